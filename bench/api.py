@@ -41,13 +41,13 @@ BOUNDS = {"creates_gain": (2.0, None), "batch_gain": (10.0, None), "fan_out_miss
 
 
 def _class(name: str) -> PriorityClass:
-    return PriorityClass(ObjectMeta(name=name), PriorityClassSpec(rank=10))
+    return PriorityClass(ObjectMeta(name=name), PriorityClassSpec(priority=10))
 
 
 def _creates(url: str, mark: str, count: int) -> list[bytes]:
     bodies = (
         {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": f"{mark}-{n}"},
-         "spec": {"rank": 10}}
+         "spec": {"priority": 10}}
         for n in range(count)
     )  # fmt: skip
     return [request(url, "POST", CLASSES, msgspec.json.encode(body)) for body in bodies]

@@ -10,20 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.authority.authority import Authority
-from holdfast.client.contract import Token
+from holdfast.client.contract import FencingToken
+from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.principal import controller
 from holdfast.model import codec, limits
 from holdfast.model.binding import Intent
+from holdfast.model.election_term import Term, TermSpec
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Object, ObjectMeta
-from holdfast.model.node import Contact, ContactBlock, Node, NodeExecution, NodeSpec, NodeStatus
-from holdfast.model.placement import PlaceItem, RenewItem, RenewRequest, ReserveRequest, Result
+from holdfast.model.node import ContactBlock, ContactState, Node, NodeExecution, NodeSpec, NodeStatus
+from holdfast.model.placement_api import (
+    PlacementOutcome,
+    RenewItem,
+    RenewRequest,
+    ReserveItem,
+    ReserveRequest,
+)
 from holdfast.model.replica import Replica, ReplicaSpec
 from holdfast.model.template import Port, Template, template_hash
-from holdfast.model.term import Term, TermSpec
-from holdfast.runtime.ports import SystemPorts
 from holdfast.store.contract import Put, Store, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
@@ -53,7 +59,7 @@ def _replica(index: int) -> Replica:
 async def measure(store: Store) -> dict[str, Any]:
     objects, ports = Objects(store, MemoryStore()), SystemPorts()
     await objects.start()
-    status = NodeStatus(contact=ContactBlock(state=Contact.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
+    status = NodeStatus(contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
     spec = NodeSpec("z1", capacity={"cpu": "16", "memory": "64Gi"})
     nodes = [Node(ObjectMeta(name=f"n-{i}", uid=f"node-{i}"), spec, status) for i in range(NODES)]
     now = ports.clock.now()
@@ -64,7 +70,7 @@ async def measure(store: Store) -> dict[str, Any]:
         )
         for p in range(NODES // 500)
     ]
-    replicas = [_replica(i) for i in range(limits.BATCH * BATCHES)]
+    replicas = [_replica(i) for i in range(limits.PLACEMENT_BATCH_MAX * BATCHES)]
     limit = GrantCopySpec(limit={"cpu": 10**6, "memory": "1Pi"})
     copy = GrantCopy(ObjectMeta(name="bench.normal", namespace="t", uid="g"), limit)
     term = Term(ObjectMeta(name="authority", uid="t"), TermSpec("bench"))
@@ -72,18 +78,18 @@ async def measure(store: Store) -> dict[str, Any]:
     found = objects.get(kind_of(Term), "", "authority")
     assert found is not None
     authority = Authority("bench", objects, ports, lease_ttl_s=60.0)
-    await authority.start(Token("authority", found.revision))
+    await authority.start(FencingToken("authority", found.revision))
     running = asyncio.create_task(authority.run())
     items = [
-        PlaceItem("t", r.metadata.name, Intent(r.uid, template_hash(r.spec.template), 1), f"n-{i % NODES}")
+        ReserveItem("t", r.metadata.name, Intent(r.uid, template_hash(r.spec.template), 1), f"n-{i % NODES}")
         for i, r in enumerate(replicas)
     ]
     gc.collect()
     gc.freeze()
     cpu, wall = time.process_time(), time.perf_counter()
-    for start in range(0, len(items), limits.BATCH):
-        answers = await authority.reserve(WHO, ReserveRequest(tuple(items[start : start + limits.BATCH])))
-        assert all(a.result is Result.ACCEPTED for a in answers.answers)
+    for start in range(0, len(items), limits.PLACEMENT_BATCH_MAX):
+        answers = await authority.reserve(WHO, ReserveRequest(tuple(items[start : start + limits.PLACEMENT_BATCH_MAX])))
+        assert all(a.result is PlacementOutcome.ACCEPTED for a in answers.results)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     result = {
         "cpu_ms_per_batch": round(1000 * cpu / BATCHES, 2),

@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.client.http import HttpClient
-from holdfast.client.resources import tls
-from holdfast.gate.certificates import issue, make_ca
+from holdfast.client.resources import client_tls_context
+from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.principal import HOLLOW_NODES, OPERATORS, REGIONS, TENANT_PREFIX
+from holdfast.identity.certificates import issue, make_ca
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import Amount
@@ -28,7 +29,6 @@ from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import HealthState, Region, RegionSpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create
-from holdfast.runtime.ports import SystemPorts
 
 REGION = "bench"
 ZONES = ("bench-a", "bench-b", "bench-c")
@@ -160,7 +160,7 @@ class Bed:
         return HttpClient(self.urls[cell], self.ports, cell=cell, ca=self.ca, cert=who.cert, key=who.key)
 
     def tls(self, who: Identity) -> ssl.SSLContext:
-        return tls(self.ca, who.cert, who.key)
+        return client_tls_context(self.ca, who.cert, who.key)
 
     def check(self) -> None:
         for process in self.processes:

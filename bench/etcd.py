@@ -26,7 +26,7 @@ from bench.authority import measure
 from holdfast.store.contract import Append, Compare, Put, Store, Txn
 from holdfast.store.etcd import wire
 from holdfast.store.etcd.store import open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 
@@ -73,7 +73,7 @@ def _cluster(folder: Path) -> Iterator[tuple[str, ...]]:
 async def _opened(endpoints: tuple[str, ...], folder: Path) -> Store:
     for _ in range(100):
         with contextlib.suppress(Exception):
-            return await open_store("commits", Target(endpoints=endpoints), folder)
+            return await open_store("commits", EtcdTarget(endpoints=endpoints), folder)
         await asyncio.sleep(0.2)
     raise Skipped("the etcd members did not come up")
 
@@ -157,6 +157,6 @@ async def _placing(endpoints: tuple[str, ...], folder: Path) -> dict[str, Any]:
     found = {"placing on memory": await measure(MemoryStore())}
     store: Store = SqliteStore(folder / "placing.db")
     found["placing on sqlite"] = await measure(store)
-    store = await open_store("placing", Target(endpoints=endpoints), None)
+    store = await open_store("placing", EtcdTarget(endpoints=endpoints), None)
     found["placing on etcd"] = await measure(store)
     return found

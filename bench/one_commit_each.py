@@ -9,5 +9,5 @@ from holdfast.cli.app import run
 from holdfast.model import limits
 
 if __name__ == "__main__":
-    limits.STORE_GROUP_COMMITS = 1
+    limits.STORE_GROUP_COMMITS_MAX = 1
     raise SystemExit(run())

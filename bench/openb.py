@@ -24,13 +24,13 @@ import msgspec
 import numpy as np
 
 from bench.__main__ import Skipped, Unknown
-from holdfast.flow.plan import Ask, ask_of, plan
-from holdfast.flow.snapshot import SnapshotBuilder
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.node import Contact, ContactBlock, Device, Node, NodeExecution, NodeSpec, NodeStatus
-from holdfast.model.scheduler_policy import Rules
-from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.node import ContactBlock, ContactState, Device, Node, NodeExecution, NodeSpec, NodeStatus
+from holdfast.model.scheduler_policy import PolicyRules
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
+from holdfast.scheduling.plan import ReplicaRequirements, plan, requirements_of
+from holdfast.scheduling.snapshot import SnapshotBuilder
 
 HOME = Path(__file__).resolve().parents[2] / "shared" / "data"
 SEEDS = tuple(range(42, 52))
@@ -49,15 +49,15 @@ BOUNDS = {
 }
 
 
-def _shipped(name: str) -> Rules:
+def _shipped(name: str) -> PolicyRules:
     """The rules of examples/policies, the very ones an operator would apply."""
     manifest = msgspec.yaml.decode((EXAMPLES / f"{name}.yaml").read_bytes())
-    return msgspec.convert(manifest["spec"]["rules"], Rules)
+    return msgspec.convert(manifest["spec"]["rules"], PolicyRules)
 
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "policies"
-POLICIES: dict[str, Rules] = {
-    "built-in": Rules(),
+POLICIES: dict[str, PolicyRules] = {
+    "built-in": PolicyRules(),
     "packing": _shipped("packing"),
     SHIPPED: _shipped(SHIPPED),
 }
@@ -99,10 +99,10 @@ def replay(
     numbers = np.zeros(len(snapshot.static.nodes), dtype=np.int64)
     for name, slot in snapshot.slots.items():
         numbers[slot] = ranks[name]
-    snapshot.remember(("tie", _TIE_SEED), numbers)
+    snapshot.memoize(("tie", _TIE_SEED), numbers)
     asked = [pods[name] for name in order]
     made = plan(snapshot, [_ask(pod, number) for number, pod in enumerate(asked)], POLICIES[policy], 0.0, _TIE_SEED)
-    placed = [bool(outcome.proposals) for outcome in made.asks]
+    placed = [bool(outcome.proposals) for outcome in made.request_plans]
     return curve(sum(node.gpus for node in nodes) * 1000, asked, placed)
 
 
@@ -123,11 +123,11 @@ def _node(node: TraceNode) -> Node:
         capacity={"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"},
         devices=tuple(Device(id=f"gpu-{number}", model=node.model) for number in range(node.gpus)),
     )
-    status = NodeStatus(contact=ContactBlock(state=Contact.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
+    status = NodeStatus(contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
     return Node(ObjectMeta(name=node.name, uid=node.name), spec, status)
 
 
-def _ask(pod: TracePod, number: int) -> Ask:
+def _ask(pod: TracePod, number: int) -> ReplicaRequirements:
     name = f"pod-{number}"
     resources = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi", "gpu": f"{pod.asked_gpu_milli}m"}
     template = Template(
@@ -136,9 +136,9 @@ def _ask(pod: TracePod, number: int) -> Ask:
         gpu_models=pod.models,
     )
     spec = SchedulingRequestSpec(
-        workload=name, assignment=name, revision="1", template=template, members=(Member(name=name, uid=name),)
+        workload=name, assignment=name, revision="1", template=template, members=(RequestMember(name=name, uid=name),)
     )
-    return ask_of(SchedulingRequest(metadata=ObjectMeta(name=name, namespace="trace"), spec=spec))
+    return requirements_of(SchedulingRequest(metadata=ObjectMeta(name=name, namespace="trace"), spec=spec))
 
 
 # Reading

@@ -29,7 +29,7 @@ from holdfast.client.http import HttpClient
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quota import Quota, QuotaSpec
-from holdfast.model.scheduler_policy import Preemption, Rules, SchedulerPolicy, SchedulerPolicySpec
+from holdfast.model.scheduler_policy import PolicyRules, PreemptionRules, SchedulerPolicy, SchedulerPolicySpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create
 
@@ -100,12 +100,12 @@ class Stage:
 
 async def _beside(client: HttpClient) -> None:
     """Another tenant, a class that may preempt, and a policy that does not count evictions."""
-    rules = Rules(preemption=Preemption(per_tenant_per_minute=1_000_000))
+    rules = PolicyRules(preemption=PreemptionRules(per_tenant_per_minute=1_000_000))
     ample: Any = {"cpu": "1000000", "memory": "1000Ti", "gpu": "100000"}
     await client.commit(
         [
             Create(Tenant(ObjectMeta(name=BESIDE))),
-            Create(PriorityClass(ObjectMeta(name="urgent"), PriorityClassSpec(rank=1_000, may_preempt=True))),
+            Create(PriorityClass(ObjectMeta(name="urgent"), PriorityClassSpec(priority=1_000, may_preempt=True))),
             Create(SchedulerPolicy(ObjectMeta(name="default"), SchedulerPolicySpec(rules=rules))),
         ]
     )

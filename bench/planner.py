@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.cell_process import keep_freed_memory
-from holdfast.flow.plan import Ask, ask_of, plan
-from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
+from holdfast.cell.process import keep_freed_memory
 from holdfast.model.binding import claim_name
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.node import Contact, ContactBlock, Node, NodeExecution, NodeSpec, NodeStatus
-from holdfast.model.scheduler_policy import Rules
-from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.node import ContactBlock, ContactState, Node, NodeExecution, NodeSpec, NodeStatus
+from holdfast.model.scheduler_policy import PolicyRules
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
+from holdfast.scheduling.plan import ReplicaRequirements, plan, requirements_of
+from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder
 
 NODES = (100, 1_000, 5_000, 20_000)
 ASKED_AT = 5_000
@@ -37,7 +37,7 @@ BOUNDS = {
 
 def _builder(nodes: int) -> SnapshotBuilder:
     builder = SnapshotBuilder("bench")
-    status = NodeStatus(contact=ContactBlock(state=Contact.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
+    status = NodeStatus(contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
     for number in range(nodes):
         spec = NodeSpec(
             zone=f"zone-{number % ZONES}", capacity={"cpu": 8 + number % 3 * 8, "memory": f"{32 + number % 5 * 8}Gi"}
@@ -46,23 +46,23 @@ def _builder(nodes: int) -> SnapshotBuilder:
     return builder
 
 
-def _ask(name: str, replicas: int, cpu_milli: int) -> Ask:
+def _ask(name: str, replicas: int, cpu_milli: int) -> ReplicaRequirements:
     template = Template(command=("run",), resources={"cpu": f"{cpu_milli}m", "memory": "512Mi"})
-    members = tuple(Member(name=f"{name}-{i}", uid=f"{name}-{i}") for i in range(replicas))
+    members = tuple(RequestMember(name=f"{name}-{i}", uid=f"{name}-{i}") for i in range(replicas))
     spec = SchedulingRequestSpec(workload=name, assignment=name, revision="1", template=template, members=members)
-    return ask_of(SchedulingRequest(metadata=ObjectMeta(name=name, namespace="acme"), spec=spec))
+    return requirements_of(SchedulingRequest(metadata=ObjectMeta(name=name, namespace="acme"), spec=spec))
 
 
-def _run(builder: SnapshotBuilder, batches: list[list[Ask]]) -> tuple[int, float]:
+def _run(builder: SnapshotBuilder, batches: list[list[ReplicaRequirements]]) -> tuple[int, float]:
     """How many were placed, and the seconds it took, each batch from a snapshot that counts the ones before."""
     placed = 0
     began = time.perf_counter()
     for revision, asks in enumerate(batches, 1):
-        made = plan(builder.freeze(revision), asks, Rules(), 0.0, 1)
-        for outcome in made.asks:
+        made = plan(builder.freeze(revision), asks, PolicyRules(), 0.0, 1)
+        for outcome in made.request_plans:
             for proposal in outcome.proposals:
                 key = ClaimKey("acme", claim_name(proposal.member.name, 1))
-                builder.assume(key, outcome.ask.claim(proposal.node, proposal.member, proposal.devices))
+                builder.assume(key, outcome.requirements.claim(proposal.node, proposal.member, proposal.devices))
                 placed += 1
     return placed, time.perf_counter() - began
 

@@ -20,18 +20,18 @@ from typing import Any
 from bench.cells import Bed, Process, bed, until_ready
 from holdfast.client.http import HttpClient
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery import Recovery
-from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.region import HealthState, Region, RegionSpec
-from holdfast.model.template import Driver, Probe, Probes, TcpProbe, Template
+from holdfast.model.template import DriverName, Probe, Probes, TcpProbe, Template
 from holdfast.model.template import Port as TemplatePort
 from holdfast.model.tenant import Tenant
 from holdfast.model.times import parse_time
-from holdfast.model.workload import RecoveryPromise, Workload, WorkloadSpec
+from holdfast.model.workload import RecoveryObjective, Workload, WorkloadSpec
 from holdfast.model.writes import Create, Write
 
 NODES = 1_000
@@ -87,11 +87,11 @@ class Loads:
         now_s, rows, sums = time.monotonic(), 0.0, dict.fromkeys(("queue_keys", "scheduler_due", "store_queue"), 0.0)
         for line in text.splitlines():
             series, _, value = line.rpartition(" ")
-            if series == "holdfast_store_rows_total":
+            if series == "holdfast_store_key_writes_total":
                 rows = float(value)
             elif series.startswith("holdfast_queue_depth_keys{"):
                 sums["queue_keys"] += float(value)
-            elif series == 'holdfast_scheduler_requests_count{state="Due"}':
+            elif series == 'holdfast_scheduler_requests{state="Due"}':
                 sums["scheduler_due"] += float(value)
             elif series == "holdfast_store_queue_commits":
                 sums["store_queue"] += float(value)
@@ -122,7 +122,7 @@ async def build(
     client = made.client("global")
     first: list[Write] = [
         Create(Tenant(ObjectMeta(name="pay"))),
-        Create(PriorityClass(ObjectMeta(name="critical"), PriorityClassSpec(rank=1_000))),
+        Create(PriorityClass(ObjectMeta(name="critical"), PriorityClassSpec(priority=1_000))),
     ]
     first += [
         Create(
@@ -138,13 +138,13 @@ async def build(
     quota = QuotaSpec(hard=ample, recovery_allowance=ample, pending_cap=1_000_000)
     await client.commit([Create(Quota(ObjectMeta(name="quota", namespace="pay"), quota))])
     # Enough in any two regions for everything, even if all of it was in the third.
-    slots = (Slot(resources=SHAPE, count=max(MIN_SERVING, workloads * MIN_SERVING // 2), min_zones=ZONES),)
+    slots = (SlotShape(resources=SHAPE, count=max(MIN_SERVING, workloads * MIN_SERVING // 2), min_zones=ZONES),)
     await client.commit(
         [
             Create(
                 RecoveryBudget(
                     ObjectMeta(name=region),
-                    RecoveryBudgetSpec(region=region, slots=slots, starts_per_second=STARTS_PER_S),
+                    RecoveryBudgetSpec(region=region, slot_shapes=slots, starts_per_second=STARTS_PER_S),
                 )
             )
             for region in REGIONS
@@ -169,7 +169,7 @@ async def _regions_live(client: HttpClient, nodes: int) -> bool:
 
 async def _places_kept(client: HttpClient) -> bool:
     budgets = (await client.list(RecoveryBudget)).items
-    return all(b.status.held >= sum(s.count for s in b.spec.slots) for b in budgets)
+    return all(b.status.admitted >= sum(s.count for s in b.spec.slot_shapes) for b in budgets)
 
 
 async def _until(true: Any, what: str, *, within_s: float = SETTLE_S) -> float:
@@ -183,7 +183,7 @@ async def _until(true: Any, what: str, *, within_s: float = SETTLE_S) -> float:
 
 async def post(client: HttpClient, workloads: int) -> None:
     template = Template(
-        driver=Driver.HOLLOW, command=("serve",), resources=SHAPE, ports=(TemplatePort(name="http"),),
+        driver=DriverName.HOLLOW, command=("serve",), resources=SHAPE, ports=(TemplatePort(name="http"),),
         probes=Probes(readiness=Probe(tcp=TcpProbe())),
     )  # fmt: skip
     made: list[Write] = [
@@ -192,7 +192,7 @@ async def post(client: HttpClient, workloads: int) -> None:
                 ObjectMeta(name=f"w{number:04}", namespace="pay"),
                 WorkloadSpec(
                     replicas=MIN_SERVING, template=template, priority_class_name="critical",
-                    placement=Placement(spread_regions=1), recovery=RecoveryPromise(min_serving=MIN_SERVING),
+                    placement=PlacementRules(spread_regions=1), recovery=RecoveryObjective(min_serving=MIN_SERVING),
                 ),
             )
         )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bench.cells import TENANT
 from bench.load import workload_body
-from holdfast.model.placement_rules import AffinityRule, Placement, SpreadRule
+from holdfast.model.placement_rules import AffinityRule, PlacementRules, SpreadRule
 from holdfast.model.workload import Disruption
 
 PER_WORKLOAD = 500
@@ -66,14 +66,14 @@ def all_different(replicas: int) -> list[bytes]:
 
 def spread(replicas: int) -> list[bytes]:
     """Evenly over the zones, one more at most."""
-    rules = Placement(spread=(SpreadRule(topology="zone", max_skew=1),))
+    rules = PlacementRules(spread=(SpreadRule(topology="zone", max_skew=1),))
     return [workload_body(name, count, placement=rules) for name, count in _parts(replicas, PER_WORKLOAD)]
 
 
 def anti_affinity(replicas: int) -> list[bytes]:
     """No two of all these on one node: apart from the other workloads by label, and among themselves by spread."""
     green = {"color": "green"}
-    rules = Placement(
+    rules = PlacementRules(
         affinity=(AffinityRule(workload_labels=green, topology="node", apart=True),),
         spread=(SpreadRule(topology="node", max_skew=1),),
     )

@@ -40,17 +40,17 @@ def reasons_page() -> str:
             if not section_started:
                 raise SystemExit(f"{name[1]} stands before the first heading in reasons.py")
             member = members.pop(name[1])
-            lines.append(f"| `{member.value}` | {member.says} |")
+            lines.append(f"| `{member.value}` | {member.sentence} |")
     if members:
         raise SystemExit(f"not found in the source of reasons.py: {', '.join(members)}")
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
 
 
 def metrics_page() -> str:
-    """Every metric declared in runtime/metrics.py."""
+    """Every metric declared in foundation/metrics.py."""
     from prometheus_client.metrics import MetricWrapperBase
 
-    from holdfast.runtime import metrics
+    from holdfast.foundation import metrics
 
     rows: dict[str, str] = {}
     for value in vars(metrics).values():
@@ -90,7 +90,7 @@ def lifecycle_page() -> str:
 def cli_page() -> str:
     """What `--help` says, for every command, and the exit codes."""
     from holdfast.cli.app import COMMANDS, holdfast
-    from holdfast.cli.exits import MEANINGS
+    from holdfast.foundation.exit_codes import EXIT_CODE_MEANINGS
 
     lines = [MADE, "# The command line", ""]
     lines += [
@@ -98,7 +98,7 @@ def cli_page() -> str:
         "",
     ]
     lines += ["## Exit codes", "", "| code | means |", "|---|---|"]
-    lines += [f"| {int(code)} | {meaning} |" for code, meaning in MEANINGS.items()]
+    lines += [f"| {int(code)} | {meaning} |" for code, meaning in EXIT_CODE_MEANINGS.items()]
     # As when it is called: a command takes the names of its help option from the first context it is asked in.
     options = holdfast.context_settings["help_option_names"]
     root = click.Context(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from needs import lacking
+from tests.requirements import skip_or_fail
 
 TOOLS = Path(__file__).parent.parent / ".tools" / "bin"
 
@@ -25,7 +25,7 @@ def etcd_binary(name: str = "etcd") -> str:
     found = os.environ.get("HOLDFAST_ETCD", "") if name == "etcd" else ""
     found = found or shutil.which(name, path=str(TOOLS)) or shutil.which(name) or ""
     if not found:
-        lacking(f"{name} is missing: make tools")
+        skip_or_fail(f"{name} is missing: make tools")
     return found
 
 
@@ -99,7 +99,7 @@ class Cluster:
     def start(self) -> Cluster:
         for member in self.members:
             member.start()
-        wait(lambda: all(member.answers() for member in self.members), "etcd to listen")
+        wait_for(lambda: all(member.answers() for member in self.members), "etcd to listen")
         return self
 
     def end(self) -> None:
@@ -131,7 +131,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(folder: Path, size: int, **options: object) -> Iterator[Cluster]:
+def running_cluster(folder: Path, size: int, **options: object) -> Iterator[Cluster]:
     cluster = Cluster(folder, size, **options)  # type: ignore[arg-type]
     try:
         yield cluster.start()
@@ -139,7 +139,7 @@ def running(folder: Path, size: int, **options: object) -> Iterator[Cluster]:
         cluster.end()
 
 
-def wait(true: object, what: str, timeout_s: float = 20.0) -> None:
+def wait_for(true: object, what: str, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():  # type: ignore[operator]
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.requirements import skip_or_fail
 
-from holdfast.sim.recorded import check_platform
-from needs import lacking
+from holdfast.sim.recorded_history import check_platform
 
 ROOT = Path(__file__).resolve().parents[1]
 V1 = "holdfast.dev/v1"
 TENANCY: tuple[dict[str, Any], ...] = (
     {"apiVersion": V1, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {}},
-    {"apiVersion": V1, "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"rank": 100}},
+    {"apiVersion": V1, "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"priority": 100}},
     {"apiVersion": V1, "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
      "spec": {"hard": {"cpu": "8", "memory": "8Gi"}}},
 )  # fmt: skip
@@ -43,7 +43,7 @@ def holdfast(*words: str, timeout_s: float = 120.0, check: bool = True) -> subpr
     return done
 
 
-def at_a_terminal(*words: str) -> list[str]:
+def foreground_command(*words: str) -> list[str]:
     """The command that an interrupt ends: whoever runs the tests in the background has all they start ignore it."""
     return ["env", "--default-signal=INT", sys.executable, "-m", "holdfast.cli", *words]
 
@@ -65,7 +65,7 @@ def free_port_base() -> int:
     raise AssertionError("no free ports")
 
 
-def until(true: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
+def wait_until(true: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
     """What `true` answers, once that is anything; `what` says in words what was waited for."""
     deadline = time.monotonic() + within_s
     while True:
@@ -95,13 +95,13 @@ def processes_of(state: Path) -> list[str]:
     return found
 
 
-class Up:
+class RunningPlatform:
     """A running platform and the ways a user has to it."""
 
     def __init__(self, state: Path, base: int, told: dict[str, Any], took_s: float) -> None:
         self.state = state
         self.base = base
-        self.told = told
+        self.up_output = told
         self.took_s = took_s
 
     def status(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Up:
         def running() -> int:
             return next((p["pid"] for p in self.status()["processes"] if p["name"] == process), 0)
 
-        return int(until(running, within_s=60, what=f"{process} runs"))
+        return int(wait_until(running, within_s=60, what=f"{process} runs"))
 
     def addresses(self, name: str) -> list[str]:
         told = json.loads(holdfast("endpoints", name, "--state", str(self.state), "-o", "json").stdout)
@@ -129,9 +129,9 @@ class Up:
         tools = ROOT / ".tools" / "bin" / "kubectl"
         program = shutil.which("kubectl") or (str(tools) if tools.exists() else None)
         if program is None:
-            lacking("kubectl is missing; next: make tools")
+            skip_or_fail("kubectl is missing; next: make tools")
         done = subprocess.run(
-            [program, "--kubeconfig", self.told["kubeconfig"], *words], capture_output=True, text=True, timeout=120,
+            [program, "--kubeconfig", self.up_output["kubeconfig"], *words], capture_output=True, text=True, timeout=120,
             env={**os.environ, "HOME": str(self.state)},
         )  # fmt: skip
         if check:
@@ -145,13 +145,13 @@ class Up:
         self.kubectl("--context", "global", "apply", "-f", str(path))
 
 
-def get(url: str) -> dict[str, Any]:
+def get_json(url: str) -> dict[str, Any]:
     with urllib.request.urlopen(url, timeout=5) as answer:
         body: dict[str, Any] = json.loads(answer.read())
     return body
 
 
-def assert_whole(state: Path) -> None:
+def assert_history_valid(state: Path) -> None:
     """Whatever a test has done to a platform: what its cells recorded on this machine's disks keeps every promise."""
     if any(state.glob("cells/*/store.sqlite")):
         verdict = check_platform(state)
@@ -159,7 +159,7 @@ def assert_whole(state: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(state: Path, *words: str) -> Iterator[Up]:
+def running_platform(state: Path, *words: str) -> Iterator[RunningPlatform]:
     """A platform from `holdfast up` until the block ends, judged then; `words` are more of its options."""
     base = free_port_base()
     began = time.monotonic()
@@ -171,7 +171,7 @@ def running(state: Path, *words: str) -> Iterator[Up]:
         if done.returncode != 0:
             logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in sorted((state / "logs").glob("*.log")))
             pytest.fail(f"holdfast up: {done.returncode}\n{done.stderr}\n{logs}")
-        yield Up(state, base, json.loads(done.stdout), time.monotonic() - began)
-        assert_whole(state)
+        yield RunningPlatform(state, base, json.loads(done.stdout), time.monotonic() - began)
+        assert_history_valid(state)
     finally:
         holdfast("down", "--state", str(state), timeout_s=300, check=False)

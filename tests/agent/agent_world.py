@@ -10,27 +10,35 @@ from typing import Any
 
 import msgspec
 
+from holdfast.agent.cgroups import Usage
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
-from holdfast.agent.groups import Usage
-from holdfast.agent.memory import Facts, Memory
-from holdfast.agent.probes import Checked, Prober, Target
-from holdfast.authority.leases import LeaseBook
+from holdfast.agent.drivers.contract import (
+    DiscoveredTask,
+    Driver,
+    ExecResult,
+    StartedTask,
+    StartFailed,
+    Task,
+    TaskExit,
+)
+from holdfast.agent.persisted_state import PersistedState, StateStore
+from holdfast.agent.probes import Prober, ProbeResult, ProbeTarget
+from holdfast.authority.lease_book import LeaseBook
+from holdfast.foundation.ports import Ports
 from holdfast.gate.gate import Gate
-from holdfast.gate.local import LocalClient
+from holdfast.gate.local_client import LocalClient
 from holdfast.gate.principal import NODES, Principal, controller, from_identity
 from holdfast.model import times
-from holdfast.model.binding import Binding, BindingSpec, Desired, Intent, claim_name
+from holdfast.model.binding import Binding, BindingSpec, DesiredRunState, Intent, claim_name
 from holdfast.model.errors import Refused, Unavailable
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, Object, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
-from holdfast.model.placement import Answer, Answers, RenewRequest, Result
-from holdfast.model.replica import Exit, PlacementBlock, Replica, ReplicaSpec
+from holdfast.model.placement_api import PlacementOutcome, PlacementResponse, PlacementResult, RenewRequest
+from holdfast.model.replica import ExitStatus, PlacementBlock, Replica, ReplicaSpec
 from holdfast.model.template import Port, Probe, Template, template_hash
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
-from holdfast.runtime.ports import Ports
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
@@ -48,21 +56,21 @@ class Desk:
         self.asked: list[tuple[str, int]] = []
         self.away = False
 
-    async def renew(self, who: Principal, request: RenewRequest) -> Answers:
+    async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
         if self.away:
             raise Unavailable("the region cannot be reached")
         answers = []
         for item in request.items:
             self.asked.append((item.node, item.epoch))
-            held = self.book.held.get(item.node)
+            held = self.book.by_node.get(item.node)
             known = held.lease if held is not None else None
-            judged = self.book.judge(item.node, item.epoch, known, self.floor.get(item.node, 0), self.ports.clock.now())
+            judged = self.book.next_lease(item.node, item.epoch, known, self.floor.get(item.node, 0), self.ports.clock.now())
             if isinstance(judged, Refused):
-                answers.append(Answer(result=Result.REJECTED, reason=judged.reason, message=judged.message))
+                answers.append(PlacementResult(result=PlacementOutcome.REJECTED, reason=judged.reason, message=judged.message))
                 continue
             self.book.record(item.node, 0, judged, self.ports.clock.monotonic())
-            answers.append(Answer(result=Result.ACCEPTED, epoch=judged.epoch, ttl_seconds=judged.ttl_s))
-        return Answers(tuple(answers))
+            answers.append(PlacementResult(result=PlacementOutcome.ACCEPTED, epoch=judged.epoch, ttl_seconds=judged.ttl_s))
+        return PlacementResponse(tuple(answers))
 
     def fence(self, node: str) -> int:
         self.floor[node] = self.book.epoch(node)
@@ -120,7 +128,7 @@ class World:
     async def ask_to_stop(self, name: str, **more: Any) -> None:
         binding = self.binding(name)
         assert binding is not None
-        spec = msgspec.structs.replace(binding.spec, desired=Desired.STOP, **more)
+        spec = msgspec.structs.replace(binding.spec, desired=DesiredRunState.STOP, **more)
         await self.write("authority", Update(msgspec.structs.replace(binding, spec=spec)))
 
     async def free(self, name: str) -> None:
@@ -132,7 +140,7 @@ class World:
         """On the record of the node alone: whoever answers its renewals does not know."""
         node = self.node(name)
         assert node is not None
-        block = FenceBlock(fenced_epoch=epoch, reason="LeaseLapsed")
+        block = FenceBlock(fenced_epoch=epoch, reason="LeaseExpired")
         await self.write("authority", SetStatus("Node", node.key, node.uid, blocks={"fence": block}))
 
     def _one(self, kind: str, name: str, namespace: str = TENANT) -> Any:
@@ -193,9 +201,9 @@ class ScriptedDriver(Driver):
         self.ports = ports
         self.acts: dict[str, Behaviour] = {}
         self.tasks: dict[str, Task] = {}
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, DiscoveredTask] = {}
         self.log: list[str] = []
-        self.exits: asyncio.Queue[Ended] = asyncio.Queue()
+        self.exits: asyncio.Queue[TaskExit] = asyncio.Queue()
         self.permits: list[tuple[int, float]] = []
         self._pid = 100
 
@@ -209,10 +217,10 @@ class ScriptedDriver(Driver):
     def running(self) -> list[str]:
         return [found.task.replica for found in self.found.values() if found.exit is None]
 
-    async def inspect(self) -> list[Found]:
+    async def inspect(self) -> list[DiscoveredTask]:
         return [self.found[name] for name in sorted(self.found)]
 
-    async def start(self, task: Task) -> Started:
+    async def start(self, task: Task) -> StartedTask:
         act = self.act(task)
         await self.ports.clock.sleep(act.start_s)
         if act.fails:
@@ -220,49 +228,49 @@ class ScriptedDriver(Driver):
         assert task.id not in self.found or self.found[task.id].exit is not None, "started twice"
         self._pid += 1
         self.log.append(f"start {task.replica} run {task.run}")
-        found = Found(task=task, pid=self._pid, started_at_s=self.ports.clock.now())
+        found = DiscoveredTask(task=task, pid=self._pid, started_at_s=self.ports.clock.now())
         self.found[task.id] = found
         if act.run_s is not None:
             asyncio.get_running_loop().call_later(act.run_s, self._end, task.id, task.run, act.code)
-        return Started(pid=found.pid, started_at_s=found.started_at_s)
+        return StartedTask(pid=found.pid, started_at_s=found.started_at_s)
 
-    def _finish(self, task_id: str, exit_: Exit) -> None:
+    def _finish(self, task_id: str, exit_: ExitStatus) -> None:
         self.found[task_id] = msgspec.structs.replace(self.found[task_id], exit=exit_)
 
     def _end(self, task_id: str, run: int, code: int) -> None:
         found = self.found.get(task_id)
         if found is None or found.exit is not None or found.task.run != run:
             return
-        exit_ = Exit(code=code, reason="Exited", message=f"exited with code {code}", at=self._at())
+        exit_ = ExitStatus(code=code, reason="Exited", message=f"exited with code {code}", at=self._at())
         self._finish(task_id, exit_)
         self.log.append(f"end {found.task.replica} run {run}")
-        self.exits.put_nowait(Ended(task_id=task_id, run=run, exit=exit_))
+        self.exits.put_nowait(TaskExit(task_id=task_id, run=run, exit=exit_))
 
     def _at(self) -> str:
         return times.micro_text(self.ports.clock.now())
 
-    async def stop(self, task_id: str, grace_s: float) -> Exit:
+    async def stop(self, task_id: str, grace_s: float) -> ExitStatus:
         found = self.found[task_id]
         if found.exit is not None:
             return found.exit
         await self.ports.clock.sleep(min(grace_s, self.act(found.task).stop_s))
         if self.found[task_id].exit is None:
-            self._finish(task_id, Exit(code=143, signal="SIGTERM", reason="StoppedAsAsked", at=self._at()))
+            self._finish(task_id, ExitStatus(code=143, signal="SIGTERM", reason="StoppedOnRequest", at=self._at()))
             self.log.append(f"stop {found.task.replica} run {found.task.run}")
         exit_ = self.found[task_id].exit
         assert exit_ is not None
         return exit_
 
-    def permit(self, epoch: int, until_mono_s: float) -> None:
+    def set_lease(self, epoch: int, until_mono_s: float) -> None:
         self.permits.append((epoch, until_mono_s))
 
-    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+    def set_run_until(self, task_id: str, until_mono_s: float | None) -> None:
         return None
 
     def usage(self, task_id: str) -> Usage | None:
         return None
 
-    async def next_exit(self) -> Ended:
+    async def next_exit(self) -> TaskExit:
         return await self.exits.get()
 
     async def forget(self, task_id: str) -> None:
@@ -284,19 +292,19 @@ class ScriptedProber(Prober):
     def __init__(self, driver: ScriptedDriver) -> None:
         self._driver = driver
 
-    async def check(self, target: Target, probe: Probe) -> Checked:
+    async def check(self, target: ProbeTarget, probe: Probe) -> ProbeResult:
         well = self._driver.act(self._driver.found[target.task_id].task).well
-        return Checked(ok=well, message="200" if well else "503 from the work")
+        return ProbeResult(ok=well, message="200" if well else "503 from the work")
 
 
-class KeptMemory(Memory):
+class KeptMemory(StateStore):
     def __init__(self) -> None:
-        self.facts = Facts()
+        self.facts = PersistedState()
 
-    def load(self) -> Facts:
+    def load(self) -> PersistedState:
         return self.facts
 
-    def save(self, facts: Facts) -> None:
+    def save(self, facts: PersistedState) -> None:
         self.facts = facts
 
 

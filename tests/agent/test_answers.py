@@ -11,24 +11,24 @@ import msgspec
 import pytest
 from agent_world import TENANT, eventually, task
 
-from holdfast.agent.answers import Answers
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.gate.authorize import authorize
+from holdfast.agent.rpc_server import AgentRpcServer
+from holdfast.foundation.ports import SystemPorts
+from holdfast.gate.authorize import access_refusal
 from holdfast.gate.principal import Principal
-from holdfast.model.asking import Ask, Kind, Question
-from holdfast.runtime.ports import SystemPorts
+from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind
 
 
 class Wire:
     """Questions put in come out of `asks`; answers are kept by id."""
 
     def __init__(self) -> None:
-        self.questions: asyncio.Queue[Ask] = asyncio.Queue()
+        self.questions: asyncio.Queue[AgentCall] = asyncio.Queue()
         self.told: dict[str, list[dict[str, Any]]] = {}
         self.ended: set[str] = set()
         self.listening = True
 
-    async def asks(self, node: str) -> AsyncIterator[Ask]:
+    async def asks(self, node: str) -> AsyncIterator[AgentCall]:
         while True:
             yield await self.questions.get()
 
@@ -40,7 +40,7 @@ class Wire:
         return self.listening
 
     async def ask(self, ask_id: str, **question: Any) -> list[dict[str, Any]]:
-        self.questions.put_nowait(Ask(id=ask_id, question=Question(**question), namespace=TENANT, replica="a"))
+        self.questions.put_nowait(AgentCall(id=ask_id, arguments=AgentCallArguments(**question), namespace=TENANT, replica="a"))
         await eventually(lambda: ask_id in self.ended)
         return self.told[ask_id]
 
@@ -55,7 +55,7 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     one = msgspec.structs.replace(one, replica="a")
     made = Wire()
     await driver.start(one)
-    answers = Answers("n1", made, (tmp_path,), ports, lambda: [(one, driver)])
+    answers = AgentRpcServer("n1", made, (tmp_path,), ports, lambda: [(one, driver)])
     running = asyncio.create_task(answers.run())
     yield made
     running.cancel()
@@ -66,13 +66,13 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
 
 async def test_logs_call_with_tail_returns_last_lines(wire: Wire) -> None:
     await asyncio.sleep(0.4)
-    rows = await wire.ask("1", kind=Kind.LOGS, tail=3)
+    rows = await wire.ask("1", kind=AgentCallKind.LOGS, tail=3)
     assert len(rows) == 3 and all(row["text"].startswith("line ") and row["at"] for row in rows)
 
 
 async def test_followed_logs_end_when_caller_disconnects(wire: Wire) -> None:
     wire.questions.put_nowait(
-        Ask(id="2", question=Question(kind=Kind.LOGS, tail=0, follow=True), namespace=TENANT, replica="a")
+        AgentCall(id="2", arguments=AgentCallArguments(kind=AgentCallKind.LOGS, tail=0, follow=True), namespace=TENANT, replica="a")
     )
     await eventually(lambda: len(wire.told.get("2", [])) > 10)
     texts = [row["text"] for row in wire.told["2"]]
@@ -83,23 +83,23 @@ async def test_followed_logs_end_when_caller_disconnects(wire: Wire) -> None:
 
 
 async def test_exec_runs_in_task_environment_and_returns_exit_code(wire: Wire) -> None:
-    (done,) = await wire.ask("3", kind=Kind.EXEC, command=("sh", "-c", "echo $WHO; exit 4"))
+    (done,) = await wire.ask("3", kind=AgentCallKind.EXEC, command=("sh", "-c", "echo $WHO; exit 4"))
     assert done == {"code": 4, "output": "me"}
-    (late,) = await wire.ask("4", kind=Kind.EXEC, command=("sleep", "30"), timeout_seconds=0.3)
+    (late,) = await wire.ask("4", kind=AgentCallKind.EXEC, command=("sleep", "30"), timeout_seconds=0.3)
     assert "did not finish within 0.3 s" in late["error"]
 
 
 async def test_logs_call_for_unknown_replica_returns_error(wire: Wire) -> None:
-    wire.questions.put_nowait(Ask(id="5", question=Question(kind=Kind.LOGS), namespace=TENANT, replica="other"))
+    wire.questions.put_nowait(AgentCall(id="5", arguments=AgentCallArguments(kind=AgentCallKind.LOGS), namespace=TENANT, replica="other"))
     await eventually(lambda: "5" in wire.ended)
     assert "no logs on node n1" in wire.told["5"][0]["error"]
-    (row,) = await wire.ask("6", kind=Kind.USAGE)
+    (row,) = await wire.ask("6", kind=AgentCallKind.USAGE)
     assert row["replica"] == "a" and row["cpu"] == 0
 
 
 def test_exec_is_allowed_for_operators_only() -> None:
     user = Principal(name="dev", tenants=frozenset({TENANT}), roles=frozenset({"user"}))
-    assert authorize(user, "get", "replicas", "", TENANT, "a") is None
-    assert authorize(user, "create", "replicas", "exec", TENANT, "a") is not None
+    assert access_refusal(user, "get", "replicas", "", TENANT, "a") is None
+    assert access_refusal(user, "create", "replicas", "exec", TENANT, "a") is not None
     operator = Principal(name="op", groups=("holdfast:operators",), roles=frozenset({"operator"}))
-    assert authorize(operator, "create", "replicas", "exec", TENANT, "a") is None
+    assert access_refusal(operator, "create", "replicas", "exec", TENANT, "a") is None

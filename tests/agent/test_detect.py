@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from agent_world import config, template
 
+from holdfast.agent.capacity_detection import SYSTEM_RESERVED_BYTES, detect_capacity, detect_devices
 from holdfast.agent.config import load
-from holdfast.agent.describe import environment
-from holdfast.agent.detect import SYSTEM_MEMORY_BYTES, detect_capacity, detect_devices
+from holdfast.agent.status_blocks import environment
 from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device
@@ -30,7 +30,7 @@ def groups(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
 
 def test_detected_capacity_without_limits_is_the_whole_machine(tmp_path: Path) -> None:
     found = detect_capacity(tmp_path / "nowhere", tmp_path / "missing")
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - SYSTEM_MEMORY_BYTES
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - SYSTEM_RESERVED_BYTES
     assert found == {"cpu": str(len(os.sched_getaffinity(0))), "memory": f"{memory_bytes // MIB}Mi"}
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.requirements import skip_or_fail
 
-from holdfast.agent.groups import Groups2, Rlimits, confinement
-from needs import lacking
+from holdfast.agent.cgroups import CgroupV2, RlimitIsolation, choose_isolation
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +40,7 @@ def unified() -> Path:
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     found = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
     if found is None or not os.access(found / "cgroup.procs", os.W_OK):
-        lacking("no control groups of version 2 that may be written; next: run as root on a system that mounts them")
+        skip_or_fail("no control groups of version 2 that may be written; next: run as root on a system that mounts them")
     return found
 
 
@@ -61,7 +61,7 @@ def controller(unified: Path, own: Path) -> Iterator[str]:
     """One that version 2 has to give, passed on to the group of the agent."""
     free = (unified / "cgroup.controllers").read_text().split()
     if not free:
-        lacking("version 2 has no controller to give: all are bound to version 1")
+        skip_or_fail("version 2 has no controller to give: all are bound to version 1")
     name = "hugetlb" if "hugetlb" in free else free[0]
     passed_on = name in (unified / "cgroup.subtree_control").read_text().split()
     (unified / "cgroup.subtree_control").write_text(f"+{name}")
@@ -95,7 +95,7 @@ def test_agent_alone_in_cgroup_moves_to_child_and_delegates_controllers(
         assert (task / "cgroup.controllers").read_text().split() == [controller]
         work = subprocess.Popen(["sleep", "60"])
         (task / "cgroup.procs").write_text(str(work.pid))
-        groups = Groups2(base)
+        groups = CgroupV2(base)
         groups.forget("t")
         assert task.exists() and (task / "cgroup.procs").read_text().split() == [str(work.pid)]
         work.kill()
@@ -110,7 +110,7 @@ def test_missing_cgroup_controllers_fall_back_to_rlimits_with_reason(unified: Pa
     if {"memory", "pids"} <= set((unified / "cgroup.controllers").read_text().split()):
         pytest.skip("version 2 has memory and pids here: test_trouble.py runs on it")
     before = {entry.name for entry in unified.iterdir()}
-    found = confinement("n1", root=unified)
-    assert isinstance(found, Rlimits)
-    assert "memory and pids not delegated to the agent's group" in found.weakness
+    found = choose_isolation("n1", root=unified)
+    assert isinstance(found, RlimitIsolation)
+    assert "memory and pids not delegated to the agent's group" in found.limitation
     assert {entry.name for entry in unified.iterdir()} == before

@@ -9,9 +9,9 @@ import virtual
 from agent_world import REGION, World, template
 from test_with_authority import Reached, elected
 
-from holdfast.agent.hollow import Delays, HollowConfig, HollowHost, Span
+from holdfast.agent.hollow import DelayRange, HollowConfig, HollowDelays, HollowHost
 from holdfast.authority.authority import Authority
-from holdfast.gate.local import LocalClient
+from holdfast.gate.local_client import LocalClient
 from holdfast.gate.principal import HOLLOW_NODES, from_identity
 from holdfast.model.node import Node
 from holdfast.model.replica import Phase
@@ -35,7 +35,7 @@ def run(check: Callable[[World, Authority, HollowHost], Awaitable[None]]) -> Non
             count=COUNT,
             zones=("a", "b"),
             capacity={"cpu": "4", "memory": "32Gi"},
-            delays=Delays(Span(2.0, 3.0), Span(1.0, 2.0), Span(0.5, 1.0), Span(5.0, 6.0)),
+            delays=HollowDelays(DelayRange(2.0, 3.0), DelayRange(1.0, 2.0), DelayRange(0.5, 1.0), DelayRange(5.0, 6.0)),
         )
         host = HollowHost(config, client, ports)
         tasks = [asyncio.create_task(authority.run()), asyncio.create_task(host.run())]

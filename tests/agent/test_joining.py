@@ -13,26 +13,34 @@ import msgspec
 import pytest
 
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.identity import Identity
-from holdfast.agent.reports import Reports
+from holdfast.agent.identity import AgentIdentity
+from holdfast.agent.reports import ReportQueue
 from holdfast.client.http import HttpClient
+from holdfast.foundation.ports import SystemClock, SystemPorts
 from holdfast.gate import audit
-from holdfast.gate.authenticate import Authenticator
-from holdfast.gate.certificates import RevokedSerials, issue, make_ca
 from holdfast.gate.gate import Gate
-from holdfast.gate.joining import Joining
-from holdfast.gate.node_certificates import NodeAuthority, new_key, request_for
 from holdfast.gate.principal import NODES, OPERATORS, Principal, from_identity
+from holdfast.identity.authenticate import Authenticator
+from holdfast.identity.certificates import RevokedSerials, issue, make_ca
+from holdfast.identity.joining import JoinService
+from holdfast.identity.node_certificates import NodeCertificateAuthority, make_csr, new_key
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Forbidden, Invalid, Unauthorized, Unavailable
-from holdfast.model.join import Joined, JoinRequest, JoinToken, JoinTokenSpec, NodeIdentity, RenewalRequest, token_text
+from holdfast.model.join import (
+    JoinRequest,
+    JoinResponse,
+    JoinToken,
+    JoinTokenSpec,
+    NodeIdentity,
+    RenewalRequest,
+    token_text,
+)
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node, NodeExecution, NodeSpec
 from holdfast.model.writes import Create, Delete, SetStatus, Update
-from holdfast.runtime.ports import SystemClock, SystemPorts
 from holdfast.server.app import Application
-from holdfast.server.serve import Tls, listen
+from holdfast.server.listener import TlsFiles, listen
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
@@ -62,8 +70,8 @@ class Region:
         self.ca = make_ca(folder / "pki", now_s=now_s)
         nodes = make_ca(folder / "nodes", now_s=now_s, common_name="holdfast nodes of west")
         self.nodes = nodes
-        self.signing = NodeAuthority(REGION, nodes.certificate, nodes.key)
-        joining = Joining(self.gate, self.signing)
+        self.signing = NodeCertificateAuthority(REGION, nodes.certificate, nodes.key)
+        joining = JoinService(self.gate, self.signing)
         revoked = RevokedSerials(folder / "pki" / "revoked.json")
         self.authenticator = Authenticator(
             REGION, self.ports, revoked=revoked, node_issuer=self.signing.name, identities=joining.identity
@@ -73,7 +81,7 @@ class Region:
     async def start(self) -> Region:
         await self.objects.start()
         here = issue(self.folder / "pki", "cell", "cell", now_s=self.clock.now(), ips=("127.0.0.1",), server=True)
-        tls = Tls(here.certificate, here.key, self.ca.certificate, self.nodes.certificate)
+        tls = TlsFiles(here.certificate, here.key, self.ca.certificate, self.nodes.certificate)
         self.listener = await listen(self.app, "127.0.0.1", 0, tls)
         self.url = f"https://127.0.0.1:{self.listener.port}"
         return self
@@ -102,16 +110,16 @@ class Region:
     def client(self, certificate: Path | str = "") -> HttpClient:
         return HttpClient(self.url, self.ports, cell=REGION, ca=str(self.ca.certificate), cert=str(certificate))
 
-    async def join(self, token: str, node: str, key: bytes = b"") -> Joined:
+    async def join(self, token: str, node: str, key: bytes = b"") -> JoinResponse:
         client = self.client()
         try:
-            return await client.join(JoinRequest(token=token, node=node, csr=request_for(key or new_key(), node)))
+            return await client.join(JoinRequest(token=token, node=node, csr=make_csr(key or new_key(), node)))
         finally:
             await client.close()
 
     async def audited(self, reason: str) -> list[dict[str, Any]]:
         await self.gate.audit.flush()
-        return [r for _, r in await audit.read(self.store) if r.get("reason") == reason]
+        return [r for _, r in await audit.read_records(self.store) if r.get("reason") == reason]
 
 
 @pytest.fixture
@@ -128,9 +136,9 @@ def settings(region: Region, node: str = "n1") -> AgentConfig:
     )  # fmt: skip
 
 
-async def joined(region: Region, token: str, node: str = "n1") -> Identity:
+async def joined(region: Region, token: str, node: str = "n1") -> AgentIdentity:
     (region.folder / f"{node}.token").write_text(token + "\n")
-    identity = Identity(settings(region, node), region.ports)
+    identity = AgentIdentity(settings(region, node), region.ports)
     await asyncio.wait_for(identity.obtain(), 10)
     return identity
 
@@ -153,7 +161,7 @@ async def test_join_issues_certificate_valid_for_own_node_only(region: Region) -
         await client.close()
     stored = await region.store.range("/jointokens/")
     assert all(b"secret" not in entry.value for entry in stored.entries)
-    records = [r for _, r in await audit.read(region.store) if r["principal"] == "holdfast:join:rack"]
+    records = [r for _, r in await audit.read_records(region.store) if r["principal"] == "holdfast:join:rack"]
     assert {e["kind"] for r in records for e in r["entries"]} == {"JoinToken", "NodeIdentity"}, "one commit, audited"
 
 
@@ -172,7 +180,7 @@ async def test_single_use_token_retried_by_same_node_counts_once(region: Region)
 async def test_single_use_token_used_concurrently_admits_one_node(region: Region) -> None:
     token = await region.token()
     answers = await asyncio.gather(*(region.join(token, f"n{i}") for i in range(8)), return_exceptions=True)
-    assert sum(isinstance(a, Joined) for a in answers) == 1
+    assert sum(isinstance(a, JoinResponse) for a in answers) == 1
 
 
 async def test_token_with_two_uses_refuses_third_node(region: Region) -> None:
@@ -210,7 +218,7 @@ async def test_unbound_token_for_existing_node_name_is_refused(region: Region) -
 async def test_join_with_invalid_request_is_refused_without_using_token(region: Region) -> None:
     token = await region.token()
     client = region.client()
-    good = request_for(new_key(), "n1")
+    good = make_csr(new_key(), "n1")
     try:
         for csr in ("", "rubbish", good.replace("A", "B"), "x" * 100_000):
             with pytest.raises(BadRequest):
@@ -232,7 +240,7 @@ async def test_join_token_outside_limits_is_invalid(region: Region, spec: dict[s
 
 async def test_join_deletes_long_expired_tokens(region: Region) -> None:
     await region.token("old")
-    region.clock.moved_s = limits.JOIN_TTL_S + limits.JOIN_TOKEN_KEPT_S + 1
+    region.clock.moved_s = limits.JOIN_TOKEN_TTL_S + limits.EXPIRED_JOIN_TOKEN_RETENTION_S + 1
     await region.join(await region.token("new"), "n1")
     assert [t.metadata.name for t in region.objects.list(BY_NAME["JoinToken"])[0]] == ["new"]
 
@@ -246,10 +254,10 @@ async def test_revoked_node_is_refused_and_can_join_again_with_new_token(region:
         with pytest.raises(Unauthorized):
             await client.get(Node, "n1")
         with pytest.raises(Unauthorized):
-            await client.renew_certificate(RenewalRequest(csr=request_for(new_key(), "n1")))
+            await client.renew_certificate(RenewalRequest(csr=make_csr(new_key(), "n1")))
         (record,) = await region.audited("CertificateRevoked")
         assert record["principal"] == "holdfast:node:west:n1" and record["count"] == 2
-        keeping = asyncio.create_task(identity.keep(client))
+        keeping = asyncio.create_task(identity.keep_valid(client))
         (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
         await _until(lambda: not region.identity("n1").revoked)
         await _until_async(lambda: _reads(client))
@@ -261,7 +269,7 @@ async def test_revoked_node_is_refused_and_can_join_again_with_new_token(region:
 async def test_reports_of_revoked_agent_are_kept_until_it_joins_again(region: Region) -> None:
     identity = await joined(region, await region.token())
     client = region.client(identity.path)
-    reports = Reports(client, region.ports)
+    reports = ReportQueue(client, region.ports)
     try:
         await client.commit([Create(a_node("n1"))])
         uid = region.objects.get(BY_NAME["Node"], "", "n1").uid
@@ -270,7 +278,7 @@ async def test_reports_of_revoked_agent_are_kept_until_it_joins_again(region: Re
         reports.put(SetStatus("Node", Key("", "n1"), uid, blocks={"execution": block}))
         assert not await reports.flush(), "it is not told"
         (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
-        keeping = asyncio.create_task(identity.keep(client))
+        keeping = asyncio.create_task(identity.keep_valid(client))
         await _until_async(reports.flush)
         assert region.objects.get(BY_NAME["Node"], "", "n1").status.execution == block
         keeping.cancel()
@@ -307,13 +315,13 @@ async def test_join_after_identity_removal_uses_higher_generation(region: Region
 
 
 async def test_stream_of_revoked_certificate_is_ended(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STREAMS_CHECKED_EVERY_S", 0.1)
+    monkeypatch.setattr(limits, "STREAM_CREDENTIALS_CHECK_EVERY_S", 0.1)
     identity = await joined(region, await region.token())
     client = region.client(identity.path)
     try:
-        asks = client.asks("n1")
+        asks = client.agent_calls("n1")
         reading = asyncio.ensure_future(anext(asks, None))
-        await _until(lambda: "n1" in region.app.asks.agents)
+        await _until(lambda: "n1" in region.app.agent_rpc.agents)
         await region.revoke("n1")
         assert await asyncio.wait_for(reading, 5) is None
     finally:
@@ -326,7 +334,7 @@ async def test_certificate_renewal_interrupts_no_request(region: Region) -> None
     identity = await joined(region, await region.token(certificate_seconds=10.0))
     client = region.client(identity.path)
     serials, generation = {region.identity("n1").spec.serial}, region.identity("n1").spec.generation
-    keeping = asyncio.create_task(identity.keep(client))
+    keeping = asyncio.create_task(identity.keep_valid(client))
     try:
         ends = asyncio.get_running_loop().time() + 40
         while len(serials) < 3 and asyncio.get_running_loop().time() < ends:
@@ -360,7 +368,7 @@ async def test_certificate_of_node_ca_for_other_identity_is_rejected(region: Reg
 
 
 async def test_join_without_node_ca_is_unavailable(region: Region) -> None:
-    region.app.joining = Joining(region.gate, None)
+    region.app.join_service = JoinService(region.gate, None)
     with pytest.raises(Unavailable, match="--node-ca"):
         await region.join(await region.token(), "n1")
 
@@ -368,7 +376,7 @@ async def test_join_without_node_ca_is_unavailable(region: Region) -> None:
 async def test_renewal_of_certificate_not_issued_by_join_is_refused(region: Region) -> None:
     who = Principal(name="holdfast:node:west:n1", groups=(NODES,), node="n1", region=REGION)
     with pytest.raises(Forbidden, match="join with a token"):
-        await region.app.joining.renew(who, RenewalRequest(csr=request_for(new_key(), "n1")))
+        await region.app.join_service.renew(who, RenewalRequest(csr=make_csr(new_key(), "n1")))
 
 
 async def _reads(client: HttpClient) -> bool:

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 from agent_world import eventually, task
+from tests.requirements import skip_or_fail
 
 from holdfast.agent import logs
 from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.oci import OciDriver
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.runtime.ports import SystemClock
-from needs import lacking
+from holdfast.foundation.ports import SystemClock
 
 TOOLS = Path(__file__).parents[2] / ".tools" / "bin"
 SCRIPT = 'trap "echo asked; exit 5" TERM; echo pid $$ of $GREETING; while true; do sleep 0.05; done'
@@ -56,7 +56,7 @@ def made(name: str, where: str, **more: Any) -> Any:
 async def driver(tmp_path: Path) -> AsyncIterator[OciDriver]:
     program = runc()
     if not program or os.geteuid() != 0:
-        lacking("runc is missing, or this is not root; next: make tools")
+        skip_or_fail("runc is missing, or this is not root; next: make tools")
     inner = ProcessDriver(tmp_path / "oci" / "tasks", SystemClock())
     driver = OciDriver(inner, tmp_path / "oci", program)
     yield driver
@@ -77,7 +77,7 @@ async def test_container_starts_executes_commands_and_stops_gracefully(driver: O
     inside = await driver.execute("a", ("cat", "/proc/1/comm"), 10.0)
     assert (inside.code, inside.output) == (0, "sh")
     exit_ = await driver.stop("a", 10.0)
-    assert exit_.code == 5 and exit_.reason == "StoppedAsAsked" and "asked" in text(driver, "a")
+    assert exit_.code == 5 and exit_.reason == "StoppedOnRequest" and "asked" in text(driver, "a")
 
 
 async def test_container_survives_agent_restart_and_is_adopted(driver: OciDriver, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from agent_world import task
 
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.probes import Checked, NetworkProber, ProbeRun, Streak, Target
+from holdfast.agent.probes import NetworkProber, ProbeResult, ProbeTarget, TaskProbes, ThresholdCounter
+from holdfast.foundation.ports import SystemClock
 from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProbe
-from holdfast.runtime.ports import SystemClock
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 12\r\n\r\nstill waking"
@@ -54,8 +54,8 @@ async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
     await made.close()
 
 
-def at(port: int) -> Target:
-    return Target(task_id="a", address="127.0.0.1", ports={"http": port})
+def at(port: int) -> ProbeTarget:
+    return ProbeTarget(task_id="a", address="127.0.0.1", ports={"http": port})
 
 
 def http(path: str = "/", **more: float) -> Probe:
@@ -118,8 +118,8 @@ async def test_hanging_probes_do_not_delay_other_probes(serve: Callable, driver:
 
 
 def test_probe_result_changes_after_consecutive_thresholds() -> None:
-    streak = Streak(Probe(tcp=TcpProbe(), success_threshold=2, failure_threshold=3))
-    told = [(streak.add(ok), streak.verdict) for ok in (True, True, False, False, True, False, False, False, False)]
+    streak = ThresholdCounter(Probe(tcp=TcpProbe(), success_threshold=2, failure_threshold=3))
+    told = [(streak.add(ok), streak.passing) for ok in (True, True, False, False, True, False, False, False, False)]
     assert told == [
         (False, None), (True, True), (False, True), (False, True), (False, True), (False, True), (False, True),
         (True, False), (False, False),
@@ -131,18 +131,18 @@ async def test_startup_probe_runs_first_and_hung_readiness_does_not_block_livene
     asked: list[str] = []
 
     class Slow:
-        async def check(self, target: Target, probe: Probe) -> Checked:
+        async def check(self, target: ProbeTarget, probe: Probe) -> ProbeResult:
             name = probe.exec.command[0] if probe.exec is not None else ""
             asked.append(name)
             if name == "readiness":
                 await asyncio.sleep(60)
-            return Checked(ok=name != "liveness" or len(asked) < 4, message=name)
+            return ProbeResult(ok=name != "liveness" or len(asked) < 4, message=name)
 
     def probe(name: str) -> Probe:
         return Probe(exec=ExecProbe(command=(name,)), period_seconds=0.02, failure_threshold=1)
 
     probes = Probes(startup=probe("startup"), readiness=probe("readiness"), liveness=probe("liveness"))
-    run = ProbeRun(probes, at(0), Slow(), SystemClock(), lambda name, ok, _: said.append((name, ok)))
+    run = TaskProbes(probes, at(0), Slow(), SystemClock(), lambda name, ok, _: said.append((name, ok)))
     async with asyncio.timeout(5):
         while ("liveness", False) not in said:
             await asyncio.sleep(0.01)

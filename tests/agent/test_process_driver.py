@@ -19,8 +19,8 @@ from holdfast.agent import shim
 from holdfast.agent.drivers.contract import Driver, StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import StartedRecord, TaskDir
+from holdfast.foundation.ports import SystemClock
 from holdfast.model import limits
-from holdfast.runtime.ports import SystemClock
 
 HERE = Path(__file__).parent
 
@@ -62,7 +62,7 @@ async def test_task_starts_in_own_session_without_agent_environment(driver: Proc
 async def test_stop_sends_sigterm_and_returns_same_exit_again(driver: ProcessDriver) -> None:
     started = await driver.start(task("a", "sleep", "60"))
     exit_ = await driver.stop("a", 5.0)
-    assert (exit_.signal, exit_.code, exit_.reason) == ("SIGTERM", 143, "StoppedAsAsked")
+    assert (exit_.signal, exit_.code, exit_.reason) == ("SIGTERM", 143, "StoppedOnRequest")
     assert exit_.at and not alive(started.pid)
     assert (await driver.stop("a", 5.0)) == exit_, "stopping again says the same"
 
@@ -164,12 +164,12 @@ async def test_failed_start_reports_reason_and_later_run_works(
 
 
 async def test_task_log_stays_within_size_limits(driver: ProcessDriver, tmp_path: Path) -> None:
-    total = limits.LOG_FILE_BYTES * (limits.LOG_FILES_KEPT + 2)
+    total = limits.LOG_FILE_BYTES_MAX * (limits.LOG_FILES_MAX + 2)
     script = f"import sys\nfor _ in range({total // 100}): sys.stdout.write('x' * 99 + chr(10))\nprint('the end')"
     await driver.start(task("a", sys.executable, "-S", "-c", script))
     await driver.next_exit()
     sizes = [path.stat().st_size for path in (tmp_path / "a").glob("output.log*")]
-    assert len(sizes) <= limits.LOG_FILES_KEPT and max(sizes) <= limits.LOG_FILE_BYTES
+    assert len(sizes) <= limits.LOG_FILES_MAX and max(sizes) <= limits.LOG_FILE_BYTES_MAX
     assert log_text(driver, "a").rstrip().endswith("the end")
 
 
@@ -216,7 +216,7 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from agent_world import task
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.runtime.ports import SystemClock
+from holdfast.foundation.ports import SystemClock
 
 async def main():
     driver = ProcessDriver(Path({root!r}), SystemClock())
@@ -285,14 +285,14 @@ async def test_reused_pid_is_not_mistaken_for_the_task(tmp_path: Path) -> None:
     driver = ProcessDriver(root, SystemClock())
     (found,) = await driver.inspect()
     assert found.exit is not None and found.exit.reason == "Killed" and alive(own)
-    assert StartedRecord(pid=own, ticks=shim.start_ticks(own), boot=shim.boot_id(), at_s=1.0).alive()
-    assert not StartedRecord(pid=own, ticks=shim.start_ticks(own), boot="another boot", at_s=1.0).alive()
+    assert StartedRecord(pid=own, ticks=shim.start_ticks(own), boot=shim.boot_id(), at_s=1.0).is_alive()
+    assert not StartedRecord(pid=own, ticks=shim.start_ticks(own), boot="another boot", at_s=1.0).is_alive()
 
 
 async def test_forgotten_tasks_keep_logs_of_newest_only(
     driver: ProcessDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "AGENT_ENDED_TASKS_KEPT", 2)
+    monkeypatch.setattr(limits, "AGENT_ENDED_TASKS_MAX", 2)
     for name in ("a", "b", "c"):
         await driver.start(task(name, "echo", name))
         await driver.next_exit()
@@ -307,7 +307,7 @@ async def test_execute_returns_code_and_bounded_output(driver: ProcessDriver) ->
     assert (result.code, result.output) == (2, "port 1")
     assert (await driver.execute("a", ("no-such-program",), 5.0)).code == 127
     flood = await driver.execute("a", ("sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x"), 5.0)
-    assert flood.code == 0 and len(flood.output) <= limits.PROBE_OUTPUT_BYTES
+    assert flood.code == 0 and len(flood.output) <= limits.PROBE_OUTPUT_BYTES_MAX
     with pytest.raises(TimeoutError):
         await driver.execute("a", ("sleep", "60"), 0.1)
 
@@ -318,7 +318,7 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from agent_world import task
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.runtime.ports import SystemClock
+from holdfast.foundation.ports import SystemClock
 
 async def main():
     driver = ProcessDriver(Path({root!r}), SystemClock())

@@ -8,9 +8,9 @@ from typing import Any
 
 import virtual
 
-from holdfast.agent.describe import may_wait_s
-from holdfast.agent.reports import Reports
-from holdfast.client.contract import Committed
+from holdfast.agent.reports import ReportQueue
+from holdfast.agent.status_blocks import max_delay_s
+from holdfast.client.contract import CommitReceipt
 from holdfast.model import limits
 from holdfast.model.errors import Ambiguous
 from holdfast.model.meta import Key
@@ -30,13 +30,13 @@ class Region:
         self._unanswered = unanswered
         self._late_s = late_s
 
-    async def commit(self, writes: Sequence[SetStatus], **_: Any) -> Committed:
+    async def commit(self, writes: Sequence[SetStatus], **_: Any) -> CommitReceipt:
         if self._unanswered:
             self._unanswered -= 1
             asyncio.get_running_loop().call_later(self._late_s, self._take, writes)
             raise Ambiguous("no answer; it is carried out late")
         self._take(writes)
-        return Committed(1, ())
+        return CommitReceipt(1, ())
 
     def _take(self, writes: Sequence[SetStatus]) -> None:
         at_s = asyncio.get_running_loop().time()
@@ -48,12 +48,12 @@ def said(words: list[tuple[float, ExecutionBlock]], region: Region | None = None
     region = region or Region()
 
     async def main() -> None:
-        reports = Reports(region, virtual.VirtualPorts())  # type: ignore[arg-type]
+        reports = ReportQueue(region, virtual.VirtualPorts())  # type: ignore[arg-type]
         running = asyncio.create_task(reports.run())
         for at_s, block in words:
             await asyncio.sleep(at_s - asyncio.get_running_loop().time())
             write = SetStatus(kind="Replica", key=Key("acme", "web-0"), uid="u", blocks={"execution": block})
-            reports.put(write, wait_s=may_wait_s(block))
+            reports.put(write, wait_s=max_delay_s(block))
         await asyncio.sleep(10.0)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -67,7 +67,7 @@ def test_quick_start_is_reported_once() -> None:
 
 
 def test_slow_start_is_reported_after_delay() -> None:
-    after_s = round(limits.START_TOLD_AFTER_S + limits.AGENT_FLUSH_EVERY_S, 1)
+    after_s = round(limits.STARTING_REPORT_DELAY_S + limits.AGENT_FLUSH_EVERY_S, 1)
     with_pid = ExecutionBlock(phase=Phase.STARTING, attempt=1, pid=7, reason=Reason.STARTED)
     told = said([(0.0, STARTING), (1.0, with_pid), (5.0, READY)])
     assert told == [(after_s, Phase.STARTING), (5.1, Phase.RUNNING)]

@@ -7,7 +7,7 @@ from holdfast.model import limits
 
 
 def failed(book: StartFailures, workload: str, at_s: float, reason: str = "StartError") -> None:
-    book.failed(workload, reason, "no", mono_s=at_s, wall_s=1_700_000_000.0 + at_s)
+    book.record_failure(workload, reason, "no", mono_s=at_s, wall_s=1_700_000_000.0 + at_s)
 
 
 def test_start_failures_of_one_workload_cause_no_quarantine():
@@ -23,7 +23,7 @@ def test_start_failures_of_several_workloads_quarantine_until_expiry():
         failed(book, name, float(n), "DiskFull")
     found = book.quarantine(3.0)
     assert found is not None and found.reason == "DiskFull" and "acme/a, acme/b" in found.message and found.until
-    assert book.look_again_in_s(3.0) == limits.QUARANTINE_S - 1.0
+    assert book.recheck_in_s(3.0) == limits.QUARANTINE_S - 1.0
     assert book.quarantine(2.0 + limits.QUARANTINE_S) is None
 
 
@@ -35,7 +35,7 @@ def test_successful_start_ends_quarantine():
     for n, name in enumerate(("acme/a", "acme/b", "acme/c")):
         failed(book, name, float(n))
     assert book.quarantine(3.0) is not None
-    book.started()
+    book.record_success()
     assert book.quarantine(3.0) is None
 
 

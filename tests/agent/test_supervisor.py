@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import virtual
 from agent_world import Behaviour, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
 
-from holdfast.agent.supervisor import Supervisor
+from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.model import limits, times
 from holdfast.model.meta import Key
 from holdfast.model.node import Node
@@ -31,8 +31,8 @@ class Scene:
         self.world = World(self.ports)
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[Supervisor]:
-        supervisor = Supervisor(
+    async def agent(self) -> AsyncIterator[TaskSupervisor]:
+        supervisor = TaskSupervisor(
             config(), self.world.agent(), drivers={"process": self.driver}, prober=ScriptedProber(self.driver),
             memory=self.memory, ports=self.ports,
         )  # fmt: skip
@@ -332,7 +332,7 @@ def test_exclusive_task_is_stopped_before_its_node_can_be_fenced() -> None:
             s.world.desk.away = True
             began = s.ports.clock.monotonic()
             await s.until(lambda: s.driver.running() == [])
-            assert s.ports.clock.monotonic() - began < s.world.desk.book.grace_s - limits.KILL_BOUND_S
+            assert s.ports.clock.monotonic() - began < s.world.desk.book.grace_s - limits.KILL_DURATION_MAX_S
 
     play(body)
 

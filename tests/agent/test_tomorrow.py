@@ -8,26 +8,26 @@ import msgspec
 
 from holdfast.agent.drivers.contract import Task
 from holdfast.agent.drivers.records import TaskDir, TaskRecord
-from holdfast.agent.memory import Facts, FileMemory
+from holdfast.agent.persisted_state import FileStateStore, PersistedState
 from holdfast.agent.shim import write_record
 from holdfast.model.template import Template
-from holdfast.sim.releases import UNKNOWN, Release, voiced
+from holdfast.sim.releases import UNKNOWN, ReleaseVersion, written_by
 
 
 def rewritten(path: Path, kind: type[msgspec.Struct]) -> None:
     """The file as the next release writes it."""
-    tree = voiced(Release.NEXT, kind, msgspec.json.decode(path.read_bytes()))
+    tree = written_by(ReleaseVersion.NEXT, kind, msgspec.json.decode(path.read_bytes()))
     path.write_bytes(msgspec.json.encode(tree))
     assert UNKNOWN.encode() in path.read_bytes()
 
 
 def test_persisted_state_of_next_release_is_read(tmp_path: Path) -> None:
-    first = FileMemory(tmp_path)
-    first.save(Facts(epoch=7, fenced_epoch=6, lease_until_mono_s=5.0, incarnation=2))
+    first = FileStateStore(tmp_path)
+    first.save(PersistedState(epoch=7, fenced_epoch=6, lease_until_mono_s=5.0, incarnation=2))
     first.close()
-    rewritten(tmp_path / "agent.json", Facts)
-    again = FileMemory(tmp_path)
-    assert again.load().lasting == (7, 6, 2)
+    rewritten(tmp_path / "agent.json", PersistedState)
+    again = FileStateStore(tmp_path)
+    assert again.load().durable_fields == (7, 6, 2)
     again.close()
 
 

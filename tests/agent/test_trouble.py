@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 import pytest
 from agent_world import eventually, task
+from tests.requirements import skip_or_fail
 
 from holdfast.agent import logs
-from holdfast.agent.artifacts import Artifacts
+from holdfast.agent.artifacts import ArtifactCache
+from holdfast.agent.cgroups import CgroupV2, RlimitIsolation, choose_isolation
 from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import kill_marked
-from holdfast.agent.groups import Groups2, Rlimits, confinement
+from holdfast.foundation.ports import SystemClock
 from holdfast.model import limits
 from holdfast.model.template import Artifact
-from holdfast.runtime.ports import SystemClock
-from needs import lacking
 
 # A fork bomb next door makes other tests fail: these have the machine to themselves.
 pytestmark = pytest.mark.e2e
@@ -50,11 +50,11 @@ time.sleep(300)
 
 @pytest.fixture
 async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
-    held = confinement(f"test-{os.getpid()}")
-    if isinstance(held, Rlimits):
-        lacking(f"{held.weakness}; next: run as root, or delegate memory and pids")
+    held = choose_isolation(f"test-{os.getpid()}")
+    if isinstance(held, RlimitIsolation):
+        skip_or_fail(f"{held.limitation}; next: run as root, or delegate memory and pids")
     made = ProcessDriver(
-        tmp_path / "tasks", SystemClock(), confinement=held, artifacts=Artifacts(tmp_path / "artifacts")
+        tmp_path / "tasks", SystemClock(), confinement=held, artifacts=ArtifactCache(tmp_path / "artifacts")
     )
     yield made
     await end_all(made, tmp_path / "tasks")
@@ -148,8 +148,8 @@ def test_cgroup_v2_is_used_when_available(tmp_path: Path) -> None:
     home.mkdir(parents=True)
     for folder in (tmp_path / "fs", home):
         (folder / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
-    found = confinement("n1", root=tmp_path / "fs", own=own)
-    assert isinstance(found, Groups2) and not found.weakness
+    found = choose_isolation("n1", root=tmp_path / "fs", own=own)
+    assert isinstance(found, CgroupV2) and not found.limitation
     ((key, folder),) = found.prepare("t", {"cpu": 1500, "memory": 64 * MIB})
     assert key == "group" and Path(str(folder)) == home / "holdfast" / "n1" / "t"
     assert (Path(str(folder)) / "memory.max").read_text() == str(64 * MIB)
@@ -158,18 +158,18 @@ def test_cgroup_v2_is_used_when_available(tmp_path: Path) -> None:
 
 
 def test_missing_cgroups_fall_back_to_rlimits_with_limitation(tmp_path: Path) -> None:
-    found = confinement("n1", root=tmp_path / "nowhere", own=tmp_path / "missing")
-    assert isinstance(found, Rlimits) and "missing" in found.weakness and "usage is not measured" in found.weakness
+    found = choose_isolation("n1", root=tmp_path / "nowhere", own=tmp_path / "missing")
+    assert isinstance(found, RlimitIsolation) and "missing" in found.limitation and "usage is not measured" in found.limitation
 
 
 async def test_rlimit_isolation_gives_each_task_its_own_uid_and_limits(tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        lacking("only root can give tasks users of their own; next: run as root")
+        skip_or_fail("only root can give tasks users of their own; next: run as root")
     for folder in (tmp_path, *tmp_path.parents):
         if folder == Path(tempfile.gettempdir()):
             break
         folder.chmod(0o755)
-    driver = ProcessDriver(tmp_path / "tasks", SystemClock(), confinement=confinement("n1", "rlimits"))
+    driver = ProcessDriver(tmp_path / "tasks", SystemClock(), confinement=choose_isolation("n1", "rlimits"))
     try:
         await driver.start(python("bomb", "import os; print('uid', os.getuid(), flush=True)\n" + BOMB))
         await driver.start(
@@ -228,7 +228,7 @@ async def test_artifact_is_fetched_once_verified_and_cached(driver: ProcessDrive
     await driver.start(python("a", script, artifacts=wanted))
     assert (await driver.next_exit()).exit.code == 0
     assert text(driver, "a") == "7000\nunpacked and run"
-    warm = Artifacts(tmp_path / "artifacts").warm()
+    warm = ArtifactCache(tmp_path / "artifacts").cached_digests()
     assert set(warm) == {digest(model), digest(tmp_path / "bundle.tar.gz")}
     model.unlink()  # it is kept by digest: the source is not needed again
     await driver.start(python("b", "print(len(open('model.bin','rb').read()))", artifacts=wanted[:1]))
@@ -261,9 +261,9 @@ def test_archive_with_path_outside_its_directory_is_refused(tmp_path: Path) -> N
     (tmp_path / "evil").write_text("evil")
     with tarfile.open(tmp_path / "evil.tar", "w") as archive:
         archive.add(tmp_path / "evil", "../../escaped")
-    store = Artifacts(tmp_path / "store")
+    store = ArtifactCache(tmp_path / "store")
     with pytest.raises(StartFailed) as failure:
-        store.place("t", (Artifact(name="x", source=str(tmp_path / "evil.tar")),), tmp_path / "work")
+        store.install("t", (Artifact(name="x", source=str(tmp_path / "evil.tar")),), tmp_path / "work")
     assert failure.value.reason == "ArtifactMismatch"
     assert not list(tmp_path.rglob("escaped"))
 
@@ -271,16 +271,16 @@ def test_archive_with_path_outside_its_directory_is_refused(tmp_path: Path) -> N
 def test_artifact_cache_evicts_only_unused_artifacts_above_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARTIFACT_STORE_BYTES", 3000)
-    store = Artifacts(tmp_path / "store")
+    monkeypatch.setattr(limits, "ARTIFACT_CACHE_BYTES_MAX", 3000)
+    store = ArtifactCache(tmp_path / "store")
     kept = []
     for index in range(5):
         source = tmp_path / f"{index}.bin"
         source.write_bytes(bytes([index]) * 1000)
         os.utime(source)
-        store.place(f"t{index}", (Artifact(name="x", source=str(source)),), tmp_path / f"work{index}")
+        store.install(f"t{index}", (Artifact(name="x", source=str(source)),), tmp_path / f"work{index}")
         if index:
-            store.let_go(f"t{index}")
+            store.release(f"t{index}")
         kept.append(digest(source))
-    assert kept[0] in store.warm(), "what a task uses is never evicted"
-    assert len(store.warm()) == 3
+    assert kept[0] in store.cached_digests(), "what a task uses is never evicted"
+    assert len(store.cached_digests()) == 3

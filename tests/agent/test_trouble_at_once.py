@@ -18,9 +18,9 @@ from test_trouble import BOMB, python
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import kill_marked
 from holdfast.agent.main import run_agent
+from holdfast.foundation.ports import SystemPorts
 from holdfast.model import limits
 from holdfast.model.template import Artifact, ExecProbe, Port, Probe, Probes
-from holdfast.runtime.ports import SystemPorts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -75,7 +75,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
             await world.bind(name, works[name], ports=given.get(name, {}))
         for name, reason in (
             ("absent", "CommandNotFound"), ("unfetched", "ArtifactMissing"), ("forged", "ArtifactMismatch"),
-            ("stuck", "LivenessFailed"), ("bomb", "TooManyProcesses"), ("late", "PortTaken"),
+            ("stuck", "LivenessFailed"), ("bomb", "TooManyProcesses"), ("late", "PortInUse"),
         ):  # fmt: skip
             await eventually(lambda n=name, r=reason: reasons(world, n) >= {r}, within_s=40)
         await eventually(lambda: "0.3 s" in said(world, "unready").message)
@@ -90,7 +90,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         ended = world.binding("deaf").status.last_exit
         assert ended.signal == "SIGKILL" and "did not end within" in ended.message
 
-        bound = limits.LOG_FILE_BYTES * (limits.LOG_FILES_KEPT + 2)
+        bound = limits.LOG_FILE_BYTES_MAX * (limits.LOG_FILES_MAX + 2)
         await eventually(lambda: len(logs_of(tmp_path, "flood")) > 1, within_s=40)
         assert sum(path.stat().st_size for path in logs_of(tmp_path, "flood")) < bound
 

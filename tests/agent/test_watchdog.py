@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 import pytest
 from agent_world import eventually, task
+from tests.requirements import skip_or_fail
 
+from holdfast.agent.cgroups import NoIsolation, RlimitIsolation, TaskIsolation, choose_isolation
 from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import TaskDir, kill_marked
-from holdfast.agent.groups import Confinement, Rlimits, Unconfined, confinement
+from holdfast.foundation.ports import SystemClock
 from holdfast.model import limits
-from holdfast.runtime.ports import SystemClock
 from holdfast.samples import witness
-from needs import lacking
 from witness_intervals import intervals
 
 # They measure seconds against leases: these have the machine to themselves.
@@ -34,15 +34,15 @@ LEASE_S = limits.WATCHDOG_LEAD_S + 2.0
 
 
 @pytest.fixture(params=["groups", "plain"])
-def held(request: pytest.FixtureRequest) -> Confinement:
-    found = confinement(f"test-{os.getpid()}") if request.param == "groups" else Unconfined()
-    if isinstance(found, Rlimits):
-        lacking(f"{found.weakness}; next: run as root, or delegate memory and pids")
+def held(request: pytest.FixtureRequest) -> TaskIsolation:
+    found = choose_isolation(f"test-{os.getpid()}") if request.param == "groups" else NoIsolation()
+    if isinstance(found, RlimitIsolation):
+        skip_or_fail(f"{found.limitation}; next: run as root, or delegate memory and pids")
     return found
 
 
 @pytest.fixture
-async def driver(tmp_path: Path, held: Confinement) -> AsyncIterator[ProcessDriver]:
+async def driver(tmp_path: Path, held: TaskIsolation) -> AsyncIterator[ProcessDriver]:
     made = ProcessDriver(tmp_path / "tasks", SystemClock(), confinement=held)
     yield made
     for path in (tmp_path / "tasks").iterdir():
@@ -54,7 +54,7 @@ async def driver(tmp_path: Path, held: Confinement) -> AsyncIterator[ProcessDriv
 
 
 def now() -> float:
-    return witness.boottime()
+    return witness.boottime_s()
 
 
 def exclusive(tmp_path: Path, name: str = "only", **env: str) -> Any:
@@ -82,28 +82,28 @@ def guard_of(driver: ProcessDriver, folder: TaskDir) -> int:
 
 async def test_exclusive_task_without_renewal_ends_before_lease_expiry(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
-    driver.permit(7, end)
+    driver.set_lease(7, end)
     await driver.start(exclusive(tmp_path))
     ended = await driver.next_exit()
-    assert ended.exit.reason == "LeaseLapsed" and ended.exit.signal == "SIGTERM"
-    assert last_seen(tmp_path) < end - limits.WATCHDOG_FORCE_S
+    assert ended.exit.reason == "LeaseExpired" and ended.exit.signal == "SIGTERM"
+    assert last_seen(tmp_path) < end - limits.WATCHDOG_KILL_LEAD_S
 
 
 async def test_exclusive_task_runs_until_end_of_renewed_lease(driver: ProcessDriver, tmp_path: Path) -> None:
     first = now() + LEASE_S
-    driver.permit(7, first)
+    driver.set_lease(7, first)
     started = await driver.start(exclusive(tmp_path))
-    driver.permit(7, first + 1.5)
+    driver.set_lease(7, first + 1.5)
     ended = await driver.next_exit()
-    assert ended.exit.reason == "LeaseLapsed" and started.pid
+    assert ended.exit.reason == "LeaseExpired" and started.pid
     assert first - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < first + 1.5
 
 
 async def test_start_under_lease_of_other_epoch_is_refused(driver: ProcessDriver, tmp_path: Path) -> None:
-    driver.permit(7, now() + 600)
+    driver.set_lease(7, now() + 600)
     await driver.start(exclusive(tmp_path))
     await running(tmp_path)
-    driver.permit(8, now() + 600)
+    driver.set_lease(8, now() + 600)
     # Nothing wakes the watchdog early: the agent that changes its epoch has stopped everything itself before.
     with pytest.raises(StartFailed) as late:
         await driver.start(exclusive(tmp_path, "late"))
@@ -114,19 +114,19 @@ async def test_exclusive_task_ignoring_sigterm_is_killed_before_lease_expiry(
     driver: ProcessDriver, tmp_path: Path
 ) -> None:
     end = now() + LEASE_S
-    driver.permit(7, end)
+    driver.set_lease(7, end)
     await driver.start(exclusive(tmp_path, WITNESS_STUBBORN="1"))
     ended = await driver.next_exit()
-    assert (ended.exit.reason, ended.exit.signal) == ("LeaseLapsed", "SIGKILL")
+    assert (ended.exit.reason, ended.exit.signal) == ("LeaseExpired", "SIGKILL")
     assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end
 
 
 async def test_start_after_lease_expiry_is_refused(driver: ProcessDriver, tmp_path: Path) -> None:
     """An agent that was stopped between its decision and its start must not start work of a lease that is over."""
-    driver.permit(7, now() - 1)
+    driver.set_lease(7, now() - 1)
     with pytest.raises(StartFailed) as failure:
         await driver.start(exclusive(tmp_path))
-    assert failure.value.reason == "NeverStarted" and "LeaseLapsed" in failure.value.message
+    assert failure.value.reason == "NeverStarted" and "LeaseExpired" in failure.value.message
     assert not (tmp_path / "seen").exists()
 
 
@@ -134,7 +134,7 @@ async def test_exclusive_task_with_suspended_shim_ends_before_lease_expiry(
     driver: ProcessDriver, tmp_path: Path
 ) -> None:
     end = now() + LEASE_S
-    driver.permit(7, end)
+    driver.set_lease(7, end)
     await driver.start(exclusive(tmp_path, WITNESS_FORK="1"))
     await running(tmp_path, 2)
     shim = TaskDir(tmp_path / "tasks" / "only").shim_pid()
@@ -142,12 +142,12 @@ async def test_exclusive_task_with_suspended_shim_ends_before_lease_expiry(
     await eventually(lambda: now() > end + 0.3)
     assert last_seen(tmp_path) < end
     os.kill(shim, signal.SIGCONT)
-    assert (await driver.next_exit()).exit.reason in ("LeaseLapsed", "Killed")
+    assert (await driver.next_exit()).exit.reason in ("LeaseExpired", "Killed")
 
 
 async def test_sigkill_of_shim_kills_processes_in_other_sessions(driver: ProcessDriver, tmp_path: Path) -> None:
     """Nobody else is there to do it: the driver is not asked until long after."""
-    driver.permit(7, now() + 600)
+    driver.set_lease(7, now() + 600)
     await driver.start(exclusive(tmp_path, WITNESS_FORK="1"))
     await running(tmp_path, 2)
     folder = TaskDir(tmp_path / "tasks" / "only")
@@ -159,7 +159,7 @@ async def test_sigkill_of_shim_kills_processes_in_other_sessions(driver: Process
 
 
 async def test_killed_guard_is_restarted(driver: ProcessDriver, tmp_path: Path) -> None:
-    driver.permit(7, now() + 600)
+    driver.set_lease(7, now() + 600)
     await driver.start(exclusive(tmp_path))
     await running(tmp_path)
     folder = TaskDir(tmp_path / "tasks" / "only")
@@ -168,16 +168,16 @@ async def test_killed_guard_is_restarted(driver: ProcessDriver, tmp_path: Path) 
         os.kill(guard, signal.SIGKILL)
         await eventually(lambda was=guard: guard_of(driver, folder) not in (0, was))
     exit_ = await driver.stop("only", 5.0)
-    assert exit_.reason == "StoppedAsAsked" and not folder.shim_pid()
+    assert exit_.reason == "StoppedOnRequest" and not folder.shim_pid()
 
 
 async def test_provisional_task_ends_at_its_moved_deadline(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
     provisional = msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end)
     await driver.start(provisional)
-    driver.run_until("only", end + 1.0)
+    driver.set_run_until("only", end + 1.0)
     ended = await driver.next_exit()
-    assert ended.exit.reason == "ProvisionalEnded"
+    assert ended.exit.reason == "ProvisionalExpired"
     assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end + 1.0
 
 
@@ -185,7 +185,7 @@ async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp
     """What tells work how long it may run, and to end, has its room from the start."""
     driver = ProcessDriver(small_disk / "tasks", SystemClock())
     try:
-        driver.permit(7, now() + LEASE_S)
+        driver.set_lease(7, now() + LEASE_S)
         both = msgspec.structs.replace(exclusive(tmp_path), until_mono_s=now() + LEASE_S)
         await driver.start(both)
         (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
@@ -193,11 +193,11 @@ async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp
             (small_disk / "more").write_bytes(bytes(4096))
         begun = now()
         while now() < begun + LEASE_S + 1.0:
-            driver.permit(7, now() + LEASE_S)
-            driver.run_until("only", now() + LEASE_S)
+            driver.set_lease(7, now() + LEASE_S)
+            driver.set_run_until("only", now() + LEASE_S)
             await asyncio.sleep(0.2)
         assert last_seen(tmp_path) > now() - 1.0, "it runs on, past the end it began with"
-        assert (await driver.stop("only", 5.0)).reason == "StoppedAsAsked"
+        assert (await driver.stop("only", 5.0)).reason == "StoppedOnRequest"
     finally:
         await driver.stop("only", 0.0)
         await driver.close()
@@ -207,9 +207,9 @@ async def test_unreadable_deadline_counts_as_passed(driver: ProcessDriver, tmp_p
     end = now() + LEASE_S
     await driver.start(msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end))
     await running(tmp_path)
-    driver.run_until("only", now() + 600)
+    driver.set_run_until("only", now() + 600)
     (tmp_path / "tasks" / "only" / "run-1" / "until").write_bytes(b"9999999")
-    assert (await driver.next_exit()).exit.reason == "ProvisionalEnded"
+    assert (await driver.next_exit()).exit.reason == "ProvisionalExpired"
     assert last_seen(tmp_path) < end
 
 
@@ -218,14 +218,14 @@ async def test_wall_clock_step_does_not_move_the_deadline(tmp_path: Path, step: 
     """The whole tree of shim, guard and work lives an hour off, as after a step of the node's clock."""
     library = Path(__file__).parents[2] / ".tools" / "bin" / "libfaketime"
     if not library.exists():
-        lacking("libfaketime is missing; next: make tools")
+        skip_or_fail("libfaketime is missing; next: make tools")
     script = f"""
 import asyncio, sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parent.parent)]!r}
 import test_watchdog as t
 from pathlib import Path
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.runtime.ports import SystemClock
+from holdfast.foundation.ports import SystemClock
 async def main():
     driver = ProcessDriver(Path({str(tmp_path / "tasks")!r}), SystemClock())
     driver.permit(7, t.now() + t.LEASE_S)
@@ -237,5 +237,5 @@ asyncio.run(main())
     env = {**os.environ, "LD_PRELOAD": str(library), "FAKETIME": step, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
     end, reason = done.stdout.split()
-    assert reason == "LeaseLapsed", done.stderr
+    assert reason == "LeaseExpired", done.stderr
     assert 0 < last_seen(tmp_path) < float(end)

@@ -20,15 +20,15 @@ import pytest
 from agent_world import REGION, TENANT, World, config, eventually, task, template
 
 from holdfast.agent import logs
-from holdfast.agent.config import load, merged_node, node_of
+from holdfast.agent.config import load, merged_node, node_from_config
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.main import run_agent
-from holdfast.agent.memory import Facts, FileMemory
+from holdfast.agent.persisted_state import FileStateStore, PersistedState
+from holdfast.foundation.ports import SystemPorts
 from holdfast.model import limits
 from holdfast.model.errors import Invalid, Unavailable
 from holdfast.model.replica import Phase
 from holdfast.model.template import HttpProbe, Port, Probe, Probes
-from holdfast.runtime.ports import SystemPorts
 
 
 def free_port() -> int:
@@ -107,7 +107,7 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
         await eventually(lambda: world.desk.asked[-1] == ("n1", 1))
         await asyncio.sleep(0.5)
         assert world.replica("a").status.execution == before
-        (found,) = logs.find(tmp_path / "tasks", TENANT, "a")
+        (found,) = logs.find_task_logs(tmp_path / "tasks", TENANT, "a")
         assert any("risk-api listens on" in line.text for line in logs.tail(found.path, 100))
         await world.ask_to_stop("a")
         await eventually(lambda: world.binding("a").status.acknowledged_at)
@@ -125,17 +125,17 @@ async def test_agent_with_stop_work_on_exit_stops_tasks(world: World, tmp_path: 
 
 
 def test_second_agent_on_state_directory_is_refused(tmp_path: Path) -> None:
-    first = FileMemory(tmp_path)
+    first = FileStateStore(tmp_path)
     with pytest.raises(Unavailable, match="in use by another agent"):
-        FileMemory(tmp_path)
-    first.save(Facts(epoch=4, fenced_epoch=3, lease_until_mono_s=12.5))
+        FileStateStore(tmp_path)
+    first.save(PersistedState(epoch=4, fenced_epoch=3, lease_until_mono_s=12.5))
     first.close()
-    second = FileMemory(tmp_path)
+    second = FileStateStore(tmp_path)
     assert (second.load().epoch, second.load().fenced_epoch, second.load().lease_until_mono_s) == (4, 3, 12.5)
     second.close()
     text = json.loads((tmp_path / "agent.json").read_text())
     (tmp_path / "agent.json").write_text(json.dumps({**text, "boot": "an earlier boot"}))
-    third = FileMemory(tmp_path)
+    third = FileStateStore(tmp_path)
     assert (third.load().epoch, third.load().lease_until_mono_s) == (4, 0.0), "a clock does not outlive its boot"
     third.close()
 
@@ -156,7 +156,7 @@ def test_configuration_is_validated_and_merged_into_stored_node(tmp_path: Path) 
     with pytest.raises(Invalid, match="cannot read it"):
         load(str(tmp_path / "absent.toml"))
 
-    stored = node_of(made)
+    stored = node_from_config(made)
     assert merged_node(made, stored) is None
     spec = msgspec.structs.replace(stored.spec, unschedulable=True, drain=True, zone="old")
     meta = msgspec.structs.replace(stored.metadata, labels={"disk": "slow", "team": "x"})
@@ -167,7 +167,7 @@ def test_configuration_is_validated_and_merged_into_stored_node(tmp_path: Path) 
 
 
 async def test_followed_log_loses_no_line_across_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LOG_FILE_BYTES", 4096)
+    monkeypatch.setattr(limits, "LOG_FILE_BYTES_MAX", 4096)
     driver = ProcessDriver(tmp_path, SystemPorts().clock)
     lines = "for i in $(seq 1 60); do echo line $i; [ $((i % 20)) = 0 ] && sleep 0.5; done"
     script = f"{lines}; echo oops >&2; printf half; sleep 30"
@@ -175,11 +175,11 @@ async def test_followed_log_loses_no_line_across_rotation(tmp_path: Path, monkey
     path = driver.logs("a")
     assert path is not None
     await eventually(path.exists)
-    seen: list[logs.Line] = []
+    seen: list[logs.StoredLogLine] = []
     async with asyncio.timeout(20):
         async for line in logs.follow(path, SystemPorts().clock, lines=1000):
             seen.append(line)
-            if not line.whole:
+            if not line.complete:
                 break
     await driver.stop("a", 0.0)
     assert [line.text for line in seen[:60]] == [f"line {i}" for i in range(1, 61)]

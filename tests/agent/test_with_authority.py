@@ -10,19 +10,19 @@ from typing import NamedTuple
 import virtual
 from agent_world import REGION, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
 
-from holdfast.agent.memory import Facts
-from holdfast.agent.supervisor import Supervisor
+from holdfast.agent.persisted_state import PersistedState
+from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.authority.authority import Authority
-from holdfast.client.contract import Token
+from holdfast.client.contract import FencingToken
 from holdfast.gate.principal import Principal
 from holdfast.model.codec import encode
+from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
 from holdfast.model.errors import Unavailable
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
-from holdfast.model.placement import Answers, RenewRequest
+from holdfast.model.placement_api import PlacementResponse, RenewRequest
 from holdfast.model.replica import Phase
-from holdfast.model.term import INCARNATION, Term, TermSpec
 from holdfast.store.contract import Put, Txn
 
 
@@ -32,16 +32,16 @@ class Reached:
     def __init__(self, authority: Authority, world: World) -> None:
         self._authority, self._world = authority, world
 
-    async def renew(self, who: Principal, request: RenewRequest) -> Answers:
+    async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
         if self._world.desk.away:
             raise Unavailable("the region cannot be reached")
         return await self._authority.renew(who, request)
 
 
-async def elected(world: World) -> Token:
+async def elected(world: World) -> FencingToken:
     term = Term(ObjectMeta(name="authority", uid="term"), TermSpec("me", 1))
     key = BY_NAME["Term"].store_key("", "authority")
-    return Token("authority", (await world.objects.commit(None, Txn(writes=(Put(key, encode(term), term),)))).revision)
+    return FencingToken("authority", (await world.objects.commit(None, Txn(writes=(Put(key, encode(term), term),)))).revision)
 
 
 def test_partitioned_agent_is_fenced_and_rejoins() -> None:
@@ -53,7 +53,7 @@ def test_partitioned_agent_is_fenced_and_rejoins() -> None:
         leading = asyncio.create_task(authority.run())
         client = world.agent(placement=Reached(authority, world))
         driver = ScriptedDriver(ports)
-        supervisor = Supervisor(
+        supervisor = TaskSupervisor(
             config(),
             client,
             drivers={"process": driver},
@@ -103,7 +103,7 @@ class Beside(NamedTuple):
 
 
 @asynccontextmanager
-async def remembering(facts: Facts) -> AsyncIterator[Beside]:
+async def remembering(facts: PersistedState) -> AsyncIterator[Beside]:
     ports = virtual.VirtualPorts()
     world = await World(ports).start()
     authority = Authority(REGION, world.objects, ports)
@@ -111,7 +111,7 @@ async def remembering(facts: Facts) -> AsyncIterator[Beside]:
     leading = asyncio.create_task(authority.run())
     memory, driver = KeptMemory(), ScriptedDriver(ports)
     memory.save(facts)
-    supervisor = Supervisor(
+    supervisor = TaskSupervisor(
         config(),
         world.agent(placement=Reached(authority, world)),
         drivers={"process": driver},
@@ -131,14 +131,14 @@ def test_lease_from_older_cell_incarnation_is_rejected() -> None:
     """The agent has heard incarnation 3; a process that still serves the data of before is not its cell any more."""
 
     async def main() -> None:
-        async with remembering(Facts(epoch=1, incarnation=3)) as (world, _, memory, driver):
+        async with remembering(PersistedState(epoch=1, incarnation=3)) as (world, _, memory, driver):
             await virtual.until(lambda: world.node() is not None)
             await world.bind("a", template(), node_epoch=1)
             await asyncio.sleep(60)
             assert memory.load().lease_until_mono_s == 0.0, "it took a lease from the past"
             assert driver.running() == [], "it started what the past wants"
-            life = Term(ObjectMeta(name=INCARNATION, uid="life"), TermSpec("joined", 4))
-            key = BY_NAME["Term"].store_key("", INCARNATION)
+            life = Term(ObjectMeta(name=INCARNATION_TERM, uid="life"), TermSpec("joined", 4))
+            key = BY_NAME["Term"].store_key("", INCARNATION_TERM)
             await world.objects.commit(None, Txn(writes=(Put(key, encode(life), life),)))
             await virtual.until(lambda: memory.load().lease_until_mono_s > 0.0)
             assert memory.load().incarnation == 4
@@ -150,7 +150,7 @@ def test_registration_gets_epoch_above_known_fenced_epoch() -> None:
     """It was fenced up to epoch 7, and the region has forgotten that: the node was removed long ago."""
 
     async def main() -> None:
-        async with remembering(Facts(epoch=7, fenced_epoch=7)) as (world, authority, memory, _):
+        async with remembering(PersistedState(epoch=7, fenced_epoch=7)) as (world, authority, memory, _):
             await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
             assert authority.lease_epoch("n1") == memory.load().epoch == 8
             await world.bind("a", template(), node_epoch=8)

@@ -9,19 +9,19 @@ import virtual
 from agent_world import KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
 
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.decide import Local, State
-from holdfast.agent.describe import execution_of, overcommitted
-from holdfast.agent.node_report import Traits
-from holdfast.agent.supervisor import Supervisor
+from holdfast.agent.node_report import NodeTraits
+from holdfast.agent.status_blocks import execution_block, overcommit_message
+from holdfast.agent.supervisor import TaskSupervisor
+from holdfast.agent.task_decision import TaskObservation, TaskState
 from holdfast.model import limits
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import find_condition
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Exit, Phase
+from holdfast.model.replica import ExitStatus, Phase
 from holdfast.store.contract import Put, Txn
 
 
-def said_of_node(traits: Traits, given: AgentConfig, bound: dict[str, str] | None = None) -> dict[str, str]:
+def said_of_node(traits: NodeTraits, given: AgentConfig, bound: dict[str, str] | None = None) -> dict[str, str]:
     """The reasons of the node's conditions, by type, once an agent with these traits has come to rest."""
     found: dict[str, str] = {}
 
@@ -29,7 +29,7 @@ def said_of_node(traits: Traits, given: AgentConfig, bound: dict[str, str] | Non
         ports = virtual.VirtualPorts()
         driver, world = ScriptedDriver(ports), World(ports)
         await world.start()
-        supervisor = Supervisor(
+        supervisor = TaskSupervisor(
             given, world.agent(), drivers={"process": driver}, prober=ScriptedProber(driver), memory=KeptMemory(),
             ports=ports, traits=lambda: traits,
         )  # fmt: skip
@@ -56,20 +56,20 @@ def said_of_node(traits: Traits, given: AgentConfig, bound: dict[str, str] | Non
 
 
 def test_node_reports_resource_limits_condition() -> None:
-    assert said_of_node(Traits(isolation="cgroup2"), config()) == {"Confined": Reason.CONFINED}
-    weak = Traits(isolation="rlimits", weakness="memory is not held")
-    assert said_of_node(weak, config()) == {"Confined": Reason.WEAKLY_CONFINED}
+    assert said_of_node(NodeTraits(isolation="cgroup2"), config()) == {"ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_ENFORCED}
+    weak = NodeTraits(isolation="rlimits", limitation="memory is not held")
+    assert said_of_node(weak, config()) == {"ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_PARTIAL}
 
 
 def test_overcommitted_node_reports_condition_until_claims_fit() -> None:
     small = msgspec.structs.replace(config(), capacity={"cpu": "1"})
-    found = said_of_node(Traits(), small, bound={"cpu": "1500m"})
+    found = said_of_node(NodeTraits(), small, bound={"cpu": "1500m"})
     assert "cpu by 500m" in found["over"]
     assert found["Overcommitted"] == Reason.CAPACITY_PRESENT
 
 
 def test_claims_that_fit_cause_no_overcommit_message() -> None:
-    assert not overcommitted({"cpu": "1"}, [None])
+    assert not overcommit_message({"cpu": "1"}, [None])
 
 
 def test_task_ended_without_reason_is_reported_backing_off() -> None:
@@ -77,7 +77,7 @@ def test_task_ended_without_reason_is_reported_backing_off() -> None:
         world = World(virtual.VirtualPorts())
         await world.start()
         binding = await world.bind("a", template())
-        block = execution_of(binding, Local(state=State.ENDED, run=1, failures=1, exit=Exit()), config())
+        block = execution_block(binding, TaskObservation(state=TaskState.ENDED, run=1, failures=1, exit=ExitStatus()), config())
         assert block is not None
         assert (block.phase, block.reason) == (Phase.BACKING_OFF, Reason.BACKING_OFF)
         await world.close()
@@ -92,9 +92,9 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         ports = virtual.VirtualPorts()
         driver, world = ScriptedDriver(ports), World(ports)
         await world.start()
-        supervisor = Supervisor(
+        supervisor = TaskSupervisor(
             config(), world.agent(), drivers={"process": driver}, prober=ScriptedProber(driver), memory=KeptMemory(),
-            ports=ports, traits=lambda: Traits(warm=("model",), isolation="cgroup2"),
+            ports=ports, traits=lambda: NodeTraits(cached_artifacts=("model",), isolation="cgroup2"),
         )  # fmt: skip
         task = asyncio.create_task(supervisor.run())
         await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)

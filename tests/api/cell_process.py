@@ -13,22 +13,22 @@ from pathlib import Path
 
 import uvloop
 
-from holdfast.gate.authenticate import Authenticator
-from holdfast.gate.certificates import issue, make_ca
+from holdfast.foundation.log import configure
+from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.gate import Gate
-from holdfast.gate.local import LocalClient
+from holdfast.gate.local_client import LocalClient
 from holdfast.gate.principal import CONTROLLERS, OPERATORS, TENANT_PREFIX, from_identity
-from holdfast.gate.tokens import TokenFile
+from holdfast.identity.authenticate import Authenticator
+from holdfast.identity.certificates import issue, make_ca
+from holdfast.identity.tokens import TokenFile
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create
-from holdfast.runtime.log import configure
-from holdfast.runtime.ports import SystemPorts
 from holdfast.server.app import Application
-from holdfast.server.serve import Listener, Tls, serve
+from holdfast.server.listener import Listener, TlsFiles, serve
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 from holdfast.store.sqlite import SqliteStore
@@ -87,7 +87,7 @@ async def main(folder: Path, cell: str) -> None:
         found = {"port": listener.port, "ca": str(ca.certificate), "token": token, "credentials": credentials}
         print(json.dumps(found), flush=True)
 
-    await serve(app, "127.0.0.1", 0, Tls(server.certificate, server.key, ca.certificate), stop=stop, started=started)
+    await serve(app, "127.0.0.1", 0, TlsFiles(server.certificate, server.key, ca.certificate), stop=stop, started=started)
     await gate.close()
     await objects.close()
     await store.close()

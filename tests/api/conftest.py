@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from needs import lacking
+from tests.requirements import skip_or_fail
 
 HERE = Path(__file__).parent
 MINORS = ("1.32", "1.33", "1.31", "1.30", "1.29", "1.28", "1.27")
@@ -180,7 +179,7 @@ def _versions() -> list[Any]:
 @pytest.fixture(params=_versions())
 def kubectl(request: pytest.FixtureRequest, cell: Cell, tmp_path: Path) -> Kubectl:
     if request.param == "none":
-        lacking("no kubectl found: install one (or kubectl.1.32 and the like) on PATH to run these tests")
+        skip_or_fail("no kubectl found: install one (or kubectl.1.32 and the like) on PATH to run these tests")
     return Kubectl(KUBECTLS[request.param], cell, tmp_path)
 
 
@@ -188,7 +187,7 @@ def kubectl(request: pytest.FixtureRequest, cell: Cell, tmp_path: Path) -> Kubec
 def newest(cell: Cell, tmp_path: Path) -> Kubectl:
     """One kubectl, for what need not be tried with every version."""
     if not KUBECTLS:
-        lacking("no kubectl found: install one (or kubectl.1.32 and the like) on PATH to run these tests")
+        skip_or_fail("no kubectl found: install one (or kubectl.1.32 and the like) on PATH to run these tests")
     return Kubectl(next(iter(KUBECTLS.values())), cell, tmp_path)
 
 

@@ -11,30 +11,39 @@ from typing import Any
 import msgspec
 
 from holdfast.authority.authority import Authority
-from holdfast.client.contract import Token
+from holdfast.client.contract import FencingToken
 from holdfast.gate.principal import Principal, controller
 from holdfast.model import codec, limits
 from holdfast.model.binding import Binding, DeviceClaim, Intent
+from holdfast.model.election_term import Term, TermSpec
 from holdfast.model.errors import Ambiguous
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Object, ObjectMeta
-from holdfast.model.node import Contact, ContactBlock, Device, FenceBlock, Node, NodeExecution, NodeSpec, NodeStatus
-from holdfast.model.placement import (
-    Answer,
-    PlaceItem,
+from holdfast.model.node import (
+    ContactBlock,
+    ContactState,
+    Device,
+    FenceBlock,
+    Node,
+    NodeExecution,
+    NodeSpec,
+    NodeStatus,
+)
+from holdfast.model.placement_api import (
+    PlacementResult,
     ReleaseAction,
     ReleaseItem,
     ReleaseRequest,
     RenewItem,
     RenewRequest,
+    ReserveItem,
     ReserveRequest,
 )
 from holdfast.model.quota import GrantClass, grant_name
 from holdfast.model.replica import Phase, Replica, ReplicaSpec
 from holdfast.model.template import Template, template_hash
-from holdfast.model.term import Term, TermSpec
 from holdfast.model.times import seconds_text
 from holdfast.store.contract import Committed, Compare, Put, Remove, Store, Txn
 from holdfast.store.memory import MemoryStore
@@ -175,7 +184,7 @@ class Cell:
         key = kind_of(item).store_key(item.metadata.namespace, item.metadata.name)
         await self.objects.commit(None, Txn(writes=(Remove(key),)))
 
-    async def elect(self) -> Token:
+    async def elect(self) -> FencingToken:
         """Raises the term, as an election win does."""
         kind = kind_of(Term)
         old = self.objects.get(kind, "", "authority")
@@ -185,7 +194,7 @@ class Cell:
             (Compare(kind.store_key("", "authority"), old.revision if old is not None else 0),),
             (Put(kind.store_key("", "authority"), codec.encode(item), item),),
         )
-        return Token("authority", (await self.objects.commit(None, txn)).revision)
+        return FencingToken("authority", (await self.objects.commit(None, txn)).revision)
 
     async def lead(self, *, run: bool = False) -> Authority:
         """Elects and starts a new authority; with `run`, also its background jobs."""
@@ -204,7 +213,7 @@ class Cell:
             epoch = (await self.renew(name, 0)).epoch
         devices = tuple(Device(f"gpu-{i}", model=model) for i in range(gpus))
         status = NodeStatus(
-            contact=ContactBlock(state=Contact.LIVE), execution=NodeExecution(epoch=epoch, reconciled=True)
+            contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=epoch, reconciled=True)
         )
         item = Node(ObjectMeta(name=name), NodeSpec(**spec, devices=devices), status)
         if self.authority.leading:
@@ -272,38 +281,38 @@ class Cell:
 
     # Requests
 
-    def item(self, replica: Replica, node: str = "n1", **more: Any) -> PlaceItem:
+    def item(self, replica: Replica, node: str = "n1", **more: Any) -> ReserveItem:
         intent = Intent(replica.uid, template_hash(replica.spec.template), replica.status.placement.attempt)
         more = {"intent": intent, **more}
-        return PlaceItem(replica.metadata.namespace, replica.metadata.name, node=node, **more)
+        return ReserveItem(replica.metadata.namespace, replica.metadata.name, node=node, **more)
 
-    async def reserve(self, *items: PlaceItem, bind: bool = True, **more: Any) -> list[Answer]:
-        return list((await self.authority.reserve(WHO, ReserveRequest(items, bind=bind, **more))).answers)
+    async def reserve(self, *items: ReserveItem, bind: bool = True, **more: Any) -> list[PlacementResult]:
+        return list((await self.authority.reserve(WHO, ReserveRequest(items, bind=bind, **more))).results)
 
-    async def place(self, replica: Replica, node: str = "n1", **more: Any) -> Answer:
+    async def place(self, replica: Replica, node: str = "n1", **more: Any) -> PlacementResult:
         return (await self.reserve(self.item(replica, node, **more)))[0]
 
-    async def release(self, replica: Replica, action: ReleaseAction, attempt: int = 0) -> Answer:
+    async def release(self, replica: Replica, action: ReleaseAction, attempt: int = 0) -> PlacementResult:
         item = ReleaseItem(
             replica.metadata.namespace, replica.metadata.name, replica.uid,
             attempt or replica.status.placement.attempt, action, "Drained", 3.0,
         )  # fmt: skip
-        return (await self.authority.release(WHO, ReleaseRequest((item,)))).answers[0]
+        return (await self.authority.release(WHO, ReleaseRequest((item,)))).results[0]
 
-    async def renew(self, node: str, epoch: int) -> Answer:
+    async def renew(self, node: str, epoch: int) -> PlacementResult:
         """One heartbeat, flushed at once."""
         waiting = asyncio.create_task(self.authority.renew(WHO, RenewRequest((RenewItem(node, epoch),))))
         await turns(2)
         if not self._tasks:
             await self.authority.tick()
         else:
-            gathered_s = limits.LEASE_GATHER_S + 0.05
+            gathered_s = limits.LEASE_BATCH_DELAY_S + 0.05
             await (self.clock.advance(gathered_s) if hasattr(self.clock, "advance") else asyncio.sleep(gathered_s))
-        return (await waiting).answers[0]
+        return (await waiting).results[0]
 
     def check_ledger(self) -> None:
         """The ledger equals a rebuilt one while nothing is in flight."""
-        assert self.authority.ledger == self.authority.recount()
+        assert self.authority.ledger == self.authority.rebuilt_ledger()
 
 
 def devices(*ids: str) -> tuple[DeviceClaim, ...]:

@@ -5,30 +5,36 @@ from __future__ import annotations
 import msgspec
 from tests.authority.cell import TENANT, Cell
 
+from holdfast.controllers.cache import Cache
 from holdfast.link import grant_sync
-from holdfast.model import ages
+from holdfast.model import input_freshness
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
-from holdfast.model.placement import Answer, Result
+from holdfast.model.placement_api import PlacementOutcome, PlacementResult
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, grant_name
-from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision, PolicyRevisionSpec, PromotionStage, Rules
+from holdfast.model.scheduler_policy import (
+    PartitionMode,
+    PolicyRevision,
+    PolicyRevisionSpec,
+    PolicyRules,
+    PromotionStage,
+)
 from holdfast.model.times import micro_text
 from holdfast.model.writes import Create, Update
-from holdfast.runtime.cache import Cache
 
 REGION = "us-east"
 
 
-def why(answer: Answer) -> str:
-    return answer.reason if answer.result is Result.REJECTED else answer.result.value
+def why(answer: PlacementResult) -> str:
+    return answer.reason if answer.result is PlacementOutcome.REJECTED else answer.result.value
 
 
 async def test_reserve_on_node_past_report_age_is_refused(cell: Cell) -> None:
     fresh, late = await cell.replica("fresh-0"), await cell.replica("late-0")
     node = cell.get_node()
     await cell.renew("n1", node.status.execution.epoch)
-    await cell.clock.advance(ages.NODE_REPORT.seconds - 1)
+    await cell.clock.advance(input_freshness.NODE_REPORT.seconds - 1)
     assert why(await cell.place(fresh)) == "Accepted"
     await cell.clock.advance(2)
     assert why(await cell.place(late)) == "NodeUnreachable"
@@ -51,7 +57,7 @@ async def test_grant_past_lease_age_is_refused_until_renewed(cell: Cell) -> None
         await cell.remove(known)
     replicas = [await cell.replica(f"r-{n}") for n in range(3)]
     await heard(cell, cell.clock.now())
-    await keep_alive(cell, ages.GRANT.seconds - 1)
+    await keep_alive(cell, input_freshness.GRANT.seconds - 1)
     assert why(await cell.place(replicas[0])) == "Accepted"
     await keep_alive(cell, 2)
     assert why(await cell.place(replicas[1])) == "GrantExpired"
@@ -63,13 +69,13 @@ async def test_proposal_of_stale_policy_is_refused_by_expired_grant(cell: Cell) 
     """Policies and grants come over the same link: when the policy is too old, the grant lease has expired too."""
     for known in cell.every(GrantCopy):
         await cell.remove(known)
-    rules = Rules(partition_mode=PartitionMode.WAIT)
+    rules = PolicyRules(partition_mode=PartitionMode.WAIT)
     spec = PolicyRevisionSpec(policy="default", sequence=7, stage=PromotionStage.ACTIVE, rules=rules)
     await cell.put(PolicyRevision(ObjectMeta(name="last-known"), spec))
     await heard(cell, cell.clock.now())
     fresh, late = await cell.replica("fresh-0"), await cell.replica("late-0")
     assert why(await cell.place(fresh, policy_revision="last-known")) == "Accepted"
-    await keep_alive(cell, ages.POLICY.seconds + 1)
+    await keep_alive(cell, input_freshness.POLICY.seconds + 1)
     assert why(await cell.place(late, policy_revision="last-known")) == "GrantExpired"
 
 
@@ -77,7 +83,7 @@ async def test_emergency_quota_after_override_expiry_is_not_spent(cell: Cell) ->
     for known in cell.every(GrantCopy):
         await cell.remove(known)
     far = micro_text(cell.clock.now() + 7200)  # the grant's expiry, as seen after the wall clock was set back
-    more = GrantCopySpec(grant_class=GrantClass.EMERGENCY, limit={"cpu": "4", "memory": "8Gi"}, spend_until=far)
+    more = GrantCopySpec(grant_class=GrantClass.EMERGENCY, limit={"cpu": "4", "memory": "8Gi"}, lease_expires_at=far)
     await cell.put(GrantCopy(ObjectMeta(name="emergency", namespace=TENANT, generation=1), more))
     spec = OverrideSpec(OverrideKind.EMERGENCY_QUOTA, OverrideScope(tenant=TENANT), "sale", quota={"cpu": "4"})
     acting = Override(ObjectMeta(name="e"), spec, OverrideStatus(phase="Active", expires_at=far))
@@ -94,7 +100,7 @@ async def keep_alive(cell: Cell, seconds: float) -> None:
     epoch = cell.get_node().status.execution.epoch
     left = seconds
     while left > 0:
-        step = min(left, ages.NODE_REPORT.seconds / 2)
+        step = min(left, input_freshness.NODE_REPORT.seconds / 2)
         await cell.clock.advance(step)
         await cell.renew("n1", epoch)
         left -= step

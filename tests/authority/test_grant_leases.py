@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.authority.grant_leases import GrantLeases
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
-from holdfast.model.grant_limit import limit_of
+from holdfast.model.grant_limit import spending_limit
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.quota import GrantClass
 from holdfast.model.times import micro_text
@@ -21,8 +21,8 @@ def copy_heard(at_s: float) -> GrantCopy:
         grant_class=GrantClass.NORMAL,
         limit={"cpu": "4"},
         epoch=1,
-        heard_at=micro_text(at_s),
-        spend_until=micro_text(at_s + LEASE_S),
+        last_contact_at=micro_text(at_s),
+        lease_expires_at=micro_text(at_s + LEASE_S),
     )
     return GrantCopy(metadata=ObjectMeta(name="normal", namespace="acme"), spec=spec)
 
@@ -50,7 +50,7 @@ class Region:
 
     def over(self, copy: GrantCopy) -> bool:
         age = lambda c: self.leases.age_s(c, self.wall_s, self.monotonic_s)  # noqa: E731
-        return limit_of([copy], GrantClass.NORMAL, self.own_s, age_s=age).over
+        return spending_limit([copy], GrantClass.NORMAL, self.own_s, age_s=age).over
 
 
 @pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 0.0, 100.0, HOUR_S])

@@ -8,30 +8,30 @@ import msgspec
 import pytest
 from tests.authority.cell import WHO, Cell, turns
 
-from holdfast.authority import rejoin
+from holdfast.authority import restore_records
 from holdfast.model import limits
+from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
 from holdfast.model.errors import Unavailable
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import NodeStatus
-from holdfast.model.placement import RenewItem, RenewRequest, Result
-from holdfast.model.term import INCARNATION, Term, TermSpec
+from holdfast.model.placement_api import PlacementOutcome, RenewItem, RenewRequest
 
 
 async def test_registration_issues_increasing_epochs_without_node(cell: Cell) -> None:
     first = await cell.renew("new", 0)
-    assert (first.result, first.epoch, first.ttl_seconds) == (Result.ACCEPTED, 1, 15.0)
+    assert (first.result, first.epoch, first.ttl_seconds) == (PlacementOutcome.ACCEPTED, 1, 15.0)
     assert (await cell.renew("new", 1)).epoch == 1
     assert (await cell.renew("new", 0)).epoch == 2
     old = await cell.renew("new", 1)
-    assert (old.result, old.reason, old.facts["current"]) == (Result.REJECTED, "NodeFenced", 2)
+    assert (old.result, old.reason, old.facts["current"]) == (PlacementOutcome.REJECTED, "NodeFenced", 2)
     assert (await cell.renew("new", 9)).reason == "NodeFenced"
     assert (await cell.renew("never", 1)).reason == "NodeFenced"
 
 
 async def test_restored_region_issues_epochs_above_previous_incarnations(cell: Cell) -> None:
     """An agent remembers every epoch at which it was fenced, also those after the backup."""
-    await cell.put(Term(metadata=ObjectMeta(name=INCARNATION), spec=TermSpec(holder=rejoin.JOINED, term=3)))
+    await cell.put(Term(metadata=ObjectMeta(name=INCARNATION_TERM), spec=TermSpec(holder=restore_records.RESTORE_COMPLETE, term=3)))
     for node in ("n1", "unknown to the backup"):
         assert (await cell.renew(node, 1)).reason == "NodeFenced"
         given = (await cell.renew(node, 0)).epoch
@@ -48,8 +48,8 @@ async def test_1200_renewals_are_one_commit_in_pages_of_500(cell: Cell) -> None:
     await turns(3)
     assert not asked.done() and cell.store.commits == before
     await cell.authority._heartbeats.flush()
-    answers = (await asked).answers
-    assert all(a.epoch == 1 for a in answers) and (await more).answers[0].epoch == 1
+    answers = (await asked).results
+    assert all(a.epoch == 1 for a in answers) and (await more).results[0].epoch == 1
     assert cell.store.commits == before + 1
     pages = cell.every(LeasePage)
     assert sorted(len(p.spec.leases) for p in pages) == [201, 500, 500]
@@ -58,12 +58,12 @@ async def test_1200_renewals_are_one_commit_in_pages_of_500(cell: Cell) -> None:
 async def test_node_past_lease_grace_is_fenced_and_cannot_renew(cell: Cell) -> None:
     await cell.lead(run=True)
     await cell.clock.advance(10)
-    assert (await cell.renew("n1", 1)).result is Result.ACCEPTED
+    assert (await cell.renew("n1", 1)).result is PlacementOutcome.ACCEPTED
     await cell.clock.advance(19.9)  # TTL 15 * 1.01 + 5 = 20.15 after the renewal
     assert cell.get_node().status.fence.fenced_epoch == 0
     await cell.clock.advance(2)
     fence = cell.get_node().status.fence
-    assert (fence.fenced_epoch, fence.reason) == (1, "LeaseLapsed") and fence.at
+    assert (fence.fenced_epoch, fence.reason) == (1, "LeaseExpired") and fence.at
     refused = await cell.renew("n1", 1)
     assert (refused.reason, refused.facts["floor"]) == ("NodeFenced", 1)
     assert (await cell.renew("n1", 0)).epoch == 2
@@ -82,7 +82,7 @@ async def test_fence_survives_node_deletion_and_leader_change(cell: Cell) -> Non
     await cell.lead(run=True)
     await cell.put(msgspec.structs.replace(node, metadata=ObjectMeta(name="n1"), status=NodeStatus()))
     refused = await cell.renew("n1", 1)
-    assert (refused.result, refused.reason) == (Result.REJECTED, "NodeFenced"), "the fenced epoch must not be renewed"
+    assert (refused.result, refused.reason) == (PlacementOutcome.REJECTED, "NodeFenced"), "the fenced epoch must not be renewed"
     assert (await cell.renew("n1", 0)).epoch == 2
 
 
@@ -96,12 +96,12 @@ async def test_fence_without_ended_lease_is_completed(cell: Cell) -> None:
 
 async def test_registration_issues_epoch_above_agents_fenced_epoch(cell: Cell) -> None:
     """The region may have dropped these epochs: leases of removed nodes are kept for a day."""
-    asked = RenewRequest((RenewItem("n9", 0, above=7), RenewItem("n8", 0, above=2**200), RenewItem("n1", 1, above=7)))
+    asked = RenewRequest((RenewItem("n9", 0, fenced_epoch=7), RenewItem("n8", 0, fenced_epoch=2**200), RenewItem("n1", 1, fenced_epoch=7)))
     waiting = asyncio.create_task(cell.authority.renew(WHO, asked))
     await turns(2)
     await cell.authority.tick()
-    answers = (await waiting).answers
-    assert [a.epoch for a in answers] == [8, limits.EPOCH_MAX + 1, 1]
+    answers = (await waiting).results
+    assert [a.epoch for a in answers] == [8, limits.REPORTED_EPOCH_MAX + 1, 1]
 
 
 async def test_new_authority_waits_full_ttl_before_fencing(cell: Cell) -> None:
@@ -119,7 +119,7 @@ async def test_renewal_in_same_tick_precedes_fence(cell: Cell) -> None:
     waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
     await turns(2)
     await cell.authority.tick()
-    assert (await waiting).answers[0].result is Result.ACCEPTED
+    assert (await waiting).results[0].result is PlacementOutcome.ACCEPTED
     assert cell.get_node().status.fence.fenced_epoch == 0
 
 
@@ -144,7 +144,7 @@ async def test_unanswered_registration_commit_is_read_back(cell: Cell, fault: st
     cell.store.faults = [fault]
     waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n2", 0),))))
     await cell.clock.advance(2)
-    assert (await waiting).answers[0].epoch == 1
+    assert (await waiting).results[0].epoch == 1
     assert cell.authority.lease_epoch("n2") == 1
     await cell.lead()
     assert cell.authority.lease_epoch("n2") == 1
@@ -166,7 +166,7 @@ async def test_registration_flushes_sooner_than_renewals(cell: Cell) -> None:
     registered = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("new", 0),))))
     await turns(3)
     await cell.clock.advance(0.26)
-    assert (await registered).answers[0].epoch == 1
+    assert (await registered).results[0].epoch == 1
     first = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
     await turns(3)
     await cell.clock.advance(0.9)
@@ -174,6 +174,6 @@ async def test_registration_flushes_sooner_than_renewals(cell: Cell) -> None:
     await turns(3)
     assert not first.done()
     await cell.clock.advance(0.11)
-    assert [(await asked).answers[0].result for asked in (first, second)] == [Result.ACCEPTED] * 2
+    assert [(await asked).results[0].result for asked in (first, second)] == [PlacementOutcome.ACCEPTED] * 2
     leases = cell.every(LeasePage)[0].spec.leases
     assert leases["n1"].renewed_at_s == leases["new"].renewed_at_s

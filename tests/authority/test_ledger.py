@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.authority.claims import Claim, Want, grant_class
-from holdfast.authority.ledger import Ledger, rebuild
+from holdfast.authority.claims import Claim, ClaimRequest, grant_class
+from holdfast.authority.ledger import Ledger, rebuild_ledger
 from holdfast.model.binding import (
     Binding,
     BindingSpec,
@@ -23,12 +23,17 @@ from holdfast.model.binding import (
 )
 from holdfast.model.errors import Refused
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
-from holdfast.model.grant_limit import Limit, limit_of
-from holdfast.model.hold import Hold, HoldSpec, HoldStatus, KeptBlock
+from holdfast.model.grant_limit import SpendingLimit, spending_limit
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, node_capacity
 from holdfast.model.quantity import add, amounts_text
 from holdfast.model.quota import GrantClass
+from holdfast.model.recovery_slot import (
+    RecoverySlot,
+    RecoverySlotSpec,
+    RecoverySlotStatus,
+    SlotAdmissionStatus,
+)
 from holdfast.model.template import Template
 
 CLASSES = st.sampled_from(list(CapacityClass))
@@ -50,7 +55,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.revision = 10
         self.nodes: dict[str, Node] = {}
-        self.holds: dict[str, Hold] = {}
+        self.holds: dict[str, RecoverySlot] = {}
         self.reservations: dict[str, Reservation] = {}
         self.bindings: dict[str, Binding] = {}
         self.count = 0
@@ -60,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def _resize(self, name: str, cpu: int, gpus: int) -> None:
         self.revision += 1
         self.nodes[name] = make_node(name, self.revision, cpu, gpus)
-        self.ledger.see(self.nodes[name])
+        self.ledger.account_for(self.nodes[name])
 
     @rule(name=st.sampled_from(["n1", "n2"]), cpu=st.integers(0, 9000), gpus=st.integers(0, 3))
     def resize(self, name: str, cpu: int, gpus: int) -> None:
@@ -80,12 +85,12 @@ class LedgerMachine(RuleBasedStateMachine):
         sums = {name: amount for name, amount in (("cpu", cpu), ("gpu", gpu)) if amount}
         victims = tuple(key for key in list(self.bindings)[victim : victim + 1] if not binds)
         holds = tuple(self.holds) if draws and kind is CapacityClass.RECOVERY else ()
-        want = Want(
+        want = ClaimRequest(
             tenant, f"r{self.count}.1", f"r{self.count}", f"u{self.count}", 1, sums, kind, (),
             tuple((f"p{i}", p) for i, p in enumerate(ports)), (), victims, holds, bool(victims),
         )  # fmt: skip
         before = self._state()
-        found = self.ledger.check(self.nodes[node], want, Limit(LIMIT, LIMIT, ("x",)))
+        found = self.ledger.check(self.nodes[node], want, SpendingLimit(LIMIT, LIMIT, ("x",)))
         assert self._state() == before, "a check changed the ledger"
         if isinstance(found, Refused):
             assert found.reason and found.message and found.facts
@@ -100,7 +105,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._record(claim)
 
     def _state(self) -> dict[str, Any]:
-        return msgspec.json.decode(msgspec.json.encode(_plain(self.ledger.state())))
+        return msgspec.json.decode(msgspec.json.encode(_plain(self.ledger.comparable_state())))
 
     def _fits(self, node: Node, claim: Claim) -> None:
         """Independent check of the capacity rule, the devices and the limit."""
@@ -114,7 +119,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for each in here:
             into = nominated if each.nominated else loose if each.capacity_class == "Reclaimable" else firm
             add(into, each.amounts)
-            drawn |= set(each.holds)
+            drawn |= set(each.recovery_slots)
             if each.nominated:
                 victims |= set(each.victims)
         held: dict[str, int] = {}
@@ -151,7 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
             "replica": claim.replica, "intent": intent, "node": claim.node, "resources": amounts_text(claim.amounts),
             "capacity_class": claim.capacity_class, "devices": claim.devices, "ports": claim.ports,
         }  # fmt: skip
-        spec = ReservationSpec(**common, victims=claim.victims, holds=claim.holds)
+        spec = ReservationSpec(**common, victims=claim.victims, recovery_slots=claim.recovery_slots)
         self.reservations[claim.key] = Reservation(meta, spec, ReservationStatus(phase=phase))
         if claim.bound:
             self.bindings[claim.key] = Binding(meta, BindingSpec(**common, template=Template()))
@@ -178,23 +183,23 @@ class LedgerMachine(RuleBasedStateMachine):
             binding, spec=msgspec.structs.replace(binding.spec, quota_released=True)
         )
         self.reservations.pop(key, None)
-        self.ledger.put(msgspec.structs.replace(self.ledger.claims[key], quota_held=False, holds=()))
+        self.ledger.put(msgspec.structs.replace(self.ledger.claims[key], quota_held=False, recovery_slots=()))
 
     @rule(node=st.sampled_from(["n1", "n2"]), cpu=st.integers(1, 3000), number=st.integers(0, 3))
     def hold(self, node: str, cpu: int, number: int) -> None:
         old = self.holds.pop(f"h{number}", None)
         if old is None:
-            self.holds[f"h{number}"] = Hold(
+            self.holds[f"h{number}"] = RecoverySlot(
                 ObjectMeta(name=f"h{number}"),
-                HoldSpec("b", node, resources={"cpu": f"{cpu}m"}),
-                HoldStatus(kept=KeptBlock(kept=True)),
+                RecoverySlotSpec("b", node, resources={"cpu": f"{cpu}m"}),
+                RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True)),
             )
         for name in self.nodes:
-            self.ledger.hold(name, [h for h in self.holds.values() if h.spec.node == name])
+            self.ledger.set_slots(name, [h for h in self.holds.values() if h.spec.node == name])
 
     @invariant()
     def equals_rebuilt_ledger(self) -> None:
-        again = rebuild(
+        again = rebuild_ledger(
             self.nodes.values(), self.holds.values(), self.reservations.values(), self.bindings.values()
         )  # fmt: skip
         assert self.ledger == again
@@ -229,7 +234,7 @@ def test_spending_limit_is_sum_of_live_grants_of_class(rows: list[tuple[GrantCla
     copies = [
         GrantCopy(
             ObjectMeta(name=str(i)),
-            GrantCopySpec(c, {"cpu": n}, spend_until="2026-01-01T00:00:00Z" if ended else ""),
+            GrantCopySpec(c, {"cpu": n}, lease_expires_at="2026-01-01T00:00:00Z" if ended else ""),
         )
         for i, (c, n, ended) in enumerate(rows)
     ]
@@ -238,6 +243,6 @@ def test_spending_limit_is_sum_of_live_grants_of_class(rows: list[tuple[GrantCla
         (GrantClass.NORMAL, (GrantClass.NORMAL, GrantClass.EMERGENCY)),
         (GrantClass.RECOVERY, (GrantClass.RECOVERY,)),
     ):
-        limit = limit_of(copies, spent_as, now)
+        limit = spending_limit(copies, spent_as, now)
         assert limit.spendable.get("cpu", 0) == 1000 * sum(n for c, n, e in rows if c in classes and not e)
         assert limit.held.get("cpu", 0) == 1000 * sum(n for c, n, _ in rows if c in classes)

@@ -12,26 +12,26 @@ from tests.authority.cell import TENANT, Cell, turns
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
 from holdfast.model.binding import Reservation
 from holdfast.model.errors import Ambiguous, Conflict
-from holdfast.model.hold import Hold, HoldSpec, is_kept, is_refused
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement import ReleaseAction, Result
+from holdfast.model.placement_api import PlacementOutcome, ReleaseAction
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec
+from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec, is_admitted, is_rejected
 from holdfast.model.template import Template
 from holdfast.store.contract import Committed, Compare, Remove, Txn
 
 
 async def wish(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
-    await cell.put(Hold(ObjectMeta(name=name, uid=f"uid-{name}"), HoldSpec("b", node, resources={"cpu": cpu})))
+    await cell.put(RecoverySlot(ObjectMeta(name=name, uid=f"uid-{name}"), RecoverySlotSpec("b", node, resources={"cpu": cpu})))
 
 
 async def test_slot_that_fits_is_admitted_and_counted(cell: Cell) -> None:
     await cell.lead()
     await wish(cell, "h1", "6")
     await cell.authority.tick()
-    assert is_kept(cell.every(Hold)[0])
+    assert is_admitted(cell.every(RecoverySlot)[0])
     cell.check_ledger()
     refused = await cell.place(await cell.replica("firm", template={"resources": {"cpu": "4"}}))
     assert refused.reason == "InsufficientCpu" and refused.facts["held"] == {"cpu": "6"}
@@ -41,11 +41,11 @@ async def test_slot_that_does_not_fit_is_refused_and_not_counted(cell: Cell) -> 
     await cell.lead()
     assert (
         await cell.place(await cell.replica("firm", template={"resources": {"cpu": "4"}}))
-    ).result is Result.ACCEPTED
+    ).result is PlacementOutcome.ACCEPTED
     await wish(cell, "h1", "6")
     await cell.authority.tick()
-    (hold,) = cell.every(Hold)
-    assert is_refused(hold) and "cpu by" in hold.status.kept.message
+    (hold,) = cell.every(RecoverySlot)
+    assert is_rejected(hold) and "cpu by" in hold.status.kept.message
     cell.check_ledger()
 
 
@@ -57,7 +57,7 @@ async def test_concurrent_slots_and_binds_keep_capacity_rule(cell: Cell) -> None
     await asyncio.gather(*(cell.place(r) for r in replicas), cell.authority.tick())
     cell.check_ledger()
     account = cell.authority.ledger.nodes["n1"]
-    assert account.firm.get("cpu", 0) + account.held().get("cpu", 0) <= account.capacity["cpu"]
+    assert account.firm.get("cpu", 0) + account.recovery_reserved().get("cpu", 0) <= account.capacity["cpu"]
 
 
 async def test_slot_consumer_is_set_with_claim_and_cleared_after_release(cell: Cell) -> None:
@@ -67,15 +67,15 @@ async def test_slot_consumer_is_set_with_claim_and_cleared_after_release(cell: C
     await wish(cell, "h1", "2")
     await cell.authority.tick()
     one = await cell.replica("r-0", template={"resources": {"cpu": "2"}}, purpose=Purpose.RECOVERY)
-    assert (await cell.place(one)).result is Result.ACCEPTED
-    assert cell.every(Hold)[0].status.draw.replica_uid == one.uid, "in the same commit as the claim"
+    assert (await cell.place(one)).result is PlacementOutcome.ACCEPTED
+    assert cell.every(RecoverySlot)[0].status.draw.replica_uid == one.uid, "in the same commit as the claim"
     cell.check_ledger()
     placed = cell.get_replica("r-0")
     await cell.release(placed, ReleaseAction.STOP)
     await cell.acknowledge(placed.status.placement.binding)
     await cell.release(placed, ReleaseAction.FREE)
     await cell.authority.tick()
-    assert cell.every(Hold)[0].status.draw is None
+    assert cell.every(RecoverySlot)[0].status.draw is None
     cell.check_ledger()
 
 
@@ -89,14 +89,14 @@ async def test_slot_deleted_during_unanswered_admission_leaves_ledger(
     await cell.lead(run=True)
     await wish(cell, "h1", "2")
     await wish(cell, "h2", "3")
-    answered, key = cell.store.commit, kind_of(Hold).store_key("", "h2")
+    answered, key = cell.store.commit, kind_of(RecoverySlot).store_key("", "h2")
 
     async def unanswered(txn: Txn) -> Committed:
         done = await answered(txn)
         if any(write.key == key for write in txn.writes):
             monkeypatch.undo()
             await turns()
-            await cell.remove(next(hold for hold in cell.every(Hold) if hold.metadata.name == "h2"))
+            await cell.remove(next(hold for hold in cell.every(RecoverySlot) if hold.metadata.name == "h2"))
             if again:
                 await wish(cell, "h2", "3", "n2")
             await turns()
@@ -108,7 +108,7 @@ async def test_slot_deleted_during_unanswered_admission_leaves_ledger(
     await turns()
     cell.check_ledger()
     await cell.authority.tick()
-    assert [hold.spec.node for hold in cell.every(Hold) if is_kept(hold)] == ["n1", "n2"][: 1 + again]
+    assert [hold.spec.node for hold in cell.every(RecoverySlot) if is_admitted(hold)] == ["n1", "n2"][: 1 + again]
     cell.check_ledger()
 
 
@@ -122,9 +122,9 @@ async def test_slot_is_either_consumed_or_deleted(cell: Cell, first: str, later:
     await cell.lead(run=True)
     await wish(cell, "h1", "2")
     await cell.authority.tick()
-    (seen,) = cell.every(Hold)
+    (seen,) = cell.every(RecoverySlot)
     one = await cell.replica("r-0", template={"resources": {"cpu": "2"}}, purpose=Purpose.RECOVERY)
-    key = kind_of(Hold).store_key("", "h1")
+    key = kind_of(RecoverySlot).store_key("", "h1")
 
     async def end() -> bool:
         try:
@@ -140,9 +140,9 @@ async def test_slot_is_either_consumed_or_deleted(cell: Cell, first: str, later:
     drawing, ending = cell.place(one), end()
     both = (drawing, after(ending)) if first == "draw" else (after(drawing), ending)
     answer, ended = await asyncio.gather(*both)
-    assert answer.result is Result.ACCEPTED
+    assert answer.result is PlacementOutcome.ACCEPTED
     drawn = [name for claim in cell.every(Reservation) for name in claim.spec.holds]
-    left = [h.metadata.name for h in cell.every(Hold)]
+    left = [h.metadata.name for h in cell.every(RecoverySlot)]
     await turns()
     assert drawn == ([] if ended else ["h1"]) and left == drawn
     cell.check_ledger()
@@ -157,7 +157,7 @@ async def test_recovery_without_preemption_evicts_only_reclaimable_work(
     await cell.lead()
     template = {"resources": {"cpu": "7"}}
     low = await cell.replica("low", template=template, reclaimable=reclaimable, rank=50)
-    assert (await cell.place(low)).result is Result.ACCEPTED
+    assert (await cell.place(low)).result is PlacementOutcome.ACCEPTED
     await cell.put(
         Assignment(
             ObjectMeta(name="web.us-east.normal", namespace=TENANT, generation=1),

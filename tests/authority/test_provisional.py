@@ -14,16 +14,16 @@ from holdfast.model.binding import Binding
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement import Answer, Result
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_api import PlacementOutcome, PlacementResult
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import (
     PartitionMode,
     PolicyRevision,
     PolicyRevisionSpec,
+    PolicyRules,
     PromotionStage,
-    Rules,
 )
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text, parse_time
@@ -42,7 +42,7 @@ async def cut_off(
         limit=both[0], provisional=both[1] if provisional else {}, heard_at=micro_text(heard_s),
         spend_until=micro_text(heard_s + LEASE_S),
     )  # fmt: skip
-    rules = Rules(partition_mode=mode)
+    rules = PolicyRules(partition_mode=mode)
     spec = PolicyRevisionSpec(policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=rules)
     assigned = AssignmentSpec(
         workload="web", workload_uid="w", region="us-east", revision="1", template=Template(command=("true",))
@@ -77,7 +77,7 @@ def run_until_s(cell: Cell, name: str) -> float:
 async def test_reclaimable_work_in_partition_is_placed_provisionally(cell: Cell) -> None:
     await cut_off(cell)
     answer = await cell.place(await spare(cell))
-    assert answer.result is Result.ACCEPTED
+    assert answer.result is PlacementOutcome.ACCEPTED
     assert run_until_s(cell, "web-0.1") == pytest.approx(cell.clock.now() + limits.PROVISIONAL_RUN_S)
     cell.check_ledger()
 
@@ -85,10 +85,10 @@ async def test_reclaimable_work_in_partition_is_placed_provisionally(cell: Cell)
 async def test_partition_mode_wait_refuses_with_grant_expired(cell: Cell) -> None:
     await cut_off(cell, mode=PartitionMode.WAIT)
     answer = await cell.place(await spare(cell))
-    assert (answer.result, answer.reason) == (Result.REJECTED, "GrantExpired")
+    assert (answer.result, answer.reason) == (PlacementOutcome.REJECTED, "GrantExpired")
 
 
-async def _held(cell: Cell, **spec: Any) -> Answer:
+async def _held(cell: Cell, **spec: Any) -> PlacementResult:
     return await cell.place(await spare(cell, **spec))
 
 
@@ -96,7 +96,7 @@ async def _held(cell: Cell, **spec: Any) -> Answer:
     ("spec", "says"),
     [
         ({"reclaimable": False}, "cannot be reclaimed"),
-        ({"placement": Placement(residency=("eu",))}, "residency eu"),
+        ({"placement": PlacementRules(residency=("eu",))}, "residency eu"),
         ({"exclusive": Exclusivity()}, "exclusive"),
         ({"assignment": "other.us-east.normal"}, "assignment is not known"),
         ({"purpose": Purpose.RECOVERY, "reclaimable": False}, ""),
@@ -114,9 +114,9 @@ async def test_ineligible_work_in_partition_is_refused_with_reason(cell: Cell, s
         await cell.put(msgspec.structs.replace(replica, spec=changed))
         replica = cell.get_replica()
     answer = await cell.place(replica)
-    assert answer.result is Result.REJECTED
+    assert answer.result is PlacementOutcome.REJECTED
     if says:
-        assert answer.reason == "HeldWhileCutOff" and says in answer.message
+        assert answer.reason == "NotAllowedWhilePartitioned" and says in answer.message
     else:
         assert answer.reason == "NoGrant"  # recovery work needs a Recovery grant
     assert not cell.every(Binding)
@@ -125,14 +125,14 @@ async def test_ineligible_work_in_partition_is_refused_with_reason(cell: Cell, s
 async def test_grant_without_provisional_quota_refuses_in_partition(cell: Cell) -> None:
     await cut_off(cell, provisional="")
     answer = await cell.place(await spare(cell))
-    assert answer.reason == "HeldWhileCutOff" and "no provisional part" in answer.message
+    assert answer.reason == "NotAllowedWhilePartitioned" and "no provisional part" in answer.message
 
 
 async def test_provisional_claims_stay_within_provisional_quota(cell: Cell) -> None:
     await cut_off(cell, provisional="3")
     answers = await cell.reserve(*[cell.item(await spare(cell, f"web-{n}")) for n in range(5)])
-    assert [a.result for a in answers].count(Result.ACCEPTED) == 3
-    assert {a.reason for a in answers if a.result is Result.REJECTED} == {"HeldWhileCutOff"}
+    assert [a.result for a in answers].count(PlacementOutcome.ACCEPTED) == 3
+    assert {a.reason for a in answers if a.result is PlacementOutcome.REJECTED} == {"NotAllowedWhilePartitioned"}
     cell.check_ledger()
 
 
@@ -140,8 +140,8 @@ async def test_ordinary_claims_do_not_spend_provisional_quota(cell: Cell) -> Non
     await cut_off(cell, limit="4", provisional="3")
     await in_touch(cell)
     answers = await cell.reserve(*[cell.item(await cell.replica(f"web-{n}")) for n in range(3)])
-    assert [a.result for a in answers].count(Result.ACCEPTED) == 1
-    assert {a.reason for a in answers if a.result is Result.REJECTED} == {"QuotaExceeded"}
+    assert [a.result for a in answers].count(PlacementOutcome.ACCEPTED) == 1
+    assert {a.reason for a in answers if a.result is PlacementOutcome.REJECTED} == {"QuotaExceeded"}
 
 
 async def test_provisional_claim_is_renewed_up_to_maximum(cell: Cell) -> None:
@@ -159,7 +159,7 @@ async def test_provisional_claim_is_renewed_up_to_maximum(cell: Cell) -> None:
     assert run_until_s(cell, "web-0.1") == pytest.approx(heard_s + limits.PROVISIONAL_MAX_S, abs=1.0)
     await cell.node("n2")
     late = await cell.place(await spare(cell, "web-1"), "n2")
-    assert late.reason == "HeldWhileCutOff" and "cut off for longer" in late.message
+    assert late.reason == "NotAllowedWhilePartitioned" and "cut off for longer" in late.message
 
 
 async def test_provisional_claims_are_confirmed_as_far_as_grant_covers(cell: Cell) -> None:
@@ -174,13 +174,13 @@ async def test_provisional_claims_are_confirmed_as_far_as_grant_covers(cell: Cel
     confirmed = [n for n in range(3) if not run_until_s(cell, f"web-{n}.1")]
     assert len(confirmed) == 2
     assert cell.authority.ledger.used[(TENANT, GrantClass.NORMAL)]["cpu"] == 3000
-    assert cell.authority.ledger.on_trust[TENANT]["cpu"] == 1000
+    assert cell.authority.ledger.provisional_use[TENANT]["cpu"] == 1000
     cell.check_ledger()
 
 
 async def test_new_authority_counts_provisional_usage(cell: Cell) -> None:
     await cut_off(cell, provisional="1")
-    assert (await cell.place(await spare(cell))).result is Result.ACCEPTED
+    assert (await cell.place(await spare(cell))).result is PlacementOutcome.ACCEPTED
     await cell.lead()
-    assert (await cell.place(await spare(cell, "web-1"))).reason == "HeldWhileCutOff"
+    assert (await cell.place(await spare(cell, "web-1"))).reason == "NotAllowedWhilePartitioned"
     cell.check_ledger()

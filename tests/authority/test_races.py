@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from tests.authority.cell import TENANT, Cell, devices, turns
 
-from holdfast.authority.records import put, unstored
+from holdfast.authority.records import put_object, without_revision
+from holdfast.foundation.ports import SystemClock
 from holdfast.gate import audit
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
@@ -18,9 +19,8 @@ from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
 from holdfast.model.errors import Ambiguous, StaleToken, Unavailable
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement import ReleaseAction, Result
+from holdfast.model.placement_api import PlacementOutcome, ReleaseAction
 from holdfast.model.replica import Phase, Replica
-from holdfast.runtime.ports import SystemClock
 from holdfast.store.contract import Committed, Txn
 
 
@@ -51,12 +51,12 @@ async def test_unanswered_reserve_commit_has_one_effect(cell: Cell, fault: str) 
     replica = await cell.replica()
     cell.store.faults = [fault]
     answer = await cell.place(replica)
-    assert answer.result is Result.ACCEPTED
+    assert answer.result is PlacementOutcome.ACCEPTED
     for txn in cell.store.late:
         with pytest.raises(Exception, match=r"expected|exists"):
             await cell.store.inner.commit(txn)
     assert len(cell.every(Binding)) == 1 and not cell.every(Reservation)
-    assert (await cell.place(replica)).result is Result.ALREADY
+    assert (await cell.place(replica)).result is PlacementOutcome.ALREADY
     cell.check_ledger()
 
 
@@ -66,7 +66,7 @@ async def test_unanswered_release_commit_has_one_effect(cell: Cell, fault: str) 
     await cell.place(replica)
     await cell.acknowledge("web-0.1")
     cell.store.faults = [fault]
-    assert (await cell.release(replica, ReleaseAction.FREE)).result is Result.ACCEPTED
+    assert (await cell.release(replica, ReleaseAction.FREE)).result is PlacementOutcome.ACCEPTED
     assert cell.get_replica().status.placement.attempt == 2
     assert not cell.every(Binding) and not cell.authority.ledger.claims
     cell.check_ledger()
@@ -83,8 +83,8 @@ async def test_no_commit_starts_while_an_outcome_is_unknown(cell: Cell) -> None:
     await turns()
     assert cell.store.commits == before and not second.done()
     await cell.clock.advance(1)
-    assert (await first).result is Result.ACCEPTED
-    assert (await second).result is Result.ACCEPTED
+    assert (await first).result is PlacementOutcome.ACCEPTED
+    assert (await second).result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 
 
@@ -102,7 +102,7 @@ async def test_authority_with_unresolved_commit_steps_down(cell: Cell) -> None:
         await cell.authority.start(token)
     await cell.lead()
     await cell.renew("n1", 1)
-    assert (await cell.place(replica)).result is Result.ACCEPTED
+    assert (await cell.place(replica)).result is PlacementOutcome.ACCEPTED
 
 
 async def test_cancelled_caller_leaves_complete_claim(cell: Cell) -> None:
@@ -137,7 +137,7 @@ async def test_commits_in_flight_count_each_others_claims(cell: Cell) -> None:
 
 async def test_concurrent_reserves_are_one_commit_and_one_audit_record(cell: Cell) -> None:
     replicas = [await cell.replica(f"w-{i}", template={"resources": {"cpu": "3"}}) for i in range(3)]
-    before = len(await audit.read(cell.store.inner))
+    before = len(await audit.read_records(cell.store.inner))
     slow = SlowStore(cell)
     asking = [asyncio.create_task(cell.reserve(cell.item(r), decision=_decision(r))) for r in replicas]
     await turns()
@@ -145,7 +145,7 @@ async def test_concurrent_reserves_are_one_commit_and_one_audit_record(cell: Cel
     slow.let_go()
     answers = [own[0] for own in await asyncio.gather(*asking)]
     assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"], "each item is checked alone"
-    recorded = [record for _, record in (await audit.read(cell.store.inner))[before:]]
+    recorded = [record for _, record in (await audit.read_records(cell.store.inner))[before:]]
     assert [len(record["entries"]) for record in recorded if record["verb"] == "bind"] == [2]
     told = {d.metadata.name: [entry.result for entry in d.spec.entries] for d in cell.every(Decision)}
     assert told == {"d-w-0": ["Accepted"], "d-w-1": ["Accepted"], "d-w-2": ["Rejected"]}, (
@@ -165,7 +165,7 @@ async def test_changed_replica_does_not_fail_other_reserves_of_batch(cell: Cell)
     slow.let_go()
     await cell.clock.advance(1)
     answers = [own[0] for own in await asyncio.gather(*asking)]
-    assert [a.reason for a in answers] == ["ReplicaGone", ""]
+    assert [a.reason for a in answers] == ["ReplicaNotFound", ""]
     assert {d.metadata.name for d in cell.every(Decision)} == {"d-one", "d-two"}
     cell.check_ledger()
 
@@ -187,8 +187,8 @@ async def test_refusal_caused_by_failed_commit_is_rechecked(cell: Cell) -> None:
     slow.let_go()
     await cell.clock.advance(1)
     answers = await asyncio.gather(*asking)
-    assert [a.reason for a in answers] == ["ReplicaGone", ""]
-    assert answers[1].result is Result.ACCEPTED
+    assert [a.reason for a in answers] == ["ReplicaNotFound", ""]
+    assert answers[1].result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 
 
@@ -202,7 +202,7 @@ async def test_cordon_during_bind_refuses_only_that_item(cell: Cell) -> None:
     await cell.change_node("n1", unschedulable=True)
     slow.let_go()
     answers = await asking
-    assert (answers[0].reason, answers[1].result) == ("NodeCordoned", Result.ACCEPTED)
+    assert (answers[0].reason, answers[1].result) == ("NodeCordoned", PlacementOutcome.ACCEPTED)
     assert [b.metadata.name for b in cell.every(Binding)] == ["two.1"]
     cell.check_ledger()
 
@@ -234,15 +234,15 @@ async def test_reserve_with_constantly_changing_replica_ends_in_waiting(cell: Ce
 
     cell.store.commit = meddle  # type: ignore[method-assign]
     asking = asyncio.create_task(cell.place(replica))
-    for _ in range(limits.COMMIT_ROUNDS * 2):
+    for _ in range(limits.COMMIT_ROUNDS_MAX * 2):
         await cell.clock.advance(1)
     answer = await asking
-    assert (answer.result, answer.reason) == (Result.REJECTED, "Waiting")
+    assert (answer.result, answer.reason) == (PlacementOutcome.REJECTED, "Waiting")
     assert not cell.authority.ledger.claims
 
 
 def _put(item: Any) -> Any:
-    return put(kind_of(item), msgspec.structs.replace(item, metadata=unstored(item.metadata)))
+    return put_object(kind_of(item), msgspec.structs.replace(item, metadata=without_revision(item.metadata)))
 
 
 async def test_leadership_lost_during_commit_leaves_no_claim(cell: Cell) -> None:
@@ -268,21 +268,21 @@ async def _race(cell: Cell, rounds: int, clients: int) -> None:
         current = [cell.get_replica(r.metadata.name) for r in replicas]
         named = {"devices": devices("gpu-0")} if number % 2 else {}
         answers = await asyncio.gather(*(cell.place(r, "g", **named) for r in current))
-        won = [i for i, a in enumerate(answers) if a.result is Result.ACCEPTED]
+        won = [i for i, a in enumerate(answers) if a.result is PlacementOutcome.ACCEPTED]
         assert len(won) == 1, f"round {number}: {len(won)} owners"
         winner = current[won[0]]
         claim = f"{TENANT}/{answers[won[0]].binding}"
         for index, answer in enumerate(answers):
             if index != won[0]:
-                assert answer.reason == ("DeviceTaken" if named else "InsufficientDevices")
+                assert answer.reason == ("DeviceInUse" if named else "InsufficientDevices")
                 assert answer.facts["winner"]["claim"] == claim
         assert cell.authority.ledger.nodes["g"].device_use == {"gpu-0": {claim: 1000}}
         await cell.acknowledge(answers[won[0]].binding, Phase.STOPPED)
-        assert (await cell.release(winner, ReleaseAction.FREE)).result is Result.ACCEPTED
+        assert (await cell.release(winner, ReleaseAction.FREE)).result is PlacementOutcome.ACCEPTED
         if number % 100 == 0:
             cell.check_ledger()
         if number % 25 == 0:  # the node's agent keeps its lease
-            assert (await cell.renew("g", 1)).result is Result.ACCEPTED
+            assert (await cell.renew("g", 1)).result is PlacementOutcome.ACCEPTED
 
 
 async def test_restarted_authority_on_disk_restores_all_claims(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ async def test_restarted_authority_on_disk_restores_all_claims(tmp_path: Path) -
         assert cell.authority.ledger == before and len(before.claims) == 4
         for replica, answer in zip(replicas, first, strict=True):
             again = await cell.place(replica, "g")
-            assert (again.result, again.devices) == (Result.ALREADY, answer.devices)
+            assert (again.result, again.devices) == (PlacementOutcome.ALREADY, answer.devices)
     finally:
         await cell.close()
 

@@ -8,15 +8,27 @@ from tests.authority.cell import TENANT, WHO, Cell
 
 from holdfast.model import limits
 from holdfast.model.assignment import Purpose
-from holdfast.model.binding import Binding, Desired, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, DesiredRunState, Reservation, ReservationPhase
 from holdfast.model.decision import Decision, DecisionSpec
 from holdfast.model.errors import StaleToken, Unavailable
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.hold import Hold, HoldSpec, HoldStatus, KeptBlock
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement import BindItem, BindRequest, ReleaseAction, ReleaseItem, ReleaseRequest, Result
+from holdfast.model.placement_api import (
+    BindItem,
+    BindRequest,
+    PlacementOutcome,
+    ReleaseAction,
+    ReleaseItem,
+    ReleaseRequest,
+)
 from holdfast.model.quota import GrantClass
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec
+from holdfast.model.recovery_slot import (
+    RecoverySlot,
+    RecoverySlotSpec,
+    RecoverySlotStatus,
+    SlotAdmissionStatus,
+)
 from holdfast.model.replica import Phase
 from holdfast.model.workload import Exclusivity
 
@@ -27,27 +39,27 @@ NORMAL = (TENANT, GrantClass.NORMAL)
 async def test_free_after_acknowledged_stop_releases_claim(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.place(replica)
-    assert (await cell.release(replica, STOP)).result is Result.ACCEPTED
+    assert (await cell.release(replica, STOP)).result is PlacementOutcome.ACCEPTED
     binding = cell.binding("web-0.1")
     assert binding is not None
     assert (binding.spec.desired, binding.spec.stop_reason, binding.spec.stop_grace_seconds) == (
-        Desired.STOP,
+        DesiredRunState.STOP,
         "Drained",
         3.0,
     )
     assert binding.metadata.generation == 2
-    assert (await cell.release(replica, STOP)).result is Result.ALREADY
+    assert (await cell.release(replica, STOP)).result is PlacementOutcome.ALREADY
     refused = await cell.release(replica, FREE)
-    assert (refused.result, refused.reason) == (Result.REJECTED, "NotProven")
+    assert (refused.result, refused.reason) == (PlacementOutcome.REJECTED, "StopNotConfirmed")
     assert refused.facts["desired"] == "Stop" and refused.facts["nodeEpoch"] == 1
     await cell.acknowledge("web-0.1")
     freed = await cell.release(replica, FREE)
-    assert (freed.result, freed.attempt) == (Result.ACCEPTED, 2)
+    assert (freed.result, freed.attempt) == (PlacementOutcome.ACCEPTED, 2)
     assert not cell.every(Binding) and not cell.every(Reservation)
     placed = cell.get_replica().status.placement
     assert (placed.attempt, placed.node, placed.binding, placed.released_reason) == (2, "", "", "Drained")
     assert not cell.authority.ledger.claims and not cell.authority.ledger.used
-    assert (await cell.release(replica, FREE)).result is Result.ALREADY
+    assert (await cell.release(replica, FREE)).result is PlacementOutcome.ALREADY
     cell.check_ledger()
 
 
@@ -56,7 +68,7 @@ async def test_free_of_ended_task_needs_no_stop(cell: Cell, phase: Phase) -> Non
     replica = await cell.replica()
     await cell.place(replica)
     await cell.acknowledge("web-0.1", phase)
-    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+    assert (await cell.release(replica, FREE)).result is PlacementOutcome.ACCEPTED
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF])
@@ -64,7 +76,7 @@ async def test_free_of_possibly_running_task_is_refused(cell: Cell, phase: Phase
     replica = await cell.replica(exclusive=Exclusivity())
     await cell.place(replica)
     await cell.acknowledge("web-0.1", phase)
-    assert (await cell.release(replica, FREE)).reason == "NotProven"
+    assert (await cell.release(replica, FREE)).reason == "StopNotConfirmed"
 
 
 async def test_delayed_duplicate_of_old_attempt_is_refused(cell: Cell) -> None:
@@ -74,13 +86,13 @@ async def test_delayed_duplicate_of_old_attempt_is_refused(cell: Cell) -> None:
     await cell.acknowledge("web-0.1")
     await cell.release(replica, FREE)
     (late,) = await cell.reserve(old)
-    assert (late.result, late.reason, late.facts["current"]) == (Result.REJECTED, "StaleAttempt", 2)
+    assert (late.result, late.reason, late.facts["current"]) == (PlacementOutcome.REJECTED, "StaleAttempt", 2)
     assert (await cell.place(cell.get_replica())).binding == "web-0.2"
     stale = await cell.release(replica, FREE, attempt=1)
-    assert (stale.result, stale.reason) == (Result.REJECTED, "StaleAttempt")
+    assert (stale.result, stale.reason) == (PlacementOutcome.REJECTED, "StaleAttempt")
     assert cell.binding("web-0.2") is not None
     other = msgspec.structs.replace(replica, metadata=msgspec.structs.replace(replica.metadata, uid="someone-else"))
-    assert (await cell.release(other, FREE)).reason == "ReplicaGone"
+    assert (await cell.release(other, FREE)).reason == "ReplicaNotFound"
 
 
 async def test_free_after_fence_releases_quota_and_keeps_node_leg(cell: Cell) -> None:
@@ -88,11 +100,11 @@ async def test_free_after_fence_releases_quota_and_keeps_node_leg(cell: Cell) ->
     replica = await cell.replica(template={"resources": {"gpu": "1", "cpu": "2"}}, exclusive=Exclusivity())
     await cell.place(replica, "g")
     await cell.change_node("g", fence=0)
-    assert (await cell.release(replica, FREE)).reason == "NotProven"
+    assert (await cell.release(replica, FREE)).reason == "StopNotConfirmed"
     await cell.change_node("g", fence=1)
-    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+    assert (await cell.release(replica, FREE)).result is PlacementOutcome.ACCEPTED
     binding = cell.binding("web-0.1")
-    assert binding is not None and binding.spec.quota_released and binding.spec.desired is Desired.STOP
+    assert binding is not None and binding.spec.quota_released and binding.spec.desired is DesiredRunState.STOP
     assert cell.get_replica().status.placement.attempt == 2
     ledger = cell.authority.ledger
     assert NORMAL not in ledger.used and ledger.nodes["g"].device_use == {"gpu-0": {f"{TENANT}/web-0.1": 1000}}
@@ -109,7 +121,7 @@ async def test_free_after_fence_releases_quota_and_keeps_node_leg(cell: Cell) ->
     await cell.acknowledge("web-0.1")
     await cell.authority.tick()
     assert cell.binding("web-0.1") is None
-    assert (await cell.place(moved, "g")).result is Result.ACCEPTED
+    assert (await cell.place(moved, "g")).result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 
 
@@ -117,10 +129,10 @@ async def test_free_on_removed_node_waits_for_lease_expiry(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.place(replica)
     await cell.remove(cell.get_node())
-    assert (await cell.release(replica, FREE)).reason == "NotProven"
+    assert (await cell.release(replica, FREE)).reason == "StopNotConfirmed"
     await cell.clock.advance(21)  # TTL 15 s, drift 1 %, kill bound 5 s
     await cell.authority.tick()
-    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+    assert (await cell.release(replica, FREE)).result is PlacementOutcome.ACCEPTED
     await cell.authority.tick()
     assert not cell.every(Binding) and not cell.authority.ledger.claims
     # The old lease has ended; a new node of that name gets another epoch.
@@ -132,15 +144,15 @@ async def test_bind_consumes_reservation(cell: Cell) -> None:
     replica = await cell.replica()
     item = cell.item(replica)
     (held,) = await cell.reserve(item, bind=False)
-    assert (held.result, held.reservation, held.binding) == (Result.ACCEPTED, "web-0.1", "")
+    assert (held.result, held.reservation, held.binding) == (PlacementOutcome.ACCEPTED, "web-0.1", "")
     (reservation,) = cell.every(Reservation)
     assert reservation.status.phase is ReservationPhase.FIRM and reservation.spec.expires_at
     cell.check_ledger()
     request = BindRequest((BindItem(TENANT, "web-0", item.intent),))
-    bound = (await cell.authority.bind(WHO, request)).answers[0]
-    assert (bound.result, bound.binding, bound.node) == (Result.ACCEPTED, "web-0.1", "n1")
+    bound = (await cell.authority.bind(WHO, request)).results[0]
+    assert (bound.result, bound.binding, bound.node) == (PlacementOutcome.ACCEPTED, "web-0.1", "n1")
     assert cell.every(Reservation)[0].status.phase is ReservationPhase.CONSUMED
-    assert (await cell.authority.bind(WHO, request)).answers[0].result is Result.ALREADY
+    assert (await cell.authority.bind(WHO, request)).results[0].result is PlacementOutcome.ALREADY
     cell.check_ledger()
     await cell.clock.advance(120)
     await cell.authority.tick()
@@ -151,22 +163,22 @@ async def test_bind_after_expiry_is_refused(cell: Cell) -> None:
     replica = await cell.replica()
     item = cell.item(replica)
     bind = BindRequest((BindItem(TENANT, "web-0", item.intent),))
-    assert (await cell.authority.bind(WHO, bind)).answers[0].reason == "ReservationMissing"
+    assert (await cell.authority.bind(WHO, bind)).results[0].reason == "ReservationMissing"
     await cell.reserve(item, bind=False)
     await cell.clock.advance(60)
-    late = (await cell.authority.bind(WHO, bind)).answers[0]
+    late = (await cell.authority.bind(WHO, bind)).results[0]
     assert late.reason == "ReservationExpired" and late.facts["expiresAt"]
     await cell.authority.tick()
     assert not cell.every(Reservation) and not cell.authority.ledger.claims
     placed = cell.get_replica().status.placement
     assert (placed.attempt, placed.released_reason) == (2, "ReservationExpired")
-    assert (await cell.authority.bind(WHO, bind)).answers[0].reason == "StaleAttempt"
+    assert (await cell.authority.bind(WHO, bind)).results[0].reason == "StaleAttempt"
 
 
 async def test_free_of_unbound_reservation_needs_no_proof(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.reserve(cell.item(replica), bind=False)
-    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+    assert (await cell.release(replica, FREE)).result is PlacementOutcome.ACCEPTED
     assert not cell.authority.ledger.claims
 
 
@@ -189,28 +201,28 @@ async def test_nominated_reservation_is_promoted_after_victims_are_released(cell
     assert (await cell.place(high)).reason == "InsufficientCpu"
     item = cell.item(high, victims=("low.1",))
     (held,) = await cell.reserve(item, bind=False)
-    assert held.result is Result.ACCEPTED
+    assert held.result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
     # No other claim may take the capacity that the victim releases.
     third = await cell.replica("third", template={"resources": {"cpu": "3"}})
     assert (await cell.place(third)).reason == "InsufficientCpu"
     bind = BindRequest((BindItem(TENANT, "high", item.intent),))
-    waiting = (await cell.authority.bind(WHO, bind)).answers[0]
+    waiting = (await cell.authority.bind(WHO, bind)).results[0]
     assert waiting.reason == "Waiting" and waiting.facts["victims"] == ["low.1"]
     await cell.acknowledge("low.1")
     await cell.release(victim, FREE)
     assert (await cell.place(third)).reason == "InsufficientCpu"
     await cell.authority.tick()
     cell.check_ledger()
-    assert (await cell.authority.bind(WHO, bind)).answers[0].result is Result.ACCEPTED
+    assert (await cell.authority.bind(WHO, bind)).results[0].result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 
 
 async def keep(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
     """Creates an admitted recovery slot of a budget that all tenants may use."""
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
-    kept = HoldStatus(kept=KeptBlock(kept=True))
-    await cell.put(Hold(ObjectMeta(name=name), HoldSpec("b", node, resources={"cpu": cpu}), kept))
+    kept = RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))
+    await cell.put(RecoverySlot(ObjectMeta(name=name), RecoverySlotSpec("b", node, resources={"cpu": cpu}), kept))
 
 
 async def test_recovery_slot_capacity_is_refused_to_firm_work(cell: Cell) -> None:
@@ -222,7 +234,7 @@ async def test_recovery_slot_capacity_is_refused_to_firm_work(cell: Cell) -> Non
     # Naming the slot does not help work that is not recovery.
     assert (await cell.place(firm, holds=("h1",))).reason == "InsufficientCpu"
     loose = await cell.replica("loose", template={"resources": {"cpu": "6"}}, reclaimable=True)
-    assert (await cell.place(loose)).result is Result.ACCEPTED
+    assert (await cell.place(loose)).result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 
 
@@ -233,7 +245,7 @@ async def test_recovery_claim_consumes_matching_slot_once(cell: Cell) -> None:
     shape = {"resources": {"cpu": "6"}}
     one, two = [await cell.replica(f"r-{i}", template=shape, purpose=Purpose.RECOVERY) for i in range(2)]
     # It need not name a slot: the closest fit on its node is consumed.
-    assert (await cell.place(one)).result is Result.ACCEPTED
+    assert (await cell.place(one)).result is PlacementOutcome.ACCEPTED
     assert cell.every(Reservation)[0].spec.holds == ("h1",)
     cell.check_ledger()
     assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"  # a slot is consumed once
@@ -263,7 +275,7 @@ async def test_usage_is_reported_with_limit_generation(cell: Cell) -> None:
 
 
 async def test_decisions_beyond_limit_are_pruned(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "DECISIONS_KEPT", 3)
+    monkeypatch.setattr(limits, "DECISIONS_MAX", 3)
     for number in range(5):
         await cell.put(Decision(ObjectMeta(name=f"d{number}", namespace=TENANT), DecisionSpec("r", "w")))
     await cell.authority.tick()
@@ -296,7 +308,7 @@ async def test_release_with_stale_token_is_refused(cell: Cell) -> None:
     with pytest.raises(StaleToken):
         await cell.authority.release(WHO, ReleaseRequest((item,)), token=stale)
     binding = cell.binding("web-0.1")
-    assert binding is not None and binding.spec.desired is Desired.RUN
+    assert binding is not None and binding.spec.desired is DesiredRunState.RUN
 
 
 async def test_new_authority_rebuilds_equal_ledger(cell: Cell) -> None:
@@ -312,7 +324,7 @@ async def test_new_authority_rebuilds_equal_ledger(cell: Cell) -> None:
     before = cell.authority.ledger
     await cell.lead()
     assert cell.authority.ledger is not before and cell.authority.ledger == before
-    assert cell.authority.ledger.lingering and cell.authority.ledger.unbound
+    assert cell.authority.ledger.quota_released and cell.authority.ledger.unbound
 
 
 async def test_nomination_is_extended_while_victims_stop_up_to_maximum(cell: Cell) -> None:

@@ -14,10 +14,10 @@ from holdfast.model.assignment import Purpose
 from holdfast.model.binding import Binding, CapacityClass, Reservation
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.node import Contact
+from holdfast.model.node import ContactState
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
-from holdfast.model.placement import Answer, ReleaseAction, Result
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_api import PlacementOutcome, PlacementResult, ReleaseAction
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quota import GrantClass
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.replica import Replica
@@ -26,8 +26,8 @@ from holdfast.model.tenant import Isolation, Tenant, TenantSpec
 from holdfast.model.times import micro_text
 
 
-def refused(answer: Answer, reason: str) -> dict[str, Any]:
-    assert (answer.result, answer.reason) == (Result.REJECTED, reason), answer
+def refused(answer: PlacementResult, reason: str) -> dict[str, Any]:
+    assert (answer.result, answer.reason) == (PlacementOutcome.REJECTED, reason), answer
     assert answer.message
     return answer.facts
 
@@ -38,7 +38,7 @@ async def test_accepted_item_is_bound_in_one_transaction(cell: Cell) -> None:
     before = cell.store.commits
     answer = await cell.place(replica, "n2")
     assert cell.store.commits == before + 1
-    assert answer.result is Result.ACCEPTED
+    assert answer.result is PlacementOutcome.ACCEPTED
     assert (answer.node, answer.binding, answer.reservation) == ("n2", "web-0.1", "")
     assert answer.devices == devices("gpu-0")
     binding = cell.binding("web-0.1")
@@ -50,7 +50,7 @@ async def test_accepted_item_is_bound_in_one_transaction(cell: Cell) -> None:
     assert (placed.node, placed.zone, placed.binding, placed.attempt) == ("n2", "z1", "web-0.1", 1)
     assert placed.reservation == ""
     assert placed.bound_at and placed.reserved_at
-    records = await audit.read(cell.store.inner)
+    records = await audit.read_records(cell.store.inner)
     assert records[-1][1]["verb"] == "bind" and records[-1][1]["principal"].endswith("scheduler")
     cell.check_ledger()
 
@@ -63,7 +63,7 @@ async def test_decision_is_stored_with_result_of_each_replica(cell: Cell) -> Non
     (stored,) = cell.every(Decision)
     assert [(e.node, e.result, e.reason) for e in stored.spec.entries] == [
         ("n1", "Accepted", ""),
-        ("", "Rejected", "NodeGone"),
+        ("", "Rejected", "NodeNotFound"),
     ]
     assert cell.get_replica("web-0").status.placement.decision == "d1"
     # A later part of the same Decision gets a numbered name.
@@ -86,7 +86,7 @@ async def test_repeated_intent_returns_first_claim(cell: Cell) -> None:
     first = await cell.place(replica, "n2")
     for node in ("n2", "n1"):
         again = await cell.place(replica, node)
-        assert again.result is Result.ALREADY
+        assert again.result is PlacementOutcome.ALREADY
         assert (again.node, again.devices, again.binding) == ("n2", first.devices, first.binding)
     facts = refused(await cell.place(replica, "n2", devices=devices("gpu-1")), "IntentMismatch")
     assert facts["claim"] == f"{TENANT}/web-0.1"
@@ -107,7 +107,7 @@ async def test_reserve_of_gone_changed_or_stale_replica_is_refused(cell: Cell) -
     replica = await cell.replica()
     item = cell.item(replica)
     wrong = msgspec.structs.replace(item.intent, replica_uid="other")
-    assert refused((await cell.reserve(cell.item(replica, intent=wrong)))[0], "ReplicaGone")["uid"] == replica.uid
+    assert refused((await cell.reserve(cell.item(replica, intent=wrong)))[0], "ReplicaNotFound")["uid"] == replica.uid
     wrong = msgspec.structs.replace(item.intent, template_hash="0000000000")
     assert refused((await cell.reserve(cell.item(replica, intent=wrong)))[0], "TemplateChanged")["current"]
     for attempt in (0, 2):
@@ -118,7 +118,7 @@ async def test_reserve_of_gone_changed_or_stale_replica_is_refused(cell: Cell) -
     await cell.put(msgspec.structs.replace(replica, metadata=meta))
     refused(await cell.place(replica), "ReplicaTerminating")
     await cell.remove(replica)
-    refused(await cell.place(replica), "ReplicaGone")
+    refused(await cell.place(replica), "ReplicaNotFound")
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ async def test_reserve_on_unsuitable_node_is_refused(cell: Cell, change: dict[st
 
 async def test_reserve_on_missing_lapsed_or_reconciling_node_is_refused(cell: Cell) -> None:
     replica = await cell.replica()
-    refused(await cell.place(replica, "n9"), "NodeGone")
+    refused(await cell.place(replica, "n9"), "NodeNotFound")
     node = cell.get_node()
-    lapsed = msgspec.structs.replace(node.status.contact, state=Contact.LAPSED)
+    lapsed = msgspec.structs.replace(node.status.contact, state=ContactState.EXPIRED)
     await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, contact=lapsed)))
     refused(await cell.place(replica), "NodeUnreachable")
     running = msgspec.structs.replace(node.status.execution, reconciled=False)
@@ -155,7 +155,7 @@ async def test_reserve_on_missing_lapsed_or_reconciling_node_is_refused(cell: Ce
     # The lease book decides, whatever node-health last wrote.
     ahead = msgspec.structs.replace(node.status.execution, epoch=2)
     await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=ahead)))
-    assert (await cell.place(replica)).result is Result.ACCEPTED
+    assert (await cell.place(replica)).result is PlacementOutcome.ACCEPTED
     other = await cell.replica("web-1")
     await cell.clock.advance(16)
     refused(await cell.place(other), "NodeUnreachable")
@@ -168,7 +168,7 @@ async def test_avoid_override_refuses_reserve_until_expiry(cell: Cell) -> None:
     status = OverrideStatus(phase="Active", expires_at=ends)
     override = Override(ObjectMeta(name="avoid"), OverrideSpec(OverrideKind.AVOID_ZONE, scope, "fire"), status)
     await cell.put(override)
-    assert refused(await cell.place(replica), "NodeAvoided")["override"] == "avoid"
+    assert refused(await cell.place(replica), "NodeExcludedByOverride")["override"] == "avoid"
     for number, other in enumerate(
         (
             msgspec.structs.replace(override, status=OverrideStatus(phase="Pending", expires_at=ends)),
@@ -180,49 +180,49 @@ async def test_avoid_override_refuses_reserve_until_expiry(cell: Cell) -> None:
         )
     ):
         await cell.put(other)
-        assert (await cell.place(await cell.replica(f"other-{number}"))).result is Result.ACCEPTED
+        assert (await cell.place(await cell.replica(f"other-{number}"))).result is PlacementOutcome.ACCEPTED
     await cell.put(
         msgspec.structs.replace(override, spec=OverrideSpec(OverrideKind.AVOID_REGION, OverrideScope("us-east")))
     )
-    refused(await cell.place(replica), "NodeAvoided")
+    refused(await cell.place(replica), "NodeExcludedByOverride")
     await cell.clock.advance(10)
-    assert (await cell.place(replica)).result is Result.ACCEPTED
+    assert (await cell.place(replica)).result is PlacementOutcome.ACCEPTED
 
 
 @pytest.mark.parametrize(
     ("rules", "forbidden"),
     [
-        (Placement(regions=("us-west",)), "region us-east"),
-        (Placement(excluded_regions=("us-east",)), "region us-east"),
-        (Placement(residency=("eu",)), "residency us"),
-        (Placement(zones=("z2",)), "zone z1"),
-        (Placement(pools=("gpu",)), "pool default"),
+        (PlacementRules(regions=("us-west",)), "region us-east"),
+        (PlacementRules(excluded_regions=("us-east",)), "region us-east"),
+        (PlacementRules(residency=("eu",)), "residency us"),
+        (PlacementRules(zones=("z2",)), "zone z1"),
+        (PlacementRules(pools=("gpu",)), "pool default"),
     ],
 )
-async def test_reserve_against_placement_rules_is_refused(cell: Cell, rules: Placement, forbidden: str) -> None:
+async def test_reserve_against_placement_rules_is_refused(cell: Cell, rules: PlacementRules, forbidden: str) -> None:
     await cell.put(Region(ObjectMeta(name="us-east"), RegionSpec(("z1",), ("us",))))
     facts = refused(await cell.place(await cell.replica(placement=rules)), "ResidencyViolated")
     assert facts["forbidden"].startswith(forbidden)
-    allowed = Placement(regions=("us-east",), residency=("us", "ca"), zones=("z1",), pools=("default",))
-    assert (await cell.place(await cell.replica("ok", placement=allowed))).result is Result.ACCEPTED
+    allowed = PlacementRules(regions=("us-east",), residency=("us", "ca"), zones=("z1",), pools=("default",))
+    assert (await cell.place(await cell.replica("ok", placement=allowed))).result is PlacementOutcome.ACCEPTED
 
 
 async def test_residency_in_unknown_region_is_refused(cell: Cell) -> None:
-    refused(await cell.place(await cell.replica(placement=Placement(residency=("us",)))), "ResidencyViolated")
+    refused(await cell.place(await cell.replica(placement=PlacementRules(residency=("us",)))), "ResidencyViolated")
 
 
 async def test_reserve_across_tenant_isolation_is_refused(cell: Cell) -> None:
     await cell.node("own", tenant=TENANT)
     await cell.put(Tenant(ObjectMeta(name=TENANT), TenantSpec(Isolation.DEDICATED)))
     refused(await cell.place(await cell.replica()), "TenancyViolated")
-    assert (await cell.place(await cell.replica("web-1"), "own")).result is Result.ACCEPTED
+    assert (await cell.place(await cell.replica("web-1"), "own")).result is PlacementOutcome.ACCEPTED
     await cell.grant("team-b")
     refused(await cell.place(await cell.replica("b", tenant="team-b"), "own"), "TenancyViolated")
 
 
 async def test_reserve_beyond_capacity_is_refused_with_shortfall(cell: Cell) -> None:
     big = await cell.replica(template={"resources": {"cpu": "6", "memory": "1Gi"}})
-    assert (await cell.place(big)).result is Result.ACCEPTED
+    assert (await cell.place(big)).result is PlacementOutcome.ACCEPTED
     facts = refused(await cell.place(await cell.replica("a", template={"resources": {"cpu": "3"}})), "InsufficientCpu")
     assert facts["shortfall"] == {"cpu": "1"} and facts["capacity"] == {"cpu": "8"} and facts["firm"] == {"cpu": "6"}
     refused(await cell.place(await cell.replica("b", template={"resources": {"memory": "16Gi"}})), "InsufficientMemory")
@@ -246,7 +246,7 @@ async def test_refused_device_names_its_owner(cell: Cell) -> None:
         "gpu-1"
     )
     facts = refused(
-        await cell.place(await cell.replica("b", template=gpu), "g", devices=devices("gpu-1")), "DeviceTaken"
+        await cell.place(await cell.replica("b", template=gpu), "g", devices=devices("gpu-1")), "DeviceInUse"
     )
     assert facts["winner"]["claim"] == f"{TENANT}/a.1" and facts["owners"] == [f"{TENANT}/a.1"]
     two = await cell.replica("c", template={"resources": {"gpu": "2"}})
@@ -276,7 +276,7 @@ async def test_dynamic_ports_are_allocated_in_rotation(cell: Cell) -> None:
     web = {"ports": (Port("http"), Port("admin", 9000))}
     first = await cell.place(await cell.replica("a", template=web), "p")
     assert first.ports == {"http": 20000, "admin": 9000}
-    facts = refused(await cell.place(await cell.replica("b", template=web), "p"), "PortTaken")
+    facts = refused(await cell.place(await cell.replica("b", template=web), "p"), "PortInUse")
     assert facts["port"] == 9000 and facts["winner"]["claim"] == f"{TENANT}/a.1"
     free = {"ports": (Port("http"),)}
     second = await cell.replica("c", template=free)
@@ -294,7 +294,7 @@ async def test_reserve_without_grant_beyond_quota_or_after_lease_is_refused(cell
     other = await cell.replica("b", tenant="team-b")
     assert refused(await cell.place(other), "NoGrant") == {"tenant": "team-b", "class": "Normal"}
     await cell.grant("team-b", limit={"cpu": "1500m", "memory": "8Gi"}, spend_until=micro_text(cell.clock.now() + 10))
-    assert (await cell.place(other)).result is Result.ACCEPTED
+    assert (await cell.place(other)).result is PlacementOutcome.ACCEPTED
     more = await cell.replica("c", tenant="team-b")
     facts = refused(await cell.place(more), "QuotaExceeded")
     assert facts["shortfall"] == {"cpu": "500m"} and facts["used"] == {"cpu": "1", "memory": "1Gi"}
@@ -307,11 +307,11 @@ async def test_recovery_claim_spends_recovery_grant(cell: Cell) -> None:
     replica = await cell.replica("r", purpose=Purpose.RECOVERY)
     assert refused(await cell.place(replica), "NoGrant")["class"] == "Recovery"
     await cell.grant(grant_class=GrantClass.RECOVERY, limit={"cpu": "1", "memory": "1Gi"})
-    assert (await cell.place(replica)).result is Result.ACCEPTED
+    assert (await cell.place(replica)).result is PlacementOutcome.ACCEPTED
     binding = cell.binding("r.1")
     assert binding is not None and binding.spec.capacity_class is CapacityClass.RECOVERY
     refused(await cell.place(await cell.replica("r2", purpose=Purpose.RECOVERY)), "QuotaExceeded")
-    assert (await cell.place(await cell.replica("n"))).result is Result.ACCEPTED
+    assert (await cell.place(await cell.replica("n"))).result is PlacementOutcome.ACCEPTED
 
 
 async def test_recreated_replica_waits_for_release_of_old_claim(cell: Cell) -> None:
@@ -325,7 +325,7 @@ async def test_recreated_replica_waits_for_release_of_old_claim(cell: Cell) -> N
     await cell.authority.tick()  # requests the stop of the orphan
     await cell.acknowledge("web-0.1")
     await cell.authority.tick()
-    assert (await cell.place(new)).result is Result.ACCEPTED
+    assert (await cell.place(new)).result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 
 
@@ -334,6 +334,6 @@ async def test_300_items_are_committed_in_two_batches(cell: Cell) -> None:
     replicas: list[Replica] = [await cell.replica(f"m-{i}") for i in range(300)]
     before = cell.store.commits
     answers = await cell.reserve(*(cell.item(r, "big") for r in replicas))
-    assert all(a.result is Result.ACCEPTED for a in answers)
+    assert all(a.result is PlacementOutcome.ACCEPTED for a in answers)
     assert cell.store.commits == before + 2
     cell.check_ledger()

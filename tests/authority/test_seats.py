@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.authority.seats import Seats
+from holdfast.authority.concurrency import ItemSemaphore
 
 
 async def test_semaphore_serves_in_order_within_its_size() -> None:
-    seats, order = Seats(4), []
+    seats, order = ItemSemaphore(4), []
     taken = most = 0
 
     async def work(name: str, count: int) -> None:
         nonlocal taken, most
-        async with seats.taken(count):
+        async with seats.acquire(count):
             order.append(name)
             taken += min(count, 4)
             most = max(most, taken)
@@ -26,11 +26,11 @@ async def test_semaphore_serves_in_order_within_its_size() -> None:
 
 
 async def test_semaphore_cancelled_waiter_does_not_block_others() -> None:
-    seats = Seats(2)
+    seats = ItemSemaphore(2)
     done: list[str] = []
 
     async def work(name: str, count: int, seconds: float) -> None:
-        async with seats.taken(count):
+        async with seats.acquire(count):
             await asyncio.sleep(seconds)
             done.append(name)
 

@@ -6,7 +6,7 @@ import pytest
 from tests.authority.cell import TENANT, Cell
 
 from holdfast.model import limits, tenure
-from holdfast.model.placement import Result
+from holdfast.model.placement_api import PlacementOutcome
 from holdfast.model.workload import ExclusiveScope, Exclusivity
 
 ASSIGNMENT = f"{TENANT}/web.us-east.normal"
@@ -15,7 +15,7 @@ GLOBAL = Exclusivity(scope=ExclusiveScope.GLOBAL)
 
 async def bound(cell: Cell, exclusive: Exclusivity = GLOBAL) -> str:
     replica = await cell.replica("web-0", exclusive=exclusive, ordinal=0)
-    assert (await cell.place(replica)).result is Result.ACCEPTED
+    assert (await cell.place(replica)).result is PlacementOutcome.ACCEPTED
     binding = cell.binding("web-0.1")
     assert binding is not None
     return binding.uid
@@ -24,7 +24,7 @@ async def bound(cell: Cell, exclusive: Exclusivity = GLOBAL) -> str:
 async def test_renewal_without_tenure_grants_no_run_time(cell: Cell) -> None:
     await bound(cell)
     answer = await cell.renew("n1", 1)
-    assert answer.result is Result.ACCEPTED and answer.tenures == {}
+    assert answer.result is PlacementOutcome.ACCEPTED and answer.tenures == {}
 
 
 async def test_renewal_grants_remaining_tenure_time(cell: Cell) -> None:
@@ -37,7 +37,7 @@ async def test_renewal_grants_remaining_tenure_time(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("covered", [{}, {ASSIGNMENT: (1,)}, {"team-b/web.us-east.normal": (0,)}])
-async def test_renewal_grants_no_time_to_claims_outside_tenure(cell: Cell, covered: tenure.Covered) -> None:
+async def test_renewal_grants_no_time_to_claims_outside_tenure(cell: Cell, covered: tenure.CoveredOrdinals) -> None:
     await bound(cell)
     await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), covered))
     assert (await cell.renew("n1", 1)).tenures == {}
@@ -67,4 +67,4 @@ async def test_wall_clock_set_back_does_not_extend_tenure(cell: Cell) -> None:
     cell.clock.wall_s -= 2 * limits.TENURE_S
     await cell.lead()
     answer = await cell.renew("n1", 1)
-    assert answer.result is Result.ACCEPTED and answer.tenures == {}
+    assert answer.result is PlacementOutcome.ACCEPTED and answer.tenures == {}

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from tests.authority.cell import WHO, Cell
 
-from holdfast.model.binding import Binding, Desired, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, DesiredRunState, Reservation, ReservationPhase
 from holdfast.model.errors import Ambiguous, Unavailable
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.node import Node, node_capacity
-from holdfast.model.placement import BindItem, BindRequest, ReleaseAction, Result
+from holdfast.model.placement_api import BindItem, BindRequest, PlacementOutcome, ReleaseAction
 from holdfast.model.quantity import add, amounts
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.template import Port
@@ -106,11 +106,11 @@ class Walk:
         binding = self.cell.binding(placed.binding) if placed.binding else None
         node = self.cell.get_node(placed.node)
         answer = await self.cell.release(replica, ReleaseAction.FREE)
-        if answer.result is Result.ACCEPTED and binding is not None:
+        if answer.result is PlacementOutcome.ACCEPTED and binding is not None:
             assert binding.status.phase is Phase.STOPPED or node.status.fence.fenced_epoch >= binding.spec.node_epoch
 
     async def acknowledge(self) -> None:
-        stopping = [b for b in self.cell.every(Binding) if b.spec.desired is Desired.STOP]
+        stopping = [b for b in self.cell.every(Binding) if b.spec.desired is DesiredRunState.STOP]
         if stopping:
             await self.cell.acknowledge(self.chance.choice(stopping).metadata.name)
 
@@ -136,7 +136,7 @@ class Walk:
         for name in ("n1", "n2"):
             node = self.cell.get_node(name)
             answer = await self.cell.renew(name, node.status.execution.epoch)
-            if answer.result is Result.REJECTED:
+            if answer.result is PlacementOutcome.REJECTED:
                 answer = await self.cell.renew(name, 0)
             assert answer.epoch > node.status.fence.fenced_epoch
             node = self.cell.get_node(name)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.platform.credentials import Credentials
-from holdfast.cli.platform.kubeconfig import write_kubeconfig
-from holdfast.cli.platform.layout import Layout, Platform, design
+from holdfast.platform.credentials import Credentials
+from holdfast.platform.kubeconfig import write_kubeconfig
+from holdfast.platform.layout import Layout, Platform, design_platform
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -43,7 +43,7 @@ def layout(tmp_path: Path) -> Layout:
 @pytest.fixture
 def platform(layout: Layout) -> Platform:
     """A prepared platform of which nothing runs: ports of the range nobody listens on."""
-    made = design(("us-east", "eu-west"), agents_per_region=2, port_base=61400, samples=True)
+    made = design_platform(("us-east", "eu-west"), agents_per_region=2, port_base=61400, samples=True)
     layout.prepare()
     Credentials(layout).prepare(made)
     layout.save(made)

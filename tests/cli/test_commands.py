@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.app import COMMANDS
-from holdfast.cli.exits import MEANINGS, Exit
-from holdfast.cli.platform.layout import Layout, Platform
+from holdfast.foundation.exit_codes import EXIT_CODE_MEANINGS, ExitCode
+from holdfast.platform.layout import Layout, Platform
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 SUBCOMMANDS = [(name,) for name in COMMANDS] + [("token", "create"), ("token", "list"), ("token", "revoke")]
@@ -23,31 +23,31 @@ SUBCOMMANDS = [(name,) for name in COMMANDS] + [("token", "create"), ("token", "
 @pytest.mark.parametrize("words", SUBCOMMANDS, ids=" ".join)
 def test_every_command_explains_itself(run: Run, words: tuple[str, ...]) -> None:
     done = run(*words, "--help")
-    assert done.returncode == Exit.OK
+    assert done.returncode == ExitCode.OK
     assert "Example" in done.stdout
     assert not done.stderr
 
 
 def test_the_list_of_commands_and_exit_codes(run: Run) -> None:
     done = run("--help")
-    assert done.returncode == Exit.OK
+    assert done.returncode == ExitCode.OK
     for name in COMMANDS:
         assert f"  {name} " in done.stdout
-    for meaning in MEANINGS.values():
+    for meaning in EXIT_CODE_MEANINGS.values():
         assert meaning in " ".join(done.stdout.split())
 
 
 def test_wrong_command_lines_exit_with_two_and_say_what_was_meant(run: Run) -> None:
     done = run("stauts")
-    assert done.returncode == Exit.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert "did you mean 'status'" in done.stderr
-    assert run("status", "--no-such-flag").returncode == Exit.USAGE
-    assert run("status", "-o", "xml").returncode == Exit.USAGE
-    assert run().returncode == Exit.USAGE
-    assert run("up", "--regions", "Not_A_Name").returncode == Exit.USAGE
-    assert run("up", "--regions", "a,a").returncode == Exit.USAGE
-    assert run("up", "--port-base", "65500").returncode == Exit.USAGE
-    assert run("endpoints", "no-slash").returncode == Exit.USAGE
+    assert run("status", "--no-such-flag").returncode == ExitCode.USAGE
+    assert run("status", "-o", "xml").returncode == ExitCode.USAGE
+    assert run().returncode == ExitCode.USAGE
+    assert run("up", "--regions", "Not_A_Name").returncode == ExitCode.USAGE
+    assert run("up", "--regions", "a,a").returncode == ExitCode.USAGE
+    assert run("up", "--port-base", "65500").returncode == ExitCode.USAGE
+    assert run("endpoints", "no-slash").returncode == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_wrong_command_lines_exit_with_two_and_say_what_was_meant(run: Run) -> N
 )
 def test_without_a_platform_commands_say_how_to_get_one(run: Run, words: tuple[str, ...]) -> None:
     done = run(*words)
-    assert done.returncode == Exit.UNREACHABLE
+    assert done.returncode == ExitCode.UNREACHABLE
     assert done.stdout == ""
     assert done.stderr.startswith("error: platform ")
     assert "\nnext: holdfast up" in done.stderr
@@ -63,7 +63,7 @@ def test_without_a_platform_commands_say_how_to_get_one(run: Run, words: tuple[s
 
 def test_nothing_to_stop_is_not_an_error(run: Run) -> None:
     done = run("down", "-o", "json")
-    assert done.returncode == Exit.OK
+    assert done.returncode == ExitCode.OK
     assert json.loads(done.stdout)["stopped"] is False
 
 
@@ -71,7 +71,7 @@ def test_down_refuses_a_directory_that_is_no_platform(run: Run, tmp_path: Path) 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not delete\n")
     done = run("down", "--state", "mine", "--purge")
-    assert done.returncode == Exit.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
@@ -83,13 +83,13 @@ def test_version(run: Run) -> None:
 
 def test_status_of_a_platform_that_is_down(run: Run, platform: Platform) -> None:
     done = run("status", "-o", "json")
-    assert done.returncode == Exit.UNREACHABLE
+    assert done.returncode == ExitCode.UNREACHABLE
     told = json.loads(done.stdout)
     assert [cell["name"] for cell in told["cells"]] == ["global", "us-east", "eu-west"]
     assert not any(cell["ready"] for cell in told["cells"])
     assert told["supervisorPid"] == 0
     text = run("status")
-    assert text.returncode == Exit.UNREACHABLE
+    assert text.returncode == ExitCode.UNREACHABLE
     assert "no supervisor" in text.stdout
 
 
@@ -100,7 +100,7 @@ def test_no_escape_codes_where_nobody_looks(run: Run, platform: Platform) -> Non
 
 def test_kubeconfig_has_a_context_per_cell_and_everything_inside(run: Run, platform: Platform, layout: Layout) -> None:
     done = run("kubeconfig")
-    assert done.returncode == Exit.OK
+    assert done.returncode == ExitCode.OK
     config = json.loads(done.stdout)
     assert [context["name"] for context in config["contexts"]] == ["global", "us-east", "eu-west"]
     assert config["current-context"] == "global"
@@ -118,27 +118,27 @@ def test_kubeconfig_never_replaces_a_file_silently(run: Run, platform: Platform,
     (home / ".kube" / "config").write_text("mine\n")
     run("kubeconfig", HOME=str(home))
     refused = run("kubeconfig", "--write", str(home / ".kube" / "config"), HOME=str(home))
-    assert refused.returncode == Exit.CONFLICT
+    assert refused.returncode == ExitCode.CONFLICT
     assert (home / ".kube" / "config").read_text() == "mine\n"
-    assert run("kubeconfig", "--write", "new.yaml").returncode == Exit.OK
-    assert run("kubeconfig", "--write", "new.yaml", "--force", "--token", "hf_x").returncode == Exit.OK
+    assert run("kubeconfig", "--write", "new.yaml").returncode == ExitCode.OK
+    assert run("kubeconfig", "--write", "new.yaml", "--force", "--token", "hf_x").returncode == ExitCode.OK
     assert json.loads((tmp_path / "new.yaml").read_text())["users"][0]["user"] == {"token": "hf_x"}
 
 
 def test_tokens_are_shown_once_and_revoked(run: Run, platform: Platform, layout: Layout) -> None:
-    assert run("token", "create", "idle").returncode == Exit.USAGE
+    assert run("token", "create", "idle").returncode == ExitCode.USAGE
     made = run("token", "create", "ci", "--tenant", "payments", "--expires", "30d", "-o", "json")
-    assert made.returncode == Exit.OK
+    assert made.returncode == ExitCode.OK
     secret = json.loads(made.stdout)["token"]
     assert secret not in layout.tokens.read_text()
-    assert run("token", "create", "ci", "--viewer").returncode == Exit.CONFLICT
+    assert run("token", "create", "ci", "--viewer").returncode == ExitCode.CONFLICT
     listed = json.loads(run("token", "list", "-o", "json").stdout)
     assert [token["name"] for token in listed] == ["ci"]
     assert listed[0]["groups"] == ["holdfast:tenant:payments"]
     assert "ci" in run("token", "list").stdout
-    assert run("token", "revoke", "ci").returncode == Exit.OK
-    assert run("token", "revoke", "ci").returncode == Exit.FAILED
-    assert run("token", "create", "x", "--viewer", "--expires", "soon").returncode == Exit.USAGE
+    assert run("token", "revoke", "ci").returncode == ExitCode.OK
+    assert run("token", "revoke", "ci").returncode == ExitCode.FAILED
+    assert run("token", "create", "x", "--viewer", "--expires", "soon").returncode == ExitCode.USAGE
     assert stat.S_IMODE(layout.tokens.stat().st_mode) == 0o600
 
 
@@ -150,7 +150,7 @@ def test_secrets_are_readable_by_their_owner_alone(platform: Platform, layout: L
 
 def test_up_refuses_other_options_than_the_platform_was_made_with(run: Run, platform: Platform) -> None:
     done = run("up", "--detach", "--port-base", "61500")
-    assert done.returncode == Exit.CONFLICT
+    assert done.returncode == ExitCode.CONFLICT
     assert "--port-base" in done.stderr
     assert "next:" in done.stderr
 
@@ -179,10 +179,10 @@ def test_logs_of_a_replica_and_of_a_workload(run: Run, platform: Platform, layou
     lines = [json.loads(line) for line in run("logs", "api", "-o", "json").stdout.splitlines()]
     assert lines[-1]["stream"] == "stderr"
     assert len(lines) == 4
-    assert run("logs", "search/api").returncode == Exit.FAILED
+    assert run("logs", "search/api").returncode == ExitCode.FAILED
 
 
 def test_the_state_directory_comes_from_the_environment_too(run: Run, platform: Platform, layout: Layout) -> None:
     os.rename(layout.root, layout.root.with_name("elsewhere"))
-    assert run("kubeconfig").returncode == Exit.UNREACHABLE
-    assert run("kubeconfig", HOLDFAST_STATE=str(layout.root.with_name("elsewhere"))).returncode == Exit.OK
+    assert run("kubeconfig").returncode == ExitCode.UNREACHABLE
+    assert run("kubeconfig", HOLDFAST_STATE=str(layout.root.with_name("elsewhere"))).returncode == ExitCode.OK

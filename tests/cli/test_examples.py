@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import yaml
 
-from holdfast.cli.platform.samples import FILES, LAST_APPLIED, as_kubectl_applies, examples_folder
 from holdfast.model.kinds import BY_NAME
+from holdfast.platform.sample_manifests import FILES, LAST_APPLIED, examples_folder, with_last_applied
 
 FOLDER = examples_folder()
 ALL = sorted(FOLDER.rglob("*.yaml"))
@@ -50,6 +50,6 @@ def test_an_examples_program_can_be_run(path: Path) -> None:
 def test_samples_are_applied_as_kubectl_would() -> None:
     for name in FILES:
         for document in documents(FOLDER / name):
-            made = as_kubectl_applies(document)
+            made = with_last_applied(document)
             assert msgspec.json.decode(made["metadata"]["annotations"][LAST_APPLIED]) == document
             assert LAST_APPLIED not in document["metadata"].get("annotations", {}), "the manifest itself is left alone"

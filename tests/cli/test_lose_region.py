@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from holdfast.cli.commands.lose_region import _as_text, _has_work, _placed
-from holdfast.cli.platform.foresight import Placing
+from holdfast.insight.what_if import PlannedPlacement
 
 NOTHING: dict[str, Any] = {
     "lost": {"region": "east", "zone": ""}, "recovers": [], "safe": [], "short": [], "decided": True, "unprotected": [],
     "places": [], "evicts": [], "waits": [],
 }  # fmt: skip
-FITS = Placing("west", "risk-west-r0", "west-1", ())
-TAKES = Placing("west", "risk-west-r1", "west-2", ("spare/fill-west-3.1", "spare/fill-west-4.2"))
-WAITS = Placing("west", "risk-west-r2", reason="PortsExhausted", message="no free port", to_fit="free a port")
+FITS = PlannedPlacement("west", "risk-west-r0", "west-1", ())
+TAKES = PlannedPlacement("west", "risk-west-r1", "west-2", ("spare/fill-west-3.1", "spare/fill-west-4.2"))
+WAITS = PlannedPlacement("west", "risk-west-r2", reason="PortsExhausted", message="no free port", to_fit="free a port")
 
 
 def test_what_the_planner_would_do_is_told_place_by_place() -> None:

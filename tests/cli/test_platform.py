@@ -5,21 +5,27 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.cli.exits import Stop
-from holdfast.cli.platform.layout import Layout, Platform, design
-from holdfast.cli.platform.programs import programs
-from holdfast.cli.platform.samples import FILES, examples_folder, load_manifests, region_manifests, sample_manifests
+from holdfast.foundation.exit_codes import CommandError
 from holdfast.model import kinds
+from holdfast.platform.layout import Layout, Platform, design_platform
+from holdfast.platform.programs import programs
+from holdfast.platform.sample_manifests import (
+    FILES,
+    examples_folder,
+    load_manifests,
+    region_manifests,
+    sample_manifests,
+)
 
 THREE = ("us-east", "eu-central", "eu-west")
 
 
 def default_platform() -> Platform:
-    return design(THREE, agents_per_region=2, port_base=7400, samples=True)
+    return design_platform(THREE, agents_per_region=2, port_base=7400, samples=True)
 
 
 def test_ports_never_overlap() -> None:
-    platform = design(THREE, agents_per_region=5, port_base=9000, samples=True)
+    platform = design_platform(THREE, agents_per_region=5, port_base=9000, samples=True)
     taken = [int(url.rpartition(":")[2]) for _, url in platform.cells]
     for region in platform.regions:
         for agent in region.agents:
@@ -41,10 +47,10 @@ def test_the_default_platform_has_what_was_promised() -> None:
 
 
 def test_a_port_base_without_room_is_refused() -> None:
-    with pytest.raises(Stop, match="not enough ports"):
-        design(THREE, agents_per_region=50, port_base=60000, samples=False)
-    with pytest.raises(Stop):
-        design(THREE, agents_per_region=1, port_base=80, samples=False)
+    with pytest.raises(CommandError, match="not enough ports"):
+        design_platform(THREE, agents_per_region=50, port_base=60000, samples=False)
+    with pytest.raises(CommandError):
+        design_platform(THREE, agents_per_region=1, port_base=80, samples=False)
 
 
 def test_a_platform_is_read_back_as_it_was_written(layout: Layout) -> None:
@@ -100,7 +106,7 @@ def test_samples_name_only_what_there_is() -> None:
 
 
 def test_samples_are_fitted_to_fewer_regions() -> None:
-    platform = design(("us-west",), agents_per_region=2, port_base=7400, samples=True)
+    platform = design_platform(("us-west",), agents_per_region=2, port_base=7400, samples=True)
     manifests, remarks = sample_manifests(platform)
     names = {m["metadata"]["name"] for m in manifests if m["kind"] == "Workload"}
     assert "billing-api" not in names
@@ -118,7 +124,7 @@ def test_regions_are_valid_objects() -> None:
 
 def test_programs_start_global_first_and_agents_last(layout: Layout) -> None:
     kept = programs(default_platform(), layout)
-    assert [p.rank for p in kept] == sorted(p.rank for p in kept)
+    assert [p.start_order for p in kept] == sorted(p.start_order for p in kept)
     assert len(kept) == 1 + 3 + 6 + 1
     without = msgspec.structs.replace(default_platform(), provider=False)
     assert {p.name for p in kept} - {p.name for p in programs(without, layout)} == {"provider"}

@@ -5,44 +5,44 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from tests.factories import cache_of, meta, with_new_revision
 
 from holdfast.cli.commands.policy import replaced_revisions
+from holdfast.controllers.cache import Cache
 from holdfast.fleet import policy
 from holdfast.model.scheduler_policy import (
     PolicyRevision,
-    Preemption,
+    PolicyRules,
+    PreemptionRules,
     PromotionStage,
-    Rules,
     SchedulerPolicy,
     SchedulerPolicySpec,
 )
 from holdfast.model.writes import Create, SetStatus, Update
-from holdfast.runtime.cache import Cache
-from making import again, meta, view
 
-PLAIN, NONE, FEW = (Rules(preemption=Preemption(per_tenant_per_minute=n)) for n in (60, 0, 3))
+PLAIN, NONE, FEW = (PolicyRules(preemption=PreemptionRules(per_tenant_per_minute=n)) for n in (60, 0, 3))
 
 
 class Global:
     """A global cell with one policy, as its controller leaves it after each change."""
 
     def __init__(self) -> None:
-        self.cache: Cache = view()
+        self.cache: Cache = cache_of()
         self.policy = SchedulerPolicy(metadata=meta("default"))
 
-    def promote(self, rules: Rules, stage: PromotionStage = PromotionStage.ACTIVE) -> str:
+    def promote(self, rules: PolicyRules, stage: PromotionStage = PromotionStage.ACTIVE) -> str:
         spec = SchedulerPolicySpec(rules=rules, stage=stage, canary_regions=("a",) if stage == "Canary" else ())
-        self.policy = again(self.policy, spec=spec)
+        self.policy = with_new_revision(self.policy, spec=spec)
         self.cache.put(self.policy)
         for write in policy.decide(self.policy.key, self.cache, 1.0).writes:
             match write:
                 case Create():
-                    self.cache.put(again(write.object, metadata=meta(write.object.metadata.name)))
+                    self.cache.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name)))
                 case Update():
-                    self.cache.put(again(write.object))
+                    self.cache.put(with_new_revision(write.object))
                 case SetStatus():
                     status = msgspec.structs.replace(self.policy.status, revision=write.blocks["revision"])
-                    self.policy = again(self.policy, status=status)
+                    self.policy = with_new_revision(self.policy, status=status)
                     self.cache.put(self.policy)
         return self.policy.status.revision
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast.cli.app import run
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.platform.layout import Layout
-from holdfast.cli.platform.remote import access, contexts
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.layout import Layout
+from holdfast.platform.remote_access import cell_access, contexts
 
 
 def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **user: str) -> Path:
@@ -32,11 +32,11 @@ def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **use
 
 def test_each_cell_has_its_context_and_a_region_without_one_its_endpoint(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, ("global", "eu-west"), token="secret")
-    assert access(path, "eu-west", "https://other:1").url == "https://eu-west.example:7400"
-    far = access(path, "us-east", "https://us-east.elsewhere:7401")
+    assert cell_access(path, "eu-west", "https://other:1").url == "https://eu-west.example:7400"
+    far = cell_access(path, "us-east", "https://us-east.elsewhere:7401")
     assert (far.url, far.token, far.ca) == ("https://us-east.elsewhere:7401", "secret", tmp_path / "ca.crt")
-    with pytest.raises(Stop, match="no context us-east"):
-        access(path, "us-east")
+    with pytest.raises(CommandError, match="no context us-east"):
+        cell_access(path, "us-east")
     assert Layout(path).remote and not Layout(tmp_path).remote
 
 
@@ -50,7 +50,7 @@ def test_keys_that_are_embedded_become_files_only_we_can_read(tmp_path: Path) ->
 
 def test_the_current_context_is_the_global_cell_when_none_is_called_so(tmp_path: Path) -> None:
     assert contexts(kubeconfig(tmp_path, ("mine",), current="mine"))["global"].url == "https://mine.example:7400"
-    with pytest.raises(Stop, match="no context for the global cell"):
+    with pytest.raises(CommandError, match="no context for the global cell"):
         contexts(kubeconfig(tmp_path, ("a", "b")))
 
 
@@ -61,7 +61,7 @@ def test_the_current_context_is_the_global_cell_when_none_is_called_so(tmp_path:
 def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, capsys: Any, text: str, says: str) -> None:
     path = tmp_path / "some.yaml"
     path.write_text(text)
-    assert run(["get", "nodes", "--state", str(path)]) == Exit.USAGE
+    assert run(["get", "nodes", "--state", str(path)]) == ExitCode.USAGE
     said = capsys.readouterr().err
     assert str(path) in said and says in said
 
@@ -69,5 +69,5 @@ def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, capsys: Any, text
 def test_commands_on_a_platforms_own_processes_need_its_directory(tmp_path: Path, capsys: Any) -> None:
     path = kubeconfig(tmp_path, ("global",))
     for words in (["up"], ["down"], ["drill", "run", "zone-loss"], ["token", "list"], ["credentials", "list"]):
-        assert run([*words, "--state", str(path)]) == Exit.USAGE, words
+        assert run([*words, "--state", str(path)]) == ExitCode.USAGE, words
         assert "is a file" in capsys.readouterr().err

@@ -13,19 +13,32 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.platform.layout import Layout
-from holdfast.cli.platform.processes import Identity, alive, identify, marked, send, wait_gone
-from holdfast.cli.platform.supervisor import Program, Record, load_records, stop_programs, supervisor_of
+from holdfast.platform.layout import Layout
+from holdfast.platform.processes import (
+    ProcessIdentity,
+    identify,
+    is_alive,
+    platform_processes,
+    send_signal,
+    wait_exited,
+)
+from holdfast.platform.supervisor import (
+    ProcessRecord,
+    Program,
+    load_records,
+    running_supervisor,
+    stop_programs,
+)
 
 # A supervisor of given programs, as a process of its own: what `holdfast supervise` does with a platform's.
 SUPERVISE = """
 import sys, msgspec
-from holdfast.cli.platform.layout import Layout
-from holdfast.cli.platform.supervisor import Program, Supervisor
-from holdfast.cli.platform.processes import identify
+from holdfast.platform.layout import Layout
+from holdfast.platform.supervisor import Program, ProcessSupervisor
+from holdfast.platform.processes import identify
 programs = msgspec.json.decode(sys.argv[2], type=list[Program])
 parent = identify(int(sys.argv[3])) if int(sys.argv[3]) else None
-Supervisor(Layout(sys.argv[1]), programs, lambda line: print(line, flush=True)).run(parent=parent)
+ProcessSupervisor(Layout(sys.argv[1]), programs, lambda line: print(line, flush=True)).run(parent=parent)
 """
 SLEEPER = (sys.executable, "-c", "import time\nwhile True: time.sleep(60)")
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
@@ -56,13 +69,13 @@ def start(layout: Layout, programs: list[Program], *, parent: int = 0) -> subpro
 
 def pid_of(layout: Layout, name: str) -> int:
     for record in load_records(layout):
-        if record.program.name == name and record.identity is not None and alive(record.identity):
+        if record.program.name == name and record.identity is not None and is_alive(record.identity):
             return record.identity.pid
     return 0
 
 
 def test_a_crashed_process_is_started_again_and_it_says_so(prepared: Layout) -> None:
-    supervisor = start(prepared, [Program(name="a", argv=SLEEPER), Program(name="b", argv=SLEEPER, rank=1)])
+    supervisor = start(prepared, [Program(name="a", argv=SLEEPER), Program(name="b", argv=SLEEPER, start_order=1)])
     until(lambda: bool(pid_of(prepared, "a") and pid_of(prepared, "b")))
     first, other = pid_of(prepared, "a"), pid_of(prepared, "b")
     os.kill(first, signal.SIGKILL)
@@ -74,19 +87,19 @@ def test_a_crashed_process_is_started_again_and_it_says_so(prepared: Layout) -> 
     assert "a: was killed by SIGKILL" in prepared.log("supervisor").read_text()
     supervisor.terminate()
     assert supervisor.wait(20) == 0
-    assert list(marked(prepared.root)) == []
+    assert list(platform_processes(prepared.root)) == []
     assert load_records(prepared) == []
 
 
 def test_stopping_goes_by_rank_and_ends_the_deaf(prepared: Layout) -> None:
-    deaf = Program(name="deaf", argv=STUBBORN, rank=2, stop_signals=((int(signal.SIGTERM), 0.5),))
+    deaf = Program(name="deaf", argv=STUBBORN, start_order=2, stop_signals=((int(signal.SIGTERM), 0.5),))
     supervisor = start(prepared, [Program(name="cell", argv=SLEEPER), deaf])
     until(lambda: prepared.log("deaf").exists() and b"deaf" in prepared.log("deaf").read_bytes())
     supervisor.terminate()
     assert supervisor.wait(20) == 0
     told = prepared.log("supervisor").read_text()
     assert told.index("deaf: did not stop in time and was killed") < told.index("cell: stopped")
-    assert list(marked(prepared.root)) == []
+    assert list(platform_processes(prepared.root)) == []
 
 
 def test_a_new_supervisor_adopts_what_the_old_one_left(prepared: Layout) -> None:
@@ -96,9 +109,9 @@ def test_a_new_supervisor_adopts_what_the_old_one_left(prepared: Layout) -> None
     kept = pid_of(prepared, "a")
     first.kill()
     first.wait()
-    assert supervisor_of(prepared) is None
+    assert running_supervisor(prepared) is None
     second = start(prepared, programs)
-    until(lambda: supervisor_of(prepared) is not None)
+    until(lambda: running_supervisor(prepared) is not None)
     until(lambda: "adopted" in prepared.log("supervisor").read_text())
     assert pid_of(prepared, "a") == kept
     os.kill(kept, signal.SIGKILL)
@@ -122,7 +135,7 @@ def test_a_process_with_other_options_is_replaced_not_adopted(prepared: Layout) 
 
 def test_there_is_one_supervisor(prepared: Layout) -> None:
     first = start(prepared, [Program(name="a", argv=SLEEPER)])
-    until(lambda: supervisor_of(prepared) is not None)
+    until(lambda: running_supervisor(prepared) is not None)
     second = start(prepared, [Program(name="a", argv=SLEEPER)])
     assert second.wait(20) != 0
     assert "already running" in prepared.log("supervisor").read_text()
@@ -138,7 +151,7 @@ def test_in_the_foreground_the_platform_ends_with_its_command(prepared: Layout) 
     command.kill()
     command.wait()
     assert supervisor.wait(20) == 0
-    assert list(marked(prepared.root)) == []
+    assert list(platform_processes(prepared.root)) == []
 
 
 def test_down_stops_what_a_killed_supervisor_left(prepared: Layout, tmp_path: Path) -> None:
@@ -150,7 +163,7 @@ def test_down_stops_what_a_killed_supervisor_left(prepared: Layout, tmp_path: Pa
         while True: time.sleep(60)
     """)
     supervisor = start(prepared, [Program(name="a", argv=(sys.executable, "-c", spawning))])
-    until(lambda: len(list(marked(prepared.root))) == 2)
+    until(lambda: len(list(platform_processes(prepared.root))) == 2)
     supervisor.kill()
     supervisor.wait()
     done = subprocess.run(
@@ -158,22 +171,22 @@ def test_down_stops_what_a_killed_supervisor_left(prepared: Layout, tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     assert "orphaned process" in done.stderr
-    assert list(marked(prepared.root)) == []
+    assert list(platform_processes(prepared.root)) == []
 
 
 def test_a_recycled_process_id_is_never_signalled() -> None:
     with subprocess.Popen(SLEEPER) as stranger:
         real = identify(stranger.pid)
         assert real is not None
-        impostor = Identity(pid=real.pid, start_ticks=real.start_ticks - 1)
-        assert not send(impostor, signal.SIGKILL)
-        assert wait_gone(impostor, 0)
-        assert alive(real)
-        assert send(real, signal.SIGKILL)
-    assert not alive(real)
+        impostor = ProcessIdentity(pid=real.pid, start_ticks=real.start_ticks - 1)
+        assert not send_signal(impostor, signal.SIGKILL)
+        assert wait_exited(impostor, 0)
+        assert is_alive(real)
+        assert send_signal(real, signal.SIGKILL)
+    assert not is_alive(real)
 
 
 def test_records_of_another_version_are_passed_over(prepared: Layout) -> None:
     (prepared.run / "processes" / "x.json").write_text('{"not": "a record"}')
     assert load_records(prepared) == []
-    assert isinstance(Record(program=Program(name="a", argv=())), Record)
+    assert isinstance(ProcessRecord(program=Program(name="a", argv=())), ProcessRecord)

@@ -17,11 +17,11 @@ from aiohttp import web
 from scripted import ScriptedCell
 
 from holdfast.client import wire
-from holdfast.model.codec import wire_object
+from holdfast.model.codec import object_wire_bytes
 from holdfast.model.errors import Fault
 from holdfast.model.kinds import BY_PLURAL
 from holdfast.model.meta import Key
-from holdfast.model.placement import Answer, Answers, RenewRequest, Result
+from holdfast.model.placement_api import PlacementOutcome, PlacementResponse, PlacementResult, RenewRequest
 
 
 class SmallServer:
@@ -83,7 +83,7 @@ class SmallServer:
         item = self.cell.objects.get((kind.type, key))
         if item is None:
             return _status(404, "NotFound", {})
-        return _json(wire_object(item))
+        return _json(object_wire_bytes(item))
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         kind = BY_PLURAL[request.match_info["plural"]]
@@ -101,7 +101,7 @@ class SmallServer:
         if start + self.page < len(items):
             following = base64.b64encode(json.dumps([start + self.page, revision]).encode()).decode()
         metadata = {"resourceVersion": str(revision), "continue": following}
-        body = {"metadata": metadata, "items": [msgspec.Raw(wire_object(item)) for item in page]}
+        body = {"metadata": metadata, "items": [msgspec.Raw(object_wire_bytes(item)) for item in page]}
         return _json(msgspec.json.encode(body))
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
@@ -137,7 +137,7 @@ class SmallServer:
 
     async def _renew(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read(), type=RenewRequest)
-        answers = Answers(answers=tuple(Answer(result=Result.ACCEPTED, node=item.node) for item in asked.items))
+        answers = PlacementResponse(results=tuple(PlacementResult(result=PlacementOutcome.ACCEPTED, node=item.node) for item in asked.items))
         return _json(msgspec.json.encode(answers))
 
 

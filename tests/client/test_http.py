@@ -18,17 +18,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from small_server import SmallServer
 
 from holdfast.client.http import HttpClient
-from holdfast.gate import certificates
+from holdfast.controllers.informer import Informers
+from holdfast.foundation.ports import SystemPorts
+from holdfast.identity import certificates
 from holdfast.model import limits
-from holdfast.model.codec import wire_object
+from holdfast.model.codec import object_wire_bytes
 from holdfast.model.core import Lease
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import AlreadyExists, Ambiguous, Conflict, Expired, Invalid, Overloaded, Unavailable
-from holdfast.model.placement import RenewItem, RenewRequest
+from holdfast.model.placement_api import RenewItem, RenewRequest
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create, Notice, Update
-from holdfast.runtime.informer import Informers
-from holdfast.runtime.ports import SystemPorts
 
 
 def endpoint(name: str = "a", region: str = "west") -> Endpoint:
@@ -148,9 +148,9 @@ async def test_read_retries_are_bounded_by_budget(server: SmallServer, client: H
 
 async def test_watch_yields_typed_events_and_ends_with_unavailable(server: SmallServer, client: HttpClient) -> None:
     stored = server.cell.put(endpoint())
-    line = b'{"type":"MODIFIED","object":' + wire_object(stored) + b"}\n"
+    line = b'{"type":"MODIFIED","object":' + object_wire_bytes(stored) + b"}\n"
     bookmark = b'{"type":"BOOKMARK","object":{"kind":"Endpoint","metadata":{"resourceVersion":"17"}}}\n'
-    gone = b'{"type":"DELETED","object":' + wire_object(stored) + b"}\n"
+    gone = b'{"type":"DELETED","object":' + object_wire_bytes(stored) + b"}\n"
     server.lines = [line[:40], line[40:] + bookmark[:10], bookmark[10:] + gone]
     seen: list[Any] = []
     with pytest.raises(Unavailable, match="ended by the server"):
@@ -180,7 +180,7 @@ async def test_watch_with_invalid_line_raises_unavailable(server: SmallServer, c
 
 async def test_placement_calls_and_notices_reach_server(server: SmallServer, client: HttpClient) -> None:
     answers = await client.renew(RenewRequest(items=(RenewItem(node="n1"), RenewItem(node="n2"))))
-    assert [answer.node for answer in answers.answers] == ["n1", "n2"]
+    assert [answer.node for answer in answers.results] == ["n1", "n2"]
     tenant = server.cell.put(Tenant(metadata=meta("t", "")))
     await client.notify([Notice(tenant, "Why", "because")], component="test")
     assert len(server.cell.notices) == 1
@@ -214,7 +214,7 @@ async def test_client_and_server_verify_each_others_certificate(tmp_path: Path) 
     async with SmallServer(ScriptedCell(), context) as server:
         stored = server.cell.put(endpoint())
 
-        def client(shown: certificates.Issued, ca: Path) -> HttpClient:
+        def client(shown: certificates.IssuedCertificate, ca: Path) -> HttpClient:
             return HttpClient(
                 server.url, ports, cell="west", ca=str(ca), cert=str(shown.certificate), key=str(shown.key)
             )

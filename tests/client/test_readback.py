@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from scripted import ScriptedCell, ScriptedClient, meta, no_answer
 from virtual import VirtualPorts, run
 
-from holdfast.client.contract import Committed, Token
-from holdfast.client.readback import Verdict, judge
+from holdfast.client.contract import CommitReceipt, FencingToken
+from holdfast.client.readback import ReadBackResult, judge
+from holdfast.model.election_term import Term, TermSpec
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import AlreadyExists, Ambiguous, Conflict, Fault, StaleToken, Unavailable
 from holdfast.model.meta import Condition
 from holdfast.model.region import Region, RegionHealth, RegionSpec
-from holdfast.model.term import Term, TermSpec
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 
 
@@ -156,7 +156,7 @@ def test_read_back_with_stale_token_raises_stale_token() -> None:
     async def main() -> None:
         cell, client = setup()
         term = cell.put(Term(metadata=meta("boss", ""), spec=TermSpec(holder="me")))
-        token = Token("boss", term.revision)
+        token = FencingToken("boss", term.revision)
         client.before_commit = [no_answer()]
         cell.put(msgspec.structs.replace(term, spec=TermSpec(holder="you", term=2)))
         with pytest.raises(StaleToken):
@@ -183,8 +183,8 @@ def test_read_back_compares_conditions_without_times() -> None:
     held = msgspec.structs.replace(region, status=msgspec.structs.replace(region.status, conditions=(said,)))
     later = msgspec.structs.replace(said, last_transition_time="2026-02-02T00:00:00Z")
     write = SetStatus("Region", region.key, region.uid, conditions=(later,))
-    assert judge(write, held) is Verdict.LOOKS_DONE
-    assert judge(write, region) is Verdict.NOT_DONE
+    assert judge(write, held) is ReadBackResult.LOOKS_DONE
+    assert judge(write, region) is ReadBackResult.NOT_DONE
 
 
 class LateClient(ScriptedClient):
@@ -195,7 +195,7 @@ class LateClient(ScriptedClient):
         self._chance = chance
         self._late: set[asyncio.Task[None]] = set()
 
-    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
         roll = self._chance.random()
         if roll < 0.25:
             raise no_answer()
@@ -209,7 +209,7 @@ class LateClient(ScriptedClient):
             raise no_answer()
         return done
 
-    async def _deliver(self, writes: Sequence[Write], token: Token | None, delay_s: float) -> None:
+    async def _deliver(self, writes: Sequence[Write], token: FencingToken | None, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         try:
             self._cell.apply(writes, token)

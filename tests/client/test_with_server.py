@@ -11,21 +11,21 @@ import pytest
 import uvicorn
 
 from holdfast.client.http import HttpClient
-from holdfast.gate.authenticate import Authenticator
+from holdfast.controllers.controller import Controller
+from holdfast.controllers.informer import Informers
+from holdfast.controllers.runner import Runner
+from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.gate import Gate
-from holdfast.gate.local import LocalClient
+from holdfast.gate.local_client import LocalClient
 from holdfast.gate.principal import controller
-from holdfast.gate.tokens import TokenFile
+from holdfast.identity.authenticate import Authenticator
+from holdfast.identity.tokens import TokenFile
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import AlreadyExists, Conflict, Expired, Forbidden, Unauthorized
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
-from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update
-from holdfast.runtime.controller import Controller
-from holdfast.runtime.informer import Informers
-from holdfast.runtime.ports import SystemPorts
-from holdfast.runtime.runner import Runner
+from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update
 from holdfast.server.app import Application
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
@@ -154,9 +154,9 @@ async def test_controller_runs_over_http(cell: Running) -> None:
     def decide(key: Key, view: View, now: float) -> Outcome:
         """Every endpoint `x` has a twin `x-twin`."""
         if key.name.endswith("-twin") or view.get(Endpoint, key.name, key.namespace) is None:
-            return NOTHING
+            return NO_CHANGES
         if view.get(Endpoint, f"{key.name}-twin", key.namespace) is not None:
-            return NOTHING
+            return NO_CHANGES
         return Outcome(writes=(Create(endpoint(f"{key.name}-twin")),))
 
     client = cell.client("serve")

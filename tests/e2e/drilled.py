@@ -7,8 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-
-import platforms
+from tests import platforms
 
 
 def holdfast(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -18,5 +17,5 @@ def holdfast(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with platforms.running(tmp_path_factory.mktemp("drill") / "platform") as up:
+    with platforms.running_platform(tmp_path_factory.mktemp("drill") / "platform") as up:
         yield str(up.state)

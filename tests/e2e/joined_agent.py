@@ -8,13 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.cli.platform.credentials import Credentials
-from holdfast.cli.platform.layout import Layout
-from holdfast.cli.platform.supervisor import python_command, venv_path
-from platforms import Up, holdfast
+from tests.platforms import RunningPlatform, holdfast
+
+from holdfast.platform.credentials import Credentials
+from holdfast.platform.layout import Layout
+from holdfast.platform.supervisor import path_with_venv, python_command
 
 
-def join_token(up: Up, region: str, name: str, *words: str) -> str:
+def join_token(up: RunningPlatform, region: str, name: str, *words: str) -> str:
     return holdfast("token", "create", name, "--join", region, *words, "--state", str(up.state)).stdout.strip()
 
 
@@ -22,7 +23,7 @@ PORTS = "29900-29999"
 
 
 def command(
-    up: Up, region: str, name: str, token_file: Path, *, port: int = 0, ports: str = PORTS
+    up: RunningPlatform, region: str, name: str, token_file: Path, *, port: int = 0, ports: str = PORTS
 ) -> tuple[str, ...]:  # fmt: skip
     """`port` reaches the region by another way, such as a proxy; `ports` are what the agent may give to its work."""
     layout = Layout(str(up.state))
@@ -37,7 +38,7 @@ def command(
 
 @contextlib.contextmanager
 def joined_agent(
-    up: Up, region: str, name: str, *words: str, port: int = 0, ports: str = PORTS
+    up: RunningPlatform, region: str, name: str, *words: str, port: int = 0, ports: str = PORTS
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs until the block ends; `words` are more options of the token."""
     token_file = up.state / f"{name}.token"
@@ -45,7 +46,7 @@ def joined_agent(
     with (up.state / f"{name}.log").open("wb") as log:
         agent = subprocess.Popen(
             command(up, region, name, token_file, port=port, ports=ports), stdout=log, stderr=log,
-            env={**os.environ, "PATH": venv_path(os.environ["PATH"])},
+            env={**os.environ, "PATH": path_with_venv(os.environ["PATH"])},
         )  # fmt: skip
     try:
         yield agent

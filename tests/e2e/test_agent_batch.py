@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from platforms import TENANCY, V1, Up, running, until
+from tests.platforms import TENANCY, V1, RunningPlatform, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
@@ -22,9 +21,9 @@ NODE_CPU = 8
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     state = tmp_path_factory.mktemp("batch") / "state"
-    with running(state, "--regions", "us-east", "--agents", "1", "--no-samples") as up:
+    with running_platform(state, "--regions", "us-east", "--agents", "1", "--no-samples") as up:
         quota = {"apiVersion": V1, "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
                  "spec": {"hard": {"cpu": str(4 * NODE_CPU), "memory": "32Gi"}}}  # fmt: skip
         up.apply(*TENANCY[:2], quota, rank("spare", 0, reclaimable=True), rank("urgent", 1000, mayPreempt=True))
@@ -33,7 +32,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 def rank(name: str, value: int, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": name},
-            "spec": {"rank": value, **spec}}  # fmt: skip
+            "spec": {"priority": value, **spec}}  # fmt: skip
 
 
 def workload(name: str, script: str, cpu: str = "10m", **spec: Any) -> dict[str, Any]:
@@ -48,22 +47,22 @@ def workload(name: str, script: str, cpu: str = "10m", **spec: Any) -> dict[str,
             "spec": {"template": template, **spec}}  # fmt: skip
 
 
-def notes(up: Up, name: str) -> Path:
+def notes(up: RunningPlatform, name: str) -> Path:
     return up.state / f"{name}.notes"
 
 
-def lines(up: Up, name: str) -> list[list[str]]:
+def lines(up: RunningPlatform, name: str) -> list[list[str]]:
     """What the work wrote: a word, its replica, and when."""
     with contextlib.suppress(FileNotFoundError):
         return [line.split() for line in notes(up, name).read_text().splitlines()]
     return []
 
 
-def says(up: Up, name: str, word: str) -> str:
+def says(up: RunningPlatform, name: str, word: str) -> str:
     return f"echo {word} $HOLDFAST_REPLICA $(date +%s.%N) >> {notes(up, name)}"
 
 
-def condition(up: Up, name: str, kind: str) -> dict[str, str]:
+def condition(up: RunningPlatform, name: str, kind: str) -> dict[str, str]:
     told = up.kubectl("--context", "global", "get", "workload", "-n", "acme", name, "-o", "json", check=False)
     if "NotFound" in told:
         return {"reason": "NotFound"}
@@ -80,53 +79,53 @@ def most_at_once(seen: list[list[str]]) -> int:
     return most
 
 
-def test_so_many_at_a_time_so_often_and_then_it_goes(platform: Up) -> None:
+def test_so_many_at_a_time_so_often_and_then_it_goes(platform: RunningPlatform) -> None:
     script = f"{says(platform, 'six', 'begins')}; sleep 0.7; {says(platform, 'six', 'ends')}"
     platform.apply(workload("six", script, batch={"completions": 6, "parallelism": 2, "ttlAfterFinishedSeconds": 4}))
-    until(lambda: condition(platform, "six", "Complete")["reason"] == "Complete", within_s=60, what="it is complete")
+    wait_until(lambda: condition(platform, "six", "Complete")["reason"] == "Complete", within_s=60, what="it is complete")
     seen = lines(platform, "six")
     assert len({replica for word, replica, _ in seen if word == "ends"}) == 6
     assert len(seen) == 12, "each ran once"
     assert most_at_once(seen) == 2
-    until(lambda: condition(platform, "six", "Complete")["reason"] == "NotFound", within_s=30, what="it goes by itself")
+    wait_until(lambda: condition(platform, "six", "Complete")["reason"] == "NotFound", within_s=30, what="it goes by itself")
 
 
-def test_too_many_failures_end_it_by_name(platform: Up) -> None:
+def test_too_many_failures_end_it_by_name(platform: RunningPlatform) -> None:
     script = f"{says(platform, 'fails', 'begins')}; exit 3"
     platform.apply(workload("fails", script, batch={"completions": 3, "parallelism": 1, "backoffLimit": 2}))
-    until(lambda: condition(platform, "fails", "Complete")["reason"] == "BackoffLimitExceeded", within_s=90,
+    wait_until(lambda: condition(platform, "fails", "Complete")["reason"] == "BackoffLimitExceeded", within_s=90,
           what="it is given up")  # fmt: skip
     tries = len(lines(platform, "fails"))
     assert tries == 3, "one more than is allowed to fail, and no further"
     assert condition(platform, "fails", "Failed")["message"] == "0 of 3 completions, 3 failed"
 
 
-def test_that_a_deadline_will_be_missed_is_said_before_it_is(platform: Up) -> None:
+def test_that_a_deadline_will_be_missed_is_said_before_it_is(platform: RunningPlatform) -> None:
     script = f"sleep 0.8; {says(platform, 'slow', 'ends')}"
     platform.apply(workload("slow", script, batch={"completions": 30, "parallelism": 1, "deadlineSeconds": 12}))
-    until(lambda: condition(platform, "slow", "OnTime")["reason"] == "DeadlineAtRisk", within_s=20, what="it is said")
+    wait_until(lambda: condition(platform, "slow", "OnTime")["reason"] == "DeadlineAtRisk", within_s=20, what="it is said")
     assert len(lines(platform, "slow")) < 30
-    until(
+    wait_until(
         lambda: condition(platform, "slow", "OnTime")["reason"] == "DeadlineMissed", within_s=40, what="it has passed"
     )
     before = len(lines(platform, "slow"))
-    until(lambda: len(lines(platform, "slow")) > before, within_s=20, what="the work goes on all the same")
+    wait_until(lambda: len(lines(platform, "slow")) > before, within_s=20, what="the work goes on all the same")
     platform.kubectl("--context", "global", "delete", "workload", "-n", "acme", "slow", "--timeout=60s")
 
 
-def test_reclaimable_work_writes_its_checkpoint_then_yields_and_comes_back(platform: Up) -> None:
+def test_reclaimable_work_writes_its_checkpoint_then_yields_and_comes_back(platform: RunningPlatform) -> None:
     script = (
         f"trap '{says(platform, 'spare', 'checkpoint')}' USR1; trap '{says(platform, 'spare', 'ends')}; exit 0' TERM; "
         f"{says(platform, 'spare', 'begins')}; while :; do sleep 0.1; done"
     )
     cpu = str(NODE_CPU - 1)
     platform.apply(workload("spare", script, cpu, priorityClassName="spare", template={"checkpointSignal": "SIGUSR1"}))
-    until(lambda: lines(platform, "spare"), within_s=60, what="it uses what is left over")
+    wait_until(lambda: lines(platform, "spare"), within_s=60, what="it uses what is left over")
     urgent = f"{says(platform, 'urgent', 'begins')}; exec sleep 600"
     platform.apply(workload("urgent", urgent, cpu, priorityClassName="urgent"))
-    until(lambda: lines(platform, "urgent"), within_s=60, what="the urgent work has the place")
+    wait_until(lambda: lines(platform, "urgent"), within_s=60, what="the urgent work has the place")
     seen = lines(platform, "spare")
     assert [word for word, _, _ in seen] == ["begins", "checkpoint", "ends"], seen
     assert float(seen[-1][2]) < float(lines(platform, "urgent")[0][2]), "it had left before"
     platform.kubectl("--context", "global", "delete", "workload", "-n", "acme", "urgent", "--timeout=60s")
-    until(lambda: len(lines(platform, "spare")) == 4, within_s=60, what="it comes back by itself")
+    wait_until(lambda: len(lines(platform, "spare")) == 4, within_s=60, what="it comes back by itself")

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 from joined_agent import joined_agent
+from tests.platforms import TENANCY, RunningPlatform, holdfast, running_platform, wait_until
 
 from holdfast.agent.drivers.records import TaskDir
-from holdfast.cli.drills import outage
-from holdfast.cli.platform.layout import Layout
+from holdfast.drills import outage
+from holdfast.platform.layout import Layout
 from holdfast.samples import witness
-from platforms import TENANCY, Up, holdfast, running, until
 from witness_intervals import intervals, overlaps
 
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
@@ -39,15 +39,15 @@ MOVED_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     state = tmp_path_factory.mktemp("kills") / "state"
-    with running(state, "--regions", "us-east", "--no-samples") as up:
+    with running_platform(state, "--regions", "us-east", "--no-samples") as up:
         up.apply(*TENANCY, workload("only", up, EXCLUSIVE, exclusive={"scope": "Region"}), workload("many", up, PLAIN))
-        until(lambda: len(alive(up)) == EXCLUSIVE + PLAIN, within_s=90, what="all of it runs")
+        wait_until(lambda: len(alive(up)) == EXCLUSIVE + PLAIN, within_s=90, what="all of it runs")
         yield up
 
 
-def workload(name: str, up: Up, replicas: int, **spec: Any) -> dict[str, Any]:
+def workload(name: str, up: RunningPlatform, replicas: int, **spec: Any) -> dict[str, Any]:
     template = {
         "command": ["python3", "-m", "holdfast.samples.witness"],
         "env": {"WITNESS_DIR": str(seen(up)), "WITNESS_FORK": "1" if spec else ""},
@@ -59,11 +59,11 @@ def workload(name: str, up: Up, replicas: int, **spec: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def seen(up: Up) -> Path:
+def seen(up: RunningPlatform) -> Path:
     return up.state / "seen"
 
 
-def alive(up: Up) -> dict[str, list[int]]:
+def alive(up: RunningPlatform) -> dict[str, list[int]]:
     """Replica → the processes that beat right now, by the word of the kernel and of the files they write."""
     found: dict[str, list[int]] = {}
     for path in sorted(seen(up).iterdir()) if seen(up).exists() else ():
@@ -76,15 +76,15 @@ def alive(up: Up) -> dict[str, list[int]]:
     return found
 
 
-def tasks(up: Up) -> list[TaskDir]:
+def tasks(up: RunningPlatform) -> list[TaskDir]:
     return [TaskDir(path) for path in sorted(up.state.glob("agents/*/tasks/*")) if path.is_dir()]
 
 
-def shims(up: Up) -> list[int]:
+def shims(up: RunningPlatform) -> list[int]:
     return [pid for folder in tasks(up) if (pid := folder.shim_pid())]
 
 
-def guards(up: Up) -> list[int]:
+def guards(up: RunningPlatform) -> list[int]:
     """Children of shims that are not the work."""
     found = []
     for shim in shims(up):
@@ -95,16 +95,16 @@ def guards(up: Up) -> list[int]:
     return found
 
 
-def processes(up: Up, kind: str) -> list[int]:
+def processes(up: RunningPlatform, kind: str) -> list[int]:
     return [p["pid"] for p in up.status()["processes"] if p["name"].startswith(kind) and p["pid"]]
 
 
-def settled(up: Up) -> bool:
+def settled(up: RunningPlatform) -> bool:
     running = alive(up)
     return len(running) == EXCLUSIVE + PLAIN and all(len(pids) == 1 for pids in running.values())
 
 
-def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(platform: Up) -> None:
+def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(platform: RunningPlatform) -> None:
     chance = random.Random(5)
     targets: dict[str, Callable[[], list[int]]] = {
         "agent": lambda: processes(platform, "agent-"), "shim": lambda: shims(platform),
@@ -114,7 +114,7 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(platform: Up) ->
     for index in range(ROUNDS):
         # What the platform's supervisor must start again, after a pause that grows, is killed less often.
         kind = ("shim", "guard", "agent", "shim", "guard", "cell")[index % 6]
-        pids = until(targets[kind], within_s=120, what=f"there is a {kind} to kill")
+        pids = wait_until(targets[kind], within_s=120, what=f"there is a {kind} to kill")
         with contextlib.suppress(ProcessLookupError):
             os.kill(chance.choice(pids), signal.SIGKILL)
             killed[kind] = killed.get(kind, 0) + 1
@@ -122,22 +122,22 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(platform: Up) ->
         doubled = {replica: pids for replica, pids in alive(platform).items() if len(pids) > 1}
         assert not doubled, f"round {index}, after {kind}"
         assert not overlaps(str(seen(platform))), f"round {index}, after {kind}"
-    until(lambda: settled(platform), within_s=120, what=f"everything runs once: {alive(platform)}")
+    wait_until(lambda: settled(platform), within_s=120, what=f"everything runs once: {alive(platform)}")
     assert not overlaps(str(seen(platform)))
     assert set(killed) == set(targets), killed
     print(f"killed {killed}; {sum(len(runs) for runs in intervals(str(seen(platform))).values())} runs")
 
 
-def breaches(up: Up) -> list[str]:
+def breaches(up: RunningPlatform) -> list[str]:
     """Overlaps of exclusive work. Other work may be doubled for a moment once a node is fenced: that is the deal."""
     return [words for words in overlaps(str(seen(up))) if words.startswith("only-")]
 
 
-def moved(up: Up, replica: str, before: tuple[int, ...]) -> bool:
+def moved(up: RunningPlatform, replica: str, before: tuple[int, ...]) -> bool:
     return bool([pid for pid in alive(up).get(replica, []) if pid not in before])
 
 
-def one_of(up: Up, agent: str) -> tuple[str, int]:
+def one_of(up: RunningPlatform, agent: str) -> tuple[str, int]:
     """An exclusive replica that runs on an agent, and its process; by the word of the process itself, as an agent
     that was away has records of what runs elsewhere by now."""
     for replica, (pid, *_) in alive(up).items():
@@ -149,7 +149,7 @@ def one_of(up: Up, agent: str) -> tuple[str, int]:
     return "", 0
 
 
-def busiest(up: Up) -> tuple[str, str, int]:
+def busiest(up: RunningPlatform) -> tuple[str, str, int]:
     for name in ("us-east-1", "us-east-2"):
         replica, pid = one_of(up, name)
         if replica:
@@ -159,20 +159,20 @@ def busiest(up: Up) -> tuple[str, str, int]:
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "dead"])
 def test_an_agent_that_is_away_loses_its_exclusive_work_before_it_runs_elsewhere(
-    platform: Up, how: signal.Signals
+    platform: RunningPlatform, how: signal.Signals
 ) -> None:
-    until(lambda: settled(platform), within_s=150, what="everything runs")
+    wait_until(lambda: settled(platform), within_s=150, what="everything runs")
     name, replica, pid = busiest(platform)
     layout, process = Layout(str(platform.state)), f"agent-{name}"
     agent = platform.pid(process)
-    gone_at = witness.boottime()
+    gone_at = witness.boottime_s()
     if how is signal.SIGKILL:
         outage.hold_down(layout, [process])  # nobody starts it again
     os.kill(agent, how)
     try:
-        until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
+        wait_until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
     finally:
-        outage.restore(layout, [process])
+        outage.allow_restart(layout, [process])
         if how is signal.SIGSTOP:
             os.kill(agent, signal.SIGCONT)
     first = intervals(str(seen(platform)))[replica]
@@ -180,7 +180,7 @@ def test_an_agent_that_is_away_loses_its_exclusive_work_before_it_runs_elsewhere
     assert not breaches(platform)
     plain = [other for other in alive(platform) if other.startswith("many-")]
     assert len(plain) == PLAIN, "work that is not exclusive does not notice"
-    until(lambda: settled(platform), within_s=90, what="the zombies of the node are gone")
+    wait_until(lambda: settled(platform), within_s=90, what="the zombies of the node are gone")
     assert not breaches(platform)
 
 
@@ -216,29 +216,29 @@ class Proxy:
         sink.close()
 
 
-def test_a_cut_off_agent_ends_its_exclusive_work_and_returns(platform: Up) -> None:
+def test_a_cut_off_agent_ends_its_exclusive_work_and_returns(platform: RunningPlatform) -> None:
     """A third agent, which reaches its region only through a proxy, takes the work; then the proxy is cut."""
     proxy = Proxy(Layout(str(platform.state)).load().regions[0].port)
     name = "us-east-9"
     with joined_agent(platform, "us-east", name, port=proxy.port), contextlib.ExitStack() as mended:
         mended.callback(setattr, proxy, "cut", False)
-        until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=30,
+        wait_until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=30,
               what="the agent registers")  # fmt: skip
         for other in ("us-east-1", "us-east-2"):
             holdfast("node", "cordon", other, "--state", str(platform.state))
         old = busiest(platform)
         platform.kubectl("--context", "us-east", "delete", "replica", "-n", "acme", old[1], "--wait=false")
-        until(lambda: one_of(platform, name)[0], within_s=60, what="exclusive work runs behind the proxy")
+        wait_until(lambda: one_of(platform, name)[0], within_s=60, what="exclusive work runs behind the proxy")
         for other in ("us-east-1", "us-east-2"):
             holdfast("node", "uncordon", other, "--state", str(platform.state))
         replica, pid = one_of(platform, name)
         proxy.cut = True
-        cut_at = witness.boottime()
-        until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
+        cut_at = witness.boottime_s()
+        wait_until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
         ends = [end for _, end in intervals(str(seen(platform)))[replica]]
         assert any(cut_at < end < cut_at + 15 for end in ends), "it ended before the lease could"
         assert not breaches(platform)
         proxy.cut = False
-        until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=60,
+        wait_until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=60,
               what="the agent is taken back under a new epoch")  # fmt: skip
         assert not breaches(platform)

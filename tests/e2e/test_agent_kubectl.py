@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from needs import lacking
-from platforms import ROOT, TENANCY, Up, holdfast, running, until
+from tests.platforms import ROOT, TENANCY, RunningPlatform, holdfast, running_platform, wait_until
+from tests.requirements import skip_or_fail
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
 
@@ -36,17 +35,17 @@ def workload(name: str, replicas: int, away: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     if not programs():
-        lacking("kubectl is missing; next: make tools")
+        skip_or_fail("kubectl is missing; next: make tools")
     state = tmp_path_factory.mktemp("kubectl") / "state"
-    with running(state, "--regions", "us-east", "--no-samples") as up:
+    with running_platform(state, "--regions", "us-east", "--no-samples") as up:
         up.apply(*TENANCY, workload("web", 6, 2))
-        until(lambda: up.workload("web").get("serving") == 6, within_s=90, what="all of it serves")
+        wait_until(lambda: up.workload("web").get("serving") == 6, within_s=90, what="all of it serves")
         yield up
 
 
-def kubectl(up: Up, program: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def kubectl(up: RunningPlatform, program: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = [program, "--kubeconfig", str(up.state / "kubeconfig"), "--context", "us-east",
                "--cache-dir", str(up.state / "kube-cache"), *words]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -55,14 +54,14 @@ def kubectl(up: Up, program: str, *words: str, check: bool = True) -> subprocess
     return done
 
 
-def spec(up: Up) -> dict[str, Any]:
+def spec(up: RunningPlatform) -> dict[str, Any]:
     told = kubectl(up, programs()[0], "get", "nodes.holdfast.dev", NODE, "-o", "json").stdout
     found: dict[str, Any] = json.loads(told)["spec"]
     return found
 
 
 @pytest.mark.parametrize("program", programs(), ids=lambda p: Path(p).name)
-def test_cordon_and_uncordon(platform: Up, program: str) -> None:
+def test_cordon_and_uncordon(platform: RunningPlatform, program: str) -> None:
     assert f"node/{NODE} cordoned" in kubectl(platform, program, "cordon", NODE).stdout
     assert spec(platform)["unschedulable"] is True
     assert "Cordoned" in kubectl(platform, program, "get", "node", NODE).stdout
@@ -73,14 +72,14 @@ def test_cordon_and_uncordon(platform: Up, program: str) -> None:
 
 
 @pytest.mark.parametrize("program", programs()[:1] + programs()[-1:], ids=lambda p: Path(p).name)
-def test_a_drain_empties_the_node_and_uncordon_ends_it(platform: Up, program: str) -> None:
+def test_a_drain_empties_the_node_and_uncordon_ends_it(platform: RunningPlatform, program: str) -> None:
     there = json.loads(kubectl(platform, program, "get", "pods", "-A", "-o", "json").stdout)["items"]
     assert [p for p in there if p["spec"]["nodeName"] == NODE], "there is something to drain"
     done = kubectl(platform, program, "drain", NODE, "--timeout=90s")
     assert f"node/{NODE} drained" in done.stdout
     left = kubectl(platform, program, "get", "pods", "-A", "--field-selector", f"spec.nodeName={NODE}", "-o", "name")
     assert not left.stdout.strip()
-    until(lambda: platform.workload("web").get("serving") == 6, within_s=60, what="all of it serves elsewhere")
+    wait_until(lambda: platform.workload("web").get("serving") == 6, within_s=60, what="all of it serves elsewhere")
     kubectl(platform, program, "uncordon", NODE)
     assert not spec(platform).get("drain")
     # The other node has all of it now: empty that one, so that the next has something to do.
@@ -88,10 +87,10 @@ def test_a_drain_empties_the_node_and_uncordon_ends_it(platform: Up, program: st
     holdfast("node", "uncordon", "us-east-2", "--state", str(platform.state))
 
 
-def test_what_a_budget_keeps_is_named(platform: Up) -> None:
+def test_what_a_budget_keeps_is_named(platform: RunningPlatform) -> None:
     holdfast("node", "cordon", "us-east-2", "--state", str(platform.state))
     platform.apply(workload("stays", 1, 0))
-    until(lambda: platform.workload("stays").get("serving") == 1, within_s=60, what="it serves")
+    wait_until(lambda: platform.workload("stays").get("serving") == 1, within_s=60, what="it serves")
     holdfast("node", "uncordon", "us-east-2", "--state", str(platform.state))
     asked_s = time.monotonic()
     done = kubectl(platform, programs()[-1], "drain", NODE, "--timeout=6s", check=False)

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from needs import lacking
-from platforms import ROOT, Up, holdfast, running, until
+from tests.platforms import ROOT, RunningPlatform, holdfast, running_platform, wait_until
+from tests.requirements import skip_or_fail
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
 
@@ -60,8 +59,8 @@ frontend shop
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with running(tmp_path_factory.mktemp("serving") / "state") as up:
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    with running_platform(tmp_path_factory.mktemp("serving") / "state") as up:
         yield up
 
 
@@ -106,15 +105,15 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def shop(platform: RunningPlatform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The workload, and HAProxy in front of it, kept current by `holdfast endpoints --follow`."""
     tools = ROOT / ".tools" / "bin" / "haproxy"
     program = shutil.which("haproxy") or (str(tools) if tools.exists() else None)
     if program is None:
-        lacking("haproxy is missing; next: make tools")
+        skip_or_fail("haproxy is missing; next: make tools")
     folder = tmp_path_factory.mktemp("proxy")
     platform.apply(MANIFEST)
-    until(lambda: len(platform.addresses(NAME)) == REPLICAS, within_s=120, what=f"{REPLICAS} serve")
+    wait_until(lambda: len(platform.addresses(NAME)) == REPLICAS, within_s=120, what=f"{REPLICAS} serve")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -128,7 +127,7 @@ def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
         check=True, timeout=20,
     )  # fmt: skip
     # The master stays the same through reloads, during which its file may be empty for a moment.
-    (master, *_) = until(lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy says its pid")
+    (master, *_) = wait_until(lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy says its pid")
     assert int(master) > 1
     reload_ = f"kill -USR2 {master}"
     command = [sys.executable, "-m", "holdfast.cli", *words, "--follow", "--on-change", reload_]
@@ -147,16 +146,16 @@ def changed(**env: str) -> dict[str, Any]:
     return made
 
 
-def rollout(platform: Up, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def rollout(platform: RunningPlatform, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     return holdfast("rollout", *words, "--state", str(platform.state), timeout_s=600, check=check)
 
 
-def revisions(platform: Up) -> set[str]:
+def revisions(platform: RunningPlatform) -> set[str]:
     told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
     return {a["revision"] for a in json.loads(told)["addresses"]}
 
 
-def test_a_rollout_loses_no_request(platform: Up, shop: int) -> None:
+def test_a_rollout_loses_no_request(platform: RunningPlatform, shop: int) -> None:
     with Load(shop) as load:
         platform.apply(changed(SHOP="two"))
         done = rollout(platform, "status", NAME)
@@ -167,22 +166,22 @@ def test_a_rollout_loses_no_request(platform: Up, shop: int) -> None:
     assert len(revisions(platform)) == 1
 
 
-def mixture(platform: Up) -> collections.Counter[str]:
+def mixture(platform: RunningPlatform) -> collections.Counter[str]:
     told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
     return collections.Counter(a["revision"] for a in json.loads(told)["addresses"])
 
 
-def test_a_paused_rollout_stays_where_it_is_and_goes_on_when_resumed(platform: Up, shop: int) -> None:
+def test_a_paused_rollout_stays_where_it_is_and_goes_on_when_resumed(platform: RunningPlatform, shop: int) -> None:
     with Load(shop) as load:
         platform.apply(changed(SHOP="paused"))
-        until(lambda: len(mixture(platform)) == 2, within_s=60, what="both revisions serve")
+        wait_until(lambda: len(mixture(platform)) == 2, within_s=60, what="both revisions serve")
         assert "paused" in rollout(platform, "pause", NAME).stdout
         phase = "status", NAME, "--no-wait", "-o", "json"
-        until(
+        wait_until(
             lambda: json.loads(rollout(platform, *phase).stdout)["phase"] == "Paused", within_s=20, what="it is paused"
         )
         # What was being replaced when the pause arrived is still finished; then nothing moves.
-        still = until(lambda: seen if (seen := mixture(platform)) == later(platform) else None, within_s=40,
+        still = wait_until(lambda: seen if (seen := mixture(platform)) == later(platform) else None, within_s=40,
                       what="the mixture comes to rest")  # fmt: skip
         assert sum(still.values()) >= REPLICAS and len(still) == 2, still
         for _ in range(3):
@@ -194,12 +193,12 @@ def test_a_paused_rollout_stays_where_it_is_and_goes_on_when_resumed(platform: U
     assert len(revisions(platform)) == 1
 
 
-def later(platform: Up) -> collections.Counter[str]:
+def later(platform: RunningPlatform) -> collections.Counter[str]:
     time.sleep(3.0)
     return mixture(platform)
 
 
-def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platform: Up, shop: int) -> None:
+def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platform: RunningPlatform, shop: int) -> None:
     good = revisions(platform)
     least = REPLICAS
     with Load(shop) as load:
@@ -217,14 +216,14 @@ def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platfo
     assert history[0]["outcome"] == "RolledBack" and {history[1]["revision"]} == good
 
 
-def test_undo_makes_the_wanted_revision_the_good_one_again(platform: Up, shop: int) -> None:
+def test_undo_makes_the_wanted_revision_the_good_one_again(platform: RunningPlatform, shop: int) -> None:
     good = revisions(platform)
     assert "undone" in rollout(platform, "undo", NAME).stdout
     assert "Complete" in rollout(platform, "status", NAME).stdout
     assert revisions(platform) == good
 
 
-def test_a_drain_loses_no_request_and_keeps_to_the_budget(platform: Up, shop: int) -> None:
+def test_a_drain_loses_no_request_and_keeps_to_the_budget(platform: RunningPlatform, shop: int) -> None:
     node = platform.status()["nodes"][0]["name"]
     with Load(shop) as load:
         done = holdfast("node", "drain", node, "--deadline", "120", "--state", str(platform.state), timeout_s=200)
@@ -235,17 +234,17 @@ def test_a_drain_loses_no_request_and_keeps_to_the_budget(platform: Up, shop: in
     holdfast("node", "uncordon", node, "--state", str(platform.state))
 
 
-def where(platform: Up) -> list[str]:
+def where(platform: RunningPlatform) -> list[str]:
     told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
     return [a["node"] for a in json.loads(told)["addresses"]]
 
 
-def test_a_drain_that_cannot_end_says_who_blocks_it(platform: Up, shop: int) -> None:
+def test_a_drain_that_cannot_end_says_who_blocks_it(platform: RunningPlatform, shop: int) -> None:
     stubborn = json.loads(json.dumps(MANIFEST))
     stubborn["metadata"]["name"] = "stays"
     stubborn["spec"].update(replicas=1, disruption={"maxUnavailable": 0})
     platform.apply(stubborn)
-    until(lambda: platform.addresses("payments/stays"), within_s=60, what="it serves")
+    wait_until(lambda: platform.addresses("payments/stays"), within_s=60, what="it serves")
     told = holdfast("endpoints", "payments/stays", "--state", str(platform.state), "-o", "json").stdout
     (address,) = json.loads(told)["addresses"]
     done = holdfast("node", "drain", address["node"], "--deadline", "6", "--state", str(platform.state),

@@ -14,8 +14,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-
-from platforms import TENANCY, V1, Up, running, until
+from tests.platforms import TENANCY, V1, RunningPlatform, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(1200)]
 
@@ -32,8 +31,8 @@ ITEMS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with running(tmp_path_factory.mktemp("crowd") / "state", "--no-samples") as up:
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    with running_platform(tmp_path_factory.mktemp("crowd") / "state", "--no-samples") as up:
         yield up
 
 
@@ -41,10 +40,10 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def test_all_of_them_start_and_serve(platform: Up, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_them_start_and_serve(platform: RunningPlatform, capsys: pytest.CaptureFixture[str]) -> None:
     platform.apply(*ITEMS)
     began = time.monotonic()
-    until(lambda: platform.workload("crowd").get("serving") == REPLICAS, within_s=600, what=f"{REPLICAS} serve")
+    wait_until(lambda: platform.workload("crowd").get("serving") == REPLICAS, within_s=600, what=f"{REPLICAS} serve")
     took_s = time.monotonic() - began
     stages: dict[str, list[float]] = {}
     nodes = set()

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.platforms import V1, holdfast, running_platform, wait_until
 
-from holdfast.cli.http import Api
-from holdfast.cli.platform.layout import Layout
-from holdfast.cli.platform.survey import connect
+from holdfast.client.sync_api import CellApi
 from holdfast.model import kinds
-from platforms import V1, holdfast, running, until
+from holdfast.platform.layout import Layout
+from holdfast.platform.platform_status import connect_cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 REGION = "solo"
@@ -26,8 +26,8 @@ class Here:
         self.layout = Layout(str(state))
         self.platform = self.layout.load()
 
-    def api(self, cell: str) -> Api:
-        return connect(self.layout, self.platform, cell)
+    def api(self, cell: str) -> CellApi:
+        return connect_cell(self.layout, self.platform, cell)
 
     def apply(self, cell: str, kind: str, name: str, spec: Any, *, namespace: str = "") -> None:
         meta = {"name": name, **({"namespace": namespace} if namespace else {})}
@@ -51,10 +51,10 @@ class Here:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     state = tmp_path_factory.mktemp("autoscaling") / "platform"
-    with running(state, "--regions", REGION, "--agents", "1", "--no-samples"):
+    with running_platform(state, "--regions", REGION, "--agents", "1", "--no-samples"):
         found = Here(state)
         found.apply("global", "Tenant", "shop", {})
-        found.apply("global", "PriorityClass", "standard", {"rank": 0})
+        found.apply("global", "PriorityClass", "standard", {"priority": 0})
         found.apply("global", "Quota", "quota", {"hard": {"cpu": "100", "memory": "100Gi"}}, namespace="shop")
         yield found
 
@@ -70,14 +70,14 @@ def test_replicas_follow_a_pushed_load(here: Here) -> None:
         "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 3, "metric": "queueLength", "target": 10.0},
     }  # fmt: skip
     here.apply("global", "Workload", "web", spec, namespace="shop")
-    until(lambda: len(here.bound("web")) == 1, within_s=60, what="the first replica is bound")
-    until(lambda: here.workload("web")["status"].get("summary", {}).get("ready") == 1, within_s=60, what="it is ready")
+    wait_until(lambda: len(here.bound("web")) == 1, within_s=60, what="the first replica is bound")
+    wait_until(lambda: here.workload("web")["status"].get("summary", {}).get("ready") == 1, within_s=60, what="it is ready")
 
     def pushed() -> bool:
         holdfast("load", "push", "shop/web", "queueLength", "30", "--state", str(here.state))
         return len(here.bound("web")) == 3
 
-    until(pushed, within_s=90, what="three replicas carry a load of thirty at ten each")
+    wait_until(pushed, within_s=90, what="three replicas carry a load of thirty at ten each")
     scale = here.workload("web")["status"]["scale"]
     assert scale["replicas"] == 3
     told = json.loads(
@@ -103,7 +103,7 @@ def test_replicas_follow_the_cpu_that_the_platform_measures_by_itself(here: Here
         "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 2, "metric": "cpuPercent", "target": 50.0},
     }  # fmt: skip
     here.apply("global", "Workload", "busy", spec, namespace="shop")
-    until(lambda: len(here.bound("busy")) == 2, within_s=90, what="nobody pushed a load, and a second replica is bound")
+    wait_until(lambda: len(here.bound("busy")) == 2, within_s=90, what="nobody pushed a load, and a second replica is bound")
     (row,) = here.workload("busy")["status"]["load"]["metrics"]
     assert row["name"] == "cpuPercent" and row["value"] > 50
     here.replicas("busy", 0)
@@ -116,14 +116,14 @@ def test_one_process_provides_nodes(here: Here) -> None:
 
 def test_what_waits_for_room_brings_a_node_and_an_idle_node_goes(here: Here) -> None:
     here.apply("global", "Workload", "large", large(2), namespace="shop")
-    until(lambda: len(here.bound("large")) == 1, within_s=60, what="one replica fits")
+    wait_until(lambda: len(here.bound("large")) == 1, within_s=60, what="one replica fits")
     pool = {"zones": [f"{REGION}-a"], "capacity": {"cpu": "8", "memory": "8Gi"}, "maxNodes": 2, "idleSeconds": 5}
     here.apply(REGION, "NodePool", "burst", pool)
-    until(lambda: "burst-1" in here.bound("large"), within_s=90, what="the second replica is bound on a new node")
+    wait_until(lambda: "burst-1" in here.bound("large"), within_s=90, what="the second replica is bound on a new node")
     nodes = {n["metadata"]["name"] for n in here.api(REGION).list("nodes")}
     assert nodes == {f"{REGION}-1", "burst-1"}
     here.replicas("large", 0)
-    until(
+    wait_until(
         lambda: {n["metadata"]["name"] for n in here.api(REGION).list("nodes")} == {f"{REGION}-1"},
         within_s=90, what="the idle node is gone",
     )  # fmt: skip

@@ -8,8 +8,7 @@ import os
 
 import pytest
 from drilled import holdfast, platform
-
-from platforms import V1, until
+from tests.platforms import V1, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
@@ -46,7 +45,7 @@ def test_a_stale_scheduler_is_refused_for_the_right_reasons(platform):
     report = drill(platform, "stale-cache")
     answers = report["answers"]
     assert answers["ended attempt"] == "Rejected StaleAttempt"
-    assert answers["deleted replica"] == "Rejected ReplicaGone"
+    assert answers["deleted replica"] == "Rejected ReplicaNotFound"
     assert answers["draining node"] == "Rejected NodeDraining"
     assert answers["full node"] == "Rejected InsufficientCpu"
     assert any(f" {who} (eu-west)" in first(report) for who in ("drain", "release")), first(report)
@@ -109,7 +108,7 @@ def test_repair_waits_while_it_is_paused_and_acts_once_when_it_may(platform):
 @LONG
 def test_the_autoscaler_makes_no_more_of_what_is_not_ready(platform):
     report = drill(platform, "autoscaler")
-    assert report["maxDesiredWhileNotReady"] == 2 and report["reason"] == "ScaleHeld"
+    assert report["maxDesiredWhileNotReady"] == 2 and report["reason"] == "ScaleUpBlocked"
 
 
 @LONG
@@ -119,14 +118,14 @@ def test_ninety_seconds_without_the_global_cell(platform):
 
 
 def test_every_drill_is_explained_and_has_a_simulated_twin():
-    from holdfast.sim.scenario import names
+    from holdfast.sim.scenario_runs import scenario_names
 
     listed = json.loads(holdfast("drill", "list", "-o", "json", timeout_s=30).stdout)
     assert {d["name"] for d in listed} >= {
         "region-loss", "loss-during-recovery", "zone-loss", "stale-cache", "timeout-after-commit", "leader-restart",
         "policy-rollback", "autoscaler", "repair-in-incident", "override-expires", "partition",
     }  # fmt: skip
-    assert all(d["description"] and d["failure"] and d["simulatedBy"] in names() for d in listed)
+    assert all(d["description"] and d["failure"] and d["simulatedBy"] in scenario_names() for d in listed)
     wrong = holdfast("drill", "run", "earthquake", "--region", "eu-west", timeout_s=30)
     assert wrong.returncode != 0 and "drill earthquake: not found" in wrong.stderr
 
@@ -142,11 +141,11 @@ spec:
 
 
 def kubectl_like(state: str, cell: str = "global"):
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.platform.layout import Layout
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
-    return Watcher(layout, layout.load()).api(cell)
+    return PlatformObserver(layout, layout.load()).api(cell)
 
 
 def workload(name: str, replicas: int, **resources: str) -> dict:
@@ -170,9 +169,9 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
     try:
         shadow = ("policy", "shadow", "default", "--state", platform, "-o", "json")
         assert holdfast(*shadow, "-f", str(rules), timeout_s=30).returncode == 0
-        until(lambda: json.loads(holdfast(*shadow, timeout_s=30).stdout)["revision"], "the policy is shadowed")
+        wait_until(lambda: json.loads(holdfast(*shadow, timeout_s=30).stdout)["revision"], "the policy is shadowed")
         region = kubectl_like(platform, "eu-west")
-        until(
+        wait_until(
             lambda: any(r["spec"].get("stage") == "Shadow" for r in region.list("policyrevisions")),
             "the region has the shadow",
         )
@@ -184,7 +183,7 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
             found = json.loads(holdfast(*shadow, timeout_s=30).stdout)
             return found if found["examples"] else None
 
-        told = until(compared, "decisions are compared")
+        told = wait_until(compared, "decisions are compared")
         row = next(r for r in told["regions"] if r["region"] == "eu-west")
         assert row["decisions"] and row["other"]
         assert ", shadow:" in told["examples"][0]
@@ -194,10 +193,10 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
         guard = {"maxPendingSeconds": 3, "action": "Rollback"}
         api.request("PATCH", path, {"spec": {"stage": "Active", "guard": guard}}, content_type=MERGE)
         api.apply(workload("too-large", 1, cpu="11"), "workloads", manager="test")
-        held = until(lambda: api.get(path)["status"].get("held"), "the policy is held")
+        held = wait_until(lambda: api.get(path)["status"].get("held"), "the policy is held")
         assert held["action"] == "Rollback" and "is pending for" in held["message"]
         good = before["status"]["revision"]
-        until(
+        wait_until(
             lambda: {r["status"]["report"]["policy"] for r in api.list("regions")} == {good},
             "every region is back at the good policy",
         )
@@ -212,14 +211,14 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
 
         for name in left():
             api.request("DELETE", f"/apis/holdfast.dev/v1/namespaces/search/workloads/{name}")
-        until(lambda: not left(), "nothing of it is left")
+        wait_until(lambda: not left(), "nothing of it is left")
 
 
 def said(act, *words: str) -> None:
     """The refusal over HTTP names the object, what was found, what was expected and what to do instead."""
-    from holdfast.cli.http import Refusal
+    from holdfast.client.sync_api import ApiRefusal
 
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiRefusal) as refused:
         act()
     assert 400 <= refused.value.status < 500
     missing = [word for word in words if word not in str(refused.value.why)]
@@ -277,7 +276,7 @@ def test_careless_changes_of_what_is_in_use_are_refused_with_what_to_do_instead(
         return lambda: api.request("PATCH", f"{PATH}/{path}", {"spec": spec}, content_type=MERGE)
 
     quota = "namespaces/analytics/quotas/quota"
-    until(lambda: api.get(f"{PATH}/{quota}")["status"].get("used", {}).get("cpu"), "the use is told")
+    wait_until(lambda: api.get(f"{PATH}/{quota}")["status"].get("used", {}).get("cpu"), "the use is told")
     said(patch(quota, {"hard": {"cpu": "100m"}}), '"quota"', "spec.hard.cpu", '"100m"', "below current use", "down first")
     said(
         lambda: api.request("DELETE", f"{PATH}/regions/eu-west"),
@@ -294,7 +293,7 @@ def test_a_budget_that_backs_a_promise_shrinks_only_with_an_override_of_two_peop
     api = kubectl_like(platform)
     budgets = sorted(b["metadata"]["name"] for b in api.list("recoverybudgets"))
     promise = f"{PATH}/namespaces/payments/workloads/risk-api"
-    until(lambda: api.get(promise)["status"].get("backing", {}).get("backed"), "the promise is backed")
+    wait_until(lambda: api.get(promise)["status"].get("backing", {}).get("backed"), "the promise is backed")
     kept = {name: api.get(f"{PATH}/recoverybudgets/{name}") for name in budgets}
 
     def shrink(name: str, **more: str):
@@ -303,7 +302,7 @@ def test_a_budget_that_backs_a_promise_shrinks_only_with_an_override_of_two_peop
         path = f"{PATH}/recoverybudgets/{name}"
         return api.request("PATCH", path, {"spec": {"slots": tiny}}, content_type=MERGE)
 
-    from holdfast.cli.http import Refusal
+    from holdfast.client.sync_api import ApiRefusal
 
     refused = ""
     shrunk = []
@@ -311,7 +310,7 @@ def test_a_budget_that_backs_a_promise_shrinks_only_with_an_override_of_two_peop
         try:
             shrink(name)
             shrunk.append(name)
-        except Refusal as refusal:
+        except ApiRefusal as refusal:
             refused = name
             told = str(refusal.why)
             break
@@ -332,16 +331,16 @@ def test_a_budget_that_backs_a_promise_shrinks_only_with_an_override_of_two_peop
         assert second.returncode == 0, second.stderr
         words = ("override", "approve", "shrink", "--token", second.stdout.strip(), "--state", platform)
         assert holdfast(*words, timeout_s=30).returncode == 0
-        until(lambda: api.get(f"{PATH}/overrides/shrink")["status"].get("phase") == "Active", "it acts")
+        wait_until(lambda: api.get(f"{PATH}/overrides/shrink")["status"].get("phase") == "Active", "it acts")
         shrink(refused)
-        until(lambda: api.get(promise)["status"]["backing"]["backed"] is False, "the promise is not backed")
+        wait_until(lambda: api.get(promise)["status"]["backing"]["backed"] is False, "the promise is not backed")
     finally:
         for name in (*shrunk, refused):
             if name:
                 body = {"spec": {"slots": kept[name]["spec"]["slots"]}}
                 api.request("PATCH", f"{PATH}/recoverybudgets/{name}", body, content_type=MERGE)
         holdfast("override", "revoke", "shrink", "--state", platform, timeout_s=30)
-    until(lambda: api.get(promise)["status"]["backing"]["backed"], "the promise is backed again")
+    wait_until(lambda: api.get(promise)["status"]["backing"]["backed"], "the promise is backed again")
 
 
 def test_a_lost_region_is_recovered_within_a_minute_and_everything_is_given_back(platform: str) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 from drilled import holdfast
+from tests.platforms import V1, running_platform, wait_until
 
-from holdfast.cli.drills.world import Watcher, serves
-from holdfast.cli.platform.credentials import Credentials
-from holdfast.cli.platform.layout import Layout
-from holdfast.model.node import Node, why_not_schedulable
-from platforms import V1, running, until
+from holdfast.drills.platform_observer import PlatformObserver, serves
+from holdfast.model.node import Node, unschedulable_reason
+from holdfast.platform.credentials import Credentials
+from holdfast.platform.layout import Layout
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 MERGE = "application/merge-patch+json"
@@ -28,7 +28,7 @@ class Platform:
     def __init__(self, state: Path) -> None:
         self.layout = Layout(state)
         self.plan = self.layout.load()
-        self.watcher = Watcher(self.layout, self.plan)
+        self.watcher = PlatformObserver(self.layout, self.plan)
 
     def apply(self, kind: str, plural: str, name: str, spec: dict, namespace: str = "") -> None:
         meta = {"name": name, **({"namespace": namespace} if namespace else {})}
@@ -52,7 +52,7 @@ class Platform:
 
     def live_nodes(self) -> set[str]:
         found = self.watcher.list("nodes", "eu-west")
-        return {n["metadata"]["name"] for n in found if not why_not_schedulable(msgspec.convert(n, Node))}
+        return {n["metadata"]["name"] for n in found if not unschedulable_reason(msgspec.convert(n, Node))}
 
     def health(self, region: str) -> str:
         return self.watcher.get("regions", region)["status"].get("health", {}).get("state", "")
@@ -61,13 +61,13 @@ class Platform:
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     state = tmp_path_factory.mktemp("isolation") / "platform"
-    with running(state, "--no-samples", "--regions", "us-east,eu-west"):
+    with running_platform(state, "--no-samples", "--regions", "us-east,eu-west"):
         agents: list[subprocess.Popen[bytes]] = []
         try:
             made = Platform(state)
             for number in (1, 2):
                 agents.append(start_agent(made, f"vault-{number}", 41000 + 100 * number))
-            until(lambda: made.live_nodes() >= {"vault-1", "vault-2"}, "the machines of the tenant are there")
+            wait_until(lambda: made.live_nodes() >= {"vault-1", "vault-2"}, "the machines of the tenant are there")
             yield made
         finally:
             for agent in agents:
@@ -79,7 +79,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 def start_agent(platform: Platform, name: str, port: int) -> subprocess.Popen[bytes]:
     """A machine of the dedicated tenant, as its owner would start it."""
     region = next(r for r in platform.plan.regions if r.name == "eu-west")
-    files = Credentials(platform.layout).lend_node("eu-west", name)
+    files = Credentials(platform.layout).issue_drill_node("eu-west", name)
     words = [
         "agent", "--name", name, "--region", "eu-west", "--zone", region.zones[0], "--url", region.url,
         "--ca", str(files.ca), "--cert", str(files.cert), "--key", str(files.key), "--tenant", "vault",
@@ -91,14 +91,14 @@ def start_agent(platform: Platform, name: str, port: int) -> subprocess.Popen[by
 
 
 def test_a_dedicated_tenant_and_the_others_never_share_a_node_and_a_drain_keeps_to_the_budget(platform):
-    platform.apply("PriorityClass", "priorityclasses", "standard", {"rank": 100})
+    platform.apply("PriorityClass", "priorityclasses", "standard", {"priority": 100})
     for tenant, isolation in (("vault", "Dedicated"), ("crowd", "Shared")):
         platform.apply("Tenant", "tenants", tenant, {"isolation": isolation})
         platform.apply("Quota", "quotas", "quota", {"hard": {"cpu": "16", "memory": "32Gi"}}, tenant)
     platform.workload("vault", "billing-api", 4, disruption={"maxUnavailable": 1})
     platform.workload("crowd", "noise", 8)
-    until(lambda: len(platform.serving("vault", "billing-api")) == 4, "billing-api serves")
-    until(lambda: len(platform.serving("crowd", "noise")) == 8, "the others serve")
+    wait_until(lambda: len(platform.serving("vault", "billing-api")) == 4, "billing-api serves")
+    wait_until(lambda: len(platform.serving("crowd", "noise")) == 8, "the others serve")
     assert set(platform.serving("vault", "billing-api").values()) == {"vault-1", "vault-2"}
     assert not set(platform.serving("crowd", "noise").values()) & {"vault-1", "vault-2"}
 
@@ -112,7 +112,7 @@ def test_a_dedicated_tenant_and_the_others_never_share_a_node_and_a_drain_keeps_
         fewest = min(fewest, len(now))
         return len(now) == 4 and set(now.values()) == {"vault-2"}
 
-    until(moved, "billing-api has left the drained node", within_s=90)
+    wait_until(moved, "billing-api has left the drained node", within_s=90)
     assert fewest >= 3, f"{fewest} of 4 served during the drain; the budget allows one away"
     assert not set(platform.serving("crowd", "noise").values()) & {"vault-1", "vault-2"}
     api.request("PATCH", f"/apis/{V1}/nodes/vault-1", {"spec": {"drain": False}}, content_type=MERGE)
@@ -129,7 +129,7 @@ def credentials(platform: Platform) -> dict[tuple[str, str], dict]:
 
 
 def test_credentials_are_replaced_while_everything_runs(platform):
-    until(lambda: platform.health("us-east") == "Healthy", "the region is healthy")
+    wait_until(lambda: platform.health("us-east") == "Healthy", "the region is healthy")
     record = platform.layout.record("cell-us-east").read_text()
     before = credentials(platform)
     for holder, name in (("region", "us-east"), ("node", "us-east-1")):
@@ -149,9 +149,9 @@ def test_a_revoked_node_is_fenced_and_comes_back_only_with_a_token_of_its_own(pl
     def contact() -> str:
         return platform.watcher.get("nodes", "us-east-2", cell="us-east")["status"].get("contact", {}).get("state", "")
 
-    until(lambda: contact() != "Live", "the region hears nothing from the node any more", 60)
+    wait_until(lambda: contact() != "Live", "the region hears nothing from the node any more", 60)
     ask(platform, "credentials", "rotate", "node", "us-east-2", "-o", "json")
-    until(lambda: contact() == "Live", "the node is heard again", 60)
+    wait_until(lambda: contact() == "Live", "the node is heard again", 60)
 
 
 def test_a_revoked_region_is_cut_off_takes_break_glass_overrides_and_reports_them_when_it_is_back(platform):
@@ -159,25 +159,25 @@ def test_a_revoked_region_is_cut_off_takes_break_glass_overrides_and_reports_the
     heard = ask(platform, *words, "--reason", "too early", ok=False)
     assert "is connected to the global cell since" in heard
     ask(platform, "credentials", "revoke", "region", "us-east", "-o", "json")
-    until(lambda: platform.health("us-east") != "Healthy", "the global cell no longer hears the region")
+    wait_until(lambda: platform.health("us-east") != "Healthy", "the global cell no longer hears the region")
     assert platform.health("eu-west") == "Healthy", "another region's credentials are its own"
-    until(lambda: holdfast(*words, "--reason", "cut off", "--name", "break-glass-us-east-1", "--ttl", "900", "--state",
+    wait_until(lambda: holdfast(*words, "--reason", "cut off", "--name", "break-glass-us-east-1", "--ttl", "900", "--state",
                            str(platform.layout.root), timeout_s=30).returncode == 0, "the region takes it")  # fmt: skip
     refused = ask(platform, *words, "--reason", "x", "--ttl", "7200", ok=False)
     assert "must be at most 1800 for break-glass" in refused
     ask(platform, "credentials", "rotate", "region", "us-east", "-o", "json")
-    until(lambda: platform.health("us-east") == "Healthy", "the region is heard with its new credentials")
+    wait_until(lambda: platform.health("us-east") == "Healthy", "the region is heard with its new credentials")
 
     def record() -> dict | None:
         listed = platform.watcher.list("overrides")
         return next((o for o in listed if o["metadata"]["name"] == "break-glass-us-east-1"), None)
 
-    told = until(record, "the global cell knows of it")
+    told = wait_until(record, "the global cell knows of it")
     assert told["spec"]["requester"] == "operator" and told["spec"]["reason"] == "cut off"
-    assert told["spec"]["breakGlass"]["region"] == "us-east" and told["spec"]["breakGlass"]["askedSeconds"] == 900
+    assert told["spec"]["breakGlass"]["region"] == "us-east" and told["spec"]["breakGlass"]["requestedTtlSeconds"] == 900
     assert told["spec"]["ttlSeconds"] < 900
     ask(platform, "override", "revoke", "break-glass-us-east-1", "-o", "json")
-    until(
+    wait_until(
         lambda: platform.watcher.get("overrides", "break-glass-us-east-1", cell="us-east")["status"]["phase"]
         == "Revoked",
         "revoking it at the global cell ends it in the region",

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from drilled import holdfast
+from tests.platforms import running_platform, wait_until
 
-from holdfast.cli.drills.world import Watcher
-from holdfast.cli.platform.layout import Layout
-from platforms import running, until
+from holdfast.drills.platform_observer import PlatformObserver
+from holdfast.platform.layout import Layout
 
 pytestmark = [
     pytest.mark.e2e,
@@ -27,7 +27,7 @@ HOME, OTHER = REGIONS
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[str]:
-    with running(tmp_path / "platform", "--regions", "a,b,c", "--agents", "1", "--no-samples") as up:
+    with running_platform(tmp_path / "platform", "--regions", "a,b,c", "--agents", "1", "--no-samples") as up:
         yield str(up.state)
 
 
@@ -39,7 +39,7 @@ def workload(replicas: int, cpu: str, **spec: Any) -> dict[str, Any]:
     return {"replicas": replicas, "template": template, **spec}
 
 
-def lend_everything(watcher: Watcher) -> None:
+def lend_everything(watcher: PlatformObserver) -> None:
     """A critical workload in one region, places for it in another, and reclaimable work all over those."""
     whole = {"cpu": "100", "memory": "100Gi"}
     quota = {"hard": whole, "recoveryAllowance": {"cpu": "8", "memory": "8Gi"}}
@@ -51,8 +51,8 @@ def lend_everything(watcher: Watcher) -> None:
     for plural, kind, namespace, name, spec in (
         ("tenants", "Tenant", "", "pay", {}),
         ("tenants", "Tenant", "", "spare", {}),
-        ("priorityclasses", "PriorityClass", "", "critical", {"rank": 100}),
-        ("priorityclasses", "PriorityClass", "", "lent", {"rank": 500, "reclaimable": True}),
+        ("priorityclasses", "PriorityClass", "", "critical", {"priority": 100}),
+        ("priorityclasses", "PriorityClass", "", "lent", {"priority": 500, "reclaimable": True}),
         ("quotas", "Quota", "pay", "quota", quota),
         ("quotas", "Quota", "spare", "quota", {"hard": whole}),
         ("recoverybudgets", "RecoveryBudget", "", HOME, {"region": HOME, "slots": slots}),
@@ -64,26 +64,26 @@ def lend_everything(watcher: Watcher) -> None:
         watcher.api().apply(body, plural, manager="test")
 
 
-def status_of(watcher: Watcher, plural: str, name: str) -> dict[str, Any]:
+def status_of(watcher: PlatformObserver, plural: str, name: str) -> dict[str, Any]:
     found = [i for i in watcher.list(plural) if i["metadata"]["name"] == name]
     return found[0].get("status", {}) if found else {}
 
 
 def test_work_on_loan_makes_way_when_a_region_is_killed(state: str) -> None:
     layout = Layout(state)
-    watcher = Watcher(layout, layout.load())
+    watcher = PlatformObserver(layout, layout.load())
     lend_everything(watcher)
-    until(lambda: status_of(watcher, "workloads", "risk").get("summary", {}).get("serving") == 4, "risk serves", 90)
+    wait_until(lambda: status_of(watcher, "workloads", "risk").get("summary", {}).get("serving") == 4, "risk serves", 90)
     (held,) = [a for a in watcher.list("assignments") if a["spec"]["workload"] == "risk"]
     home = held["spec"]["region"]
     other = OTHER if home == HOME else HOME
-    until(lambda: status_of(watcher, "recoverybudgets", other).get("held") == 4, "its places are kept", 90)
+    wait_until(lambda: status_of(watcher, "recoverybudgets", other).get("held") == 4, "its places are kept", 90)
     capacity = status_of(watcher, "regions", other)["report"]["capacity"]
     full = int(capacity["cpu"])
     fill = workload(full, "1", priorityClassName="lent", placement={"regions": [other]})
     body = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "fill", "namespace": "spare"}}
     watcher.api().apply({**body, "spec": fill}, "workloads", manager="test")
-    until(
+    wait_until(
         lambda: status_of(watcher, "workloads", "fill").get("summary", {}).get("serving") == full, "all is lent out", 90
     )
 

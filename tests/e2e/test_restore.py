@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.platforms import RunningPlatform, holdfast, processes_of, running_platform, wait_until
 
-from holdfast.cli.drills import outage
-from holdfast.cli.platform.layout import Layout
+from holdfast.drills import outage
 from holdfast.model import codec
 from holdfast.model.errors import StoreFailed
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.quantity import amounts
-from holdfast.sim.recorded import check_platform
+from holdfast.platform.layout import Layout
+from holdfast.sim.recorded_history import check_platform
 from holdfast.store import backup
-from platforms import Up, holdfast, processes_of, running, until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -58,7 +58,7 @@ def workload(name: str, replicas: int, region: str, command: list[str], **more: 
 class Story:
     """One platform of two regions, and what it is asked for."""
 
-    def __init__(self, up: Up, folder: Path) -> None:
+    def __init__(self, up: RunningPlatform, folder: Path) -> None:
         self.up = up
         self.layout = Layout(up.state)
         self.beats = folder / "beats"
@@ -69,7 +69,7 @@ class Story:
         beat = ["sh", "-c", BEAT.format(file=self.beats)]
         wish = [
             manifest("Tenant", "acme", {}),
-            manifest("PriorityClass", "plain", {"rank": 0}),
+            manifest("PriorityClass", "plain", {"priority": 0}),
             manifest("Quota", "quota", {"hard": {"cpu": str(HARD_CPU), "memory": "64Gi"}}, "acme"),
             workload("lock", 1 if lock else 0, lock or EAST, beat, exclusive={}),
             workload("pin", 1, EAST, ["sh", "-c", BEAT.format(file=self.pins)], exclusive={}),
@@ -102,7 +102,7 @@ class Story:
             return tuple(self.running(name) for name in ("east", "west", "lock"))
 
         try:
-            until(lambda: self.settled(east, west, lock), within_s=WITHIN_S, what=what)
+            wait_until(lambda: self.settled(east, west, lock), within_s=WITHIN_S, what=what)
         except AssertionError as error:
             told = self.up.kubectl("get", "quota,grants,assignments", "-A", check=False)
             raise AssertionError(f"{error}: east, west, lock run {seen()}\n{told}") from error
@@ -112,7 +112,7 @@ class Story:
         node = self.pin_at()
         self.up.kubectl("--context", EAST, "cordon", node)
         self.up.kubectl("--context", EAST, "delete", "replica", f"pin-{EAST}-0", "-n", "acme", "--wait=false")
-        until(lambda: self.pin_at() not in ("", node), within_s=WITHIN_S, what=f"it has left {node}")
+        wait_until(lambda: self.pin_at() not in ("", node), within_s=WITHIN_S, what=f"it has left {node}")
 
     def pin_at(self) -> str:
         return self.pins.read_text().splitlines()[-1].split()[4] if self.pins.exists() else ""
@@ -124,9 +124,9 @@ class Story:
         """As an operator does it, while agents and everything they run go on."""
         name = f"cell-{cell}"
         outage.hold_down(self.layout, [name])
-        assert outage.kill(self.layout, [name]) == 1
+        assert outage.kill_processes(self.layout, [name]) == 1
         holdfast("restore", "--cell", cell, "--state", str(self.layout.cell(cell)), "--from", str(path), "--replace")
-        outage.restore(self.layout, [name])
+        outage.allow_restart(self.layout, [name])
 
 
 class Spending(threading.Thread):
@@ -171,7 +171,7 @@ class Spending(threading.Thread):
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("restored")
     state = folder / "state"
-    with running(state, "--regions", f"{EAST},{WEST}", "--no-samples") as up:
+    with running_platform(state, "--regions", f"{EAST},{WEST}", "--no-samples") as up:
         yield Story(up, folder)
     assert processes_of(state) == []
 
@@ -183,7 +183,7 @@ def test_old_backups_of_a_region_and_of_the_global_cell(story: Story, tmp_path: 
     story.save(EAST, tmp_path / EAST)
     # Since the backups: most of the share moves west, and so does the exclusive replica.
     story.want(east=1, west=7, lock="")
-    until(lambda: story.running("lock") == 0, within_s=WITHIN_S, what="the exclusive replica has ended")
+    wait_until(lambda: story.running("lock") == 0, within_s=WITHIN_S, what="the exclusive replica has ended")
     story.want(east=1, west=7, lock=WEST)
     story.until_settled(1, 7, WEST, "what was moved runs in the west")
     story.move_pin()
@@ -191,7 +191,7 @@ def test_old_backups_of_a_region_and_of_the_global_cell(story: Story, tmp_path: 
     spending.start()
     try:
         story.restore(EAST, tmp_path / EAST)
-        until(lambda: _life(story, EAST) == "joined 2", within_s=WITHIN_S, what="the region has rejoined")
+        wait_until(lambda: _life(story, EAST) == "joined 2", within_s=WITHIN_S, what="the region has rejoined")
         story.until_settled(1, 7, WEST, "the region has followed the global cell again")
         story.restore("global", tmp_path / "global")
         # The backup knows the world as it was: everything moves back, and nothing is given out before it was let go.

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from platforms import holdfast, running, until
+from tests.platforms import holdfast, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
@@ -35,7 +34,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with running(tmp_path_factory.mktemp("scheduling") / "platform") as up:
+    with running_platform(tmp_path_factory.mktemp("scheduling") / "platform") as up:
         yield up.state
 
 
@@ -114,8 +113,8 @@ def test_explain_says_why_a_workload_that_crashes_does_not_serve(state: Path) ->
     def told() -> str:
         return holdfast("explain", "search/crashes", "--state", str(state)).stdout
 
-    until(lambda: "failing: 1 in us-east: Exited (exit code 3)" in told(), within_s=60, what="the condition says why")
-    until(lambda: "fix:     see what it wrote: holdfast logs search/crashes-us-east-0" in told(), within_s=60,
+    wait_until(lambda: "failing: 1 in us-east: Exited (exit code 3)" in told(), within_s=60, what="the condition says why")
+    wait_until(lambda: "fix:     see what it wrote: holdfast logs search/crashes-us-east-0" in told(), within_s=60,
           what="the story of its replica is told")  # fmt: skip
     pod = [*kubectl, "--context", "us-east", "-n", "search", "logs", "crashes-us-east-0.1"]
     assert "boo" in subprocess.run(pod, check=True, timeout=60, capture_output=True, text=True).stdout

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.platforms import running_platform, wait_until
 
-from holdfast.cli.platform.layout import Layout
-from holdfast.cli.platform.supervisor import load_records
-from holdfast.cli.platform.survey import connect
 from holdfast.model import limits
-from platforms import running, until
+from holdfast.platform.layout import Layout
+from holdfast.platform.platform_status import connect_cell
+from holdfast.platform.supervisor import load_records
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 REGION = "solo"
@@ -24,28 +24,28 @@ REGION = "solo"
 @pytest.fixture
 def layout(tmp_path: Path) -> Iterator[Layout]:
     state = tmp_path / "platform"
-    with running(state, "--regions", REGION, "--agents", "1", "--no-samples"):
+    with running_platform(state, "--regions", REGION, "--agents", "1", "--no-samples"):
         yield Layout(str(state))
 
 
 def execution(layout: Layout) -> dict[str, Any]:
-    found = connect(layout, layout.load(), REGION).list("replicas", "shop")
+    found = connect_cell(layout, layout.load(), REGION).list("replicas", "shop")
     return (found[0].get("status", {}).get("execution") or {}) if found else {}
 
 
 def test_it_ends_with_the_tenure_and_runs_again_with_the_next(layout: Layout) -> None:
-    api = connect(layout, layout.load(), "global")
+    api = connect_cell(layout, layout.load(), "global")
     template = {"command": ["sleep", "1000"], "resources": {"cpu": "1", "memory": "64Mi"}}
     for plural, kind, namespace, name, spec in (
         ("tenants", "Tenant", "", "shop", {}),
-        ("priorityclasses", "PriorityClass", "", "standard", {"rank": 0}),
+        ("priorityclasses", "PriorityClass", "", "standard", {"priority": 0}),
         ("quotas", "Quota", "shop", "quota", {"hard": {"cpu": "8", "memory": "8Gi"}}),
         ("workloads", "Workload", "shop", "only", {"exclusive": {"scope": "Global"}, "template": template}),
     ):
         meta = {"name": name, **({"namespace": namespace} if namespace else {})}
         body = {"apiVersion": "holdfast.dev/v1", "kind": kind, "metadata": meta, "spec": spec}
         api.apply(body, plural, manager="test")
-    until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="the work runs")
+    wait_until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="the work runs")
     held = layout.held_down("cell-global")
     held.parent.mkdir(parents=True, exist_ok=True)
     held.touch()
@@ -53,8 +53,8 @@ def test_it_ends_with_the_tenure_and_runs_again_with_the_next(layout: Layout) ->
     assert cell is not None and cell.pid > 1
     os.kill(cell.pid, signal.SIGKILL)
     gone_s = time.monotonic()
-    until(lambda: execution(layout).get("phase") != "Running", within_s=limits.TENURE_S + 15, what="the work ended")
+    wait_until(lambda: execution(layout).get("phase") != "Running", within_s=limits.TENURE_S + 15, what="the work ended")
     assert time.monotonic() - gone_s < limits.TENURE_S + 5.0
-    assert execution(layout)["reason"] == "LeaseLapsed"
+    assert execution(layout)["reason"] == "LeaseExpired"
     held.unlink()
-    until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="in touch again, it runs again")
+    wait_until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="in touch again, it runs again")

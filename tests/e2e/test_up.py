@@ -14,9 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.platforms import (
+    RunningPlatform,
+    foreground_command,
+    free_port_base,
+    get_json,
+    holdfast,
+    processes_of,
+    running_platform,
+    wait_until,
+)
 
-from holdfast.sim.recorded import check_platform
-from platforms import Up, at_a_terminal, free_port_base, get, holdfast, processes_of, running, until
+from holdfast.sim.recorded_history import check_platform
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
@@ -25,15 +34,15 @@ HEALED_WITHIN_S = 90.0
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with running(tmp_path_factory.mktemp("platform") / "state") as up:
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    with running_platform(tmp_path_factory.mktemp("platform") / "state") as up:
         yield up
 
 
-def test_everything_serves_in_time(platform: Up) -> None:
+def test_everything_serves_in_time(platform: RunningPlatform) -> None:
     assert platform.took_s < SERVING_WITHIN_S
-    assert platform.told["serving"] is True
-    assert platform.told["url"] == f"https://127.0.0.1:{platform.base}"
+    assert platform.up_output["serving"] is True
+    assert platform.up_output["url"] == f"https://127.0.0.1:{platform.base}"
     status = platform.status()
     assert all(cell["ready"] for cell in status["cells"])
     assert len(status["nodes"]) == 6
@@ -47,17 +56,17 @@ def test_everything_serves_in_time(platform: Up) -> None:
     assert set(billing["regions"]) <= {"eu-central", "eu-west"}
 
 
-def test_a_request_is_answered_by_a_replica(platform: Up) -> None:
+def test_a_request_is_answered_by_a_replica(platform: RunningPlatform) -> None:
     addresses = platform.addresses("payments/risk-api")
     assert len(addresses) == 6
-    answers = [get(address) for address in addresses]
+    answers = [get_json(address) for address in addresses]
     assert {answer["workload"] for answer in answers} == {"risk-api"}
     assert len({answer["replica"] for answer in answers}) == 6
     logs = holdfast("logs", "payments/risk-api", "--state", str(platform.state)).stdout
     assert "listens on" in logs
 
 
-def test_a_second_up_finds_it_running(platform: Up) -> None:
+def test_a_second_up_finds_it_running(platform: RunningPlatform) -> None:
     state = str(platform.state)
     again = holdfast("up", "--detach", "--state", state, "-o", "json")
     assert json.loads(again.stdout)["serving"] is True
@@ -66,52 +75,52 @@ def test_a_second_up_finds_it_running(platform: Up) -> None:
     assert holdfast("up", "--detach", "--state", state, "--regions", "mars", check=False).returncode == 6
 
 
-def test_kubectl_scales_and_waits(platform: Up) -> None:
+def test_kubectl_scales_and_waits(platform: RunningPlatform) -> None:
     assert "risk-api" in platform.kubectl("get", "workloads", "-A")
     platform.kubectl("-n", "search", "scale", "workload/search-indexer", "--replicas=4")
-    until(lambda: platform.workload("search-indexer").get("serving") == 4, within_s=60, what="four replicas serve")
+    wait_until(lambda: platform.workload("search-indexer").get("serving") == 4, within_s=60, what="four replicas serve")
     assert len(platform.addresses("search/search-indexer")) == 4
     platform.kubectl("-n", "search", "scale", "workload/search-indexer", "--replicas=1")
-    until(lambda: len(platform.addresses("search/search-indexer")) == 1, within_s=60, what="one replica is left")
-    until(
+    wait_until(lambda: len(platform.addresses("search/search-indexer")) == 1, within_s=60, what="one replica is left")
+    wait_until(
         lambda: sum(platform.workload("search-indexer").get("stages", {}).values()) == 1,
         within_s=60,
         what="the others are gone",
     )
 
 
-def test_kubectl_deletes_and_nothing_of_it_runs(platform: Up) -> None:
+def test_kubectl_deletes_and_nothing_of_it_runs(platform: RunningPlatform) -> None:
     address = platform.addresses("analytics/analytics")[0]
-    assert get(address)["workload"] == "analytics"
+    assert get_json(address)["workload"] == "analytics"
     platform.kubectl("-n", "analytics", "delete", "workload/analytics", "--timeout=90s")
     assert platform.workload("analytics") == {}
     left = [p for p in processes_of(platform.state) if "samples.analytics" in p]
     assert left == []
 
 
-def test_a_killed_agent_comes_back_and_its_work_never_stopped(platform: Up) -> None:
-    before = {a["replica"]: a["pid"] for a in map(get, platform.addresses("payments/risk-api"))}
+def test_a_killed_agent_comes_back_and_its_work_never_stopped(platform: RunningPlatform) -> None:
+    before = {a["replica"]: a["pid"] for a in map(get_json, platform.addresses("payments/risk-api"))}
     killed = platform.pid("agent-us-east-1")
     os.kill(killed, signal.SIGKILL)
-    until(lambda: platform.pid("agent-us-east-1") != killed, within_s=30, what="the agent is started again")
-    until(
+    wait_until(lambda: platform.pid("agent-us-east-1") != killed, within_s=30, what="the agent is started again")
+    wait_until(
         lambda: len(nodes := platform.status()["nodes"]) == 6 and all(n["schedulable"] for n in nodes),
         within_s=HEALED_WITHIN_S,
         what="its node is schedulable again",
     )
-    after = {a["replica"]: a["pid"] for a in map(get, platform.addresses("payments/risk-api"))}
+    after = {a["replica"]: a["pid"] for a in map(get_json, platform.addresses("payments/risk-api"))}
     assert after == before
 
 
 @pytest.mark.parametrize("cell", ["cell-eu-west", "cell-global"])
-def test_a_killed_cell_comes_back_with_everything(platform: Up, cell: str) -> None:
+def test_a_killed_cell_comes_back_with_everything(platform: RunningPlatform, cell: str) -> None:
     addresses = platform.addresses("payments/risk-api")
     killed = platform.pid(cell)
     os.kill(killed, signal.SIGKILL)
     for address in addresses:
-        assert get(address)["workload"] == "risk-api"  # the work does not notice
-    until(lambda: platform.pid(cell) != killed, within_s=30, what="the cell is started again")
-    until(
+        assert get_json(address)["workload"] == "risk-api"  # the work does not notice
+    wait_until(lambda: platform.pid(cell) != killed, within_s=30, what="the cell is started again")
+    wait_until(
         lambda: (
             (s := platform.status()) and all(c["ready"] for c in s["cells"]) and all(w["done"] for w in s["workloads"])
         ),
@@ -121,20 +130,20 @@ def test_a_killed_cell_comes_back_with_everything(platform: Up, cell: str) -> No
     assert sorted(platform.addresses("payments/risk-api")) == sorted(addresses)
 
 
-def test_killed_work_is_started_again(platform: Up) -> None:
-    victim = get(platform.addresses("payments/risk-api")[0])
+def test_killed_work_is_started_again(platform: RunningPlatform) -> None:
+    victim = get_json(platform.addresses("payments/risk-api")[0])
     os.kill(victim["pid"], signal.SIGKILL)
 
     def back() -> bool:
         with contextlib.suppress(OSError):
-            answers = [get(address) for address in platform.addresses("payments/risk-api")]
+            answers = [get_json(address) for address in platform.addresses("payments/risk-api")]
             return len(answers) == 6 and victim["pid"] not in {a["pid"] for a in answers}
         return False
 
-    until(back, within_s=HEALED_WITHIN_S, what="six replicas answer, none of them the killed process")
+    wait_until(back, within_s=HEALED_WITHIN_S, what="six replicas answer, none of them the killed process")
 
 
-def test_a_killed_supervisor_is_followed_by_another(platform: Up) -> None:
+def test_a_killed_supervisor_is_followed_by_another(platform: RunningPlatform) -> None:
     status = platform.status()
     os.kill(status["supervisorPid"], signal.SIGKILL)
     pids = {p["name"]: p["pid"] for p in status["processes"]}
@@ -144,14 +153,14 @@ def test_a_killed_supervisor_is_followed_by_another(platform: Up) -> None:
     assert {p["name"]: p["pid"] for p in after["processes"]} == pids
 
 
-def test_what_all_cells_recorded_holds_every_promise(platform: Up) -> None:
+def test_what_all_cells_recorded_holds_every_promise(platform: RunningPlatform) -> None:
     """The checkers of the simulation, over the histories of these processes, kills and all."""
     verdict = check_platform(platform.state)
     assert verdict.commits > 100
     assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
 
 
-def test_down_leaves_nothing_and_up_continues(platform: Up) -> None:
+def test_down_leaves_nothing_and_up_continues(platform: RunningPlatform) -> None:
     state = str(platform.state)
     holdfast("down", "--state", state)
     assert processes_of(platform.state) == []
@@ -171,12 +180,12 @@ def test_in_the_foreground_an_interrupt_stops_everything(tmp_path: Path) -> None
     log = tmp_path / "up.log"
     with log.open("wb") as out:
         command = subprocess.Popen(
-            at_a_terminal("up", "--regions", "us-east", "--agents", "1", "--no-samples", "--state", str(state),
+            foreground_command("up", "--regions", "us-east", "--agents", "1", "--no-samples", "--state", str(state),
                           "--port-base", str(base)),
             stdout=out, stderr=out, env={**os.environ, "CI": "true"}, start_new_session=True,
         )  # fmt: skip
     try:
-        until(lambda: "Ctrl-C stops the platform" in log.read_text(), within_s=60, what="the platform is up")
+        wait_until(lambda: "Ctrl-C stops the platform" in log.read_text(), within_s=60, what="the platform is up")
         command.send_signal(signal.SIGINT)
         assert command.wait(60) == 0
     finally:

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-import etcd_cluster
+from tests import etcd_cluster
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[etcd_cluster.Cluster]:
-    with etcd_cluster.running(tmp_path_factory.mktemp("etcd"), 1) as cluster:
+    with etcd_cluster.running_cluster(tmp_path_factory.mktemp("etcd"), 1) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[etcd_cluster.Cluster]:
     """Three members that belong to this test alone."""
-    with etcd_cluster.running(tmp_path / "etcd", 3) as cluster:
+    with etcd_cluster.running_cluster(tmp_path / "etcd", 3) as cluster:
         yield cluster

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from tests import etcd_cluster
 
-import etcd_cluster
-from holdfast.client.resources import tls
-from holdfast.gate.certificates import issue, make_ca
+from holdfast.client.resources import client_tls_context
 from holdfast.gate.principal import HOLLOW_NODES, OPERATORS, REGIONS, SERVERS
-from holdfast.gate.tokens import TokenFile
+from holdfast.identity.certificates import issue, make_ca
+from holdfast.identity.tokens import TokenFile
 
 REGION = "us-east"
 PARTS = {
@@ -175,7 +175,7 @@ class Fleet:
         """One request of the operator's; raises on anything but success."""
         port = self.front.port if where == "front" and self.front else self.ports[where]
         pki = self.folder / "pki"
-        context = tls(f"{pki}/ca.crt", f"{pki}/operator.crt", f"{pki}/operator.key")
+        context = client_tls_context(f"{pki}/ca.crt", f"{pki}/operator.crt", f"{pki}/operator.key")
         assert self._session is not None
         async with self._session.request(
             method or ("GET" if body is None else "POST"), f"https://127.0.0.1:{port}{path}", json=body, ssl=context,

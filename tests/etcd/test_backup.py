@@ -8,25 +8,25 @@ import msgspec
 import pytest
 from tests.authority.cell import START_S, TENANT, Cell, ManualClock
 
-from holdfast import cell_storage
-from holdfast.agent.decide import Lease, Now, wish
-from holdfast.authority import rejoin
-from holdfast.cell_storage import Place
+from holdfast.agent.task_decision import LeaseState, Now, desired_state
+from holdfast.authority import restore_records
+from holdfast.cell import storage
+from holdfast.cell.storage import StoreLocation
 from holdfast.model import codec, limits
-from holdfast.model.binding import Binding, Desired
+from holdfast.model.binding import Binding, DesiredRunState
 from holdfast.model.errors import StoreFailed, Unavailable
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
-from holdfast.model.placement import Result
+from holdfast.model.placement_api import PlacementOutcome
 from holdfast.model.reasons import Reason
 from holdfast.store import backup
 from holdfast.store.contract import Append, Put, Txn
 from holdfast.store.etcd.store import open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 from holdfast.store.sqlite import SqliteStore
 
 
-async def opened(place: Place):
+async def opened(place: StoreLocation):
     if place.etcd is not None:
         return await open_store(place.cell, place.etcd, place.state)
     return SqliteStore(place.file)
@@ -35,8 +35,8 @@ async def opened(place: Place):
 @pytest.fixture(params=["sqlite", "etcd"])
 def place(request, tmp_path, shared_cluster):
     (tmp_path / "state").mkdir()
-    etcd = Target(endpoints=shared_cluster.endpoints) if request.param == "etcd" else None
-    return Place(cell=f"b-{request.param}-{abs(hash(tmp_path)):x}", state=tmp_path / "state", etcd=etcd)
+    etcd = EtcdTarget(endpoints=shared_cluster.endpoints) if request.param == "etcd" else None
+    return StoreLocation(cell=f"b-{request.param}-{abs(hash(tmp_path)):x}", state=tmp_path / "state", etcd=etcd)
 
 
 async def some_content(store) -> None:
@@ -53,27 +53,27 @@ async def test_backup_of_running_cell_restores_to_other_store(place, tmp_path, s
     store = await opened(place)
     await some_content(store)
     whole = {e.key: e.value for e in (await store.range("")).entries}
-    assert await cell_storage.save(place, tmp_path / "saved") == (300, 6)
+    assert await storage.back_up(place, tmp_path / "saved") == (300, 6)
     await store.close()
     other = tmp_path / "other"
-    to_etcd = Target(endpoints=shared_cluster.endpoints) if place.etcd is None else None
-    target = Place(cell=place.cell, state=other, etcd=to_etcd)
-    assert await cell_storage.copy(place, target) == 300
+    to_etcd = EtcdTarget(endpoints=shared_cluster.endpoints) if place.etcd is None else None
+    target = StoreLocation(cell=place.cell, state=other, etcd=to_etcd)
+    assert await storage.copy_store(place, target) == 300
     moved = await opened(target)
     assert {e.key: e.value for e in (await moved.range("")).entries} == whole
     assert [r.value for r in await moved.read_log("audit")] == [b"record %d" % n for n in range(0, 300, 50)]
-    assert await moved.get(backup.RESTORING) is None
+    assert await moved.get(backup.RESTORE_MARKER) is None
     await moved.close()
     with pytest.raises(StoreFailed, match=r"already exists|not empty"):
-        await cell_storage.copy(place, target)
+        await storage.copy_store(place, target)
 
 
 async def test_move_of_running_cell_is_refused(tmp_path, shared_cluster):
-    source = Place(cell="runs", state=tmp_path)
+    source = StoreLocation(cell="runs", state=tmp_path)
     store = SqliteStore(source.file)
-    target = Place(cell="runs", state=tmp_path / "other", etcd=Target(endpoints=shared_cluster.endpoints))
+    target = StoreLocation(cell="runs", state=tmp_path / "other", etcd=EtcdTarget(endpoints=shared_cluster.endpoints))
     with pytest.raises(StoreFailed, match="in use by process"):
-        await cell_storage.copy(source, target)
+        await storage.copy_store(source, target)
     await store.close()
 
 
@@ -81,8 +81,8 @@ async def test_damaged_backup_is_refused(tmp_path):
     store = SqliteStore(tmp_path / "store.sqlite")
     await some_content(store)
     await store.close()
-    path, here = tmp_path / "saved", Place(cell="here", state=tmp_path)
-    await cell_storage.save(here, path)
+    path, here = tmp_path / "saved", StoreLocation(cell="here", state=tmp_path)
+    await storage.back_up(here, path)
     whole = path.read_bytes()
     lines = gzip.decompress(whole).splitlines()
     for wrong in (
@@ -93,15 +93,15 @@ async def test_damaged_backup_is_refused(tmp_path):
     ):
         path.write_bytes(wrong)
         with pytest.raises(StoreFailed, match=r"unreadable or truncated|modified or damaged"):
-            await cell_storage.restore(here, path, replace=True)
+            await storage.restore(here, path, replace=True)
     path.write_bytes(whole)
     with pytest.raises(StoreFailed, match="backup of another cell"):
-        await cell_storage.restore(Place(cell="there", state=tmp_path), path, replace=True)
+        await storage.restore(StoreLocation(cell="there", state=tmp_path), path, replace=True)
     with pytest.raises(StoreFailed, match="already exists"):
-        await cell_storage.restore(here, path, replace=False)
+        await storage.restore(here, path, replace=False)
 
 
-async def region(place: Place, clock: object = None) -> Cell:
+async def region(place: StoreLocation, clock: object = None) -> Cell:
     """A cell with an authority on whichever store."""
     cell = Cell(await opened(place), clock or ManualClock())
     await cell.objects.start()
@@ -117,31 +117,31 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
     await cell.grant(limit={"cpu": "4", "memory": "100Gi"})
     await cell.lead()
     first, second = await cell.replica("web-0"), await cell.replica("web-1")
-    assert (await cell.place(first)).result is Result.ACCEPTED
-    await cell_storage.save(here, tmp_path / "old")
+    assert (await cell.place(first)).result is PlacementOutcome.ACCEPTED
+    await storage.back_up(here, tmp_path / "old")
     # Since then: another binding on n2, a node nobody knew, and a lower limit, acknowledged.
-    assert (await cell.place(second, "n2")).result is Result.ACCEPTED
+    assert (await cell.place(second, "n2")).result is PlacementOutcome.ACCEPTED
     later = await cell.renew("n3", 0)
     await cell.grant(limit={"cpu": "2", "memory": "100Gi"})
     seen = cell.objects.head(kind_of(Binding))
     await cell.close()
 
-    assert await cell_storage.restore(here, tmp_path / "old", replace=True) == 2
+    assert await storage.restore(here, tmp_path / "old", replace=True) == 2
     cell = await region(here, cell.clock)
     await cell.lead()
     assert cell.objects.head(kind_of(Binding)) > seen, "a revision was given out twice"
-    assert cell.authority.rejoining
+    assert cell.authority.restore_in_progress
     (known,) = cell.every(Binding)
-    assert (known.spec.desired, known.spec.stop_reason) == (Desired.STOP, Reason.REJOINING), "an agent would start it"
+    assert (known.spec.desired, known.spec.stop_reason) == (DesiredRunState.STOP, Reason.RESTORE_IN_PROGRESS), "an agent would start it"
     # Nothing is bound, and agents of before are told to stop everything and register anew.
     second = cell.get_replica("web-1")
     with pytest.raises(Unavailable) as refused:
         await cell.place(second, "n1")
-    assert refused.value.facts["reason"] == Reason.REJOINING
+    assert refused.value.facts["reason"] == Reason.RESTORE_IN_PROGRESS
     for name, epoch in (("n1", 1), ("n2", 1), ("n3", later.epoch)):
         answer = await cell.renew(name, epoch)
-        assert answer.result is Result.REJECTED
-        assert answer.reason in (Reason.NODE_FENCED, Reason.NODE_GONE)
+        assert answer.result is PlacementOutcome.REJECTED
+        assert answer.reason in (Reason.NODE_FENCED, Reason.NODE_NOT_FOUND)
     fresh = 2 * limits.EPOCHS_PER_INCARNATION + 1
     anew = [(await cell.renew(name, 0)).epoch for name in ("n1", "n2")]
     assert anew == [fresh, fresh], "an epoch was given out twice"
@@ -150,7 +150,7 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
         for name in ("n1", "n2"):
             await cell.renew(name, fresh)
     await cell.authority.tick()
-    assert not cell.authority.rejoining
+    assert not cell.authority.restore_in_progress
     # Nothing is spent on a grant that the global cell has not renewed; then under the limit of today.
     for name in ("n1", "n2"):
         node = cell.get_node(name)
@@ -158,7 +158,7 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
         await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=execution)))
     assert (await cell.place(second, "n2")).reason == Reason.GRANT_EXPIRED
     await cell.grant(limit={"cpu": "2", "memory": "100Gi"})
-    assert (await cell.place(second, "n2")).result is Result.ACCEPTED
+    assert (await cell.place(second, "n2")).result is PlacementOutcome.ACCEPTED
     third = await cell.replica("web-2")
     assert (await cell.place(third, "n2")).reason == Reason.QUOTA_EXCEEDED
     assert sorted(b.spec.replica for b in cell.every(Binding)) == ["web-0", "web-1"]
@@ -177,25 +177,25 @@ async def test_agent_does_not_start_bindings_of_a_backup(tmp_path):
     await cell.place(await cell.replica())
     binding = cell.binding("web-0.1")
     await cell.close()
-    live, now = Lease(epoch=1, until_mono_s=1010.0), Now(wall_s=START_S, mono_s=1000.0)
-    assert wish(binding, live, now).run, "before the restore it would"
+    live, now = LeaseState(epoch=1, expires_mono_s=1010.0), Now(wall_s=START_S, mono_s=1000.0)
+    assert desired_state(binding, live, now).run, "before the restore it would"
     kind = kind_of(Binding)
     stored = Put(kind.store_key(TENANT, "web-0.1"), codec.encode(binding))
-    (put, _), incarnation = rejoin.restored("us-east", [stored], START_S, "uid", 1)
+    (put, _), incarnation = restore_records.restored_entries("us-east", [stored], START_S, "uid", 1)
     assert incarnation == 2
     back = codec.decode(kind, put.value, 1)
-    assert (wish(back, live, now).run, wish(back, live, now).reason) == (False, Reason.REJOINING)
+    assert (desired_state(back, live, now).run, desired_state(back, live, now).reason) == (False, Reason.RESTORE_IN_PROGRESS)
 
 
 async def test_each_restore_increases_incarnation(tmp_path):
-    here = Place(cell="us-east", state=tmp_path)
+    here = StoreLocation(cell="us-east", state=tmp_path)
     cell = await Cell.open(here.file)
     await cell.node()
     await cell.close()
-    await cell_storage.save(here, tmp_path / "first")
+    await storage.back_up(here, tmp_path / "first")
     for expected in (2, 3, 4):
         # Even the same old backup again begins a new one.
-        assert await cell_storage.restore(here, tmp_path / "first", replace=True) == expected
+        assert await storage.restore(here, tmp_path / "first", replace=True) == expected
     store = SqliteStore(here.file)
-    assert (await store.get(rejoin.incarnation_key())) is not None
+    assert (await store.get(restore_records.incarnation_key())) is not None
     await store.close()

@@ -18,11 +18,11 @@ from tests.etcd.fleet import REGION, Fleet
 from tests.etcd.linear import NEVER, UNKNOWN, Call, Read, Write, linearizable, register
 
 from holdfast.model.errors import Ambiguous, Conflict, Fault
-from holdfast.sim.recorded import judge, read_etcd, read_sqlite
+from holdfast.sim.recorded_history import check_histories, read_etcd, read_sqlite
 from holdfast.store.contract import Compare, Put, Txn
 from holdfast.store.etcd import wire
 from holdfast.store.etcd.store import EtcdStore, open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 
 ROUNDS = int(os.environ.get("HOLDFAST_CHAOS_ROUNDS", "3" if os.environ.get("HOLDFAST_PROVE") else "1"))
 NODES = 200
@@ -88,7 +88,7 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
         (f"{base}/tenants", {**api, "kind": "Tenant", "metadata": {"name": "shop"}}),
         (f"{base}/priorityclasses", {**api, "kind": "PriorityClass", "metadata": {"name": "standard"}}),
         (f"{base}/priorityclasses", {**api, "kind": "PriorityClass", "metadata": {"name": "urgent"},
-                                     "spec": {"rank": 1000, "mayPreempt": True}}),
+                                     "spec": {"priority": 1000, "mayPreempt": True}}),
         (f"{base}/regions", {**api, "kind": "Region", "metadata": {"name": REGION},
                              "spec": {"zones": [f"{REGION}-a", f"{REGION}-b"]}}),
         (f"{base}/namespaces/shop/quotas", {**api, "kind": "Quota", "metadata": {"name": "quota", "namespace": "shop"},
@@ -283,7 +283,7 @@ async def everything(fleet: Fleet) -> Any:
 async def check_history(store: EtcdStore, folder: Path) -> str:
     """S1 to S10 at every commit of both cells, from their whole histories and audit logs."""
     region = await read_etcd(REGION, store)
-    verdict = judge([read_sqlite("global", folder / "global" / "store.sqlite"), region])
+    verdict = check_histories([read_sqlite("global", folder / "global" / "store.sqlite"), region])
     assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
     assert not verdict.unattributed, "the audit log does not reach back to the beginning"
     left = {entry.key for entry in (await store.range("")).entries}
@@ -308,7 +308,7 @@ async def test_region_survives_faults_of_all_components(own_cluster, tmp_path):
 
         await fleet.until("the nodes", partial(all_nodes, fleet, NODES), 120)
         for seed in range(3):
-            stores.append(await open_store("linear", Target(endpoints=own_cluster.endpoints)))
+            stores.append(await open_store("linear", EtcdTarget(endpoints=own_cluster.endpoints)))
             clients.append(Client(stores[-1], seed))
         working = [asyncio.create_task(client.run(ended)) for client in clients]
         for _ in range(ROUNDS):
@@ -316,7 +316,7 @@ async def test_region_survives_faults_of_all_components(own_cluster, tmp_path):
         ended.set()
         await asyncio.gather(*working)
         await check_clients(clients, stores[0])
-        region = await open_store(REGION, Target(endpoints=own_cluster.endpoints))
+        region = await open_store(REGION, EtcdTarget(endpoints=own_cluster.endpoints))
         stores.append(region)
         verdict = await check_history(region, tmp_path)
         worst = max(gap for client in clients for gap in client.gaps)

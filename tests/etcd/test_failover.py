@@ -12,7 +12,7 @@ import pytest
 from holdfast.model.errors import Ambiguous, Conflict, Fault
 from holdfast.store.contract import Compare, Put, Txn
 from holdfast.store.etcd.store import EtcdStore, open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 
 WRITERS = 6
 ROUNDS = int(os.environ.get("HOLDFAST_FAILOVER_ROUNDS", "2"))
@@ -63,7 +63,7 @@ async def follow(store: EtcdStore, seen: list[tuple[str, int]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("_", range(ROUNDS))
 async def test_member_failures_under_load_lose_no_acknowledged_write(own_cluster, tmp_path, _):
-    target = Target(endpoints=own_cluster.endpoints)
+    target = EtcdTarget(endpoints=own_cluster.endpoints)
     store, other = await open_store("here", target, tmp_path), await open_store("here", target)
     seen: list[tuple[str, int]] = []
     following = asyncio.create_task(follow(other, seen))

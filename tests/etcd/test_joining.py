@@ -14,12 +14,12 @@ import pytest
 from tests.etcd.fleet import REGION, Fleet
 
 from holdfast.client.http import HttpClient
-from holdfast.gate.node_certificates import new_key, request_for
-from holdfast.gate.node_journal import FILE, NodeJournal
+from holdfast.foundation.ports import SystemPorts
+from holdfast.identity.node_certificates import make_csr, new_key
+from holdfast.identity.revocation_journal import JOURNAL_FILE, RevocationJournal
 from holdfast.model.errors import Fault, Forbidden, Unauthorized
-from holdfast.model.join import Joined, JoinRequest, RenewalRequest, token_text
+from holdfast.model.join import JoinRequest, JoinResponse, RenewalRequest, token_text
 from holdfast.model.node import Node
-from holdfast.runtime.ports import SystemPorts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(180)]
 
@@ -61,9 +61,9 @@ class Door:
         held["spec"]["revokedGeneration"] = held["spec"]["generation"]
         await self.fleet.ask(server, f"{IDENTITIES}/{node}", held, "PUT")
 
-    async def join(self, server: str, token: str, node: str) -> Joined | Fault:
+    async def join(self, server: str, token: str, node: str) -> JoinResponse | Fault:
         try:
-            return await self.client(server).join(JoinRequest(token, node, request_for(new_key(), node)))
+            return await self.client(server).join(JoinRequest(token, node, make_csr(new_key(), node)))
         except Fault as refused:
             return refused
 
@@ -109,7 +109,7 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
         # Its certificate is believed at the server that did not give it, and renewed there; the new one counts at both.
         pem = tmp_path / "n1" / "identity" / "node.pem"
         key = new_key()
-        given = await door.client("api-2", pem).renew_certificate(RenewalRequest(request_for(key, "n1")))
+        given = await door.client("api-2", pem).renew_certificate(RenewalRequest(make_csr(key, "n1")))
         (tmp_path / "renewed.pem").write_bytes(key + given.certificate.encode())
         shown = [door.client(server, tmp_path / "renewed.pem") for server in SERVERS]
         for client in shown:
@@ -121,9 +121,9 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
             answers = await asyncio.gather(
                 door.join("api-1", token, f"x-{race}"), door.join("api-2", token, f"y-{race}")
             )  # fmt: skip
-            won = [a for a in answers if isinstance(a, Joined)]
+            won = [a for a in answers if isinstance(a, JoinResponse)]
             assert len(won) == 1, answers
-            assert all(isinstance(a, Joined | Forbidden) or getattr(a, "code", 0) == 409 for a in answers), answers
+            assert all(isinstance(a, JoinResponse | Forbidden) or getattr(a, "code", 0) == 409 for a in answers), answers
 
         # Revoked at one, refused at both, however the other hears of it.
         await door.revoke("api-1", "n1")
@@ -132,7 +132,7 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
         assert agent.poll() is None
 
         def known(server: str) -> bool:
-            written = NodeJournal(tmp_path / server / FILE).read() or {}
+            written = RevocationJournal(tmp_path / server / JOURNAL_FILE).read() or {}
             return "n1" in written and written["n1"].revoked and len(written) == RACES + 1
 
         for server in SERVERS:

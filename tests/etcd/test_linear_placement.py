@@ -14,13 +14,13 @@ from tests.authority.cell import WHO, Cell, devices
 from tests.etcd.fleet import Proxy
 from tests.etcd.linear import NEVER, UNKNOWN, Call, Place, Take, device, linearizable, replica
 
+from holdfast.foundation.ports import SystemPorts
 from holdfast.model.binding import Intent
 from holdfast.model.errors import Ambiguous, Fault
-from holdfast.model.placement import Answer, BindItem, BindRequest, RenewItem, RenewRequest
+from holdfast.model.placement_api import BindItem, BindRequest, PlacementResult, RenewItem, RenewRequest
 from holdfast.model.template import template_hash
-from holdfast.runtime.ports import SystemPorts
 from holdfast.store.etcd.store import open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 
 REPLICAS, DEVICES, CLIENTS = 60, 20, 6
 NODES = ("n1", "n2", "n3")
@@ -42,7 +42,7 @@ class Pair:
             members = [await Proxy(int(url.rpartition(":")[2])).start() for url in endpoints]
             through = tuple(f"http://127.0.0.1:{wire.port}" for wire in members)
             ports = SystemPorts()
-            cell = Cell(await open_store("placed", Target(endpoints=through)), ports.clock)
+            cell = Cell(await open_store("placed", EtcdTarget(endpoints=through)), ports.clock)
             cell.ports.ids = ports.ids  # type: ignore[assignment]
             await cell.objects.start()
             cells.append(cell)
@@ -106,11 +106,11 @@ class Clients:
         item = cell.get_replica(name)
         intent = Intent(item.uid, template_hash(item.spec.template), 1)
 
-        async def ask() -> Answer:
+        async def ask() -> PlacementResult:
             if asked.reserve:
                 return (await cell.reserve(cell.item(item, asked.node, intent=intent), bind=asked.bind))[0]
             bind = BindItem(item.metadata.namespace, name, intent)
-            return (await cell.authority.bind(WHO, BindRequest((bind,)))).answers[0]
+            return (await cell.authority.bind(WHO, BindRequest((bind,)))).results[0]
 
         await self._record(self.replicas.setdefault(name, []), asked, ask)
 
@@ -118,7 +118,7 @@ class Clients:
         item = cell.get_replica(f"{name}-{contender}")
         index = int(name.removeprefix("g-"))
 
-        async def ask() -> Answer:
+        async def ask() -> PlacementResult:
             claim = cell.item(item, "gpus", devices=devices(f"gpu-{index}"))
             return (await cell.reserve(claim))[0]
 
@@ -128,7 +128,7 @@ class Clients:
     async def _record(self, calls: list[Call], asked: object, ask: object, *, whole: bool = True) -> None:
         sent = time.monotonic()
         try:
-            answer: Answer = await ask()  # type: ignore[operator]
+            answer: PlacementResult = await ask()  # type: ignore[operator]
         except Ambiguous:
             calls.append(Call(asked, UNKNOWN, sent, NEVER))
             return

@@ -15,9 +15,9 @@ from tests.etcd.test_chaos import all_nodes, apply, lease, manifests
 
 from holdfast.model.binding import Binding
 from holdfast.model.errors import Fault
-from holdfast.model.placement import Result
+from holdfast.model.placement_api import PlacementOutcome
 from holdfast.store.etcd.store import open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 
 NODES = 20
 PAGE = b"/leasepages/"
@@ -34,8 +34,8 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
     member = int(shared_cluster.endpoints[0].rpartition(":")[2])
     wire = await Proxy(member).start()
     clock = ManualClock()
-    slow = Cell(await open_store("paused", Target(endpoints=(f"http://127.0.0.1:{wire.port}",))), clock)
-    other = Cell(await open_store("paused", Target(endpoints=shared_cluster.endpoints)), clock)
+    slow = Cell(await open_store("paused", EtcdTarget(endpoints=(f"http://127.0.0.1:{wire.port}",))), clock)
+    other = Cell(await open_store("paused", EtcdTarget(endpoints=shared_cluster.endpoints)), clock)
     try:
         await slow.objects.start()
         await slow.node()
@@ -48,7 +48,7 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
         await until(lambda: b"/bindings/" in wire.held)
         await other.objects.start()
         await other.lead()
-        assert (await other.place(other.get_replica(), "n2")).result is Result.ACCEPTED
+        assert (await other.place(other.get_replica(), "n2")).result is PlacementOutcome.ACCEPTED
         wire.let_through()
         with pytest.raises(Fault) as refused:
             await writing
@@ -69,7 +69,7 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
 async def test_new_leader_waits_full_ttl_before_fencing(shared_cluster):
     """On etcd: the nodes were silent for long before the takeover, and only the time since it counts."""
     clock = ManualClock()
-    target = Target(endpoints=shared_cluster.endpoints)
+    target = EtcdTarget(endpoints=shared_cluster.endpoints)
     first = Cell(await open_store("takeover", target), clock)
     second = Cell(await open_store("takeover", target), clock)
     try:

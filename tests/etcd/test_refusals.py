@@ -9,21 +9,21 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import etcd_cluster
 
-import etcd_cluster
-from holdfast.gate.certificates import issue, make_ca
+from holdfast.identity.certificates import issue, make_ca
 from holdfast.model.errors import BadRequest, Conflict, Fault, StoreFailed, Unavailable
 from holdfast.store.contract import Append, Compare, Put, Txn
-from holdfast.store.etcd.calls import OLDEST
+from holdfast.store.etcd.calls import OLDEST_VERSION
 from holdfast.store.etcd.store import open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 
 
 def put(key: str, value: bytes = b"x") -> Txn:
     return Txn(writes=(Put(key, value),))
 
 
-async def refused(target: Target, folder: Path | None = None, cell: str = "here") -> str:
+async def refused(target: EtcdTarget, folder: Path | None = None, cell: str = "here") -> str:
     with pytest.raises(Fault) as found:
         await open_store(cell, target, folder)
     return found.value.message
@@ -31,7 +31,7 @@ async def refused(target: Target, folder: Path | None = None, cell: str = "here"
 
 async def test_unreachable_endpoint_is_reported():
     (port,) = etcd_cluster.free_ports(1)
-    told = await refused(Target(endpoints=(f"http://127.0.0.1:{port}",)))
+    told = await refused(EtcdTarget(endpoints=(f"http://127.0.0.1:{port}",)))
     assert "connection refused, check --etcd-endpoints" in told
 
 
@@ -47,7 +47,7 @@ async def test_unreachable_endpoint_is_reported():
     ],
 )
 async def test_invalid_endpoints_are_refused(endpoints, ca, said):
-    assert said in await refused(Target(endpoints=endpoints, ca=ca))
+    assert said in await refused(EtcdTarget(endpoints=endpoints, ca=ca))
 
 
 async def test_endpoint_that_is_not_etcd_is_reported():
@@ -59,13 +59,13 @@ async def test_endpoint_that_is_not_etcd_is_reported():
     server = await asyncio.start_server(other, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        assert f"127.0.0.1:{port}" in await refused(Target(endpoints=(f"http://127.0.0.1:{port}",)))
+        assert f"127.0.0.1:{port}" in await refused(EtcdTarget(endpoints=(f"http://127.0.0.1:{port}",)))
 
 
 async def test_old_etcd_version_is_refused(shared_cluster, monkeypatch):
     monkeypatch.setattr("holdfast.store.etcd.calls.OLDEST", (9, 0))
-    assert OLDEST == (3, 4)
-    assert "version too old (expected 9.0 or newer" in await refused(Target(endpoints=shared_cluster.endpoints))
+    assert OLDEST_VERSION == (3, 4)
+    assert "version too old (expected 9.0 or newer" in await refused(EtcdTarget(endpoints=shared_cluster.endpoints))
 
 
 @pytest.fixture
@@ -79,30 +79,30 @@ def tls(tmp_path):
         "--cert-file", str(server.certificate), "--key-file", str(server.key),
         "--trusted-ca-file", str(server.ca), "--client-cert-auth",
     )  # fmt: skip
-    with etcd_cluster.running(tmp_path / "etcd", 1, scheme="https", options=options) as cluster:
+    with etcd_cluster.running_cluster(tmp_path / "etcd", 1, scheme="https", options=options) as cluster:
         yield cluster, server, client
 
 
 async def test_tls_with_wrong_certificates_is_refused(tls, tmp_path):
     cluster, server, client = tls
-    right = Target(endpoints=cluster.endpoints, ca=str(server.ca), cert=str(client.certificate), key=str(client.key))
+    right = EtcdTarget(endpoints=cluster.endpoints, ca=str(server.ca), cert=str(client.certificate), key=str(client.key))
     store = await open_store("here", right, tmp_path)
     assert (await store.commit(put("/k"))).revision == store.head
     await store.close()
 
     make_ca(tmp_path / "other", now_s=time.time())
     stranger = issue(tmp_path / "other", "holdfast", "holdfast", now_s=time.time())
-    other_ca = Target(endpoints=cluster.endpoints, ca=str(stranger.ca), cert=right.cert, key=right.key)
+    other_ca = EtcdTarget(endpoints=cluster.endpoints, ca=str(stranger.ca), cert=right.cert, key=right.key)
     assert "certificate is not signed by --etcd-ca" in await refused(other_ca)
-    no_cert = Target(endpoints=cluster.endpoints, ca=right.ca)
+    no_cert = EtcdTarget(endpoints=cluster.endpoints, ca=right.ca)
     assert cluster.endpoints[0] in await refused(no_cert)
-    other_cert = Target(endpoints=cluster.endpoints, ca=right.ca, cert=str(stranger.certificate), key=str(stranger.key))
+    other_cert = EtcdTarget(endpoints=cluster.endpoints, ca=right.ca, cert=str(stranger.certificate), key=str(stranger.key))
     assert cluster.endpoints[0] in await refused(other_cert)
-    assert "expected both" in await refused(Target(endpoints=cluster.endpoints, ca=right.ca, cert=right.cert))
+    assert "expected both" in await refused(EtcdTarget(endpoints=cluster.endpoints, ca=right.ca, cert=right.cert))
 
 
 async def test_wrong_user_or_password_is_refused(tmp_path):
-    with etcd_cluster.running(tmp_path / "etcd", 1) as cluster:
+    with etcd_cluster.running_cluster(tmp_path / "etcd", 1) as cluster:
         for words in (
             ("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("user", "add", "holdfast:word"),
             ("role", "add", "cells"), ("role", "grant-permission", "cells", "--prefix=true", "readwrite", "/holdfast/"),
@@ -111,38 +111,38 @@ async def test_wrong_user_or_password_is_refused(tmp_path):
             cluster.ctl(*words)
         (tmp_path / "word").write_text("word\n")
         (tmp_path / "wrong").write_text("wrong\n")
-        target = Target(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "word"))
+        target = EtcdTarget(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "word"))
         store = await open_store("here", target, tmp_path)
         await store.commit(put("/k"))
         # A token that etcd no longer knows is replaced, and the write is made once.
         store._calls._token = "gone.1"
         await store.commit(Txn(compares=(Compare("/l", 0),), writes=(Put("/l", b""),)))
         await store.close()
-        wrong = Target(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "wrong"))
+        wrong = EtcdTarget(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "wrong"))
         assert "wrong user or password" in await refused(wrong)
-        assert "the password is missing" in await refused(Target(endpoints=cluster.endpoints, user="holdfast"))
-        assert "requires a user" in await refused(Target(endpoints=cluster.endpoints))
-        other = Target(endpoints=cluster.endpoints, user="other", password_file=str(tmp_path / "word"))
+        assert "the password is missing" in await refused(EtcdTarget(endpoints=cluster.endpoints, user="holdfast"))
+        assert "requires a user" in await refused(EtcdTarget(endpoints=cluster.endpoints))
+        other = EtcdTarget(endpoints=cluster.endpoints, user="other", password_file=str(tmp_path / "word"))
         assert "grant it the prefix" in await refused(other)
 
 
 async def test_endpoints_of_two_clusters_are_refused(shared_cluster, tmp_path):
-    with etcd_cluster.running(tmp_path / "other", 1) as other:
-        both = Target(endpoints=(*shared_cluster.endpoints, *other.endpoints))
+    with etcd_cluster.running_cluster(tmp_path / "other", 1) as other:
+        both = EtcdTarget(endpoints=(*shared_cluster.endpoints, *other.endpoints))
         assert "--etcd-endpoints: several clusters" in await refused(both)
 
 
 async def test_other_cluster_at_next_start_is_refused(shared_cluster, tmp_path):
-    store = await open_store("moved", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    store = await open_store("moved", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     await store.commit(put("/k"))
     await store.close()
-    with etcd_cluster.running(tmp_path / "other", 1) as other:
-        assert "another cluster" in await refused(Target(endpoints=other.endpoints), tmp_path, "moved")
+    with etcd_cluster.running_cluster(tmp_path / "other", 1) as other:
+        assert "another cluster" in await refused(EtcdTarget(endpoints=other.endpoints), tmp_path, "moved")
         assert other.ctl("get", "--prefix", "/holdfast/") == ""
 
 
 async def test_wiped_cell_at_next_start_is_refused(shared_cluster, tmp_path):
-    target = Target(endpoints=shared_cluster.endpoints)
+    target = EtcdTarget(endpoints=shared_cluster.endpoints)
     store = await open_store("wiped", target, tmp_path)
     await store.commit(put("/k"))
     await store.close()
@@ -165,7 +165,7 @@ async def fails(store) -> str:
 
 
 async def test_deleted_data_stops_running_cell(shared_cluster, tmp_path):
-    store = await open_store("deleted", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    store = await open_store("deleted", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     await store.commit(put("/k"))
     shared_cluster.ctl("del", "--prefix", "/holdfast/deleted/")
     assert "data was deleted" in await fails(store)
@@ -176,7 +176,7 @@ async def test_deleted_data_stops_running_cell(shared_cluster, tmp_path):
 
 
 async def test_foreign_write_under_prefix_stops_cell(shared_cluster, tmp_path):
-    store = await open_store("shared", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    store = await open_store("shared", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     await store.commit(put("/k"))
     shared_cluster.ctl("put", "/holdfast/shared/data/k", "from a stranger")
     assert "written by another program" in await fails(store)
@@ -184,23 +184,23 @@ async def test_foreign_write_under_prefix_stops_cell(shared_cluster, tmp_path):
 
 
 async def test_wiped_cluster_stops_running_cell(tmp_path):
-    with etcd_cluster.running(tmp_path / "etcd", 1) as cluster:
-        store = await open_store("here", Target(endpoints=cluster.endpoints), tmp_path)
+    with etcd_cluster.running_cluster(tmp_path / "etcd", 1) as cluster:
+        store = await open_store("here", EtcdTarget(endpoints=cluster.endpoints), tmp_path)
         for _ in range(20):
             await store.commit(put("/k"))
         (member,) = cluster.members
         member.kill()
         subprocess.run(["rm", "-rf", str(member.folder)], check=True)
         member.start()
-        etcd_cluster.wait(member.answers, "etcd to listen")
+        etcd_cluster.wait_for(member.answers, "etcd to listen")
         assert "wiped" in await fails(store)
         await store.close()
         assert cluster.ctl("get", "--prefix", "/holdfast/") == ""
 
 
 async def test_cluster_out_of_space_refuses_writes_until_resolved(tmp_path):
-    with etcd_cluster.running(tmp_path / "etcd", 1, options=("--quota-backend-bytes", str(2 * 1024 * 1024))) as cluster:
-        store = await open_store("here", Target(endpoints=cluster.endpoints), tmp_path)
+    with etcd_cluster.running_cluster(tmp_path / "etcd", 1, options=("--quota-backend-bytes", str(2 * 1024 * 1024))) as cluster:
+        store = await open_store("here", EtcdTarget(endpoints=cluster.endpoints), tmp_path)
         fill = (store.commit(put(f"/k/{n}", bytes(100_000))) for n in range(100))
         with pytest.raises(Unavailable, match="NOSPACE"):
             await _in_turn(fill)
@@ -236,13 +236,13 @@ def _make_room(cluster: etcd_cluster.Cluster) -> None:
     member.kill()
     member._argv[member._argv.index("--quota-backend-bytes") + 1] = str(64 * 1024 * 1024)
     member.start()
-    etcd_cluster.wait(member.answers, "etcd to listen")
-    etcd_cluster.wait(lambda: "m0" in cluster.ctl("member", "list"), "etcd to answer")
+    etcd_cluster.wait_for(member.answers, "etcd to listen")
+    etcd_cluster.wait_for(lambda: "m0" in cluster.ctl("member", "list"), "etcd to answer")
     cluster.ctl("alarm", "disarm")
 
 
 async def test_commit_above_transaction_limit_is_refused(shared_cluster, tmp_path):
-    store = await open_store("large", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    store = await open_store("large", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     with pytest.raises(BadRequest, match="split"):
         await store.commit(Txn(writes=tuple(Put(f"/k/{n}", b"") for n in range(store.max_writes + 1))))
     with pytest.raises(BadRequest, match="split"):

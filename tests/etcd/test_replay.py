@@ -6,13 +6,13 @@ import asyncio
 import os
 
 import pytest
+from tests import etcd_cluster
 from tests.authority.cell import Cell
-from tests.flow.test_replay import all_the_same, day_in
+from tests.scheduling.test_replay import all_the_same, day_in
 
-import etcd_cluster
-from holdfast.runtime.ports import SystemPorts
+from holdfast.foundation.ports import SystemPorts
 from holdfast.store.etcd.store import open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 
 DECISIONS = 1_000 if os.environ.get("HOLDFAST_PROVE") else 40
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800 if DECISIONS > 40 else
 
 async def opened(prefix: str, cluster: etcd_cluster.Cluster) -> Cell:
     ports = SystemPorts()
-    cell = Cell(await open_store(prefix, Target(endpoints=cluster.endpoints)), ports.clock)
+    cell = Cell(await open_store(prefix, EtcdTarget(endpoints=cluster.endpoints)), ports.clock)
     cell.ports.ids = ports.ids  # type: ignore[assignment]
     await cell.objects.start()
     return cell

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-import etcd_cluster
-from platforms import holdfast, running
+from tests import etcd_cluster
+from tests.platforms import holdfast, running_platform
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
@@ -16,8 +15,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 def test_platform_on_etcd_starts_serves_and_stops(store: str, tmp_path: Path) -> None:
     etcd_cluster.etcd_binary()
     state = tmp_path / "platform"
-    with running(state, "--store", store, "--regions", "us-east") as up:
-        assert up.told["serving"] is True
+    with running_platform(state, "--store", store, "--regions", "us-east") as up:
+        assert up.up_output["serving"] is True
         sqlite = sorted(path.parent.name for path in (state / "cells").glob("*/store.sqlite"))
         assert sqlite == ([] if store == "etcd" else ["us-east"])
         marked = sorted(path.parent.name for path in (state / "cells").glob("*/etcd.json"))

@@ -11,15 +11,15 @@ from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload
-from holdfast.sim import people
-from holdfast.sim.ports import stream
-from holdfast.sim.world import World
+from holdfast.sim import actors
+from holdfast.sim.ports import random_stream
+from holdfast.sim.simulation import Simulation
 
 ASKS = {"cpu": "100m", "memory": "64Mi"}
 REPLICAS = 6
 
 
-class Staged(World):
+class Staged(Simulation):
     """`work` returns the objects to create, among them workload pay/risk with REPLICAS replicas."""
 
     async def bring_up(self) -> None:
@@ -28,11 +28,11 @@ class Staged(World):
         await asyncio.sleep(1.0)
         for agent in self.agents:
             agent.boot()
-        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, ())
-        self.wanted = await self._persist(lambda: people.set_up(self.operator, land, stream(self.seed, "people")))
+        land = actors.make_topology(self.size.regions, self.size.tenants, self.size.nodes_per_region, ())
+        self.desired = await self._persist(lambda: actors.create_initial_objects(self.operator, land, random_stream(self.seed, "people")))
         await self.until(self.all_healthy, 60)
         for item in self.work():
-            await self._persist(lambda item=item: people.create(self.operator, item))
+            await self._persist(lambda item=item: actors.create_object(self.operator, item))
         await self.until(self.all_serve, 120)
 
     def work(self):
@@ -61,7 +61,7 @@ class Staged(World):
     async def all_healthy(self):
         found = [r.status for r in (await self.operator.list(Region)).items]
         nodes = [s.report.live_nodes for s in found if s.report is not None and s.health.state is HealthState.HEALTHY]
-        return nodes == [self.shape.nodes_per_region] * len(self.shape.regions)
+        return nodes == [self.size.nodes_per_region] * len(self.size.regions)
 
     async def all_serve(self):
         risk = await self.operator.get(Workload, "risk", "pay")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
+from tests.requirements import skip_or_fail
 
-from holdfast.runtime import metrics
-from needs import lacking
+from holdfast.foundation import metrics
 
 ROOT = Path(__file__).parents[2]
 RULES = yaml.safe_load((ROOT / "deploy/alerts/holdfast.rules.yaml").read_text())
@@ -31,7 +31,7 @@ def test_every_alert_uses_a_known_metric_and_names_a_runbook():
 def promtool(*words: str, where: Path) -> subprocess.CompletedProcess[str]:
     program = shutil.which("promtool") or shutil.which("promtool", path=str(ROOT / ".tools/bin"))
     if program is None:
-        lacking("promtool is missing; make tools fetches it")
+        skip_or_fail("promtool is missing; make tools fetches it")
     return subprocess.run([program, *words], cwd=where, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -6,29 +6,30 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.factories import TEMPLATE, assignment, cache_of, meta, with_new_revision, workload
 
-from holdfast.fleet import assign, backing
+from holdfast.fleet import assign
+from holdfast.fleet.recovery import backing
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.template import template_hash
-from holdfast.model.workload import RecoveryPromise, RolloutBlock, RolloutPhase, Workload, WorkloadStatus
-from making import TEMPLATE, again, assignment, meta, view, workload
+from holdfast.model.workload import RecoveryObjective, RolloutBlock, RolloutPhase, Workload, WorkloadStatus
 
 WORKLOAD = workload()
 KEY = (Key("acme", "api"),)
 
 
 def _told(held: Assignment, **status: Any) -> Assignment:
-    found: Assignment = again(held, status=msgspec.structs.replace(held.status, **status))
+    found: Assignment = with_new_revision(held, status=msgspec.structs.replace(held.status, **status))
     return found
 
 
 def test_assignment_created_by_assign_does_not_wake_it() -> None:
-    assert assign.woken_by_assignment(assignment(), None, view(WORKLOAD)) == ()
-    assert assign.woken_by_assignment(assignment(purpose=Purpose.RECOVERY), None, view(WORKLOAD)) == KEY
+    assert assign.woken_by_assignment(assignment(), None, cache_of(WORKLOAD)) == ()
+    assert assign.woken_by_assignment(assignment(purpose=Purpose.RECOVERY), None, cache_of(WORKLOAD)) == KEY
     heard = assignment(status=AssignmentStatus(observed_epoch=1, replicas=3))
-    assert assign.woken_by_assignment(heard, None, view(WORKLOAD)) == KEY
+    assert assign.woken_by_assignment(heard, None, cache_of(WORKLOAD)) == KEY
 
 
 def test_end_of_region_avoidance_wakes_all_workloads() -> None:
@@ -36,7 +37,7 @@ def test_end_of_region_avoidance_wakes_all_workloads() -> None:
         spec = OverrideSpec(kind=kind, scope=OverrideScope(region="us-east"), reason="x")
         return Override(meta("o"), spec, OverrideStatus(phase=phase))
 
-    cache = view(WORKLOAD)
+    cache = cache_of(WORKLOAD)
     active, over = avoided("Active"), avoided("Expired")
     assert assign.woken_by_override(over, active, cache) == list(KEY)
     assert assign.woken_by_override(None, active, cache) == list(KEY)
@@ -50,62 +51,62 @@ def test_end_of_region_avoidance_wakes_all_workloads() -> None:
 def test_progress_in_the_only_region_does_not_wake_assign() -> None:
     held = assignment()
     new = _told(held, observed_epoch=1, replicas=3, bound=2)
-    assert assign.woken_by_assignment(new, held, view(WORKLOAD, new)) == ()
+    assert assign.woken_by_assignment(new, held, cache_of(WORKLOAD, new)) == ()
 
 
 @pytest.mark.parametrize("told", [{"serving": 3}, {"observed_epoch": 1}, {"replicas": 3}, {"held_back": 1}])
 def test_progress_in_one_of_two_regions_wakes_assign(told: dict[str, int]) -> None:
     held = assignment()
     new = _told(held, **told)
-    assert assign.woken_by_assignment(new, held, view(WORKLOAD, new, assignment(where="eu-west"))) == KEY
+    assert assign.woken_by_assignment(new, held, cache_of(WORKLOAD, new, assignment(where="eu-west"))) == KEY
 
 
 def test_replica_stage_progress_does_not_wake_assign() -> None:
     held = assignment()
     new = _told(held, bound=1, queued=2, ready=1)
-    assert assign.woken_by_assignment(new, held, view(WORKLOAD, new, assignment(where="eu-west"))) == ()
+    assert assign.woken_by_assignment(new, held, cache_of(WORKLOAD, new, assignment(where="eu-west"))) == ()
 
 
 def test_changed_or_deleted_assignment_wakes_assign() -> None:
     held = assignment()
-    changed = again(held, spec=msgspec.structs.replace(held.spec, epoch=2))
-    assert assign.woken_by_assignment(changed, held, view(WORKLOAD, changed)) == KEY
-    assert assign.woken_by_assignment(None, held, view(WORKLOAD)) == KEY
-    emptied = again(held, spec=msgspec.structs.replace(held.spec, replicas=0))
-    assert assign.woken_by_assignment(_told(emptied, observed_epoch=1), emptied, view(WORKLOAD, emptied)) == KEY
+    changed = with_new_revision(held, spec=msgspec.structs.replace(held.spec, epoch=2))
+    assert assign.woken_by_assignment(changed, held, cache_of(WORKLOAD, changed)) == KEY
+    assert assign.woken_by_assignment(None, held, cache_of(WORKLOAD)) == KEY
+    emptied = with_new_revision(held, spec=msgspec.structs.replace(held.spec, replicas=0))
+    assert assign.woken_by_assignment(_told(emptied, observed_epoch=1), emptied, cache_of(WORKLOAD, emptied)) == KEY
     going = msgspec.structs.replace(
         WORKLOAD, metadata=msgspec.structs.replace(WORKLOAD.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
     )
-    assert assign.woken_by_assignment(_told(held, replicas=0, observed_epoch=1), held, view(going, held)) == KEY
+    assert assign.woken_by_assignment(_told(held, replicas=0, observed_epoch=1), held, cache_of(going, held)) == KEY
 
 
 def _rolling(phase: RolloutPhase, revision: str = template_hash(TEMPLATE)) -> Workload:
     block = RolloutBlock(revision=revision, phase=phase, regions=("us-east",))
-    found: Workload = again(WORKLOAD, status=WorkloadStatus(rollout=block))
+    found: Workload = with_new_revision(WORKLOAD, status=WorkloadStatus(rollout=block))
     return found
 
 
 def test_rollout_without_template_change_does_not_wake_assign() -> None:
     for phase in (RolloutPhase.PROGRESSING, RolloutPhase.COMPLETE):
-        assert assign.woken_by_workload(_rolling(phase), WORKLOAD, view(assignment())) == ()
+        assert assign.woken_by_workload(_rolling(phase), WORKLOAD, cache_of(assignment())) == ()
 
 
 def test_rollout_progress_or_rollback_wakes_assign() -> None:
     other = msgspec.structs.replace(TEMPLATE, command=("another",))
-    assert assign.woken_by_workload(_rolling(RolloutPhase.ROLLING_BACK), WORKLOAD, view(assignment())) == KEY
-    assert assign.woken_by_workload(_rolling(RolloutPhase.PROGRESSING), WORKLOAD, view()) == KEY
-    behind = view(assignment(), assignment(where="eu-west", template=other))
+    assert assign.woken_by_workload(_rolling(RolloutPhase.ROLLING_BACK), WORKLOAD, cache_of(assignment())) == KEY
+    assert assign.woken_by_workload(_rolling(RolloutPhase.PROGRESSING), WORKLOAD, cache_of()) == KEY
+    behind = cache_of(assignment(), assignment(where="eu-west", template=other))
     assert assign.woken_by_workload(_rolling(RolloutPhase.PROGRESSING), WORKLOAD, behind) == KEY
 
 
 def test_only_critical_workloads_wake_backing() -> None:
-    plain, promised = workload(), workload(recovery=RecoveryPromise(min_serving=1))
-    assert backing.woken_by_workload(plain, None, view()) == ()
-    assert backing.woken_by_workload(promised, None, view()) == (backing.PROMISES,)
-    assert backing.woken_by_workload(plain, promised, view()) == (backing.PROMISES,)
-    assert backing.woken_by_workload(None, promised, view()) == (backing.PROMISES,)
-    assert backing.woken_by_workload(again(promised), promised, view()) == ()
+    plain, promised = workload(), workload(recovery=RecoveryObjective(min_serving=1))
+    assert backing.woken_by_workload(plain, None, cache_of()) == ()
+    assert backing.woken_by_workload(promised, None, cache_of()) == (backing.ALL_OBJECTIVES,)
+    assert backing.woken_by_workload(plain, promised, cache_of()) == (backing.ALL_OBJECTIVES,)
+    assert backing.woken_by_workload(None, promised, cache_of()) == (backing.ALL_OBJECTIVES,)
+    assert backing.woken_by_workload(with_new_revision(promised), promised, cache_of()) == ()
     held = assignment()
-    assert backing.woken_by_assignment(held, None, view(plain)) == ()
-    assert backing.woken_by_assignment(held, None, view(promised)) == (backing.PROMISES,)
-    assert backing.woken_by_assignment(None, held, view(promised)) == (backing.PROMISES,)
+    assert backing.woken_by_assignment(held, None, cache_of(plain)) == ()
+    assert backing.woken_by_assignment(held, None, cache_of(promised)) == (backing.ALL_OBJECTIVES,)
+    assert backing.woken_by_assignment(None, held, cache_of(promised)) == (backing.ALL_OBJECTIVES,)

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.factories import assignment, cache_of, meta, with_new_revision, workload
 
-from holdfast.cli.platform.samples import load_manifests
+from holdfast.controllers.cache import Cache
 from holdfast.fleet import autoscale
 from holdfast.model import kinds, limits
 from holdfast.model.assignment import AssignmentStatus, PendingReason
@@ -19,8 +20,8 @@ from holdfast.model.override import Override, OverrideKind, OverrideScope, Overr
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.workload import (
     Autoscale,
-    Load,
     LoadBlock,
+    LoadMetric,
     ScaleBlock,
     ScaleLimits,
     Workload,
@@ -30,8 +31,7 @@ from holdfast.model.workload import (
     wanted_replicas,
 )
 from holdfast.model.writes import SetStatus
-from holdfast.runtime.cache import Cache
-from making import again, assignment, meta, view, workload
+from holdfast.platform.sample_manifests import load_manifests
 
 NOW = 1_800_000_000.0
 FAST = ScaleLimits(replicas_per_minute=1000, percent_per_minute=1000)
@@ -43,7 +43,7 @@ class World:
         self.now = NOW
         block = ScaleBlock(replicas=replicas)
         made = workload(replicas=spec, autoscale=rules)
-        self.cache: Cache = view(msgspec.structs.replace(made, status=WorkloadStatus(scale=block)))
+        self.cache: Cache = cache_of(msgspec.structs.replace(made, status=WorkloadStatus(scale=block)))
         self.regions(ready=replicas)
 
     @property
@@ -59,16 +59,16 @@ class World:
         )
 
     def push(self, value: float, *, name: str = "cpuPercent", age_s: float = 0.0) -> None:
-        load = LoadBlock(metrics=(Load(name, value, micro_text(self.now - age_s)),))
+        load = LoadBlock(metrics=(LoadMetric(name, value, micro_text(self.now - age_s)),))
         status = msgspec.structs.replace(self.workload.status, load=load)
-        self.cache.put(again(self.workload, status=status))
+        self.cache.put(with_new_revision(self.workload, status=status))
 
     def look(self, after_s: float = 0.0) -> ScaleBlock:
         self.now += after_s
         for write in autoscale.decide(self.workload.key, self.cache, self.now).writes:
             assert isinstance(write, SetStatus)
             status = msgspec.structs.replace(self.workload.status, scale=write.blocks["scale"])
-            self.cache.put(again(self.workload, status=status))
+            self.cache.put(with_new_revision(self.workload, status=status))
         block = self.workload.status.scale
         assert block is not None
         return block
@@ -121,7 +121,7 @@ def test_pending_replicas_block_scale_up() -> None:
     world.regions(ready=5, queued=3, reason="InsufficientCpu")
     world.push(140)
     block = world.look()
-    assert (block.replicas, block.reason) == (8, "ScaleHeld")
+    assert (block.replicas, block.reason) == (8, "ScaleUpBlocked")
     assert "3 of 8 replicas are pending (InsufficientCpu)" in block.message
     world.push(20)
     assert world.look().replicas < 8, "scaling down is always possible"
@@ -132,7 +132,7 @@ def test_unready_replicas_block_scale_up() -> None:
     world.regions(ready=3)
     world.push(300)
     block = world.look()
-    assert (block.replicas, block.reason) == (8, "ScaleHeld") and "only 3 of 8 replicas are ready" in block.message
+    assert (block.replicas, block.reason) == (8, "ScaleUpBlocked") and "only 3 of 8 replicas are ready" in block.message
     world.regions(ready=8)
     assert world.look(after_s=15).replicas == 20
 
@@ -190,7 +190,7 @@ def test_pause_override_keeps_the_replica_count() -> None:
 def test_removing_autoscale_restores_spec_replicas() -> None:
     world = World()
     spec = msgspec.structs.replace(world.workload.spec, autoscale=None)
-    world.cache.put(again(world.workload, spec=spec))
+    world.cache.put(with_new_revision(world.workload, spec=spec))
     (write,) = autoscale.decide(world.workload.key, world.cache, NOW).writes
     assert isinstance(write, SetStatus) and write.blocks == {"scale": None}
     assert wanted_replicas(world.workload) == 4

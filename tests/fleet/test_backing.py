@@ -8,18 +8,18 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.factories import assignment, cache_of, meta, priority, region, with_new_revision, workload
 
-from holdfast.fleet import backing
-from holdfast.fleet.backing import Loss
-from holdfast.fleet.fit import Group, Item, fit
+from holdfast.fleet.recovery import backing
+from holdfast.fleet.recovery.backing import Loss
+from holdfast.fleet.recovery.slot_matching import RecoveryDemand, SlotGroup, match_slots
 from holdfast.model import limits
 from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.meta import Key
 from holdfast.model.quota import Quota, QuotaSpec
-from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
-from holdfast.model.region import HeldPlaces
-from holdfast.model.workload import RecoveryPromise
-from making import again, assignment, meta, priority, region, view, workload
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
+from holdfast.model.region import RecoverySlotReport
+from holdfast.model.workload import RecoveryObjective
 
 CPU = {"cpu": "500m", "memory": "1Gi"}
 NOW = 1_767_225_600.0
@@ -28,21 +28,21 @@ NOW = 1_767_225_600.0
 def with_places(name: str, *, a: int, b: int, shape=CPU):
     there = region(name)
     places = tuple(
-        HeldPlaces(budget=name, zone=f"{name}-{zone}", resources=shape, kept=count)
+        RecoverySlotReport(budget=name, zone=f"{name}-{zone}", resources=shape, admitted=count)
         for zone, count in (("a", a), ("b", b))
     )
-    report = msgspec.structs.replace(there.status.report, places=places)
-    return again(there, status=msgspec.structs.replace(there.status, report=report))
+    report = msgspec.structs.replace(there.status.report, recovery_slots=places)
+    return with_new_revision(there, status=msgspec.structs.replace(there.status, report=report))
 
 
 def budget(name: str, count: int, tenants=("acme",)):
-    slots = (Slot(resources=CPU, count=count),)
-    return RecoveryBudget(metadata=meta(name), spec=RecoveryBudgetSpec(region=name, slots=slots, tenants=tenants))
+    slots = (SlotShape(resources=CPU, count=count),)
+    return RecoveryBudget(metadata=meta(name), spec=RecoveryBudgetSpec(region=name, slot_shapes=slots, tenants=tenants))
 
 
 def world(*more, allowance="8", kept=4, tenants=("acme",)):
     serving = AssignmentStatus(observed_epoch=1, replicas=3, bound=3, ready=3, serving=3)
-    return view(
+    return cache_of(
         priority(),
         *(with_places(name, a=kept // 2, b=kept - kept // 2) for name in ("x", "y", "z")),
         *(budget(name, kept, tenants) for name in ("x", "y", "z")),
@@ -50,7 +50,7 @@ def world(*more, allowance="8", kept=4, tenants=("acme",)):
             metadata=meta("quota", "acme"),
             spec=QuotaSpec(hard={"cpu": "16"}, recovery_allowance={"cpu": allowance, "memory": "64Gi"}),
         ),
-        workload(replicas=6, recovery=RecoveryPromise(min_serving=4)),
+        workload(replicas=6, recovery=RecoveryObjective(min_serving=4)),
         assignment(where="x", status=serving),
         assignment(where="y", status=serving),
         *more,
@@ -58,31 +58,31 @@ def world(*more, allowance="8", kept=4, tenants=("acme",)):
 
 
 def test_objective_is_backed_by_enough_slots():
-    assert backing.unbacked(world(), NOW) == {}
-    (write,) = backing.decide(backing.PROMISES, world(), 1.0).writes
+    assert backing.unbacked_objectives(world(), NOW) == {}
+    (write,) = backing.decide(backing.ALL_OBJECTIVES, world(), 1.0).writes
     assert write.blocks["backing"].backed
 
 
 def test_unbacked_objective_names_the_bottleneck():
-    short = backing.unbacked(world(kept=0), NOW)
+    short = backing.unbacked_objectives(world(kept=0), NOW)
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
-    short = backing.unbacked(world(allowance="100m"), NOW)
+    short = backing.unbacked_objectives(world(allowance="100m"), NOW)
     assert "the recovery allowance has too little cpu" in short[Key("acme", "api")]
-    short = backing.unbacked(world(tenants=("other",)), NOW)
+    short = backing.unbacked_objectives(world(tenants=("other",)), NOW)
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
 
 
 def test_zone_loss_removes_its_slots():
-    seen = backing.foresee(Loss("z", "z-a"), world(), world().list(RecoveryBudget), NOW)
+    seen = backing.forecast_loss(Loss("z", "z-a"), world(), world().list(RecoveryBudget), NOW)
     assert [
-        g.count for g in backing.places_left(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
+        g.count for g in backing.surviving_slots(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
     ] == [2]
 
 
 shapes = st.fixed_dictionaries({"cpu": st.integers(1, 3), "memory": st.integers(1, 3)})
 groups = st.lists(
     st.builds(
-        Group,
+        SlotGroup,
         region=st.sampled_from(["a", "b"]),
         shape=shapes,
         tenants=st.sampled_from([(), ("s",), ("t",)]),
@@ -97,7 +97,7 @@ def items(draw):
     found = []
     for number in range(draw(st.integers(0, 4))):
         options = tuple((r, draw(st.integers(1, 3))) for r in draw(st.sampled_from([("a",), ("b",), ("a", "b"), ()])))
-        found.append(Item(draw(st.sampled_from(["s", "t"])), f"w{number}", draw(shapes), options))
+        found.append(RecoveryDemand(draw(st.sampled_from(["s", "t"])), f"w{number}", draw(shapes), options))
     return found
 
 
@@ -123,20 +123,20 @@ def possible(chosen, places):
 @given(items(), groups)
 def test_slot_matching_is_exact(wanted, places):
     plenty = {tenant: {"cpu": 10**6, "memory": 10**6} for tenant in ("s", "t")}
-    found = fit(wanted, places, plenty)
-    assert possible(found.chosen, places)
+    found = match_slots(wanted, places, plenty)
+    assert possible(found.placements, places)
     every = [[(item, region, count) for region, count in item.options] for item in wanted]
     whole = all(every) and any(possible(choice, places) for choice in product(*every))
     if not wanted:
         whole = True
-    assert (not found.short) == whole
+    assert (not found.shortages) == whole
 
 
 @settings(max_examples=100, deadline=None)
 @given(items(), groups, st.integers(1, 12), st.integers(1, 12))
 def test_slot_matching_is_exact_with_allowances(wanted, places, cpu, memory):
     allowed = {tenant: {"cpu": cpu, "memory": memory} for tenant in ("s", "t")}
-    found = fit(wanted, places, allowed)
+    found = match_slots(wanted, places, allowed)
 
     def paid(choice):
         for tenant in ("s", "t"):
@@ -145,10 +145,10 @@ def test_slot_matching_is_exact_with_allowances(wanted, places, cpu, memory):
                     return False
         return True
 
-    assert possible(found.chosen, places) and paid(found.chosen)
+    assert possible(found.placements, places) and paid(found.placements)
     every = [[(item, where, count) for where, count in item.options] for item in wanted]
     whole = all(every) and any(possible(choice, places) and paid(choice) for choice in product(*every))
-    assert (not found.short) == (whole or not wanted) and found.decided
+    assert (not found.shortages) == (whole or not wanted) and found.exact
 
 
 SMALL, LARGE = {"cpu": 1}, {"cpu": 2}
@@ -156,7 +156,7 @@ PLENTY = {"t": {"cpu": 10**9}}
 
 
 def many(count, options, shape=SMALL, name="w"):
-    return [Item("t", f"{name}{number}", shape, options) for number in range(count)]
+    return [RecoveryDemand("t", f"{name}{number}", shape, options) for number in range(count)]
 
 
 @pytest.mark.parametrize("spare", [0, -1])
@@ -164,13 +164,13 @@ def test_slot_matching_handles_hundreds_of_identical_workloads(spare):
     """The greedy choice fills region a with workloads that could use either region."""
     either = many(250, (("a", 4), ("b", 4)), name="either")
     only = many(250, (("a", 4),), name="only")
-    places = [Group("a", SMALL, (), 1000 + spare), Group("b", SMALL, (), 1000)]
-    found = fit([*either, *only], places, PLENTY)
-    assert found.decided and (not found.short) == (spare == 0)
-    if found.short:
-        assert "matching recovery slots are free" in found.short[0].message
+    places = [SlotGroup("a", SMALL, (), 1000 + spare), SlotGroup("b", SMALL, (), 1000)]
+    found = match_slots([*either, *only], places, PLENTY)
+    assert found.exact and (not found.shortages) == (spare == 0)
+    if found.shortages:
+        assert "matching recovery slots are free" in found.shortages[0].message
     else:
-        assert len(found.chosen) == 500 and possible_by_count(found, places)
+        assert len(found.placements) == 500 and possible_by_count(found, places)
 
 
 def possible_by_count(found, places):
@@ -180,15 +180,15 @@ def possible_by_count(found, places):
 def test_slot_matching_searches_after_the_greedy_choice_fails():
     """Small workloads take the large slots first; the search finds another placement."""
     wanted = [*many(1, (("a", 2), ("b", 2)), name="small"), *many(1, (("a", 2),), LARGE, name="large")]
-    places = [Group("a", LARGE, (), 2), Group("b", SMALL, (), 2)]
-    found = fit(wanted, places, PLENTY)
-    assert not found.short and {(i.name, where) for i, where, _ in found.chosen} == {("small0", "b"), ("large0", "a")}
+    places = [SlotGroup("a", LARGE, (), 2), SlotGroup("b", SMALL, (), 2)]
+    found = match_slots(wanted, places, PLENTY)
+    assert not found.shortages and {(i.name, where) for i, where, _ in found.placements} == {("small0", "b"), ("large0", "a")}
 
 
 def test_slot_matching_beyond_its_bound_is_marked_inexact(monkeypatch):
-    monkeypatch.setattr(limits, "BACKING_STEPS", 3)
+    monkeypatch.setattr(limits, "SLOT_SEARCH_STEPS_MAX", 3)
     wanted = [item for n in range(6) for item in many(1, (("a", n + 1), ("b", n + 1)), name=f"k{n}-")]
-    found = fit(wanted, [Group("a", SMALL, (), 10), Group("b", SMALL, (), 10)], PLENTY)
-    assert found.short and not found.decided
-    monkeypatch.setattr(limits, "BACKING_CLASSES", 2)
-    assert not fit(wanted, [Group("a", SMALL, (), 10), Group("b", SMALL, (), 10)], PLENTY).decided
+    found = match_slots(wanted, [SlotGroup("a", SMALL, (), 10), SlotGroup("b", SMALL, (), 10)], PLENTY)
+    assert found.shortages and not found.exact
+    monkeypatch.setattr(limits, "SLOT_SEARCH_CLASSES_MAX", 2)
+    assert not match_slots(wanted, [SlotGroup("a", SMALL, (), 10), SlotGroup("b", SMALL, (), 10)], PLENTY).exact

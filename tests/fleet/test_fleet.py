@@ -8,17 +8,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet import assign, grants, policy, region_health, workload_status
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
 from holdfast.model.meta import Key
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.region import HealthState, RegionReport
 from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
 from holdfast.model.template import template_hash
 from holdfast.model.workload import Batch, WorkloadType
 from holdfast.model.writes import Create, Delete, SetStatus, Update
-from making import again, assignment, meta, priority, region, tenant, view, workload
 
 THREE = (region("eu-central", residency=("eu",)), region("eu-west", residency=("eu",)), region("us-east"))
 COMMON = (tenant(), priority())
@@ -34,7 +34,7 @@ def assigned(outcome):
 
 def test_assign_spreads_replicas_evenly_over_allowed_regions():
     wl = workload(replicas=6)
-    assert assigned(assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0)) == {
+    assert assigned(assign.decide(wl.key, cache_of(wl, *THREE, *COMMON), 1.0)) == {
         "eu-central": 2,
         "eu-west": 2,
         "us-east": 2,
@@ -44,17 +44,17 @@ def test_assign_spreads_replicas_evenly_over_allowed_regions():
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        (Placement(residency=("eu",)), {"eu-central", "eu-west"}),
-        (Placement(regions=("us-east",)), {"us-east"}),
-        (Placement(excluded_regions=("us-east",)), {"eu-central", "eu-west"}),
-        (Placement(residency=("mars",)), set()),
-        (Placement(spread_regions=1), {"eu-central"}),
-        (Placement(zones=("us-east-b",)), {"us-east"}),
+        (PlacementRules(residency=("eu",)), {"eu-central", "eu-west"}),
+        (PlacementRules(regions=("us-east",)), {"us-east"}),
+        (PlacementRules(excluded_regions=("us-east",)), {"eu-central", "eu-west"}),
+        (PlacementRules(residency=("mars",)), set()),
+        (PlacementRules(spread_regions=1), {"eu-central"}),
+        (PlacementRules(zones=("us-east-b",)), {"us-east"}),
     ],
 )
 def test_assign_respects_placement_rules(rules, expected):
     wl = workload(replicas=4, placement=rules)
-    got = assigned(assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0))
+    got = assigned(assign.decide(wl.key, cache_of(wl, *THREE, *COMMON), 1.0))
     assert set(got) == expected and sum(got.values()) == (4 if expected else 0)
 
 
@@ -62,7 +62,7 @@ def test_unhealthy_and_full_regions_get_no_new_replicas():
     sick = region("eu-west", residency=("eu",), state=HealthState.SUSPECT)
     full = region("us-east", cpu="500m")
     wl = workload(replicas=4)
-    got = assigned(assign.decide(wl.key, view(wl, THREE[0], sick, full, *COMMON), 1.0))
+    got = assigned(assign.decide(wl.key, cache_of(wl, THREE[0], sick, full, *COMMON), 1.0))
     assert got == {"eu-central": 3, "us-east": 1}
 
 
@@ -70,55 +70,55 @@ def test_fresh_assignments_count_in_the_next_decision():
     small = [region("a", cpu="2"), region("b", cpu="2")]
     first = assignment("other", "a", replicas=4)
     wl = workload(replicas=2)
-    assert assigned(assign.decide(wl.key, view(wl, first, *small, *COMMON), 1.0)) == {"b": 2}
+    assert assigned(assign.decide(wl.key, cache_of(wl, first, *small, *COMMON), 1.0)) == {"b": 2}
 
 
 def test_scaling_changes_as_few_assignments_as_possible():
     wl = workload(replicas=4)
     there = [assignment(where="eu-west", replicas=2), assignment(where="us-east", replicas=3)]
-    got = assigned(assign.decide(wl.key, view(wl, *there, *THREE, *COMMON), 1.0))
+    got = assigned(assign.decide(wl.key, cache_of(wl, *there, *THREE, *COMMON), 1.0))
     assert got["us-east"] == 2 and got.get("eu-west", 2) == 2
 
 
 def test_disallowed_region_is_emptied_after_the_others_serve():
-    wl = workload(replicas=2, placement=Placement(regions=("eu-west",)))
+    wl = workload(replicas=2, placement=PlacementRules(regions=("eu-west",)))
     leaving = assignment(where="us-east", replicas=2)
-    first = assign.decide(wl.key, view(wl, leaving, *THREE, *COMMON), 1.0)
+    first = assign.decide(wl.key, cache_of(wl, leaving, *THREE, *COMMON), 1.0)
     assert assigned(first) == {"eu-west": 2}
     arriving = assignment(where="eu-west", replicas=2, placement=wl.spec.placement, status=AssignmentStatus(serving=2))
-    second = assign.decide(wl.key, view(wl, leaving, arriving, *THREE, *COMMON), 2.0)
+    second = assign.decide(wl.key, cache_of(wl, leaving, arriving, *THREE, *COMMON), 2.0)
     assert assigned(second)["us-east"] == 0
 
 
 def test_deleted_workload_is_drained_everywhere_before_removal():
     wl = workload(replicas=2)
-    wl = again(wl, metadata=msgspec.structs.replace(wl.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
+    wl = with_new_revision(wl, metadata=msgspec.structs.replace(wl.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
     there = assignment(replicas=2)
-    (shrink,) = assign.decide(wl.key, view(wl, there), 1.0).writes
+    (shrink,) = assign.decide(wl.key, cache_of(wl, there), 1.0).writes
     assert isinstance(shrink, Update) and shrink.object.spec.replicas == 0 and shrink.object.spec.epoch == 2
-    busy = again(shrink.object, status=AssignmentStatus(observed_epoch=2, replicas=1))
-    assert assign.decide(wl.key, view(wl, busy), 2.0).writes == ()
-    empty = again(busy, status=AssignmentStatus(observed_epoch=2, replicas=0))
-    (gone,) = assign.decide(wl.key, view(wl, empty), 3.0).writes
+    busy = with_new_revision(shrink.object, status=AssignmentStatus(observed_epoch=2, replicas=1))
+    assert assign.decide(wl.key, cache_of(wl, busy), 2.0).writes == ()
+    empty = with_new_revision(busy, status=AssignmentStatus(observed_epoch=2, replicas=0))
+    (gone,) = assign.decide(wl.key, cache_of(wl, empty), 3.0).writes
     assert isinstance(gone, Delete)
-    (free,) = assign.decide(wl.key, view(wl), 4.0).writes
+    (free,) = assign.decide(wl.key, cache_of(wl), 4.0).writes
     assert isinstance(free, Update) and free.object.metadata.finalizers == ()
 
 
 def test_batch_is_divided_by_completions():
     wl = workload(type=WorkloadType.BATCH, batch=Batch(completions=5, parallelism=2), replicas=1)
-    (write,) = [w for w in assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0).writes]
+    (write,) = [w for w in assign.decide(wl.key, cache_of(wl, *THREE, *COMMON), 1.0).writes]
     assert write.object.spec.batch.completions == 5 and write.object.spec.replicas == 2
 
 
 def test_serving_condition_needs_the_newest_generation():
     wl = workload(replicas=2)
     good = AssignmentStatus(observed_epoch=1, replicas=2, bound=2, ready=2, serving=2)
-    (write,) = workload_status.decide(wl.key, view(wl, assignment(replicas=2, status=good)), 1.0).writes
+    (write,) = workload_status.decide(wl.key, cache_of(wl, assignment(replicas=2, status=good)), 1.0).writes
     conditions = {c.type: c for c in write.conditions}
     assert conditions["Serving"].status == "True" and write.observed_generation == 1
-    newer = again(wl, metadata=msgspec.structs.replace(wl.metadata, generation=2))
-    (write,) = workload_status.decide(wl.key, view(newer, assignment(replicas=2, status=good)), 1.0).writes
+    newer = with_new_revision(wl, metadata=msgspec.structs.replace(wl.metadata, generation=2))
+    (write,) = workload_status.decide(wl.key, cache_of(newer, assignment(replicas=2, status=good)), 1.0).writes
     assert {c.type: c.status for c in write.conditions}["Serving"] == "False"
 
 
@@ -139,27 +139,27 @@ class Shrinking:
         self.look()
 
     def look(self) -> str:
-        for write in workload_status.decide(self.workload.key, view(self.workload, self.here), 1.0).writes:
+        for write in workload_status.decide(self.workload.key, cache_of(self.workload, self.here), 1.0).writes:
             assert isinstance(write, SetStatus)
             status = msgspec.structs.replace(
                 self.workload.status, summary=write.blocks["summary"], conditions=write.conditions
             )
-            self.workload = again(self.workload, status=status)
+            self.workload = with_new_revision(self.workload, status=status)
         return {c.type: c.status for c in self.workload.status.conditions}["Serving"]
 
     def ask(self, replicas: int, **spec: Any) -> None:
         old = self.workload
         generation = msgspec.structs.replace(old.metadata, generation=old.metadata.generation + 1)
         wanted = msgspec.structs.replace(old.spec, replicas=replicas, **spec)
-        self.workload = again(old, metadata=generation, spec=wanted)
+        self.workload = with_new_revision(old, metadata=generation, spec=wanted)
 
     def assign(self, **spec: Any) -> None:
         generation = self.workload.metadata.generation
         spec = {"workload_generation": generation, "epoch": self.here.spec.epoch + 1, **spec}
-        self.here = again(self.here, spec=msgspec.structs.replace(self.here.spec, **spec))
+        self.here = with_new_revision(self.here, spec=msgspec.structs.replace(self.here.spec, **spec))
 
     def says(self, **status: Any) -> None:
-        self.here = again(self.here, status=msgspec.structs.replace(self.here.status, **status))
+        self.here = with_new_revision(self.here, status=msgspec.structs.replace(self.here.status, **status))
 
 
 def test_serving_condition_stays_true_while_scaling_down():
@@ -210,19 +210,19 @@ def test_serving_condition_names_pending_reasons():
     waiting = AssignmentStatus(
         observed_epoch=1, replicas=1, queued=1, pending=(PendingReason(reason="InsufficientCpu", count=1),)
     )
-    (write,) = workload_status.decide(wl.key, view(wl, assignment(replicas=1, status=waiting)), 1.0).writes
+    (write,) = workload_status.decide(wl.key, cache_of(wl, assignment(replicas=1, status=waiting)), 1.0).writes
     assert "InsufficientCpu" in {c.type: c.message for c in write.conditions}["Serving"]
 
 
 def test_assigned_condition_says_why_there_is_no_region():
-    nowhere = workload(replicas=2, placement=Placement(regions=("moon",)))
+    nowhere = workload(replicas=2, placement=PlacementRules(regions=("moon",)))
     silent = region("eu-west", state=HealthState.LOST)
     for wl, there, reason, named in (
         (nowhere, THREE[0], "NoRegionAllowed", "not among the allowed regions"),
         (workload(replicas=2), silent, "RegionNotHealthy", silent.metadata.name),
         (workload(replicas=2), THREE[0], "PartlyAssigned", "0 of 2"),
     ):
-        (write,) = workload_status.decide(wl.key, view(wl, there), 1.0).writes
+        (write,) = workload_status.decide(wl.key, cache_of(wl, there), 1.0).writes
         assigned = {c.type: c for c in write.conditions}["Assigned"]
         assert assigned.reason == reason and named in assigned.message
 
@@ -241,7 +241,7 @@ def test_grants_never_exceed_the_quota_for_any_acknowledgement(hard, wanted, shr
     enforced: dict[str, dict[str, int]] = {}
     for where, demand in [("a", 0), *shrinks]:
         full[where] = {"cpu": demand} if demand else full[where]
-        current = grants.share_out({"cpu": hard}, {}, full, current, enforced)
+        current = grants.divide_quota({"cpu": hard}, {}, full, current, enforced)
         spendable = sum(max(current.get(n, {}).get("cpu", 0), enforced.get(n, {}).get("cpu", 0)) for n in names)
         assert spendable <= hard
         enforced = {**enforced, where: dict(current.get(where, {}))}  # only one region has applied its grant
@@ -250,35 +250,35 @@ def test_grants_never_exceed_the_quota_for_any_acknowledgement(hard, wanted, shr
 
 def test_grant_is_raised_only_after_another_region_acknowledges_less():
     hard, wanted = {"cpu": 10}, {"a": {"cpu": 2}, "b": {"cpu": 8}}
-    new = grants.share_out(hard, {}, wanted, {"a": {"cpu": 10}}, {"a": {"cpu": 10}})
+    new = grants.divide_quota(hard, {}, wanted, {"a": {"cpu": 10}}, {"a": {"cpu": 10}})
     assert new == {"a": {"cpu": 2}, "b": {}}
-    later = grants.share_out(hard, {}, wanted, new, {"a": {"cpu": 2}})
+    later = grants.divide_quota(hard, {}, wanted, new, {"a": {"cpu": 2}})
     assert later == {"a": {"cpu": 2}, "b": {"cpu": 8}}
 
 
 def test_returning_to_old_rules_increases_the_sequence():
     first = SchedulerPolicy(metadata=meta("default"))
-    created = [w.object for w in policy.decide(first.key, view(first), 1.0).writes if isinstance(w, Create)]
+    created = [w.object for w in policy.decide(first.key, cache_of(first), 1.0).writes if isinstance(w, Create)]
     (one,) = created
     assert isinstance(one, PolicyRevision) and one.spec.sequence == 1
-    stored = again(one, metadata=meta(one.metadata.name))
-    other = again(stored, metadata=meta("default-other"), spec=msgspec.structs.replace(stored.spec, sequence=2))
+    stored = with_new_revision(one, metadata=meta(one.metadata.name))
+    other = with_new_revision(stored, metadata=meta("default-other"), spec=msgspec.structs.replace(stored.spec, sequence=2))
     status = msgspec.structs.replace(first.status, revision="default-other", sequence=2)
-    back = again(first, status=status)
-    writes = policy.decide(first.key, view(back, stored, other), 2.0).writes
+    back = with_new_revision(first, status=status)
+    writes = policy.decide(first.key, cache_of(back, stored, other), 2.0).writes
     assert [w.object.spec.sequence for w in writes if isinstance(w, Update)] == [3]
 
 
 def test_region_health_uses_only_the_global_clock():
     there = region("us-east")
-    skewed = again(
+    skewed = with_new_revision(
         there, status=msgspec.structs.replace(there.status, report=RegionReport(at="1999-01-01T00:00:00Z", sequence=7))
     )
-    (write,) = region_health.decide(Key("", "us-east"), view(skewed), 1000.0).writes
+    (write,) = region_health.decide(Key("", "us-east"), cache_of(skewed), 1000.0).writes
     health = write.blocks["health"]
     assert health.state is HealthState.HEALTHY and health.heard_sequence == 7
-    silent = again(skewed, status=msgspec.structs.replace(skewed.status, health=health))
-    (write,) = region_health.decide(Key("", "us-east"), view(silent), 1030.0).writes
+    silent = with_new_revision(skewed, status=msgspec.structs.replace(skewed.status, health=health))
+    (write,) = region_health.decide(Key("", "us-east"), cache_of(silent), 1030.0).writes
     assert write.blocks["health"].state is HealthState.SUSPECT
-    (write,) = region_health.decide(Key("", "us-east"), view(silent), 1100.0).writes
+    (write,) = region_health.decide(Key("", "us-east"), cache_of(silent), 1100.0).writes
     assert write.blocks["health"].state is HealthState.AWAITING_WITNESS

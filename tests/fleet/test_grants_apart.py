@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.factories import assignment, meta, region, with_new_revision
 
+from holdfast.controllers.cache import Cache
 from holdfast.fleet import grants
 from holdfast.link import grant_sync
 from holdfast.model.assignment import Purpose, assignment_name
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.grant_limit import limit_of
+from holdfast.model.grant_limit import spending_limit
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts, amounts_text
@@ -26,8 +28,6 @@ from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.writes import Create, SetStatus, Update
-from holdfast.runtime.cache import Cache
-from making import again, assignment, meta, region
 
 REGIONS = ("a", "b", "c")
 UNIT = Template(command=("x",), resources={"cpu": "1"})
@@ -65,11 +65,11 @@ class Apart:
     def decide(self) -> None:
         for write in grants.decide(Key("acme", "quota"), self.home, self.now).writes:
             if isinstance(write, Create):
-                self.home.put(again(write.object, metadata=meta(write.object.metadata.name, "acme")))
+                self.home.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name, "acme")))
             elif isinstance(write, Update):
                 item: Any = write.object
                 newer = msgspec.structs.replace(item.metadata, generation=item.metadata.generation + 1)
-                self.home.put(again(msgspec.structs.replace(item, metadata=newer)))
+                self.home.put(with_new_revision(msgspec.structs.replace(item, metadata=newer)))
 
     def clock(self, where: str) -> float:
         return self.now + self.skew_s[where]
@@ -87,7 +87,7 @@ class Apart:
 
     def enforce(self, where: str) -> None:
         for cls in GrantClass:
-            key = Key("acme", grant_sync.copy_name(cls))
+            key = Key("acme", grant_sync.grant_copy_name(cls))
             for write in grant_sync.copy_writes(key, self.seen[where], self.here[where], where, self.heard_s[where]):
                 item: Any = write.object  # type: ignore[union-attr]
                 old = self.here[where].get(GrantCopy, key.name, "acme")
@@ -99,7 +99,7 @@ class Apart:
         """The authority: usage changes within the limit and is then reported per class."""
         copies = self.here[where].list(GrantCopy, "acme")
         for cls in SPENT:
-            limit = limit_of(copies, cls, self.clock(where))
+            limit = spending_limit(copies, cls, self.clock(where))
             before = self.used[where, cls]
             self.used[where, cls] = min(wanted, max(before, limit.spendable.get("cpu", 0) // 1000))
             self.most[cls] = max(self.most[cls], self.used[where, cls])
@@ -110,7 +110,7 @@ class Apart:
             count = self.used.get((where, told_as), 0)
             used = {"cpu": str(count)} if count else {}
             status = msgspec.structs.replace(copy.status, used=used, observed_generation=copy.metadata.generation)
-            self.here[where].put(again(copy, status=status))
+            self.here[where].put(with_new_revision(copy, status=status))
 
     def declare(self, number: int) -> None:
         """Grants emergency quota for a while; an earlier one ends."""
@@ -124,7 +124,7 @@ class Apart:
     def say(self, where: str) -> None:
         """Sends an acknowledgement, which may arrive later."""
         for cls in GrantClass:
-            key = Key("acme", grant_sync.copy_name(cls))
+            key = Key("acme", grant_sync.grant_copy_name(cls))
             if grant_sync_ready(self.seen[where], where, cls):
                 told = grant_sync.acknowledgement(key, self.seen[where], self.here[where], where, self.clock(where))
                 self.on_the_way += [(grant_name(where, cls), write) for write in told if isinstance(write, SetStatus)]
@@ -145,7 +145,7 @@ class Apart:
             renewed_at=write.blocks["renewedAt"],
             observed_generation=write.observed_generation,
         )
-        self.home.put(again(grant, status=status))
+        self.home.put(with_new_revision(grant, status=status))
 
     def acknowledge(self, where: str) -> None:
         before = len(self.on_the_way)
@@ -168,7 +168,7 @@ class Apart:
         assert everything <= HARD + EMERGENCY, f"{everything} in use of {HARD} and {EMERGENCY}"
 
     def _limit(self, where: str, cls: GrantClass) -> int:
-        copy = self.here[where].get(GrantCopy, grant_sync.copy_name(cls), "acme")
+        copy = self.here[where].get(GrantCopy, grant_sync.grant_copy_name(cls), "acme")
         return amounts(copy.spec.limit).get("cpu", 0) // 1000 if copy is not None else 0
 
 
@@ -292,8 +292,8 @@ def test_search_detects_a_forgotten_peak(monkeypatch):
 @pytest.mark.parametrize("cls", [GrantClass.RECOVERY, GrantClass.EMERGENCY])
 def test_search_detects_a_grant_class_granted_twice(monkeypatch, cls):
     """Planted bug: enforced limits of that class are not counted."""
-    honest = grants.may_enforce
-    monkeypatch.setattr(grants, "may_enforce", lambda g: {} if g.spec.grant_class is cls else honest(g))
+    honest = grants.max_enforced_limit
+    monkeypatch.setattr(grants, "max_enforced_limit", lambda g: {} if g.spec.grant_class is cls else honest(g))
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
@@ -347,8 +347,8 @@ def test_unacknowledged_raise_counts_after_it_was_lowered():
 def heard(world: Apart, name: str) -> None:
     """Records a report of this region at the global cell's current time."""
     known = region(name)
-    health = msgspec.structs.replace(known.status.health, heard_at=micro_text(world.now))
-    world.home.put(again(known, status=msgspec.structs.replace(known.status, health=health)))
+    health = msgspec.structs.replace(known.status.health, last_contact_at=micro_text(world.now))
+    world.home.put(with_new_revision(known, status=msgspec.structs.replace(known.status, health=health)))
 
 
 def spent_in(world: Apart, name: str, cpus: int) -> None:
@@ -373,7 +373,7 @@ def test_expired_grant_lease_still_counts_in_full():
     (status,) = [w for w in outcome.writes if isinstance(w, SetStatus)]
     rows = {r.region: r for r in status.blocks["regions"] if r.grant_class is GrantClass.NORMAL}
     assert rows["a"].frozen and rows["a"].granted == {"cpu": "9"}
-    assert {c.type: c.reason for c in status.conditions}["Granted"] == "Frozen"
+    assert {c.type: c.reason for c in status.conditions}["Granted"] == "GrantLeaseExpired"
 
 
 @pytest.mark.parametrize("skew_s", [-600.0, 600.0])
@@ -386,8 +386,8 @@ def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float)
     heard(world, "a")
     known = world.home.get(Region, "a")
     assert abs(parse_time(grant.status.renewed_at) - world.now - skew_s) < 1
-    assert not grants.is_frozen(grant, known, world.now + grant.spec.lease_seconds - 1)
-    assert grants.is_frozen(grant, known, world.now + grant.spec.lease_seconds + 1)
+    assert not grants.is_lease_expired(grant, known, world.now + grant.spec.lease_seconds - 1)
+    assert grants.is_lease_expired(grant, known, world.now + grant.spec.lease_seconds + 1)
 
 
 def test_region_contact_changes_wake_the_grant_controller():

@@ -7,16 +7,23 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.factories import cache_of, meta, node, with_new_revision
 
+from holdfast.controllers.cache import Cache
 from holdfast.fleet import node_pools
 from holdfast.model import limits
 from holdfast.model.binding import Binding, BindingSpec, Intent
-from holdfast.model.hold import Hold, HoldSpec, HoldStatus, KeptBlock
 from holdfast.model.meta import Key
-from holdfast.model.node import Contact, Node
+from holdfast.model.node import ContactState, Node
 from holdfast.model.node_pool import NodePool, NodePoolSpec, validate_node_pool
-from holdfast.model.placement_rules import Placement
-from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
+from holdfast.model.placement_rules import PlacementRules
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
+from holdfast.model.recovery_slot import (
+    RecoverySlot,
+    RecoverySlotSpec,
+    RecoverySlotStatus,
+    SlotAdmissionStatus,
+)
 from holdfast.model.scheduling_request import (
     RefusalCount,
     SchedulingRequest,
@@ -25,8 +32,6 @@ from holdfast.model.scheduling_request import (
 )
 from holdfast.model.template import Template
 from holdfast.model.writes import SetStatus, Update
-from holdfast.runtime.cache import Cache
-from making import again, meta, node, view
 
 NOW = 1_800_000_000.0
 UNIT = Template(command=("x",), resources={"cpu": "2"})
@@ -38,7 +43,7 @@ class World:
     def __init__(self, **spec: Any) -> None:
         given = {"zones": ("a", "b"), "capacity": {"cpu": "4"}, "max_nodes": 5, "idle_seconds": 60.0, **spec}
         self.now = NOW
-        self.cache: Cache = view(NodePool(metadata=meta("burst"), spec=NodePoolSpec(**given)))
+        self.cache: Cache = cache_of(NodePool(metadata=meta("burst"), spec=NodePoolSpec(**given)))
         self.claims = 0
 
     @property
@@ -62,9 +67,9 @@ class World:
         for write in decide(Key("", "burst"), self.cache, self.now).writes:
             if isinstance(write, SetStatus):
                 status = msgspec.structs.replace(self.pool.status, **write.blocks)
-                self.cache.put(again(self.pool, status=status))
+                self.cache.put(with_new_revision(self.pool, status=status))
             elif isinstance(write, Update):
-                self.cache.put(again(write.object))
+                self.cache.put(with_new_revision(write.object))
 
     def provide(self) -> None:
         """Creates nodes that should exist and removes the others."""
@@ -78,7 +83,7 @@ class World:
                 self.drop(item)
 
     def drop(self, item: Any) -> None:
-        self.cache.remove(type(item), item.key, int(again(item).metadata.resource_version))
+        self.cache.remove(type(item), item.key, int(with_new_revision(item).metadata.resource_version))
 
     def bind(self, where: str) -> None:
         self.claims += 1
@@ -103,7 +108,7 @@ def test_pending_work_adds_exactly_the_needed_nodes():
 
 
 def test_pending_reasons_that_nodes_cannot_fix_add_none():
-    for reason in ("QuotaExceeded", "GrantExpired", "TaintNotTolerated", "NodeAvoided", "AntiAffinityViolated"):
+    for reason in ("QuotaExceeded", "GrantExpired", "TaintNotTolerated", "NodeExcludedByOverride", "AntiAffinityViolated"):
         world = World()
         world.waits(5, reason)
         world.look()
@@ -112,7 +117,7 @@ def test_pending_reasons_that_nodes_cannot_fix_add_none():
 
 def test_work_bound_to_an_empty_pool_adds_one_node():
     world = World()
-    world.waits(2, "PoolNotAllowed", placement=Placement(pools=("burst",)))
+    world.waits(2, "PoolNotAllowed", placement=PlacementRules(pools=("burst",)))
     world.look()
     assert world.names == ["burst-1"]
     world.provide()
@@ -126,17 +131,17 @@ def test_first_pool_node_stays_while_its_work_is_pending():
     seen = []
     for _ in range(60):
         only = ("PoolNotAllowed",) if not list(world.cache.list(Node)) else ("PoolNotAllowed", "LabelsDoNotMatch")
-        world.waits(1, only[0], placement=Placement(pools=("burst",)))
+        world.waits(1, only[0], placement=PlacementRules(pools=("burst",)))
         waiting = world.cache.get(SchedulingRequest, "api", "acme")
         assert waiting is not None
         told = msgspec.structs.replace(waiting.status, reasons=tuple(RefusalCount(reason, 3) for reason in only))
-        world.cache.put(again(waiting, status=told))
+        world.cache.put(with_new_revision(waiting, status=told))
         world.look(after_s=5)
         world.provide()
         seen.append(world.names)
     assert seen == [["burst-1"]] * 60
-    assert world.pool.status.reason == "PoolSteady"
-    world.waits(1, "QuotaExceeded", placement=Placement(pools=("burst",)))
+    assert world.pool.status.reason == "PoolStable"
+    world.waits(1, "QuotaExceeded", placement=PlacementRules(pools=("burst",)))
     for _ in range(4):
         world.look(after_s=5)
         world.provide()
@@ -151,7 +156,7 @@ def test_unused_new_nodes_stop_further_growth():
         world.look(after_s=5)
         world.provide()
     assert [n.zone for n in world.pool.status.nodes] == ["a", "b"], "one empty node per zone is enough evidence"
-    assert world.pool.status.reason == "PoolSteady" and "2 node(s) of the pool are empty" in world.pool.status.message
+    assert world.pool.status.reason == "PoolStable" and "2 node(s) of the pool are empty" in world.pool.status.message
     world.waits(7)
     world.look(after_s=5)
     assert len(world.names) == 4, "the additional need, minus the empty nodes"
@@ -164,8 +169,8 @@ def test_unschedulable_empty_node_does_not_stop_growth():
         world.look(after_s=5)
         world.provide()
         for item in list(world.cache.list(Node)):
-            lapsed = msgspec.structs.replace(item.status.contact, state=Contact.LAPSED)
-            world.cache.put(again(item, status=msgspec.structs.replace(item.status, contact=lapsed)))
+            lapsed = msgspec.structs.replace(item.status.contact, state=ContactState.EXPIRED)
+            world.cache.put(with_new_revision(item, status=msgspec.structs.replace(item.status, contact=lapsed)))
     assert len(world.names) == 5
 
 
@@ -183,8 +188,8 @@ def test_work_that_does_not_fit_the_pool_adds_no_node():
     for case in (
         {"template": Template(command=("x",), resources={"cpu": "8"})},
         {"template": Template(command=("x",), resources={"cpu": "1", "gpu": "1"})},
-        {"placement": Placement(pools=("other",))},
-        {"placement": Placement(zones=("c",))},
+        {"placement": PlacementRules(pools=("other",))},
+        {"placement": PlacementRules(zones=("c",))},
     ):
         world = World()
         world.waits(5, **case)
@@ -196,7 +201,7 @@ def test_pool_at_max_nodes_reports_it():
     world = World(max_nodes=2)
     world.waits(50)
     world.look()
-    assert len(world.names) == 2 and world.pool.status.reason == "PoolFull"
+    assert len(world.names) == 2 and world.pool.status.reason == "PoolAtMaxNodes"
 
 
 def test_idle_node_is_cordoned_then_removed():
@@ -239,7 +244,7 @@ def test_operator_cordon_is_left_alone():
     world.look()
     world.provide()
     stored = world.cache.get(Node, "burst-1")
-    world.cache.put(again(stored, spec=msgspec.structs.replace(stored.spec, unschedulable=True)))
+    world.cache.put(with_new_revision(stored, spec=msgspec.structs.replace(stored.spec, unschedulable=True)))
     world.look(after_s=500)
     assert world.cache.get(Node, "burst-1").spec.unschedulable
 
@@ -248,20 +253,20 @@ def test_node_that_never_registers_is_requested_again():
     world = World()
     world.waits(2)
     world.look()
-    world.look(after_s=limits.NODE_POOL_START_S + 1)
+    world.look(after_s=limits.NODE_POOL_START_TIMEOUT_S + 1)
     assert world.pool.status.nodes[0].since != "" and len(world.names) == 1
 
 
 def test_recovery_slots_add_nodes_and_keep_them():
     world = World()
-    slot = Slot(resources={"cpu": "2"}, count=4)
-    world.cache.put(RecoveryBudget(metadata=meta("kept"), spec=RecoveryBudgetSpec(region="us-east", slots=(slot,))))
+    slot = SlotShape(resources={"cpu": "2"}, count=4)
+    world.cache.put(RecoveryBudget(metadata=meta("kept"), spec=RecoveryBudgetSpec(region="us-east", slot_shapes=(slot,))))
     world.look()
     assert len(world.names) == 2, "four slots of two CPUs need two nodes of four CPUs"
     world.provide()
     for n in range(4):
-        spec = HoldSpec(budget="kept", node=f"burst-{n // 2 + 1}", resources={"cpu": "2"})
-        world.cache.put(Hold(metadata=meta(f"h{n}"), spec=spec, status=HoldStatus(kept=KeptBlock(kept=True))))
+        spec = RecoverySlotSpec(budget="kept", node=f"burst-{n // 2 + 1}", resources={"cpu": "2"})
+        world.cache.put(RecoverySlot(metadata=meta(f"h{n}"), spec=spec, status=RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))))
     for _ in range(20):
         world.look(after_s=60)
     assert len(world.names) == 2

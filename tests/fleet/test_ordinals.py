@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet import assign, ordinals
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.meta import Key
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.region import HealthState, Region
 from holdfast.model.workload import Exclusivity, Workload
 from holdfast.model.writes import Create, Delete, Update
-from making import again, assignment, meta, priority, region, tenant, view, workload
 
 REGIONS = ("a", "b", "c")
 WANTED = 2
@@ -27,31 +27,31 @@ ALLOWED = (("a",), ("b",), ("c",), ("a", "b"), ("b", "c"), ())
 class World:
     def __init__(self) -> None:
         one = workload("one", replicas=WANTED, exclusive=Exclusivity())
-        self.home = view(one, priority(), tenant(), *(region(name) for name in REGIONS))
+        self.home = cache_of(one, priority(), tenant(), *(region(name) for name in REGIONS))
         self.mirror: dict[str, Assignment | None] = dict.fromkeys(REGIONS)
         self.there: dict[str, set[int]] = {name: set() for name in REGIONS}
 
     def allow(self, names: tuple[str, ...]) -> None:
         found = self.home.get(Workload, "one", "acme")
-        spec = msgspec.structs.replace(found.spec, placement=Placement(regions=names))
-        self.home.put(again(found, spec=spec))
+        spec = msgspec.structs.replace(found.spec, placement=PlacementRules(regions=names))
+        self.home.put(with_new_revision(found, spec=spec))
 
     def scale(self, replicas: int) -> None:
         found = self.home.get(Workload, "one", "acme")
-        self.home.put(again(found, spec=msgspec.structs.replace(found.spec, replicas=replicas)))
+        self.home.put(with_new_revision(found, spec=msgspec.structs.replace(found.spec, replicas=replicas)))
 
     def health(self, where: str, state: HealthState) -> None:
         found = self.home.get(Region, where)
         health = msgspec.structs.replace(found.status.health, state=state)
-        self.home.put(again(found, status=msgspec.structs.replace(found.status, health=health)))
+        self.home.put(with_new_revision(found, status=msgspec.structs.replace(found.status, health=health)))
 
     def decide(self) -> None:
         for write in assign.decide(Key("acme", "one"), self.home, 1.0).writes:
             match write:
                 case Create():
-                    self.home.put(again(write.object, metadata=meta(write.object.metadata.name, "acme")))
+                    self.home.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name, "acme")))
                 case Update() if isinstance(write.object, Assignment):
-                    self.home.put(again(write.object))
+                    self.home.put(with_new_revision(write.object))
                 case Delete():
                     self.home.remove(Assignment, write.key, int(meta("gone").resource_version))
 
@@ -72,7 +72,7 @@ class World:
             spec = msgspec.structs.replace(
                 stored.spec, suspended=not stored.spec.suspended, epoch=stored.spec.epoch + 1
             )  # fmt: skip
-            self.home.put(again(stored, spec=spec))
+            self.home.put(with_new_revision(stored, spec=spec))
 
     def lose(self, where: str, number: int) -> None:
         """A replica is deleted; the region creates it again at its next pass."""
@@ -89,7 +89,7 @@ class World:
         if stored is not None and known is not None:
             names = tuple(sorted(self.there[where]))
             status = AssignmentStatus(observed_epoch=known.spec.epoch, replicas=len(names), ordinals=names)
-            self.home.put(again(stored, status=status))
+            self.home.put(with_new_revision(stored, status=status))
 
     def check(self) -> None:
         every = [n for name in REGIONS for n in self.there[name]]
@@ -174,7 +174,7 @@ def beside_it(shares: dict[str, int], stored: list[Assignment]) -> ordinals.Ordi
 
 
 def test_search_detects_a_planted_ordinal_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assign, "share_ordinals", beside_it)
+    monkeypatch.setattr(assign, "assign_ordinals", beside_it)
 
     @settings(max_examples=400, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(stories)
@@ -187,35 +187,35 @@ def test_search_detects_a_planted_ordinal_bug(monkeypatch: pytest.MonkeyPatch) -
 
 def test_ordinal_moves_after_its_region_released_it() -> None:
     there = assignment(where="a", replicas=1, ordinals=(0,), exclusive=Exclusivity())
-    running = again(there, status=AssignmentStatus(observed_epoch=1, replicas=1, ordinals=(0,)))
-    assert ordinals.share_ordinals({"b": 1}, [running]) == {"b": ()}
-    told = again(running, spec=msgspec.structs.replace(running.spec, ordinals=(), replicas=0, epoch=2))
-    assert ordinals.share_ordinals({"b": 1}, [told]) == {"b": ()}, "withdrawn, and it may still run"
-    gone = again(told, status=AssignmentStatus(observed_epoch=2, replicas=0))
-    assert ordinals.share_ordinals({"b": 1}, [gone]) == {"b": (0,)}
+    running = with_new_revision(there, status=AssignmentStatus(observed_epoch=1, replicas=1, ordinals=(0,)))
+    assert ordinals.assign_ordinals({"b": 1}, [running]) == {"b": ()}
+    told = with_new_revision(running, spec=msgspec.structs.replace(running.spec, ordinals=(), replicas=0, epoch=2))
+    assert ordinals.assign_ordinals({"b": 1}, [told]) == {"b": ()}, "withdrawn, and it may still run"
+    gone = with_new_revision(told, status=AssignmentStatus(observed_epoch=2, replicas=0))
+    assert ordinals.assign_ordinals({"b": 1}, [gone]) == {"b": (0,)}
 
 
 def left_with(where: str, given: tuple[int, ...], there: tuple[int, ...]) -> Assignment:
     """An Assignment with these ordinals and this report."""
     made = assignment(where=where, replicas=len(given), ordinals=given, exclusive=Exclusivity())
-    return again(made, status=AssignmentStatus(observed_epoch=1, replicas=len(there), ordinals=there))
+    return with_new_revision(made, status=AssignmentStatus(observed_epoch=1, replicas=len(there), ordinals=there))
 
 
 def test_report_with_another_ordinal_is_no_release() -> None:
     """A withdrawn ordinal still runs and a new one does not yet, so the number is right."""
     swapped = left_with("a", given=(0,), there=(1,))
-    assert not ordinals.let_go(swapped)
-    assert ordinals.share_ordinals({"a": 1, "b": 1}, [swapped]) == {"a": (0,), "b": ()}
-    assert ordinals.share_ordinals({"a": 1, "b": 1}, [left_with("a", (0,), (0,))]) == {"a": (0,), "b": (1,)}
+    assert not ordinals.has_released(swapped)
+    assert ordinals.assign_ordinals({"a": 1, "b": 1}, [swapped]) == {"a": (0,), "b": ()}
+    assert ordinals.assign_ordinals({"a": 1, "b": 1}, [left_with("a", (0,), (0,))]) == {"a": (0,), "b": (1,)}
 
 
 def test_region_keeps_its_running_ordinals_when_its_share_returns() -> None:
     kept = left_with("b", given=(), there=(1,))
-    assert ordinals.share_ordinals({"a": 1, "b": 1}, [kept]) == {"a": (), "b": (1,)}
-    assert ordinals.share_ordinals({"b": 2}, [kept]) == {"b": (0, 1)}
+    assert ordinals.assign_ordinals({"a": 1, "b": 1}, [kept]) == {"a": (), "b": (1,)}
+    assert ordinals.assign_ordinals({"b": 2}, [kept]) == {"b": (0, 1)}
 
 
 def test_report_without_ordinals_releases_only_if_nothing_runs() -> None:
-    silent = again(left_with("a", (0, 1), ()), status=AssignmentStatus(observed_epoch=1, replicas=1))
-    assert not ordinals.let_go(silent)
-    assert ordinals.let_go(again(silent, status=AssignmentStatus(observed_epoch=1)))
+    silent = with_new_revision(left_with("a", (0, 1), ()), status=AssignmentStatus(observed_epoch=1, replicas=1))
+    assert not ordinals.has_released(silent)
+    assert ordinals.has_released(with_new_revision(silent, status=AssignmentStatus(observed_epoch=1)))

@@ -6,15 +6,23 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.factories import cache_of, meta, region, with_new_revision
 
 from holdfast.fleet import overrides, region_health
-from holdfast.fleet.override_rules import RULES
+from holdfast.fleet.override_kinds import RULES
 from holdfast.model.meta import Key
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus, acts, in_force
+from holdfast.model.override import (
+    Override,
+    OverrideKind,
+    OverrideScope,
+    OverrideSpec,
+    OverrideStatus,
+    in_force,
+    is_in_force,
+)
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus
 from holdfast.model.region import HealthState
 from holdfast.model.times import parse_time, seconds_text
-from making import again, meta, region, view
 
 BORN = 1_800_000_000.0
 
@@ -29,23 +37,23 @@ def override(kind: OverrideKind, **spec) -> Override:
 
 def after(item: Override, now: float, *others: object) -> Override:
     """The override after one pass of the controller."""
-    outcome = overrides.decide(Key("", "o"), view(item, *others), now)
+    outcome = overrides.decide(Key("", "o"), cache_of(item, *others), now)
     for write in outcome.writes:
         status = OverrideStatus(
             phase=write.blocks["phase"], expires_at=write.blocks["expiresAt"], conditions=write.conditions
         )
-        item = again(item, status=status)
+        item = with_new_revision(item, status=status)
     return item
 
 
 @pytest.mark.parametrize("kind", list(OverrideKind))
 def test_override_approval_depends_on_its_kind(kind):
     seen = after(override(kind, ttl_seconds=60), BORN + 1)
-    assert seen.status.phase == ("Pending" if RULES[kind].approval else "Active")
-    assert acts(seen, BORN + 2) is not RULES[kind].approval
-    if RULES[kind].approval:
-        agreed = again(seen, spec=msgspec.structs.replace(seen.spec, approver="bob"))
-        assert acts(after(agreed, BORN + 3), BORN + 4)
+    assert seen.status.phase == ("Pending" if RULES[kind].needs_approval else "Active")
+    assert is_in_force(seen, BORN + 2) is not RULES[kind].needs_approval
+    if RULES[kind].needs_approval:
+        agreed = with_new_revision(seen, spec=msgspec.structs.replace(seen.spec, approver="bob"))
+        assert is_in_force(after(agreed, BORN + 3), BORN + 4)
 
 
 def test_unapproved_override_expires():
@@ -66,15 +74,15 @@ def test_override_is_never_in_force_after_expiry(kind, ttl, looks, revoke_at):
     for at in sorted(looks):
         now = BORN + at
         if revoke_at is not None and at >= revoke_at:
-            item = again(item, spec=msgspec.structs.replace(item.spec, revoked=True))
+            item = with_new_revision(item, spec=msgspec.structs.replace(item.spec, revoked=True))
         item = after(item, now)
         if item.status.phase == "Active" and first is None:
             first = now
-        if acts(item, now):
+        if is_in_force(item, now):
             assert first is not None and now < first + most + 1e-3
             assert not item.spec.revoked
         if item.status.phase in ("Expired", "Revoked"):
-            assert not acts(item, now) and not acts(item, BORN)
+            assert not is_in_force(item, now) and not is_in_force(item, BORN)
 
 
 def test_override_expiry_is_set_once():
@@ -87,13 +95,13 @@ def test_override_expiry_is_set_once():
 def test_end_of_declared_loss_is_verified():
     item = after(override(OverrideKind.DECLARE_REGION_LOST, ttl_seconds=10, approver="bob"), BORN)
     there = region("a")
-    (write,) = region_health.decide(Key("", "a"), view(there, item), BORN + 1).writes
-    lost = again(there, status=msgspec.structs.replace(there.status, health=write.blocks["health"]))
+    (write,) = region_health.decide(Key("", "a"), cache_of(there, item), BORN + 1).writes
+    lost = with_new_revision(there, status=msgspec.structs.replace(there.status, health=write.blocks["health"]))
     assert lost.status.health.state is HealthState.LOST
     ended = after(item, BORN + 11, lost)
     assert {c.type: c.status for c in ended.status.conditions}["Reverted"] == "False"
-    (write,) = region_health.decide(Key("", "a"), view(lost, ended), BORN + 12).writes
-    found = again(lost, status=msgspec.structs.replace(lost.status, health=write.blocks["health"]))
+    (write,) = region_health.decide(Key("", "a"), cache_of(lost, ended), BORN + 12).writes
+    found = with_new_revision(lost, status=msgspec.structs.replace(lost.status, health=write.blocks["health"]))
     ended = after(ended, BORN + 13, found)
     assert {c.type: c.status for c in ended.status.conditions}["Reverted"] == "True"
 
@@ -108,5 +116,5 @@ def test_emergency_quota_is_reverted_when_no_region_holds_it():
     )
     ended = after(item, BORN + 11, grant)
     assert "still holds emergency quota in a" in ended.status.conditions[1].message
-    empty = again(grant, status=GrantStatus())
+    empty = with_new_revision(grant, status=GrantStatus())
     assert after(ended, BORN + 12, empty).status.conditions[1].status == "True"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.factories import cache_of, meta, region, with_new_revision
 
 from holdfast.fleet import policy, policy_guard
-from holdfast.flow.active_policy import active_policy
-from holdfast.link.trial import tally
+from holdfast.link.policy_trial import count_outcomes
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
 from holdfast.model.region import HealthState, PolicyTrial
 from holdfast.model.scheduler_policy import (
-    Guard,
     GuardAction,
+    PolicyGuard,
     PolicyRevision,
+    PolicyRules,
     PromotionStage,
-    Rules,
     SchedulerPolicy,
     SchedulerPolicySpec,
     ScoreName,
@@ -27,10 +27,10 @@ from holdfast.model.scheduling_request import SchedulingRequest, SchedulingReque
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text
 from holdfast.model.writes import Create, SetStatus, Update
-from making import again, meta, region, view
+from holdfast.scheduling.active_policy import active_policy
 
-GOOD = Rules()
-BAD = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
+GOOD = PolicyRules()
+BAD = PolicyRules(scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
 NOW = 1_800_000_000.0
 
 
@@ -53,7 +53,7 @@ class PolicyHarness:
     def settle(self):
         for _ in range(5):
             found = self.policy
-            outcome = policy.decide(found.key, view(*self.items.values()), NOW)
+            outcome = policy.decide(found.key, cache_of(*self.items.values()), NOW)
             self.notices += outcome.notices
             if not outcome.writes:
                 return
@@ -64,13 +64,13 @@ class PolicyHarness:
     def apply(self, write):
         match write:
             case Create(object=made):
-                self.put(again(made, metadata=meta(made.metadata.name)))
+                self.put(with_new_revision(made, metadata=meta(made.metadata.name)))
             case Update(object=made):
-                self.put(again(made))
+                self.put(with_new_revision(made))
             case SetStatus():
                 known = self.policy
                 status = msgspec.structs.replace(known.status, **write.blocks, conditions=write.conditions)
-                self.put(again(known, status=status))
+                self.put(with_new_revision(known, status=status))
 
     @property
     def policy(self):
@@ -87,7 +87,7 @@ class PolicyHarness:
         deciding = self.decides(where).revision
         said = PolicyTrial(revision=deciding, **trial)
         report = msgspec.structs.replace(found.status.report, policy=deciding, trial=said)
-        self.items[found.key] = again(found, status=msgspec.structs.replace(found.status, report=report))
+        self.items[found.key] = with_new_revision(found, status=msgspec.structs.replace(found.status, report=report))
         self.settle()
 
 
@@ -97,7 +97,7 @@ def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
     desk.report("east")
     desk.report("west")
     canary = ("east",) if stage is PromotionStage.CANARY else ()
-    given = Guard(action=action, **{"min_decisions": 10, **guard})
+    given = PolicyGuard(action=action, **{"min_decisions": 10, **guard})
     desk.write(SchedulerPolicySpec(rules=BAD, stage=stage, canary_regions=canary, guard=given), 2)
     return desk
 
@@ -129,7 +129,7 @@ def test_policy_stop_lasts_until_the_policy_changes():
     desk.report("east", decisions=20, proposed=40, refused=0)
     assert desk.policy.status.held is not None and desk.revision(BAD).spec.stage is PromotionStage.DRAFT
     held_at = desk.decides("east").sequence
-    desk.write(msgspec.structs.replace(desk.policy.spec, guard=Guard(max_conflict_percent=90)), 3)
+    desk.write(msgspec.structs.replace(desk.policy.spec, guard=PolicyGuard(max_conflict_percent=90)), 3)
     assert desk.policy.status.held is None
     assert desk.decides("east").revision == desk.revision(BAD).metadata.name and desk.decides("east").sequence > held_at
 
@@ -163,16 +163,16 @@ def test_guard_ignores_few_decisions_and_small_violations(trial):
 
 
 def test_guard_ignores_regions_out_of_contact_or_on_another_revision():
-    guard = Guard(min_decisions=1)
+    guard = PolicyGuard(min_decisions=1)
     wanted = SchedulerPolicy(meta("default"), SchedulerPolicySpec(rules=BAD, guard=guard))
     name = f"default-{rules_hash(BAD)}"
     bad = PolicyTrial(revision=name, decisions=5, proposed=5, refused=5)
     silent = region("east", state=HealthState.SUSPECT)
     behind = region("west")
     for found, deciding in ((silent, name), (behind, "default-other")):
-        report = msgspec.structs.replace(found.status.report, policy=deciding, trial=bad)
-        told = again(found, status=msgspec.structs.replace(found.status, report=report))
-        assert policy_guard.breached(wanted, name, [told], NOW) is None
+        report = msgspec.structs.replace(found.status.report, policy=deciding, policy_trial=bad)
+        told = with_new_revision(found, status=msgspec.structs.replace(found.status, report=report))
+        assert policy_guard.detect_breach(wanted, name, [told], NOW) is None
 
 
 def test_policy_trial_counts_authority_results_in_the_window():
@@ -183,15 +183,15 @@ def test_policy_trial_counts_authority_results_in_the_window():
         return Decision(metadata=meta(name, "acme"), spec=spec)
 
     placed = DecisionEntry(replica="a", uid="1", node="n1", result="Accepted")
-    refused = DecisionEntry(replica="b", uid="2", node="n1", result="Rejected", reason="DeviceTaken")
+    refused = DecisionEntry(replica="b", uid="2", node="n1", result="Rejected", reason="DeviceInUse")
     nowhere = DecisionEntry(replica="c", uid="3", result="Unplaced")
     waits = SchedulingRequest(
         metadata=meta("q", "acme", creation_timestamp=micro_text(NOW - 500)),
         spec=SchedulingRequestSpec(workload="w", assignment="a", revision="1", template=Template(command=("x",))),
         status=SchedulingRequestStatus(pending=1),
     )
-    found = tally(
-        "r", Guard(window_seconds=60.0),
+    found = count_outcomes(
+        "r", PolicyGuard(window_seconds=60.0),
         [decision("d1", NOW - 10, placed, refused, nowhere), decision("d2", NOW - 90, refused),
          decision("d3", NOW - 5, refused, revision="other")],
         [waits], NOW,
@@ -201,7 +201,7 @@ def test_policy_trial_counts_authority_results_in_the_window():
 
 
 def test_invalid_guard_is_refused():
-    wrong = SchedulerPolicy(meta("p"), SchedulerPolicySpec(guard=Guard(max_conflict_percent=101, min_decisions=0)))
+    wrong = SchedulerPolicy(meta("p"), SchedulerPolicySpec(guard=PolicyGuard(max_conflict_percent=101, min_decisions=0)))
     assert {c.field for c in validate_scheduler_policy(wrong, None)} == {
         "spec.guard.maxConflictPercent", "spec.guard.minDecisions",
     }  # fmt: skip

@@ -6,31 +6,40 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.factories import assignment, cache_of, meta, region, with_new_revision
 
+from holdfast.controllers.cache import Cache
 from holdfast.fleet import grants
-from holdfast.fleet.grant_epochs import returned
-from holdfast.flow.retreat import withdraw
+from holdfast.fleet.grant_epochs import reclaim_provisional
 from holdfast.link import grant_sync
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
 from holdfast.model.meta import Key
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quantity import amounts
-from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus, Quota, QuotaSpec, grant_name, may_enforce
+from holdfast.model.quota import (
+    Grant,
+    GrantClass,
+    GrantSpec,
+    GrantStatus,
+    Quota,
+    QuotaSpec,
+    grant_name,
+    max_enforced_limit,
+)
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import (
     PartitionMode,
     PolicyRevision,
     PolicyRevisionSpec,
+    PolicyRules,
     PromotionStage,
-    Rules,
 )
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.workload import Exclusivity
 from holdfast.model.writes import Create, SetStatus, Update
-from holdfast.runtime.cache import Cache
-from making import again, assignment, meta, region, view
+from holdfast.scheduling.eviction import provisional_excess
 
 NOW = 1_800_000_000.0
 UNIT = Template(command=("x",), resources={"cpu": "1"})
@@ -39,14 +48,14 @@ QUOTA = Key("acme", "quota")
 
 def policy(mode: PartitionMode = PartitionMode.PROVISIONAL) -> PolicyRevision:
     spec = PolicyRevisionSpec(
-        policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=Rules(partition_mode=mode)
+        policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=PolicyRules(partition_mode=mode)
     )
     return PolicyRevision(metadata=meta("default-1"), spec=spec)
 
 
 def world(*items: Any, hard: str = "10", mode: PartitionMode = PartitionMode.PROVISIONAL) -> Cache:
     quota = Quota(metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": hard}))
-    return view(quota, policy(mode), region("a"), region("b"), *items)
+    return cache_of(quota, policy(mode), region("a"), region("b"), *items)
 
 
 def spare(where: str, replicas: int, **spec: Any) -> Any:
@@ -66,7 +75,7 @@ def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
                 acknowledged_epoch=item.spec.epoch, limit=item.spec.limit, used=item.status.used,
                 renewed_at=micro_text(now),
             )  # fmt: skip
-            cache.put(again(item, metadata=meta(item.metadata.name, "acme"), status=status))
+            cache.put(with_new_revision(item, metadata=meta(item.metadata.name, "acme"), status=status))
     return {g.spec.region: g for g in cache.list(Grant)}
 
 
@@ -82,7 +91,7 @@ def test_partition_mode_wait_has_no_provisional_share():
 
 @pytest.mark.parametrize(
     "spec",
-    [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": Placement(residency=("eu",))}],
+    [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": PlacementRules(residency=("eu",))}],
 )
 def test_firm_exclusive_and_residency_work_gets_no_provisional_share(spec: dict[str, Any]):
     assert not decided(world(spare("a", 2, **spec)))["a"].spec.provisional
@@ -106,7 +115,7 @@ def test_ordinary_share_covers_the_demand():
 
 def silent(name: str, silent_s: float, *, unseen: bool = False) -> Region:
     made = region(name)
-    health = msgspec.structs.replace(made.status.health, heard_at=micro_text(NOW - silent_s), heard_sequence=1)
+    health = msgspec.structs.replace(made.status.health, last_contact_at=micro_text(NOW - silent_s), last_sequence=1)
     report = msgspec.structs.replace(made.status.report, sequence=2 if unseen else 1)
     return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, health=health, report=report))
 
@@ -119,16 +128,16 @@ def held(*, used: str = "2", acknowledged: int = 4) -> Grant:
     )
 
 
-LONG_S = limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RETURN_SPARE_S + 1.0
+LONG_S = limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RECLAIM_MARGIN_S + 1.0
 
 
 def test_provisional_share_is_reclaimed_by_time():
-    back = returned(held(), silent("a", LONG_S), NOW)
+    back = reclaim_provisional(held(), silent("a", LONG_S), NOW)
     assert back is not None
     assert (back.spec.limit, back.spec.provisional, back.spec.epoch) == ({"cpu": "3"}, {}, 5)
-    assert may_enforce(back) == {"cpu": 3000}
+    assert max_enforced_limit(back) == {"cpu": 3000}
     late = msgspec.structs.replace(back, status=held().status)  # the region still reports its previous limit
-    assert may_enforce(late) == {"cpu": 3000}
+    assert max_enforced_limit(late) == {"cpu": 3000}
 
 
 @pytest.mark.parametrize(
@@ -141,17 +150,17 @@ def test_provisional_share_is_reclaimed_by_time():
     ],
 )
 def test_provisional_share_is_not_reclaimed_on_weak_evidence(grant: Grant, where: Region | None):
-    assert returned(grant, where, NOW) is None
+    assert reclaim_provisional(grant, where, NOW) is None
 
 
 def test_used_provisional_share_is_not_reclaimed():
-    back = returned(held(used="5"), silent("a", LONG_S), NOW)
+    back = reclaim_provisional(held(used="5"), silent("a", LONG_S), NOW)
     assert back is not None and back.spec.limit == {"cpu": "5"}
 
 
 def test_reclaimed_share_is_committed_before_it_is_granted_again():
     cache = world(held(), assignment("api", "b", replicas=9, template=UNIT), hard="6")
-    cache.put(again(silent("a", LONG_S)))
+    cache.put(with_new_revision(silent("a", LONG_S)))
     writes = grants.decide(QUOTA, cache, NOW).writes
     assert [type(w) for w in writes] == [Update] and writes[0].object.spec.region == "a"
 
@@ -160,16 +169,16 @@ def copy(*, heard_s: float, used: str = "0", limit: str = "6", generation: int =
     return GrantCopy(
         metadata=meta("normal", "acme", generation=generation),
         spec=GrantCopySpec(
-            limit={"cpu": limit}, provisional={"cpu": "3"}, epoch=4, heard_at=micro_text(heard_s),
-            spend_until=micro_text(heard_s + limits.GRANT_LEASE_S),
+            limit={"cpu": limit}, provisional={"cpu": "3"}, epoch=4, last_contact_at=micro_text(heard_s),
+            lease_expires_at=micro_text(heard_s + limits.GRANT_LEASE_S),
         ),
         status=GrantCopyStatus(used={"cpu": used}, observed_generation=1),
     )  # fmt: skip
 
 
 def test_grant_lease_is_renewed_by_responses_only():
-    key, grants_there = Key("acme", "normal"), view(held())
-    here = view(copy(heard_s=NOW))
+    key, grants_there = Key("acme", "normal"), cache_of(held())
+    here = cache_of(copy(heard_s=NOW))
     for _ in range(3):
         assert not list(grant_sync.copy_writes(key, grants_there, here, "a", NOW))
     (write,) = grant_sync.copy_writes(key, grants_there, here, "a", NOW + 100)
@@ -178,17 +187,17 @@ def test_grant_lease_is_renewed_by_responses_only():
 
 
 def test_late_response_does_not_shorten_the_grant_lease():
-    key, here = Key("acme", "normal"), view(copy(heard_s=NOW, limit="2"))
-    (write,) = grant_sync.copy_writes(key, view(held()), here, "a", NOW - 50)
+    key, here = Key("acme", "normal"), cache_of(copy(heard_s=NOW, limit="2"))
+    (write,) = grant_sync.copy_writes(key, cache_of(held()), here, "a", NOW - 50)
     assert isinstance(write, Update)
     assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.heard_at) == NOW
 
 
 def test_only_uncovered_provisional_work_is_withdrawn():
-    assert withdraw.excess_of([copy(heard_s=NOW, used="5")], NOW) == {"cpu": 2000}
-    assert not withdraw.excess_of([copy(heard_s=NOW, used="3")], NOW)
-    assert not withdraw.excess_of([copy(heard_s=NOW - 1000, used="5")], NOW), "partitioned: expiry ends it"
-    assert not withdraw.excess_of([copy(heard_s=NOW, used="5", generation=2)], NOW), "counted for another limit"
+    assert provisional_excess.provisional_excess([copy(heard_s=NOW, used="5")], NOW) == {"cpu": 2000}
+    assert not provisional_excess.provisional_excess([copy(heard_s=NOW, used="3")], NOW)
+    assert not provisional_excess.provisional_excess([copy(heard_s=NOW - 1000, used="5")], NOW), "partitioned: expiry ends it"
+    assert not provisional_excess.provisional_excess([copy(heard_s=NOW, used="5", generation=2)], NOW), "counted for another limit"
 
 
 def test_quota_status_sums_all_shares():

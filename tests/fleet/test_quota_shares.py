@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.factories import assignment, cache_of, meta, region, with_new_revision
 
 from holdfast.fleet import grants
-from holdfast.fleet.protected import parts
+from holdfast.fleet.protected_shares import protected_shares
 from holdfast.link import grant_sync
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose, assignment_name
 from holdfast.model.meta import Key
@@ -17,7 +18,6 @@ from holdfast.model.template import Template
 from holdfast.model.times import micro_text
 from holdfast.model.workload import Rollout
 from holdfast.model.writes import Create, SetStatus, Update
-from making import again, assignment, meta, region, view
 
 NOW = 1_800_000_000.0
 UNIT = Template(command=("x",), resources={"cpu": "1"})
@@ -29,7 +29,7 @@ class Tenant:
 
     def __init__(self, **spec: object) -> None:
         quota = Quota(metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": "12"}, **spec))
-        self.cache = view(quota, region("a"), region("b"))
+        self.cache = cache_of(quota, region("a"), region("b"))
         self.now = NOW
         self.status: dict[str, object] = {}
         self.conditions: dict[str, str] = {}
@@ -44,9 +44,9 @@ class Tenant:
             for write in grants.decide(Key("acme", "quota"), self.cache, self.now).writes:
                 match write:
                     case Create():
-                        self.cache.put(again(write.object, metadata=meta(write.object.metadata.name, "acme")))
+                        self.cache.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name, "acme")))
                     case Update():
-                        self.cache.put(again(write.object))
+                        self.cache.put(with_new_revision(write.object))
                     case SetStatus():
                         self.status = dict(write.blocks)
                         self.conditions = {c.type: c.status for c in write.conditions}
@@ -56,7 +56,7 @@ class Tenant:
                     acknowledged_epoch=grant.spec.epoch, limit=grant.spec.limit, renewed_at=micro_text(self.now),
                     used={"cpu": str(spent)} if spent else {},
                 )  # fmt: skip
-                self.cache.put(again(grant, status=status))
+                self.cache.put(with_new_revision(grant, status=status))
 
     def granted(self, cls: GrantClass = GrantClass.NORMAL) -> dict[str, int]:
         found = [g for g in self.cache.list(Grant) if g.spec.grant_class is cls]
@@ -114,18 +114,18 @@ def test_protected_share_changes_without_an_epoch() -> None:
     (before,) = [g for g in tenant.cache.list(Grant) if g.spec.region == "a"]
     quota = tenant.cache.get(Quota, "quota", "acme")
     assert quota is not None
-    tenant.cache.put(again(quota, spec=msgspec.structs.replace(quota.spec, protected={"cpu": "2"})))
+    tenant.cache.put(with_new_revision(quota, spec=msgspec.structs.replace(quota.spec, protected={"cpu": "2"})))
     tenant.settle()
     (after,) = [g for g in tenant.cache.list(Grant) if g.spec.region == "a"]
     assert after.spec.protected == {"cpu": "2"} and after.spec.epoch == before.spec.epoch
-    key, here = Key("acme", "normal"), view()
-    (made,) = grant_sync.copy_writes(key, view(before), here, "a", NOW)
+    key, here = Key("acme", "normal"), cache_of()
+    (made,) = grant_sync.copy_writes(key, cache_of(before), here, "a", NOW)
     assert isinstance(made, Create) and made.object.spec.protected == {"cpu": "6"}
-    here.put(again(made.object, metadata=meta("normal", "acme")))
-    (lowered,) = grant_sync.copy_writes(key, view(after), here, "a", NOW)
+    here.put(with_new_revision(made.object, metadata=meta("normal", "acme")))
+    (lowered,) = grant_sync.copy_writes(key, cache_of(after), here, "a", NOW)
     assert isinstance(lowered, Update) and lowered.object.spec.protected == {"cpu": "2"}
     assert lowered.object.spec.limit == made.object.spec.limit
-    (closed,) = grant_sync.copy_writes(key, view(), here, "a", NOW)
+    (closed,) = grant_sync.copy_writes(key, cache_of(), here, "a", NOW)
     assert isinstance(closed, Update) and not closed.object.spec.protected
 
 
@@ -133,12 +133,12 @@ def test_protected_share_changes_without_an_epoch() -> None:
 @pytest.mark.parametrize("need", [{}, {"a": 1}, {"a": 3, "b": 4}, {"a": 9, "b": 1, "c": 5}])
 def test_protected_shares_never_exceed_the_protected_quota(whole: int, need: dict[str, int]) -> None:
     wanted = {region: {"cpu": amount} for region, amount in need.items()}
-    found = parts({"cpu": whole}, wanted, ["a", "b", "c"])
+    found = protected_shares({"cpu": whole}, wanted, ["a", "b", "c"])
     told = {region: part.get("cpu", 0) for region, part in found.items()}
     assert sum(told.values()) <= whole
     if sum(need.values()) <= whole:
         assert all(told[region] >= amount for region, amount in need.items())
-    assert parts({"cpu": whole}, wanted, []) == {}
+    assert protected_shares({"cpu": whole}, wanted, []) == {}
 
 
 def test_excess_grant_shrinks_only_by_what_another_region_lacks() -> None:
@@ -211,7 +211,7 @@ def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance():
     name = assignment_name("api", "a", Purpose.RECOVERY)
     stored = tenant.cache.get(Assignment, name, "acme")
     spec = msgspec.structs.replace(stored.spec, rollout=Rollout(max_surge=1), revision="next")
-    tenant.cache.put(again(stored, spec=spec, status=AssignmentStatus(replicas=4, bound=4, serving=4)))
+    tenant.cache.put(with_new_revision(stored, spec=spec, status=AssignmentStatus(replicas=4, bound=4, serving=4)))
     tenant.settle()
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 5}
     tenant.need("b", 2, Purpose.RECOVERY)
@@ -219,6 +219,6 @@ def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance():
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 2}, "recovery demand comes first"
     turned = AssignmentStatus(replicas=4, bound=4, serving=4, updated=4, updated_serving=4)
     tenant.need("b", 0, Purpose.RECOVERY)
-    tenant.cache.put(again(tenant.cache.get(Assignment, name, "acme"), status=turned))
+    tenant.cache.put(with_new_revision(tenant.cache.get(Assignment, name, "acme"), status=turned))
     tenant.settle()
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 0}

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
-from holdfast.fleet import recover
+from holdfast.fleet.recovery import recover
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
 from holdfast.model.meta import Key
 from holdfast.model.quota import Grant
 from holdfast.model.recovery import Recovery, RecoveryPhase
-from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.region import HealthState, RegionHealth
 from holdfast.model.times import micro_text
-from holdfast.model.workload import RecoveryPromise
+from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Create, Delete, SetStatus, Update
-from making import again, assignment, meta, priority, region, tenant, view, workload
 
 NOW = 1_800_000_000.0
 
@@ -24,7 +24,7 @@ class Fleet:
     """The global cell's objects; writes of recover are applied at once."""
 
     def __init__(self, *items: object) -> None:
-        self.cache = view(tenant(), priority("critical", 1000), priority(), *items)
+        self.cache = cache_of(tenant(), priority("critical", 1000), priority(), *items)
         self.now = NOW
 
     def step(self, name: str) -> list[object]:
@@ -42,14 +42,14 @@ class Fleet:
                 )
                 self.cache.put(msgspec.structs.replace(write.object, metadata=stored))
             case Update():
-                self.cache.put(again(write.object))
+                self.cache.put(with_new_revision(write.object))
             case Delete():
                 self.cache.remove(Assignment, write.key, int(meta("gone").resource_version))
             case SetStatus(kind="Recovery"):
                 item = self.cache.get(Recovery, write.key.name)
                 names = {f.encode_name: f.name for f in msgspec.structs.fields(item.status)}
                 status = msgspec.structs.replace(item.status, **{names[k]: v for k, v in write.blocks.items()})
-                self.cache.put(again(item, status=msgspec.structs.replace(status, conditions=write.conditions)))
+                self.cache.put(with_new_revision(item, status=msgspec.structs.replace(status, conditions=write.conditions)))
 
     def health(self, name: str, state: HealthState) -> None:
         from holdfast.model.region import Region
@@ -58,11 +58,11 @@ class Fleet:
         health = RegionHealth(
             state=state,
             since=micro_text(self.now),
-            heard_at=micro_text(self.now - 12),
-            reason="Witnessed",
-            heard_sequence=1,
+            last_contact_at=micro_text(self.now - 12),
+            reason="UnreachableConfirmed",
+            last_sequence=1,
         )
-        self.cache.put(again(item, status=msgspec.structs.replace(item.status, health=health)))
+        self.cache.put(with_new_revision(item, status=msgspec.structs.replace(item.status, health=health)))
 
     def assignments(self, purpose: Purpose) -> dict[tuple[str, str], Assignment]:
         return {(a.spec.workload, a.spec.region): a for a in self.cache.list(Assignment) if a.spec.purpose is purpose}
@@ -75,7 +75,7 @@ class Fleet:
             if there is not None and there.status.health.state is HealthState.HEALTHY:
                 n = item.spec.replicas
                 status = AssignmentStatus(observed_epoch=item.spec.epoch, replicas=n, bound=n, ready=n, serving=n)
-                self.cache.put(again(item, status=status))
+                self.cache.put(with_new_revision(item, status=status))
 
     @property
     def recovery(self) -> Recovery:
@@ -88,7 +88,7 @@ def fleet(count: int = 1, *more: object) -> Fleet:
     for number in range(count):
         name = f"api{number}"
         items.append(
-            workload(name, replicas=6, priority_class_name="critical", recovery=RecoveryPromise(min_serving=4))
+            workload(name, replicas=6, priority_class_name="critical", recovery=RecoveryObjective(min_serving=4))
         )
         for where in ("a", "b"):
             items.append(
@@ -155,8 +155,8 @@ def test_second_lost_region_adds_only_missing_replicas():
 
 
 def test_recovery_starts_follow_rate_limit_and_priority():
-    slots = (Slot(resources={"cpu": "500m", "memory": "1Gi"}, count=100),)
-    pace = RecoveryBudget(metadata=meta("b"), spec=RecoveryBudgetSpec(region="b", slots=slots, starts_per_second=2.0))
+    slots = (SlotShape(resources={"cpu": "500m", "memory": "1Gi"}, count=100),)
+    pace = RecoveryBudget(metadata=meta("b"), spec=RecoveryBudgetSpec(region="b", slot_shapes=slots, starts_per_second=2.0))
     f = fleet(20, pace)
     f.health("a", HealthState.LOST)
     f.step("a")
@@ -228,4 +228,4 @@ def test_recovery_stays_open_while_a_recovery_grant_is_in_use():
         f.all_serve()
         f.step("a")
     assert f.recovery.status.phase is RecoveryPhase.FAILING_BACK
-    assert f.recovery.status.leftovers == ("grant acme/b.recovery: recovery quota in use",)
+    assert f.recovery.status.remaining == ("grant acme/b.recovery: recovery quota in use",)

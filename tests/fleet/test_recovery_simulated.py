@@ -10,17 +10,24 @@ from tests.fleet.staged import ASKS, REPLICAS, Staged, template
 
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery, RecoveryPhase
-from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
-from holdfast.model.workload import Disruption, RecoveryPromise, Rollout, RolloutPhase, Workload, WorkloadSpec
+from holdfast.model.workload import (
+    Disruption,
+    RecoveryObjective,
+    Rollout,
+    RolloutPhase,
+    Workload,
+    WorkloadSpec,
+)
 from holdfast.model.writes import Update
-from holdfast.sim.sorts import BEHAVES, NEVER_READY
-from holdfast.sim.world import Shape
+from holdfast.sim.simulation import WorldSize
+from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, NEVER_READY
 
 REGIONS = ("east", "west", "north")
 
@@ -49,32 +56,32 @@ class Loss(Staged):
     def work(self):
         yield from self.tenant(recovery_allowance={"cpu": "4", "memory": "16Gi"})
         for name in REGIONS:
-            slots = (Slot(resources=ASKS, count=4, min_zones=2),)
-            yield RecoveryBudget(metadata=ObjectMeta(name=name), spec=RecoveryBudgetSpec(region=name, slots=slots))
+            slots = (SlotShape(resources=ASKS, count=4, min_zones=2),)
+            yield RecoveryBudget(metadata=ObjectMeta(name=name), spec=RecoveryBudgetSpec(region=name, slot_shapes=slots))
         yield Workload(
             metadata=ObjectMeta(name="risk", namespace="pay"),
             spec=WorkloadSpec(
                 replicas=REPLICAS, template=template(), priority_class_name="high",
-                placement=Placement(spread_regions=2), recovery=RecoveryPromise(min_serving=4),
+                placement=PlacementRules(spread_regions=2), recovery=RecoveryObjective(min_serving=4),
             ),
         )  # fmt: skip
 
     def _kill(self, name):
         host = self.cell(name)
-        host.kept_down = True
+        host.held_down = True
         host.crash()
         for agent in self.agents:
             if agent.region is host:
-                agent.kept_down = True
+                agent.held_down = True
                 agent.lose_power()
 
     def _revive(self, name):
         host = self.cell(name)
-        host.kept_down = False
+        host.held_down = False
         host.boot()
         for agent in self.agents:
             if agent.region is host:
-                agent.kept_down = False
+                agent.held_down = False
                 agent.boot()
 
     async def standing(self):
@@ -106,11 +113,11 @@ class Loss(Staged):
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("lost", [("east",), ("east", "west")])
 def test_simulated_region_loss_is_recovered_and_fails_back(seed, lost):
-    world = Loss(seed, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = Loss(seed, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = lost
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
-    assert outcome.unsettled == ()
+    assert outcome.unconverged == ()
     assert world.seconds < 200
 
 
@@ -136,7 +143,7 @@ class Renewed(Loss):
         if not await super()._recovered():
             return False
         if not self.revisions:
-            await self._change({BEHAVES: NEVER_READY}, deadline_s=30.0)
+            await self._change({BEHAVIOUR_ENV: NEVER_READY}, deadline_s=30.0)
             await self.until(self._gone_back, 120)
             self.revisions = await self._running()
             await self._change({"NEW": "1"}, deadline_s=600.0)
@@ -169,11 +176,11 @@ class Renewed(Loss):
 @pytest.mark.slow
 @pytest.mark.parametrize("allowance", ["4", "100m"], ids=["with room beside", "in its place"])
 def test_simulated_rollout_reaches_recovery_replicas(allowance):
-    world = Renewed(1, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = Renewed(1, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost, world.allowance = ("east",), allowance
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
-    assert outcome.unsettled == ()
+    assert outcome.unconverged == ()
     assert world.revisions
 
 
@@ -194,7 +201,7 @@ class Stuck(Loss):
     def _kill(self, name):
         super()._kill(name)
         for agent in self.agents:
-            agent.machine.broken = agent.region.name == self.stuck
+            agent.machine.start_disabled = agent.region.name == self.stuck
 
     async def _recovered(self):
         held = (await self.operator.list(Assignment)).items
@@ -204,22 +211,22 @@ class Stuck(Loss):
             return False
         (found,) = (await self.operator.list(Recovery)).items
         (row,) = found.status.workloads
-        self.target, self.left = row.target, tuple(left.region for left in row.left)
+        self.target, self.left = row.target, tuple(left.region for left in row.abandoned_targets)
         return True
 
     def _revive(self, name):
         for agent in self.agents:
-            agent.machine.broken = False
+            agent.machine.start_disabled = False
         super()._revive(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_simulated_stalled_target_is_abandoned(seed):
-    world = Stuck(seed, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = Stuck(seed, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
-    assert outcome.unsettled == ()
+    assert outcome.unconverged == ()
     assert world.left == (world.stuck,) and world.target not in (world.stuck, *world.lost) and world.seconds < 300
     assert min(world.serving) >= 3, "replicas that served in the abandoned target kept serving"
 
@@ -240,7 +247,7 @@ class OnLoan(Loss):
             yield Workload(
                 metadata=ObjectMeta(name=f"filler-{region}", namespace="spare"),
                 spec=WorkloadSpec(
-                    replicas=60, template=template, priority_class_name="spare", placement=Placement(regions=(region,))
+                    replicas=60, template=template, priority_class_name="spare", placement=PlacementRules(regions=(region,))
                 ),
             )  # fmt: skip
 
@@ -255,9 +262,9 @@ class OnLoan(Loss):
 
 @pytest.mark.slow
 def test_simulated_recovery_evicts_only_reclaimable_work():
-    world = OnLoan(3, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = OnLoan(3, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = ("east",)
-    court = world.court
+    court = world.checkers
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
     assert world.seconds < 60

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.factories import assignment, meta, region, with_new_revision, workload
 from tests.fleet.test_recover import NOW, Fleet, fleet
 
-from holdfast.fleet import recover
+from holdfast.fleet.recovery import recover
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
-from holdfast.model.recovery import Lane, RecoveryPhase, WorkloadProgress
+from holdfast.model.recovery import RecoveryPhase, StartRateLimit, WorkloadProgress
 from holdfast.model.region import HealthState
 from holdfast.model.times import micro_text
-from holdfast.model.workload import RecoveryPromise
+from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Create, Update
-from making import again, assignment, meta, region, workload
 
-STUCK_S = 300.0 * limits.RECOVERY_STUCK_PART
+STUCK_S = 300.0 * limits.RECOVERY_STALL_FRACTION
 
 
 def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, why: str = "") -> None:
@@ -30,14 +30,14 @@ def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, w
         observed_epoch=item.spec.epoch, replicas=item.spec.replicas, queued=max(0, waiting), bound=bound, ready=ready,
         serving=serving, pending=pending,
     )  # fmt: skip
-    f.cache.put(again(item, status=status))
+    f.cache.put(with_new_revision(item, status=status))
 
 
-def opened(promise: RecoveryPromise | None = None) -> Fleet:
+def opened(promise: RecoveryObjective | None = None) -> Fleet:
     """A workload that ran only in `a`, which is lost; the target is `b`."""
     items: list[object] = [region(name) for name in ("a", "b", "c")]
     items.append(
-        workload("api0", replicas=4, priority_class_name="critical", recovery=promise or RecoveryPromise(min_serving=4))
+        workload("api0", replicas=4, priority_class_name="critical", recovery=promise or RecoveryObjective(min_serving=4))
     )
     status = AssignmentStatus(observed_epoch=1, replicas=4, bound=4, ready=4, serving=4)
     items.append(assignment("api0", "a", replicas=4, status=status))
@@ -71,11 +71,11 @@ def test_stalled_target_is_abandoned_in_time():
     assert borrowed(f) == {"b": 4} and row(f).target == "b"
     f.now += 10.0
     notices = recover.decide(Key("", "a"), f.cache, f.now).notices
-    assert [n.reason for n in notices] == [Reason.TARGET_STUCK] and "4 bound, 0 ready, 0 of 4" in notices[0].message
+    assert [n.reason for n in notices] == [Reason.TARGET_STALLED] and "4 bound, 0 ready, 0 of 4" in notices[0].message
     f.step("a")
     assert row(f).target == "c" and borrowed(f) == {"b": 0, "c": 4}, "nothing served in b, so nothing is kept there"
-    (left,) = row(f).left
-    assert (left.region, left.reason) == ("b", Reason.TARGET_STUCK) and "nothing moved" in left.message
+    (left,) = row(f).abandoned_targets
+    assert (left.region, left.reason) == ("b", Reason.TARGET_STALLED) and "nothing moved" in left.message
 
 
 @pytest.mark.parametrize("stage", ["bound", "ready", "serving"])
@@ -86,17 +86,17 @@ def test_progress_in_any_stage_keeps_the_target(stage):
         reached = {"bound": max(reached["bound"], count), **{k: reached[k] for k in ("ready", "serving")}, stage: count}
         say(f, "b", **reached)
         wait(f, STUCK_S * 0.8)
-    assert row(f).target == "b" and not row(f).left
+    assert row(f).target == "b" and not row(f).abandoned_targets
 
 
 def test_flapping_replica_is_no_progress():
     f = opened()
     began = f.now
-    while not row(f).left and f.now < began + STUCK_S * 3:
+    while not row(f).abandoned_targets and f.now < began + STUCK_S * 3:
         for ready in (1, 0):
             say(f, "b", bound=4, ready=ready)
             wait(f, STUCK_S / 10)
-    assert [left.region for left in row(f).left] == ["b"] and row(f).target == "c"
+    assert [left.region for left in row(f).abandoned_targets] == ["b"] and row(f).target == "c"
 
 
 def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves():
@@ -138,28 +138,28 @@ def test_each_target_is_abandoned_once_and_the_last_one_stays():
         for where in borrowed(f):
             say(f, where, bound=borrowed(f)[where])
         wait(f, STUCK_S / 2)
-    assert [left.region for left in row(f).left] == ["b"] and row(f).target == "c"
-    assert row(f).reason == Reason.TARGET_STUCK and "no other region is left to try" in row(f).message
+    assert [left.region for left in row(f).abandoned_targets] == ["b"] and row(f).target == "c"
+    assert row(f).reason == Reason.TARGET_STALLED and "no other region is left to try" in row(f).message
     assert borrowed(f) == {"c": 4}
 
 
 def test_waiting_for_start_rate_is_not_a_stall():
     f = opened()
     stored = f.assignments(Purpose.RECOVERY)[("api0", "b")]
-    f.cache.remove(Assignment, stored.key, int(again(stored).metadata.resource_version))
+    f.cache.remove(Assignment, stored.key, int(with_new_revision(stored).metadata.resource_version))
     item = f.recovery
-    later = msgspec.structs.replace(item.status, lanes=(Lane(region="b", next_at=micro_text(NOW + 10_000)),))
-    f.cache.put(again(item, status=later))
+    later = msgspec.structs.replace(item.status, start_rate_limits=(StartRateLimit(region="b", next_at=micro_text(NOW + 10_000)),))
+    f.cache.put(with_new_revision(item, status=later))
     for _ in range(10):
         wait(f, STUCK_S / 2)
-    assert row(f).reason == Reason.WAITING_FOR_TURN and row(f).target == "b" and not row(f).left
+    assert row(f).reason == Reason.WAITING_FOR_START_RATE and row(f).target == "b" and not row(f).abandoned_targets
 
 
 def test_shorter_deadline_abandons_the_target_sooner():
-    quick = opened(RecoveryPromise(min_serving=4, deadline_seconds=30.0))
+    quick = opened(RecoveryObjective(min_serving=4, deadline_seconds=30.0))
     say(quick, "b", bound=4)
     quick.step("a")
-    wait(quick, limits.RECOVERY_STUCK_MIN_S - 5)
+    wait(quick, limits.RECOVERY_STALL_MIN_S - 5)
     assert row(quick).target == "b"
     wait(quick, 10)
     assert row(quick).target == "c"
@@ -188,7 +188,7 @@ def test_recovered_service_that_fails_again_gets_the_full_stall_time():
     f = opened()
     say(f, "b", bound=4, ready=4, serving=4)
     f.step("a")
-    assert f.recovery.status.phase is RecoveryPhase.RECOVERED and not row(f).progress_at
+    assert f.recovery.status.phase is RecoveryPhase.RECOVERED and not row(f).last_progress_at
     wait(f, STUCK_S * 10)
     say(f, "b", bound=4, ready=3, serving=3)
     f.step("a")

@@ -7,17 +7,17 @@ import random
 
 import msgspec
 import pytest
+from tests.factories import assignment, region, with_new_revision, workload
 from tests.fleet.test_recover import Fleet
 
-from holdfast.fleet import recover, recovery_targets
-from holdfast.fleet.recovery_plan import criticals
+from holdfast.fleet.recovery import recover, targets
+from holdfast.fleet.recovery.need import critical_workloads
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
 from holdfast.model.meta import Key
 from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
 from holdfast.model.region import HealthState, Region
-from holdfast.model.workload import RecoveryPromise
+from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Create, Delete, Update
-from making import again, assignment, region, workload
 
 NAMES = ("a", "b", "c", "d")
 PROMISED = 4
@@ -29,7 +29,7 @@ class Walk(Fleet):
 
     def __init__(self) -> None:
         items: list[object] = [region(name) for name in NAMES]
-        promise = RecoveryPromise(min_serving=PROMISED)
+        promise = RecoveryObjective(min_serving=PROMISED)
         for name, parts in WORKLOADS.items():
             count = sum(parts.values())
             items.append(workload(name, replicas=count, priority_class_name="critical", recovery=promise))
@@ -46,7 +46,7 @@ class Walk(Fleet):
     def decide(self, where: str) -> None:
         """One decision of recover, checked before it is applied."""
         outcome = recover.decide(Key("", where), self.cache, self.now)
-        self.moved += sum(n.reason == "TargetStuck" for n in outcome.notices)
+        self.moved += sum(n.reason == "TargetStalled" for n in outcome.notices)
         for write in outcome.writes:
             item = getattr(write, "object", None)
             if isinstance(write, Create | Update) and isinstance(item, Assignment):
@@ -60,17 +60,17 @@ class Walk(Fleet):
         old = self.cache.get(Assignment, new.metadata.name, new.metadata.namespace)
         if new.spec.purpose is Purpose.NORMAL:
             same = msgspec.structs.replace(
-                new.spec, suspended=old.spec.suspended, epoch=old.spec.epoch, away_peak=old.spec.away_peak
+                new.spec, suspended=old.spec.suspended, epoch=old.spec.epoch, disruption_share_peak=old.spec.disruption_share_peak
             )
             assert same == old.spec, "ordinary Assignments are only suspended or resumed"
             return
-        (mine,) = [c for c in criticals(self.cache) if c.name == new.spec.workload]
+        (mine,) = [c for c in critical_workloads(self.cache) if c.name == new.spec.workload]
         before = old.spec.replicas if old is not None else 0
         if new.spec.replicas > before:
-            after = mine.at(new.spec.region).counted - before + new.spec.replicas
+            after = mine.counts_in(new.spec.region).serving_or_starting - before + new.spec.replicas
             assert after <= PROMISED, f"{after} of {PROMISED} for {mine.name} in {new.spec.region}: created twice"
         elif new.spec.replicas < (old.status.serving if old is not None else 0):
-            best = max(mine.at(name).serving for name in NAMES if self.state(name) is HealthState.HEALTHY)
+            best = max(mine.counts_in(name).serving for name in NAMES if self.state(name) is HealthState.HEALTHY)
             home = all(
                 a.status.serving >= a.spec.replicas
                 for a in self.cache.list(Assignment)
@@ -88,7 +88,7 @@ class Walk(Fleet):
             n, old = item.spec.replicas, item.status
             served = min(n, old.serving) if where in self.stuck else n
             status = AssignmentStatus(observed_epoch=item.spec.epoch, replicas=n, bound=n, ready=served, serving=served)
-            self.cache.put(again(item, status=status))
+            self.cache.put(with_new_revision(item, status=status))
 
     def die(self, where: str) -> None:
         if self.state(where) is not HealthState.LOST:
@@ -99,7 +99,7 @@ class Walk(Fleet):
         if self.state(where) is HealthState.LOST:
             for item in self.cache.list(Assignment):
                 if item.spec.region == where:
-                    self.cache.put(again(item, status=AssignmentStatus(queued=0)))
+                    self.cache.put(with_new_revision(item, status=AssignmentStatus(queued=0)))
             self.health(where, HealthState.HEALTHY)
 
 
@@ -139,7 +139,7 @@ def ended(world: Walk) -> None:
         world.now += 5.0
     recoveries = world.cache.list(Recovery)
     assert not [r for r in recoveries if is_open(r)], [r.status for r in recoveries if is_open(r)]
-    assert all(r.status.phase is RecoveryPhase.CLOSED and not r.status.leftovers for r in recoveries)
+    assert all(r.status.phase is RecoveryPhase.CLOSED and not r.status.remaining for r in recoveries)
     left = world.cache.list(Assignment)
     assert {a.spec.purpose for a in left} == {Purpose.NORMAL} and not any(a.spec.suspended for a in left)
     assert {(a.spec.workload, a.spec.region): a.status.serving for a in left} == {
@@ -164,13 +164,13 @@ def walks(seeds: range) -> None:
 
 
 def test_random_walks_detect_a_target_abandoned_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery_targets, "_needed", lambda *given: False)
+    monkeypatch.setattr(targets, "_needed", lambda *given: False)
     with pytest.raises(AssertionError, match="loses serving replicas"):
         walks(range(60))
 
 
 def test_random_walks_detect_a_second_failure_that_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: starting replicas are ignored when another region is lost."""
-    monkeypatch.setattr("holdfast.fleet.recovery_plan.Critical.need", lambda self, region: PROMISED)
+    monkeypatch.setattr("holdfast.fleet.recovery.need.Critical.need", lambda self, region: PROMISED)
     with pytest.raises(AssertionError, match="created twice"):
         walks(range(20))

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.factories import (
+    TEMPLATE,
+    assignment,
+    cache_of,
+    meta,
+    priority,
+    region,
+    tenant,
+    with_new_revision,
+    workload,
+)
 
 from holdfast.fleet import assign, batch_ttl, rollout, workload_status
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose, assignment_name
@@ -12,7 +23,6 @@ from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template, template_hash
 from holdfast.model.workload import Batch, Rollout, Summary, Workload, WorkloadStatus, WorkloadType
 from holdfast.model.writes import Create, Delete, SetStatus, Update
-from making import TEMPLATE, again, assignment, meta, priority, region, tenant, view, workload
 
 KEY = Key("acme", "api")
 REGIONS = ("ap-south", "eu-west", "us-east")
@@ -39,20 +49,20 @@ class RolloutHarness:
         self.held: dict[str, int] = {}
 
     def view(self):
-        return view(self.workload, tenant(), priority(), *self.items.values(), *self.assignments.values())
+        return cache_of(self.workload, tenant(), priority(), *self.items.values(), *self.assignments.values())
 
     def step(self, seconds: float = 1.0) -> None:
         self.now += seconds
         for write in rollout.decide(KEY, self.view(), self.now).writes:
             assert isinstance(write, SetStatus)
             status = msgspec.structs.replace(self.workload.status, **write.blocks)
-            self.workload = again(self.workload, status=status)
+            self.workload = with_new_revision(self.workload, status=status)
         for write in assign.decide(KEY, self.view(), self.now).writes:
             if isinstance(write, Create):
                 made = write.object
-                self.assignments[named(made)] = again(made, metadata=meta(made.metadata.name, "acme"))
+                self.assignments[named(made)] = with_new_revision(made, metadata=meta(made.metadata.name, "acme"))
             elif isinstance(write, Update) and isinstance(write.object, Assignment):
-                self.assignments[named(write.object)] = again(write.object)
+                self.assignments[named(write.object)] = with_new_revision(write.object)
 
     def serve(self, *names: str) -> None:
         for name in names or tuple(self.assignments):
@@ -63,18 +73,18 @@ class RolloutHarness:
                 serving=item.spec.replicas, updated=item.spec.replicas, updated_serving=count,
                 revision=item.spec.revision,
             )  # fmt: skip
-            self.assignments[name] = again(item, status=status)
+            self.assignments[name] = with_new_revision(item, status=status)
 
     def health(self, name: str, state: HealthState) -> None:
         health = msgspec.structs.replace(self.items[name].status.health, state=state)
         status = msgspec.structs.replace(self.items[name].status, health=health)
-        self.items[name] = again(self.items[name], status=status)
+        self.items[name] = with_new_revision(self.items[name], status=status)
 
     def recover(self, name: str, replicas: int) -> None:
         """A serving recovery Assignment in a region."""
         stored = assignment(where=name, replicas=replicas, purpose=Purpose.RECOVERY, away_share=0)
         title = assignment_name("api", name, Purpose.RECOVERY)
-        self.assignments[named(stored)] = again(stored, metadata=meta(title, "acme"))
+        self.assignments[named(stored)] = with_new_revision(stored, metadata=meta(title, "acme"))
         self.serve(named(stored))
 
     def settle(self, steps: int = 12) -> None:
@@ -87,7 +97,7 @@ class RolloutHarness:
             self.workload.spec, template=template, rollout=msgspec.structs.replace(self.workload.spec.rollout, **rules)
         )
         newer = msgspec.structs.replace(self.workload.metadata, generation=self.workload.metadata.generation + 1)
-        self.workload = again(msgspec.structs.replace(self.workload, metadata=newer), spec=spec)
+        self.workload = with_new_revision(msgspec.structs.replace(self.workload, metadata=newer), spec=spec)
 
     @property
     def block(self):
@@ -219,7 +229,7 @@ def test_lost_region_does_not_block_a_rollout():
     play.settle()
     lost = play.items["ap-south"]
     gone = msgspec.structs.replace(lost.status.health, state=HealthState.LOST)
-    play.items["ap-south"] = again(lost, status=msgspec.structs.replace(lost.status, health=gone))
+    play.items["ap-south"] = with_new_revision(lost, status=msgspec.structs.replace(lost.status, health=gone))
     assert isinstance(play.items["ap-south"], Region)
     play.change(other(2))
     for _ in range(12):
@@ -255,7 +265,7 @@ def test_recovery_replicas_are_updated_with_their_region():
 
 def test_region_with_only_recovery_replicas_is_a_wave():
     play = RolloutHarness()
-    play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
+    play.workload = with_new_revision(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
     play.settle()
     assert list(play.running()) == ["ap-south"]
     play.recover("eu-west", 4)
@@ -293,7 +303,7 @@ def test_pending_recovery_replicas_do_not_block_a_rollout():
             observed_epoch=item.spec.epoch, replicas=4, queued=4, updated=4,
             pending=(PendingReason(reason="InsufficientCpu", count=4),),
         )  # fmt: skip
-        play.assignments["ap-south recovers"] = again(item, status=waits)
+        play.assignments["ap-south recovers"] = with_new_revision(item, status=waits)
     assert play.block.phase == "Complete"
 
 
@@ -301,7 +311,7 @@ def test_pending_recovery_replicas_prove_no_revision():
     play = RolloutHarness(auto_rollback=False)
     play.recover("ap-south", 4)
     item = play.assignments["ap-south recovers"]
-    play.assignments["ap-south recovers"] = again(
+    play.assignments["ap-south recovers"] = with_new_revision(
         item, status=AssignmentStatus(observed_epoch=1, replicas=4, queued=4, updated=4)
     )
     for name in REGIONS:
@@ -314,7 +324,7 @@ def test_pending_recovery_replicas_prove_no_revision():
 @pytest.mark.parametrize("state", [HealthState.LOST, HealthState.SUSPECT, HealthState.AWAITING_WITNESS])
 def test_deadline_stops_for_a_region_out_of_contact(state):
     play = RolloutHarness()
-    play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
+    play.workload = with_new_revision(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
     play.settle()
     (only,) = play.running()
     play.change(other(2))
@@ -349,7 +359,7 @@ def test_deadline_counts_for_reachable_regions():
 
 def test_returned_region_gets_the_full_deadline():
     play = RolloutHarness()
-    play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
+    play.workload = with_new_revision(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
     play.settle()
     (only,) = play.running()
     play.bad.add(template_hash(other(2)))
@@ -380,7 +390,7 @@ def test_revision_is_not_proven_while_every_region_is_lost(back):
     assert before.phase == ("RollingBack" if back else "Failed")
     for name, stored in play.items.items():
         gone = msgspec.structs.replace(stored.status.health, state=HealthState.LOST)
-        play.items[name] = again(stored, status=msgspec.structs.replace(stored.status, health=gone))
+        play.items[name] = with_new_revision(stored, status=msgspec.structs.replace(stored.status, health=gone))
     play.settle(3)
     assert play.block == before
     assert play.block.last_good_revision == template_hash(TEMPLATE)
@@ -404,11 +414,11 @@ def test_revision_history_is_bounded_and_keeps_the_last_good_one():
 def batch(*, succeeded: int, conditions=(), **given) -> Workload:
     shape = Batch(**{"completions": 10, "parallelism": 2, "deadline_seconds": 100.0, **given})
     made = workload(type=WorkloadType.BATCH, batch=shape)
-    return again(made, status=WorkloadStatus(summary=Summary(succeeded=succeeded), conditions=conditions))
+    return with_new_revision(made, status=WorkloadStatus(summary=Summary(succeeded=succeeded), conditions=conditions))
 
 
 def on_time(item: Workload, at_s: float) -> Condition:
-    (write,) = workload_status.decide(KEY, view(item), T0 + at_s).writes
+    (write,) = workload_status.decide(KEY, cache_of(item), T0 + at_s).writes
     return next(c for c in write.conditions if c.type == "OnTime")
 
 
@@ -432,16 +442,16 @@ def test_batch_deadline_at_risk_is_reported_early(succeeded, at_s, status, reaso
 def test_finished_batch_is_deleted_after_its_ttl():
     done = Condition(type="Complete", status="True", reason="Complete", last_transition_time="2026-01-01T00:00:30Z")
     item = batch(succeeded=10, conditions=(done,), ttl_after_finished_seconds=60.0)
-    assert batch_ttl.decide(KEY, view(item), T0 + 80).again_in_s == pytest.approx(10.0)
-    (write,) = batch_ttl.decide(KEY, view(item), T0 + 91).writes
+    assert batch_ttl.decide(KEY, cache_of(item), T0 + 80).requeue_after_s == pytest.approx(10.0)
+    (write,) = batch_ttl.decide(KEY, cache_of(item), T0 + 91).writes
     assert isinstance(write, Delete) and write.uid == item.uid
     unfinished = batch(succeeded=3, ttl_after_finished_seconds=60.0)
-    assert batch_ttl.decide(KEY, view(unfinished), T0 + 9999).writes == ()
+    assert batch_ttl.decide(KEY, cache_of(unfinished), T0 + 9999).writes == ()
     # The TTL of a failed batch counts from its failure, not from its start.
     began = Condition(
         type="Complete", status="False", reason="BackoffLimitExceeded", last_transition_time="2026-01-01T00:00:01Z"
     )
     gave_up = msgspec.structs.replace(began, type="Failed", status="True", last_transition_time="2026-01-01T01:00:00Z")
     failed = batch(succeeded=0, conditions=(began, gave_up), ttl_after_finished_seconds=60.0)
-    assert batch_ttl.decide(KEY, view(failed), T0 + 3610).again_in_s == pytest.approx(50.0)
-    assert batch_ttl.decide(KEY, view(failed), T0 + 3661).writes
+    assert batch_ttl.decide(KEY, cache_of(failed), T0 + 3610).requeue_after_s == pytest.approx(50.0)
+    assert batch_ttl.decide(KEY, cache_of(failed), T0 + 3661).writes

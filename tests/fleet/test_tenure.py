@@ -11,8 +11,10 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.factories import cache_of, meta, priority, region, tenant, with_new_revision, workload
 
-from holdfast.agent.decide import Lease as NodeLease
+from holdfast.agent.task_decision import LeaseState as NodeLease
+from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign, ordinals
 from holdfast.model import limits, tenure
 from holdfast.model.assignment import Assignment, AssignmentStatus
@@ -20,8 +22,6 @@ from holdfast.model.meta import Key
 from holdfast.model.region import HealthState, Region
 from holdfast.model.workload import ExclusiveScope, Exclusivity
 from holdfast.model.writes import Create, Delete, Update
-from holdfast.runtime.cache import Cache
-from making import again, meta, priority, region, tenant, view, workload
 
 NOW = 1_800_000_000.0
 REGIONS = ("a", "b", "c")
@@ -34,7 +34,7 @@ class World:
     def __init__(self) -> None:
         self.now = NOW
         self.jump_s = 0.0
-        self.home: Cache = view(
+        self.home: Cache = cache_of(
             workload("one", replicas=2, exclusive=GLOBAL), priority(), tenant(), *(region(name) for name in REGIONS)
         )
         self.mirror: dict[str, Assignment | None] = dict.fromkeys(REGIONS)
@@ -47,17 +47,17 @@ class World:
     def health(self, where: str, state: HealthState) -> None:
         found = self.home.get(Region, where)
         health = msgspec.structs.replace(found.status.health, state=state)
-        self.home.put(again(found, status=msgspec.structs.replace(found.status, health=health)))
+        self.home.put(with_new_revision(found, status=msgspec.structs.replace(found.status, health=health)))
 
     def decide(self) -> None:
         for write in assign.decide(Key("acme", "one"), self.home, self.now + self.jump_s).writes:
             if isinstance(write, Create):
-                self.home.put(again(write.object, metadata=meta(write.object.metadata.name, "acme")))
+                self.home.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name, "acme")))
             elif isinstance(write, Update) and isinstance(write.object, Assignment):
-                self.home.put(again(write.object))
+                self.home.put(with_new_revision(write.object))
             elif isinstance(write, Delete):
                 gone = self.home.get(Assignment, write.key.name, "acme")
-                self.home.remove(Assignment, write.key, int(again(gone).metadata.resource_version))
+                self.home.remove(Assignment, write.key, int(with_new_revision(gone).metadata.resource_version))
 
     def at_home(self, where: str) -> Assignment | None:
         return self.home.get(Assignment, f"one.{where}.normal", "acme")
@@ -68,15 +68,15 @@ class World:
     def ask(self, where: str, late_s: float = 0.0) -> None:
         """A response arrives now for a request sent `late_s` ago; the lease counts from the request."""
         mine = [a for a in (self.at_home(where),) if a is not None]
-        self.held[where] = tenure.tenure_lease(where, self.local(where) - late_s, tenure.covered_by(mine))
+        self.held[where] = tenure.tenure_lease(where, self.local(where) - late_s, tenure.confirmed_ordinals(mine))
 
     def runnable(self, where: str) -> set[int]:
         """Ordinals that the region may run now: assigned in its view and covered by a valid tenure."""
         known, held = self.mirror[where], self.held[where]
-        if known is None or held is None or tenure.left_s(held, self.local(where)) <= 0:
+        if known is None or held is None or tenure.remaining_s(held, self.local(where)) <= 0:
             return set()
-        covered = tenure.covered_of(held)
-        return {n for n in known.spec.ordinals if tenure.names(covered, known.key, n)}
+        covered = tenure.lease_ordinals(held)
+        return {n for n in known.spec.ordinals if tenure.covers_ordinal(covered, known.key, n)}
 
     def acknowledge(self, where: str) -> None:
         stored, known = self.at_home(where), self.mirror[where]
@@ -84,7 +84,7 @@ class World:
             return
         there = tuple(sorted(set(known.spec.ordinals) | self.runnable(where)))
         status = AssignmentStatus(observed_epoch=known.spec.epoch, replicas=len(there), ordinals=there)
-        self.home.put(again(stored, status=status))
+        self.home.put(with_new_revision(stored, status=status))
 
     def check(self) -> None:
         running = [n for where in REGIONS for n in self.runnable(where)]
@@ -156,9 +156,9 @@ def test_no_ordinal_has_a_tenure_in_two_regions(story):
 @pytest.mark.parametrize("bug", ["not waited for", "covers everything"])
 def test_search_detects_a_planted_tenure_bug(monkeypatch, bug):
     if bug == "not waited for":
-        monkeypatch.setattr(ordinals, "tenure_over", lambda a: a.spec.withdrawal is not None)
+        monkeypatch.setattr(ordinals, "has_tenure_expired", lambda a: a.spec.withdrawal is not None)
     else:
-        monkeypatch.setattr(tenure, "names", lambda covered, assignment, ordinal: True)
+        monkeypatch.setattr(tenure, "covers_ordinal", lambda covered, assignment, ordinal: True)
 
     @settings(max_examples=800, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(stories)
@@ -194,7 +194,7 @@ def test_ordinal_moves_without_contact_only_after_the_tenure_wait():
 
 
 def test_response_without_a_binding_neither_extends_nor_shortens_its_tenure():
-    lease = NodeLease(epoch=1, until_mono_s=100.0).with_tenures({"u1": 40.0}, 10.0)
+    lease = NodeLease(epoch=1, expires_mono_s=100.0).with_tenures({"u1": 40.0}, 10.0)
     assert lease.tenures == {"u1": 50.0}
     assert lease.with_tenures({"u2": 40.0}, 20.0).tenures == {"u1": 50.0, "u2": 60.0}
     assert lease.with_tenures({}, 60.0).tenures == {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.gate.authorize import authorize, authorize_call, authorize_path, rules_for
+from holdfast.gate.authorize import access_refusal, call_refusal, path_refusal, rules_for
 from holdfast.gate.principal import Principal, controller, from_identity
 from holdfast.model.kinds import ALL
 
@@ -86,7 +86,7 @@ def test_authorization_matrix_in_region_matches_table() -> None:
     wrong = [
         (name, verb, plural, place, "should be allowed" if allowed else "should be refused")
         for name, plural, verb, place, allowed in cells()
-        if (authorize(PRINCIPALS[name], verb, plural, "", place, cell="north") is None) != allowed
+        if (access_refusal(PRINCIPALS[name], verb, plural, "", place, cell="north") is None) != allowed
     ]
     assert wrong == []
 
@@ -149,7 +149,7 @@ def test_authorization_matrix_in_region_matches_table() -> None:
 def test_authorization_by_name_and_selector_matches_table(  # noqa: PLR0917 - the columns of the table above
     who: str, verb: str, resource: str, sub: str, ns: str, name: str, fields: dict[str, str], cell: str, allowed: bool
 ) -> None:
-    answer = authorize(PRINCIPALS[who], verb, resource, sub, ns, name, fields=fields, cell=cell)
+    answer = access_refusal(PRINCIPALS[who], verb, resource, sub, ns, name, fields=fields, cell=cell)
     assert (answer is None) == allowed
 
 
@@ -177,30 +177,30 @@ def test_authorization_by_name_and_selector_matches_table(  # noqa: PLR0917 - th
 def test_placement_call_is_allowed_for_its_role_only(
     who: str, verb: str, nodes: tuple[str, ...], allowed: bool
 ) -> None:
-    assert (authorize_call(PRINCIPALS[who], verb, nodes=nodes, cell="north") is None) == allowed
+    assert (call_refusal(PRINCIPALS[who], verb, nodes=nodes, cell="north") is None) == allowed
 
 
 def test_release_call_is_allowed_for_release_controller() -> None:
-    assert authorize_call(controller("release", cell="north"), "release", cell="north") is None
+    assert call_refusal(controller("release", cell="north"), "release", cell="north") is None
 
 
 def test_hollow_host_is_limited_to_its_prefix() -> None:
     host = from_identity("holdfast:hollow:north:hollow-", ("holdfast:hollow-nodes",), credential="c")
-    assert authorize_call(host, "renew", nodes=["hollow-1", "hollow-2"], cell="north") is None
-    assert authorize_call(host, "renew", nodes=["hollow-1", "n1"], cell="north") is not None
-    assert authorize(host, "watch", "bindings", fields={"node": "hollow-7"}, cell="north") is None
-    assert authorize(host, "watch", "bindings", fields={"node": "n7"}, cell="north") is not None
-    assert authorize(host, "watch", "bindings", cell="north") is not None
+    assert call_refusal(host, "renew", nodes=["hollow-1", "hollow-2"], cell="north") is None
+    assert call_refusal(host, "renew", nodes=["hollow-1", "n1"], cell="north") is not None
+    assert access_refusal(host, "watch", "bindings", fields={"node": "hollow-7"}, cell="north") is None
+    assert access_refusal(host, "watch", "bindings", fields={"node": "n7"}, cell="north") is not None
+    assert access_refusal(host, "watch", "bindings", cell="north") is not None
 
 
 def test_access_refusal_has_kubernetes_message() -> None:
-    answer = authorize(PRINCIPALS["shop user"], "list", "workloads.holdfast.dev", "", "bank")
+    answer = access_refusal(PRINCIPALS["shop user"], "list", "workloads.holdfast.dev", "", "bank")
     assert answer is not None
     assert answer.message == (
         'workloads.holdfast.dev is forbidden: User "bob" cannot list resource "workloads" in API group "holdfast.dev" '
         'in the namespace "bank"'
     )
-    answer = authorize(PRINCIPALS["nobody"], "get", "nodes", "status", name="n1")
+    answer = access_refusal(PRINCIPALS["nobody"], "get", "nodes", "status", name="n1")
     assert answer is not None
     assert answer.message.startswith(
         'nodes.holdfast.dev "n1" is forbidden: User "nil" cannot get resource "nodes/status"'
@@ -211,10 +211,10 @@ def test_access_refusal_has_kubernetes_message() -> None:
 
 def test_path_access_depends_on_role() -> None:
     for path in ("/api", "/apis/holdfast.dev/v1", "/openapi/v3", "/version/", "/healthz"):
-        assert authorize_path(PRINCIPALS["nobody"], path) is None
-    assert authorize_path(PRINCIPALS["nobody"], "/metrics") is not None
-    assert authorize_path(PRINCIPALS["viewer"], "/metrics") is None
-    assert authorize_path(PRINCIPALS["viewer"], "/debug", "post") is not None
+        assert path_refusal(PRINCIPALS["nobody"], path) is None
+    assert path_refusal(PRINCIPALS["nobody"], "/metrics") is not None
+    assert path_refusal(PRINCIPALS["viewer"], "/metrics") is None
+    assert path_refusal(PRINCIPALS["viewer"], "/debug", "post") is not None
 
 
 def test_rules_review_matches_authorization() -> None:

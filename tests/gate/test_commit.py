@@ -21,10 +21,11 @@ from tests.gate.conftest import (
     workload,
 )
 
-from holdfast.client.contract import Token
+from holdfast.client.contract import FencingToken
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.core import Event, ObjectReference
+from holdfast.model.election_term import Term, TermSpec
 from holdfast.model.errors import (
     AlreadyExists,
     Ambiguous,
@@ -38,7 +39,6 @@ from holdfast.model.errors import (
 from holdfast.model.meta import Condition, ObjectMeta
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.tenant import Tenant
-from holdfast.model.term import Term, TermSpec
 from holdfast.model.workload import Summary, Workload, WorkloadStatus
 from holdfast.model.writes import Create, Delete, SetStatus, Update
 from holdfast.store.contract import Txn
@@ -266,7 +266,7 @@ async def test_concurrent_status_writes_of_different_blocks_succeed(world: World
 
 async def test_commit_with_stale_fencing_token_is_refused(world: World) -> None:
     term = await world.create(by("assign"), Term(metadata=ObjectMeta(name="global"), spec=TermSpec(holder="a", term=1)))
-    token = Token("global", term.revision)
+    token = FencingToken("global", term.revision)
     await world.do(by("assign"), Create(assignment()), token=token)
     await world.do(by("assign"), Update(with_spec(term, holder="b", term=2)))
     held = world.get(Assignment, "web.north.normal", "shop")
@@ -326,7 +326,7 @@ async def lossy() -> World:
 
 
 async def test_ambiguous_commit_is_read_back(lossy: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "READ_BACK_S", 0.05)
+    monkeypatch.setattr(limits, "READ_BACK_TIMEOUT_S", 0.05)
     lossy.store.lose = "after"
     made = await lossy.create(OPERATOR, tenant("known"))
     assert made.revision == lossy.store.head

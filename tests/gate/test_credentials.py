@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.gate.conftest import TestPorts
 
-from holdfast.gate.authenticate import Authenticator, impersonated
-from holdfast.gate.certificates import Issued, RevokedSerials, issue, make_ca, revoke
 from holdfast.gate.principal import OPERATORS, from_identity
-from holdfast.gate.tokens import TokenFile, digest
+from holdfast.identity.authenticate import Authenticator, impersonated_principal
+from holdfast.identity.certificates import IssuedCertificate, RevokedSerials, issue, make_ca, revoke
+from holdfast.identity.tokens import TokenFile, token_hash
 from holdfast.model import limits
 from holdfast.model.errors import Forbidden, Unauthorized
 
@@ -87,7 +87,7 @@ def test_invalid_token_file_keeps_previous_tokens(tmp_path: Path, ports: TestPor
     assert auth.from_token(token).name == "robot"
     with pytest.raises(ValueError, match="repair or delete"):
         file.issue("more", "x")
-    path.write_text(json.dumps([{"name": "a", "user": "u", "sha256": digest(token), "expires": "soon"}]))
+    path.write_text(json.dumps([{"name": "a", "user": "u", "sha256": token_hash(token), "expires": "soon"}]))
     with pytest.raises(Unauthorized):
         auth.from_token(token)
 
@@ -95,7 +95,7 @@ def test_invalid_token_file_keeps_previous_tokens(tmp_path: Path, ports: TestPor
 # Certificates
 
 
-def _peer(made: Issued) -> dict[str, Any]:
+def _peer(made: IssuedCertificate) -> dict[str, Any]:
     found: dict[str, Any] = ssl._ssl._test_decode_cert(str(made.certificate))  # type: ignore[attr-defined]
     return found
 
@@ -110,7 +110,7 @@ async def test_certificate_maps_to_principal_until_revoked(tmp_path: Path, ports
     assert (who.node, who.region, who.roles) == ("n1", "north", {"agent"})
     assert who.credential == f"certificate:{_peer(made)['serialNumber']}"
     revoke(tmp_path, "n1")
-    await asyncio.sleep(limits.REVOCATION_SEEN_S)
+    await asyncio.sleep(limits.REVOCATION_CACHE_S)
     with pytest.raises(Unauthorized):
         auth.from_certificate(_peer(made))
 
@@ -173,7 +173,7 @@ async def test_issued_certificates_authenticate_both_sides_of_tls(tmp_path: Path
     listening = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
     port = listening.sockets[0].getsockname()[1]
 
-    async def ask(made: Issued) -> bytes:
+    async def ask(made: IssuedCertificate) -> bytes:
         client = ssl.create_default_context(cafile=str(server.ca))
         client.load_cert_chain(made.certificate, made.key)
         reader, writer = await asyncio.open_connection("localhost", port, ssl=client)
@@ -193,9 +193,9 @@ async def test_issued_certificates_authenticate_both_sides_of_tls(tmp_path: Path
 
 def test_impersonation_is_recorded_and_limited_to_people() -> None:
     ann = from_identity("ann", (OPERATORS,), credential="t")
-    assert impersonated(ann, "bob", ()).credential == "impersonated by ann"
-    assert impersonated(ann, "bob", ()).roles == frozenset()
-    assert impersonated(ann, "bob", ("holdfast:tenant:shop",)).tenants == {"shop"}
+    assert impersonated_principal(ann, "bob", ()).credential == "impersonated by ann"
+    assert impersonated_principal(ann, "bob", ()).roles == frozenset()
+    assert impersonated_principal(ann, "bob", ("holdfast:tenant:shop",)).tenants == {"shop"}
     for group, name in (
         ("holdfast:controllers", "holdfast:controller:authority"),
         ("holdfast:nodes", "holdfast:node:north:n1"),
@@ -203,7 +203,7 @@ def test_impersonation_is_recorded_and_limited_to_people() -> None:
         ("holdfast:hollow-nodes", "holdfast:hollow:north:h"),
     ):
         with pytest.raises(Forbidden, match="only people"):
-            impersonated(ann, name, (group,))
+            impersonated_principal(ann, name, (group,))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.gate.conftest import World, assignment, by, replica, with_spec
 
-from holdfast.gate.plan import Plan
+from holdfast.gate.write_plan import WritePlan
 from holdfast.model.errors import Conflict
 from holdfast.model.replica import Replica
 from holdfast.model.workload import Exclusivity
@@ -43,7 +43,7 @@ async def test_ordinary_replica_needs_no_assignment(north: World) -> None:
 async def test_replica_creation_in_flight_fails_after_ordinal_withdrawal(north: World) -> None:
     """Planned while the region had it, carried out after the region has said that it has it no more."""
     held = await north.create(LINK, given(0))
-    plan = Plan("north", north.objects, north.ports, REPLICATE)
+    plan = WritePlan("north", north.objects, north.ports, REPLICATE)
     plan.add([Create(exclusive(0))], None)
     late = plan.transaction(())
     taken = msgspec.structs.replace(held.spec, ordinals=(), replicas=0, epoch=2)

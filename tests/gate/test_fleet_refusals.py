@@ -8,18 +8,23 @@ import msgspec
 import pytest
 
 from holdfast.gate.principal import OPERATORS, from_identity
-from holdfast.model import reach
+from holdfast.model import connectivity
 from holdfast.model.assignment import Assignment, AssignmentSpec, assignment_name
 from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.errors import Fault, Forbidden, Invalid
-from holdfast.model.hold import Hold, HoldSpec
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.override import BreakGlass, Override, OverrideKind, OverrideScope, OverrideSpec
 from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec
 from holdfast.model.region import Region, RegionSpec
-from holdfast.model.scheduler_policy import FilterExpression, Rules, SchedulerPolicy, SchedulerPolicySpec
+from holdfast.model.scheduler_policy import (
+    FilterExpression,
+    PolicyRules,
+    SchedulerPolicy,
+    SchedulerPolicySpec,
+)
 from holdfast.model.times import micro_text
-from holdfast.model.workload import Load, LoadBlock, ScaleBlock, Workload, WorkloadSpec
+from holdfast.model.workload import LoadBlock, LoadMetric, ScaleBlock, Workload, WorkloadSpec
 from holdfast.model.writes import Delete, SetStatus, Update
 
 from .conftest import OPERATOR, TEMPLATE, USER, World, by, link_at_global
@@ -117,10 +122,10 @@ async def test_break_glass_override_outside_rules_is_refused(north: World, made:
 async def test_break_glass_override_is_accepted_only_while_partitioned(north: World) -> None:
     await north.plant(Region(ObjectMeta(name="north"), RegionSpec(zones=("a",))))
     since_s = north.ports.clock.now()
-    await north.plant(reach.reach_lease(since_s, heard=True))
+    await north.plant(connectivity.connectivity_lease(since_s, heard=True))
     with pytest.raises(Fault, match=r"is connected to the global cell since"):
         await north.create(OPERATOR, given_in_region())
-    await north.plant(reach.reach_lease(since_s, heard=False))
+    await north.plant(connectivity.connectivity_lease(since_s, heard=False))
     taken = await north.create(OPERATOR, given_in_region(requester="someone else"))
     assert (taken.spec.requester, taken.spec.break_glass.region) == ("ann", "north")
     status = SetStatus("Override", taken.key, taken.uid, blocks={"phase": "Active"})
@@ -131,7 +136,7 @@ async def test_break_glass_override_is_accepted_only_while_partitioned(north: Wo
 
 
 async def test_region_can_report_only_its_own_break_glass_overrides(world: World) -> None:
-    told = BreakGlass(region="north", uid="u", asked_seconds=600.0)
+    told = BreakGlass(region="north", uid="u", requested_ttl_seconds=600.0)
     record = await world.create(link_at_global(), given_in_region(requester="ann", break_glass=told))
     assert record.spec.requester == "ann", "the region says who asked"
     wrong = (
@@ -170,19 +175,19 @@ async def test_delete_of_region_with_assignments_is_refused(world: World) -> Non
 
 
 async def test_delete_of_consumed_recovery_slot_is_refused(north: World) -> None:
-    spec = HoldSpec(budget="b", slot=0, node="n1", zone="a", resources={"cpu": "1"})
-    await north.plant(Hold(ObjectMeta(name="b-0-0"), spec))
+    spec = RecoverySlotSpec(budget="b", shape_index=0, node="n1", zone="a", resources={"cpu": "1"})
+    await north.plant(RecoverySlot(ObjectMeta(name="b-0-0"), spec))
     intent = Intent(replica_uid="u", template_hash="h", attempt=1)
-    claim = ReservationSpec(replica="web-0", intent=intent, node="n1", holds=("b-0-0",))
+    claim = ReservationSpec(replica="web-0", intent=intent, node="n1", recovery_slots=("b-0-0",))
     firm, gone = ReservationStatus(phase=ReservationPhase.CONSUMED), ReservationStatus(phase=ReservationPhase.RELEASED)
     meta = ObjectMeta(name="web-0.1", namespace="shop")
     await north.plant(Reservation(meta, claim, firm))
-    place = north.get(Hold, "b-0-0")
+    place = north.get(RecoverySlot, "b-0-0")
     with pytest.raises(Fault, match=r"in use by claim shop/web-0.1; it can be deleted after"):
-        await north.do(by("hold"), Delete("Hold", place.key, place.uid))
+        await north.do(by("recovery-slots"), Delete("Hold", place.key, place.uid))
     await north.plant(Reservation(meta, claim, gone))
-    await north.do(by("hold"), Delete("Hold", place.key, place.uid))
-    assert north.get(Hold, "b-0-0") is None
+    await north.do(by("recovery-slots"), Delete("Hold", place.key, place.uid))
+    assert north.get(RecoverySlot, "b-0-0") is None
 
 
 @pytest.mark.parametrize(
@@ -194,7 +199,7 @@ async def test_delete_of_consumed_recovery_slot_is_refused(north: World) -> None
     ],
 )
 async def test_policy_filter_that_matches_no_node_is_refused(world: World, expression: str, said: str) -> None:
-    rules = Rules(filter_expressions=(FilterExpression(name="mine", expression=expression),))
+    rules = PolicyRules(filter_expressions=(FilterExpression(name="mine", expression=expression),))
     with pytest.raises(Invalid, match=f"{said}.*write a condition that nodes can meet"):
         await world.create(OPERATOR, SchedulerPolicy(ObjectMeta(name="p"), SchedulerPolicySpec(rules=rules)))
 
@@ -204,18 +209,18 @@ async def test_policy_filter_that_matches_no_node_is_refused(world: World, expre
     ["true", "node.zone == 'a'", "node.pool == 'gpu'", "request.tenant == 'x'", "'gpu' in node.labels"],
 )
 async def test_policy_filter_that_may_match_is_accepted(world: World, expression: str) -> None:
-    rules = Rules(filter_expressions=(FilterExpression(name="mine", expression=expression),))
+    rules = PolicyRules(filter_expressions=(FilterExpression(name="mine", expression=expression),))
     await world.create(OPERATOR, SchedulerPolicy(ObjectMeta(name="p"), SchedulerPolicySpec(rules=rules)))
 
 
 async def test_load_block_is_written_by_users_and_scale_block_by_autoscale(world: World) -> None:
     made = Workload(ObjectMeta(name="web", namespace="shop"), WorkloadSpec(template=TEMPLATE))
     stored = await world.create(USER, made)
-    load = LoadBlock(metrics=(Load("cpuPercent", 80.0, micro_text(world.ports.clock.now())),))
+    load = LoadBlock(metrics=(LoadMetric("cpuPercent", 80.0, micro_text(world.ports.clock.now())),))
     pushed = await world.do(USER, SetStatus("Workload", stored.key, stored.uid, blocks={"load": load}))
     assert pushed.status.load.metrics[0].value == 80.0
     with pytest.raises(Forbidden):
         await world.do(USER, SetStatus("Workload", stored.key, stored.uid, blocks={"scale": ScaleBlock(9)}))
-    other = LoadBlock(metrics=(Load("cpuPercent", 5.0, micro_text(world.ports.clock.now())),))
+    other = LoadBlock(metrics=(LoadMetric("cpuPercent", 5.0, micro_text(world.ports.clock.now())),))
     with pytest.raises(Forbidden):
         await world.do(by("autoscale"), SetStatus("Workload", stored.key, stored.uid, blocks={"load": other}))

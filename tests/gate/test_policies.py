@@ -10,7 +10,7 @@ from holdfast.model.errors import Invalid
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.scheduler_policy import (
     FilterExpression,
-    Rules,
+    PolicyRules,
     SchedulerPolicy,
     SchedulerPolicySpec,
     ScoreExpression,
@@ -22,7 +22,7 @@ from .conftest import OPERATOR, World
 
 
 def policy(**rules: Any) -> SchedulerPolicy:
-    return SchedulerPolicy(ObjectMeta(name="mine"), SchedulerPolicySpec(rules=Rules(**rules)))
+    return SchedulerPolicy(ObjectMeta(name="mine"), SchedulerPolicySpec(rules=PolicyRules(**rules)))
 
 
 def score(text: str) -> dict[str, Any]:

@@ -480,21 +480,21 @@ async def test_conflict_leaves_no_audit_record(world: World) -> None:
 
 async def test_refusals_are_counted_per_principal_and_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(50):
-        world.gate.audit.refused("mallory", "list", "workloads", "Unauthorized")
+        world.gate.audit.record_refusal("mallory", "list", "workloads", "Unauthorized")
     record = (await world.audit())[-1]
     assert (record.principal, record.count, record.result) == ("mallory", 50, "Refused")
-    monkeypatch.setattr(limits, "AUDIT_REFUSALS_HELD", 3)
+    monkeypatch.setattr(limits, "AUDIT_REFUSALS_MAX", 3)
     for number in range(10):
-        world.gate.audit.refused(f"m{number}", "list", "workloads", "Unauthorized")
+        world.gate.audit.record_refusal(f"m{number}", "list", "workloads", "Unauthorized")
     tail = (await world.audit())[-4:]
     assert [(r.principal, r.count) for r in tail] == [("m0", 1), ("m1", 1), ("m2", 1), ("*", 7)]
 
 
 async def test_refusals_are_flushed_and_audit_log_is_trimmed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "AUDIT_KEPT", 5)
-    monkeypatch.setattr(limits, "AUDIT_TRIM_EVERY", 10)
+    monkeypatch.setattr(limits, "AUDIT_RECORDS_MAX", 5)
+    monkeypatch.setattr(limits, "AUDIT_TRIM_EVERY_RECORDS", 10)
     for number in range(12):
-        world.gate.audit.refused(f"m{number}", "list", "workloads", "Unauthorized")
+        world.gate.audit.record_refusal(f"m{number}", "list", "workloads", "Unauthorized")
     async with asyncio.timeout(5):
         while b"Refused" not in (log := await world.store.read_log("audit"))[-1].value or len(log) > 5:
             await asyncio.sleep(0.005)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast.model.kinds import BY_NAME
-from holdfast.model.meta import Condition, is_true
+from holdfast.model.meta import Condition, is_condition_true
 from holdfast.model.workload import Workload
 from holdfast.model.writes import SetStatus, Update
-from holdfast.sim.releases import UNKNOWN, Release, stored
+from holdfast.sim.releases import UNKNOWN, ReleaseVersion, stored_by
 from holdfast.store.contract import Committed, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
@@ -32,7 +32,7 @@ class TomorrowsStore:
         return getattr(self._store, name)
 
     async def commit(self, txn: Txn) -> Committed:
-        return await self._store.commit(stored(Release.NEXT, txn))
+        return await self._store.commit(stored_by(ReleaseVersion.NEXT, txn))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def test_two_releases_can_write_one_object_alternately(world: World, besid
         assert world.get(Workload, "web", "shop") == beside.get(Workload, "web", "shop")
     found = world.get(Workload, "web", "shop")
     assert (found.spec.replicas, found.status.summary.ready, found.status.scale.replicas) == (15, 5, 5)
-    assert all(is_true(found.status.conditions, f"C{number}") for number in range(1, 6))
+    assert all(is_condition_true(found.status.conditions, f"C{number}") for number in range(1, 6))
     assert found.metadata.generation == 6 and found.uid == made.uid
 
 

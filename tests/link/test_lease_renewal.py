@@ -13,7 +13,7 @@ from holdfast.model.meta import ObjectMeta
 from holdfast.model.times import parse_time
 from holdfast.model.workload import Workload, WorkloadSpec
 from holdfast.sim.ports import EPOCH_S
-from holdfast.sim.world import Shape
+from holdfast.sim.simulation import WorldSize
 
 
 class Quiet(Staged):
@@ -26,9 +26,9 @@ class Quiet(Staged):
         await asyncio.sleep(5 * limits.GRANT_LEASE_S)
         now_s = EPOCH_S + self.loop.time()
         self.left_s = {}
-        for region in self.shape.regions:
-            for copy in (await self.operator_of(region).list(GrantCopy)).items:
-                self.left_s[f"{region}/{copy.key}"] = parse_time(copy.spec.spend_until) - now_s
+        for region in self.size.regions:
+            for copy in (await self.operator_client(region).list(GrantCopy)).items:
+                self.left_s[f"{region}/{copy.key}"] = parse_time(copy.spec.lease_expires_at) - now_s
         return await self._settle()
 
     def work(self):
@@ -39,8 +39,8 @@ class Quiet(Staged):
 
 @pytest.mark.slow
 def test_grant_leases_are_renewed_by_region_reports_only():
-    world = Quiet(1, Shape(nodes_per_region=3, resyncing=False), enabled=())
+    world = Quiet(1, WorldSize(nodes_per_region=3, resync_enabled=False), enabled=())
     outcome = world.run()
-    assert outcome.violations == () and outcome.unsettled == ()
+    assert outcome.violations == () and outcome.unconverged == ()
     assert {name.partition("/")[0] for name in world.left_s} == {"east", "west"}
     assert min(world.left_s.values()) > limits.GRANT_LEASE_S / 4, world.left_s

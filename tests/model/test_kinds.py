@@ -49,7 +49,7 @@ def _value(wanted):
 def test_wire_bytes_are_built_from_stored_bytes_without_loss(kind):
     item = _complete(kind.type)
     value = codec.encode(item)
-    seen = msgspec.json.decode(codec.wire(kind, value, 42))
+    seen = msgspec.json.decode(codec.wire_bytes(kind, value, 42))
     assert seen["kind"] == kind.name and seen["apiVersion"] == kind.api_version
     assert seen["metadata"]["resourceVersion"] == "42" and seen["metadata"]["name"] == "x"
     back = codec.decode(kind, value, 42)
@@ -113,4 +113,4 @@ def test_transition_owners_are_known_roles():
 
 
 def test_every_reason_has_a_sentence():
-    assert all(reason.says.endswith(".") and len(reason.says.split()) > 2 for reason in Reason)
+    assert all(reason.sentence.endswith(".") and len(reason.sentence.split()) > 2 for reason in Reason)

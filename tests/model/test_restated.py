@@ -26,11 +26,11 @@ STATUSES = (
 
 def _replaced(kind: Kind, before: Any, status: Any) -> None:
     after = msgspec.structs.replace(before, status=status)
-    found = codec.restated(kind, codec.encode(before), before, after)
+    found = codec.replace_status(kind, codec.encode(before), before, after)
     assert found is not None
     value, item = found
     assert value == codec.encode(after)
-    assert item == codec.read(kind, value)
+    assert item == codec.decode_value(kind, value)
     assert item.spec is before.spec
     assert item.metadata is not before.metadata
     assert before.metadata.resource_version == "7"
@@ -46,7 +46,7 @@ def test_replacing_a_status_of_any_kind_equals_full_encoding() -> None:
     node = Node(META, NodeSpec(zone="z", capacity={"cpu": "4"}))
     _replaced(BY_NAME["Node"], node, NodeStatus(contact=ContactBlock(since="2026-01-01T00:00:00.000000Z")))
     empty = {"workload": "w", "workloadUid": "x", "assignment": "a", "revision": "r", "template": {}}
-    replica = codec.read(BY_NAME["Replica"], msgspec.json.encode({"metadata": {"name": "r"}, "spec": empty}))
+    replica = codec.decode_value(BY_NAME["Replica"], msgspec.json.encode({"metadata": {"name": "r"}, "spec": empty}))
     replica = msgspec.structs.replace(replica, metadata=META)
     ran = ExecutionBlock(attempt=1, phase=Phase.RUNNING, ready=True)
     _replaced(BY_NAME["Replica"], replica, ReplicaStatus(placement=PlacementBlock(node="n"), execution=ran))
@@ -55,20 +55,20 @@ def test_replacing_a_status_of_any_kind_equals_full_encoding() -> None:
 def test_replacing_a_status_is_declined_if_the_spec_changed() -> None:
     kind, value = BY_NAME["Workload"], codec.encode(WORKLOAD)
     grown = msgspec.structs.replace(WORKLOAD, spec=msgspec.structs.replace(WORKLOAD.spec, replicas=4))
-    assert codec.restated(kind, value, WORKLOAD, grown) is None
+    assert codec.replace_status(kind, value, WORKLOAD, grown) is None
     named = msgspec.structs.replace(WORKLOAD, metadata=msgspec.structs.replace(META, labels={}))
-    assert codec.restated(kind, value, WORKLOAD, named) is None
+    assert codec.replace_status(kind, value, WORKLOAD, named) is None
 
 
 def test_replacing_a_status_is_declined_for_bytes_of_another_encoding() -> None:
     kind = BY_NAME["Workload"]
     after = msgspec.structs.replace(WORKLOAD, status=STATUSES[1])
     other = codec.encode(WORKLOAD).replace(b'"status":{', b'"status":{"unknown":1,', 1)
-    assert codec.restated(kind, other, WORKLOAD, after) is None
-    assert codec.restated(kind, b"", WORKLOAD, after) is None
+    assert codec.replace_status(kind, other, WORKLOAD, after) is None
+    assert codec.replace_status(kind, b"", WORKLOAD, after) is None
 
 
 def test_replacing_a_status_of_the_wrong_type_is_refused() -> None:
     wrong = msgspec.structs.replace(WORKLOAD, status=WorkloadStatus(summary=Summary(replicas="many")))  # type: ignore[arg-type]
     with pytest.raises(msgspec.ValidationError):
-        codec.restated(BY_NAME["Workload"], codec.encode(WORKLOAD), WORKLOAD, wrong)
+        codec.replace_status(BY_NAME["Workload"], codec.encode(WORKLOAD), WORKLOAD, wrong)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests import factories
 from tests.authority.cell import WHO, Cell
 from tests.rules.consumers import (
     EVERYWHERE,
@@ -32,15 +33,13 @@ from tests.rules.consumers import (
     what_if,
 )
 
-import making
 from holdfast.fleet import autoscale, grants
-from holdfast.fleet.recovery_plan import Targets, critical_of, reported_room
-from holdfast.flow.active_policy import active_policy
-from holdfast.gate.admission import Case, budget_backs
+from holdfast.fleet.recovery.need import TargetSelector, critical_workload, reported_headroom
+from holdfast.gate.admission import AdmissionCase, budget_backs_objectives
 from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of
-from holdfast.model.node import Contact, ContactBlock, FenceBlock, Node, Quarantine
+from holdfast.model.node import ContactBlock, ContactState, FenceBlock, Node, Quarantine
 from holdfast.model.override import (
     Override,
     OverrideKind,
@@ -50,13 +49,14 @@ from holdfast.model.override import (
     active_avoidances,
     validate_override,
 )
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quota import Grant, GrantClass, Quota, QuotaSpec, grant_name
 from holdfast.model.recovery_budget import RecoveryBudget
-from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PromotionStage, Rules
-from holdfast.model.template import Driver
-from holdfast.model.workload import Autoscale, RecoveryPromise
+from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PolicyRules, PromotionStage
+from holdfast.model.template import DriverName
+from holdfast.model.workload import Autoscale, RecoveryObjective
 from holdfast.model.writes import Create
+from holdfast.scheduling.active_policy import active_policy
 
 YES, NO = True, False
 AVOID_REGION, AVOID_ZONE = OverrideKind.AVOID_REGION, OverrideKind.AVOID_ZONE
@@ -74,7 +74,7 @@ def table(rows: dict[str, tuple[Situation, bool]], consumers: Iterable[Consumer]
 
 
 def rules(**placement: Any) -> Situation:
-    return Situation(placement=Placement(**placement))
+    return Situation(placement=PlacementRules(**placement))
 
 
 REGIONS = {
@@ -92,7 +92,7 @@ def test_regions_allowed(consumer: Consumer, asked: Situation, allowed: bool) ->
 
 
 def resident(wanted: tuple[str, ...], tags: tuple[str, ...]) -> Situation:
-    return Situation(placement=Placement(residency=wanted), residency=tags)
+    return Situation(placement=PlacementRules(residency=wanted), residency=tags)
 
 
 RESIDENCY = {
@@ -122,7 +122,7 @@ def test_zones_allowed(consumer: Consumer, asked: Situation, allowed: bool) -> N
 
 
 def pooled(*pools: str) -> Situation:
-    return Situation(placement=Placement(pools=pools), node_spec={"pool": "gpu"})
+    return Situation(placement=PlacementRules(pools=pools), node_spec={"pool": "gpu"})
 
 
 POOLS = {
@@ -138,8 +138,8 @@ def test_pools_allowed(consumer: Consumer, asked: Situation, allowed: bool) -> N
 
 
 DRIVERS = {
-    "the node has the driver": (Situation(driver=Driver.OCI, node_spec={"drivers": ("process", "oci")}), YES),
-    "the node lacks the driver": (Situation(driver=Driver.OCI, node_spec={"drivers": ("process",)}), NO),
+    "the node has the driver": (Situation(driver=DriverName.OCI, node_spec={"drivers": ("process", "oci")}), YES),
+    "the node lacks the driver": (Situation(driver=DriverName.OCI, node_spec={"drivers": ("process",)}), NO),
 }
 
 
@@ -194,7 +194,7 @@ def changed(**status: Any) -> Situation:
 
 
 def terminating(node: Node) -> Node:
-    return making.again(
+    return factories.with_new_revision(
         node, metadata=msgspec.structs.replace(node.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
     )
 
@@ -212,7 +212,7 @@ NODE_STATE = {
     "cordoned": (Situation(node_spec={"unschedulable": True}), NO),
     "draining": (Situation(node_spec={"drain": True}), NO),
     "terminating": (Situation(change_node=terminating), NO),
-    "unreachable": (changed(contact=ContactBlock(state=Contact.LAPSED)), NO),
+    "unreachable": (changed(contact=ContactBlock(state=ContactState.EXPIRED)), NO),
     "fenced": (changed(fence=FenceBlock(fenced_epoch=1)), NO),
     "reconciling": (ran(reconciled=False), NO),
     "quarantined": (ran(quarantine=Quarantine("StartFailed")), NO),
@@ -231,7 +231,7 @@ def override(
     kind: OverrideKind, scope: OverrideScope, *, phase: str = "Active", ends: str = FUTURE, **spec: Any
 ) -> Override:
     given = OverrideSpec(kind, scope, "cooling failed", **spec)
-    return Override(making.meta("avoid"), given, OverrideStatus(phase=phase, expires_at=ends))
+    return Override(factories.meta("avoid"), given, OverrideStatus(phase=phase, expires_at=ends))
 
 
 def avoid(kind: OverrideKind = AVOID_REGION, *, given: dict[str, Any] | None = None, **scope: Any) -> Situation:
@@ -270,17 +270,17 @@ def test_what_if_sends_no_replica_to_an_avoided_region() -> None:
 
 
 def test_why_not_names_the_override_that_closes_the_zone_of_the_node() -> None:
-    other = making.again(override(AVOID_ZONE, OverrideScope(region=REGION, zone="us-east-b")))
+    other = factories.with_new_revision(override(AVOID_ZONE, OverrideScope(region=REGION, zone="us-east-b")))
     mine = msgspec.structs.replace(
-        override(AVOID_ZONE, OverrideScope(region=REGION, zone=ZONE)), metadata=making.meta("z")
+        override(AVOID_ZONE, OverrideScope(region=REGION, zone=ZONE)), metadata=factories.meta("z")
     )
     (obstacle,) = obstacles(Situation(overrides=(other, mine)))
-    assert "override z" in obstacle.message and "override z" in obstacle.cure
+    assert "override z" in obstacle.message and "override z" in obstacle.fix
 
 
 def grant(cpu: str, kind: GrantClass = GrantClass.NORMAL, **spec: Any) -> GrantCopy:
     given = {"memory": "64Gi", "cpu": cpu}
-    return GrantCopy(making.meta(grant_name(REGION, kind), TENANT), GrantCopySpec(kind, given, **spec))
+    return GrantCopy(factories.meta(grant_name(REGION, kind), TENANT), GrantCopySpec(kind, given, **spec))
 
 
 def granted(*grants: GrantCopy, emergency: OverrideScope | None = None) -> Situation:
@@ -335,16 +335,16 @@ SCOPES = {
 @pytest.mark.parametrize(("scope", "covered"), SCOPES.values(), ids=SCOPES)
 def test_autoscaler_is_paused_where_the_scope_covers_the_workload(scope: OverrideScope, covered: bool) -> None:
     scaled = Situation().workload(replicas=2, autoscale=Autoscale(min_replicas=1, max_replicas=9))
-    held = making.assignment(WORKLOAD, REGION, namespace=TENANT, replicas=2)
+    held = factories.assignment(WORKLOAD, REGION, namespace=TENANT, replicas=2)
     paused = override(OverrideKind.PAUSE_AUTOSCALER, scope)
-    (write,) = autoscale.decide(scaled.key, making.view(scaled, held, paused), NOW).writes
+    (write,) = autoscale.decide(scaled.key, factories.cache_of(scaled, held, paused), NOW).writes
     assert ("override" in write.blocks["scale"].message) is covered
 
 
 @pytest.mark.parametrize(("scope", "covered"), SCOPES.values(), ids=SCOPES)
 def test_policy_is_pinned_for_whole_regions_only(scope: OverrideScope, covered: bool) -> None:
-    unpromoted = PolicyRevisionSpec(policy="default", sequence=1, stage=PromotionStage.SHADOW, rules=Rules())
-    revision = PolicyRevision(making.meta("r1"), unpromoted)
+    unpromoted = PolicyRevisionSpec(policy="default", sequence=1, stage=PromotionStage.SHADOW, rules=PolicyRules())
+    revision = PolicyRevision(factories.meta("r1"), unpromoted)
     pin = override(OverrideKind.PIN_POLICY, scope, policy_revision="r1")
     chosen = active_policy([revision], [pin], REGION, NOW).revision
     assert (chosen == "r1") is (covered and not scope.tenant)
@@ -370,11 +370,11 @@ def test_scope_field_that_a_kind_would_ignore_is_refused(kind: OverrideKind, fie
 @pytest.mark.parametrize(("bound", "stays"), [(3, NO), (4, YES)])
 def test_avoided_recovery_target_stays_only_with_all_its_replicas_bound(bound: int, stays: bool) -> None:
     asked = avoid()
-    work = asked.workload(replicas=4, recovery=RecoveryPromise(min_serving=4))
+    work = asked.workload(replicas=4, recovery=RecoveryObjective(min_serving=4))
     held = AssignmentStatus(observed_epoch=1, replicas=4, bound=bound)
-    there = making.assignment(WORKLOAD, REGION, namespace=TENANT, replicas=4, status=held)
-    critical = critical_of(work, work.spec.recovery, asked.fleet(work, there))
-    targets = Targets([asked.region], active_avoidances(asked.overrides, NOW), reported_room)
+    there = factories.assignment(WORKLOAD, REGION, namespace=TENANT, replicas=4, status=held)
+    critical = critical_workload(work, work.spec.recovery, asked.fleet(work, there))
+    targets = TargetSelector([asked.region], active_avoidances(asked.overrides, NOW), reported_headroom)
     assert bool(targets.refusal(critical, REGION)) is not stays
 
 
@@ -389,8 +389,8 @@ def test_avoided_recovery_target_stays_only_with_all_its_replicas_bound(bound: i
 )
 def test_emergency_quota_is_granted_in_the_regions_of_its_scope(scope: OverrideScope, regions: set[str]) -> None:
     asked = granted(emergency=scope)
-    quota = Quota(making.meta("quota", TENANT), QuotaSpec(hard={"cpu": "1", "memory": "64Gi"}))
-    needs = [making.assignment(WORKLOAD, where, namespace=TENANT, replicas=4) for where in (REGION, OTHER)]
+    quota = Quota(factories.meta("quota", TENANT), QuotaSpec(hard={"cpu": "1", "memory": "64Gi"}))
+    needs = [factories.assignment(WORKLOAD, where, namespace=TENANT, replicas=4) for where in (REGION, OTHER)]
     writes = grants.decide(quota.key, asked.fleet(asked.other_region(), quota, *needs), NOW).writes
     made = [w.object for w in writes if isinstance(w, Create) and isinstance(w.object, Grant)]
     assert {g.spec.region for g in made if g.spec.grant_class is GrantClass.EMERGENCY} == regions
@@ -413,6 +413,6 @@ async def test_budget_shrinks_below_an_objective_that_the_override_covers(
     cell = await Cell.open()
     await cell.put(*objects_that_back(asked))
     (budget,) = cell.every(RecoveryBudget)
-    case = Case(WHO, kind_of(budget), budget, None, cell.objects, "global", deleting=True, now=NOW)
-    assert (not list(budget_backs(case))) is allowed
+    case = AdmissionCase(WHO, kind_of(budget), budget, None, cell.objects, "global", deleting=True, now=NOW)
+    assert (not list(budget_backs_objectives(case))) is allowed
     await cell.close()

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from holdfast.gate.authenticate import Authenticator
+from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.gate import Gate
-from holdfast.gate.local import LocalClient
+from holdfast.gate.local_client import LocalClient
 from holdfast.gate.principal import CONTROLLERS, NODES, OPERATORS, TENANT_PREFIX, controller
-from holdfast.gate.tokens import TokenFile
+from holdfast.identity.authenticate import Authenticator
+from holdfast.identity.tokens import TokenFile
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create, Write
-from holdfast.runtime.ports import SystemPorts
 from holdfast.server.app import Application
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects

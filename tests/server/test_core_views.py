@@ -6,14 +6,14 @@ import asyncio
 
 import msgspec
 import pytest
+from tests import factories
 
-import making
 from holdfast.gate.principal import agent
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Key, ObjectMeta
-from holdfast.model.node import Contact, ContactBlock, Node, NodeSpec
+from holdfast.model.node import ContactBlock, ContactState, Node, NodeSpec
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.model.template import Template
 from holdfast.model.times import parse_time
@@ -49,7 +49,7 @@ def node(region: World, name: str = "n1") -> Node:
 
 
 async def test_core_node_shows_core_and_holdfast_fields(api: Api, region: World) -> None:
-    live = ContactBlock(state=Contact.LIVE, since="2026-01-02T03:04:05Z", reason="LeaseRenewed")
+    live = ContactBlock(state=ContactState.LIVE, since="2026-01-02T03:04:05Z", reason="LeaseRenewed")
     await region.commit(
         SetStatus("Node", Key("", "n1"), node(region).uid, blocks={"contact": live}), role="node-health"
     )
@@ -118,7 +118,7 @@ async def test_eviction_sets_drain_on_the_node(api: Api, region: World) -> None:
 
 
 async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: Api, region: World) -> None:
-    made = making.replica(0, making.assignment("web", "west", namespace="shop"), status=making.serving_status())
+    made = factories.replica(0, factories.assignment("web", "west", namespace="shop"), status=factories.serving_status())
     status = msgspec.structs.replace(
         made.status, placement=PlacementBlock(attempt=1, node="n1", binding="web-0.1", reservation="web-0.1")
     )
@@ -171,9 +171,9 @@ async def test_discovery_lists_eviction_subresource(api: Api) -> None:
 async def answered(region: World, lines: list[dict[str, str]]) -> None:
     """What an agent does: hears the question on its stream, and posts what it finds until there is no more."""
     node = Api(region.app, "holdfast:node:west:n1")
-    async with node.watch("/node/v1/n1/asks") as asks:
+    async with node.watch("/node/v1/n1/calls") as asks:
         ask = await asks.next()
-        path = f"/node/v1/n1/answers/{ask['id']}"
+        path = f"/node/v1/n1/responses/{ask['id']}"
         body = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         assert (await node.call("POST", path, b"")).json == {"more": True}
         await node.call("POST", f"{path}?end=true", body)
@@ -188,19 +188,19 @@ async def test_pod_log_is_served_by_the_agent(api: Api, region: World) -> None:
         ("?timestamps=true", "2026-01-02T03:04:01Z line 1\n2026-01-02T03:04:02Z line 2\n"),
     ):  # fmt: skip
         agent_answers = asyncio.create_task(answered(region, rows))
-        while "n1" not in region.app.asks.agents:
+        while "n1" not in region.app.agent_rpc.agents:
             await asyncio.sleep(0)
         said = await api.get(f"{POD}/log{query}")
         await agent_answers
         assert (said.code, said.body.decode()) == (200, text)
-    assert not region.app.asks.waiting and not region.app.asks.begun
+    assert not region.app.agent_rpc.pending and not region.app.agent_rpc.responding
     assert (await api.get(f"{POD}/log?tailLines=many")).code == 400
     assert (await api.get(POD.replace("web-0", "web-9") + "/log")).code == 404
 
 
 async def test_pod_log_with_agent_error_returns_503(api: Api, region: World) -> None:
     agent_answers = asyncio.create_task(answered(region, [{"error": "replica web-0: no logs on node n1"}]))
-    while "n1" not in region.app.asks.agents:
+    while "n1" not in region.app.agent_rpc.agents:
         await asyncio.sleep(0)
     said = await api.get(f"{POD}/log")
     await agent_answers

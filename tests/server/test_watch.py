@@ -162,7 +162,7 @@ async def test_many_watchers_receive_equal_events(api: Api, world: World) -> Non
 
 
 async def test_stalled_watcher_is_disconnected(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SEND_STALL_S", 0.2)
+    monkeypatch.setattr(limits, "SEND_STALL_TIMEOUT_S", 0.2)
     async with api.watch(f"{WORKLOADS}?watch=true") as events:
         events.reading.clear()
         await api.post(WORKLOADS, workload("a"))

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.sim.coverage import REASONS, TABLE, Coverage
-from holdfast.sim.remembered import recall, remember
-from holdfast.sim.runs import Total
-from holdfast.sim.unseen import ELSEWHERE
+from holdfast.sim.coverage import ALL_REASONS, LIFECYCLE_TRANSITIONS, Coverage
+from holdfast.sim.coverage_exemptions import EXEMPTIONS
+from holdfast.sim.parallel_runs import RunTotals
+from holdfast.sim.run_totals import load_totals, save_totals
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", EXEMPTIONS)
 def test_a_reason_given_elsewhere_exists_and_so_does_the_test_that_sees_it(name: str) -> None:
-    assert name in REASONS
-    path, _, function = ELSEWHERE[name].test.partition("::")
+    assert name in ALL_REASONS
+    path, _, function = EXEMPTIONS[name].test.partition("::")
     text = (ROOT / path).read_text()
     found = re.search(rf"^(async )?def {function}\b.*?(?=^(?:async )?def |^@|\Z)", text, re.MULTILINE | re.DOTALL)
     assert found is not None, f"{path} has no {function}"
@@ -26,23 +26,23 @@ def test_a_reason_given_elsewhere_exists_and_so_does_the_test_that_sees_it(name:
 
 def test_what_was_never_seen_is_told_with_its_reason() -> None:
     told = "\n".join(Coverage().lines())
-    assert "reasons: 0 of" in told and f"transitions: 0 of {len(TABLE)}; never: " in told
-    assert f"  Confined: {ELSEWHERE['Confined']}" in told
+    assert "reasons: 0 of" in told and f"transitions: 0 of {len(LIFECYCLE_TRANSITIONS)}; never: " in told
+    assert f"  Confined: {EXEMPTIONS['Confined']}" in told
 
 
 def test_what_was_seen_is_not_listed() -> None:
     seen = Coverage()
-    seen.transitions.update(TABLE)
-    seen.reasons.update(REASONS)
+    seen.transitions.update(LIFECYCLE_TRANSITIONS)
+    seen.reasons.update(ALL_REASONS)
     told = "\n".join(line for line in seen.lines() if not line.startswith("fault kinds"))
-    assert "never" not in told and "Confined" not in told
+    assert "never" not in told and "ResourceLimitsEnforced" not in told
 
 
 def _ran(**faults: int) -> Coverage:
     run = Coverage()
     run.transitions.update({("Queued", "Bound"): 3})
     struck = {name.replace("_", " "): count for name, count in faults.items()}
-    run.of_one_seed(struck, [name for name, count in struck.items() if count])
+    run.finish_seed(struck, [name for name, count in struck.items() if count])
     return run
 
 
@@ -60,11 +60,11 @@ def test_what_hardly_any_seed_has_is_told_with_its_share_however_often_it_strike
 
 def test_a_fault_that_strikes_and_is_never_felt_has_no_share() -> None:
     run = Coverage()
-    run.of_one_seed({"disk full": 3, "conflict": 1}, ["conflict"])
+    run.finish_seed({"disk full": 3, "conflict": 1}, ["conflict"])
     (faults,) = (line for line in run.lines() if line.startswith("fault kinds"))
     assert faults.endswith("in fewer than 1% of 1 seeds: disk full (0.0%)")
 
 
 def test_shares_are_kept_with_a_long_run(tmp_path: Path) -> None:
-    remember(tmp_path / "hours", Total(coverage=_ran(conflict=2)))
-    assert recall(tmp_path / "hours").coverage == _ran(conflict=2)
+    save_totals(tmp_path / "hours", RunTotals(coverage=_ran(conflict=2)))
+    assert load_totals(tmp_path / "hours").coverage == _ran(conflict=2)

@@ -6,18 +6,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.factories import assignment, replica, serving_status, with_new_revision, workload
 
 from holdfast.model.kinds import kind_of
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ReleaseBlock, Replica
 from holdfast.model.workload import Disruption, Workload
-from holdfast.sim.checkers import Changed, Commit
+from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.disruption import DisruptionChecker
-from holdfast.sim.declared import load
-from holdfast.sim.mutations import planted
-from holdfast.sim.scenario import play
+from holdfast.sim.mutations import applied_mutation
+from holdfast.sim.scenario_files import load_scenario
+from holdfast.sim.scenario_runs import run_variants
 from holdfast.store.contract import Txn
-from making import again, assignment, replica, serving_status, workload
 
 replace = msgspec.structs.replace
 
@@ -31,8 +31,8 @@ class Seen:
 
     def see(self, cell: str, kind: type[Any], old: Any, new: Any) -> list[str]:
         item = new if new is not None else old
-        change = Changed(f"/{kind_of(kind).plural}/{item.key}", kind_of(kind), old, new)
-        commit = Commit(cell, 1.0, 1.0, Txn(writes=()), (change,), {})
+        change = ObservedChange(f"/{kind_of(kind).plural}/{item.key}", kind_of(kind), old, new)
+        commit = ObservedCommit(cell, 1.0, 1.0, Txn(writes=()), (change,), {})
         return [what for promise, what, _ in self.checker.check(commit) if promise == "budget"]
 
     def serves(self, cell: str, ordinal: int, **spec: Any) -> Replica:
@@ -43,7 +43,7 @@ class Seen:
 
     def let_go(self, cell: str, old: Replica, reason: Reason = Reason.DRAINED) -> tuple[Replica, list[str]]:
         block = ReleaseBlock(reason=reason, attempt=old.status.placement.attempt)
-        new = again(old, status=replace(old.status, release=block))
+        new = with_new_revision(old, status=replace(old.status, release=block))
         return new, self.see(cell, Replica, old, new)
 
 
@@ -58,14 +58,14 @@ def test_who_serves_again_or_is_deleted_is_not_away():
     seen = Seen(1)
     gone, found = seen.let_go("east", seen.serves("east", 0))
     assert not found
-    seen.see("east", Replica, gone, again(gone, status=replace(gone.status, release=None)))
+    seen.see("east", Replica, gone, with_new_revision(gone, status=replace(gone.status, release=None)))
     gone, found = seen.let_go("west", seen.serves("west", 1))
     assert not found
     seen.see("west", Replica, gone, None)
     assert not seen.let_go("east", seen.serves("east", 3))[1]
 
 
-@pytest.mark.parametrize("reason", [Reason.NODE_LOST, Reason.EXITED, Reason.REPAIRED, Reason.REVISION_REPLACED])
+@pytest.mark.parametrize("reason", [Reason.NODE_LOST, Reason.EXITED, Reason.RESCHEDULED_BY_REPAIR, Reason.REVISION_REPLACED])
 def test_accidents_are_nobodys_choice(reason):
     seen = Seen(0)
     assert not seen.let_go("east", seen.serves("east", 0), reason)[1]
@@ -79,10 +79,10 @@ def test_reclaimable_work_makes_way_whatever_its_budget():
 
 @pytest.mark.slow
 def test_a_budget_of_each_region_is_seen():
-    scenario = load("drained-in-turn")
-    with planted("budget-of-each-region") as patch:
-        (played,) = play(scenario, 1)
-    assert patch.executed and not patch.tripped
-    assert {v.promise for v in played.outcome.violations} == {"budget"}
-    (played,) = play(scenario, 1)
+    scenario = load_scenario("drained-in-turn")
+    with applied_mutation("budget-per-region") as patch:
+        (played,) = run_variants(scenario, 1)
+    assert patch.executed and not patch.mutation_error
+    assert {v.invariant for v in played.outcome.violations} == {"budget"}
+    (played,) = run_variants(scenario, 1)
     assert played.ok

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.fleet.grants import need
-from holdfast.fleet.ordinals import share_ordinals
+from holdfast.fleet.grants import quota_demand
+from holdfast.fleet.ordinals import assign_ordinals
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.template import Template
@@ -44,22 +44,22 @@ def test_a_rollout_on_its_way_uses_the_room_for_its_surge_and_asks_for_no_more()
 
 
 def cpu(item: Assignment) -> int:
-    return sum(need(item).values())
+    return sum(quota_demand(item).values())
 
 
 def test_an_ordinal_is_in_one_region() -> None:
-    assert share_ordinals({"east": 2, "west": 1}, []) == {"east": (0, 1), "west": (2,)}
+    assert assign_ordinals({"east": 2, "west": 1}, []) == {"east": (0, 1), "west": (2,)}
 
 
 def test_an_ordinal_stays_where_it_is_and_moves_only_when_it_was_let_go() -> None:
     east = assignment("east", exclusive=Exclusivity(), ordinals=(0, 1), replicas=2)
     there = status(east, observed_epoch=2, replicas=2, ordinals=(0, 1))
-    assert share_ordinals({"east": 1, "west": 1}, [there]) == {"east": (0,), "west": ()}, "no third one beside the two"
+    assert assign_ordinals({"east": 1, "west": 1}, [there]) == {"east": (0,), "west": ()}, "no third one beside the two"
     shrunk = assignment("east", exclusive=Exclusivity(), ordinals=(0,), replicas=1, epoch=3)
     one = status(shrunk, observed_epoch=3, replicas=1, ordinals=(0,))
-    assert share_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=2)])["west"] == ()
-    assert share_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=3)])["west"] == ()
-    assert share_ordinals({"east": 1, "west": 1}, [one])["west"] == (1,)
+    assert assign_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=2)])["west"] == ()
+    assert assign_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=3)])["west"] == ()
+    assert assign_ordinals({"east": 1, "west": 1}, [one])["west"] == (1,)
 
 
 def both(item: Assignment, *, observed_epoch: int) -> Assignment:

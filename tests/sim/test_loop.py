@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from holdfast.sim.loop import NothingLeft, Process, VirtualLoop
+from holdfast.sim.loop import Process, SimulationStuck, VirtualLoop
 
 
 def loop(seed: int = 1) -> VirtualLoop:
@@ -29,7 +29,7 @@ def test_time_passes_only_when_nobody_is_ready() -> None:
         return seen
 
     assert world.run_until_complete(main()) == [0.0, 3600.0, 3602.0]
-    world.end()
+    world.shut_down()
 
 
 def test_one_process_keeps_the_order_of_asyncio_and_several_are_mixed_by_the_seed() -> None:
@@ -47,7 +47,7 @@ def test_one_process_keeps_the_order_of_asyncio_and_several_are_mixed_by_the_see
             )
 
         world.run_until_complete(main())
-        world.end()
+        world.shut_down()
         return seen
 
     orders = {tuple(order(seed)) for seed in range(20)}
@@ -62,7 +62,7 @@ def test_a_crash_runs_no_cleanup_and_what_it_sent_still_arrives() -> None:
     process = Process("cell", 1)
 
     async def work() -> None:
-        world.arrive_later(5.0, seen.append, "sent before the crash")
+        world.call_from_environment(5.0, seen.append, "sent before the crash")
         try:
             await asyncio.sleep(100)
         finally:
@@ -76,7 +76,7 @@ def test_a_crash_runs_no_cleanup_and_what_it_sent_still_arrives() -> None:
 
     world.run_until_complete(main())
     assert seen == ["sent before the crash"]
-    world.end()
+    world.shut_down()
 
 
 def test_a_paused_process_stands_still_while_its_timers_pass() -> None:
@@ -97,15 +97,15 @@ def test_a_paused_process_stands_still_while_its_timers_pass() -> None:
         await asyncio.sleep(1.5)
 
     world.run_until_complete(main())
-    world.end()
+    world.shut_down()
     assert seen == [1.0, 2.0, 12.5, 13.5]
 
 
 def test_a_world_in_which_nothing_can_happen_any_more_says_so() -> None:
     world = loop()
-    with pytest.raises(NothingLeft):
+    with pytest.raises(SimulationStuck):
         world.run_until_complete(asyncio.Event().wait())
-    world.end()
+    world.shut_down()
 
 
 def test_there_are_no_threads() -> None:
@@ -116,7 +116,7 @@ def test_there_are_no_threads() -> None:
             await asyncio.to_thread(print)
 
     world.run_until_complete(main())
-    world.end()
+    world.shut_down()
 
 
 def test_a_nap_ends_at_its_moment_in_order_with_timers_and_stands_still_with_its_process() -> None:
@@ -124,23 +124,23 @@ def test_a_nap_ends_at_its_moment_in_order_with_timers_and_stands_still_with_its
     process = Process("cell", 1)
 
     async def sleeper() -> None:
-        await world.nap(2.0)
+        await world.sleep_future(2.0)
         seen.append(("nap", world.time()))
 
     async def main() -> None:
-        world.arrive_later(1.0, lambda: seen.append(("arrived", world.time())))
+        world.call_from_environment(1.0, lambda: seen.append(("arrived", world.time())))
         world.spawn(process, sleeper())
         given_up = world.create_task(sleeper())
         await asyncio.sleep(0.5)
         given_up.cancel()
         world.pause(process)
-        await world.nap(3.0)
+        await world.sleep_future(3.0)
         assert seen == [("arrived", 1.0)]
         world.resume(process)
-        await world.nap(1.0)
+        await world.sleep_future(1.0)
 
     world.run_until_complete(main())
-    world.end()
+    world.shut_down()
     assert seen == [("arrived", 1.0), ("nap", 3.5)]
 
 
@@ -152,8 +152,8 @@ def test_what_belongs_to_no_process_happens_although_its_sender_died_and_may_fai
         raise ValueError("broken on its way")
 
     async def work() -> None:
-        world.arrive_later(1.0, breaks)
-        world.arrive_later(1.0, seen.append, "after it")
+        world.call_from_environment(1.0, breaks)
+        world.call_from_environment(1.0, seen.append, "after it")
 
     async def main() -> None:
         world.spawn(process, work())
@@ -162,7 +162,7 @@ def test_what_belongs_to_no_process_happens_although_its_sender_died_and_may_fai
         await asyncio.sleep(1.0)
 
     world.run_until_complete(main())
-    world.end()
+    world.shut_down()
     assert seen == ["after it"]
     assert [str(failure["exception"]) for failure in world.failures] == ["broken on its way"]
 
@@ -184,5 +184,5 @@ def test_a_generator_that_nobody_closes_is_counted() -> None:
     for reads, times in ((closes, 0), (drops, 1)):
         world = loop()
         world.run_until_complete(reads())
-        assert sum(world.dropped.values()) == times
-        world.end()
+        assert sum(world.unclosed_generators.values()) == times
+        world.shut_down()

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.factories import binding, meta, replica
 
-from holdfast.authority.protecting import Protected
-from holdfast.flow.plan.sparing import Sparing
+from holdfast.authority.protected_quota import ProtectedQuota
 from holdfast.model.binding import (
     Binding,
     CapacityClass,
-    Desired,
+    DesiredRunState,
     Intent,
     Reservation,
     ReservationPhase,
@@ -21,14 +21,14 @@ from holdfast.model.binding import (
 )
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of
-from holdfast.sim.chaos import Kind
-from holdfast.sim.checkers import Changed, Commit
+from holdfast.scheduling.plan.victim_selection import VictimSelection
+from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.protection import ProtectionChecker
-from holdfast.sim.declared import Declared, Expected, Scenario, Shape
-from holdfast.sim.runs import quiet
-from holdfast.sim.scenario import play
+from holdfast.sim.fault_injection import FaultKind
+from holdfast.sim.parallel_runs import silence_logs
+from holdfast.sim.scenario_files import DeclaredFault, Scenario, ScenarioExpectations, WorldSize
+from holdfast.sim.scenario_runs import run_variants
 from holdfast.store.contract import Txn
-from making import binding, meta, replica
 
 replace = msgspec.structs.replace
 
@@ -41,7 +41,7 @@ def runs(number: int, **spec: Any) -> Binding:
 
 def nominated(name: str, *victims: str, tenant: str = "acme") -> Reservation:
     intent = Intent(replica_uid=name, template_hash="h", attempt=1)
-    spec = ReservationSpec(replica=name, intent=intent, node="n1", victims=victims, rank=9)
+    spec = ReservationSpec(replica=name, intent=intent, node="n1", victims=victims, priority=9)
     return Reservation(meta(f"{name}.1", tenant), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
 
 
@@ -50,7 +50,7 @@ def judged(made: Reservation, *there: Any, protected: str = "4") -> list[str]:
     items = (made, copy, *there)
     state = {kind_of(type(item)).store_key(item.metadata.namespace, item.metadata.name): item for item in items}
     key = kind_of(Reservation).store_key(made.metadata.namespace, made.metadata.name)
-    commit = Commit("east", 1.0, 1.0, Txn(writes=()), (Changed(key, kind_of(Reservation), None, made),), state)
+    commit = ObservedCommit("east", 1.0, 1.0, Txn(writes=()), (ObservedChange(key, kind_of(Reservation), None, made),), state)
     return [promise for promise, _, _ in ProtectionChecker().check(commit)]
 
 
@@ -81,19 +81,19 @@ def test_what_is_not_ordinary_is_not_protected_and_protects_nobody(spec: dict[st
 
 
 def test_what_stops_for_a_reason_of_its_own_counts_until_it_is_gone() -> None:
-    assert not judged(ONE, runs(0), runs(1, desired=Desired.STOP))
+    assert not judged(ONE, runs(0), runs(1, desired=DesiredRunState.STOP))
     assert judged(ONE, runs(0), runs(1, quota_released=True)) == ["protection"]
 
 
 SCARCE = Scenario(
     "scarce",
     "All but one node of each region take no new work: who is stronger finds room only where others leave.",
-    Expected(),
-    shape=Shape(
-        nodes_per_region=3, faults_s=120.0, sorts=("service", "urgent", "batch", "resident", "hungry", "probed")
+    ScenarioExpectations(),
+    size=WorldSize(
+        nodes_per_region=3, faults_s=120.0, profiles=("service", "urgent", "batch", "resident", "hungry", "probed")
     ),
-    troubles=tuple(
-        Declared(Kind.CORDON, f"{region}-n{number}", at_s=2.0 + number, for_s=110.0)
+    faults=tuple(
+        DeclaredFault(FaultKind.CORDON, f"{region}-n{number}", at_s=2.0 + number, for_s=110.0)
         for region in ("east", "west")
         for number in range(2)
     ),
@@ -104,15 +104,15 @@ SEEDS_TRIED = 12
 @pytest.mark.slow
 def test_a_world_in_which_nothing_is_protected_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule a world breaks the promise; the very same world with it keeps all of them."""
-    quiet()
+    silence_logs()
     with monkeypatch.context() as patch:
-        patch.setattr(Sparing, "_beyond_protected", lambda self, ask, firm: True)
-        patch.setattr(Protected, "why_kept", lambda self, taker, victims: None)
+        patch.setattr(VictimSelection, "_beyond_protected", lambda self, ask, firm: True)
+        patch.setattr(ProtectedQuota, "protected_victim", lambda self, taker, victims: None)
         seed = next((s for s in range(1, SEEDS_TRIED + 1) if "protection" in promises_broken(s)), 0)
     assert seed, "in none of these worlds would anyone take what is protected"
     assert not promises_broken(seed)
 
 
 def promises_broken(seed: int) -> set[str]:
-    (played,) = play(SCARCE, seed)
-    return {violation.promise for violation in played.outcome.violations}
+    (played,) = run_variants(SCARCE, seed)
+    return {violation.invariant for violation in played.outcome.violations}

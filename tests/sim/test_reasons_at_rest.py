@@ -6,24 +6,24 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.factories import TEMPLATE, bound_status, meta, replica, workload
 
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Condition, Object
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduling_request import (
-    Member,
     RefusalCount,
+    RequestMember,
     SchedulingRequest,
     SchedulingRequestSpec,
     SchedulingRequestStatus,
 )
 from holdfast.model.times import micro_text
 from holdfast.model.workload import Workload
-from holdfast.sim.checkers.reasons import OVERDUE_S, without_reason
-from holdfast.sim.mutations import planted
-from holdfast.sim.runs import quiet
-from holdfast.sim.world import World
-from making import TEMPLATE, bound_status, meta, replica, workload
+from holdfast.sim.checkers.pending_reasons import RETRY_OVERDUE_S, unexplained_waits
+from holdfast.sim.mutations import applied_mutation
+from holdfast.sim.parallel_runs import silence_logs
+from holdfast.sim.simulation import Simulation
 
 NOW_S = 1_800_000_000.0
 WAITS = replica(1)
@@ -36,12 +36,12 @@ TOLD = {
 
 def found(*items: Object, cell: str = "east") -> list[str]:
     state = {kind_of(type(i)).store_key(i.metadata.namespace, i.metadata.name): i for i in items}
-    return [what for promise, what, _ in without_reason(cell, state, NOW_S) if promise == "reason"]
+    return [what for promise, what, _ in unexplained_waits(cell, state, NOW_S) if promise == "reason"]
 
 
 def asks(uid: str = WAITS.uid, **changes: Any) -> SchedulingRequest:
     spec = SchedulingRequestSpec(
-        workload="api", assignment="api-east", revision="r", template=TEMPLATE, members=(Member(name="x", uid=uid),)
+        workload="api", assignment="api-east", revision="r", template=TEMPLATE, members=(RequestMember(name="x", uid=uid),)
     )
     status = SchedulingRequestStatus(**{**TOLD, **changes})
     return SchedulingRequest(metadata=meta("ask", "acme"), spec=spec, status=status)
@@ -67,7 +67,7 @@ def test_who_says_why_and_what_for_waits_rightly() -> None:
         (asks("another"), "in no request"),
         (asks(reasons=()), "has no reason"),
         (asks(wake_on=(), next_try_at=""), "neither a retry time nor a wakeup event"),
-        (asks(next_try_at=micro_text(NOW_S - OVERDUE_S - 1.0)), "was not retried at"),
+        (asks(next_try_at=micro_text(NOW_S - RETRY_OVERDUE_S - 1.0)), "was not retried at"),
     ],
     ids=["nobody asks", "no reason", "no wake-up", "not tried again"],
 )
@@ -100,7 +100,7 @@ def test_a_workload_that_serves_or_says_why_not_is_well() -> None:
 
 @pytest.mark.slow
 def test_work_that_is_never_tried_again_is_seen() -> None:
-    quiet()
-    with planted("wake-up-lost"):
-        broken = ({violation.promise for violation in World(seed).run().violations} for seed in (1, 4, 5, 6))
+    silence_logs()
+    with applied_mutation("quota-wakeup-lost"):
+        broken = ({violation.invariant for violation in Simulation(seed).run().violations} for seed in (1, 4, 5, 6))
         assert any("reason" in promises for promises in broken)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from tests.factories import TEMPLATE, replica
 
 from holdfast.model.binding import (
     Binding,
@@ -19,10 +20,9 @@ from holdfast.model.binding import (
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node, NodeSpec
-from holdfast.sim.checkers import Changed, Commit
+from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.placement import PlacementChecker
 from holdfast.store.contract import Txn
-from making import TEMPLATE, replica
 
 
 class Region:
@@ -37,9 +37,9 @@ class Region:
         for item in items:
             kind = kind_of(item)
             key = kind.store_key(item.metadata.namespace, item.metadata.name)
-            changed.append(Changed(key, kind, self.state.get(key), item))
+            changed.append(ObservedChange(key, kind, self.state.get(key), item))
             self.state[key] = item
-        commit = Commit("us-east", 1.0, 1.0, Txn(), tuple(changed), self.state)
+        commit = ObservedCommit("us-east", 1.0, 1.0, Txn(), tuple(changed), self.state)
         return [promise for promise, _, _ in self.checker.check(commit)]
 
     def shrink(self) -> list[str]:

@@ -7,14 +7,14 @@ import dataclasses
 import msgspec
 import pytest
 
-import holdfast.cell
-from holdfast.controllers import regional_controllers
-from holdfast.runtime.controller import Controller
-from holdfast.sim import runs, story
-from holdfast.sim.declared import SHARE_UNSYNCED, Shape, shape_of
-from holdfast.sim.world import World
+import holdfast.cell.cell
+from holdfast.controllers.controller import Controller
+from holdfast.controllers.table import regional_controllers
+from holdfast.sim import failure_report, parallel_runs
+from holdfast.sim.scenario_files import NO_RESYNC_FRACTION, WorldSize, drawn_size
+from holdfast.sim.simulation import Simulation
 
-SMALL = Shape(nodes_per_region=2, faults_s=30.0, settle_s=200.0, stable_s=30.0, resyncing=False)
+SMALL = WorldSize(nodes_per_region=2, faults_s=30.0, convergence_timeout_s=200.0, stable_s=30.0, resync_enabled=False)
 
 
 def _deaf(name: str) -> object:
@@ -32,22 +32,22 @@ def _deaf(name: str) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["serve", "replicate"])
 def test_a_lost_wake_up_costs_time_with_resyncs_and_is_seen_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.quiet()
-    assert World(1, SMALL, enabled=()).run().ok
-    monkeypatch.setattr(holdfast.cell, "regional_controllers", _deaf(name))
-    assert World(1, msgspec.structs.replace(SMALL, resyncing=True), enabled=()).run().ok
-    deaf = World(1, SMALL, enabled=()).run()
-    assert deaf.unsettled, f"nothing woke {name}, and nobody noticed"
+    parallel_runs.silence_logs()
+    assert Simulation(1, SMALL, enabled=()).run().ok
+    monkeypatch.setattr(holdfast.cell.cell, "regional_controllers", _deaf(name))
+    assert Simulation(1, msgspec.structs.replace(SMALL, resync_enabled=True), enabled=()).run().ok
+    deaf = Simulation(1, SMALL, enabled=()).run()
+    assert deaf.unconverged, f"nothing woke {name}, and nobody noticed"
 
 
 def test_a_share_of_the_seeds_runs_without_resyncs() -> None:
-    without = sum(not shape_of(seed).resyncing for seed in range(1, 601))
-    assert 0.5 * SHARE_UNSYNCED < without / 600 < 1.5 * SHARE_UNSYNCED
+    without = sum(not drawn_size(seed).resync_enabled for seed in range(1, 601))
+    assert 0.5 * NO_RESYNC_FRACTION < without / 600 < 1.5 * NO_RESYNC_FRACTION
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])
 def test_no_wake_up_is_missing(seed: int) -> None:
-    runs.quiet()
-    outcome = World(seed, Shape(resyncing=False)).run()
-    assert outcome.ok, "\n".join([story.headline(outcome), *story.complaints(outcome)])
+    parallel_runs.silence_logs()
+    outcome = Simulation(seed, WorldSize(resync_enabled=False)).run()
+    assert outcome.ok, "\n".join([failure_report.headline(outcome), *failure_report.failure_lines(outcome)])

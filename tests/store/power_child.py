@@ -20,7 +20,7 @@ from holdfast.store.sqlite import SqliteStore
 
 # The log is copied into the file every few commits, by both who may do it.
 limits.STORE_CHECKPOINT_PAGES = 40  # type: ignore[misc]
-limits.STORE_CHECKPOINT_PAGES_MOST = 60  # type: ignore[misc]
+limits.STORE_CHECKPOINT_PAGES_MAX = 60  # type: ignore[misc]
 
 
 async def main() -> None:

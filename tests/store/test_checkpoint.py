@@ -30,7 +30,7 @@ async def test_wal_is_checkpointed_while_store_is_open(tmp_path: Path) -> None:
                 await asyncio.sleep(0.02)
         # A log that was copied whole is written anew from its beginning.
         await write(store, 1_000, 10 * limits.STORE_CHECKPOINT_PAGES // pages)
-        assert log.stat().st_size < 1.5 * limits.STORE_CHECKPOINT_PAGES_MOST * PAGE_BYTES
+        assert log.stat().st_size < 1.5 * limits.STORE_CHECKPOINT_PAGES_MAX * PAGE_BYTES
     finally:
         await store.close()
     again = SqliteStore(path)

@@ -8,8 +8,8 @@ import gc
 import msgspec
 import pytest
 import pytest_asyncio
+from tests import factories
 
-import making
 from holdfast.model import codec, kinds, limits
 from holdfast.model.core import Event
 from holdfast.model.errors import BadRequest, Conflict, Expired, Unavailable
@@ -56,7 +56,7 @@ def backing(request, tmp_path):
 
 @pytest_asyncio.fixture
 async def objects(backing):
-    made = Objects(backing, MemoryStore(keep=limits.EVENTS_KEPT))
+    made = Objects(backing, MemoryStore(keep=limits.EVENTS_MAX))
     await made.start()
     yield made
     await made.close()
@@ -79,7 +79,7 @@ async def drop(objects: Objects, *items) -> int:
 
 
 def binding(name: str, node: str, namespace: str = "acme"):
-    made = making.binding(making.replica(status=making.bound_status(node, name=name)), node)
+    made = factories.binding(factories.replica(status=factories.bound_status(node, name=name)), node)
     return msgspec.structs.replace(made, metadata=ObjectMeta(name=name, namespace=namespace, uid=f"uid-{name}"))
 
 
@@ -104,18 +104,18 @@ async def is_quiet(stream) -> bool:
 
 async def test_commit_is_readable_when_it_returns(objects):
     for i in range(20):
-        revision = await save(objects, making.workload(replicas=i))
+        revision = await save(objects, factories.workload(replicas=i))
         found = objects.get(WORKLOAD, "acme", "api")
         assert (found.spec.replicas, found.revision, objects.head(WORKLOAD)) == (i, revision, revision)
         entry = objects.entry(WORKLOAD, "acme", "api")
         assert codec.decode(WORKLOAD, entry.value, entry.revision) == found
-    await drop(objects, making.workload())
+    await drop(objects, factories.workload())
     assert objects.get(WORKLOAD, "acme", "api") is None
 
 
 async def test_commit_with_failed_compare_raises_conflict(objects):
     with pytest.raises(Conflict):
-        await objects.commit(None, Txn((Compare("/workloads/acme/api", 7),), (put(making.workload()),)))
+        await objects.commit(None, Txn((Compare("/workloads/acme/api", 7),), (put(factories.workload()),)))
 
 
 async def test_list_is_in_key_order_and_filtered(objects):
@@ -161,12 +161,12 @@ async def test_index_follows_changes(objects):
 
 
 async def test_stream_after_list_delivers_exactly_later_changes(objects):
-    await save(objects, making.workload("one"))
+    await save(objects, factories.workload("one"))
     listed, revision = objects.list(WORKLOAD)
     stream = objects.stream(WORKLOAD, after=revision)
-    await save(objects, making.workload("two"))
-    await save(objects, making.workload("one", replicas=9), making.node("n1"))
-    await drop(objects, making.workload("two"))
+    await save(objects, factories.workload("two"))
+    await save(objects, factories.workload("one", replicas=9), factories.node("n1"))
+    await drop(objects, factories.workload("two"))
     changes = await read(stream, 3)
     assert [(c.new and c.new.metadata.name, c.old and c.old.metadata.name) for c in changes] == [
         ("two", None),
@@ -178,15 +178,15 @@ async def test_stream_after_list_delivers_exactly_later_changes(objects):
     assert [codec.decode(WORKLOAD, c.value, c.revision) for c in changes[:2]] == [c.new for c in changes[:2]]
     assert codec.decode(WORKLOAD, changes[2].value, changes[0].revision) == changes[0].new
     assert await is_quiet(stream)
-    await save(objects, making.workload("three"))
+    await save(objects, factories.workload("three"))
     assert [c.new.metadata.name for c in await read(stream, 1)] == ["three"]
 
 
 async def test_namespace_stream_delivers_only_its_namespace(objects):
     stream = objects.stream(WORKLOAD, "acme", after=0)
-    await save(objects, making.workload("x", "other"), making.workload("a"), making.workload("y", "other"))
+    await save(objects, factories.workload("x", "other"), factories.workload("a"), factories.workload("y", "other"))
     assert [c.new.metadata.name for c in await read(stream, 1)] == ["a"]
-    await save(objects, making.workload("z", "other"), making.workload("b"))
+    await save(objects, factories.workload("z", "other"), factories.workload("b"))
     assert [c.new.metadata.name for c in await read(stream, 1)] == ["b"]
 
 
@@ -228,11 +228,11 @@ async def test_stream_with_several_fields_requires_all(objects):
 
 
 async def test_slow_stream_reader_gets_expired(objects, monkeypatch):
-    monkeypatch.setattr(limits, "WATCHER_BACKLOG_EVENTS", 50)
+    monkeypatch.setattr(limits, "WATCHER_BACKLOG_EVENTS_MAX", 50)
     slow, quick = objects.stream(WORKLOAD, after=0), objects.stream(WORKLOAD, after=0)
     assert await is_quiet(slow) and await is_quiet(quick)
     for i in range(60):
-        await save(objects, making.workload(replicas=i))
+        await save(objects, factories.workload(replicas=i))
         assert await read(quick, 1)
     with pytest.raises(Expired, match="behind"):
         await anext(slow)
@@ -242,7 +242,7 @@ async def test_slow_stream_reader_gets_expired(objects, monkeypatch):
 
 async def test_stream_resumes_from_any_revision(objects, monkeypatch):
     monkeypatch.setattr(objects._durable.cache(WORKLOAD).recent, "_keep_events", 5)
-    revisions = [await save(objects, making.workload(replicas=i), making.node(f"n{i}")) for i in range(20)]
+    revisions = [await save(objects, factories.workload(replicas=i), factories.node(f"n{i}")) for i in range(20)]
     for after in (0, revisions[2], revisions[17], revisions[19]):
         stream = objects.stream(WORKLOAD, after=after)
         expected = [i for i, revision in enumerate(revisions) if revision > after]
@@ -255,20 +255,20 @@ async def test_stream_resumes_from_any_revision(objects, monkeypatch):
 async def test_stream_of_unchanged_kind_is_live_at_once(objects, backing):
     """History before this process began holds nothing of the kind: the stream is live at once."""
     for i in range(5):
-        await save(objects, making.node(f"n{i}"))
+        await save(objects, factories.node(f"n{i}"))
     second = Objects(backing, MemoryStore())
     await second.start()
     stream = second.stream(WORKLOAD, after=1)
     assert await is_quiet(stream)
     assert stream._live is not None
-    await save(second, making.workload("w"))
+    await save(second, factories.workload("w"))
     assert len(await read(stream, 1)) == 1
     await second.close()
 
 
 async def test_stream_from_compacted_revision_expires(objects):
     for i in range(5):
-        await save(objects, making.workload(replicas=i))
+        await save(objects, factories.workload(replicas=i))
     objects._durable.cache(WORKLOAD).recent.drop_through(objects.head(WORKLOAD))
     await objects.store_of(WORKLOAD).compact(objects.head(WORKLOAD))
     with pytest.raises(Expired):
@@ -288,11 +288,11 @@ async def test_closed_stream_releases_its_subscription(objects):
 
 
 async def test_pages_of_past_revision_show_one_state(objects):
-    await save(objects, *(making.workload(f"w{i}") for i in range(7)))
+    await save(objects, *(factories.workload(f"w{i}") for i in range(7)))
     first = await objects.page(WORKLOAD, "acme", at=None, after="", limit=3)
     assert (names(first.items), first.more, first.remaining) == (["w0", "w1", "w2"], True, 4)
-    await save(objects, making.workload("w3", replicas=99), making.workload("w2x"))
-    await drop(objects, making.workload("w5"))
+    await save(objects, factories.workload("w3", replicas=99), factories.workload("w2x"))
+    await drop(objects, factories.workload("w5"))
     found, after = list(first.items), WORKLOAD.store_key("acme", "w2")
     while True:
         page = await objects.page(WORKLOAD, "acme", at=first.revision, after=after, limit=3)
@@ -309,21 +309,21 @@ async def test_pages_of_past_revision_show_one_state(objects):
 
 
 async def test_wait_for_revision_returns_when_reached_or_timed_out(objects):
-    head = await save(objects, making.workload())
+    head = await save(objects, factories.workload())
     assert await objects.wait_for(WORKLOAD, head, timeout_s=0.01)
     assert not await objects.wait_for(WORKLOAD, head + 1, timeout_s=0.01)
     waiting = asyncio.create_task(objects.wait_for(WORKLOAD, head + 1, timeout_s=5))
     await asyncio.sleep(0)
-    await save(objects, making.workload(replicas=8))
+    await save(objects, factories.workload(replicas=8))
     assert await waiting
 
 
 async def test_wait_for_revision_cancelled_with_result_is_cancelled(objects):
     """In the same turn of the loop: a task that took the result for its answer would never end."""
-    head = await save(objects, making.workload())
+    head = await save(objects, factories.workload())
     waiting = asyncio.create_task(objects.wait_for(WORKLOAD, head + 1, timeout_s=5))
     await asyncio.sleep(0)
-    saving = asyncio.create_task(save(objects, making.workload(replicas=8)))
+    saving = asyncio.create_task(save(objects, factories.workload(replicas=8)))
     while objects.head(WORKLOAD) == head:
         await asyncio.sleep(0)
     waiting.cancel()
@@ -333,7 +333,7 @@ async def test_wait_for_revision_cancelled_with_result_is_cancelled(objects):
 
 
 async def test_events_are_in_volatile_store_with_own_revisions(objects):
-    await save(objects, making.workload(), making.node())
+    await save(objects, factories.workload(), factories.node())
     event = Event(metadata=ObjectMeta(name="e", namespace="acme", uid="1"), reason="Tested")
     assert await save(objects, event) == 1
     assert objects.head(EVENT) == 1 and objects.head(WORKLOAD) == 2
@@ -380,7 +380,7 @@ async def test_objects_reload_after_expired_watch():
             if not self.expired:
                 self.expired = True
                 await self.forget.wait()
-                await self._store.commit(Txn(writes=(put(making.workload("missed")),)))
+                await self._store.commit(Txn(writes=(put(factories.workload("missed")),)))
                 raise Expired("compacted")
             async for changes in self._store.watch(prefix, after=after):
                 yield changes
@@ -393,6 +393,6 @@ async def test_objects_reload_after_expired_watch():
     with pytest.raises(Expired):
         await asyncio.wait_for(anext(stream), 5)
     assert names(objects.list(WORKLOAD)[0]) == ["missed"]
-    await save(objects, making.workload("next"))
+    await save(objects, factories.workload("next"))
     assert names(objects.list(WORKLOAD)[0]) == ["missed", "next"]
     await objects.close()

@@ -7,17 +7,17 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store import ordered
+from holdfast.store import ordered_keys
 from holdfast.store.contract import Put, Txn
 from holdfast.store.memory import MemoryStore
-from holdfast.store.ordered import OrderedKeys, upper_bound
+from holdfast.store.ordered_keys import OrderedKeys, upper_bound
 
 key = st.text(alphabet="ab/é\U0010ffff", max_size=5)
 
 
 @given(first=st.sets(key), steps=st.lists(key, max_size=60), prefix=key, after=key)
 def test_ordered_keys_behave_like_sorted_set(first, steps, prefix, after):
-    size, ordered.BUCKET_KEYS = ordered.BUCKET_KEYS, 3
+    size, ordered_keys.BUCKET_KEYS = ordered_keys.BUCKET_KEYS, 3
     try:
         keys, expected = OrderedKeys(first), sorted(first)
         for step in steps:
@@ -31,7 +31,7 @@ def test_ordered_keys_behave_like_sorted_set(first, steps, prefix, after):
         assert (list(keys.walk("")), len(keys)) == (expected, len(expected))
         assert (list(keys.walk(prefix, after)), keys.count(prefix, after)) == (wanted, len(wanted))
     finally:
-        ordered.BUCKET_KEYS = size
+        ordered_keys.BUCKET_KEYS = size
 
 
 @given(prefix=st.text(max_size=4), rest=st.text(max_size=3), other=st.text(max_size=6))

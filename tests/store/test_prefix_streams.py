@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 import pytest
+from tests import factories
 
-import making
 from holdfast.model import codec, kinds
 from holdfast.model.meta import ObjectMeta
 from holdfast.server.selectors import parse
@@ -19,7 +19,7 @@ BINDING = kinds.BY_NAME["Binding"]
 
 
 def binding(name: str, node: str):
-    made = making.binding(making.replica(status=making.bound_status(node, name=name)), node)
+    made = factories.binding(factories.replica(status=factories.bound_status(node, name=name)), node)
     return msgspec.structs.replace(made, metadata=ObjectMeta(name=name, namespace="acme", uid=f"uid-{name}"))
 
 

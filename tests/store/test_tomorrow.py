@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests import factories
 
-import making
-from holdfast.cell import GLOBAL, Cell
+from holdfast.cell.cell import GLOBAL, Cell
+from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.principal import OPERATORS, from_identity
 from holdfast.model import codec, kinds, limits
 from holdfast.model.errors import Conflict, StoreFailed
@@ -22,8 +23,7 @@ from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload, WorkloadSpec
 from holdfast.model.writes import Create, Update
-from holdfast.runtime.ports import SystemPorts
-from holdfast.sim.releases import SAYS, UNKNOWN, UNKNOWN_KIND_KEY, Release, stored
+from holdfast.sim.releases import UNKNOWN, UNKNOWN_KIND_KEY, UNKNOWN_VALUE, ReleaseVersion, stored_by
 from holdfast.store.contract import Put, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
@@ -76,7 +76,7 @@ class Platform:
         store = SqliteStore(self.path)
         page = await store.range("")
         puts = tuple(Put(entry.key, entry.value) for entry in page.entries)
-        made = stored(Release.NEXT, Txn(writes=(*puts, Put(f"{UNKNOWN_KIND_KEY}x", b'{"metadata":{"name":"x"}}'))))
+        made = stored_by(ReleaseVersion.NEXT, Txn(writes=(*puts, Put(f"{UNKNOWN_KIND_KEY}x", b'{"metadata":{"name":"x"}}'))))
         await store.commit(made)
         await store.close()
         return len(puts)
@@ -104,8 +104,8 @@ async def test_cell_runs_on_store_written_by_next_release(tmp_path: Path) -> Non
         assert found is not None and (found.spec, found.uid) == (before.spec, before.uid)
         entry = await platform.store.get(kinds.BY_NAME["Tenant"].store_key("", "acme"))
         assert entry is not None
-        served = msgspec.json.decode(codec.wire(kinds.BY_NAME["Tenant"], entry.value, entry.revision))
-        assert served[UNKNOWN] == SAYS and served["metadata"][UNKNOWN] == SAYS, "kept while nobody rewrites it"
+        served = msgspec.json.decode(codec.wire_bytes(kinds.BY_NAME["Tenant"], entry.value, entry.revision))
+        assert served[UNKNOWN] == UNKNOWN_VALUE and served["metadata"][UNKNOWN] == UNKNOWN_VALUE, "kept while nobody rewrites it"
         # What this release rewrites has what this release knows.
         await platform.scale("web", 7)
         key = kinds.BY_NAME["Workload"].store_key("acme", "web")
@@ -123,14 +123,14 @@ async def test_cell_runs_on_store_written_by_next_release(tmp_path: Path) -> Non
 async def test_objects_with_unknown_fields_are_read(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "cell.db")
     items = {
-        NODE: making.node("n1"),
-        REPLICA: making.replica(status=making.bound_status()),
-        REGION: making.region("east"),
+        NODE: factories.node("n1"),
+        REPLICA: factories.replica(status=factories.bound_status()),
+        REGION: factories.region("east"),
     }
     puts = {
         kind: Put(kind.store_key(i.metadata.namespace, i.metadata.name), codec.encode(i)) for kind, i in items.items()
     }
-    await store.commit(stored(Release.NEXT, Txn(writes=tuple(puts.values()))))
+    await store.commit(stored_by(ReleaseVersion.NEXT, Txn(writes=tuple(puts.values()))))
     objects = Objects(store, MemoryStore())
     await objects.start()
     try:
@@ -149,7 +149,7 @@ async def test_unknown_enum_value_stops_cell_naming_the_object(
 ) -> None:
     """Nobody here would know how to act on it, and a guess could be wrong about what may run where."""
     store = SqliteStore(tmp_path / "cell.db")
-    item = making.node("n1")
+    item = factories.node("n1")
     key = NODE.store_key("", "n1")
     value = codec.encode(item).replace(b'"Live"', b'"Dozing"')
     assert b"Dozing" in value

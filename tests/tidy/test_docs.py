@@ -53,7 +53,7 @@ def test_generated_pages_are_current(generator: ModuleType) -> None:
 
 def test_every_reason_is_documented(root: Path) -> None:
     page = (root / "docs" / "reasons.md").read_text()
-    missing = [reason.value for reason in Reason if f"| `{reason.value}` | {reason.says} |" not in page]
+    missing = [reason.value for reason in Reason if f"| `{reason.value}` | {reason.sentence} |" not in page]
     assert not missing
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import placement
+from holdfast.model import placement_api
 from holdfast.model.kinds import ALL
 
 CLOSED = {
@@ -46,11 +46,11 @@ CLOSED = {
 """Whoever adds a word adds it here, and nothing writes it before the release after the first that has it."""
 
 MESSAGES = (
-    placement.ReserveRequest,
-    placement.BindRequest,
-    placement.ReleaseRequest,
-    placement.RenewRequest,
-    placement.Answers,
+    placement_api.ReserveRequest,
+    placement_api.BindRequest,
+    placement_api.ReleaseRequest,
+    placement_api.RenewRequest,
+    placement_api.PlacementResponse,
 )
 
 

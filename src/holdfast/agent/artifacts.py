@@ -33,7 +33,7 @@ _CHUNK_BYTES = 1024 * 1024
 _DIGEST_PREFIX = "sha256:"
 
 
-class Artifacts:
+class ArtifactCache:
     """`install` runs in threads. One lock per cache prevents two downloads of the same artifact."""
 
     def __init__(self, root: Path) -> None:
@@ -44,13 +44,13 @@ class Artifacts:
         for part in root.glob("part-*"):
             _remove(part)
 
-    def warm(self) -> tuple[str, ...]:
+    def cached_digests(self) -> tuple[str, ...]:
         """Cached digests, most recently used first, at most ARTIFACTS_REPORTED_MAX. A hint for the scheduler."""
         known = [path for path in self._root.iterdir() if path.name.startswith("sha256-")]
         newest = sorted(known, key=lambda path: (-_last_use_s(path), path.name))
-        return tuple(path.name.replace("-", ":", 1) for path in newest[: limits.ARTIFACTS_TOLD])
+        return tuple(path.name.replace("-", ":", 1) for path in newest[: limits.ARTIFACTS_REPORTED_MAX])
 
-    def place(self, task_id: str, artifacts: Sequence[Artifact], work: Path) -> None:
+    def install(self, task_id: str, artifacts: Sequence[Artifact], work: Path) -> None:
         """Links each artifact into the working directory `work`. Raises StartFailed with the reason, or OSError."""
         work.mkdir(parents=True, exist_ok=True)
         digests = []
@@ -66,7 +66,7 @@ class Artifacts:
         self._in_use[task_id] = tuple(digests)
         self._evict()
 
-    def let_go(self, task_id: str) -> None:
+    def release(self, task_id: str) -> None:
         self._in_use.pop(task_id, None)
 
     def _path(self, digest: str) -> Path:
@@ -117,7 +117,7 @@ class Artifacts:
             sizes = {path: _size(path) for path in there}
             total = sum(sizes.values())
             for path in there:
-                if total <= limits.ARTIFACT_STORE_BYTES:
+                if total <= limits.ARTIFACT_CACHE_BYTES_MAX:
                     return
                 if path.name.replace("-", ":", 1) not in kept:
                     total -= sizes[path]

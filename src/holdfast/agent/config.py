@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.agent.detect import detect_capacity, detect_devices
+from holdfast.agent.capacity_detection import detect_capacity, detect_devices
 from holdfast.model.errors import Invalid
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, validate_node
@@ -77,13 +77,13 @@ def load(path: str | None = None, **options: Any) -> AgentConfig:
         devices=config.devices if "devices" in settings else detect_devices(),
         state_dir=str(Path(config.state_dir).expanduser().resolve()),
     )
-    causes = tuple(validate_node(node_of(config), None))
+    causes = tuple(validate_node(node_from_config(config), None))
     if causes:
         raise Invalid("; ".join(f"{cause.field}: {cause.message}" for cause in causes), causes)
     return config
 
 
-def node_of(config: AgentConfig) -> Node:
+def node_from_config(config: AgentConfig) -> Node:
     """The Node object that this agent registers."""
     spec = NodeSpec(
         zone=config.zone, pool=config.pool, address=config.address, capacity=config.capacity, devices=config.devices,
@@ -97,7 +97,7 @@ def merged_node(config: AgentConfig, stored: Node) -> Node | None:
 
     Cordon and drain, and labels and taints added by others, belong to the operator and stay.
     """
-    wanted = node_of(config)
+    wanted = node_from_config(config)
     taints = (*stored.spec.taints, *(taint for taint in config.taints if taint not in stored.spec.taints))
     spec = msgspec.structs.replace(
         wanted.spec, taints=taints, unschedulable=stored.spec.unschedulable, drain=stored.spec.drain,

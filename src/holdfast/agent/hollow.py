@@ -15,31 +15,46 @@ from pathlib import PurePath
 import msgspec
 import structlog
 
+from holdfast.agent.binding_watch import list_and_watch_bindings
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.decide import Acknowledge, Forget, Local, Now, Start, Stop, decide
-from holdfast.agent.describe import acknowledgement, execution_of, execution_write, may_wait_s
-from holdfast.agent.follow import follow_bindings
 from holdfast.agent.hollow_nodes import HollowNode, HollowNodes
-from holdfast.agent.reports import Reports
-from holdfast.agent.steps import BUSY, ended, is_zombie, running, starting, stopping
+from holdfast.agent.reports import ReportQueue
+from holdfast.agent.status_blocks import acknowledgement, execution_block, execution_write, max_delay_s
+from holdfast.agent.task_decision import (
+    Acknowledge,
+    ForgetTask,
+    Now,
+    StartTask,
+    StopTask,
+    TaskObservation,
+    decide,
+)
+from holdfast.agent.task_transitions import (
+    ACTIVE_STATES,
+    is_zombie,
+    to_ended,
+    to_running,
+    to_starting,
+    to_stopping,
+)
 from holdfast.client.contract import Client
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import times
 from holdfast.model.binding import Binding
 from holdfast.model.meta import Key
 from holdfast.model.node import Device
 from holdfast.model.quantity import Amount
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Exit
-from holdfast.model.template import Driver, RestartPolicy
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.tasks import end
+from holdfast.model.replica import ExitStatus
+from holdfast.model.template import DriverName, RestartPolicy
 
 _NAME_DIGITS = 5
 
 _log = structlog.get_logger()
 
 
-class Span(msgspec.Struct, frozen=True):
+class DelayRange(msgspec.Struct, frozen=True):
     """A delay drawn uniformly between two bounds."""
 
     low_s: float
@@ -49,13 +64,13 @@ class Span(msgspec.Struct, frozen=True):
         return chance.uniform(self.low_s, self.high_s)
 
 
-class Delays(msgspec.Struct, frozen=True):
+class HollowDelays(msgspec.Struct, frozen=True):
     """How long a hollow task takes to start, to pass its probes, to stop and, if it ends by itself, to finish."""
 
-    start: Span = Span(0.2, 1.0)
-    probe: Span = Span(0.2, 1.0)
-    stop: Span = Span(0.1, 0.5)
-    work: Span = Span(5.0, 15.0)
+    start: DelayRange = DelayRange(0.2, 1.0)
+    probe: DelayRange = DelayRange(0.2, 1.0)
+    stop: DelayRange = DelayRange(0.1, 0.5)
+    work: DelayRange = DelayRange(5.0, 15.0)
 
 
 class HollowConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +84,9 @@ class HollowConfig(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     labels: dict[str, str] = {}
     pool: str = "default"
-    delays: Delays = Delays()
+    delays: HollowDelays = HollowDelays()
 
-    def node(self, number: int) -> AgentConfig:
+    def agent_config(self, number: int) -> AgentConfig:
         return AgentConfig(
             name=f"{self.prefix}{number:0{_NAME_DIGITS}}",
             region=self.region,
@@ -81,7 +96,7 @@ class HollowConfig(msgspec.Struct, frozen=True, kw_only=True):
             capacity=self.capacity,
             devices=self.devices,
             labels=self.labels,
-            drivers=tuple(driver.value for driver in Driver),
+            drivers=tuple(driver.value for driver in DriverName),
         )
 
 
@@ -93,7 +108,7 @@ class _HollowTask:
         self.uid = binding.uid
         self.binding: Binding | None = binding
         self.last = binding
-        self.local = Local()
+        self.local = TaskObservation()
         self.acknowledged = False
         self.transition_timer: asyncio.TimerHandle | None = None
         self.decision_timer: asyncio.TimerHandle | None = None
@@ -113,9 +128,9 @@ class HollowHost:
         self._client = client
         self._ports = ports
         self._clock = ports.clock
-        self._reports = Reports(client, ports)
+        self._reports = ReportQueue(client, ports)
         self._nodes = HollowNodes(
-            [config.node(number) for number in range(config.count)],
+            [config.agent_config(number) for number in range(config.count)],
             client,
             self._reports,
             ports,
@@ -129,7 +144,7 @@ class HollowHost:
             asyncio.create_task(self._reports.run(), name="hollow:reports"),
             asyncio.create_task(self._nodes.run(), name="hollow:nodes"),
             asyncio.create_task(
-                follow_bindings(
+                list_and_watch_bindings(
                     self._client,
                     f"{self._config.prefix}*",
                     self._ports,
@@ -146,7 +161,7 @@ class HollowHost:
         finally:
             for unit in self._units.values():
                 unit.cancel_timers()
-            await end(*loops)
+            await cancel_and_wait(*loops)
 
     @property
     def running(self) -> int:
@@ -162,7 +177,7 @@ class HollowHost:
                 self._act(unit)
         for binding in bindings:
             self._binding_changed(binding, deleted=False)
-        self._nodes.now_listed()
+        self._nodes.mark_listed()
 
     def _binding_changed(self, binding: Binding, *, deleted: bool) -> None:
         unit = self._units.get(binding.uid)
@@ -190,52 +205,52 @@ class HollowHost:
         if unit.decision_timer is not None:
             unit.decision_timer.cancel()
             unit.decision_timer = None
-        if verdict.again_in_s is not None:
-            unit.decision_timer = asyncio.get_running_loop().call_later(verdict.again_in_s, self._act, unit)
+        if verdict.recheck_in_s is not None:
+            unit.decision_timer = asyncio.get_running_loop().call_later(verdict.recheck_in_s, self._act, unit)
         match verdict.action:
-            case Start(run=run):
+            case StartTask(run=run):
                 self._start(unit, run)
-            case Stop() as stop:
+            case StopTask() as stop:
                 self._stop(unit, stop)
             case Acknowledge() as acknowledge:
                 self._acknowledge(unit, acknowledge)
-            case Forget():
+            case ForgetTask():
                 self._forget(unit)
             case None:
                 pass
 
-    def _set(self, unit: _HollowTask, local: Local) -> None:
+    def _set(self, unit: _HollowTask, local: TaskObservation) -> None:
         """Updates the node's counts and reports the task to the region."""
-        unit.node.running += (local.state in BUSY) - (unit.local.state in BUSY)
+        unit.node.running += (local.state in ACTIVE_STATES) - (unit.local.state in ACTIVE_STATES)
         unit.local = local
         if unit.binding is not None:
-            block = execution_of(unit.binding, local, unit.node.config)
+            block = execution_block(unit.binding, local, unit.node.config)
             if block is not None:
-                self._reports.put(execution_write(unit.binding, block), wait_s=may_wait_s(block))
+                self._reports.put(execution_write(unit.binding, block), wait_s=max_delay_s(block))
         if unit.node.lease.fenced or unit.node.zombies:
             self._count_zombies(unit.node)
-        self._nodes.say(unit.node)
+        self._nodes.report(unit.node)
 
     def _count_zombies(self, node: HollowNode) -> None:
         now = self._now()
         units = self._by_node.get(node.name, {}).values()
         node.zombies = sum(is_zombie(unit.binding, unit.local, node.lease, now) for unit in units)
 
-    def _schedule(self, unit: _HollowTask, delay: Span, then: Callable[[_HollowTask], None]) -> None:
+    def _schedule(self, unit: _HollowTask, delay: DelayRange, then: Callable[[_HollowTask], None]) -> None:
         if unit.transition_timer is not None:
             unit.transition_timer.cancel()
         delay_s = delay.draw_s(self._ports.random)
         unit.transition_timer = asyncio.get_running_loop().call_later(delay_s, then, unit)
 
     def _start(self, unit: _HollowTask, run: int) -> None:
-        self._set(unit, starting(unit.local, run))
+        self._set(unit, to_starting(unit.local, run))
         self._schedule(unit, self._config.delays.start, self._started)
 
     def _started(self, unit: _HollowTask) -> None:
         probes = unit.last.spec.template.probes
         waits = probes.startup is not None or probes.readiness is not None
         now = self._now()
-        started = running(unit.local, pid=unit.local.run, started_at_s=now.wall_s, now=now)
+        started = to_running(unit.local, pid=unit.local.run, started_at_s=now.wall_s, now=now)
         since_s = 0.0 if waits else now.wall_s
         self._set(
             unit,
@@ -261,18 +276,18 @@ class HollowHost:
             self._schedule(unit, self._config.delays.work, self._finished)
 
     def _finished(self, unit: _HollowTask) -> None:
-        self._ended(unit, Exit(code=0, reason=Reason.FINISHED, at=times.micro_text(self._clock.now())), "")
+        self._ended(unit, ExitStatus(code=0, reason=Reason.FINISHED, at=times.micro_text(self._clock.now())), "")
 
-    def _stop(self, unit: _HollowTask, stop: Stop) -> None:
-        self._set(unit, stopping(unit.local, stop, self._now()))
+    def _stop(self, unit: _HollowTask, stop: StopTask) -> None:
+        self._set(unit, to_stopping(unit.local, stop, self._now()))
         self._schedule(unit, self._config.delays.stop, self._stopped)
 
     def _stopped(self, unit: _HollowTask) -> None:
         at = times.micro_text(self._clock.now())
-        self._ended(unit, Exit(signal="SIGTERM", reason=Reason.STOPPED_AS_ASKED, at=at), unit.local.stop_reason)
+        self._ended(unit, ExitStatus(signal="SIGTERM", reason=Reason.STOPPED_ON_REQUEST, at=at), unit.local.stop_reason)
 
-    def _ended(self, unit: _HollowTask, exit_: Exit, stop_reason: str) -> None:
-        self._set(unit, ended(unit.local, exit_, stop_reason, self._now()))
+    def _ended(self, unit: _HollowTask, exit_: ExitStatus, stop_reason: str) -> None:
+        self._set(unit, to_ended(unit.local, exit_, stop_reason, self._now()))
         self._act(unit)
 
     def _acknowledge(self, unit: _HollowTask, acknowledge: Acknowledge) -> None:

@@ -14,19 +14,19 @@ import msgspec
 import structlog
 
 from holdfast import __version__
-from holdfast.agent.config import AgentConfig, merged_node, node_of
-from holdfast.agent.decide import Lease
-from holdfast.agent.reports import Reports
+from holdfast.agent.config import AgentConfig, merged_node, node_from_config
+from holdfast.agent.reports import ReportQueue
+from holdfast.agent.task_decision import LeaseState
 from holdfast.client.contract import Client
+from holdfast.foundation.backoff import Backoff, jittered_s
+from holdfast.foundation.batches import batches
+from holdfast.foundation.ports import Ports
 from holdfast.model import limits
 from holdfast.model.errors import AlreadyExists, Conflict, Fault, NotFound
 from holdfast.model.node import Node, NodeExecution
-from holdfast.model.placement import Answer, RenewRequest, Result
+from holdfast.model.placement_api import PlacementOutcome, PlacementResult, RenewRequest
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import Create, SetStatus, Update, Write
-from holdfast.runtime.backoff import Backoff, jittered_s
-from holdfast.runtime.batches import batches
-from holdfast.runtime.ports import Ports
 
 _log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ class HollowNode:
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
-        self.lease = Lease()
+        self.lease = LeaseState()
         self.stored: Node | None = None
         self.running = 0
         self.zombies = 0
@@ -49,7 +49,7 @@ class HollowNode:
     def name(self) -> str:
         return self.config.name
 
-    def word(self, *, listed: bool, now_mono_s: float) -> SetStatus | None:
+    def next_report(self, *, listed: bool, now_mono_s: float) -> SetStatus | None:
         """The node report to send now, or None if the region's copy is recent enough."""
         if self.stored is None or self.lease.epoch == 0 or self.lease.fenced:
             return None
@@ -73,7 +73,7 @@ class HollowNodes:
     """`changed` is called for every node whose lease was granted or fenced."""
 
     def __init__(
-        self, configs: Sequence[AgentConfig], client: Client, reports: Reports, ports: Ports, *,
+        self, configs: Sequence[AgentConfig], client: Client, reports: ReportQueue, ports: Ports, *,
         changed: Callable[[HollowNode], None],
     ) -> None:  # fmt: skip
         self.by_name = {config.name: HollowNode(config) for config in configs}
@@ -95,16 +95,16 @@ class HollowNodes:
             for start in range(0, len(nodes), size):
                 group.create_task(self._keep_leases(nodes[start : start + size]))
 
-    def say(self, node: HollowNode) -> None:
-        word = node.word(listed=self.listed, now_mono_s=self._clock.monotonic())
+    def report(self, node: HollowNode) -> None:
+        word = node.next_report(listed=self.listed, now_mono_s=self._clock.monotonic())
         if word is not None:
             self._reports.put(word)
 
-    def now_listed(self) -> None:
+    def mark_listed(self) -> None:
         """The Bindings are known: from now on a node without zombies is reconciled."""
         self.listed = True
         for node in self.by_name.values():
-            self.say(node)
+            self.report(node)
 
     # The Node objects
 
@@ -128,12 +128,12 @@ class HollowNodes:
         writes: list[Write] = []
         for name, node in self.by_name.items():
             found = stored.get(name)
-            wanted = node_of(node.config) if found is None else merged_node(node.config, found)
+            wanted = node_from_config(node.config) if found is None else merged_node(node.config, found)
             if wanted is not None:
                 writes.append(Create(wanted) if found is None else Update(wanted))
             elif found is not None:
                 self._store_node(found)
-        for some in batches(writes, limits.WRITES_JOINED):
+        for some in batches(writes, limits.BATCH_WRITES_MAX):
             try:
                 made = await self._client.commit(some)
             except (Conflict, AlreadyExists, NotFound):
@@ -149,10 +149,10 @@ class HollowNodes:
         fenced = stored.status.fence.fenced_epoch
         if fenced > node.lease.fenced_epoch:
             lease = msgspec.structs.replace(node.lease, fenced_epoch=fenced)
-            node.lease = msgspec.structs.replace(lease, fenced=lease.fenced or lease.is_over(lease.epoch))
+            node.lease = msgspec.structs.replace(lease, fenced=lease.fenced or lease.is_fenced_epoch(lease.epoch))
             if node.lease.fenced:
                 self._changed(node)
-        self.say(node)
+        self.report(node)
 
     # Leases
 
@@ -163,7 +163,7 @@ class HollowNodes:
                 renewable = [node for node in nodes if self._can_renew(node)]
                 answered = bool(renewable) and await self._renew(renewable)
             except (Fault, TimeoutError, OSError) as fault:
-                _log.warning("renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
+                _log.warning("lease_renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
                 answered = False
             if answered:
                 backoff.reset()
@@ -178,7 +178,7 @@ class HollowNodes:
         if node.lease.fenced:
             if node.running:
                 return False
-            node.lease = msgspec.structs.replace(node.lease, epoch=0, until_mono_s=0.0, fenced=False)
+            node.lease = msgspec.structs.replace(node.lease, epoch=0, expires_mono_s=0.0, fenced=False)
         return True
 
     async def _renew(self, nodes: list[HollowNode]) -> bool:
@@ -187,33 +187,33 @@ class HollowNodes:
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):
             answers = await self._client.renew(request)
         renewed = [
-            self._apply_response(node, answer, sent_mono_s) for node, answer in zip(nodes, answers.answers, strict=True)
+            self._apply_response(node, answer, sent_mono_s) for node, answer in zip(nodes, answers.results, strict=True)
         ]
         return all(renewed)
 
-    def _apply_response(self, node: HollowNode, answer: Answer, sent_mono_s: float) -> bool:
+    def _apply_response(self, node: HollowNode, answer: PlacementResult, sent_mono_s: float) -> bool:
         lease = node.lease
-        if answer.result is not Result.REJECTED:
+        if answer.result is not PlacementOutcome.REJECTED:
             epoch = answer.epoch or lease.epoch
             until_mono_s = sent_mono_s + (answer.ttl_seconds or limits.NODE_LEASE_TTL_S)
-            if lease.is_over(epoch):
-                node.lease = msgspec.structs.replace(lease, epoch=epoch, until_mono_s=0.0, fenced=True)
+            if lease.is_fenced_epoch(epoch):
+                node.lease = msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=0.0, fenced=True)
                 self._changed(node)
                 return False
-            lapsed = lease.until_mono_s <= self._clock.monotonic()
+            lapsed = lease.expires_mono_s <= self._clock.monotonic()
             lease = lease.with_tenures(answer.tenures, sent_mono_s) if answer.tenures or lease.tenures else lease
             renewed = lease.tenures != node.lease.tenures
-            node.lease = msgspec.structs.replace(lease, epoch=epoch, until_mono_s=until_mono_s)
+            node.lease = msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=until_mono_s)
             if epoch != lease.epoch or lapsed or renewed:
                 self._changed(node)
-            self.say(node)
+            self.report(node)
             return True
         _log.info("renewal_refused", node=node.name, epoch=lease.epoch, reason=answer.reason)
         if answer.reason == Reason.NODE_FENCED:
             fenced = max(lease.fenced_epoch, lease.epoch)
-            node.lease = msgspec.structs.replace(lease, fenced_epoch=fenced, until_mono_s=0.0, fenced=True)
+            node.lease = msgspec.structs.replace(lease, fenced_epoch=fenced, expires_mono_s=0.0, fenced=True)
             self._changed(node)
-        elif answer.reason == Reason.NODE_GONE:
+        elif answer.reason == Reason.NODE_NOT_FOUND:
             node.stored = None
             self._missing.set()
         return False

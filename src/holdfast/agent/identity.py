@@ -17,21 +17,21 @@ import structlog
 
 from holdfast.agent.config import AgentConfig
 from holdfast.client.http import HttpClient
-from holdfast.gate.certificates import write_private
-from holdfast.gate.node_certificates import lifetime, new_key, request_for
+from holdfast.foundation import metrics
+from holdfast.foundation.backoff import Backoff, jittered_s
+from holdfast.foundation.ports import Ports
+from holdfast.identity.certificates import write_private
+from holdfast.identity.node_certificates import make_csr, new_key, validity_period
 from holdfast.model import limits
 from holdfast.model.errors import Fault
-from holdfast.model.join import Joined, JoinRequest, RenewalRequest
+from holdfast.model.join import JoinRequest, JoinResponse, RenewalRequest
 from holdfast.model.times import seconds_text
-from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff, jittered_s
-from holdfast.runtime.ports import Ports
 
 _log = structlog.get_logger()
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
-class Identity:
+class AgentIdentity:
     """`path` is the certificate file for clients. It is valid once `obtain` has returned."""
 
     def __init__(self, config: AgentConfig, ports: Ports) -> None:
@@ -54,18 +54,18 @@ class Identity:
                 continue
             if not warned:
                 where = self._config.join_token_file or "(no join token file is set)"
-                _log.warning("join_token_awaited", node=self._config.name, file=where)
+                _log.warning("join_token_missing", node=self._config.name, file=where)
                 warned = True
-            await self._ports.clock.sleep(limits.JOIN_LOOK_EVERY_S)
+            await self._ports.clock.sleep(limits.JOIN_TOKEN_POLL_S)
 
-    async def keep(self, client: HttpClient) -> None:
+    async def keep_valid(self, client: HttpClient) -> None:
         """Runs as long as the agent: renews the certificate in time, and joins again when a new token appears."""
         backoff = Backoff(self._ports.random, first_s=1.0, max_s=60.0)
         renew_at_s = self._renew_at_s()
         refused = ""
         while True:
-            await self._ports.clock.sleep(limits.JOIN_LOOK_EVERY_S)
-            metrics.AGENT_CERTIFICATE_LEFT.set(max(0.0, self._expires_s() - self._ports.clock.now()))
+            await self._ports.clock.sleep(limits.JOIN_TOKEN_POLL_S)
+            metrics.AGENT_CERTIFICATE_REMAINING.set(max(0.0, self._expires_s() - self._ports.clock.now()))
             token = self._new_token()
             try:
                 if token and token != refused:
@@ -78,7 +78,7 @@ class Identity:
                     continue
             except Fault as fault:
                 _log.warning(
-                    "certificate_not_renewed", node=self._config.name, reason=fault.reason, error=fault.message,
+                    "certificate_renewal_failed", node=self._config.name, reason=fault.reason, error=fault.message,
                     ends=seconds_text(self._expires_s()),
                 )  # fmt: skip
                 renew_at_s = self._ports.clock.now() + backoff.next_s()
@@ -91,7 +91,7 @@ class Identity:
         """Retries until the region responds, because the region may start later than the agent."""
         backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
         key = self._request_key()
-        join_request = JoinRequest(token=token, node=self._config.name, csr=request_for(key, self._config.name))
+        join_request = JoinRequest(token=token, node=self._config.name, csr=make_csr(key, self._config.name))
         client = HttpClient(self._config.url, self._ports, cell=self._config.region, ca=self._config.ca)
         try:
             while True:
@@ -111,7 +111,7 @@ class Identity:
 
     async def _renew(self, client: HttpClient) -> None:
         key = self._request_key()
-        made = await client.renew_certificate(RenewalRequest(csr=request_for(key, self._config.name)))
+        made = await client.renew_certificate(RenewalRequest(csr=make_csr(key, self._config.name)))
         self._store_certificate(key, made)
         _log.info("certificate_renewed", node=self._config.name, generation=made.generation, ends=made.expires_at)
 
@@ -120,7 +120,7 @@ class Identity:
             write_private(self._next_key, new_key())
         return self._next_key.read_bytes()
 
-    def _store_certificate(self, key: bytes, made: Joined) -> None:
+    def _store_certificate(self, key: bytes, made: JoinResponse) -> None:
         write_private(self.path, key + made.certificate.encode())
         self._next_key.unlink(missing_ok=True)
 
@@ -133,7 +133,7 @@ class Identity:
             used = self._used_token.read_text(encoding="utf-8").strip() if self._used_token.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
             if not isinstance(error, FileNotFoundError):
-                _log.warning("join_token_unreadable", file=self._config.join_token_file, error=str(error))
+                _log.warning("join_token_read_failed", file=self._config.join_token_file, error=str(error))
             return ""
         return token if token and (_hash(token) != used or not self.path.exists()) else ""
 
@@ -145,11 +145,11 @@ class Identity:
 
     def _renew_at_s(self) -> float:
         start_s, end_s = self._lifetime()
-        return start_s + jittered_s((end_s - start_s) * limits.NODE_CERTIFICATE_RENEW_AT, self._ports.random)
+        return start_s + jittered_s((end_s - start_s) * limits.NODE_CERTIFICATE_RENEW_FRACTION, self._ports.random)
 
     def _lifetime(self) -> tuple[float, float]:
         held = self.path.read_bytes()
-        return lifetime(held[held.index(_CERTIFICATE) :])
+        return validity_period(held[held.index(_CERTIFICATE) :])
 
 
 def _hash(token: str) -> str:

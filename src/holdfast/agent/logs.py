@@ -13,20 +13,20 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.drivers.records import TaskDir
+from holdfast.foundation.ports import Clock
 from holdfast.model import limits
-from holdfast.runtime.ports import Clock
 
 _FOLLOW_EVERY_S = 0.2
 _CHUNK_BYTES = 256 * 1024
 
 
-class Line(msgspec.Struct, frozen=True, gc=False):
+class StoredLogLine(msgspec.Struct, frozen=True, gc=False):
     """`stream` is stdout or stderr; `complete` is False for a part of a line that continues."""
 
     at: str
     stream: str
     text: str
-    whole: bool = True
+    complete: bool = True
 
 
 class TaskLogs(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class TaskLogs(msgspec.Struct, frozen=True):
     path: Path
 
 
-def find(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLogs]:
+def find_task_logs(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLogs]:
     """All attempts of a replica that have logs on this node."""
     found = []
     for path in tasks_dir.glob(f"{namespace}_*"):
@@ -49,40 +49,40 @@ def find(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLogs]:
     return [logs for _, logs in sorted(found, key=lambda pair: -pair[0])]
 
 
-def files(path: Path) -> list[Path]:
+def log_files(path: Path) -> list[Path]:
     """The log file and its rotated parts, oldest first."""
-    numbered = [path.with_name(f"{path.name}.{index}") for index in range(limits.LOG_FILES_KEPT, 0, -1)]
+    numbered = [path.with_name(f"{path.name}.{index}") for index in range(limits.LOG_FILES_MAX, 0, -1)]
     return [part for part in (*numbered, path) if part.exists()]
 
 
-def parse(raw: bytes) -> Line:
+def parse_line(raw: bytes) -> StoredLogLine:
     at, _, rest = raw.decode(errors="replace").partition(" ")
     tag, _, text = rest.partition(" ")
     if tag not in ("O", "E", "o", "e"):
-        return Line(at="", stream="stdout", text=raw.decode(errors="replace"))
-    return Line(at=at, stream="stderr" if tag in "Ee" else "stdout", text=text, whole=tag.isupper())
+        return StoredLogLine(at="", stream="stdout", text=raw.decode(errors="replace"))
+    return StoredLogLine(at=at, stream="stderr" if tag in "Ee" else "stdout", text=text, complete=tag.isupper())
 
 
-def tail(path: Path, lines: int) -> Iterator[Line]:
+def tail(path: Path, lines: int) -> Iterator[StoredLogLine]:
     """The last lines across all rotated parts, oldest first."""
     kept: deque[bytes] = deque(maxlen=min(lines, limits.LOG_TAIL_LINES_MAX))
-    for part in files(path):
+    for part in log_files(path):
         try:
             with part.open("rb") as f:
                 kept.extend(line.rstrip(b"\n") for line in f)
         except FileNotFoundError:
             continue  # rotated in the meantime
-    return map(parse, kept)
+    return map(parse_line, kept)
 
 
-async def follow(path: Path, clock: Clock, *, lines: int = 0) -> AsyncIterator[Line]:
+async def follow(path: Path, clock: Clock, *, lines: int = 0) -> AsyncIterator[StoredLogLine]:
     """The last lines, then every new line, until the caller stops iterating."""
     reader = _Reader(path)
     for line in reader.begin(lines):
         yield line
     while True:
         for raw in reader.more():
-            yield parse(raw)
+            yield parse_line(raw)
         await clock.sleep(_FOLLOW_EVERY_S)
 
 
@@ -94,16 +94,16 @@ class _Reader:
         self._file = path.open("rb") if path.exists() else None
         self._rest = b""
 
-    def begin(self, lines: int) -> list[Line]:
+    def begin(self, lines: int) -> list[StoredLogLine]:
         """The last lines. Reading continues exactly after them."""
         if self._file is None:
             return []
-        older = [raw for part in files(self._path)[:-1] for raw in part.read_bytes().splitlines()]
+        older = [raw for part in log_files(self._path)[:-1] for raw in part.read_bytes().splitlines()]
         data = self._file.read()
         whole, _, self._rest = data.rpartition(b"\n")
         newest = whole.split(b"\n") if whole else []
         wanted = min(lines, limits.LOG_TAIL_LINES_MAX)
-        return [parse(raw) for raw in (older + newest)[-wanted:]] if wanted else []
+        return [parse_line(raw) for raw in (older + newest)[-wanted:]] if wanted else []
 
     def more(self) -> Iterator[bytes]:
         if self._file is None:

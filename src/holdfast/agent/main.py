@@ -14,22 +14,22 @@ from pathlib import Path
 import structlog
 
 from holdfast import __version__
-from holdfast.agent.answers import Answers
-from holdfast.agent.artifacts import Artifacts
+from holdfast.agent.artifacts import ArtifactCache
+from holdfast.agent.cgroups import choose_isolation
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import Driver
 from holdfast.agent.drivers.oci import OciDriver, find_runtime
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.groups import confinement
-from holdfast.agent.memory import FileMemory
-from holdfast.agent.node_report import Traits
+from holdfast.agent.node_report import NodeTraits
+from holdfast.agent.persisted_state import FileStateStore
 from holdfast.agent.probes import NetworkProber
-from holdfast.agent.supervisor import Supervisor
+from holdfast.agent.rpc_server import AgentRpcServer
+from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.client.contract import Client
+from holdfast.foundation.ports import Ports, SystemPorts
+from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model.errors import Invalid
-from holdfast.model.template import Driver as DriverName
-from holdfast.runtime.ports import Ports, SystemPorts
-from holdfast.runtime.tasks import end
+from holdfast.model.template import DriverName
 
 _log = structlog.get_logger()
 
@@ -38,32 +38,32 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
     """Runs until a signal or a failure. Without a client it creates its own from the configuration and closes it."""
     _raise_file_limit()
     ports = ports or SystemPorts()
-    memory = FileMemory(Path(config.state_dir))
-    held = confinement(config.name, config.isolation)
+    memory = FileStateStore(Path(config.state_dir))
+    held = choose_isolation(config.name, config.isolation)
     own = client is None
     background: tuple[asyncio.Task[None], ...] = ()
     try:
         if client is None:
             client, background = await _connect(config, ports)
-        artifacts = Artifacts(Path(config.state_dir) / "artifacts")
+        artifacts = ArtifactCache(Path(config.state_dir) / "artifacts")
         driver: Driver = ProcessDriver(config.tasks_dir, ports.clock, confinement=held, artifacts=artifacts)
         drivers: dict[str, Driver] = {DriverName.PROCESS: driver}
         if DriverName.OCI in config.drivers:
             inner = ProcessDriver(config.oci_dir / "tasks", ports.clock, confinement=held, artifacts=artifacts)
             drivers[DriverName.OCI] = OciDriver(inner, config.oci_dir, find_runtime())
-        supervisor = Supervisor(
+        supervisor = TaskSupervisor(
             config, client, drivers=drivers, prober=NetworkProber(driver, drivers), memory=memory, ports=ports,
-            traits=lambda: Traits(warm=artifacts.warm(), isolation=held.kind, weakness=held.weakness),
+            traits=lambda: NodeTraits(cached_artifacts=artifacts.cached_digests(), isolation=held.kind, limitation=held.limitation),
         )  # fmt: skip
         _log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
         answering = _start_rpc_server(config, client, supervisor, ports)
         try:
             await _run_until_signal(supervisor, config)
         finally:
-            await end(*answering)
+            await cancel_and_wait(*answering)
         _log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
     finally:
-        await end(*background)
+        await cancel_and_wait(*background)
         if own and client is not None:
             await client.close()
         held.close()
@@ -71,14 +71,14 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
 
 
 def _start_rpc_server(
-    config: AgentConfig, client: Client, supervisor: Supervisor, ports: Ports
+    config: AgentConfig, client: Client, supervisor: TaskSupervisor, ports: Ports
 ) -> tuple[asyncio.Task[None], ...]:
     """Agent calls exist only over HTTP: a client inside the cell's process has no stream for them."""
     from holdfast.client.http import HttpClient
 
     if not isinstance(client, HttpClient):
         return ()
-    answers = Answers(config.name, client, (config.tasks_dir, config.oci_dir / "tasks"), ports, supervisor.tasks)
+    answers = AgentRpcServer(config.name, client, (config.tasks_dir, config.oci_dir / "tasks"), ports, supervisor.running_tasks)
     return (asyncio.create_task(answers.run(), name="agent:answers"),)
 
 
@@ -91,15 +91,15 @@ async def _connect(config: AgentConfig, ports: Ports) -> tuple[Client, tuple[asy
     if config.cert or config.url.startswith("http:"):
         shown = HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=config.cert, key=config.key)
         return shown, ()
-    from holdfast.agent.identity import Identity
+    from holdfast.agent.identity import AgentIdentity
 
-    identity = Identity(config, ports)
+    identity = AgentIdentity(config, ports)
     await identity.obtain()
     client = HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=str(identity.path))
-    return client, (asyncio.create_task(identity.keep(client), name="agent:identity"),)
+    return client, (asyncio.create_task(identity.keep_valid(client), name="agent:identity"),)
 
 
-async def _run_until_signal(supervisor: Supervisor, config: AgentConfig) -> None:
+async def _run_until_signal(supervisor: TaskSupervisor, config: AgentConfig) -> None:
     stop_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,7 +113,7 @@ async def _run_until_signal(supervisor: Supervisor, config: AgentConfig) -> None
         elif config.stop_work_on_exit:
             await supervisor.stop_work()
     finally:
-        await end(running, waiting)
+        await cancel_and_wait(running, waiting)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 

@@ -13,25 +13,25 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.agent.registration import Registration
-from holdfast.agent.reports import Reports
+from holdfast.agent.reports import ReportQueue
+from holdfast.foundation.ports import Clock
 from holdfast.model import limits
 from holdfast.model.meta import Condition, find_condition
 from holdfast.model.node import NodeExecution, Quarantine
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import SetStatus
-from holdfast.runtime.ports import Clock
 
 
-class Traits(msgspec.Struct, frozen=True):
+class NodeTraits(msgspec.Struct, frozen=True):
     """Properties of the node apart from its tasks."""
 
-    warm: tuple[str, ...] = ()
+    cached_artifacts: tuple[str, ...] = ()
     isolation: str = ""
-    weakness: str = ""
+    limitation: str = ""
 
 
 class NodeReport:
-    def __init__(self, registration: Registration, reports: Reports, clock: Clock) -> None:
+    def __init__(self, registration: Registration, reports: ReportQueue, clock: Clock) -> None:
         self._registration = registration
         self._reports = reports
         self._clock = clock
@@ -42,8 +42,8 @@ class NodeReport:
         self._sent_overcommitted = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def say(
-        self, *, listed: bool, zombies: int, running: int, traits: Traits, quarantine: Quarantine | None = None,
+    def update(
+        self, *, listed: bool, zombies: int, running: int, traits: NodeTraits, quarantine: Quarantine | None = None,
         overcommitted: str = "",
     ) -> None:  # fmt: skip
         """`overcommitted` is the message for bound claims above the node's capacity; empty if they fit."""
@@ -58,7 +58,7 @@ class NodeReport:
             message = overcommitted
         block = NodeExecution(
             epoch=lease.epoch, reconciled=reconciled, running=running, agent_version=__version__, message=message,
-            warm=traits.warm, isolation=traits.isolation, quarantine=quarantine,
+            cached_artifacts=traits.cached_artifacts, isolation=traits.isolation, quarantine=quarantine,
         )  # fmt: skip
         if self._timer is not None:
             self._timer.cancel()
@@ -67,9 +67,9 @@ class NodeReport:
             self._send(block, traits)
         elif block != self._last:
             busy_s = limits.NODE_REPORT_EVERY_S - (self._clock.monotonic() - self._sent_mono_s)
-            wait_s = limits.NODE_REPORT_QUIET_S if busy_s > 0 else 0.0
+            wait_s = limits.NODE_REPORT_DEBOUNCE_S if busy_s > 0 else 0.0
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._send, block, traits)
-        elif self._registration.read_mono_s > self._sent_mono_s + limits.NODE_REPORT_EVERY_S and (
+        elif self._registration.node_read_mono_s > self._sent_mono_s + limits.NODE_REPORT_EVERY_S and (
             node.status.execution != block
         ):
             # Reported long before the Node was read, and missing there: an older release dropped unknown fields.
@@ -78,21 +78,21 @@ class NodeReport:
             # Queued again: an unchanged report is not sent, and a report lost to a conflict is.
             self._reports.put(SetStatus(kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}))
 
-    def rest(self) -> None:
+    def cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _send(self, block: NodeExecution, traits: Traits, *, again: bool = False) -> None:
+    def _send(self, block: NodeExecution, traits: NodeTraits, *, again: bool = False) -> None:
         node, lease = self._registration.node, self._registration.lease
         if node is None or lease.epoch != block.epoch or lease.fenced:
             return
         self._last, self._sent_mono_s, self._node_uid = block, self._clock.monotonic(), node.uid
         conditions: list[Condition] = []
         if traits.isolation:
-            well = not traits.weakness
+            well = not traits.limitation
             conditions.append(Condition(
-                type="Confined", status="True" if well else "False",
-                reason=Reason.CONFINED if well else Reason.WEAKLY_CONFINED, message=traits.weakness,
+                type="ResourceLimitsEnforced", status="True" if well else "False",
+                reason=Reason.RESOURCE_LIMITS_ENFORCED if well else Reason.RESOURCE_LIMITS_PARTIAL, message=traits.limitation,
             ))  # fmt: skip
         over = block.reconciled and bool(block.message)
         if over or self._sent_overcommitted or find_condition(node.status.conditions, "Overcommitted") is not None:
@@ -103,7 +103,7 @@ class NodeReport:
         report = SetStatus(
             kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}, conditions=tuple(conditions)
         )
-        (self._reports.say_again if again else self._reports.put)(report)
+        (self._reports.resend if again else self._reports.put)(report)
 
 
 def _decisions_equal(a: NodeExecution, b: NodeExecution) -> bool:

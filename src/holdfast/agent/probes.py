@@ -15,12 +15,12 @@ from typing import Protocol
 import msgspec
 
 from holdfast.agent.drivers.contract import Driver
+from holdfast.foundation.ports import Clock
 from holdfast.model import limits
 from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProbe
-from holdfast.runtime.ports import Clock
 
 
-class Target(msgspec.Struct, frozen=True):
+class ProbeTarget(msgspec.Struct, frozen=True):
     """Where the task listens. `ports` are in the template's order; a probe without a port name uses the first."""
 
     task_id: str
@@ -32,7 +32,7 @@ class Target(msgspec.Struct, frozen=True):
         return self.ports.get(name, 0) if name else next(iter(self.ports.values()), 0)
 
 
-class Checked(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     ok: bool
     message: str = ""
 
@@ -40,11 +40,11 @@ class Checked(msgspec.Struct, frozen=True):
 class Prober(Protocol):
     """Performs a single check. The simulation has its own implementation."""
 
-    async def check(self, target: Target, probe: Probe) -> Checked:
+    async def check(self, target: ProbeTarget, probe: Probe) -> ProbeResult:
         """Returns within the probe's timeout, whatever the task does."""
 
 
-class Streak:
+class ThresholdCounter:
     """Turns single checks into a stable result, which changes after `success_threshold` or `failure_threshold` in a
     row.
     """
@@ -52,27 +52,27 @@ class Streak:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._good = self._bad = 0
-        self.verdict: bool | None = None
+        self.passing: bool | None = None
 
     def add(self, ok: bool) -> bool:
         """Returns whether the result changed."""
         self._good, self._bad = (self._good + 1, 0) if ok else (0, self._bad + 1)
-        before = self.verdict
+        before = self.passing
         if self._good >= self._probe.success_threshold:
-            self.verdict = True
+            self.passing = True
         elif self._bad >= self._probe.failure_threshold:
-            self.verdict = False
-        return self.verdict is not before
+            self.passing = False
+        return self.passing is not before
 
 
-Said = Callable[[str, bool, str], None]
+ProbeCallback = Callable[[str, bool, str], None]
 """(startup, readiness or liveness; whether it passes; the message of the last check)"""
 
 
-class ProbeRun:
+class TaskProbes:
     """The probes of one run of a task, from its start until `stop`."""
 
-    def __init__(self, probes: Probes, target: Target, prober: Prober, clock: Clock, on_result: Said) -> None:
+    def __init__(self, probes: Probes, target: ProbeTarget, prober: Prober, clock: Clock, on_result: ProbeCallback) -> None:
         self._target, self._prober, self._clock, self._on_result = target, prober, clock, on_result
         first = asyncio.create_task(self._run(probes), name=f"probes:{target.task_id}")
         self._tasks: list[asyncio.Task[bool]] = [first]
@@ -90,23 +90,23 @@ class ProbeRun:
 
     async def _follow(self, name: str, probe: Probe) -> bool:
         """Checks every period. Startup returns with its result; the others run until cancelled."""
-        streak = Streak(probe)
+        streak = ThresholdCounter(probe)
         await self._clock.sleep(probe.initial_delay_seconds)
         while True:
             began = self._clock.monotonic()
             checked = await self._check(probe)
             if streak.add(checked.ok):
-                self._on_result(name, bool(streak.verdict), checked.message)
+                self._on_result(name, bool(streak.passing), checked.message)
                 if name == "startup":
-                    return bool(streak.verdict)
+                    return bool(streak.passing)
             took_s = self._clock.monotonic() - began
             await self._clock.sleep(max(0.0, probe.period_seconds - took_s))
 
-    async def _check(self, probe: Probe) -> Checked:
+    async def _check(self, probe: Probe) -> ProbeResult:
         try:
             return await self._prober.check(self._target, probe)
         except Exception as error:  # a crashed prober counts as a failed check
-            return Checked(ok=False, message=f"the check crashed: {type(error).__name__}: {error}")
+            return ProbeResult(ok=False, message=f"the check crashed: {type(error).__name__}: {error}")
 
 
 class NetworkProber(Prober):
@@ -116,7 +116,7 @@ class NetworkProber(Prober):
         self._driver = driver
         self._others = others or {}
 
-    async def check(self, target: Target, probe: Probe) -> Checked:
+    async def check(self, target: ProbeTarget, probe: Probe) -> ProbeResult:
         try:
             async with asyncio.timeout(probe.timeout_seconds):
                 if probe.http is not None:
@@ -126,19 +126,19 @@ class NetworkProber(Prober):
                 if probe.exec is not None:
                     return await self._exec(target, probe.exec, probe.timeout_seconds)
         except TimeoutError:
-            return Checked(ok=False, message=f"{_name(target, probe)}: no response within {probe.timeout_seconds:g} s")
+            return ProbeResult(ok=False, message=f"{_name(target, probe)}: no response within {probe.timeout_seconds:g} s")
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            return Checked(ok=False, message=f"{_name(target, probe)}: {error}")
-        return Checked(ok=True)
+            return ProbeResult(ok=False, message=f"{_name(target, probe)}: {error}")
+        return ProbeResult(ok=True)
 
-    async def _exec(self, target: Target, probe: ExecProbe, timeout_s: float) -> Checked:
+    async def _exec(self, target: ProbeTarget, probe: ExecProbe, timeout_s: float) -> ProbeResult:
         driver = self._others.get(target.driver, self._driver)
         result = await driver.execute(target.task_id, probe.command, timeout_s)
         message = f"{' '.join(probe.command)}: exit code {result.code}: {result.output}"
-        return Checked(ok=result.code == 0, message=message)
+        return ProbeResult(ok=result.code == 0, message=message)
 
 
-def _name(target: Target, probe: Probe) -> str:
+def _name(target: ProbeTarget, probe: Probe) -> str:
     if probe.http is not None:
         return f"GET {probe.http.scheme.lower()}://{target.address}:{target.port(probe.http.port)}{probe.http.path}"
     if probe.tcp is not None:
@@ -146,18 +146,18 @@ def _name(target: Target, probe: Probe) -> str:
     return " ".join(probe.exec.command) if probe.exec is not None else "probe"
 
 
-async def _tcp(target: Target, probe: TcpProbe) -> Checked:
+async def _tcp(target: ProbeTarget, probe: TcpProbe) -> ProbeResult:
     _, writer = await asyncio.open_connection(target.address, target.port(probe.port))
     _drop(writer)
-    return Checked(ok=True, message=f"TCP {target.address}:{target.port(probe.port)}: connected")
+    return ProbeResult(ok=True, message=f"TCP {target.address}:{target.port(probe.port)}: connected")
 
 
-async def _http(target: Target, probe: HttpProbe) -> Checked:
+async def _http(target: ProbeTarget, probe: HttpProbe) -> ProbeResult:
     """One GET over a new connection; status 200 to 399 passes. Only the beginning of the response is read."""
     port = target.port(probe.port)
     context = _unverified() if probe.scheme.upper() == "HTTPS" else None
     reader, writer = await asyncio.open_connection(
-        target.address, port, limit=limits.PROBE_OUTPUT_BYTES * 16, ssl=context
+        target.address, port, limit=limits.PROBE_OUTPUT_BYTES_MAX * 16, ssl=context
     )
     try:
         head = f"GET {probe.path} HTTP/1.1\r\nHost: {target.address}:{port}\r\nUser-Agent: holdfast-probe\r\n"
@@ -172,14 +172,14 @@ async def _http(target: Target, probe: HttpProbe) -> Checked:
     finally:
         _drop(writer)
     where = f"GET {probe.scheme.lower()}://{target.address}:{port}{probe.path}"
-    return Checked(ok=ok, message=f"{where}: {code}{': ' + body if body else ''}")
+    return ProbeResult(ok=ok, message=f"{where}: {code}{': ' + body if body else ''}")
 
 
 async def _some_body(reader: asyncio.StreamReader) -> str:
     """The beginning of a failing response's body, for the message."""
     with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         await reader.readuntil(b"\r\n\r\n")
-    data = await reader.read(limits.PROBE_OUTPUT_BYTES)
+    data = await reader.read(limits.PROBE_OUTPUT_BYTES_MAX)
     return " ".join(data.decode(errors="replace").split())[:200]
 
 

@@ -13,19 +13,19 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import structlog
 
-from holdfast.agent.config import AgentConfig, merged_node, node_of
-from holdfast.agent.decide import Lease
-from holdfast.agent.memory import Facts, Memory
+from holdfast.agent.config import AgentConfig, merged_node, node_from_config
+from holdfast.agent.persisted_state import PersistedState, StateStore
+from holdfast.agent.task_decision import LeaseState
 from holdfast.client.contract import Client
+from holdfast.foundation import metrics
+from holdfast.foundation.backoff import Backoff, jittered_s
+from holdfast.foundation.ports import Ports
 from holdfast.model import limits
 from holdfast.model.errors import AlreadyExists, Conflict, Fault, StaleToken
 from holdfast.model.node import Node
-from holdfast.model.placement import Answer, RenewRequest, Result
+from holdfast.model.placement_api import PlacementOutcome, PlacementResult, RenewRequest
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import Create, Update
-from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff, jittered_s
-from holdfast.runtime.ports import Ports
 
 _log = structlog.get_logger()
 
@@ -37,7 +37,7 @@ class Registration:
     """`changed` is called on every change of the lease; `quiesce` returns when no task runs on the node."""
 
     def __init__(
-        self, config: AgentConfig, client: Client, memory: Memory, ports: Ports, *,
+        self, config: AgentConfig, client: Client, memory: StateStore, ports: Ports, *,
         changed: Callable[[], None], quiesce: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._config = config
@@ -49,14 +49,14 @@ class Registration:
         self._changed = changed
         self._quiesce = quiesce
         facts = memory.load()
-        self.lease = Lease(
-            epoch=facts.epoch, fenced_epoch=facts.fenced_epoch, until_mono_s=facts.lease_until_mono_s,
+        self.lease = LeaseState(
+            epoch=facts.epoch, fenced_epoch=facts.fenced_epoch, expires_mono_s=facts.lease_until_mono_s,
             fenced=0 < facts.epoch <= facts.fenced_epoch,
         )  # fmt: skip
         self._incarnation = facts.incarnation
         """Newest cell incarnation seen. A lease from an older incarnation is void."""
         self.node: Node | None = None
-        self.read_mono_s = 0.0
+        self.node_read_mono_s = 0.0
         """When `node` was read."""
         self._reread_mono_s = 0.0
         """When to read the Node again: it may have been deleted, and an idle agent has no watch on it."""
@@ -87,7 +87,7 @@ class Registration:
         for _ in range(NODE_WRITE_ATTEMPTS):
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
                 stored = await self._client.get(Node, self._config.name)
-                wanted = node_of(self._config) if stored is None else merged_node(self._config, stored)
+                wanted = node_from_config(self._config) if stored is None else merged_node(self._config, stored)
                 if wanted is None:
                     self._adopt_node(stored)
                     return
@@ -103,11 +103,11 @@ class Registration:
         raise Conflict(f"node {self._config.name}: changed by another writer during every attempt to register it")
 
     def _adopt_node(self, node: Node | None) -> None:
-        self.node, self.read_mono_s = node, self._clock.monotonic()
+        self.node, self.node_read_mono_s = node, self._clock.monotonic()
         fenced = node.status.fence.fenced_epoch if node is not None else 0
         if fenced > self.lease.fenced_epoch:
             lease = msgspec.structs.replace(self.lease, fenced_epoch=fenced)
-            self._set(msgspec.structs.replace(lease, fenced=lease.fenced or lease.is_over(lease.epoch)))
+            self._set(msgspec.structs.replace(lease, fenced=lease.fenced or lease.is_fenced_epoch(lease.epoch)))
 
     async def _renew(self) -> bool:
         sent_mono_s = self._clock.monotonic()
@@ -116,33 +116,33 @@ class Registration:
             answers = await self._client.renew(request)
         if 0 < answers.incarnation < self._incarnation:
             heard, found = self._incarnation, answers.incarnation
-            _log.error("former_life_refused", node=self._config.name, heard=heard, found=found)
+            _log.error("stale_cell_incarnation_rejected", node=self._config.name, heard=heard, found=found)
             raise StaleToken(
                 f"region {self._config.region}: response from a cell that was replaced by a restore (expected "
                 f"incarnation {self._incarnation}, found {answers.incarnation}); next: stop the process that still "
                 "serves the old data"
             )
         self._incarnation = max(self._incarnation, answers.incarnation)
-        return self._apply_response(answers.answers[0], sent_mono_s)
+        return self._apply_response(answers.results[0], sent_mono_s)
 
-    def _apply_response(self, answer: Answer, sent_mono_s: float) -> bool:
-        if answer.result is not Result.REJECTED:
+    def _apply_response(self, answer: PlacementResult, sent_mono_s: float) -> bool:
+        if answer.result is not PlacementOutcome.REJECTED:
             ttl_s = answer.ttl_seconds or limits.NODE_LEASE_TTL_S
             epoch = answer.epoch or self.lease.epoch
-            metrics.AGENT_LEASE_LEFT.set(max(0.0, self.lease.until_mono_s - self._clock.monotonic()))
+            metrics.AGENT_LEASE_REMAINING.set(max(0.0, self.lease.expires_mono_s - self._clock.monotonic()))
             lease = self.lease.with_tenures(answer.tenures, sent_mono_s)
-            if lease.is_over(epoch):
+            if lease.is_fenced_epoch(epoch):
                 # Nothing may run under a fenced epoch. The next registration gets a higher one.
-                self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=0.0, fenced=True))
+                self._set(msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=0.0, fenced=True))
                 return False
-            self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
+            self._set(msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=sent_mono_s + ttl_s, fenced=False))
             return True
         _log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
                     message=answer.message)  # fmt: skip
         if answer.reason == Reason.NODE_FENCED:
             fenced = max(self.lease.fenced_epoch, self.lease.epoch)
-            self._set(msgspec.structs.replace(self.lease, fenced_epoch=fenced, until_mono_s=0.0, fenced=True))
-        elif answer.reason == Reason.NODE_GONE:
+            self._set(msgspec.structs.replace(self.lease, fenced_epoch=fenced, expires_mono_s=0.0, fenced=True))
+        elif answer.reason == Reason.NODE_NOT_FOUND:
             self.node = None
         return False
 
@@ -151,18 +151,18 @@ class Registration:
         self._changed()
         await self._quiesce()
         self.node = None
-        self._set(msgspec.structs.replace(self.lease, epoch=0, until_mono_s=0.0, fenced=False))
+        self._set(msgspec.structs.replace(self.lease, epoch=0, expires_mono_s=0.0, fenced=False))
 
-    def _set(self, lease: Lease) -> None:
+    def _set(self, lease: LeaseState) -> None:
         """An epoch takes effect only once it is persisted. On a full disk the lease end may go unpersisted."""
-        facts = Facts(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.until_mono_s,
+        facts = PersistedState(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.expires_mono_s,
                       incarnation=self._incarnation)  # fmt: skip
-        lasts = facts.lasting != self._memory.load().lasting
+        lasts = facts.durable_fields != self._memory.load().durable_fields
         try:
             self._memory.save(facts)
         except OSError as error:
             if lasts:
                 raise
-            _log.warning("lease_unremembered", node=self._config.name, error=str(error))
+            _log.warning("lease_persist_failed", node=self._config.name, error=str(error))
         self.lease = lease
         self._changed()

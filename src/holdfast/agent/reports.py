@@ -16,16 +16,16 @@ import msgspec
 import structlog
 
 from holdfast.client.contract import Client
+from holdfast.foundation import metrics
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.batches import send_divided
+from holdfast.foundation.ports import Ports
 from holdfast.model import limits
 from holdfast.model.errors import Conflict, Fault, Final, Unauthorized
 from holdfast.model.meta import Key
 from holdfast.model.writes import SetStatus
-from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.batches import send_divided
-from holdfast.runtime.ports import Ports
 
-Address = tuple[str, Key, str]
+ReportKey = tuple[str, Key, str]
 
 _log = structlog.get_logger()
 _accepted = metrics.AGENT_REPORTS.labels(result="accepted")
@@ -33,16 +33,16 @@ _refused = metrics.AGENT_REPORTS.labels(result="refused")
 _delayed = metrics.AGENT_REPORTS.labels(result="delayed")
 
 
-class Reports:
+class ReportQueue:
     def __init__(self, client: Client, ports: Ports) -> None:
         self._client = client
         self._clock = ports.clock
         self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
-        self._pending: dict[Address, SetStatus] = {}
-        self._delayed_reports: dict[Address, SetStatus] = {}
+        self._pending: dict[ReportKey, SetStatus] = {}
+        self._delayed_reports: dict[ReportKey, SetStatus] = {}
         """Delayed reports. A newer report about the same object replaces them."""
-        self._sent: dict[Address, SetStatus] = {}
-        self._unanswered: dict[Address, float] = {}
+        self._sent: dict[ReportKey, SetStatus] = {}
+        self._unanswered: dict[ReportKey, float] = {}
         """Object → until when an unanswered report may still arrive and overwrite newer ones. Infinite until a later
         report is accepted, then REPORT_RESEND_AFTER_S. Reports sent before that time are sent again."""
         self._due = asyncio.Event()
@@ -63,12 +63,12 @@ class Reports:
         self._pending[address] = merged
         self._due.set()
 
-    def _delay_passed(self, address: Address) -> None:
+    def _delay_passed(self, address: ReportKey) -> None:
         write = self._delayed_reports.pop(address, None)
         if write is not None:  # no newer report replaced it
             self.put(write)
 
-    def say_again(self, write: SetStatus) -> None:
+    def resend(self, write: SetStatus) -> None:
         """Sends a report even if it was accepted before: the region was observed to have another value."""
         self._sent.pop((write.kind, write.key, write.uid), None)
         self.put(write)
@@ -90,7 +90,7 @@ class Reports:
         """Sends everything queued. Returns False if the region was unreachable; the caller then retries."""
         async with self._flushing:
             while self._pending:
-                batch = [self._pending[a] for a in list(self._pending)[: limits.WRITES_JOINED]]
+                batch = [self._pending[a] for a in list(self._pending)[: limits.BATCH_WRITES_MAX]]
                 for write in batch:
                     del self._pending[(write.kind, write.key, write.uid)]
                 if not await self._deliver(batch):
@@ -140,13 +140,13 @@ class Reports:
                 self._sent[address] = _merge(self._sent.get(address), write)
         return True
 
-    def _resend_later(self, address: Address, write: SetStatus) -> None:
+    def _resend_later(self, address: ReportKey, write: SetStatus) -> None:
         """Schedules a second send of an accepted report. An earlier report got no response; if it arrives late, it
         would overwrite this one. A newer queued report replaces the resend.
         """
         self._sent.pop(address, None)
         now_s = self._clock.monotonic()
-        until_s = min(self._unanswered[address], now_s + limits.AGENT_DOUBTED_AGAIN_S)
+        until_s = min(self._unanswered[address], now_s + limits.REPORT_RESEND_AFTER_S)
         self._unanswered[address] = until_s
         if address not in self._pending and address not in self._delayed_reports:
             self.put(write, wait_s=max(0.0, until_s - now_s))

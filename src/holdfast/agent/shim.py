@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 
-Record = dict[str, str]
+ShimRecord = dict[str, str]
 
 
 def boot_id() -> str:
@@ -34,17 +34,17 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
-def record_text(record: Record) -> bytes:
+def encode_record(record: ShimRecord) -> bytes:
     return "".join(f"{key} {' '.join(value.split())}\n" for key, value in record.items()).encode()
 
 
-def write_record(path: str, record: Record) -> None:
+def write_record(path: str, record: ShimRecord) -> None:
     """`key value` lines. The file becomes visible under its name only when complete."""
     part = path + ".part"
     # A reserved file keeps its disk blocks, so that an exit can be recorded on a full disk.
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        data = record_text(record)
+        data = encode_record(record)
         os.write(fd, data)
         os.ftruncate(fd, len(data))
         os.fsync(fd)
@@ -62,7 +62,7 @@ def reserve_record(path: str, size: int) -> None:
         os.close(fd)
 
 
-def read_record(path: str) -> Record | None:
+def read_record(path: str) -> ShimRecord | None:
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
             pairs = (line.rstrip("\n").partition(" ") for line in f)

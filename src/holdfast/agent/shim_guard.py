@@ -19,11 +19,11 @@ import time
 TFD_TIMER_ABSTIME = 1
 TFD_CLOEXEC = os.O_CLOEXEC
 TFD_NONBLOCK = os.O_NONBLOCK
-NEVER = float("inf")
+NO_DEADLINE = float("inf")
 LEASE_BYTES = 64
 KILL_EVERY_S = 0.01
-KILL_ROUNDS = 6000
-READ_AGAIN = 8
+KILL_ROUNDS_MAX = 6000
+READ_ATTEMPTS = 8
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,7 +32,7 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def lease_text(epoch: int, until_s: float) -> bytes:
+def encode_deadline(epoch: int, until_s: float) -> bytes:
     """Fixed length, so that it is overwritten in place even on a full disk; written twice, so that a torn read is
     detected.
     """
@@ -42,7 +42,7 @@ def lease_text(epoch: int, until_s: float) -> bytes:
 
 def read_lease(path: str) -> tuple[int, float]:
     """Epoch and end of the node's lease; zeros if it cannot be read."""
-    for _ in range(READ_AGAIN):
+    for _ in range(READ_ATTEMPTS):
         try:
             with open(path, "rb") as f:
                 words = f.read(LEASE_BYTES).split()
@@ -54,12 +54,12 @@ def read_lease(path: str) -> tuple[int, float]:
     return 0, 0.0
 
 
-def read_until(path: str) -> float:
+def read_run_until(path: str) -> float:
     """Deadline of a run, from a file of the same format; NO_DEADLINE if there is no file."""
     if not os.path.exists(path):
-        return NEVER
+        return NO_DEADLINE
     _, end = read_lease(path)
-    return NEVER if not end and not os.path.exists(path) else end  # it may have been removed in between
+    return NO_DEADLINE if not end and not os.path.exists(path) else end  # it may have been removed in between
 
 
 class Deadline:
@@ -70,17 +70,17 @@ class Deadline:
 
     def read(self) -> tuple[float, str]:
         """The time and the reason; infinity if there is no deadline."""
-        end, reason = NEVER, ""
+        end, reason = NO_DEADLINE, ""
         if self.lease:
             epoch, end = read_lease(self.lease)
-            reason = "LeaseLapsed"
+            reason = "LeaseExpired"
             if self.epoch and epoch != self.epoch:
                 end = 0.0
-        until = read_until(self.until)
-        return (until, reason or "ProvisionalEnded") if until < end else (end, reason)
+        until = read_run_until(self.until)
+        return (until, reason or "ProvisionalExpired") if until < end else (end, reason)
 
 
-class Timer:
+class BoottimeTimer:
     """A file descriptor that becomes readable at a CLOCK_BOOTTIME time, or right after a suspend that passed it."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Timer:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def set(self, at_s: float) -> None:
-        whole = 0 if at_s == NEVER else max(1, int(at_s * 1e9))  # zero would disarm the timer
+        whole = 0 if at_s == NO_DEADLINE else max(1, int(at_s * 1e9))  # zero would disarm the timer
         spec = struct.pack("qqqq", 0, 0, whole // 10**9, whole % 10**9)
         libc.timerfd_settime(self.fd, TFD_TIMER_ABSTIME, spec, None)
 
@@ -162,7 +162,7 @@ def start_guard(deadline: Deadline, *, force_s: float, groups: list[str], mark: 
 
 
 def _guard(deadline: Deadline, force_s: float, groups: list[str], mark: bytes) -> None:
-    timer = Timer()
+    timer = BoottimeTimer()
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(timer.fd, select.POLLIN)
@@ -179,13 +179,13 @@ def _guard(deadline: Deadline, force_s: float, groups: list[str], mark: bytes) -
             end_s, _ = deadline.read()
             if boottime() >= end_s - force_s:
                 _kill_until_gone(groups, mark)
-                end_s = NEVER
+                end_s = NO_DEADLINE
             timer.set(end_s - force_s)
 
 
 def _kill_until_gone(groups: list[str], mark: bytes) -> None:
     """Kills until nothing is left: a concurrent fork may escape one round, but not the next."""
-    for _ in range(KILL_ROUNDS):
+    for _ in range(KILL_ROUNDS_MAX):
         if not kill_all(groups, mark):
             return
         time.sleep(KILL_EVERY_S)

@@ -11,7 +11,7 @@ import time
 LINE_BYTES_MAX = 16384
 
 
-class Output:
+class LogWriter:
     """A line is `TIME TAG text`. The tag is O or E for a complete line of stdout or stderr, o or e for a part of a
     line.
     """
@@ -20,7 +20,7 @@ class Output:
         self.path, self.max_bytes, self.files = path, max_bytes, files
         self.pending = [b"", b""]
         self.lost_bytes = 0
-        self.why_lost = ""
+        self.loss_reason = ""
         self._unreported = 0
         self.fd = -1
         self.size = 0
@@ -31,7 +31,7 @@ class Output:
             self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
             self.size = os.fstat(self.fd).st_size
         except OSError as error:
-            self.fd, self.size, self.why_lost = -1, 0, error.strerror or str(error)
+            self.fd, self.size, self.loss_reason = -1, 0, error.strerror or str(error)
 
     def feed(self, stream: int, data: bytes) -> None:
         data = self.pending[stream] + data
@@ -66,17 +66,17 @@ class Output:
         if self.fd < 0:
             self._open()
         if self._unreported and self.fd >= 0:
-            notice = f"holdfast: {self._unreported} bytes of output lost here: {self.why_lost}\n".encode()
+            notice = f"holdfast: {self._unreported} bytes of output lost here: {self.loss_reason}\n".encode()
             piece = self._line_prefix(b"E") + notice + piece
         try:
             written = os.write(self.fd, piece)
         except OSError as error:
-            written, self.why_lost = 0, error.strerror or str(error)
+            written, self.loss_reason = 0, error.strerror or str(error)
         self.size += written
         if written < len(piece):
             self.lost_bytes += len(piece) - written
             self._unreported += len(piece) - written
-            self.why_lost = self.why_lost or "No space left on device"
+            self.loss_reason = self.loss_reason or "No space left on device"
         else:
             self._unreported = 0
 
@@ -91,6 +91,6 @@ class Output:
             if self.files <= 1:
                 os.unlink(self.path)
         except OSError as error:
-            self.why_lost = error.strerror or str(error)
+            self.loss_reason = error.strerror or str(error)
         finally:
             self._open()

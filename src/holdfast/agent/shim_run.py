@@ -12,20 +12,28 @@ import sys
 import time
 
 from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
-from holdfast.agent.shim_guard import NEVER, Deadline, Timer, boottime, kill_all, libc, start_guard
-from holdfast.agent.shim_output import Output
+from holdfast.agent.shim_guard import (
+    NO_DEADLINE,
+    BoottimeTimer,
+    Deadline,
+    boottime,
+    kill_all,
+    libc,
+    start_guard,
+)
+from holdfast.agent.shim_output import LogWriter
 
 STATUS_FD = 3
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 65536
 IDLE_FLUSH_MS = 1000
-SWEEP_S = 5.0
-READS_PER_TURN = 16
+ORPHAN_SWEEP_S = 5.0
+READS_PER_POLL = 16
 EXIT_RECORD_BYTES = 2048
-LOCK_TRIES = 200
+LOCK_ATTEMPTS = 200
 LOCK_PAUSE_S = 0.01
-SET_DEFAULT = (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
+RESET_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
 
 
 class Launch:
@@ -62,7 +70,7 @@ def child_main(launch: Launch, gate: int, streams: tuple[int, int], failed: int)
     stage = "start"
     try:
         os.setsid()
-        for number in SET_DEFAULT:
+        for number in RESET_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         os.dup2(streams[0], 1)
         os.dup2(streams[1], 2)
@@ -73,10 +81,10 @@ def child_main(launch: Launch, gate: int, streams: tuple[int, int], failed: int)
             with open(f"{group}/cgroup.procs", "w", encoding="ascii") as f:
                 f.write("0")
         stage = "set its limits"
-        restrict(launch)
+        set_rlimits(launch)
         if launch.user or launch.uid:
             stage = f"become user {launch.user or launch.uid}"
-            become(launch.user, launch.uid)
+            switch_user(launch.user, launch.uid)
         stage = f"enter the working directory {launch.cwd}"
         os.chdir(launch.cwd)
         stage = "execute"
@@ -90,7 +98,7 @@ def child_main(launch: Launch, gate: int, streams: tuple[int, int], failed: int)
         os._exit(127)
 
 
-def restrict(launch: Launch) -> None:
+def set_rlimits(launch: Launch) -> None:
     """Resource limits, used where there are no control groups. Core files are disabled because they fill disks."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if launch.memory_bytes:
@@ -99,7 +107,7 @@ def restrict(launch: Launch) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (launch.processes_max, launch.processes_max))
 
 
-def become(user: str, uid: int) -> None:
+def switch_user(user: str, uid: int) -> None:
     if not user:
         os.setgroups([])
         os.setgid(uid)
@@ -122,15 +130,15 @@ class Shim:
         self.child = 0
         self.status: int | None = None
         self.kill_at: float | None = None
-        self.ask_at: float | None = None
+        self.terminate_at: float | None = None
         """When SIGTERM follows the checkpoint signal, if the task is still running."""
-        self.forced = False
-        self.asked_grace_s = 0.0
-        self.lapsed = ""
+        self.killed = False
+        self.stop_grace_s = 0.0
+        self.deadline_reason = ""
         self.guard = 0
         self.guard_fd = -1
 
-    def begin(self) -> str:
+    def try_start(self) -> str:
         """Starts the task. Returns why it did not start; empty on success."""
         started = read_record(f"{self.dir}/started")
         if started is not None:
@@ -145,7 +153,7 @@ class Shim:
             self._record_exit(None, "", "NeverStarted", f"the deadline passed before the task could start ({reason})")
             return "too late"
         self._ensure_guard()
-        self.output = Output("output.log", launch.log_bytes, launch.log_files)
+        self.output = LogWriter("output.log", launch.log_bytes, launch.log_files)
         return self._start(launch)
 
     def _start(self, launch: Launch) -> str:
@@ -192,7 +200,7 @@ class Shim:
         """Runs until the task has ended and nothing of it is left."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
-        timer = Timer()
+        timer = BoottimeTimer()
         poll.register(timer.fd, select.POLLIN)
         timer.set(self.deadline.read()[0] - self.launch.lead_s)
         for fd in self.streams:
@@ -208,26 +216,26 @@ class Shim:
                 elif fd == timer.fd:
                     timer.clear()
                     timer.set(self._check_deadline())
-                elif not self._drain(fd, READS_PER_TURN):
+                elif not self._drain(fd, READS_PER_POLL):
                     poll.unregister(fd)
                     os.close(fd)
                     del self.streams[fd]
-            if self.ask_at is not None and boottime() >= self.ask_at:
-                self.ask_at = None
+            if self.terminate_at is not None and boottime() >= self.terminate_at:
+                self.terminate_at = None
                 self._signal_group(signal.SIGTERM)
-            if self.kill_at is not None and boottime() >= self.kill_at and not self.forced:
-                self.forced = True
+            if self.kill_at is not None and boottime() >= self.kill_at and not self.killed:
+                self.killed = True
                 self._kill_everything()
         self._sweep()
         for fd in list(self.streams):
-            self._drain(fd, READS_PER_TURN)
+            self._drain(fd, READS_PER_POLL)
         self.output.flush()
         self._record_end()
 
     def _poll_timeout_ms(self) -> int:
         timeout_ms = IDLE_FLUSH_MS if any(self.output.pending) else -1
-        if self.kill_at is not None and not self.forced:
-            next_at = self.kill_at if self.ask_at is None else min(self.kill_at, self.ask_at)
+        if self.kill_at is not None and not self.killed:
+            next_at = self.kill_at if self.terminate_at is None else min(self.kill_at, self.terminate_at)
             left_ms = max(0, int((next_at - boottime()) * 1000) + 1)
             timeout_ms = left_ms if timeout_ms < 0 else min(timeout_ms, left_ms)
         return timeout_ms
@@ -237,23 +245,23 @@ class Shim:
         end_s, reason = self.deadline.read()
         if boottime() < end_s - self.launch.lead_s:
             return end_s - self.launch.lead_s
-        self.lapsed = reason
+        self.deadline_reason = reason
         self._stop_by(max(boottime(), end_s - self.launch.force_s))
-        return NEVER
+        return NO_DEADLINE
 
     def _stop_by(self, kill_at: float) -> None:
         """The first call sends SIGTERM if there is time for it; later calls can only move the kill time earlier."""
         if self.kill_at is None:
-            self.kill_at, self.asked_grace_s = kill_at, kill_at - boottime()
-            if self.asked_grace_s > 0 and self.launch.checkpoint:
-                self.ask_at = kill_at - self.asked_grace_s / 2
+            self.kill_at, self.stop_grace_s = kill_at, kill_at - boottime()
+            if self.stop_grace_s > 0 and self.launch.checkpoint:
+                self.terminate_at = kill_at - self.stop_grace_s / 2
                 self._signal_group(self.launch.checkpoint)
-            elif self.asked_grace_s > 0:
+            elif self.stop_grace_s > 0:
                 self._signal_group(signal.SIGTERM)
         elif kill_at < self.kill_at:
-            self.kill_at, self.asked_grace_s = kill_at, max(0.0, kill_at - boottime())
-            if self.ask_at is not None:
-                self.ask_at = min(self.ask_at, kill_at - self.asked_grace_s / 2)
+            self.kill_at, self.stop_grace_s = kill_at, max(0.0, kill_at - boottime())
+            if self.terminate_at is not None:
+                self.terminate_at = min(self.terminate_at, kill_at - self.stop_grace_s / 2)
 
     def _on_wakeup(self, wake: int) -> None:
         os.read(wake, 4096)
@@ -265,7 +273,7 @@ class Shim:
         first = self.kill_at is None
         self._stop_by(boottime() + grace_s)
         if first:
-            self.asked_grace_s = grace_s
+            self.stop_grace_s = grace_s
 
     def _drain(self, fd: int, reads: int) -> bool:
         """Reads available output, up to a bound. Returns False when the stream has ended."""
@@ -317,7 +325,7 @@ class Shim:
         """Kills processes that the task left behind, in other sessions too. Killing a parent reparents its children
         to the shim.
         """
-        give_up = time.monotonic() + SWEEP_S
+        give_up = time.monotonic() + ORPHAN_SWEEP_S
         while self._children() and time.monotonic() < give_up:
             self._kill_everything()
             if self.launch.groups:
@@ -330,27 +338,27 @@ class Shim:
         killed_by = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
         how = f"was killed by {killed_by}" if killed_by else f"exited with code {code}"
-        if self.forced and killed_by == "SIGKILL":
-            how = f"did not end within the grace period of {self.asked_grace_s:.3g} s and was killed"
-            if self.asked_grace_s <= 0:
+        if self.killed and killed_by == "SIGKILL":
+            how = f"did not end within the grace period of {self.stop_grace_s:.3g} s and was killed"
+            if self.stop_grace_s <= 0:
                 how = "was killed at once, as requested"
-        reason = "StoppedAsAsked" if self.kill_at is not None else "Killed" if killed_by else "Exited"
-        if self.lapsed:
-            reason, how = self.lapsed, f"{how}, because its deadline was reached"
+        reason = "StoppedOnRequest" if self.kill_at is not None else "Killed" if killed_by else "Exited"
+        if self.deadline_reason:
+            reason, how = self.deadline_reason, f"{how}, because its deadline was reached"
         elif self.kill_at is None and code != 0:
             reason, how = self._refine_reason(reason, how)
         if self.output.lost_bytes:
-            how += f"; {self.output.lost_bytes} bytes of its output were lost ({self.output.why_lost})"
+            how += f"; {self.output.lost_bytes} bytes of its output were lost ({self.output.loss_reason})"
         self._cleanup()
         self._record_exit(code, killed_by, reason, f"process {self.child} {how}")
 
     def _refine_reason(self, reason: str, how: str) -> tuple[str, str]:
         """Refines the reason of a failure with the event counters of the control groups."""
         for group in self.launch.groups:
-            if count_of(group, ("memory.events", "memory.oom_control"), b"oom_kill"):
+            if read_event_counter(group, ("memory.events", "memory.oom_control"), b"oom_kill"):
                 return "OutOfMemory", f"{how}: the task exceeded its memory limit"
         for group in self.launch.groups:
-            if count_of(group, ("pids.events",), b"max"):
+            if read_event_counter(group, ("pids.events",), b"max"):
                 return "TooManyProcesses", f"{how}: the task reached its process limit"
         return reason, how
 
@@ -379,7 +387,7 @@ class Shim:
         write_record(f"{self.dir}/exit", record)
 
 
-def count_of(group: str, names: tuple[str, ...], key: bytes) -> int:
+def read_event_counter(group: str, names: tuple[str, ...], key: bytes) -> int:
     """A counter in an event file of a control group; 0 if there is none."""
     for name in names:
         try:
@@ -393,7 +401,7 @@ def count_of(group: str, names: tuple[str, ...], key: bytes) -> int:
     return 0
 
 
-def tell_agent(words: str) -> None:
+def report_start(words: str) -> None:
     try:
         os.write(STATUS_FD, words.encode())
         os.close(STATUS_FD)
@@ -417,7 +425,7 @@ def watch_signals() -> int:
 def take_lock(run_dir: str) -> bool:
     """Whether this process became the task's shim. A late shim of an earlier run may hold the lock briefly."""
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    for _ in range(LOCK_TRIES):
+    for _ in range(LOCK_ATTEMPTS):
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -433,16 +441,16 @@ def main() -> int:
     os.set_inheritable(STATUS_FD, False)
     os.chdir(sys.argv[1])
     if not take_lock(f"run-{sys.argv[2]}"):
-        tell_agent("already started")
+        report_start("already started")
         return 0
     wake = watch_signals()
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     shim = Shim(int(sys.argv[2]))
     try:
-        why_not = shim.begin()
+        why_not = shim.try_start()
     except OSError as error:
         why_not = f"refused {error.errno} {error}"
-    tell_agent(why_not or f"started {shim.child} {shim.started_at!r}")
+    report_start(why_not or f"started {shim.child} {shim.started_at!r}")
     if not why_not:
         shim.serve(wake)
     return 0

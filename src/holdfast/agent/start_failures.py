@@ -12,22 +12,22 @@ from holdfast.model import limits, times
 from holdfast.model.node import Quarantine
 from holdfast.model.reasons import Reason
 
-NODES_FAULT = frozenset({Reason.START_ERROR, Reason.DISK_FULL})
+NODE_FAILURE_REASONS = frozenset({Reason.START_ERROR, Reason.DISK_FULL})
 
 
 class StartFailures:
     def __init__(self) -> None:
-        self._failed: deque[tuple[float, str, str]] = deque(maxlen=limits.START_FAILURES_MAX)
+        self._failed: deque[tuple[float, str, str]] = deque(maxlen=limits.START_FAILURES_MIN)
         self._until_mono_s = 0.0
         self._quarantine: Quarantine | None = None
 
-    def failed(self, workload: str, reason: str, message: str, *, mono_s: float, wall_s: float) -> None:
-        if reason not in NODES_FAULT:
+    def record_failure(self, workload: str, reason: str, message: str, *, mono_s: float, wall_s: float) -> None:
+        if reason not in NODE_FAILURE_REASONS:
             return
         self._failed.append((mono_s, workload, message))
         recent = [f for f in self._failed if mono_s - f[0] <= limits.START_FAILURES_WINDOW_S]
         workloads = sorted({f[1] for f in recent})
-        if len(recent) < limits.START_FAILURES_MAX or len(workloads) < limits.START_FAILURES_WORKLOADS:
+        if len(recent) < limits.START_FAILURES_MIN or len(workloads) < limits.START_FAILURES_WORKLOADS_MIN:
             return
         self._until_mono_s = mono_s + limits.QUARANTINE_S
         self._quarantine = Quarantine(
@@ -36,7 +36,7 @@ class StartFailures:
             until=times.seconds_text(wall_s + limits.QUARANTINE_S),
         )
 
-    def started(self) -> None:
+    def record_success(self) -> None:
         self._failed.clear()
         self._quarantine = None
 
@@ -46,5 +46,5 @@ class StartFailures:
             self._quarantine = None
         return self._quarantine
 
-    def look_again_in_s(self, mono_s: float) -> float | None:
+    def recheck_in_s(self, mono_s: float) -> float | None:
         return max(0.0, self._until_mono_s - mono_s) if self._quarantine is not None else None

@@ -15,77 +15,84 @@ from typing import Any
 import msgspec
 import structlog
 
+from holdfast.agent.binding_watch import list_and_watch_bindings
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.decide import (
-    Acknowledge,
-    Forget,
-    Local,
-    Now,
-    Start,
-    State,
-    Stop,
-    decide,
-    decide_unlisted,
-    failures_adopted,
-    failures_after,
-    run_until_mono_s,
-)
-from holdfast.agent.describe import (
-    acknowledgement,
-    execution_of,
-    execution_write,
-    may_wait_s,
-    overcommitted,
-    task_id,
-    task_of,
-)
-from holdfast.agent.drivers.contract import Driver, Ended, Found, StartFailed, Task
-from holdfast.agent.follow import follow_bindings
-from holdfast.agent.memory import Memory
-from holdfast.agent.node_report import NodeReport, Traits
+from holdfast.agent.drivers.contract import DiscoveredTask, Driver, StartFailed, Task, TaskExit
+from holdfast.agent.node_report import NodeReport, NodeTraits
+from holdfast.agent.persisted_state import StateStore
 from holdfast.agent.probes import Prober
 from holdfast.agent.registration import Registration
-from holdfast.agent.reports import Reports
+from holdfast.agent.reports import ReportQueue
 from holdfast.agent.start_failures import StartFailures
-from holdfast.agent.steps import BUSY, ended, is_zombie, running, starting, stopping
-from holdfast.agent.unit import Unit
+from holdfast.agent.status_blocks import (
+    acknowledgement,
+    execution_block,
+    execution_write,
+    max_delay_s,
+    overcommit_message,
+    task_from_binding,
+    task_id,
+)
+from holdfast.agent.task_decision import (
+    Acknowledge,
+    ForgetTask,
+    Now,
+    StartTask,
+    StopTask,
+    TaskObservation,
+    TaskState,
+    assumed_failures,
+    decide,
+    decide_before_first_list,
+    failures_after_exit,
+    run_until_mono_s,
+)
+from holdfast.agent.task_transitions import (
+    ACTIVE_STATES,
+    is_zombie,
+    to_ended,
+    to_running,
+    to_starting,
+    to_stopping,
+)
+from holdfast.agent.task_unit import TaskUnit
 from holdfast.client.contract import Client
+from holdfast.foundation import metrics
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import limits, times
 from holdfast.model.binding import Binding
 from holdfast.model.errors import Fault
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Exit, Replica
+from holdfast.model.replica import ExitStatus, Replica
 from holdfast.model.tenure import needs_tenure
-from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.tasks import end
 
 _log = structlog.get_logger()
 
 
-class Supervisor:
+class TaskSupervisor:
     """`drivers` are keyed by the names used in templates. `run` returns only by cancellation and leaves tasks
     running.
     """
 
     def __init__(
-        self, config: AgentConfig, client: Client, *, drivers: Mapping[str, Driver], prober: Prober, memory: Memory,
-        ports: Ports, traits: Callable[[], Traits] = Traits,
+        self, config: AgentConfig, client: Client, *, drivers: Mapping[str, Driver], prober: Prober, memory: StateStore,
+        ports: Ports, traits: Callable[[], NodeTraits] = NodeTraits,
     ) -> None:  # fmt: skip
         self._config = config
         self._client = client
         self._drivers = drivers
         self._prober = prober
         self._clock = ports.clock
-        self._units: dict[str, Unit] = {}
+        self._units: dict[str, TaskUnit] = {}
         self._listed = False
-        self._starts = asyncio.Semaphore(limits.AGENT_STARTS_IN_FLIGHT)
+        self._starts = asyncio.Semaphore(limits.AGENT_STARTS_IN_FLIGHT_MAX)
         self._all_stopped = asyncio.Event()
         self._calls: dict[asyncio.Task[None], None] = {}
         self._shutting_down = False
-        self._reports = Reports(client, ports)
+        self._reports = ReportQueue(client, ports)
         self._registration = Registration(
             config, client, memory, ports, changed=self._lease_changed, quiesce=self._wait_all_stopped
         )
@@ -107,7 +114,7 @@ class Supervisor:
             asyncio.create_task(self._reports.run(), name="agent:reports"),
             asyncio.create_task(self._registration.run(), name="agent:registration"),
             asyncio.create_task(
-                follow_bindings(
+                list_and_watch_bindings(
                     self._client,
                     self._config.name,
                     self._ports,
@@ -129,9 +136,9 @@ class Supervisor:
     async def _shutdown(self, loops: list[asyncio.Task[None]]) -> None:
         self._shutting_down = True
         for unit in self._units.values():
-            unit.rest()
-        self._node_report.rest()
-        await end(*loops, *self._calls)
+            unit.cancel_timers()
+        self._node_report.cancel_timer()
+        await cancel_and_wait(*loops, *self._calls)
         for driver in self._drivers.values():
             await driver.close()
 
@@ -139,25 +146,25 @@ class Supervisor:
         """Stops every task with its own grace period and reports the exits. For `stop_work_on_exit`."""
         self._shutting_down = True
         for unit in list(self._units.values()):
-            unit.rest()
-            if unit.local.state is State.RUNNING and unit.task is not None:
-                self._stop(unit, Stop(unit.task.template.termination_grace_seconds, Reason.STOPPED_AS_ASKED))
+            unit.cancel_timers()
+            if unit.observation.state is TaskState.RUNNING and unit.task is not None:
+                self._stop(unit, StopTask(unit.task.template.termination_grace_seconds, Reason.STOPPED_ON_REQUEST))
         await self._wait_all_stopped()
         await self._reports.flush()
 
-    def tasks(self) -> list[tuple[Task, Driver]]:
+    def running_tasks(self) -> list[tuple[Task, Driver]]:
         """The running tasks with their drivers."""
         return [
             (unit.task, unit.driver) for unit in self._units.values()
-            if unit.local.state is State.RUNNING and unit.task is not None and unit.driver is not None
+            if unit.observation.state is TaskState.RUNNING and unit.task is not None and unit.driver is not None
         ]  # fmt: skip
 
     @property
-    def running(self) -> int:
-        return sum(unit.local.state in BUSY for unit in self._units.values())
+    def active_count(self) -> int:
+        return sum(unit.observation.state in ACTIVE_STATES for unit in self._units.values())
 
     async def _wait_all_stopped(self) -> None:
-        while self.running:
+        while self.active_count:
             self._all_stopped.clear()
             await self._all_stopped.wait()
 
@@ -166,22 +173,22 @@ class Supervisor:
     def _now(self) -> Now:
         return Now(wall_s=self._clock.now(), mono_s=self._clock.monotonic())
 
-    def _adopt(self, driver: Driver, found: Found) -> None:
+    def _adopt(self, driver: Driver, found: DiscoveredTask) -> None:
         now = self._now()
         task = found.task
         ago_s = max(0.0, now.wall_s - (found.started_at_s or now.wall_s))
-        local = Local(
-            state=State.RUNNING, run=task.run, failures=failures_adopted(task.run, task.template.restart_policy),
+        local = TaskObservation(
+            state=TaskState.RUNNING, run=task.run, failures=assumed_failures(task.run, task.template.restart_policy),
             pid=found.pid, started_at_s=found.started_at_s, started_mono_s=now.mono_s - ago_s, ready=None,
         )  # fmt: skip
         if found.exit is not None:
             local = msgspec.structs.replace(
-                local, state=State.ENDED, exit=found.exit, ended_mono_s=now.mono_s, ready=False
+                local, state=TaskState.ENDED, exit=found.exit, ended_mono_s=now.mono_s, ready=False
             )
-            failures = failures_after(local, found.exit, "", now)
+            failures = failures_after_exit(local, found.exit, "", now)
             local = msgspec.structs.replace(local, failures=failures)
-        unit = Unit(task.id, task.binding_uid, driver)
-        unit.task, unit.local = task, local
+        unit = TaskUnit(task.id, task.binding_uid, driver)
+        unit.task, unit.observation = task, local
         self._units[task.binding_uid] = unit
         _log.info("task_adopted", task=task.id, run=task.run, pid=found.pid, ended=found.exit is not None)
 
@@ -201,7 +208,7 @@ class Supervisor:
             self._report_again(self._units[binding.uid])
         self._refresh()
 
-    def _report_again(self, unit: Unit) -> None:
+    def _report_again(self, unit: TaskUnit) -> None:
         """Reports again what the region does not have: a refused report is not retried."""
         self._report_task(unit)
         if unit.acknowledged and unit.binding is not None and not unit.binding.status.acknowledged_at:
@@ -220,7 +227,7 @@ class Supervisor:
             except Fault:
                 continue
             said = replica.status.execution if replica is not None else None
-            if said is None or said.attempt != binding.spec.intent.attempt or unit.local.state is not State.RUNNING:
+            if said is None or said.attempt != binding.spec.intent.attempt or unit.observation.state is not TaskState.RUNNING:
                 continue
             ready_since_s = times.parse_time(said.ready_since) if said.ready_since else 0.0
             unit.set(ready_since_s=ready_since_s, exit=said.last_exit)
@@ -235,10 +242,10 @@ class Supervisor:
             if deleted:
                 return
             driver = self._drivers.get(binding.spec.template.driver)
-            unit = self._units[binding.uid] = Unit(task_id(binding), binding.uid, driver)
+            unit = self._units[binding.uid] = TaskUnit(task_id(binding), binding.uid, driver)
         unit.binding = None if deleted else binding
         self._convert_run_until(unit)
-        if unit.local.state is State.RUNNING and unit.probes is None and not deleted:
+        if unit.observation.state is TaskState.RUNNING and unit.probes is None and not deleted:
             self._begin_probes(unit)
         self._act(unit)
 
@@ -251,24 +258,24 @@ class Supervisor:
     def _set_leases(self) -> None:
         """Sets the deadlines of the watchdogs before anything is decided under the new lease."""
         lease = self._registration.lease
-        until_mono_s = 0.0 if lease.fenced else lease.until_mono_s
+        until_mono_s = 0.0 if lease.fenced else lease.expires_mono_s
         for driver in self._drivers.values():
             try:
-                driver.permit(lease.epoch, until_mono_s)
+                driver.set_lease(lease.epoch, until_mono_s)
             except OSError as error:
-                _log.warning("permit_unwritten", driver=driver.name, error=str(error))
+                _log.warning("lease_deadline_write_failed", driver=driver.name, error=str(error))
         for unit in self._units.values():
             end_mono_s = self._tenure_end(unit)
             if end_mono_s is not None:
                 self._set_run_until(unit, end_mono_s)
 
-    def _tenure_end(self, unit: Unit) -> float | None:
+    def _tenure_end(self, unit: TaskUnit) -> float | None:
         """End of the tenure of exclusive work of scope Global; None for other tasks and before the first response."""
         if unit.binding is None or not needs_tenure(unit.binding.spec.exclusive):
             return None
         return (self._registration.lease.tenures or {}).get(unit.binding.uid)
 
-    def _convert_run_until(self, unit: Unit) -> None:
+    def _convert_run_until(self, unit: TaskUnit) -> None:
         """Converts `runUntil` (wall clock) to the monotonic clock when it is first observed."""
         text = unit.binding.spec.run_until if unit.binding is not None else ""
         if text == unit.run_until:
@@ -278,16 +285,16 @@ class Supervisor:
         unit.set(until_mono_s=until_mono_s)
         self._set_run_until(unit, until_mono_s)
 
-    def _set_run_until(self, unit: Unit, until_mono_s: float | None) -> None:
+    def _set_run_until(self, unit: TaskUnit, until_mono_s: float | None) -> None:
         """Updates the watchdog's deadline. If that fails, the earlier deadline stays, and the supervisor still
         enforces the new one.
         """
-        if unit.driver is None or unit.local.state not in BUSY:
+        if unit.driver is None or unit.observation.state not in ACTIVE_STATES:
             return
         try:
-            unit.driver.run_until(unit.id, until_mono_s)
+            unit.driver.set_run_until(unit.id, until_mono_s)
         except OSError as error:
-            _log.warning("end_unwritten", task=unit.id, error=str(error))
+            _log.warning("task_deadline_write_failed", task=unit.id, error=str(error))
 
     async def _watch_exits(self, driver: Driver) -> None:
         while True:
@@ -297,71 +304,71 @@ class Supervisor:
                     self._on_exit(unit, ended)
                     break
 
-    def _on_exit(self, unit: Unit, ended: Ended) -> None:
-        if unit.local.run != ended.run:
+    def _on_exit(self, unit: TaskUnit, ended: TaskExit) -> None:
+        if unit.observation.run != ended.run:
             return
-        if unit.local.state is State.STARTING:
+        if unit.observation.state is TaskState.STARTING:
             unit.early_exit = ended.exit  # it ended before the driver's `start` returned
-        elif unit.local.state is State.RUNNING:
+        elif unit.observation.state is TaskState.RUNNING:
             self._ended(unit, ended.exit, "")
 
     def _refresh(self) -> None:
         """Updates the node report."""
         now, lease = self._now(), self._registration.lease
-        zombies = sum(is_zombie(unit.binding, unit.local, lease, now) for unit in self._units.values())
-        running = self.running
+        zombies = sum(is_zombie(unit.binding, unit.observation, lease, now) for unit in self._units.values())
+        running = self.active_count
         metrics.AGENT_TASKS.set(running)
         if running == 0:
             self._all_stopped.set()
         quarantine = self._start_failures.quarantine(now.mono_s)
         bound = [unit.binding for unit in self._units.values()]
         if bound != self._bound:
-            self._bound, self._overcommitted = bound, overcommitted(self._config.capacity, bound)
-        self._node_report.say(
+            self._bound, self._overcommitted = bound, overcommit_message(self._config.capacity, bound)
+        self._node_report.update(
             listed=self._listed, zombies=zombies, running=running, traits=self._traits(), quarantine=quarantine,
             overcommitted=self._overcommitted,
         )  # fmt: skip
 
     # --- decisions and actions ---------------------------------------------------------------------------------
 
-    def _act(self, unit: Unit) -> None:
+    def _act(self, unit: TaskUnit) -> None:
         if self._shutting_down:
             return
         now, lease = self._now(), self._registration.lease
         if self._listed:
-            verdict = decide(unit.binding, unit.local, lease, now)
+            verdict = decide(unit.binding, unit.observation, lease, now)
         else:
             exclusive = unit.task is not None and unit.task.exclusive
-            verdict = decide_unlisted(exclusive, unit.local, lease, now)
-        unit.look_again(verdict.again_in_s, self._act)
+            verdict = decide_before_first_list(exclusive, unit.observation, lease, now)
+        unit.schedule_recheck(verdict.recheck_in_s, self._act)
         match verdict.action:
-            case Start(run=run):
+            case StartTask(run=run):
                 self._start(unit, run)
-            case Stop() as stop:
+            case StopTask() as stop:
                 self._stop(unit, stop)
             case Acknowledge() as said:
                 self._acknowledge(unit, said)
-            case Forget():
+            case ForgetTask():
                 self._forget(unit)
             case None:
                 pass
 
-    def _call(self, unit: Unit, work: Coroutine[Any, Any, None]) -> None:
+    def _call(self, unit: TaskUnit, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"agent:{unit.id}")
         self._calls[task] = None
         task.add_done_callback(lambda done: self._calls.pop(done, None))
 
-    def _start(self, unit: Unit, run: int) -> None:
+    def _start(self, unit: TaskUnit, run: int) -> None:
         assert unit.binding is not None
         tenure_mono_s = self._tenure_end(unit)
-        until_mono_s = unit.local.until_mono_s if tenure_mono_s is None else tenure_mono_s
-        unit.task = task_of(unit.binding, run, self._config, until_mono_s=until_mono_s)
-        unit.local = starting(unit.local, run)
+        until_mono_s = unit.observation.run_until_mono_s if tenure_mono_s is None else tenure_mono_s
+        unit.task = task_from_binding(unit.binding, run, self._config, until_mono_s=until_mono_s)
+        unit.observation = to_starting(unit.observation, run)
         unit.early_exit = None
         self._report(unit)
         self._call(unit, self._do_start(unit))
 
-    async def _do_start(self, unit: Unit) -> None:
+    async def _do_start(self, unit: TaskUnit) -> None:
         task = unit.task
         assert task is not None
         began_mono_s = self._clock.monotonic()
@@ -373,21 +380,21 @@ class Supervisor:
                 started = await unit.driver.start(task)
         except StartFailed as failure:
             self._record_start_failure(task, failure.reason, failure.message)
-            exit_ = Exit(reason=failure.reason, message=failure.message, at=times.micro_text(self._clock.now()))
+            exit_ = ExitStatus(reason=failure.reason, message=failure.message, at=times.micro_text(self._clock.now()))
             self._ended(unit, exit_, "")
             return
         except Exception as error:
             # The driver broke its contract and the task may be running, so it is stopped first.
-            _log.exception("start_broke", task=task.id, run=task.run)
-            unit.set(state=State.STOPPING, stop_by_mono_s=self._clock.monotonic())
+            _log.exception("task_start_crashed", task=task.id, run=task.run)
+            unit.set(state=TaskState.STOPPING, stop_by_mono_s=self._clock.monotonic())
             await self._stopped(unit, 0.0)
-            exit_ = Exit(reason=Reason.START_ERROR, message=str(error), at=times.micro_text(self._clock.now()))
+            exit_ = ExitStatus(reason=Reason.START_ERROR, message=str(error), at=times.micro_text(self._clock.now()))
             self._ended(unit, exit_, "")
             return
-        self._start_failures.started()
+        self._start_failures.record_success()
         metrics.AGENT_START.observe(self._clock.monotonic() - began_mono_s)
         _log.info("task_started", task=task.id, run=task.run, pid=started.pid)
-        unit.local = running(unit.local, pid=started.pid, started_at_s=started.started_at_s, now=self._now())
+        unit.observation = to_running(unit.observation, pid=started.pid, started_at_s=started.started_at_s, now=self._now())
         if unit.early_exit is not None:
             self._ended(unit, unit.early_exit, "")
             return
@@ -397,35 +404,35 @@ class Supervisor:
     def _record_start_failure(self, task: Task, reason: str, message: str) -> None:
         now = self._now()
         workload = f"{task.namespace}/{task.workload}"
-        self._start_failures.failed(workload, reason, message, mono_s=now.mono_s, wall_s=now.wall_s)
-        again_s = self._start_failures.look_again_in_s(now.mono_s)
+        self._start_failures.record_failure(workload, reason, message, mono_s=now.mono_s, wall_s=now.wall_s)
+        again_s = self._start_failures.recheck_in_s(now.mono_s)
         if again_s is not None:
             asyncio.get_running_loop().call_later(again_s, self._refresh)
 
-    def _begin_probes(self, unit: Unit) -> None:
-        unit.begin_probes(self._config.address, self._prober, self._clock, self._probe_changed)
+    def _begin_probes(self, unit: TaskUnit) -> None:
+        unit.start_probes(self._config.address, self._prober, self._clock, self._probe_changed)
         self._report(unit)
 
-    def _probe_changed(self, unit: Unit) -> None:
+    def _probe_changed(self, unit: TaskUnit) -> None:
         self._report(unit)
         self._act(unit)
 
-    def _stop(self, unit: Unit, stop: Stop) -> None:
-        again = unit.local.state is State.STOPPING
+    def _stop(self, unit: TaskUnit, stop: StopTask) -> None:
+        again = unit.observation.state is TaskState.STOPPING
         # A stop by a failed probe is overridden only by a request to stop for good.
-        unit.local = stopping(unit.local, stop, self._now())
-        unit.end_probes()
+        unit.observation = to_stopping(unit.observation, stop, self._now())
+        unit.stop_probes()
         if not again:
             _log.info("task_stopping", task=unit.id, reason=stop.reason, grace_s=stop.grace_s)
         self._report(unit)
-        self._call(unit, self._do_stop(unit, stop.grace_s, unit.local.run))
+        self._call(unit, self._do_stop(unit, stop.grace_s, unit.observation.run))
 
-    async def _do_stop(self, unit: Unit, grace_s: float, run: int) -> None:
+    async def _do_stop(self, unit: TaskUnit, grace_s: float, run: int) -> None:
         exit_ = await self._stopped(unit, grace_s)
-        if unit.local.state is State.STOPPING and unit.local.run == run:
-            self._ended(unit, exit_, unit.local.stop_reason)
+        if unit.observation.state is TaskState.STOPPING and unit.observation.run == run:
+            self._ended(unit, exit_, unit.observation.stop_reason)
 
-    async def _stopped(self, unit: Unit, grace_s: float) -> Exit:
+    async def _stopped(self, unit: TaskUnit, grace_s: float) -> ExitStatus:
         """Retries until the driver confirms that nothing runs: a stop is never given up."""
         assert unit.driver is not None
         backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
@@ -433,23 +440,23 @@ class Supervisor:
             try:
                 return await unit.driver.stop(unit.id, grace_s)
             except Exception:
-                _log.exception("stop_broke", task=unit.id, failures=backoff.failures)
+                _log.exception("task_stop_crashed", task=unit.id, failures=backoff.failures)
                 await self._clock.sleep(backoff.next_s())
 
-    def _ended(self, unit: Unit, exit_: Exit, stop_reason: str) -> None:
-        unit.end_probes()
+    def _ended(self, unit: TaskUnit, exit_: ExitStatus, stop_reason: str) -> None:
+        unit.stop_probes()
         if stop_reason in (Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED):
-            message = "; ".join(part for part in (unit.local.probe_message, exit_.message) if part)
+            message = "; ".join(part for part in (unit.observation.probe_message, exit_.message) if part)
             exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
-        unit.local = ended(unit.local, exit_, stop_reason, self._now())
+        unit.observation = to_ended(unit.observation, exit_, stop_reason, self._now())
         metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
-        _log.info("task_ended", task=unit.id, run=unit.local.run, code=exit_.code, signal=exit_.signal,
+        _log.info("task_ended", task=unit.id, run=unit.observation.run, code=exit_.code, signal=exit_.signal,
                  reason=exit_.reason, message=exit_.message)  # fmt: skip
         self._report(unit)
         self._act(unit)
         self._refresh()
 
-    def _acknowledge(self, unit: Unit, said: Acknowledge) -> None:
+    def _acknowledge(self, unit: TaskUnit, said: Acknowledge) -> None:
         if unit.acknowledged or unit.binding is None:
             return
         unit.acknowledged = True
@@ -457,8 +464,8 @@ class Supervisor:
         self._reports.put(acknowledgement(unit.binding, said, self._clock.now()))
         _log.info("task_acknowledged", task=unit.id, phase=said.phase, reason=said.exit.reason)
 
-    def _forget(self, unit: Unit) -> None:
-        unit.rest()
+    def _forget(self, unit: TaskUnit) -> None:
+        unit.cancel_timers()
         if self._units.pop(unit.uid, None) is None:
             return
         if unit.last_binding is not None:
@@ -468,14 +475,14 @@ class Supervisor:
         if unit.driver is not None and unit.task is not None:
             self._call(unit, unit.driver.forget(unit.id))
 
-    def _report(self, unit: Unit) -> None:
+    def _report(self, unit: TaskUnit) -> None:
         if unit.binding is not None:
             self._report_task(unit)
             self._refresh()
 
-    def _report_task(self, unit: Unit) -> None:
+    def _report_task(self, unit: TaskUnit) -> None:
         if unit.binding is None:
             return
-        block = execution_of(unit.binding, unit.local, self._config)
+        block = execution_block(unit.binding, unit.observation, self._config)
         if block is not None:
-            self._reports.put(execution_write(unit.binding, block), wait_s=may_wait_s(block))
+            self._reports.put(execution_write(unit.binding, block), wait_s=max_delay_s(block))

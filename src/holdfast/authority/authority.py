@@ -18,42 +18,42 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from holdfast.authority import records, rejoin
-from holdfast.authority.bind import Bind
-from holdfast.authority.chores import Chores
-from holdfast.authority.commits import Commits, not_leader, stored
+from holdfast.authority import records, restore_records
+from holdfast.authority.background_jobs import BackgroundJobs
+from holdfast.authority.batching import CommitBatcher, ReserveBatch
+from holdfast.authority.bind import BindHandler
+from holdfast.authority.commit_rounds import CommitRounds, RoundJob
+from holdfast.authority.commits import Commits, not_leader_error, stored
 from holdfast.authority.gangs import Gangs
 from holdfast.authority.heartbeats import Heartbeats
-from holdfast.authority.leases import LeaseBook
-from holdfast.authority.ledger import Ledger, rebuild
-from holdfast.authority.places import Places
-from holdfast.authority.release import Release
-from holdfast.authority.reserve import Placing
-from holdfast.authority.rounds import Job, Rounds
-from holdfast.authority.state import BINDING, HOLD, RESERVATION, State
-from holdfast.authority.together import Gathering, Together
-from holdfast.client.contract import Token
-from holdfast.gate.audit import Audit
+from holdfast.authority.lease_book import LeaseBook
+from holdfast.authority.ledger import Ledger, rebuild_ledger
+from holdfast.authority.release import ReleaseHandler
+from holdfast.authority.reserve import ReserveJob
+from holdfast.authority.slot_admission import RecoverySlotAdmission
+from holdfast.authority.state import BINDING, HOLD, RESERVATION, AuthorityState
+from holdfast.client.contract import FencingToken
+from holdfast.foundation import metrics
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.tasks import cancel_and_wait
+from holdfast.gate.audit import AuditLog
 from holdfast.gate.principal import Principal, controller
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.election_term import INCARNATION_TERM, Term
 from holdfast.model.errors import Expired, Fault, StaleToken, Unavailable
-from holdfast.model.hold import Hold
 from holdfast.model.kinds import BY_NAME, Kind
 from holdfast.model.node import Node
-from holdfast.model.placement import (
-    Answer,
-    Answers,
+from holdfast.model.placement_api import (
     BindRequest,
+    PlacementResponse,
+    PlacementResult,
     ReleaseRequest,
     RenewRequest,
     ReserveRequest,
 )
 from holdfast.model.reasons import Reason
-from holdfast.model.term import INCARNATION, Term
-from holdfast.runtime import metrics
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.tasks import end
+from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.store.objects import ObjectChange, Objects
 
 _log = structlog.get_logger()
@@ -72,21 +72,21 @@ class Authority:
         ports: Ports,
         *,
         lease_ttl_s: float = limits.NODE_LEASE_TTL_S,
-        trail: Audit | None = None,
+        trail: AuditLog | None = None,
     ) -> None:
         """`trail` is the cell's audit log, told of each record so that it is trimmed in time."""
         self.region = region
         self._objects = objects
         self._ports = ports
         self._who = controller("authority", cell=region)
-        self._state = State(region, objects, ports, LeaseBook(lease_ttl_s))
+        self._state = AuthorityState(region, objects, ports, LeaseBook(lease_ttl_s))
         self._commits = Commits(objects, ports, trail)
-        self._rounds = Rounds(self._state, self._commits)
+        self._rounds = CommitRounds(self._state, self._commits)
         self._heartbeats = Heartbeats(self._state, self._commits, self._who)
-        self._chores = Chores(self._state, self._rounds, self._commits, self._who)
-        self._places = Places(self._state, self._rounds, self._who)
+        self._chores = BackgroundJobs(self._state, self._rounds, self._commits, self._who)
+        self._places = RecoverySlotAdmission(self._state, self._rounds, self._who)
         self._gangs = Gangs(self._state, self._rounds, self._commits, self._who)
-        self._gathering = Gathering(self._reserve_together)
+        self._gathering = CommitBatcher(self._reserve_together)
         self._freed = asyncio.Event()
         """Something was given back while claims wait for others to leave."""
         self._apart: dict[asyncio.Task[Any], None] = {}
@@ -95,68 +95,68 @@ class Authority:
 
     # What callers ask
 
-    async def reserve(self, who: Principal, request: ReserveRequest) -> Answers:
+    async def reserve(self, who: Principal, request: ReserveRequest) -> PlacementResponse:
         """Claims, and with `bind` the bindings too, as soon as nothing has to be waited for.
 
         Every accepted item is durable when this returns, and so is the decision.
         """
         self._check_joined()
-        if self._gangs.concerned(request.items):
-            job = Placing(self._state, who, request.items, request.decision, bind=request.bind)
+        if self._gangs.has_uncommitted_gang(request.items):
+            job = ReserveJob(self._state, who, request.items, request.decision, bind=request.bind)
             answers = await self._answer(job)
             await self._record(job, request, answers)
             return answers
-        return await self._gathering.ask(who, request)
+        return await self._gathering.submit(who, request)
 
-    async def _reserve_together(self, who: Principal, requests: Sequence[ReserveRequest]) -> Sequence[Answers]:
+    async def _reserve_together(self, who: Principal, requests: Sequence[ReserveRequest]) -> Sequence[PlacementResponse]:
         """One round for all of them; each gets what concerns it."""
-        jobs = [Placing(self._state, who, r.items, r.decision, bind=r.bind) for r in requests]
-        whole = await self._answer(jobs[0] if len(jobs) == 1 else Together(self._state, jobs))
+        jobs = [ReserveJob(self._state, who, r.items, r.decision, bind=r.bind) for r in requests]
+        whole = await self._answer(jobs[0] if len(jobs) == 1 else ReserveBatch(self._state, jobs))
         found, first = [], 0
         for job, request in zip(jobs, requests, strict=True):
-            own = whole.answers[first : first + len(job.items)]
+            own = whole.results[first : first + len(job.items)]
             first += len(job.items)
-            answers = msgspec.structs.replace(whole, answers=own)
+            answers = msgspec.structs.replace(whole, results=own)
             await self._record(job, request, answers)
             found.append(answers)
         return found
 
-    async def _record(self, job: Placing, request: ReserveRequest, answers: Answers) -> None:
+    async def _record(self, job: ReserveJob, request: ReserveRequest, answers: PlacementResponse) -> None:
         """Keeps a decision of which nothing was accepted, where that is asked for."""
         if request.decision is not None and request.record_refused and not job.recorded():
-            await self._shielded(self._chores.record(job, answers.answers))
+            await self._shielded(self._chores.record_decision(job, answers.results))
 
-    async def bind(self, who: Principal, request: BindRequest) -> Answers:
+    async def bind(self, who: Principal, request: BindRequest) -> PlacementResponse:
         self._check_joined()
-        return await self._answer(Bind(self._state, who, request.items, request.decision))
+        return await self._answer(BindHandler(self._state, who, request.items, request.decision))
 
-    async def release(self, who: Principal, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+    async def release(self, who: Principal, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
         """`token` is the asking controller's own leadership; a stale one raises StaleToken."""
         if token is not None:
             self._check_token(token)
-        answers = await self._answer(Release(self._state, who, request.items, token))
+        answers = await self._answer(ReleaseHandler(self._state, who, request.items, token))
         if self._state.ledger.unbound:
             self._freed.set()
         return answers
 
-    async def renew(self, who: Principal, request: RenewRequest) -> Answers:
+    async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
         """Heartbeats and registrations. Answered after the flush that makes them durable."""
         if not self._commits.leading:
-            raise not_leader()
+            raise not_leader_error()
         answers = await self._heartbeats.renew(request.items)
         self._count("renew", answers)
-        return Answers(tuple(answers), self._objects.head(BINDING), self.incarnation)
+        return PlacementResponse(tuple(answers), self._objects.head(BINDING), self.incarnation)
 
     # Life
 
-    async def start(self, token: Token) -> None:
+    async def start(self, token: FencingToken) -> None:
         """Takes the token up and rebuilds ledger and lease book from the records."""
-        await self._commits.lead(token)
+        await self._commits.take_token(token)
         self._state.load()
         self._rejoins_at_s = self._ports.clock.monotonic() + self._state.leases.grace_s
-        self._rounds = Rounds(self._state, self._commits)
-        self._chores = Chores(self._state, self._rounds, self._commits, self._who)
-        self._places = Places(self._state, self._rounds, self._who)
+        self._rounds = CommitRounds(self._state, self._commits)
+        self._chores = BackgroundJobs(self._state, self._rounds, self._commits, self._who)
+        self._places = RecoverySlotAdmission(self._state, self._rounds, self._who)
         self._gangs = Gangs(self._state, self._rounds, self._commits, self._who)
         self._followed_from = {kind.name: self._objects.head(kind) for kind in (BINDING, RESERVATION, HOLD)}
         _log.info(
@@ -164,13 +164,13 @@ class Authority:
             region=self.region,
             token=token.revision,
             claims=len(self._state.ledger.claims),
-            leases=len(self._state.leases.held),
+            leases=len(self._state.leases.by_node),
         )
 
     def stop(self) -> None:
         """Refuses from now on. Commits in flight end as they end; their callers still get their answers."""
         self._commits.step_down("stopped")
-        self._heartbeats.refuse_all()
+        self._heartbeats.fail_pending()
 
     @property
     def leading(self) -> bool:
@@ -181,25 +181,25 @@ class Authority:
         jobs: list[tuple[str, Coroutine[Any, Any, None]]] = [
             ("authority leases", self._renew_leases()),
             ("authority fences", self._fence_leases()),
-            ("authority chores", self._do_chores()),
-            ("authority waits", self._end_waits()),
+            ("authority background jobs", self._do_chores()),
+            ("authority bind preconditions", self._end_waits()),
             *((f"authority follows {kind.name}", self._follow(kind)) for kind in (BINDING, RESERVATION, HOLD)),
         ]
         tasks = [asyncio.create_task(work, name=name) for name, work in jobs]
         try:
-            await self._commits.lost.wait()
+            await self._commits.leadership_lost.wait()
         finally:
             self.stop()
-            await end(*tasks)
+            await cancel_and_wait(*tasks)
 
     async def tick(self) -> None:
         """Everything that is due now, once."""
         await self._heartbeats.flush()
         await self._heartbeats.fence()
         await self._tidy()
-        await self._chores.adopt_orphans()
-        await self._chores.report_use()
-        await self._chores.prune()
+        await self._chores.release_orphans()
+        await self._chores.report_usage()
+        await self._chores.prune_decisions()
 
     # What is kept, for reading
 
@@ -207,27 +207,27 @@ class Authority:
     def ledger(self) -> Ledger:
         return self._state.ledger
 
-    def recount(self) -> Ledger:
+    def rebuilt_ledger(self) -> Ledger:
         """The ledger as the published records alone would have it; equal to `ledger` whenever nothing is in flight."""
         state = self._state
-        return rebuild(state.every(Node), state.every(Hold), state.every(Reservation), state.every(Binding))
+        return rebuild_ledger(state.list_all(Node), state.list_all(RecoverySlot), state.list_all(Reservation), state.list_all(Binding))
 
     def lease_epoch(self, node: str) -> int:
         return self._state.leases.epoch(node)
 
     # Inside
 
-    async def _answer(self, job: Job) -> Answers:
+    async def _answer(self, job: RoundJob) -> PlacementResponse:
         if not self._commits.leading:
-            raise not_leader()
+            raise not_leader_error()
         started_s = self._ports.clock.monotonic()
-        if isinstance(job, Placing) and self._gangs.concerned(job.items):
+        if isinstance(job, ReserveJob) and self._gangs.has_uncommitted_gang(job.items):
             settled = await self._shielded(self._gangs.reserve(job))
         else:
-            settled = await self._shielded(self._rounds.settle(job))
+            settled = await self._shielded(self._rounds.process(job))
         metrics.AUTHORITY_COMMIT.labels(job.verb).observe(self._ports.clock.monotonic() - started_s)
         self._count(job.verb, settled.answers)
-        return Answers(tuple(settled.answers), settled.revision or self._objects.head(BINDING))
+        return PlacementResponse(tuple(settled.answers), settled.revision or self._objects.head(BINDING))
 
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """A caller that goes away must not leave a commit without its end in the ledger."""
@@ -242,51 +242,51 @@ class Authority:
         if not done.cancelled():
             done.exception()
 
-    def _count(self, verb: str, answers: list[Answer]) -> None:
+    def _count(self, verb: str, answers: list[PlacementResult]) -> None:
         counts: dict[tuple[str, str], int] = {}
         for answer in answers:
             key = (answer.result.value, answer.reason)
             counts[key] = counts.get(key, 0) + 1
         for (result, reason), count in counts.items():
-            metrics.AUTHORITY_ANSWERS.labels(verb, result, reason).inc(count)
+            metrics.AUTHORITY_RESPONSES.labels(verb, result, reason).inc(count)
 
     @property
     def incarnation(self) -> int:
         """Which life of the cell this is: one more than it was restored from backups."""
-        term = self._objects.get(_TERM, "", INCARNATION)
+        term = self._objects.get(_TERM, "", INCARNATION_TERM)
         return term.spec.term if isinstance(term, Term) else 1
 
     @property
-    def rejoining(self) -> bool:
+    def restore_in_progress(self) -> bool:
         """Whether the cell was restored and has not yet let the leases of its former life run out."""
-        term = self._objects.get(_TERM, "", INCARNATION)
-        return isinstance(term, Term) and term.spec.holder == rejoin.REJOINING
+        term = self._objects.get(_TERM, "", INCARNATION_TERM)
+        return isinstance(term, Term) and term.spec.holder == restore_records.RESTORE_IN_PROGRESS
 
     def _check_joined(self) -> None:
-        if self.rejoining:
+        if self.restore_in_progress:
             left_s = max(0.0, self._rejoins_at_s - self._ports.clock.monotonic())
             raise Unavailable(
                 f"{self.region} was restored from a backup and rejoins: nothing is bound for {left_s:.0f} s more, "
                 "until every agent was heard anew or is certain to have stopped",
-                facts={"reason": Reason.REJOINING.value},
+                facts={"reason": Reason.RESTORE_IN_PROGRESS.value},
             )
 
     async def _rejoin(self) -> None:
         """Ends the waiting once no lease of the former incarnation can still be held by anyone."""
-        if not self.rejoining or self._ports.clock.monotonic() < self._rejoins_at_s:
+        if not self.restore_in_progress or self._ports.clock.monotonic() < self._rejoins_at_s:
             return
-        term = self._objects.get(_TERM, "", INCARNATION)
+        term = self._objects.get(_TERM, "", INCARNATION_TERM)
         assert isinstance(term, Term)
         joined = msgspec.structs.replace(
             term,
-            metadata=records.unstored(term.metadata),
-            spec=msgspec.structs.replace(term.spec, holder=rejoin.JOINED),
+            metadata=records.without_revision(term.metadata),
+            spec=msgspec.structs.replace(term.spec, holder=restore_records.RESTORE_COMPLETE),
         )
-        probe = stored(_TERM, term.metadata, lambda found: found.spec.holder == rejoin.JOINED)
-        await self._commits.commit({rejoin.incarnation_key(): term.revision}, [records.put(_TERM, joined)], (), probe)
-        _log.info("cell_rejoined", region=self.region, incarnation=term.spec.term)
+        probe = stored(_TERM, term.metadata, lambda found: found.spec.holder == restore_records.RESTORE_COMPLETE)
+        await self._commits.commit({restore_records.incarnation_key(): term.revision}, [records.put_object(_TERM, joined)], (), probe)
+        _log.info("restore_completed", region=self.region, incarnation=term.spec.term)
 
-    def _check_token(self, token: Token) -> None:
+    def _check_token(self, token: FencingToken) -> None:
         term = self._objects.get(_TERM, "", token.election)
         if term is None or term.revision != token.revision:
             raise StaleToken(
@@ -297,7 +297,7 @@ class Authority:
     async def _renew_leases(self) -> None:
         """What comes within a moment is made durable together; while nobody renews, nothing is done."""
         while self._commits.leading:
-            gathering_s = await self._heartbeats.arrived()
+            gathering_s = await self._heartbeats.wait_for_renewals()
             await self._ports.clock.sleep(gathering_s)
             await self._try("flush", self._heartbeats.flush())
 
@@ -315,9 +315,9 @@ class Authority:
             await self._try("tidy", self._tidy())
             now_s = clock.monotonic()
             for name, every_s, work in (
-                ("use", limits.USE_REPORT_EVERY_S, self._chores.report_use),
-                ("orphans", limits.ORPHANS_EVERY_S, self._chores.adopt_orphans),
-                ("prune", limits.PRUNE_EVERY_S, self._chores.prune),
+                ("use", limits.USAGE_REPORT_EVERY_S, self._chores.report_usage),
+                ("orphans", limits.ORPHAN_CHECK_EVERY_S, self._chores.release_orphans),
+                ("prune", limits.DECISION_PRUNE_EVERY_S, self._chores.prune_decisions),
             ):
                 if now_s - due[name] >= every_s:
                     due[name] = now_s
@@ -333,24 +333,24 @@ class Authority:
     async def _move_on(self) -> None:
         await self._chores.promote()
         await self._rejoin()
-        await self._gangs.complete()
+        await self._gangs.commit_and_bind()
 
     async def _tidy(self) -> None:
         await self._chores.expire()
-        await self._chores.clean()
-        await self._chores.settle_provisional()
+        await self._chores.remove_ended()
+        await self._chores.confirm_provisional()
         await self._move_on()
-        await self._places.keep()
-        await self._places.follow_draws()
+        await self._places.admit()
+        await self._places.sync_consumers()
 
     async def _try(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         """A chore that fails is tried again at its next turn; nothing depends on one turn."""
         try:
             await work
         except Fault as fault:
-            _log.info("chore_failed", chore=what, reason=fault.reason, message=fault.message)
+            _log.info("background_job_failed", chore=what, reason=fault.reason, message=fault.message)
         except Exception:
-            _log.exception("chore_failed", chore=what)
+            _log.exception("background_job_failed", chore=what)
 
     async def _follow(self, kind: Kind) -> None:
         """Notices what others removed (collector, operators) and what is held for recovery."""
@@ -363,7 +363,7 @@ class Authority:
                         self._seen(kind, change)
             except Expired:
                 after = self._objects.head(kind)
-                self._rounds.doubt_all()
+                self._rounds.reload_all()
             except Fault as fault:
                 _log.info("stream_ended", kind=kind.name, reason=fault.reason)
                 await self._ports.clock.sleep(limits.BACKOFF_FIRST_S)
@@ -373,10 +373,10 @@ class Authority:
         if item is None:
             return
         if kind is HOLD:
-            assert isinstance(item, Hold)
-            self._rounds.places_changed(item.spec.node, gone="" if change.new is not None else item.metadata.name)
+            assert isinstance(item, RecoverySlot)
+            self._rounds.slots_changed(item.spec.node, gone="" if change.new is not None else item.metadata.name)
         elif change.new is None:  # only the authority writes claims, and it has booked its own already
-            self._rounds.claim_gone(item.metadata.namespace, item.metadata.name)
+            self._rounds.claim_removed(item.metadata.namespace, item.metadata.name)
 
     def _gauge(self) -> None:
         monotonic_s = self._ports.clock.monotonic()
@@ -384,4 +384,4 @@ class Authority:
         metrics.AUTHORITY_LEASES.set(book.count_live(monotonic_s))
         _claims_all.set(len(ledger.claims))
         _claims_unbound.set(len(ledger.unbound))
-        _claims_lingering.set(len(ledger.lingering))
+        _claims_lingering.set(len(ledger.quota_released))

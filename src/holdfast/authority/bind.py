@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.authority import checks, records
-from holdfast.authority.claims import of_reservation
-from holdfast.authority.reserve import Placing, World, already, why_not_here
-from holdfast.authority.rounds import Extra, Step, make_step, rejected
-from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, State
+from holdfast.authority import placement_checks, records
+from holdfast.authority.claims import claim_from_reservation
+from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
+from holdfast.authority.reserve import ReserveJob, RoundState, already_placed, node_refusal
+from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
 from holdfast.gate.principal import Principal
 from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Refused
 from holdfast.model.node import Node
-from holdfast.model.placement import Answer, BindItem, PlaceItem, Result
+from holdfast.model.placement_api import BindItem, PlacementOutcome, PlacementResult, ReserveItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.tenure import needs_tenure
@@ -24,46 +24,46 @@ from holdfast.model.times import parse_time
 from holdfast.store.contract import Put, Remove
 
 
-class Bind:
+class BindHandler:
     """One bind request."""
 
     verb = "bind"
 
-    def __init__(self, state: State, who: Principal, items: Sequence[BindItem], decision: Decision | None) -> None:
+    def __init__(self, state: AuthorityState, who: Principal, items: Sequence[BindItem], decision: Decision | None) -> None:
         self.who = who
         self.items = items
         self._state = state
-        self._world: World
-        asked = [PlaceItem(i.namespace, i.replica, i.intent, "") for i in items]
-        self._placing = Placing(state, who, asked, decision, bind=True)
+        self._world: RoundState
+        asked = [ReserveItem(i.namespace, i.replica, i.intent, "") for i in items]
+        self._placing = ReserveJob(state, who, asked, decision, bind=True)
 
     def identity(self, item: BindItem) -> str:
         return item.intent.replica_uid
 
-    def begin(self) -> None:
-        self._world = World(self._state)
-        self._placing.begin()
+    def begin_round(self) -> None:
+        self._world = RoundState(self._state)
+        self._placing.begin_round()
 
-    def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra:
-        return self._placing.extra(taken, answers)
+    def extra_writes(self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]) -> ExtraWrites:
+        return self._placing.extra_writes(taken, answers)
 
-    def plan(self, item: BindItem) -> Step | Answer:
+    def plan(self, item: BindItem) -> CommitStep | PlacementResult:
         state = self._state
         replica = state.replica(item.namespace, item.replica)
-        refused = checks.replica(replica, item.namespace, item.replica, item.intent)
+        refused = placement_checks.replica_refusal(replica, item.namespace, item.replica, item.intent)
         if refused is not None or replica is None:
-            return rejected(refused or Refused(Reason.REPLICA_GONE))
+            return rejected(refused or Refused(Reason.REPLICA_NOT_FOUND))
         placed = replica.status.placement
         if placed.binding:
-            return already(state, replica, ())
+            return already_placed(state, replica, ())
         reservation = state.reservation(item.namespace, placed.reservation) if placed.reservation else None
         refused = self._why_not_consumed(item, reservation) or self._why_not_alone(replica)
         if refused is not None or reservation is None:
             return rejected(refused or Refused(Reason.RESERVATION_MISSING), attempt=item.intent.attempt)
         node = state.node(reservation.spec.node)
-        refused = why_not_here(state, self._world, replica, node, reservation.spec.node)
+        refused = node_refusal(state, self._world, replica, node, reservation.spec.node)
         if refused is not None or node is None:
-            return rejected(refused or Refused(Reason.NODE_GONE), attempt=item.intent.attempt)
+            return rejected(refused or Refused(Reason.NODE_NOT_FOUND), attempt=item.intent.attempt)
         return self._step(item, replica, node, reservation)
 
     def _why_not_consumed(self, item: BindItem, reservation: Reservation | None) -> Refused | None:
@@ -90,7 +90,7 @@ class Bind:
 
     def _why_not_alone(self, replica: Replica) -> Refused | None:
         gang = self._world.gang(replica)
-        if gang is None or gang.standing:
+        if gang is None or gang.committed:
             return None
         return Refused(
             Reason.WAITING_FOR_GANG,
@@ -98,15 +98,15 @@ class Bind:
             {"replica": str(replica.key), "needed": gang.needed},
         )
 
-    def _step(self, item: BindItem, replica: Replica, node: Node, reservation: Reservation) -> Step:
+    def _step(self, item: BindItem, replica: Replica, node: Node, reservation: Reservation) -> CommitStep:
         state, world = self._state, self._world
         claim = msgspec.structs.replace(
-            of_reservation(reservation),
+            claim_from_reservation(reservation),
             bound=True,
             node_epoch=state.leases.epoch(node.metadata.name),
             expires_at="",
             victims=(),
-            tenured=needs_tenure(replica.spec.exclusive),
+            needs_tenure=needs_tenure(replica.spec.exclusive),
         )
         placed = msgspec.structs.replace(
             replica.status.placement,
@@ -127,8 +127,8 @@ class Bind:
             "create",
             BINDING,
             binding.attached.metadata,
-            Answer(
-                result=Result.ACCEPTED, node=claim.node, devices=claim.devices, ports=claim.ports,
+            PlacementResult(
+                result=PlacementOutcome.ACCEPTED, node=claim.node, devices=claim.devices, ports=claim.ports,
                 reservation=claim.name, binding=claim.name, attempt=claim.attempt, epoch=claim.attempt,
             ),
             writes,

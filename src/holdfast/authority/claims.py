@@ -18,7 +18,7 @@ from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.tenure import needs_tenure
 
-ENDED = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
+ENDED_PHASES = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
 """What the agent says of a Binding once nothing of it runs any more, or ever will."""
 
 
@@ -41,11 +41,11 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     nominated: bool = False
     quota_held: bool = True
     victims: tuple[str, ...] = ()
-    holds: tuple[str, ...] = ()
+    recovery_slots: tuple[str, ...] = ()
     expires_at: str = ""
     run_until: str = ""
     """Set while it is provisional: it spends the provisional part of the grant, and the agent ends it then."""
-    tenured: bool = False
+    needs_tenure: bool = False
     """Exclusive work of scope Global: it runs only as long as the region's tenure names it."""
 
     @property
@@ -62,7 +62,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
         }
 
 
-class Want(msgspec.Struct, frozen=True, gc=False):
+class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
     """What a proposal asks of a node. Amounts and ports come from the replica; only the choice comes from outside."""
 
     namespace: str
@@ -76,7 +76,7 @@ class Want(msgspec.Struct, frozen=True, gc=False):
     ports: tuple[tuple[str, int], ...] = ()
     devices: tuple[DeviceClaim, ...] = ()
     victims: tuple[str, ...] = ()
-    holds: tuple[str, ...] = ()
+    recovery_slots: tuple[str, ...] = ()
     nominated: bool = False
     run_until: str = ""
 
@@ -105,7 +105,7 @@ def victim_key(namespace: str, victim: str) -> str:
     return victim if "/" in victim else f"{namespace}/{victim}"
 
 
-def of_reservation(reservation: Reservation) -> Claim:
+def claim_from_reservation(reservation: Reservation) -> Claim:
     spec, meta = reservation.spec, reservation.metadata
     return Claim(
         key=f"{meta.namespace}/{meta.name}",
@@ -121,12 +121,12 @@ def of_reservation(reservation: Reservation) -> Claim:
         ports=spec.ports,
         nominated=reservation.status.phase is ReservationPhase.NOMINATED,
         victims=spec.victims,
-        holds=spec.holds,
+        recovery_slots=spec.recovery_slots,
         expires_at=spec.expires_at,
     )
 
 
-def of_binding(binding: Binding, reservation: Reservation | None) -> Claim:
+def claim_from_binding(binding: Binding, reservation: Reservation | None) -> Claim:
     """The holds a bound claim drew on are recorded on the Reservation it consumed."""
     spec, meta = binding.spec, binding.metadata
     return Claim(
@@ -144,24 +144,24 @@ def of_binding(binding: Binding, reservation: Reservation | None) -> Claim:
         node_epoch=spec.node_epoch,
         bound=True,
         quota_held=not spec.quota_released,
-        holds=reservation.spec.holds if reservation is not None else (),
+        recovery_slots=reservation.spec.recovery_slots if reservation is not None else (),
         run_until=spec.run_until,
-        tenured=needs_tenure(spec.exclusive),
+        needs_tenure=needs_tenure(spec.exclusive),
     )
 
 
-def recorded(reservation: Reservation | None, binding: Binding | None) -> Claim | None:
+def claim_from_records(reservation: Reservation | None, binding: Binding | None) -> Claim | None:
     """The claim these two records of one name stand for; None when nothing is held."""
     if binding is not None:
-        return of_binding(binding, reservation)
+        return claim_from_binding(binding, reservation)
     if reservation is None or reservation.status.phase is ReservationPhase.RELEASED:
         return None
-    return of_reservation(reservation)
+    return claim_from_reservation(reservation)
 
 
-def all_recorded(reservations: Iterable[Reservation], bindings: Iterable[Binding]) -> list[Claim]:
+def claims_from_records(reservations: Iterable[Reservation], bindings: Iterable[Binding]) -> list[Claim]:
     """Every claim of a region, from its records."""
     by_key = {(r.metadata.namespace, r.metadata.name): r for r in reservations}
-    found = [of_binding(b, by_key.pop((b.metadata.namespace, b.metadata.name), None)) for b in bindings]
-    rest = (recorded(r, None) for r in by_key.values())
+    found = [claim_from_binding(b, by_key.pop((b.metadata.namespace, b.metadata.name), None)) for b in bindings]
+    rest = (claim_from_records(r, None) for r in by_key.values())
     return found + [claim for claim in rest if claim is not None]

@@ -15,71 +15,71 @@ from typing import Any
 import msgspec
 import structlog
 
-from holdfast.client.contract import Token
+from holdfast.client.contract import FencingToken
+from holdfast.foundation import metrics
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.unknown_outcome import NoProof, resolve
 from holdfast.gate import audit
-from holdfast.gate.audit import Audit
+from holdfast.gate.audit import AuditLog
 from holdfast.model import codec, limits
 from holdfast.model.errors import Ambiguous, Conflict, Fault, StaleToken, StoreFailed, Unavailable
 from holdfast.model.kinds import BY_NAME, Kind, kind_of_store_key
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.reasons import Reason
-from holdfast.runtime import metrics
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.unknown_outcome import NoProof, resolve
 from holdfast.store.contract import Append, Committed, Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
 _TERM = BY_NAME["Term"]
 _log = structlog.get_logger()
 
-Landed = Callable[[Any], bool]
+CommitTest = Callable[[Any], bool]
 
 
-class Probe(msgspec.Struct, frozen=True):
+class CommitProbe(msgspec.Struct, frozen=True):
     """How to tell that a transaction happened: one object it writes, and what only it would have made of it."""
 
     kind: Kind
     namespace: str
     name: str
-    landed: Landed
+    is_committed: CommitTest
 
     @property
     def key(self) -> str:
         return self.kind.store_key(self.namespace, self.name)
 
 
-def stored(kind: Kind, meta: ObjectMeta, landed: Landed | None = None) -> Probe:
+def stored(kind: Kind, meta: ObjectMeta, landed: CommitTest | None = None) -> CommitProbe:
     """The transaction created or changed this very object: the same uid, and `landed` is true of it."""
     uid = meta.uid
-    return Probe(
+    return CommitProbe(
         kind, meta.namespace, meta.name, lambda f: f is not None and f.uid == uid and (landed is None or landed(f))
     )
 
 
-def removed(kind: Kind, meta: ObjectMeta) -> Probe:
+def removed(kind: Kind, meta: ObjectMeta) -> CommitProbe:
     """The transaction removed the object of this name."""
-    return Probe(kind, meta.namespace, meta.name, lambda f: f is None)
+    return CommitProbe(kind, meta.namespace, meta.name, lambda f: f is None)
 
 
 class Commits:
-    def __init__(self, objects: Objects, ports: Ports, trail: Audit | None = None) -> None:
+    def __init__(self, objects: Objects, ports: Ports, trail: AuditLog | None = None) -> None:
         self._objects = objects
         self._clock = ports.clock
         self._trail = trail
         self._store = objects.store_of(_TERM)
-        self._token: Token | None = None
-        self._burned: Token | None = None
+        self._token: FencingToken | None = None
+        self._burned: FencingToken | None = None
         self._open = asyncio.Event()
         self._open.set()
         self._closed_by = 0
-        self.lost = asyncio.Event()
+        self.leadership_lost = asyncio.Event()
         """Set when this authority stops leading, whoever found out."""
 
     @property
     def leading(self) -> bool:
         return self._token is not None
 
-    async def lead(self, token: Token) -> None:
+    async def take_token(self, token: FencingToken) -> None:
         """Takes the token up once the Term it names is the one that can be read here."""
         if token == self._burned:
             raise StaleToken(f"a commit under token {token.revision} of {token.election} stayed unknown: win it anew")
@@ -92,29 +92,29 @@ class Commits:
                 facts={"token": token.revision, "current": term.revision if term is not None else 0},
             )
         self._token = token
-        self.lost.clear()
+        self.leadership_lost.clear()
 
     def step_down(self, why: str) -> None:
         if self._token is not None:
             _log.info("authority_stepped_down", election=self._token.election, why=why)
         self._token = None
-        self.lost.set()
+        self.leadership_lost.set()
 
     @property
-    def token(self) -> Token | None:
+    def token(self) -> FencingToken | None:
         return self._token
 
-    async def ready(self, under: Token | None = None) -> None:
+    async def wait_ready(self, under: FencingToken | None = None) -> None:
         """Returns when a commit may begin; raises when this is not the authority, or no longer `under` that token."""
         while True:
             if self._token is None or (under is not None and under != self._token):
-                raise not_leader()
+                raise not_leader_error()
             if self._open.is_set():
                 return
             await self._open.wait()
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         """No other commit begins inside; those in flight go on."""
         self._closed_by += 1
         self._open.clear()
@@ -130,36 +130,36 @@ class Commits:
         compares: dict[str, int],
         writes: list[Put | Remove],
         appends: tuple[Append, ...],
-        probe: Probe,
+        probe: CommitProbe,
         *,
-        under: Token | None = None,
+        under: FencingToken | None = None,
     ) -> Committed:
         """One transaction under the token. Raises Conflict when nothing happened and nothing will."""
         token = self._token
         if token is None or (under is not None and under != token):
-            raise not_leader()
+            raise not_leader_error()
         term = Compare(_TERM.store_key("", token.election), token.revision)
-        told = tuple(audit.under(append, token.revision) for append in appends)
+        told = tuple(audit.with_term(append, token.revision) for append in appends)
         txn = Txn((term, *(Compare(k, r) for k, r in compares.items())), tuple(writes), told)
         try:
             done = await self._objects.commit(None, txn)
             if self._trail is not None and appends:
-                self._trail.appended(len(appends))
+                self._trail.note_appended(len(appends))
             return done
         except Conflict as conflict:
             metrics.AUTHORITY_CONFLICTS.inc()
             if await self._replaced(token, conflict):
-                raise not_leader() from conflict
+                raise not_leader_error() from conflict
             raise
         except StoreFailed:
             self.step_down("the store failed")
             raise
         except Ambiguous as unknown:
-            _log.warning("commit_unknown", probe=probe.key, message=unknown.message)
-            async with self.alone():
+            _log.warning("commit_outcome_unknown", probe=probe.key, message=unknown.message)
+            async with self.exclusive():
                 return await self._find_out(txn, probe, token, unknown)
 
-    async def published(self, conflict: Conflict) -> None:
+    async def wait_published(self, conflict: Conflict) -> None:
         """Waits, not for long, until what was in the way can be read here."""
         kind = kind_of_store_key(str(conflict.facts.get("key", "")))
         found = int(conflict.facts.get("found") or 0)
@@ -168,7 +168,7 @@ class Commits:
             return
         await self._objects.wait_for(kind, found, timeout_s=limits.AUTHORITY_CONFLICT_WAIT_S)
 
-    async def _find_out(self, txn: Txn, probe: Probe, token: Token, unknown: Ambiguous) -> Committed:
+    async def _find_out(self, txn: Txn, probe: CommitProbe, token: FencingToken, unknown: Ambiguous) -> Committed:
         """Reads back, and repeats the very same transaction: its compares make two of them one."""
         # Only one authority leads, so no jitter; and no pause after the last attempt, as every other commit waits.
         doubled = (limits.BACKOFF_FIRST_S * 2**n for n in range(1, limits.READ_BACK_ATTEMPTS))
@@ -185,7 +185,7 @@ class Commits:
             )
         except Conflict as conflict:
             if await self._replaced(token, conflict):
-                raise not_leader() from conflict
+                raise not_leader_error() from conflict
             raise
         except StoreFailed:
             self.step_down("the store failed")
@@ -203,10 +203,10 @@ class Commits:
                 raise
             raise Unavailable("what is in the way is not durable yet, and may be the commit itself") from conflict
 
-    async def _landed(self, probe: Probe) -> Committed | NoProof:
+    async def _landed(self, probe: CommitProbe) -> Committed | NoProof:
         entry = await self._store.get(probe.key)
         item = codec.decode(probe.kind, entry.value, entry.revision) if entry is not None else None
-        if not probe.landed(item):
+        if not probe.is_committed(item):
             return NoProof.ABSENT
         revision = entry.revision if entry is not None else self._store.head
         if not await self._objects.wait_for(probe.kind, revision, timeout_s=limits.COMMIT_DEADLINE_S):
@@ -221,7 +221,7 @@ class Commits:
                 return True
         return False
 
-    async def _replaced(self, token: Token, conflict: Fault) -> bool:
+    async def _replaced(self, token: FencingToken, conflict: Fault) -> bool:
         key = _TERM.store_key("", token.election)
         if conflict.facts.get("key", key) != key:
             return False
@@ -233,7 +233,7 @@ class Commits:
         return True
 
 
-def not_leader() -> Unavailable:
+def not_leader_error() -> Unavailable:
     return Unavailable(
         "this server is not the region's authority at the moment; ask the one that leads",
         facts={"reason": Reason.NOT_LEADER.value},

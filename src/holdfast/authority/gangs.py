@@ -12,20 +12,27 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.authority import records, waits
-from holdfast.authority.bind import Bind
+from holdfast.authority import bind_preconditions, records
+from holdfast.authority.bind import BindHandler
+from holdfast.authority.bind_preconditions import REQUEST, GangState
 from holdfast.authority.claims import Claim
+from holdfast.authority.commit_rounds import (
+    NOTHING,
+    BackgroundJob,
+    CommitRounds,
+    CommitStep,
+    RoundResult,
+    rejected,
+)
 from holdfast.authority.commits import Commits, stored
-from holdfast.authority.release import freed
-from holdfast.authority.reserve import Placing
-from holdfast.authority.rounds import NOTHING, Chore, Rounds, Settled, Step, rejected
-from holdfast.authority.state import State
-from holdfast.authority.waits import REQUEST, GangState
+from holdfast.authority.release import free_step
+from holdfast.authority.reserve import ReserveJob
+from holdfast.authority.state import AuthorityState
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
 from holdfast.model.binding import Intent
 from holdfast.model.errors import Conflict, Refused
-from holdfast.model.placement import Answer, BindItem, PlaceItem, Result
+from holdfast.model.placement_api import BindItem, PlacementOutcome, PlacementResult, ReserveItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import GangBlock, SchedulingRequest
@@ -36,14 +43,14 @@ _GangKey = tuple[str, str, str]
 
 
 class Gangs:
-    def __init__(self, state: State, rounds: Rounds, commits: Commits, who: Principal) -> None:
+    def __init__(self, state: AuthorityState, rounds: CommitRounds, commits: Commits, who: Principal) -> None:
         self._state = state
         self._rounds = rounds
         self._commits = commits
         self._who = who
         self._turn = asyncio.Lock()
 
-    def concerned(self, items: Iterable[PlaceItem]) -> bool:
+    def has_uncommitted_gang(self, items: Iterable[ReserveItem]) -> bool:
         """Whether one of these is a member of a gang that does not stand yet."""
         seen: dict[_GangKey, None] = {}
         for item in items:
@@ -51,23 +58,23 @@ class Gangs:
             if replica is None or _key(replica) in seen:
                 continue
             seen[_key(replica)] = None
-            gang = waits.gang_of(self._state, replica)
-            if gang is not None and not gang.standing:
+            gang = bind_preconditions.gang_state(self._state, replica)
+            if gang is not None and not gang.committed:
                 return True
         return False
 
-    async def reserve(self, job: Placing) -> Settled:
+    async def reserve(self, job: ReserveJob) -> RoundResult:
         """Reserves every member it can; then all are committed, or all let go."""
         async with self._turn:
-            settled = await self._rounds.settle(job)
-            await self.complete()
+            settled = await self._rounds.process(job)
+            await self.commit_and_bind()
             short = await self._let_go(job)
         answers = [
             self._incomplete(item, answer, short) for item, answer in zip(job.items, settled.answers, strict=True)
         ]
-        return Settled(answers, settled.revision)
+        return RoundResult(answers, settled.revision)
 
-    async def complete(self) -> None:
+    async def commit_and_bind(self) -> None:
         """Commits every gang of which enough members hold a place, and binds whatever waits for nothing any more."""
         if not self._state.ledger.unbound:
             return
@@ -78,7 +85,7 @@ class Gangs:
         ready += [r for r, claim in single if self._ready(r, claim)]
         if ready:
             items = [_bind_item(replica) for replica in ready]
-            await self._rounds.settle(Bind(self._state, self._who, items, None))
+            await self._rounds.process(BindHandler(self._state, self._who, items, None))
 
     # Inside
 
@@ -95,7 +102,7 @@ class Gangs:
         gangs: dict[_GangKey, list[tuple[Replica, Claim]]] = {}
         single: list[tuple[Replica, Claim]] = []
         for replica, claim in self._unbound():
-            assignment = waits.assignment_of(self._state, replica)
+            assignment = bind_preconditions.assignment_of(self._state, replica)
             if assignment is not None and assignment.spec.gang is not None:
                 gangs.setdefault(_key(replica), []).append((replica, claim))
             elif not claim.nominated:
@@ -106,22 +113,22 @@ class Gangs:
         if claim.nominated or claim.bound:
             return False
         reservation = self._state.reservation(claim.namespace, claim.name)
-        if reservation is None or not reservation.spec.bind_when_firm:
+        if reservation is None or not reservation.spec.auto_bind:
             return False
-        gang = waits.gang_of(self._state, replica)
-        return gang is None or gang.standing
+        gang = bind_preconditions.gang_state(self._state, replica)
+        return gang is None or gang.committed
 
     async def _commit(self, members: Sequence[tuple[Replica, Claim]]) -> None:
         """The commit point of a gang. Nothing else is committed meanwhile, so that what was counted still holds."""
         first = members[0][0]
-        async with self._commits.alone():
-            gang = waits.gang_of(self._state, first)
-            if gang is None or gang.standing or gang.request is None:
+        async with self._commits.exclusive():
+            gang = bind_preconditions.gang_state(self._state, first)
+            if gang is None or gang.committed or gang.request is None:
                 return
             firm = [c for _, c in members if not c.nominated and c.key in self._state.ledger.unbound]
             if any(self._rounds.in_flight(claim.key) for claim in firm):
                 return  # the next look settles it
-            standing = waits.bound_members(self._state, first) + len(firm)
+            standing = bind_preconditions.bound_members(self._state, first) + len(firm)
             if standing < gang.needed:
                 return
             await self._write(gang, gang.request, standing)
@@ -132,23 +139,23 @@ class Gangs:
         status = msgspec.structs.replace(request.status, gang=block)
         put = records.status_put(REQUEST, request, status)
         meta = request.metadata
-        entry = audit.Entry("update", REQUEST.name, meta.name, meta.namespace, meta.uid, request.revision)
-        record = audit.record(self._who, state.now(), "commit-gang", [entry])
+        entry = audit.AuditEntry("update", REQUEST.name, meta.name, meta.namespace, meta.uid, request.revision)
+        record = audit.commit_record(self._who, state.now(), "commit-gang", [entry])
         try:
             await self._commits.commit({put.key: request.revision}, [put], (record,), stored(REQUEST, meta, _committed))
         except Conflict:
             return  # the request changed: the next look counts again
 
-    async def _let_go(self, job: Placing) -> dict[str, tuple[int, int]]:
+    async def _let_go(self, job: ReserveJob) -> dict[str, tuple[int, int]]:
         """Frees what members of incomplete gangs took; answers with (held, needed) per replica uid."""
         asked = {item.intent.replica_uid for item in job.items}
         short: dict[str, tuple[int, int]] = {}
         letting: list[Claim] = []
         for members in self._waiting()[0].values():
-            gang = waits.gang_of(self._state, members[0][0])
-            if gang is None or gang.standing:
+            gang = bind_preconditions.gang_state(self._state, members[0][0])
+            if gang is None or gang.committed:
                 continue
-            held = waits.bound_members(self._state, members[0][0]) + len(members)
+            held = bind_preconditions.bound_members(self._state, members[0][0]) + len(members)
             if held >= gang.needed:
                 continue  # enough hold a place; some wait for victims
             for replica, claim in members:
@@ -156,22 +163,22 @@ class Gangs:
                     short[replica.uid] = (held, gang.needed)
                     letting.append(claim)
         if letting:
-            chore = Chore("release", self._who, letting, lambda claim: str(claim.replica_uid), self._plan_letting_go)
-            await self._rounds.settle(chore)
+            chore = BackgroundJob("release", self._who, letting, lambda claim: str(claim.replica_uid), self._plan_letting_go)
+            await self._rounds.process(chore)
         return short
 
-    def _plan_letting_go(self, claim: Claim) -> Step | Answer:
+    def _plan_letting_go(self, claim: Claim) -> CommitStep | PlacementResult:
         replica = self._state.replica(claim.namespace, claim.replica)
         held = replica is not None and replica.uid == claim.replica_uid
         if replica is None or not held or replica.status.placement.reservation != claim.name:
             return NOTHING
         if replica.status.placement.binding:
             return NOTHING
-        return freed(self._state, replica, None, Reason.GANG_INCOMPLETE.value)
+        return free_step(self._state, replica, None, Reason.GANG_INCOMPLETE.value)
 
-    def _incomplete(self, item: PlaceItem, answer: Answer, short: dict[str, tuple[int, int]]) -> Answer:
+    def _incomplete(self, item: ReserveItem, answer: PlacementResult, short: dict[str, tuple[int, int]]) -> PlacementResult:
         found = short.get(item.intent.replica_uid)
-        if found is None or answer.result is not Result.ACCEPTED:
+        if found is None or answer.result is not PlacementOutcome.ACCEPTED:
             return answer
         held, needed = found
         refused = Refused(

@@ -24,7 +24,7 @@ class GrantLeases:
         """Takes note of renewals. `now` is the clock they were written by; what is not among the copies is gone."""
         seen: dict[Key, tuple[str, float]] = {}
         for copy in copies:
-            key, said = copy.key, copy.spec.heard_at
+            key, said = copy.key, copy.spec.last_contact_at
             known = self._heard.get(key)
             if known is not None and known[0] == said:
                 seen[key] = known
@@ -35,6 +35,6 @@ class GrantLeases:
     def age_s(self, copy: GrantCopy, now: float, monotonic_s: float) -> float:
         """How long ago it was heard; by the wall clock where the renewal has not been observed yet."""
         said, heard_s = self._heard.get(copy.key, ("", 0.0))
-        if copy.spec.heard_at and said == copy.spec.heard_at:
+        if copy.spec.last_contact_at and said == copy.spec.last_contact_at:
             return monotonic_s - heard_s
-        return now - parse_time(copy.spec.heard_at)
+        return now - parse_time(copy.spec.last_contact_at)

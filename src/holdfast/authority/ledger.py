@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.authority import choose
-from holdfast.authority.account import NodeAccount
-from holdfast.authority.claims import Claim, Want, all_recorded, grant_class
+from holdfast.authority import device_allocation
+from holdfast.authority.claims import Claim, ClaimRequest, claims_from_records, grant_class
+from holdfast.authority.node_account import NodeAccount
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.errors import Refused
-from holdfast.model.grant_limit import Limit
-from holdfast.model.hold import Hold, is_kept
+from holdfast.model.grant_limit import SpendingLimit
 from holdfast.model.node import Node
 from holdfast.model.quantity import CPU, GPU, MEMORY, Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
+from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 
 _NORMAL = GrantClass.NORMAL
 _SHORT_OF = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, GPU: Reason.INSUFFICIENT_DEVICES}
@@ -33,15 +33,15 @@ class Ledger:
         self.claims: dict[str, Claim] = {}
         self.nodes: dict[str, NodeAccount] = {}
         self.used: dict[tuple[str, GrantClass], Amounts] = {}
-        self.on_trust: dict[str, Amounts] = {}
+        self.provisional_use: dict[str, Amounts] = {}
         """What each tenant uses of its provisional part; `used` has it too."""
-        self.provisional: dict[str, Claim] = {}
+        self.provisional_claims: dict[str, Claim] = {}
         """Claims that nobody has confirmed yet: they end by themselves."""
-        self.tenured: dict[str, dict[str, Claim]] = {}
+        self.tenured_claims: dict[str, dict[str, Claim]] = {}
         """By node: bound claims that run only under the region's tenure."""
         self.unbound: dict[str, Claim] = {}
         """Reservations that wait to be bound: what can expire, or wait for victims."""
-        self.lingering: dict[str, Claim] = {}
+        self.quota_released: dict[str, Claim] = {}
         """Bound claims whose quota leg is gone and whose node leg waits for proof."""
 
     def account(self, node: str) -> NodeAccount:
@@ -50,16 +50,16 @@ class Ledger:
             found = self.nodes[node] = NodeAccount(node)
         return found
 
-    def see(self, node: Node) -> NodeAccount:
+    def account_for(self, node: Node) -> NodeAccount:
         """The node's account, with the capacity, devices and ports it has now."""
         account = self.account(node.metadata.name)
-        account.see(node)
+        account.update_from(node)
         return account
 
     def forget(self, node: str) -> None:
         """Drops the account of a node that is gone and holds nothing."""
         account = self.nodes.get(node)
-        if account is not None and not account.claims and not account.holds:
+        if account is not None and not account.claims and not account.recovery_slots:
             del self.nodes[node]
 
     def put(self, claim: Claim) -> Claim | None:
@@ -70,11 +70,11 @@ class Ledger:
         if claim.quota_held:
             self._spend(claim, 1)
         else:
-            self.lingering[claim.key] = claim
+            self.quota_released[claim.key] = claim
         if claim.run_until and claim.quota_held:
-            self.provisional[claim.key] = claim
-        if claim.tenured and claim.bound:
-            self.tenured.setdefault(claim.node, {})[claim.key] = claim
+            self.provisional_claims[claim.key] = claim
+        if claim.needs_tenure and claim.bound:
+            self.tenured_claims.setdefault(claim.node, {})[claim.key] = claim
         if not claim.bound:
             self.unbound[claim.key] = claim
         return before
@@ -87,13 +87,13 @@ class Ledger:
         self.nodes[claim.node].book(claim, -1)
         if claim.quota_held:
             self._spend(claim, -1)
-        self.lingering.pop(key, None)
+        self.quota_released.pop(key, None)
         self.unbound.pop(key, None)
-        self.provisional.pop(key, None)
-        if claim.tenured and claim.node in self.tenured:
-            self.tenured[claim.node].pop(key, None)
-            if not self.tenured[claim.node]:
-                del self.tenured[claim.node]
+        self.provisional_claims.pop(key, None)
+        if claim.needs_tenure and claim.node in self.tenured_claims:
+            self.tenured_claims[claim.node].pop(key, None)
+            if not self.tenured_claims[claim.node]:
+                del self.tenured_claims[claim.node]
         return claim
 
     def _spend(self, claim: Claim, sign: int) -> None:
@@ -105,10 +105,10 @@ class Ledger:
         if not used:
             del self.used[key]
         if claim.run_until:
-            on_trust = self.on_trust.setdefault(claim.namespace, {})
+            on_trust = self.provisional_use.setdefault(claim.namespace, {})
             add(on_trust, claim.amounts, times=sign)
             if not on_trust:
-                del self.on_trust[claim.namespace]
+                del self.provisional_use[claim.namespace]
 
     def restore(self, key: str, before: Claim | None) -> None:
         """Undoes a `put` exactly."""
@@ -116,32 +116,32 @@ class Ledger:
         if before is not None:
             self.put(before)
 
-    def hold(self, node: str, holds: Iterable[Hold]) -> None:
+    def set_slots(self, node: str, holds: Iterable[RecoverySlot]) -> None:
         """Replaces what is held on a node: the places that were found to fit."""
-        self.account(node).holds = {h.metadata.name: amounts(h.spec.resources) for h in holds if is_kept(h)}
+        self.account(node).recovery_slots = {h.metadata.name: amounts(h.spec.resources) for h in holds if is_admitted(h)}
 
-    def put_hold(self, node: str, name: str, held: Amounts) -> None:
-        self.account(node).holds[name] = held
+    def put_slot(self, node: str, name: str, held: Amounts) -> None:
+        self.account(node).recovery_slots[name] = held
 
-    def drop_hold(self, node: str, name: str) -> None:
-        self.account(node).holds.pop(name, None)
+    def drop_slot(self, node: str, name: str) -> None:
+        self.account(node).recovery_slots.pop(name, None)
 
-    def check(self, node: Node, want: Want, limit: Limit) -> Refused | Claim:
+    def check(self, node: Node, want: ClaimRequest, limit: SpendingLimit) -> Refused | Claim:
         """Whether the claim fits on the node and in the limit. Changes nothing."""
-        account = self.see(node)
+        account = self.account_for(node)
         short = account.shortage(want)
         gpu_short = short.pop(GPU, 0)
         if short:
             return _insufficient(account, want, short)
-        devices = choose.devices(account, want)
+        devices = device_allocation.allocate_devices(account, want)
         if isinstance(devices, Refused):
             return devices
         if gpu_short:
             return _insufficient(account, want, {GPU: gpu_short})
-        ports = choose.ports(account, want)
+        ports = device_allocation.allocate_ports(account, want)
         if isinstance(ports, Refused):
             return ports
-        over = self.over_limit(want, limit)
+        over = self.limit_refusal(want, limit)
         if over is not None:
             return over
         return Claim(
@@ -158,7 +158,7 @@ class Ledger:
             ports=ports,
             nominated=want.nominated,
             victims=want.victims,
-            holds=want.holds,
+            recovery_slots=want.recovery_slots,
             run_until=want.run_until,
         )
 
@@ -166,10 +166,10 @@ class Ledger:
         """What is in use without the provisional part."""
         used = dict(self.used.get((tenant, spent_as), {}))
         if spent_as is GrantClass.NORMAL:
-            add(used, self.on_trust.get(tenant, {}), times=-1)
+            add(used, self.provisional_use.get(tenant, {}), times=-1)
         return used
 
-    def over_limit(self, want: Want, limit: Limit) -> Refused | None:
+    def limit_refusal(self, want: ClaimRequest, limit: SpendingLimit) -> Refused | None:
         spent_as = grant_class(want.capacity_class)
         who = {"tenant": want.namespace, "class": spent_as.value}
         if not limit.copies:
@@ -195,9 +195,9 @@ class Ledger:
         named = ", ".join(f"{n} by {t}" for n, t in amounts_text(over).items())
         return Refused(Reason.QUOTA_EXCEEDED, f"tenant {want.namespace} would exceed its limit here: {named}", facts)
 
-    def _over_provisional(self, want: Want, limit: Limit, who: dict[str, Any]) -> Refused | None:
+    def _over_provisional(self, want: ClaimRequest, limit: SpendingLimit, who: dict[str, Any]) -> Refused | None:
         """Provisional work stays within its part, and everything together within the whole."""
-        trusted, used = dict(self.on_trust.get(want.namespace, {})), dict(self.used.get((want.namespace, _NORMAL), {}))
+        trusted, used = dict(self.provisional_use.get(want.namespace, {})), dict(self.used.get((want.namespace, _NORMAL), {}))
         add(trusted, want.amounts)
         add(used, want.amounts)
         over = shortfall(trusted, limit.provisional) or shortfall(used, limit.whole)
@@ -207,48 +207,48 @@ class Ledger:
                  "shortfall": amounts_text(over)}  # fmt: skip
         named = ", ".join(f"{n} by {t}" for n, t in amounts_text(over).items())
         message = f"the region is cut off, and tenant {want.namespace} would exceed the provisional part here: {named}"
-        return Refused(Reason.HELD_WHILE_CUT_OFF, message, facts)
+        return Refused(Reason.NOT_ALLOWED_WHILE_PARTITIONED, message, facts)
 
-    def state(self) -> dict[str, Any]:
+    def comparable_state(self) -> dict[str, Any]:
         """Everything two ledgers must agree on to be the same; hints left out."""
         return {
             "claims": dict(self.claims),
             "used": {key: dict(used) for key, used in self.used.items()},
-            "on_trust": {tenant: dict(used) for tenant, used in self.on_trust.items()},
-            "provisional": sorted(self.provisional),
+            "on_trust": {tenant: dict(used) for tenant, used in self.provisional_use.items()},
+            "provisional": sorted(self.provisional_claims),
             "unbound": sorted(self.unbound),
-            "lingering": sorted(self.lingering),
+            "lingering": sorted(self.quota_released),
             "nodes": {
-                name: (a.firm, a.reclaimable, a.nominated, a.holds, a.device_use, a.ports, sorted(a.claims))
+                name: (a.firm, a.reclaimable, a.nominated, a.recovery_slots, a.device_use, a.ports, sorted(a.claims))
                 for name, a in self.nodes.items()
-                if a.claims or a.holds
+                if a.claims or a.recovery_slots
             },
         }
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and self.state() == other.state()
+        return isinstance(other, Ledger) and self.comparable_state() == other.comparable_state()
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def rebuild(
-    nodes: Iterable[Node], holds: Iterable[Hold], reservations: Iterable[Reservation], bindings: Iterable[Binding]
+def rebuild_ledger(
+    nodes: Iterable[Node], holds: Iterable[RecoverySlot], reservations: Iterable[Reservation], bindings: Iterable[Binding]
 ) -> Ledger:
     """The ledger that these records stand for."""
     ledger = Ledger()
     for node in nodes:
-        ledger.see(node)
-    by_node: dict[str, list[Hold]] = {}
+        ledger.account_for(node)
+    by_node: dict[str, list[RecoverySlot]] = {}
     for hold in holds:
         by_node.setdefault(hold.spec.node, []).append(hold)
     for name, held in by_node.items():
-        ledger.hold(name, held)
-    for claim in all_recorded(reservations, bindings):
+        ledger.set_slots(name, held)
+    for claim in claims_from_records(reservations, bindings):
         ledger.put(claim)
     return ledger
 
 
-def _insufficient(account: NodeAccount, want: Want, short: Amounts) -> Refused:
+def _insufficient(account: NodeAccount, want: ClaimRequest, short: Amounts) -> Refused:
     reason = next((_SHORT_OF[name] for name in (CPU, MEMORY, GPU) if name in short), Reason.INSUFFICIENT_RESOURCE)
     facts: dict[str, Any] = {
         "node": account.name,
@@ -258,7 +258,7 @@ def _insufficient(account: NodeAccount, want: Want, short: Amounts) -> Refused:
         "firm": amounts_text({n: account.firm.get(n, 0) for n in short}),
         "reclaimable": amounts_text({n: account.reclaimable.get(n, 0) for n in short}),
     }
-    held, nominated = account.held(want.holds), account.nominated
+    held, nominated = account.recovery_reserved(want.recovery_slots), account.nominated
     if held:
         facts["held"] = amounts_text({n: held.get(n, 0) for n in short})
     if nominated:
@@ -267,7 +267,7 @@ def _insufficient(account: NodeAccount, want: Want, short: Amounts) -> Refused:
     return Refused(reason, f"node {account.name} has not enough left: {named}", facts)
 
 
-def _ended(want: Want, limit: Limit, who: dict[str, Any]) -> Refused:
+def _ended(want: ClaimRequest, limit: SpendingLimit, who: dict[str, Any]) -> Refused:
     return Refused(
         Reason.GRANT_EXPIRED,
         f"the grant of tenant {want.namespace} may not be spent until the region reaches the global cell again",

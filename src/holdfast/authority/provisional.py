@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.authority.claims import Claim, Want
+from holdfast.authority.claims import Claim, ClaimRequest
 from holdfast.authority.ledger import Ledger
 from holdfast.model import limits
 from holdfast.model.binding import CapacityClass
 from holdfast.model.errors import Refused
-from holdfast.model.grant_limit import Limit
+from holdfast.model.grant_limit import SpendingLimit
 from holdfast.model.quantity import add, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
@@ -23,17 +23,17 @@ from holdfast.model.scheduler_policy import PartitionMode
 from holdfast.model.times import micro_text, parse_time
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class ProvisionalRequest(msgspec.Struct, frozen=True, gc=False):
     """A proposal for a place. `assigned`: its Assignment is known here, so it was made before the cut. `binds`: nothing
     has to be waited for, a gang among others."""
 
     replica: Replica
-    want: Want
-    binds: bool
+    want: ClaimRequest
+    binds_at_once: bool
     assigned: bool
 
 
-def terms(mode: PartitionMode, asked: Asked, limit: Limit, now: float, expired: Refused) -> str | Refused:
+def provisional_terms(mode: PartitionMode, asked: ProvisionalRequest, limit: SpendingLimit, now: float, expired: Refused) -> str | Refused:
     """Until when the work may run, or why it has to wait. `expired` is what an ordinary proposal is told."""
     if mode is PartitionMode.WAIT:
         return expired
@@ -45,10 +45,10 @@ def terms(mode: PartitionMode, asked: Asked, limit: Limit, now: float, expired: 
         return micro_text(until_s)
     facts = {**expired.facts, "because": why}
     message = f"the region is cut off from the global cell and places only provisional work: {why}"
-    return Refused(Reason.HELD_WHILE_CUT_OFF, message, facts)
+    return Refused(Reason.NOT_ALLOWED_WHILE_PARTITIONED, message, facts)
 
 
-def _why_held(asked: Asked, limit: Limit) -> str:
+def _why_held(asked: ProvisionalRequest, limit: SpendingLimit) -> str:
     spec = asked.replica.spec
     if not asked.assigned:
         return "its assignment is not known here"
@@ -58,20 +58,20 @@ def _why_held(asked: Asked, limit: Limit) -> str:
         return f"work bound to residency {', '.join(spec.placement.residency)} waits until its rules can be confirmed"
     if asked.want.capacity_class is not CapacityClass.RECLAIMABLE:
         return "work that cannot be reclaimed waits until its quota can be confirmed"
-    if asked.want.victims or asked.want.holds:
+    if asked.want.victims or asked.want.recovery_slots:
         return "it would preempt other work, or draw on a recovery place"
-    if not asked.binds:
+    if not asked.binds_at_once:
         return "it would have to wait for others before it is bound"
     if not limit.provisional:
         return "its tenant's grant here has no provisional part"
     return ""
 
 
-def _until_s(limit: Limit, now: float) -> float:
+def _until_s(limit: SpendingLimit, now: float) -> float:
     return min(now + limits.PROVISIONAL_RUN_S, limit.heard_s + limits.PROVISIONAL_MAX_S)
 
 
-def next_end(claim: Claim, ledger: Ledger, limit: Limit, mode: PartitionMode, now: float) -> str | None:
+def next_run_until(claim: Claim, ledger: Ledger, limit: SpendingLimit, mode: PartitionMode, now: float) -> str | None:
     """The `runUntil` the claim should have now: empty when the grant confirms it, None to leave it as it is."""
     if not limit.over:
         after = ledger.ordinary_use(claim.namespace, GrantClass.NORMAL)

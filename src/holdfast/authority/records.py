@@ -25,7 +25,7 @@ from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node
-from holdfast.model.placement_rules import keeps_off
+from holdfast.model.placement_rules import required_anti_affinity
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.model.validation import MAX_LABEL
 from holdfast.store.contract import Put
@@ -35,12 +35,12 @@ _RESERVATION: Kind = kind_of(Reservation)
 _BINDING: Kind = kind_of(Binding)
 
 
-def put(kind: Kind, item: Object) -> Put:
+def put_object(kind: Kind, item: Object) -> Put:
     """The write that stores an object nobody has seen yet; its encoding is made here and nowhere else."""
     return Put(kind.store_key(item.metadata.namespace, item.metadata.name), codec.encode(item), item)
 
 
-def unstored(meta: ObjectMeta, *, generation: int = 0) -> ObjectMeta:
+def without_revision(meta: ObjectMeta, *, generation: int = 0) -> ObjectMeta:
     """A copy of the metadata that a new state of the object may own; a generation given is the new one."""
     if generation:
         return msgspec.structs.replace(meta, resource_version="", generation=generation)
@@ -49,7 +49,7 @@ def unstored(meta: ObjectMeta, *, generation: int = 0) -> ObjectMeta:
 
 def status_put(kind: Kind, item: Any, status: Any) -> Put:
     """The same object with another status."""
-    return put(kind, msgspec.structs.replace(item, metadata=unstored(item.metadata), status=status))
+    return put_object(kind, msgspec.structs.replace(item, metadata=without_revision(item.metadata), status=status))
 
 
 def replica_put(replica: Replica, placement: PlacementBlock) -> Put:
@@ -90,7 +90,7 @@ def reservation_put(
         devices=claim.devices,
         ports=claim.ports,
         victims=claim.victims,
-        holds=claim.holds,
+        recovery_slots=claim.recovery_slots,
         policy_revision=policy,
         expires_at=claim.expires_at,
     )
@@ -99,21 +99,21 @@ def reservation_put(
             spec,
             workload=replica.spec.workload,
             labels=replica.spec.template.labels,
-            rank=replica.spec.rank,
-            keeps_off=keeps_off(replica.spec.placement),
-            bind_when_firm=bind_when_firm,
+            priority=replica.spec.priority,
+            anti_affinity=required_anti_affinity(replica.spec.placement),
+            auto_bind=bind_when_firm,
         )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
-    return put(_RESERVATION, Reservation(meta, spec, ReservationStatus(phase=phase)))
+    return put_object(_RESERVATION, Reservation(meta, spec, ReservationStatus(phase=phase)))
 
 
 def reservation_change(reservation: Reservation, phase: ReservationPhase, spec: ReservationSpec | None = None) -> Put:
     """The same reservation in another phase."""
     status = msgspec.structs.replace(reservation.status, phase=phase)
     moved = msgspec.structs.replace(
-        reservation, metadata=unstored(reservation.metadata), spec=spec or reservation.spec, status=status
+        reservation, metadata=without_revision(reservation.metadata), spec=spec or reservation.spec, status=status
     )
-    return put(_RESERVATION, moved)
+    return put_object(_RESERVATION, moved)
 
 
 def binding_put(
@@ -132,9 +132,9 @@ def binding_put(
         devices=claim.devices,
         ports=claim.ports,
         exclusive=replica.spec.exclusive,
-        rank=replica.spec.rank,
+        priority=replica.spec.priority,
         max_unavailable=replica.spec.disruption.max_unavailable,
-        keeps_off=keeps_off(replica.spec.placement) if replica.spec.placement.affinity else (),
+        anti_affinity=required_anti_affinity(replica.spec.placement) if replica.spec.placement.affinity else (),
         epoch=claim.attempt,
         node_epoch=claim.node_epoch,
         decision=decision,
@@ -142,10 +142,10 @@ def binding_put(
         run_until=claim.run_until,
     )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
-    return put(_BINDING, Binding(meta, spec))
+    return put_object(_BINDING, Binding(meta, spec))
 
 
 def binding_change(binding: Binding, spec: BindingSpec) -> Put:
     """The binding with another wish; its generation rises, so that the agent's word can be told from an older one."""
-    meta = unstored(binding.metadata, generation=binding.metadata.generation + 1)
-    return put(_BINDING, msgspec.structs.replace(binding, metadata=meta, spec=spec))
+    meta = without_revision(binding.metadata, generation=binding.metadata.generation + 1)
+    return put_object(_BINDING, msgspec.structs.replace(binding, metadata=meta, spec=spec))

@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.authority import checks, records
-from holdfast.authority.claims import ENDED, of_binding
-from holdfast.authority.rounds import Extra, Step, make_step, rejected
-from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, State
-from holdfast.client.contract import Token
+from holdfast.authority import placement_checks, records
+from holdfast.authority.claims import ENDED_PHASES, claim_from_binding
+from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
+from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
+from holdfast.client.contract import FencingToken
 from holdfast.gate.principal import Principal
-from holdfast.model.binding import Binding, Desired, Reservation
+from holdfast.model.binding import Binding, DesiredRunState, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import BY_NAME
-from holdfast.model.placement import Answer, ReleaseAction, ReleaseItem, Result
+from holdfast.model.placement_api import PlacementOutcome, PlacementResult, ReleaseAction, ReleaseItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.store.contract import Put, Remove
@@ -29,12 +29,12 @@ from holdfast.store.contract import Put, Remove
 _TERM = BY_NAME["Term"]
 
 
-class Release:
+class ReleaseHandler:
     """One release request. `token` is the asking controller's: a stale one changes nothing."""
 
     verb = "release"
 
-    def __init__(self, state: State, who: Principal, items: Sequence[ReleaseItem], token: Token | None) -> None:
+    def __init__(self, state: AuthorityState, who: Principal, items: Sequence[ReleaseItem], token: FencingToken | None) -> None:
         self.who = who
         self.items = items
         self._state = state
@@ -43,21 +43,21 @@ class Release:
     def identity(self, item: ReleaseItem) -> str:
         return item.replica_uid
 
-    def begin(self) -> None:
+    def begin_round(self) -> None:
         """Everything is read per item."""
 
-    def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra:
+    def extra_writes(self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]) -> ExtraWrites:
         if self._token is None:
-            return Extra()
-        return Extra({_TERM.store_key("", self._token.election): self._token.revision})
+            return ExtraWrites()
+        return ExtraWrites({_TERM.store_key("", self._token.election): self._token.revision})
 
-    def plan(self, item: ReleaseItem) -> Step | Answer:
+    def plan(self, item: ReleaseItem) -> CommitStep | PlacementResult:
         state = self._state
         replica = state.replica(item.namespace, item.replica)
         if replica is None or replica.uid != item.replica_uid:
             return rejected(
                 Refused(
-                    Reason.REPLICA_GONE,
+                    Reason.REPLICA_NOT_FOUND,
                     f"replica {item.namespace}/{item.replica} with uid {item.replica_uid} does not exist",
                     {"replica": f"{item.namespace}/{item.replica}", "uid": replica.uid if replica is not None else ""},
                 )
@@ -65,8 +65,8 @@ class Release:
         placed = replica.status.placement
         claimed = bool(placed.binding or placed.reservation)
         if not claimed and item.attempt in (placed.attempt, placed.attempt - 1):
-            return Answer(result=Result.ALREADY, attempt=placed.attempt)
-        refused = checks.attempt(replica, item.attempt)
+            return PlacementResult(result=PlacementOutcome.ALREADY, attempt=placed.attempt)
+        refused = placement_checks.attempt_refusal(replica, item.attempt)
         if refused is not None:
             return rejected(refused, attempt=placed.attempt)
         binding = state.binding(item.namespace, placed.binding) if placed.binding else None
@@ -74,31 +74,31 @@ class Release:
             return self._stop(item, replica, binding)
         return self._free(item, replica, binding)
 
-    def _stop(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> Step | Answer:
-        if binding is None or binding.spec.desired is Desired.STOP:
+    def _stop(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> CommitStep | PlacementResult:
+        if binding is None or binding.spec.desired is DesiredRunState.STOP:
             name = binding.metadata.name if binding is not None else ""
             node = replica.status.placement.node
-            return Answer(result=Result.ALREADY, attempt=item.attempt, binding=name, node=node)
+            return PlacementResult(result=PlacementOutcome.ALREADY, attempt=item.attempt, binding=name, node=node)
         spec = msgspec.structs.replace(
-            binding.spec, desired=Desired.STOP, stop_reason=item.reason, stop_grace_seconds=item.grace_seconds
+            binding.spec, desired=DesiredRunState.STOP, stop_reason=item.reason, stop_grace_seconds=item.grace_seconds
         )
         name = binding.metadata.name
         return make_step(
             "update",
             BINDING,
             binding.metadata,
-            Answer(
-                result=Result.ACCEPTED, attempt=item.attempt, binding=name, reservation=name, node=binding.spec.node
+            PlacementResult(
+                result=PlacementOutcome.ACCEPTED, attempt=item.attempt, binding=name, reservation=name, node=binding.spec.node
             ),
             [records.binding_change(binding, spec)],
-            landed=lambda found: found.spec.desired is Desired.STOP,
+            landed=lambda found: found.spec.desired is DesiredRunState.STOP,
         )
 
-    def _free(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> Step | Answer:
-        if binding is None or binding.status.phase in ENDED:
-            return freed(self._state, replica, binding, item.reason)
+    def _free(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> CommitStep | PlacementResult:
+        if binding is None or binding.status.phase in ENDED_PHASES:
+            return free_step(self._state, replica, binding, item.reason)
         if is_fenced(self._state, binding):
-            return freed_at_fence(self._state, replica, binding, item.reason)
+            return free_at_fence_step(self._state, replica, binding, item.reason)
         node = self._state.node(binding.spec.node)
         name = f"{item.namespace}/{binding.metadata.name}"
         facts: dict[str, Any] = {
@@ -112,7 +112,7 @@ class Release:
         }
         return rejected(
             Refused(
-                Reason.NOT_PROVEN,
+                Reason.STOP_NOT_CONFIRMED,
                 f"{name} cannot be freed: node {binding.spec.node} neither acknowledged the stop nor was it fenced",
                 facts,
             ),
@@ -120,7 +120,7 @@ class Release:
         )
 
 
-def is_fenced(state: State, binding: Binding) -> bool:
+def is_fenced(state: AuthorityState, binding: Binding) -> bool:
     """Whether the node's lease under which the work was bound is over for good, so that no agent runs it any more."""
     node = state.node(binding.spec.node)
     if node is None:
@@ -128,11 +128,11 @@ def is_fenced(state: State, binding: Binding) -> bool:
     return node.status.fence.fenced_epoch >= binding.spec.node_epoch
 
 
-def freed(state: State, replica: Replica, binding: Binding | None, reason: str) -> Step:
+def free_step(state: AuthorityState, replica: Replica, binding: Binding | None, reason: str) -> CommitStep:
     """Both legs go: nothing runs, or nothing ever did."""
     placed = replica.status.placement
     namespace, name = replica.metadata.namespace, placed.binding or placed.reservation
-    compares, writes = cleared(state, replica, reason)
+    compares, writes = clear_placement(state, replica, reason)
     if binding is not None:
         compares[BINDING.store_key(namespace, name)] = binding.revision
         writes.append(Remove(BINDING.store_key(namespace, name)))
@@ -141,12 +141,12 @@ def freed(state: State, replica: Replica, binding: Binding | None, reason: str) 
     return _release_step(replica, name, compares, writes, free=f"{namespace}/{name}")
 
 
-def freed_at_fence(state: State, replica: Replica, binding: Binding, reason: str) -> Step:
+def free_at_fence_step(state: AuthorityState, replica: Replica, binding: Binding, reason: str) -> CommitStep:
     """The quota leg and the replica go; the binding keeps the node leg until the work is proven to be gone."""
     namespace, name = replica.metadata.namespace, binding.metadata.name
-    compares, writes = cleared(state, replica, reason)
+    compares, writes = clear_placement(state, replica, reason)
     spec = msgspec.structs.replace(
-        binding.spec, desired=Desired.STOP, stop_reason=binding.spec.stop_reason or reason, quota_released=True
+        binding.spec, desired=DesiredRunState.STOP, stop_reason=binding.spec.stop_reason or reason, quota_released=True
     )
     change = records.binding_change(binding, spec)
     node = state.node(binding.spec.node)
@@ -155,11 +155,11 @@ def freed_at_fence(state: State, replica: Replica, binding: Binding, reason: str
         compares[NODE.store_key("", binding.spec.node)] = 0
     writes.append(change)
     step = _release_step(replica, name, compares, writes)
-    step.keep = of_binding(change.attached, None)
+    step.claim_after = claim_from_binding(change.attached, None)
     return step
 
 
-def cleared(state: State, replica: Replica, reason: str) -> tuple[dict[str, int], list[Put | Remove]]:
+def clear_placement(state: AuthorityState, replica: Replica, reason: str) -> tuple[dict[str, int], list[Put | Remove]]:
     """The replica without a place and one attempt further, and its reservation gone."""
     placed = replica.status.placement
     namespace = replica.metadata.namespace
@@ -177,14 +177,14 @@ def cleared(state: State, replica: Replica, reason: str) -> tuple[dict[str, int]
 
 def _release_step(
     replica: Replica, name: str, compares: dict[str, int], writes: list[Put | Remove], free: str = ""
-) -> Step:
+) -> CommitStep:
     attempt = replica.status.placement.attempt + 1
     return make_step(
         "release",
         REPLICA,
         replica.metadata,
-        Answer(
-            result=Result.ACCEPTED, attempt=attempt, node=replica.status.placement.node, reservation=name, binding=name
+        PlacementResult(
+            result=PlacementOutcome.ACCEPTED, attempt=attempt, node=replica.status.placement.node, reservation=name, binding=name
         ),
         writes,
         compares=compares,

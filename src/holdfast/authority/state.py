@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-from holdfast.authority.claims import Claim, recorded
+from holdfast.authority.claims import Claim, claim_from_records
 from holdfast.authority.grant_leases import GrantLeases
-from holdfast.authority.leases import LeaseBook
-from holdfast.authority.ledger import Ledger, rebuild
+from holdfast.authority.lease_book import LeaseBook
+from holdfast.authority.ledger import Ledger, rebuild_ledger
+from holdfast.foundation.ports import Ports
 from holdfast.model import limits, tenure
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.core import Lease
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.hold import Hold, is_kept
 from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.override import Override
-from holdfast.model.placement_eligibility import can_draw
+from holdfast.model.placement_eligibility import can_use_slots
 from holdfast.model.quantity import Amounts
 from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant, is_dedicated
-from holdfast.runtime.ports import Ports
 from holdfast.store.objects import Objects
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
@@ -41,20 +41,20 @@ RESERVATION = kind_of(Reservation)
 BINDING = kind_of(Binding)
 GRANT_COPY = kind_of(GrantCopy)
 ASSIGNMENT = kind_of(Assignment)
-HOLD = kind_of(Hold)
+HOLD = kind_of(RecoverySlot)
 LEASE = kind_of(Lease)
 LEASE_PAGE = kind_of(LeasePage)
 BUDGET = kind_of(RecoveryBudget)
 
 
-class State:
+class AuthorityState:
     def __init__(self, region: str, objects: Objects, ports: Ports, leases: LeaseBook) -> None:
         self.region = region
         self.objects = objects
         self.ports = ports
         self.leases = leases
         self.ledger = Ledger()
-        self.tenure_before = 0
+        self.inherited_tenure_revision = 0
         """The revision of the tenure that was there when this authority began. How old that is nobody knows: the wall
         clock may have been set back while nothing ran here."""
         self._grant_leases = GrantLeases()
@@ -65,19 +65,19 @@ class State:
 
     def load(self) -> None:
         """Forgets everything and reads it anew from the records."""
-        self.ledger = rebuild(
-            self.every(Node), self.every(Hold), self.every(Reservation), self.every(Binding)
+        self.ledger = rebuild_ledger(
+            self.list_all(Node), self.list_all(RecoverySlot), self.list_all(Reservation), self.list_all(Binding)
         )  # fmt: skip
         held: Lease | None = self.get(LEASE, tenure.NAMESPACE, tenure.NAME)
-        self.tenure_before = held.revision if held is not None else 0
-        pages = list(self.every(LeasePage))
+        self.inherited_tenure_revision = held.revision if held is not None else 0
+        pages = list(self.list_all(LeasePage))
         for page in pages:
             for lease in page.spec.leases.values():
                 self._last_s = max(self._last_s, lease.renewed_at_s)
         self._last_monotonic_s = self.ports.clock.monotonic()
         self.leases.load(pages, self.now(), self._last_monotonic_s)
         self._grant_leases = GrantLeases()
-        self._grant_leases.observe(self.every(GrantCopy), self.now(), self._last_monotonic_s)
+        self._grant_leases.observe(self.list_all(GrantCopy), self.now(), self._last_monotonic_s)
 
     def now(self) -> float:
         """The wall clock, unless that went back: then time passes from the last commit time on."""
@@ -90,7 +90,7 @@ class State:
     def observe_grants(self) -> None:
         """Renewals that came since; they were written by the wall clock as it is now."""
         clock = self.ports.clock
-        self._grant_leases.observe(self.every(GrantCopy), clock.now(), clock.monotonic())
+        self._grant_leases.observe(self.list_all(GrantCopy), clock.now(), clock.monotonic())
 
     def grant_age_s(self, copy: GrantCopy) -> float:
         """How long ago the global cell was last heard for this limit."""
@@ -102,7 +102,7 @@ class State:
         One from a time that has not come was written before the clock was put back, and the next is waited for."""
         clock = self.ports.clock
         if self._tenure_until[0] != held.spec.renew_time:
-            left_s = tenure.left_s(held, clock.now())
+            left_s = tenure.remaining_s(held, clock.now())
             credible = left_s <= limits.TENURE_S + limits.TENURE_STEP_MAX_S
             until_s = clock.monotonic() + min(left_s, limits.TENURE_S) if credible else 0.0
             self._tenure_until = (held.spec.renew_time, until_s)
@@ -111,7 +111,7 @@ class State:
     def get(self, kind: Kind, namespace: str, name: str) -> Any:
         return self.objects.get(kind, namespace, name)
 
-    def every(self, kind: type[O], namespace: str = "") -> Iterable[O]:
+    def list_all(self, kind: type[O], namespace: str = "") -> Iterable[O]:
         return cast("list[O]", self.objects.list(kind_of(kind), namespace)[0])
 
     def node(self, name: str) -> Node | None:
@@ -133,32 +133,32 @@ class State:
         return cast("Region | None", self.objects.get(kind_of(Region), "", self.region))
 
     def overrides(self) -> Iterable[Override]:
-        return self.every(Override)
+        return self.list_all(Override)
 
-    def recorded(self, namespace: str, name: str) -> Claim | None:
+    def recorded_claim(self, namespace: str, name: str) -> Claim | None:
         """The claim that the published records of this name stand for."""
-        return recorded(self.reservation(namespace, name), self.binding(namespace, name))
+        return claim_from_records(self.reservation(namespace, name), self.binding(namespace, name))
 
-    def follow_claim(self, namespace: str, name: str) -> None:
+    def reload_claim(self, namespace: str, name: str) -> None:
         """Brings the ledger in line with records that someone else removed."""
-        claim = self.recorded(namespace, name)
+        claim = self.recorded_claim(namespace, name)
         if claim is None:
             self.ledger.drop(f"{namespace}/{name}")
         else:
             self.ledger.put(claim)
 
-    def follow_holds(self, node: str, in_flight: Mapping[str, Amounts]) -> None:
+    def reload_slots(self, node: str, in_flight: Mapping[str, Amounts]) -> None:
         """What is held on a node by the records, and by commits under way: the next check must count those too."""
         held = self.objects.list(HOLD, fields={"node": node})[0]
-        self.ledger.hold(node, cast("list[Hold]", held))
+        self.ledger.set_slots(node, cast("list[RecoverySlot]", held))
         for name, amounts in in_flight.items():
-            self.ledger.put_hold(node, name, amounts)
+            self.ledger.put_slot(node, name, amounts)
 
-    def drawable(self, node: str, tenant: str) -> list[str]:
+    def slots_for_tenant(self, node: str, tenant: str) -> list[str]:
         """The kept places on a node whose budget lets the tenant draw."""
         allowed, dedicated = [], is_dedicated(self.tenant(tenant))
-        for hold in cast("list[Hold]", self.objects.list(HOLD, fields={"node": node})[0]):
+        for hold in cast("list[RecoverySlot]", self.objects.list(HOLD, fields={"node": node})[0]):
             budget = cast("RecoveryBudget | None", self.objects.get(BUDGET, "", hold.spec.budget))
-            if budget is not None and can_draw(budget.spec.tenants, tenant, dedicated=dedicated) and is_kept(hold):
+            if budget is not None and can_use_slots(budget.spec.tenants, tenant, dedicated=dedicated) and is_admitted(hold):
                 allowed.append(hold.metadata.name)
         return allowed

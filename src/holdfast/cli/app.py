@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from holdfast.cli.exits import MEANINGS, Exit, Stop
+from holdfast.foundation.exit_codes import EXIT_CODE_MEANINGS, CommandError, ExitCode
 
 # name → (module:attribute, summary). The summary is repeated here so that `--help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exec": ("holdfast.cli.commands.exec:exec_", "Run a command in a replica's environment."),
     "top": ("holdfast.cli.commands.top:top", "Show resource usage and requests."),
     "node": ("holdfast.cli.commands.node:node", "Cordon, drain and revoke nodes."),
-    "load": ("holdfast.cli.commands.load:load", "Push load metrics for autoscaling."),
+    "load": ("holdfast.cli.commands.metrics:load", "Push load metrics for autoscaling."),
     "pool": ("holdfast.cli.commands.pool:pool", "List node pools, and start and stop their nodes."),
     "rollout": ("holdfast.cli.commands.rollout:rollout", "Follow, pause and undo rollouts."),
     "policy": ("holdfast.cli.commands.policy:policy", "Inspect, shadow, promote and roll back scheduling policies."),
@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List resources that an incident has not returned.",
     ),
     "kubeconfig": ("holdfast.cli.commands.kubeconfig:kubeconfig", "Write a kubeconfig with one context per cell."),
-    "token": ("holdfast.cli.commands.token:token", "Create, list and revoke API tokens and join tokens."),
+    "token": ("holdfast.cli.commands.tokens:token", "Create, list and revoke API tokens and join tokens."),
     "credentials": (
         "holdfast.cli.commands.credentials:credentials",
         "List, rotate and revoke the certificates of regions and nodes.",
@@ -99,7 +99,7 @@ class LazyCommands(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
+            formatter.write_dl([(str(int(code)), meaning) for code, meaning in EXIT_CODE_MEANINGS.items()])
 
 
 @click.command(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -126,24 +126,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
             args=list(arguments) if arguments is not None else None, prog_name="holdfast", standalone_mode=False
         )
         sys.stdout.flush()
-        return int(returned) if isinstance(returned, int) else Exit.OK
-    except Stop as stop:
+        return int(returned) if isinstance(returned, int) else ExitCode.OK
+    except CommandError as stop:
         for line in stop.lines():
             click.echo(line, err=True)
         return stop.code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
-        return Exit.USAGE
+        return ExitCode.USAGE
     except click.UsageError as error:
         error.show()
-        return Exit.USAGE
+        return ExitCode.USAGE
     except click.ClickException as error:
         error.show()
-        return Exit.FAILED
+        return ExitCode.FAILED
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of the output has exited (`holdfast status | head`). This is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
+        return ExitCode.OK

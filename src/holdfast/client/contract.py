@@ -13,13 +13,19 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from holdfast.model.meta import Object
-from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.placement_api import (
+    BindRequest,
+    PlacementResponse,
+    ReleaseRequest,
+    RenewRequest,
+    ReserveRequest,
+)
 from holdfast.model.writes import Notice, Write
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
 
-class Token(msgspec.Struct, frozen=True, gc=False):
+class FencingToken(msgspec.Struct, frozen=True, gc=False):
     """Fencing token: the revision of the election's term. Every commit made with it compares that revision (S5)."""
 
     election: str
@@ -33,7 +39,7 @@ class Listing(msgspec.Struct, Generic[O], frozen=True):
     revision: int
 
 
-class Seen(msgspec.Struct, Generic[O], frozen=True, gc=False):
+class WatchEvent(msgspec.Struct, Generic[O], frozen=True, gc=False):
     """One watch event. `object` is the new state, or the last state if `deleted`; `old` is the previous state.
 
     A watch with `fields` reports an object that stops matching as deleted, and one that starts matching as new. A
@@ -46,7 +52,7 @@ class Seen(msgspec.Struct, Generic[O], frozen=True, gc=False):
     revision: int
 
 
-class Committed(msgspec.Struct, frozen=True, gc=False):
+class CommitReceipt(msgspec.Struct, frozen=True, gc=False):
     """The objects as stored, one per write, in order; None if one was removed."""
 
     revision: int
@@ -66,22 +72,22 @@ class Client(Protocol):
 
     def watch(
         self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Sequence[Seen[O]]]:
+    ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
         """Changes after a revision, in batches. Ends with `Expired` (list again) or `Unavailable` (resume)."""
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
         """Commits all writes or none, through the gate. After `Conflict`, read again and decide again.
 
         `brief`: the response contains only the revision, without the objects.
         """
 
-    async def reserve(self, request: ReserveRequest) -> Answers: ...
+    async def reserve(self, request: ReserveRequest) -> PlacementResponse: ...
 
-    async def bind(self, request: BindRequest) -> Answers: ...
+    async def bind(self, request: BindRequest) -> PlacementResponse: ...
 
-    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers: ...
+    async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse: ...
 
-    async def renew(self, request: RenewRequest) -> Answers: ...
+    async def renew(self, request: RenewRequest) -> PlacementResponse: ...
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
         """Best effort: Events are for people, and no decision reads them."""

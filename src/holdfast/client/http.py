@@ -20,21 +20,35 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.client import readback, wire
-from holdfast.client.contract import Committed, Listing, Seen, Token
-from holdfast.client.resources import Page, decode_page, fault_from, path_of, selector_of, tls, took_effect_unknown
-from holdfast.client.watch_lines import seen_in
+from holdfast.client.contract import CommitReceipt, FencingToken, Listing, WatchEvent
+from holdfast.client.resources import (
+    ListPage,
+    client_tls_context,
+    decode_page,
+    fault_from,
+    field_selector_query,
+    is_outcome_unknown,
+    resource_path,
+)
+from holdfast.client.watch_lines import parse_events
+from holdfast.foundation import metrics
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.retry_budget import RetryBudget
 from holdfast.model import limits
-from holdfast.model.asking import Ask
+from holdfast.model.agent_rpc import AgentCall
 from holdfast.model.errors import Ambiguous, Expired, Fault, NotFound, Overloaded, Unavailable
-from holdfast.model.join import Joined, JoinRequest, RenewalRequest
+from holdfast.model.join import JoinRequest, JoinResponse, RenewalRequest
 from holdfast.model.kinds import kind_of
-from holdfast.model.meta import Object, Part
-from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.meta import ApiStruct, Object
+from holdfast.model.placement_api import (
+    BindRequest,
+    PlacementResponse,
+    ReleaseRequest,
+    RenewRequest,
+    ReserveRequest,
+)
 from holdfast.model.writes import Notice, Write
-from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.retry_budget import RetryBudget
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
@@ -52,7 +66,7 @@ class _BriefClient:
     async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
         return await self._client.get(kind, name, namespace)
 
-    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
         return await self._client.commit_once(writes, token=token, brief=True)
 
 
@@ -80,7 +94,7 @@ class HttpClient:
         self._call_deadline_s = call_deadline_s
         self._commit_deadline_s = commit_deadline_s
         self._cert, self._key = cert, key
-        self._ssl: ssl.SSLContext | bool = tls(ca, cert, key) if self._base_url.startswith("https:") else True
+        self._ssl: ssl.SSLContext | bool = client_tls_context(ca, cert, key) if self._base_url.startswith("https:") else True
         self._headers = {"User-Agent": f"holdfast/{__version__}", "Accept": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -101,7 +115,7 @@ class HttpClient:
 
         async def once() -> O | None:
             try:
-                body = await self._call("GET", path_of(row, namespace, name), verb="get")
+                body = await self._call("GET", resource_path(row, namespace, name), verb="get")
             except NotFound:
                 return None
             found: O = wire.decode_object(body, row)  # type: ignore[assignment]
@@ -124,35 +138,35 @@ class HttpClient:
         items: list[O] = []
         following = ""
         while True:
-            query = {"limit": str(limits.LIST_PAGE), **selector_of(fields)}
+            query = {"limit": str(limits.LIST_PAGE_OBJECTS), **field_selector_query(fields)}
             if following:
                 query["continue"] = following
 
-            async def once(query: dict[str, str] = query) -> Page:
-                return decode_page(row, await self._call("GET", path_of(row, namespace), query=query, verb="list"))
+            async def once(query: dict[str, str] = query) -> ListPage:
+                return decode_page(row, await self._call("GET", resource_path(row, namespace), query=query, verb="list"))
 
             page = await self._retry_read("list", once)
             items += page.items
-            following = page.following
+            following = page.continue_token
             if not following:
                 return Listing(items=tuple(items), revision=page.revision)
 
     async def watch(
         self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Sequence[Seen[O]]]:
+    ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
         """One stream, until it ends; the caller resumes."""
         row = kind_of(kind)
         query = {
             "watch": "true",
             "resourceVersion": str(after),
             "allowWatchBookmarks": "true",
-            **selector_of(fields),
+            **field_selector_query(fields),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=_WATCH_SILENCE_S)
         where = f"watch of {row.plural} at {self._base_url}"
         try:
             async with self._session(watches=True).get(
-                self._base_url + path_of(row, namespace), params=query, timeout=timeout, ssl=self._ssl
+                self._base_url + resource_path(row, namespace), params=query, timeout=timeout, ssl=self._ssl
             ) as answer:
                 if answer.status != 200:
                     raise fault_from(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
@@ -161,7 +175,7 @@ class HttpClient:
                     *lines, rest = (rest + chunk).split(b"\n")
                     if len(rest) > limits.WATCH_LINE_BYTES_MAX:
                         raise Unavailable(f"{where}: line too long (limit {limits.WATCH_LINE_BYTES_MAX} bytes)")
-                    batch = seen_in(row, lines)
+                    batch = parse_events(row, lines)
                     if batch:
                         yield batch
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
@@ -170,54 +184,54 @@ class HttpClient:
 
     # Agent calls
 
-    async def asks(self, node: str) -> AsyncIterator[Ask]:
+    async def agent_calls(self, node: str) -> AsyncIterator[AgentCall]:
         """The calls for a node's agent, until the stream ends; the caller reconnects."""
         timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=2.5 * limits.ASK_SILENCE_S
+            total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=2.5 * limits.AGENT_CALL_KEEPALIVE_S
         )
-        url = f"{self._base_url}/node/v1/{quote(node)}/asks"
+        url = f"{self._base_url}/node/v1/{quote(node)}/calls"
         try:
             async with self._session(watches=True).get(url, timeout=timeout, ssl=self._ssl) as answer:
                 if answer.status != 200:
                     raise fault_from(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
                 async for line in answer.content:
                     if line.strip():
-                        yield msgspec.json.decode(line, type=Ask)
+                        yield msgspec.json.decode(line, type=AgentCall)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
             why = str(error) or type(error).__name__
             raise Unavailable(f"agent calls at {self._base_url}: stream interrupted ({why})") from error
 
-    async def answer(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
+    async def send_response(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
         """Sends a part of a response. Returns False if the caller has disconnected."""
-        path = f"/node/v1/{quote(node)}/answers/{quote(ask_id)}"
+        path = f"/node/v1/{quote(node)}/responses/{quote(ask_id)}"
         query = {"end": "true"} if end else {}
         told = await self._call("POST", path, body=data, query=query, verb="answer")
         return bool(msgspec.json.decode(told).get("more"))
 
     # Node certificates
 
-    async def join(self, request: JoinRequest) -> Joined:
+    async def join(self, request: JoinRequest) -> JoinResponse:
         """The token in the request is the credential. A retry with the same key is safe."""
         return await self._request_certificate("/join/v1", request, "join")
 
-    async def renew_certificate(self, request: RenewalRequest) -> Joined:
+    async def renew_certificate(self, request: RenewalRequest) -> JoinResponse:
         return await self._request_certificate("/join/v1/renew", request, "renew_certificate")
 
-    async def _request_certificate(self, path: str, request: Part, verb: str) -> Joined:
+    async def _request_certificate(self, path: str, request: ApiStruct, verb: str) -> JoinResponse:
         answer = await self._call("POST", path, body=msgspec.json.encode(request), verb=verb)
         try:
-            return msgspec.json.decode(answer, type=Joined)
+            return msgspec.json.decode(answer, type=JoinResponse)
         except msgspec.DecodeError as error:
             raise Ambiguous(f"{verb} at {self._base_url}: cannot decode the response ({error})") from error
 
     # Writes
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
         return await readback.commit(_BriefClient(self) if brief else self, writes, token=token, ports=self._ports)
 
     async def commit_once(
-        self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False
-    ) -> Committed:
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         """Sends once; raises `Ambiguous` if there is no response. Callers use `commit`."""
         body = wire.encode_commit(writes, token, brief=brief)
         answer = await self._call(
@@ -228,17 +242,17 @@ class HttpClient:
         except (msgspec.DecodeError, Fault) as error:
             raise Ambiguous(f"commit at {self._base_url}: cannot decode the response ({error})") from error
 
-    async def reserve(self, request: ReserveRequest) -> Answers:
-        return await self.place("reserve", request)
+    async def reserve(self, request: ReserveRequest) -> PlacementResponse:
+        return await self.call_placement("reserve", request)
 
-    async def bind(self, request: BindRequest) -> Answers:
-        return await self.place("bind", request)
+    async def bind(self, request: BindRequest) -> PlacementResponse:
+        return await self.call_placement("bind", request)
 
-    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
-        return await self.place("release", request, token=token)
+    async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
+        return await self.call_placement("release", request, token=token)
 
-    async def renew(self, request: RenewRequest) -> Answers:
-        return await self.place("renew", request)
+    async def renew(self, request: RenewRequest) -> PlacementResponse:
+        return await self.call_placement("renew", request)
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
         if notices:
@@ -246,9 +260,9 @@ class HttpClient:
                 "POST", wire.NOTIFY_PATH, body=wire.encode_notify(notices, component=component), verb="notify"
             )
 
-    async def place(
-        self, action: str, request: Part, *, token: Token | None = None, headers: dict[str, str] | None = None
-    ) -> Answers:
+    async def call_placement(
+        self, action: str, request: ApiStruct, *, token: FencingToken | None = None, headers: dict[str, str] | None = None
+    ) -> PlacementResponse:
         """Items carry their identity (replica, template, attempt; node, epoch), so the caller may safely retry."""
         body = msgspec.json.encode(request)
         told = {} if token is None else {wire.TOKEN_HEADER: wire.encode_token(token)}
@@ -257,7 +271,7 @@ class HttpClient:
             "POST", path, body=body, headers=told | (headers or {}), verb=action, deadline_s=self._commit_deadline_s
         )
         try:
-            return msgspec.json.decode(answer, type=Answers)
+            return msgspec.json.decode(answer, type=PlacementResponse)
         except msgspec.DecodeError as error:
             raise Ambiguous(f"{action} at {self._base_url}: cannot decode the response ({error})") from error
 
@@ -333,7 +347,7 @@ class HttpClient:
             raise no_answer(f"{where}: no response within {deadline_s:g} s ({why})") from error
         if answer.status < 400:
             return content
-        if method != "GET" and took_effect_unknown(answer.status, content):
+        if method != "GET" and is_outcome_unknown(answer.status, content):
             raise Ambiguous(f"{where}: status {answer.status}, which leaves open whether the write happened")
         raise fault_from(answer.status, content, answer.headers.get("Retry-After", ""))
 
@@ -347,7 +361,7 @@ class HttpClient:
                 if attempt == limits.READ_ATTEMPTS - 1:
                     raise
                 if not self._budget.take():
-                    metrics.CLIENT_BUDGET_EMPTY.labels(verb).inc()
+                    metrics.CLIENT_RETRIES_SUPPRESSED.labels(verb).inc()
                     raise
                 metrics.CLIENT_RETRIES.labels(verb).inc()
                 await self._ports.clock.sleep(max(backoff.next_s(), fault.retry_after_s))
@@ -360,7 +374,7 @@ class HttpClient:
                 self._watches = self._new_session(0)
             return self._watches
         if self._calls is None:
-            self._calls = self._new_session(limits.HTTP_CONNECTIONS)
+            self._calls = self._new_session(limits.HTTP_CONNECTIONS_MAX)
         return self._calls
 
     def _new_session(self, connections: int) -> aiohttp.ClientSession:

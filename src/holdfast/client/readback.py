@@ -15,29 +15,29 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.client.contract import Committed, Token
+from holdfast.client.contract import CommitReceipt, FencingToken
+from holdfast.foundation import metrics
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.unknown_outcome import NoProof, resolve
 from holdfast.model.errors import Ambiguous, Conflict
 from holdfast.model.kinds import BY_NAME, Kind, kind_of
 from holdfast.model.meta import Condition, Key, Object, ObjectMeta, OwnerReference
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
-from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.unknown_outcome import NoProof, resolve
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
 
-class OneShot(Protocol):
+class SingleShotClient(Protocol):
     """What reading back needs: a fresh read, and a commit that is sent once and never again by itself."""
 
     async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None: ...
 
-    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
         """Raises `Ambiguous` when it may or may not have happened; any other fault means that it did not."""
 
 
-class Verdict(enum.StrEnum):
+class ReadBackResult(enum.StrEnum):
     """What one read says about one write."""
 
     DONE = "Done"
@@ -49,7 +49,7 @@ class Verdict(enum.StrEnum):
     """Something newer is there: it may have happened and been replaced."""
 
 
-async def commit(once: OneShot, writes: Sequence[Write], *, token: Token | None = None, ports: Ports) -> Committed:
+async def commit(once: SingleShotClient, writes: Sequence[Write], *, token: FencingToken | None = None, ports: Ports) -> CommitReceipt:
     """Commits, reading back whenever there is no answer."""
     try:
         return await once.commit_once(writes, token=token)
@@ -70,21 +70,21 @@ async def commit(once: OneShot, writes: Sequence[Write], *, token: Token | None 
 class _Unanswered:
     """A commit that got no answer, and the objects it writes as they were last read."""
 
-    def __init__(self, once: OneShot, writes: tuple[Write, ...], token: Token | None) -> None:
+    def __init__(self, once: SingleShotClient, writes: tuple[Write, ...], token: FencingToken | None) -> None:
         self._once = once
         self._writes = writes
         self._token = token
         self._found: list[Object | None] = []
 
-    async def look(self) -> Committed | NoProof:
+    async def look(self) -> CommitReceipt | NoProof:
         self._found = [await _read(self._once, write) for write in self._writes]
         verdict = _overall([judge(write, item) for write, item in zip(self._writes, self._found, strict=True)])
-        if verdict is Verdict.DONE:
+        if verdict is ReadBackResult.DONE:
             return _committed(self._found)
-        can_repeat = verdict is Verdict.NOT_DONE and all(map(_guarded, self._writes))
+        can_repeat = verdict is ReadBackResult.NOT_DONE and all(map(_guarded, self._writes))
         return NoProof.ABSENT if can_repeat else NoProof.REPLACED
 
-    async def repeat(self) -> Committed | None:
+    async def repeat(self) -> CommitReceipt | None:
         again = tuple(_tied(write, item) for write, item in zip(self._writes, self._found, strict=True))
         try:
             return await self._once.commit_once(again, token=self._token)
@@ -94,43 +94,43 @@ class _Unanswered:
             return None  # the revision that a status was tied to has moved: nothing is refused yet
 
 
-def _overall(verdicts: Sequence[Verdict]) -> Verdict:
+def _overall(verdicts: Sequence[ReadBackResult]) -> ReadBackResult:
     """One transaction: what any write proves holds for all."""
-    if Verdict.NOT_DONE in verdicts:
-        return Verdict.NOT_DONE
-    if Verdict.DONE in verdicts or (verdicts and all(v is Verdict.LOOKS_DONE for v in verdicts)):
-        return Verdict.DONE
-    return Verdict.UNKNOWN
+    if ReadBackResult.NOT_DONE in verdicts:
+        return ReadBackResult.NOT_DONE
+    if ReadBackResult.DONE in verdicts or (verdicts and all(v is ReadBackResult.LOOKS_DONE for v in verdicts)):
+        return ReadBackResult.DONE
+    return ReadBackResult.UNKNOWN
 
 
-def judge(write: Write, found: Object | None) -> Verdict:
+def judge(write: Write, found: Object | None) -> ReadBackResult:
     """What the object read back says about a write of it."""
     match write:
         case Create():
             if found is None:
-                return Verdict.NOT_DONE
-            return Verdict.DONE if _same_creation(write.object, found) else Verdict.NOT_DONE
+                return ReadBackResult.NOT_DONE
+            return ReadBackResult.DONE if _same_creation(write.object, found) else ReadBackResult.NOT_DONE
         case Update():
             return _judge_update(write, found)
         case SetStatus():
             if found is None or found.uid != write.uid:
-                return Verdict.UNKNOWN
-            return Verdict.LOOKS_DONE if _status_set(write, found) else Verdict.NOT_DONE
+                return ReadBackResult.UNKNOWN
+            return ReadBackResult.LOOKS_DONE if _status_set(write, found) else ReadBackResult.NOT_DONE
         case Delete():
             if found is None or found.uid != write.uid or found.metadata.terminating:
-                return Verdict.LOOKS_DONE
-            return Verdict.NOT_DONE
+                return ReadBackResult.LOOKS_DONE
+            return ReadBackResult.NOT_DONE
 
 
-def _judge_update(write: Update, found: Object | None) -> Verdict:
+def _judge_update(write: Update, found: Object | None) -> ReadBackResult:
     meant = write.object
     if found is None or found.uid != meant.uid:
         last_finalizer_gone = meant.metadata.terminating and not meant.metadata.finalizers
-        return Verdict.LOOKS_DONE if last_finalizer_gone else Verdict.UNKNOWN
+        return ReadBackResult.LOOKS_DONE if last_finalizer_gone else ReadBackResult.UNKNOWN
     if found.revision == meant.revision:
         # A write that changes nothing keeps the revision: it is as good as done.
-        return Verdict.LOOKS_DONE if _same_update(write, found) else Verdict.NOT_DONE
-    return Verdict.DONE if _same_update(write, found) else Verdict.UNKNOWN
+        return ReadBackResult.LOOKS_DONE if _same_update(write, found) else ReadBackResult.NOT_DONE
+    return ReadBackResult.DONE if _same_update(write, found) else ReadBackResult.UNKNOWN
 
 
 def _same_creation(meant: Object, found: Object) -> bool:
@@ -221,7 +221,7 @@ def _describe(write: Write) -> str:
     return f"{type(write).__name__} {kind.name} {key}"
 
 
-async def _read(once: OneShot, write: Write) -> Object | None:
+async def _read(once: SingleShotClient, write: Write) -> Object | None:
     kind, key = named(write)
     if not key.name:
         return None
@@ -229,8 +229,8 @@ async def _read(once: OneShot, write: Write) -> Object | None:
     return found
 
 
-def _committed(found: Sequence[Object | None]) -> Committed:
+def _committed(found: Sequence[Object | None]) -> CommitReceipt:
     """What a commit that is known to have happened left behind, as far as it is still there."""
-    return Committed(
+    return CommitReceipt(
         revision=max((item.revision for item in found if item is not None), default=0), objects=tuple(found)
     )

@@ -31,24 +31,24 @@ class _Reason(msgspec.Struct):
     reason: str = ""
 
 
-class Page(msgspec.Struct, frozen=True):
+class ListPage(msgspec.Struct, frozen=True):
     """One page of a list; `continue_token` requests the next page and is empty on the last."""
 
     items: tuple[Any, ...]
     revision: int
-    following: str
+    continue_token: str
 
 
 _pages: dict[str, msgspec.json.Decoder[Any]] = {}
 
 
-def path_of(kind: Kind, namespace: str = "", name: str = "") -> str:
+def resource_path(kind: Kind, namespace: str = "", name: str = "") -> str:
     root = f"/apis/{kind.group}/v1" if kind.group else "/api/v1"
     scope = f"/namespaces/{quote(namespace, safe='')}" if kind.namespaced and namespace else ""
     return f"{root}{scope}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")
 
 
-def selector_of(fields: Mapping[str, str] | None) -> dict[str, str]:
+def field_selector_query(fields: Mapping[str, str] | None) -> dict[str, str]:
     """`fields` as a query. The names of `model.indexes` are field labels of the API."""
     if not fields:
         return {}
@@ -60,7 +60,7 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
 
 
-def decode_page(kind: Kind, body: bytes) -> Page:
+def decode_page(kind: Kind, body: bytes) -> ListPage:
     decoder = _pages.get(kind.name)
     if decoder is None:
         decoder = _pages[kind.name] = msgspec.json.Decoder(_List[kind.type])  # type: ignore[name-defined]
@@ -68,7 +68,7 @@ def decode_page(kind: Kind, body: bytes) -> Page:
         found = decoder.decode(body)
     except msgspec.DecodeError as error:
         raise Unavailable(f"list of {kind.plural}: cannot decode the response ({error})") from error
-    return Page(items=found.items, revision=int(found.metadata.resource_version), following=found.metadata.following)
+    return ListPage(items=found.items, revision=int(found.metadata.resource_version), continue_token=found.metadata.following)
 
 
 def fault_from(code: int, body: bytes, retry_after: str) -> Fault:
@@ -80,7 +80,7 @@ def fault_from(code: int, body: bytes, retry_after: str) -> Fault:
     return fault_of(code, body, retry_after_s=retry_after_s)
 
 
-def took_effect_unknown(code: int, body: bytes) -> bool:
+def is_outcome_unknown(code: int, body: bytes) -> bool:
     """Whether an error response to a write leaves open if the write happened.
 
     Our servers return `ServiceUnavailable` only before they begin, and `StoreFailed` if nothing was stored. Any other
@@ -95,7 +95,7 @@ def took_effect_unknown(code: int, body: bytes) -> bool:
     return reason not in (Unavailable.reason, StoreFailed.reason)
 
 
-def tls(ca: str, cert: str, key: str) -> ssl.SSLContext:
+def client_tls_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
     """Trusts only `ca` if given, else the system's CAs; presents `cert` if given. All are file names."""
     context = ssl.create_default_context(cafile=ca or None)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.client.contract import Seen
+from holdfast.client.contract import WatchEvent
 from holdfast.client.wire import decode_object, fault_of
 from holdfast.model.errors import Unavailable
 from holdfast.model.kinds import Kind
@@ -35,9 +35,9 @@ _bookmark_decoder = msgspec.json.Decoder(_Bookmark)
 _code_decoder = msgspec.json.Decoder(_Code)
 
 
-def seen_in(kind: Kind, lines: Sequence[bytes]) -> list[Seen[Any]]:
+def parse_events(kind: Kind, lines: Sequence[bytes]) -> list[WatchEvent[Any]]:
     """The events of complete lines. Raises the fault of an ERROR line, which ends the stream."""
-    batch: list[Seen[Any]] = []
+    batch: list[WatchEvent[Any]] = []
     for text in lines:
         if not text.strip():
             continue
@@ -45,10 +45,10 @@ def seen_in(kind: Kind, lines: Sequence[bytes]) -> list[Seen[Any]]:
         match line.type:
             case "ADDED" | "MODIFIED" | "DELETED":
                 item = decode_object(line.object, kind)
-                batch.append(Seen(object=item, old=None, deleted=line.type == "DELETED", revision=item.revision))
+                batch.append(WatchEvent(object=item, old=None, deleted=line.type == "DELETED", revision=item.revision))
             case "BOOKMARK":
                 revision = int(_bookmark_decoder.decode(line.object).metadata.resource_version)
-                batch.append(Seen(object=None, old=None, deleted=False, revision=revision))
+                batch.append(WatchEvent(object=None, old=None, deleted=False, revision=revision))
             case "ERROR":
                 raise fault_of(_code_decoder.decode(line.object).code, bytes(line.object))
             case other:

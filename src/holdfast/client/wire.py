@@ -26,11 +26,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.client.contract import Committed, Token
+from holdfast.client.contract import CommitReceipt, FencingToken
 from holdfast.model import errors, limits
-from holdfast.model.codec import wire_object
+from holdfast.model.codec import object_wire_bytes
 from holdfast.model.kinds import ALL, BY_NAME, Kind, kind_of
-from holdfast.model.meta import Condition, Key, Object, Part
+from holdfast.model.meta import ApiStruct, Condition, Key, Object
 from holdfast.model.writes import Create, Delete, Notice, SetStatus, Update, Write
 
 TOKEN_HEADER = "holdfast-token"
@@ -48,11 +48,11 @@ _NO_OBJECT = msgspec.Raw()
 _NULL = msgspec.Raw(b"null")
 
 
-class _KindForm(Part, frozen=True):
+class _KindForm(ApiStruct, frozen=True):
     kind: str = ""
 
 
-class _WriteForm(Part, frozen=True):
+class _WriteForm(ApiStruct, frozen=True):
     """Any write on the wire; `op` determines which fields count."""
 
     op: str
@@ -69,19 +69,19 @@ class _WriteForm(Part, frozen=True):
     propagation: str = "Background"
 
 
-class _TokenForm(Part, frozen=True):
+class _TokenForm(ApiStruct, frozen=True):
     election: str
     revision: int
 
 
-class _CommitForm(Part, frozen=True):
+class _CommitForm(ApiStruct, frozen=True):
     writes: tuple[_WriteForm, ...] = ()
     token: _TokenForm | None = None
     dry_run: bool = False
     brief: bool = False
 
 
-class _CommittedForm(Part, frozen=True):
+class _CommittedForm(ApiStruct, frozen=True):
     revision: int
     objects: tuple[msgspec.Raw, ...] = ()
 
@@ -90,14 +90,14 @@ class CommitRequest(msgspec.Struct, frozen=True):
     """A decoded `POST /commit/v1`."""
 
     writes: tuple[Write, ...]
-    token: Token | None
+    token: FencingToken | None
     dry_run: bool
     brief: bool = False
     unknown: tuple[str, ...] = ()
     """Warnings about dropped blocks that this release does not know."""
 
 
-class AboutForm(Part, frozen=True):
+class ObjectReferenceForm(ApiStruct, frozen=True):
     """Names the object of a notice."""
 
     kind: str
@@ -106,14 +106,14 @@ class AboutForm(Part, frozen=True):
     uid: str = ""
 
 
-class NoticeForm(Part, frozen=True):
-    about: AboutForm
+class NoticeForm(ApiStruct, frozen=True):
+    about: ObjectReferenceForm
     reason: str
     message: str = ""
     warning: bool = False
 
 
-class NotifyRequest(Part, frozen=True):
+class NotifyRequest(ApiStruct, frozen=True):
     component: str = ""
     notices: tuple[NoticeForm, ...] = ()
 
@@ -125,7 +125,7 @@ _named_decoder = msgspec.json.Decoder(_KindForm)
 
 
 def encode_commit(
-    writes: Sequence[Write], token: Token | None = None, *, dry_run: bool = False, brief: bool = False
+    writes: Sequence[Write], token: FencingToken | None = None, *, dry_run: bool = False, brief: bool = False
 ) -> bytes:
     form = None if token is None else _TokenForm(election=token.election, revision=token.revision)
     forms = tuple(map(_write_form, writes))
@@ -142,39 +142,39 @@ def decode_commit(body: bytes) -> CommitRequest:
         unknown = tuple(text for write in form.writes if write.blocks for text in _unknown_blocks(write))
     except _UNDECODABLE as wrong:
         raise errors.BadRequest(f"commit: cannot decode the request ({wrong})") from wrong
-    token = None if form.token is None else Token(election=form.token.election, revision=form.token.revision)
+    token = None if form.token is None else FencingToken(election=form.token.election, revision=form.token.revision)
     return CommitRequest(writes, token, form.dry_run, form.brief, unknown)
 
 
-def encode_token(token: Token) -> str:
+def encode_token(token: FencingToken) -> str:
     return f"{token.revision}@{token.election}"
 
 
-def decode_token(text: str) -> Token | None:
+def decode_token(text: str) -> FencingToken | None:
     """The token of a header; None if it is empty."""
     if not text:
         return None
     revision, at, election = text.partition("@")
     if not at or not election or not revision.isdigit() or len(revision) > 18:
         raise errors.BadRequest(f"header {TOKEN_HEADER}: invalid (expected <revision>@<election>)")
-    return Token(election=election, revision=int(revision))
+    return FencingToken(election=election, revision=int(revision))
 
 
-def encode_committed(done: Committed, *, brief: bool = False) -> bytes:
-    objects = () if brief else tuple(_NULL if item is None else msgspec.Raw(wire_object(item)) for item in done.objects)
+def encode_committed(done: CommitReceipt, *, brief: bool = False) -> bytes:
+    objects = () if brief else tuple(_NULL if item is None else msgspec.Raw(object_wire_bytes(item)) for item in done.objects)
     return _encoder.encode(_CommittedForm(revision=done.revision, objects=objects))
 
 
-def decode_committed(body: bytes) -> Committed:
+def decode_committed(body: bytes) -> CommitReceipt:
     form = _committed_decoder.decode(body)
     objects = tuple(None if _is_null(raw) else decode_object(raw) for raw in form.objects)
-    return Committed(revision=form.revision, objects=objects)
+    return CommitReceipt(revision=form.revision, objects=objects)
 
 
 def encode_notify(notices: Sequence[Notice], *, component: str) -> bytes:
     forms = tuple(
         NoticeForm(
-            about=AboutForm(
+            about=ObjectReferenceForm(
                 kind=kind_of(n.about).name, name=n.about.metadata.name, namespace=n.about.metadata.namespace,
                 uid=n.about.uid,
             ),
@@ -210,10 +210,10 @@ def _is_null(raw: msgspec.Raw) -> bool:
 def _write_form(write: Write) -> _WriteForm:
     match write:
         case Create():
-            return _WriteForm(op="create", object=msgspec.Raw(wire_object(write.object)))
+            return _WriteForm(op="create", object=msgspec.Raw(object_wire_bytes(write.object)))
         case Update():
             return _WriteForm(
-                op="update", object=msgspec.Raw(wire_object(write.object)), subresource=write.subresource
+                op="update", object=msgspec.Raw(object_wire_bytes(write.object)), subresource=write.subresource
             )  # fmt: skip
         case SetStatus():
             names = _block_names(write.kind)
@@ -320,18 +320,18 @@ _BY_CODE: dict[int, type[errors.Fault]] = {
 }
 
 
-class _CauseForm(Part, frozen=True):
+class _CauseForm(ApiStruct, frozen=True):
     field: str = ""
     reason: str = ""
     message: str = ""
 
 
-class _DetailsForm(Part, frozen=True):
+class _DetailsForm(ApiStruct, frozen=True):
     causes: tuple[_CauseForm, ...] = ()
     retry_after_seconds: float = 0.0
 
 
-class _StatusForm(Part, frozen=True):
+class _StatusForm(ApiStruct, frozen=True):
     message: str = ""
     reason: str = ""
     code: int = 0

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from holdfast.fleet import rollout
-from holdfast.fleet.away_shares import Parts, away_shares, with_peak
-from holdfast.fleet.capacity import Room, room_of
-from holdfast.fleet.moving_on import held, left_by, move_on, spread_limit, waits_for_room
-from holdfast.fleet.ordinals import Ordinals, share_ordinals, waited, withdrawn
+from holdfast.fleet.capacity import RegionHeadroom, region_headroom
+from holdfast.fleet.disruption_shares import DisruptionShares, disruption_shares, with_share_peak
+from holdfast.fleet.ordinals import Ordinals, advance_tenure_wait, assign_ordinals, with_withdrawal
+from holdfast.fleet.spillover import assigned_units, avoided_regions, max_regions, spill_over, waits_for_room
 from holdfast.model import limits
 from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
@@ -34,7 +34,7 @@ from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, RolloutPhase, Workload, WorkloadType, wanted_replicas
-from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
+from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
 
 Shares = dict[str, int]
 
@@ -43,38 +43,38 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one workload."""
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
-        return NOTHING
+        return NO_CHANGES
     every = view.by(Assignment, "workload", str(key))
     stored = [a for a in every if a.spec.purpose is Purpose.NORMAL]
     borrowed = [a for a in every if a.spec.purpose is Purpose.RECOVERY]
     if workload.metadata.terminating:
         return _wind_down(workload, stored, recovering=bool(borrowed))
     regions = view.list(Region)
-    allowed = [r for r in regions if not why_not(workload, r)]
+    allowed = [r for r in regions if not region_refusal_reason(workload, r)]
     if not stored and any(_just_created(r, now) for r in allowed):
-        return Outcome(again_in_s=1.0)  # rather wait a moment than crowd whichever region was heard first
+        return Outcome(requeue_after_s=1.0)  # rather wait a moment than crowd whichever region was heard first
     avoidances = active_avoidances(view.list(Override), now)
-    open_to_more = [r for r in allowed if accepts_more(workload, r, avoidances)]
-    staying = [r for r in allowed if not leaves_by_itself(workload, r)] if open_to_more else allowed
-    wanted = _shares(workload, stored, staying, open_to_more, view, left=left_by(workload, now))
-    moves = move_on(workload, stored, wanted, open_to_more, view, now=now)
+    open_to_more = [r for r in allowed if accepts_new_replicas(workload, r, avoidances)]
+    staying = [r for r in allowed if not stops_without_contact(workload, r)] if open_to_more else allowed
+    wanted = _shares(workload, stored, staying, open_to_more, view, left=avoided_regions(workload, now))
+    moves = spill_over(workload, stored, wanted, open_to_more, view, now=now)
     shares = moves.shares
     wished = sum(shares.values())
     ordinals: Ordinals = {}
     if workload.spec.exclusive is not None:
-        ordinals = share_ordinals(shares, stored)
+        ordinals = assign_ordinals(shares, stored)
         shares = {region: len(given) for region, given in ordinals.items()}
     writes: list[Write] = list(moves.writes)
     notices: list[Notice] = list(moves.notices)
     current = {a.spec.region: a for a in stored}
     moved = _moved_in(workload, shares, current)
-    holding = {region for region, share in shares.items() if share} | {a.spec.region for a in borrowed if held(a)}
-    away = away_shares(workload, holding, every)
+    holding = {region for region, share in shares.items() if share} | {a.spec.region for a in borrowed if assigned_units(a)}
+    away = disruption_shares(workload, holding, every)
     for region in sorted({*shares, *current}):
-        spec = spec_for(
+        spec = assignment_spec(
             workload, region, shares.get(region, 0), view,
             ordinals=ordinals.get(region, ()), stored=current.get(region), away_share=away.get(region),
-            because=moves.why.get(region, ""),
+            because=moves.explanations.get(region, ""),
         )  # fmt: skip
         lets_go = moved or region in moves.emptied
         write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=lets_go)
@@ -87,20 +87,20 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     writes += _follow(workload, borrowed, away, view)
     if sum(shares.values()) < wished and needs_tenure(workload.spec.exclusive):
         touched = {write.object.key for write in writes if isinstance(write, Update)}
-        steps = [found for a in stored if a.key not in touched and (found := waited(a, now)) is not None]
+        steps = [found for a in stored if a.key not in touched and (found := advance_tenure_wait(a, now)) is not None]
         writes += [Update(step) for step in steps]
-        return Outcome(writes=tuple(writes), notices=tuple(notices), again_in_s=limits.TENURE_STEP_S)
-    return Outcome(writes=tuple(writes), notices=tuple(notices), again_in_s=moves.again_in_s)
+        return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=limits.TENURE_STEP_S)
+    return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=moves.again_in_s)
 
 
-def leaves_by_itself(workload: Workload, region: Region) -> bool:
+def stops_without_contact(workload: Workload, region: Region) -> bool:
     """Whether the workload's exclusive replicas end in a silent region without anyone's help, and may move: a region
     that is only cut off has no tenure either."""
     silent = region.status.health.state in (HealthState.LOST, HealthState.AWAITING_WITNESS)
     return silent and needs_tenure(workload.spec.exclusive)
 
 
-def why_not(workload: Workload, region: Region) -> str:
+def region_refusal_reason(workload: Workload, region: Region) -> str:
     """Why the workload's own rules forbid a region, or an empty string."""
     rules = workload.spec.placement
     name = region.metadata.name
@@ -130,10 +130,10 @@ def _just_created(region: Region, now: float) -> bool:
     """Whether the region is so new that its first report is probably on its way."""
     if region.status.health.state is not HealthState.UNKNOWN:
         return False
-    return now - parse_time(region.metadata.creation_timestamp) < limits.REGION_FIRST_REPORT_S
+    return now - parse_time(region.metadata.creation_timestamp) < limits.REGION_FIRST_REPORT_GRACE_S
 
 
-def accepts_more(workload: Workload, region: Region, avoidances: Collection[Override]) -> bool:
+def accepts_new_replicas(workload: Workload, region: Region, avoidances: Collection[Override]) -> bool:
     """Whether new replicas of the workload may be sent there: the region is healthy and no override keeps them away."""
     healthy = region.status.health.state is HealthState.HEALTHY
     return healthy and (not avoidances or bool(open_zones(workload, region, avoidances)))
@@ -151,14 +151,14 @@ def _shares(
     """How many replicas each region should hold: what it has, plus or minus as little as possible."""
     want = _wanted(workload)
     names = {r.metadata.name for r in allowed}
-    have: Shares = {a.spec.region: held(a) for a in stored if a.spec.region in names and held(a)}
+    have: Shares = {a.spec.region: assigned_units(a) for a in stored if a.spec.region in names and assigned_units(a)}
     while sum(have.values()) > want:
         fullest = max(have, key=lambda name: (have[name], name))
         have[fullest] -= 1
     lacking = want - sum(have.values())
     if not lacking:
         return have  # what has its place need not be measured against the room that is left
-    rooms = {r.metadata.name: room_of(r, workload, view) for r in open_to_more}
+    rooms = {r.metadata.name: region_headroom(r, workload, view) for r in open_to_more}
     candidates = _candidates(workload, have, rooms, left)
     for _ in range(lacking):
         if not candidates:
@@ -168,20 +168,20 @@ def _shares(
     return have
 
 
-def _preference(name: str, have: Mapping[str, int], room: Room) -> tuple[object, ...]:
+def _preference(name: str, have: Mapping[str, int], room: RegionHeadroom) -> tuple[object, ...]:
     """Regions with room first, then the emptiest, then the cheapest, then by name."""
     held = have.get(name, 0)
-    return (room.fits - max(0, held - room.counted) <= 0, held, room.cost, name)
+    return (room.fits - max(0, held - room.own_replicas) <= 0, held, room.cost, name)
 
 
 def _candidates(
-    workload: Workload, have: Mapping[str, int], rooms: Mapping[str, Room], left: Collection[str]
+    workload: Workload, have: Mapping[str, int], rooms: Mapping[str, RegionHeadroom], left: Collection[str]
 ) -> list[str]:
     """Regions new replicas may go to. `spreadRegions` limits how many are used; regions in use come first. Those that
     were left as full (`left`) are taken only if there is no other."""
     order = sorted(rooms, key=lambda name: (name not in have, -rooms[name].fits, rooms[name].cost, name))
-    able = [name for name in order if rooms[name].ever] or order
-    limit = spread_limit(workload)
+    able = [name for name in order if rooms[name].fits_when_empty] or order
+    limit = max_regions(workload)
     used = sum(name in have for name in order)
     if limit and used < limit:  # room for regions that are not in use yet: those that were left come last
         able.sort(key=lambda name: (name not in have, name in left))
@@ -213,26 +213,26 @@ def _settle(
     if stored is None:
         if not share or spec is None:
             return None
-        return Create(Assignment(metadata=meta_for(workload, region), spec=spec))
+        return Create(Assignment(metadata=assignment_meta(workload, region), spec=spec))
     if not share:
-        if drained(stored):
+        if is_drained(stored):
             return Delete("Assignment", stored.key, stored.uid)
         if stored.spec.replicas and workload.spec.exclusive is None and not moved:
             return None  # make before break: the others do not serve yet
     if spec is None:
         return None
-    spec = withdrawn(spec, stored.spec)
+    spec = with_withdrawal(spec, stored.spec)
     kept = msgspec.structs.replace(
         spec, suspended=stored.spec.suspended, reason=stored.spec.reason, epoch=stored.spec.epoch,
-        away_peak=stored.spec.away_peak,
+        disruption_share_peak=stored.spec.disruption_share_peak,
     )  # fmt: skip
     if kept == stored.spec:
         return None
     spec = msgspec.structs.replace(spec, suspended=stored.spec.suspended, epoch=stored.spec.epoch + 1)
-    return Update(msgspec.structs.replace(stored, spec=with_peak(spec, stored)))
+    return Update(msgspec.structs.replace(stored, spec=with_share_peak(spec, stored)))
 
 
-def _follow(workload: Workload, borrowed: Sequence[Assignment], away: Parts, view: View) -> Iterable[Update]:
+def _follow(workload: Workload, borrowed: Sequence[Assignment], away: DisruptionShares, view: View) -> Iterable[Update]:
     """Recovery Assignments belong to recover, which says how many and where. What they are follows the workload: its
     revision, as far as the rollout has come, its rules, and their part of the budget, which one decision shares out.
     """
@@ -240,28 +240,28 @@ def _follow(workload: Workload, borrowed: Sequence[Assignment], away: Parts, vie
         stored, part = item.spec, away.get(item.spec.region)
         if item.metadata.terminating:
             continue
-        spec = spec_for(
+        spec = assignment_spec(
             workload, stored.region, stored.replicas, view, epoch=stored.epoch, purpose=Purpose.RECOVERY,
             reason=stored.reason, stored=item, away_share=part,
         )  # fmt: skip
         if spec is None or not stored.replicas:  # what is given back needs no more than its part
-            spec = msgspec.structs.replace(stored, away_share=part, disruption=workload.spec.disruption)
-        spec = msgspec.structs.replace(spec, away_peak=stored.away_peak, suspended=stored.suspended)
+            spec = msgspec.structs.replace(stored, disruption_share=part, disruption=workload.spec.disruption)
+        spec = msgspec.structs.replace(spec, disruption_share_peak=stored.disruption_share_peak, suspended=stored.suspended)
         if spec != stored:
             spec = msgspec.structs.replace(spec, epoch=stored.epoch + 1)
-            yield Update(msgspec.structs.replace(item, spec=with_peak(spec, item)))
+            yield Update(msgspec.structs.replace(item, spec=with_share_peak(spec, item)))
 
 
-def drained(assignment: Assignment) -> bool:
+def is_drained(assignment: Assignment) -> bool:
     """Whether the region says, about the newest epoch, that nothing is left."""
     return (
-        held(assignment) == 0
+        assigned_units(assignment) == 0
         and assignment.status.observed_epoch >= assignment.spec.epoch
         and assignment.status.replicas == 0
     )
 
 
-def meta_for(workload: Workload, region: str, purpose: Purpose = Purpose.NORMAL) -> ObjectMeta:
+def assignment_meta(workload: Workload, region: str, purpose: Purpose = Purpose.NORMAL) -> ObjectMeta:
     owner = OwnerReference(
         api_version=API_VERSION, kind="Workload", name=workload.metadata.name, uid=workload.uid, controller=True
     )
@@ -273,7 +273,7 @@ def meta_for(workload: Workload, region: str, purpose: Purpose = Purpose.NORMAL)
     )
 
 
-def spec_for(
+def assignment_spec(
     workload: Workload,
     region: str,
     share: int,
@@ -289,7 +289,7 @@ def spec_for(
 ) -> AssignmentSpec | None:
     """Everything the region needs while it is cut off; None while the priority class is missing."""
     wanted = workload.spec
-    template = rollout.target(workload, region, stored)
+    template = rollout.region_template(workload, region, stored)
     priority = view.get(PriorityClass, wanted.priority_class_name)
     if priority is None:
         return None
@@ -312,11 +312,11 @@ def spec_for(
         template=template,
         placement=wanted.placement,
         priority_class=wanted.priority_class_name,
-        rank=priority.spec.rank,
+        priority=priority.spec.priority,
         reclaimable=priority.spec.reclaimable,
         may_preempt=priority.spec.may_preempt,
         disruption=wanted.disruption,
-        away_share=away_share,
+        disruption_share=away_share,
         rollout=wanted.rollout,
         exclusive=wanted.exclusive,
         batch=batch,
@@ -342,10 +342,10 @@ def _wind_down(workload: Workload, stored: Sequence[Assignment], *, recovering: 
     """Every region drains, then its Assignment goes, then the workload may go. Recovery drains its own."""
     writes: list[Write] = []
     for assignment in stored:
-        if drained(assignment):
+        if is_drained(assignment):
             if not assignment.metadata.terminating:
                 writes.append(Delete("Assignment", assignment.key, assignment.uid))
-        elif assignment.spec.replicas or held(assignment):
+        elif assignment.spec.replicas or assigned_units(assignment):
             batch = assignment.spec.batch
             spec = msgspec.structs.replace(
                 assignment.spec,
@@ -409,7 +409,7 @@ def _standing(assignment: Assignment) -> tuple[object, ...]:
     """What of an assignment a decision rests on: how far its replicas are on their way is none of it."""
     meta, status = assignment.metadata, assignment.status
     told = (
-        status.observed_epoch, status.replicas, status.serving, status.held_back, bool(status.to_leave),
+        status.observed_epoch, status.replicas, status.serving, status.evictions_blocked, bool(status.pending_evictions),
         waits_for_room(assignment),
     )  # fmt: skip
     return (assignment.spec, meta.deletion_timestamp, meta.finalizers, told, status.ordinals)

@@ -15,25 +15,32 @@ import msgspec
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Key
-from holdfast.model.override import Override, OverrideKind, in_force, is_about
+from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.workload import Autoscale, ScaleBlock, ScaleLimits, Wish, Workload, wanted_replicas
-from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
+from holdfast.model.workload import (
+    Autoscale,
+    ScaleBlock,
+    ScaleLimits,
+    ScaleRecommendation,
+    Workload,
+    wanted_replicas,
+)
+from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
 _MINUTE_S = 60.0
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
+class ObservedLoad(msgspec.Struct, frozen=True, gc=False):
     """Reports of all regions: ready replicas, pending replicas and the most frequent pending reason."""
 
     ready: int = 0
-    waiting: int = 0
-    waits_for: str = ""
+    pending: int = 0
+    pending_reason: str = ""
 
 
-class Sized(msgspec.Struct, frozen=True, gc=False):
+class SizeDecision(msgspec.Struct, frozen=True, gc=False):
     replicas: int
     reason: Reason
     message: str
@@ -43,37 +50,37 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one workload."""
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating:
-        return NOTHING
+        return NO_CHANGES
     rules, block = workload.spec.autoscale, workload.status.scale
     if rules is None:
         if block is None:
-            return NOTHING
+            return NO_CHANGES
         return Outcome(writes=(SetStatus("Workload", workload.key, workload.uid, blocks={"scale": None}),))
     current = max(wanted_replicas(workload), 0) if block is not None else workload.spec.replicas
-    load = load_of(workload, now)
-    recommended = wish(rules, current, load)
+    load = fresh_load(workload, now)
+    recommended = recommended_replicas(rules, current, load)
     recommendations = _recent(block, recommended if load is not None else None, rules, now)
-    observed = seen_of(view.by(Assignment, "workload", str(key)))
+    observed = observed_load(view.by(Assignment, "workload", str(key)))
     paused = _paused(workload, view, now)
     idle_s = now - parse_time(block.scaled_at) if block is not None and block.scaled_at else math.inf
     sized = (
-        Sized(current, Reason.AUTOSCALER_PAUSED, paused) if paused
-        else size(rules, current, load, recommendations=recommendations, observed=observed, idle_s=idle_s, now=now)
+        SizeDecision(current, Reason.AUTOSCALER_PAUSED, paused) if paused
+        else decide_size(rules, current, load, recommendations=recommendations, observed=observed, idle_s=idle_s, now=now)
     )  # fmt: skip
     replicas = min(max(sized.replicas, rules.min_replicas), rules.max_replicas) if not paused else sized.replicas
     moved = block is None or replicas != block.replicas
     scaled_at = micro_text(now) if moved else (block.scaled_at if block is not None else "")
     made = ScaleBlock(replicas, sized.reason, sized.message, scaled_at, recommendations)
     if made == block:
-        return Outcome(again_in_s=limits.AUTOSCALE_LOOK_EVERY_S)
+        return Outcome(requeue_after_s=limits.AUTOSCALE_CHECK_EVERY_S)
     write = SetStatus("Workload", workload.key, workload.uid, blocks={"scale": made})
     notices: tuple[Notice, ...] = ()
     if moved and block is not None:
         notices = (Notice(workload, sized.reason, f"{block.replicas} → {replicas} replicas: {sized.message}"),)
-    return Outcome(writes=(write,), notices=notices, again_in_s=limits.AUTOSCALE_LOOK_EVERY_S)
+    return Outcome(writes=(write,), notices=notices, requeue_after_s=limits.AUTOSCALE_CHECK_EVERY_S)
 
 
-def load_of(workload: Workload, now: float) -> float | None:
+def fresh_load(workload: Workload, now: float) -> float | None:
     """The last pushed load; None if there is none or it is too old."""
     rules, block = workload.spec.autoscale, workload.status.load
     found = next((m for m in (block.metrics if block else ()) if rules is not None and m.name == rules.metric), None)
@@ -83,69 +90,69 @@ def load_of(workload: Workload, now: float) -> float | None:
     return found.value if abs(age_s) <= limits.LOAD_MAX_AGE_S else None
 
 
-def target_of(rules: Autoscale) -> float:
+def load_target(rules: Autoscale) -> float:
     return rules.target if rules.target is not None else float(rules.target_cpu_percent)
 
 
-def wish(rules: Autoscale, current: int, load: float | None) -> int:
+def recommended_replicas(rules: Autoscale, current: int, load: float | None) -> int:
     """Number of replicas that would bring the load to its target; `current` if the load is within the tolerance."""
     if load is None or current == 0:
         return current
-    ratio = load / target_of(rules)
+    ratio = load / load_target(rules)
     if abs(ratio - 1.0) <= limits.AUTOSCALE_TOLERANCE:
         return current
     recommended = math.ceil(min(current * ratio, float(limits.MAX_REPLICAS)) - 1e-9)
     return min(max(recommended, rules.min_replicas), rules.max_replicas)
 
 
-def size(
+def decide_size(
     rules: Autoscale,
     current: int,
     load: float | None,
     *,
-    recommendations: Sequence[Wish],
-    observed: Seen,
+    recommendations: Sequence[ScaleRecommendation],
+    observed: ObservedLoad,
     idle_s: float,
     now: float,
-) -> Sized:
+) -> SizeDecision:
     """The new number of replicas, after the stabilization window, the rate limit and the check that scaling up helps.
 
     `idle_s` is the time since the last change.
     """
     if load is None:
-        return Sized(current, Reason.LOAD_UNKNOWN, f"no {rules.metric} in the last {limits.LOAD_MAX_AGE_S:.0f} s")
-    recommended = wish(rules, current, load)
-    summary = f"{rules.metric} is {load:g} (target {target_of(rules):g})"
+        return SizeDecision(current, Reason.LOAD_UNKNOWN, f"no {rules.metric} in the last {limits.LOAD_MAX_AGE_S:.0f} s")
+    recommended = recommended_replicas(rules, current, load)
+    summary = f"{rules.metric} is {load:g} (target {load_target(rules):g})"
     stabilized = _stabilized(rules, current, recommended, recommendations, now)
     if stabilized == current:
         if recommended == current:
-            return Sized(current, Reason.LOAD_WITHIN_TARGET, summary)
-        return Sized(
+            return SizeDecision(current, Reason.LOAD_WITHIN_TARGET, summary)
+        return SizeDecision(
             current, Reason.SCALE_LIMITED, f"{summary}: {recommended} recommended, within the stabilization window"
         )
     if stabilized > current:
-        blocked = why_held(current, observed)
+        blocked = scale_up_blocked_reason(current, observed)
         if blocked:
-            return Sized(
-                current, Reason.SCALE_HELD, f"{summary}: not scaled to {stabilized} replicas, because {blocked}"
+            return SizeDecision(
+                current, Reason.SCALE_UP_BLOCKED, f"{summary}: not scaled to {stabilized} replicas, because {blocked}"
             )
     side = rules.scale_up if stabilized > current else rules.scale_down
     allowed = _rate_limited(current, stabilized, side, idle_s)
     reason = Reason.SCALED_BY_LOAD if allowed == stabilized else Reason.SCALE_LIMITED
     tail = "" if allowed == stabilized else f"; {stabilized} recommended, the rate limit allows {allowed} now"
-    return Sized(allowed, reason, summary + tail)
+    return SizeDecision(allowed, reason, summary + tail)
 
 
-def why_held(current: int, observed: Seen) -> str:
+def scale_up_blocked_reason(current: int, observed: ObservedLoad) -> str:
     """Why more replicas would not help; empty if they would."""
-    if observed.waiting:
-        return f"{observed.waiting} of {current} replicas are pending ({observed.waits_for})"
-    if observed.ready < current * limits.AUTOSCALE_READY_SHARE:
+    if observed.pending:
+        return f"{observed.pending} of {current} replicas are pending ({observed.pending_reason})"
+    if observed.ready < current * limits.AUTOSCALE_READY_FRACTION:
         return f"only {observed.ready} of {current} replicas are ready"
     return ""
 
 
-def _stabilized(rules: Autoscale, current: int, recommended: int, recommendations: Sequence[Wish], now: float) -> int:
+def _stabilized(rules: Autoscale, current: int, recommended: int, recommendations: Sequence[ScaleRecommendation], now: float) -> int:
     """The lowest recommendation in the window for scaling up, the highest for scaling down."""
     up = [w.replicas for w in _within(recommendations, rules.scale_up.stabilization_seconds, now)]
     down = [w.replicas for w in _within(recommendations, rules.scale_down.stabilization_seconds, now)]
@@ -159,39 +166,39 @@ def _rate_limited(current: int, stabilized: int, side: ScaleLimits, idle_s: floa
     per_minute = max(side.replicas_per_minute, math.floor(current * side.percent_per_minute / 100))
     if per_minute <= 0:
         return current
-    pause_s = max(limits.AUTOSCALE_LOOK_EVERY_S, _MINUTE_S / per_minute)
+    pause_s = max(limits.AUTOSCALE_CHECK_EVERY_S, _MINUTE_S / per_minute)
     if 0 <= idle_s < pause_s:
         return current
     step = max(1, math.floor(per_minute * pause_s / _MINUTE_S))
     return min(stabilized, current + step) if stabilized > current else max(stabilized, current - step)
 
 
-def _recent(block: ScaleBlock | None, recommended: int | None, rules: Autoscale, now: float) -> tuple[Wish, ...]:
+def _recent(block: ScaleBlock | None, recommended: int | None, rules: Autoscale, now: float) -> tuple[ScaleRecommendation, ...]:
     """Recommendations of the longest window. One is valid until the next, so equal ones are stored once and nothing is
     written while nothing changes. Recommendations with a time in the future are dropped."""
     longest_s = max(rules.scale_up.stabilization_seconds, rules.scale_down.stabilization_seconds)
     if longest_s <= 0:
         return ()
-    known = [w for w in (block.wishes if block else ()) if now >= parse_time(w.at)]
+    known = [w for w in (block.recommendations if block else ()) if now >= parse_time(w.at)]
     if recommended is not None and (not known or known[-1].replicas != recommended):
-        known.append(Wish(micro_text(now), recommended))
-    return tuple(_within(known, longest_s, now)[-limits.AUTOSCALE_WISHES_KEPT :])
+        known.append(ScaleRecommendation(micro_text(now), recommended))
+    return tuple(_within(known, longest_s, now)[-limits.AUTOSCALE_RECOMMENDATIONS_MAX :])
 
 
-def _within(recommendations: Sequence[Wish], window_s: float, now: float) -> Sequence[Wish]:
+def _within(recommendations: Sequence[ScaleRecommendation], window_s: float, now: float) -> Sequence[ScaleRecommendation]:
     """Recommendations that were valid at some time in the window."""
     before = sum(now - parse_time(w.at) >= window_s for w in recommendations)
     return recommendations[max(0, before - 1) :]
 
 
-def seen_of(assignments: Sequence[Assignment]) -> Seen:
+def observed_load(assignments: Sequence[Assignment]) -> ObservedLoad:
     mine = [a for a in assignments if a.spec.purpose is Purpose.NORMAL]
     pending = [p for a in mine for p in a.status.pending if p.count]
     worst = max(pending, key=lambda p: (p.count, p.reason), default=None)
-    return Seen(
+    return ObservedLoad(
         ready=sum(a.status.ready for a in mine),
-        waiting=sum(a.status.queued for a in mine) if pending else 0,
-        waits_for=worst.reason if worst is not None else "",
+        pending=sum(a.status.queued for a in mine) if pending else 0,
+        pending_reason=worst.reason if worst is not None else "",
     )
 
 
@@ -200,7 +207,7 @@ def _paused(workload: Workload, view: View, now: float) -> str:
     tenant, name = workload.key.namespace, workload.key.name
     regions = {a.spec.region for a in view.by(Assignment, "workload", str(workload.key))} or {""}
     for override in in_force(view.list(Override), OverrideKind.PAUSE_AUTOSCALER, now):
-        if any(is_about(override, region=region, tenant=tenant, workload=name) for region in regions):
+        if any(is_in_scope(override, region=region, tenant=tenant, workload=name) for region in regions):
             return f"override {override.metadata.name} by {override.spec.requester}: {override.spec.reason}"
     return ""
 

@@ -8,22 +8,22 @@ from holdfast.model.meta import Key, find_condition
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Workload
-from holdfast.model.writes import NOTHING, Delete, Outcome
+from holdfast.model.writes import NO_CHANGES, Delete, Outcome
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one workload."""
     workload: Workload | None = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.batch is None:
-        return NOTHING
+        return NO_CHANGES
     ttl_s = workload.spec.batch.ttl_after_finished_seconds
     conditions = [find_condition(workload.status.conditions, name) for name in ("Complete", "Failed")]
     ended = next((c for c in conditions if c is not None and c.status == "True"), None)
     if ttl_s is None or ended is None or not ended.last_transition_time:
-        return NOTHING
+        return NO_CHANGES
     left_s = parse_time(ended.last_transition_time) + ttl_s - now
     if left_s > 0:
-        return Outcome(again_in_s=left_s)
+        return Outcome(requeue_after_s=left_s)
     return Outcome(writes=(Delete("Workload", workload.key, workload.uid),))
 
 

@@ -13,16 +13,16 @@ from holdfast.model.view import View
 from holdfast.model.workload import Workload
 
 
-class Room(msgspec.Struct, frozen=True, gc=False):
+class RegionHeadroom(msgspec.Struct, frozen=True, gc=False):
     """`fits`: how many more; `ever`: whether one would fit an empty region; `counted`: own replicas already in it."""
 
     fits: int
-    ever: bool
-    counted: int
+    fits_when_empty: bool
+    own_replicas: int
     cost: int
 
 
-def room_of(region: Region, workload: Workload, view: View) -> Room:
+def region_headroom(region: Region, workload: Workload, view: View) -> RegionHeadroom:
     """How many more replicas of this workload the region has room for.
 
     Assigned work counts whether or not the region has reported it yet, so that a burst of decisions on one stale
@@ -32,7 +32,7 @@ def room_of(region: Region, workload: Workload, view: View) -> Room:
     need = requests(workload.spec.template)
     mine = 0
     if report is None:
-        return Room(fits=0, ever=False, counted=0, cost=region.spec.cost)
+        return RegionHeadroom(fits=0, fits_when_empty=False, own_replicas=0, cost=region.spec.cost)
     capacity = amounts(report.capacity)
     name_of_region = region.metadata.name
     everywhere = view.total(Assignment, "", _assigned)
@@ -43,11 +43,11 @@ def room_of(region: Region, workload: Workload, view: View) -> Room:
     used = amounts(report.used)
     priority = view.get(PriorityClass, workload.spec.priority_class_name)
     # What is kept for recovery is no room, except for work that yields it.
-    held = {} if priority is not None and priority.spec.reclaimable else amounts(report.held)
+    held = {} if priority is not None and priority.spec.reclaimable else amounts(report.recovery_reserved)
     free = {n: capacity.get(n, 0) - held.get(n, 0) - max(assigned.get(n, 0), used.get(n, 0)) for n in need}
     fits = min((free[name] // amount for name, amount in need.items()), default=1_000_000)
     ever = all(capacity.get(name, 0) >= amount for name, amount in need.items())
-    return Room(fits=fits, ever=ever, counted=mine, cost=region.spec.cost)
+    return RegionHeadroom(fits=fits, fits_when_empty=ever, own_replicas=mine, cost=region.spec.cost)
 
 
 def _assigned(assignment: Assignment) -> dict[tuple[str, str], int]:

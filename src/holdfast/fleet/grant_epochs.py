@@ -8,20 +8,20 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.quantity import Amounts, amounts, amounts_text
-from holdfast.model.quota import Grant, GrantSpec, may_enforce
+from holdfast.model.quota import Grant, GrantSpec, max_enforced_limit
 from holdfast.model.region import Region
 from holdfast.model.times import parse_time
 
 
 def next_epoch(stored: Grant, limit: Mapping[str, int]) -> GrantSpec:
     """The next epoch with a new limit. Limits that the region may still enforce are kept in `unacknowledgedPeak`."""
-    peak = may_enforce(stored)
+    peak = max_enforced_limit(stored)
     return msgspec.structs.replace(
-        stored.spec, limit=dict(amounts_text(limit)), peak=dict(amounts_text(peak)), epoch=stored.spec.epoch + 1
+        stored.spec, limit=dict(amounts_text(limit)), unacknowledged_peak=dict(amounts_text(peak)), epoch=stored.spec.epoch + 1
     )
 
 
-def returned(grant: Grant, region: Region | None, now: float) -> Grant | None:
+def reclaim_provisional(grant: Grant, region: Region | None, now: float) -> Grant | None:
     """The grant without its provisional share, once the region has been out of contact for longer than such work runs.
 
     Provisional work has then stopped: the region and its agents end it by time. Contact is what region-health saw on
@@ -38,18 +38,18 @@ def returned(grant: Grant, region: Region | None, now: float) -> Grant | None:
     ):
         return None
     health = region.status.health
-    silent_s = now - parse_time(health.heard_at) if health.heard_at else 0.0
-    unassessed = region.status.report.sequence != health.heard_sequence
-    if unassessed or silent_s <= limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RETURN_SPARE_S:
+    silent_s = now - parse_time(health.last_contact_at) if health.last_contact_at else 0.0
+    unassessed = region.status.report.sequence != health.last_sequence
+    if unassessed or silent_s <= limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RECLAIM_MARGIN_S:
         return None
     idle = _minus(amounts(status.limit), amounts(status.used))
     reclaimed = {name: min(share, idle.get(name, 0)) for name, share in amounts(spec.provisional).items()}
     changed = msgspec.structs.replace(
         next_epoch(grant, _minus(amounts(spec.limit), reclaimed)),
-        peak=dict(amounts_text(_minus(may_enforce(grant), reclaimed))),
+        unacknowledged_peak=dict(amounts_text(_minus(max_enforced_limit(grant), reclaimed))),
         provisional={},
-        returned=dict(amounts_text(reclaimed)),
-        returned_epoch=spec.epoch + 1,
+        reclaimed=dict(amounts_text(reclaimed)),
+        reclaimed_epoch=spec.epoch + 1,
     )
     return msgspec.structs.replace(grant, spec=changed)
 

@@ -12,16 +12,22 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from holdfast.fleet import rejoin
-from holdfast.fleet.grant_epochs import next_epoch, returned
-from holdfast.fleet.grant_needs import Limits, Need, demand, need, provisional_need, turning_need
-from holdfast.fleet.protected import parts
+from holdfast.fleet import post_restore
+from holdfast.fleet.grant_demand import (
+    DemandKey,
+    RegionAmounts,
+    demand_by_region,
+    provisional_demand,
+    quota_demand,
+    rollout_surge_demand,
+)
+from holdfast.fleet.grant_epochs import next_epoch, reclaim_provisional
+from holdfast.fleet.protected_shares import protected_shares
 from holdfast.fleet.region_health import silence_s
-from holdfast.flow.active_policy import active_policy
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import API_VERSION, Condition, Key, ObjectMeta, OwnerReference, with_condition
-from holdfast.model.override import Override, OverrideKind, in_force, is_about
+from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.quota import (
     Grant,
@@ -29,29 +35,30 @@ from holdfast.model.quota import (
     GrantSpec,
     Quota,
     QuotaStatus,
-    RegionUse,
+    RegionQuotaUsage,
     grant_name,
-    may_enforce,
+    max_enforced_limit,
 )
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
-from holdfast.model.writes import NOTHING, Create, Outcome, SetStatus, Update, Write
+from holdfast.model.writes import NO_CHANGES, Create, Outcome, SetStatus, Update, Write
+from holdfast.scheduling.active_policy import active_policy
 
 
-class Pot(msgspec.Struct, frozen=True):
+class QuotaPool(msgspec.Struct, frozen=True):
     """One class of a tenant's quota: its total and the demand of each region."""
 
     grant_class: GrantClass
     total: Amounts
-    caps: Limits
-    wanted: Limits
-    least: Limits = {}
-    on_trust: Limits = {}
+    caps: RegionAmounts
+    demand: RegionAmounts
+    floor: RegionAmounts = {}
+    provisional: RegionAmounts = {}
     """Unneeded quota that each region may keep for provisional work during a partition."""
-    protected: Limits = {}
+    protected: RegionAmounts = {}
     """Usage of each region that other tenants may not preempt."""
     ends_at: str = ""
 
@@ -62,22 +69,22 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     grants = view.list(Grant, key.namespace)
     if quota is None or quota.metadata.terminating:
         return _withdraw(grants)
-    reclaimed = [found for g in grants if (found := returned(g, view.get(Region, g.spec.region), now)) is not None]
+    reclaimed = [found for g in grants if (found := reclaim_provisional(g, view.get(Region, g.spec.region), now)) is not None]
     if reclaimed:
         return Outcome(writes=tuple(Update(grant) for grant in reclaimed))  # committed before another region gets it
-    waiting = rejoin.unheard(view, now)
-    adopted = rejoin.adoptions(quota, grants, view.list(Region), lease_s=limits.GRANT_LEASE_S)
+    waiting = post_restore.regions_not_restored(view, now)
+    adopted = post_restore.adopt_unknown_grants(quota, grants, view.list(Region), lease_s=limits.GRANT_LEASE_S)
     if waiting or adopted:
         return _await_restore(quota, waiting, adopted, now)
-    needs = view.total(Assignment, key.namespace, need)
+    needs = view.total(Assignment, key.namespace, quota_demand)
     regions = [r.metadata.name for r in view.list(Region) if not r.metadata.terminating]
     writes: list[Write] = []
-    rows: list[RegionUse] = []
-    frozen = {g.key for g in grants if is_frozen(g, view.get(Region, g.spec.region), now)}
-    new_limits: dict[GrantClass, Limits] = {}
+    rows: list[RegionQuotaUsage] = []
+    frozen = {g.key for g in grants if is_lease_expired(g, view.get(Region, g.spec.region), now)}
+    new_limits: dict[GrantClass, RegionAmounts] = {}
     provisional = _provisional_demand(view, key.namespace, regions, now)
     normal = _normal(quota, needs, regions, provisional)
-    recovery = _recovery(quota, needs, view.total(Assignment, key.namespace, turning_need))
+    recovery = _recovery(quota, needs, view.total(Assignment, key.namespace, rollout_surge_demand))
     for pool in (normal, recovery):
         new_limits[pool.grant_class] = _settle(quota, pool, grants, regions, writes=writes, rows=rows, frozen=frozen)
     emergency = _emergency(view, key.namespace, normal, new_limits[GrantClass.NORMAL], now)
@@ -88,7 +95,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         writes.append(status)
     ends = [parse_time(o.status.expires_at) - now for o in _emergencies(view, None, key.namespace, now)]
     again_s = max(0.1, min(ends)) if ends else None
-    return Outcome(writes=tuple(writes), again_in_s=again_s) if writes or ends else NOTHING
+    return Outcome(writes=tuple(writes), requeue_after_s=again_s) if writes or ends else NO_CHANGES
 
 
 def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write], now: float) -> Outcome:
@@ -97,7 +104,7 @@ def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write
     condition = Condition(
         type="Granted",
         status="False",
-        reason=Reason.REJOINING,
+        reason=Reason.RESTORE_IN_PROGRESS,
         message=f"the global cell was restored from a backup: {progress}; no grant is created or raised until then",
         observed_generation=quota.metadata.generation,
     )
@@ -105,12 +112,12 @@ def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write
     writes = list(adopted)
     if known != quota.status.conditions:
         writes.append(SetStatus("Quota", quota.key, quota.uid, conditions=(condition,)))
-    return Outcome(writes=tuple(writes), again_in_s=limits.REJOIN_LOOK_EVERY_S)
+    return Outcome(writes=tuple(writes), requeue_after_s=limits.RESTORE_CHECK_EVERY_S)
 
 
-def _provisional_demand(view: View, tenant: str, regions: Sequence[str], now: float) -> Limits:
+def _provisional_demand(view: View, tenant: str, regions: Sequence[str], now: float) -> RegionAmounts:
     """Demand for provisional work in regions whose policy allows it: the same replicas once more."""
-    spare = demand(view.total(Assignment, tenant, provisional_need), Purpose.NORMAL)
+    spare = demand_by_region(view.total(Assignment, tenant, provisional_demand), Purpose.NORMAL)
     if not spare:
         return {}
     revisions, overrides = view.list(PolicyRevision), view.list(Override)
@@ -118,45 +125,45 @@ def _provisional_demand(view: View, tenant: str, regions: Sequence[str], now: fl
     return {r: spare[r] for r, mode in modes.items() if mode is PartitionMode.PROVISIONAL}
 
 
-def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str], provisional: Limits) -> Pot:
+def _normal(quota: Quota, needs: Mapping[DemandKey, int], regions: Sequence[str], provisional: RegionAmounts) -> QuotaPool:
     """While no region needs more, the protected quota is divided evenly, so that a partitioned region can restart its
     replicas."""
     caps = {region: amounts(values) for region, values in quota.spec.region_caps.items()}
     share = {name: amount // max(1, len(regions)) for name, amount in amounts(quota.spec.protected).items()}
-    wanted = demand(needs, Purpose.NORMAL)
+    wanted = demand_by_region(needs, Purpose.NORMAL)
     least = {region: dict(share) for region in regions}
     for region, extra in provisional.items():
         for name, amount in extra.items():
             kept = least[region]
             kept[name] = max(kept.get(name, 0), wanted.get(region, {}).get(name, 0) + amount)
-    protected = parts(amounts(quota.spec.protected), wanted, regions)
-    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, provisional, protected)
+    protected = protected_shares(amounts(quota.spec.protected), wanted, regions)
+    return QuotaPool(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, provisional, protected)
 
 
-def _recovery(quota: Quota, needs: Mapping[Need, int], turning: Mapping[Need, int]) -> Pot:
-    wanted = demand(needs, Purpose.RECOVERY)
+def _recovery(quota: Quota, needs: Mapping[DemandKey, int], turning: Mapping[DemandKey, int]) -> QuotaPool:
+    wanted = demand_by_region(needs, Purpose.RECOVERY)
     least = {region: dict(values) for region, values in wanted.items()}
-    for region, beside in demand(turning, Purpose.RECOVERY).items():
+    for region, beside in demand_by_region(turning, Purpose.RECOVERY).items():
         add(least.setdefault(region, {}), beside)
-    return Pot(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, wanted, least)
+    return QuotaPool(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, wanted, least)
 
 
 def _emergencies(view: View, region: str | None, tenant: str, now: float) -> list[Override]:
     """The active emergency quotas of the tenant: in one region, or in any (None)."""
     found = in_force(view.list(Override), OverrideKind.EMERGENCY_QUOTA, now)
-    return [o for o in found if is_about(o, region=region, tenant=tenant, workload=None)]
+    return [o for o in found if is_in_scope(o, region=region, tenant=tenant, workload=None)]
 
 
-def _emergency(view: View, tenant: str, normal: Pot, granted: Limits, now: float) -> Pot:
+def _emergency(view: View, tenant: str, normal: QuotaPool, granted: RegionAmounts, now: float) -> QuotaPool:
     """Quota of active overrides, for regions whose normal limit does not cover their demand."""
     active = _emergencies(view, None, tenant, now)
     short = {
         region: _at_most(shortfall(need, granted.get(region, {})), _sum_of(_emergencies(view, region, tenant, now)))
-        for region, need in (normal.wanted.items() if active else ())
+        for region, need in (normal.demand.items() if active else ())
     }
     # The earliest expiry applies: a partitioned region must not spend expired quota (S8).
     ends_at = min((o.status.expires_at for o in active), default="")
-    return Pot(GrantClass.EMERGENCY, _sum_of(active), {}, short, ends_at=ends_at)
+    return QuotaPool(GrantClass.EMERGENCY, _sum_of(active), {}, short, ends_at=ends_at)
 
 
 def _sum_of(emergencies: Iterable[Override]) -> Amounts:
@@ -168,30 +175,30 @@ def _sum_of(emergencies: Iterable[Override]) -> Amounts:
 
 def _settle(
     quota: Quota,
-    pool: Pot,
+    pool: QuotaPool,
     grants: Sequence[Grant],
     regions: Sequence[str],
     *,
     writes: list[Write],
-    rows: list[RegionUse],
+    rows: list[RegionQuotaUsage],
     frozen: Container[Key],
-) -> Limits:
+) -> RegionAmounts:
     """Appends the writes and status rows for one class. Returns the new limits."""
     mine = {g.spec.region: g for g in grants if g.spec.grant_class is pool.grant_class}
     if not pool.total and not mine:
         return {}
     names = sorted({*regions, *mine})
-    new = share_out(
+    new = divide_quota(
         pool.total,
         pool.caps,
-        {name: pool.wanted.get(name, {}) for name in names},
+        {name: pool.demand.get(name, {}) for name in names},
         {name: amounts(g.spec.limit) for name, g in mine.items()},
-        {name: may_enforce(g) for name, g in mine.items()},
-        least={name: pool.least.get(name, {}) for name in names},
+        {name: max_enforced_limit(g) for name, g in mine.items()},
+        least={name: pool.floor.get(name, {}) for name in names},
     )
     if pool.grant_class is not GrantClass.NORMAL:
         # Borrowed for an incident: unneeded quota is returned at once.
-        used = {region: pool.least.get(region) or pool.wanted.get(region, {}) for region in new}
+        used = {region: pool.floor.get(region) or pool.demand.get(region, {}) for region in new}
         new = {region: _at_most(limit, used[region]) for region, limit in new.items()}
     for region, limit in new.items():
         stored = mine.get(region)
@@ -209,35 +216,35 @@ def _at_most(limit: Amounts, need: Amounts) -> Amounts:
 
 def _row(
     region: str, grant_class: GrantClass, limit: Amounts, stored: Grant | None, frozen: Container[Key]
-) -> RegionUse:
-    return RegionUse(
+) -> RegionQuotaUsage:
+    return RegionQuotaUsage(
         region=region,
         grant_class=grant_class,
         granted=dict(amounts_text(limit)),
         used=dict(stored.status.used) if stored is not None else {},
-        frozen=stored is not None and stored.key in frozen,
+        lease_expired=stored is not None and stored.key in frozen,
     )
 
 
-def is_frozen(grant: Grant, region: Region | None, now: float) -> bool:
+def is_lease_expired(grant: Grant, region: Region | None, now: float) -> bool:
     """Whether the region has been out of contact for longer than the grant lease. It then neither spends nor returns.
 
     The lease counts from the region's reports, here by their arrival on this cell's clock. `renewedAt` is a time of the
     region's clock and is compared only there."""
     if region is None:
         return bool(grant.status.renewed_at)
-    return bool(region.status.health.heard_at) and silence_s(region, now) > grant.spec.lease_seconds
+    return bool(region.status.health.last_contact_at) and silence_s(region, now) > grant.spec.lease_seconds
 
 
-def share_out(
-    hard: Amounts, caps: Limits, wanted: Limits, current: Limits, enforced: Limits, *, least: Limits | None = None
-) -> Limits:
+def divide_quota(
+    hard: Amounts, caps: RegionAmounts, wanted: RegionAmounts, current: RegionAmounts, enforced: RegionAmounts, *, least: RegionAmounts | None = None
+) -> RegionAmounts:
     """New limits per region. Raises use only quota that is certainly free. A limit shrinks only if another region is
     short.
 
     `least` is a floor per region, filled from unneeded quota. It is the first quota to be withdrawn for another region.
     """
-    new: Limits = {region: dict(current.get(region, {})) for region in wanted}
+    new: RegionAmounts = {region: dict(current.get(region, {})) for region in wanted}
     for resource, total in sorted(hard.items()):
         room = _ResourceDivision(resource, total, new, enforced)
         need = {r: min(wanted[r].get(resource, 0), caps.get(r, {}).get(resource, total)) for r in sorted(new)}
@@ -256,7 +263,7 @@ def share_out(
 class _ResourceDivision:
     """Division of one resource: the free amount, and the amount counted for each region."""
 
-    def __init__(self, resource: str, total: int, new: Limits, enforced: Limits) -> None:
+    def __init__(self, resource: str, total: int, new: RegionAmounts, enforced: RegionAmounts) -> None:
         self._resource = resource
         self._new = new
         self._counted = {r: max(new[r].get(resource, 0), enforced.get(r, {}).get(resource, 0)) for r in new}
@@ -288,14 +295,14 @@ class _ResourceDivision:
                 excess -= reclaimed
 
 
-def _provisional(pool: Pot, region: str, limit: Mapping[str, int]) -> Amounts:
+def _provisional(pool: QuotaPool, region: str, limit: Mapping[str, int]) -> Amounts:
     """The share of a limit, beyond the region's demand, that is kept for provisional work."""
-    needed, extra = pool.wanted.get(region, {}), pool.on_trust.get(region, {})
+    needed, extra = pool.demand.get(region, {}), pool.provisional.get(region, {})
     found = {name: min(amount, limit.get(name, 0) - needed.get(name, 0)) for name, amount in extra.items()}
     return {name: amount for name, amount in found.items() if amount > 0}
 
 
-def _write(quota: Quota, region: str, pool: Pot, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
+def _write(quota: Quota, region: str, pool: QuotaPool, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
     text = dict(amounts_text(limit))
     provisional = dict(amounts_text(_provisional(pool, region, limit)))
     protected = dict(amounts_text(pool.protected.get(region, {})))
@@ -338,11 +345,11 @@ def _withdraw(grants: Sequence[Grant]) -> Outcome:
         for grant in grants
         if grant.spec.limit
     ]
-    return Outcome(writes=tuple(writes)) if writes else NOTHING
+    return Outcome(writes=tuple(writes)) if writes else NO_CHANGES
 
 
 def _status(
-    quota: Quota, grants: Sequence[Grant], new: Limits, rows: tuple[RegionUse, ...], *, emergency: Amounts, now: float
+    quota: Quota, grants: Sequence[Grant], new: RegionAmounts, rows: tuple[RegionQuotaUsage, ...], *, emergency: Amounts, now: float
 ) -> SetStatus | None:
     granted: Amounts = {}
     used: Amounts = {}
@@ -376,14 +383,14 @@ def _status(
     )
 
 
-def _granted(quota: Quota, grants: Sequence[Grant], rows: Sequence[RegionUse]) -> Condition:
+def _granted(quota: Quota, grants: Sequence[Grant], rows: Sequence[RegionQuotaUsage]) -> Condition:
     pending = sorted({g.spec.region for g in grants if g.status.acknowledged_epoch < g.spec.epoch})
-    frozen = sorted({row.region for row in rows if row.frozen})
+    frozen = sorted({row.region for row in rows if row.lease_expired})
     reason, message = Reason.GRANTED, "every region has acknowledged its grant"
     if pending:
         reason, message = Reason.SHRINK_PENDING, f"waiting for {', '.join(pending)} to acknowledge the new limit"
     if frozen:
-        reason = Reason.FROZEN
+        reason = Reason.GRANT_LEASE_EXPIRED
         message = f"{', '.join(frozen)}: out of contact for longer than the grant lease; counted in full, not spent"
     return Condition(
         type="Granted",
@@ -424,7 +431,7 @@ def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
     """A change of a Quota, Grant or Assignment. An Assignment with unchanged demand wakes nothing."""
     item = new or old
     if isinstance(new, Assignment) and isinstance(old, Assignment):
-        same = new.spec == old.spec and need(new) == need(old)
+        same = new.spec == old.spec and quota_demand(new) == quota_demand(old)
         return () if same else (Key(new.metadata.namespace, "quota"),)
     if isinstance(item, Quota | Grant | Assignment):
         return (Key(item.metadata.namespace, "quota"),)
@@ -438,8 +445,8 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
     if new.status.health.state is not old.status.health.state:
         return keys(view)
     before = old.status.report
-    same = rejoin.has_answered(new) == rejoin.has_answered(old)
-    known = before is not None and before.strays == new.status.report.strays
+    same = post_restore.has_acknowledged_restore(new) == post_restore.has_acknowledged_restore(old)
+    known = before is not None and before.unknown_grants == new.status.report.unknown_grants
     return () if same and known else keys(view)
 
 

@@ -15,21 +15,21 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
-from holdfast.model.hold import Hold, is_kept
 from holdfast.model.meta import Key
-from holdfast.model.node import Node, why_not_schedulable
+from holdfast.model.node import Node, unschedulable_reason
 from holdfast.model.node_pool import NodePool, PoolNode
 from holdfast.model.placement_eligibility import allows_pool, allows_zone
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import requests
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.writes import NOTHING, Outcome, SetStatus, Update, Write
+from holdfast.model.writes import NO_CHANGES, Outcome, SetStatus, Update, Write
 
-CURED_BY_A_NODE = frozenset(
+FIXED_BY_A_NODE = frozenset(
     {
         Reason.INSUFFICIENT_CPU,
         Reason.INSUFFICIENT_MEMORY,
@@ -37,18 +37,18 @@ CURED_BY_A_NODE = frozenset(
         Reason.NO_NODES,
     }
 )
-CURED_BY_THE_FIRST = CURED_BY_A_NODE | {Reason.POOL_NOT_ALLOWED}
+FIXED_BY_FIRST_NODE = FIXED_BY_A_NODE | {Reason.POOL_NOT_ALLOWED}
 """Reasons that the first node of an empty pool fixes: all other nodes are in pools that the replica may not use."""
 
 
-class Lack(msgspec.Struct, frozen=True, gc=False):
+class PoolShortfall(msgspec.Struct, frozen=True, gc=False):
     """Pending replicas and slots, and the number of nodes they need. `largest_request` is the maximum per resource."""
 
     nodes: int = 0
     replicas: int = 0
-    places: int = 0
-    widest: Amounts = {}
-    needs_first: bool = False
+    recovery_slots: int = 0
+    largest_request: Amounts = {}
+    needs_first_node: bool = False
     """Whether something is pending that would add a node if the pool had none."""
 
 
@@ -62,44 +62,44 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
 def _decide(region: str, key: Key, view: View, now: float) -> Outcome:
     pool = view.get(NodePool, key.name)
     if pool is None or pool.metadata.terminating:
-        return NOTHING
+        return NO_CHANGES
     registered = {n.metadata.name: n for n in view.list(Node) if n.spec.pool == pool.metadata.name}
-    shortfall = lacking(pool, region, view)
+    shortfall = pool_shortfall(pool, region, view)
     nodes, status_text = next_nodes(
-        pool, registered, occupied([n.name for n in pool.status.nodes], view), shortfall, now
+        pool, registered, occupied_nodes([n.name for n in pool.status.nodes], view), shortfall, now
     )
     writes: list[Write] = []
     for wanted in nodes:
         node = registered.get(wanted.name)
-        if node is not None and node.spec.unschedulable != wanted.leaving and _is_pool_cordon(pool, wanted):
-            spec = msgspec.structs.replace(node.spec, unschedulable=wanted.leaving)
+        if node is not None and node.spec.unschedulable != wanted.removing and _is_pool_cordon(pool, wanted):
+            spec = msgspec.structs.replace(node.spec, unschedulable=wanted.removing)
             writes.append(Update(msgspec.structs.replace(node, spec=spec)))
     reason, message = status_text
     if (pool.status.nodes, pool.status.reason, pool.status.message) != (nodes, reason, message):
         blocks = {"nodes": nodes, "reason": reason, "message": message}
         generation = pool.metadata.generation
         writes.append(SetStatus("NodePool", pool.key, pool.uid, blocks=blocks, observed_generation=generation))
-    return Outcome(writes=tuple(writes), again_in_s=limits.NODE_POOL_LOOK_EVERY_S)
+    return Outcome(writes=tuple(writes), requeue_after_s=limits.NODE_POOL_CHECK_EVERY_S)
 
 
 def _is_pool_cordon(pool: NodePool, wanted: PoolNode) -> bool:
     """Whether the pool itself cordons or uncordons the node. An operator's cordon is left alone."""
-    return wanted.leaving or any(n.name == wanted.name and n.leaving for n in pool.status.nodes)
+    return wanted.removing or any(n.name == wanted.name and n.removing for n in pool.status.nodes)
 
 
-def occupied(names: Iterable[str], view: View) -> frozenset[str]:
+def occupied_nodes(names: Iterable[str], view: View) -> frozenset[str]:
     """Nodes with a Binding, a Reservation or a recovery slot."""
     ended = (ReservationPhase.RELEASED, ReservationPhase.CONSUMED)
     return frozenset(
         name
         for name in names
         if bool(view.by(Binding, "node", name))
-        or bool(view.by(Hold, "node", name))
+        or bool(view.by(RecoverySlot, "node", name))
         or any(r.status.phase not in ended for r in view.by(Reservation, "node", name))
     )
 
 
-def lacking(pool: NodePool, region: str, view: View) -> Lack:
+def pool_shortfall(pool: NodePool, region: str, view: View) -> PoolShortfall:
     """Pending replicas and slots that a new node of this pool would fix."""
     shape = amounts(pool.spec.capacity)
     registered = any(node.spec.pool == pool.metadata.name for node in view.list(Node))
@@ -110,23 +110,23 @@ def lacking(pool: NodePool, region: str, view: View) -> Lack:
     for request in view.list(SchedulingRequest):
         if not request.status.pending or not _may_use(request, pool):
             continue
-        if not any(r.reason in CURED_BY_THE_FIRST for r in request.status.reasons):
+        if not any(r.reason in FIXED_BY_FIRST_NODE for r in request.status.reasons):
             continue
         requested = requests(request.spec.template)
         if not _fits(requested, shape):
             continue
         needs_first = True
-        if not registered or any(r.reason in CURED_BY_A_NODE for r in request.status.reasons):
+        if not registered or any(r.reason in FIXED_BY_A_NODE for r in request.status.reasons):
             widest = _max_amounts(widest, requested)
             add(total, scaled(requested, request.status.pending))
             replicas += request.status.pending
-    for shape_of, missing in missing_places(region, view):
+    for shape_of, missing in missing_slots(region, view):
         if _fits(shape_of, shape):
             widest = _max_amounts(widest, shape_of)
             add(total, scaled(shape_of, missing))
             places += missing
     nodes = max((math.ceil(amount / shape[name]) for name, amount in total.items() if shape.get(name)), default=0)
-    return Lack(nodes, replicas, places, widest, needs_first)
+    return PoolShortfall(nodes, replicas, places, widest, needs_first)
 
 
 def _may_use(request: SchedulingRequest, pool: NodePool) -> bool:
@@ -134,16 +134,16 @@ def _may_use(request: SchedulingRequest, pool: NodePool) -> bool:
     return allows_pool(rules, pool.metadata.name) and any(allows_zone(rules, zone) for zone in pool.spec.zones)
 
 
-def missing_places(region: str, view: View) -> list[tuple[Amounts, int]]:
+def missing_slots(region: str, view: View) -> list[tuple[Amounts, int]]:
     """Recovery slots of this region's budgets that are not admitted on a node, by shape."""
     kept: dict[tuple[str, int], int] = {}
-    for hold in view.list(Hold):
-        if is_kept(hold):
-            where = (hold.spec.budget, hold.spec.slot)
+    for hold in view.list(RecoverySlot):
+        if is_admitted(hold):
+            where = (hold.spec.budget, hold.spec.shape_index)
             kept[where] = kept.get(where, 0) + 1
     found: list[tuple[Amounts, int]] = []
     for budget in view.list(RecoveryBudget):
-        for index, slot in enumerate(budget.spec.slots if budget.spec.region == region else ()):
+        for index, slot in enumerate(budget.spec.slot_shapes if budget.spec.region == region else ()):
             missing = slot.count - kept.get((budget.metadata.name, index), 0)
             if missing > 0:
                 found.append((amounts(slot.resources), missing))
@@ -158,12 +158,12 @@ def _max_amounts(one: Amounts, other: Amounts) -> Amounts:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
-Said = tuple[str, str]
+StatusText = tuple[str, str]
 
 
 def next_nodes(
-    pool: NodePool, registered: dict[str, Node], occupied_names: frozenset[str], shortfall: Lack, now: float
-) -> tuple[tuple[PoolNode, ...], Said]:
+    pool: NodePool, registered: dict[str, Node], occupied_names: frozenset[str], shortfall: PoolShortfall, now: float
+) -> tuple[tuple[PoolNode, ...], StatusText]:
     """The next list of nodes that should exist, with reason and message."""
     spec = pool.spec
     kept = [n for n in pool.status.nodes if not _is_removable(n, registered, occupied_names, shortfall, now)]
@@ -172,19 +172,19 @@ def next_nodes(
     empty = _idle_nodes(pool, nodes, registered, shortfall, now)
     short = max(shortfall.nodes - expected - empty, spec.min_nodes - len(nodes), 0)
     for index, node in enumerate(nodes):
-        if short and node.leaving:
-            nodes[index] = msgspec.structs.replace(node, leaving=False, idle_since="")
+        if short and node.removing:
+            nodes[index] = msgspec.structs.replace(node, removing=False, idle_since="")
             short -= 1
     allowed = max(0, spec.max_nodes - len(nodes))
     nodes += _new_nodes(pool, nodes, min(short, allowed), now)
-    waiting = f"{shortfall.replicas} replica(s) and {shortfall.places} recovery slot(s) are pending"
+    waiting = f"{shortfall.replicas} replica(s) and {shortfall.recovery_slots} recovery slot(s) are pending"
     if short > allowed:
-        return tuple(nodes), (Reason.POOL_FULL, f"{waiting}; the pool has reached maxNodes ({spec.max_nodes})")
+        return tuple(nodes), (Reason.POOL_AT_MAX_NODES, f"{waiting}; the pool has reached maxNodes ({spec.max_nodes})")
     if shortfall.nodes and not expected and not short:
-        return tuple(nodes), (Reason.POOL_STEADY, f"{waiting}, but {empty} node(s) of the pool are empty")
+        return tuple(nodes), (Reason.POOL_STABLE, f"{waiting}, but {empty} node(s) of the pool are empty")
     if shortfall.nodes:
         return tuple(nodes), (Reason.POOL_GROWING, f"{waiting}; {expected + min(short, allowed)} node(s) starting")
-    least = max(spec.min_nodes, int(shortfall.needs_first))
+    least = max(spec.min_nodes, int(shortfall.needs_first_node))
     return _remove_one_idle(pool, nodes, registered, least, now)
 
 
@@ -194,32 +194,32 @@ def _with_idle_time(
     """The node with its current idle time, which counts only while it is registered and empty."""
     busy = node.name in occupied_names or node.name not in registered
     if busy:
-        return msgspec.structs.replace(node, idle_since="", leaving=node.leaving and node.name not in occupied_names)
+        return msgspec.structs.replace(node, idle_since="", removing=node.removing and node.name not in occupied_names)
     return node if node.idle_since else msgspec.structs.replace(node, idle_since=micro_text(now))
 
 
 def _is_removable(
-    node: PoolNode, registered: dict[str, Node], occupied_names: frozenset[str], shortfall: Lack, now: float
+    node: PoolNode, registered: dict[str, Node], occupied_names: frozenset[str], shortfall: PoolShortfall, now: float
 ) -> bool:
     """Whether to remove the node: cordoned, still empty and nothing pending; or not registered in time."""
     stored = registered.get(node.name)
     if stored is None:
         return not _may_be_starting(node, now)
-    return node.leaving and stored.spec.unschedulable and node.name not in occupied_names and not shortfall.nodes
+    return node.removing and stored.spec.unschedulable and node.name not in occupied_names and not shortfall.nodes
 
 
 def _may_be_starting(node: PoolNode, now: float) -> bool:
     """Whether the node may still be starting and registering."""
-    return bool(node.since) and now - parse_time(node.since) < limits.NODE_POOL_START_S
+    return bool(node.since) and now - parse_time(node.since) < limits.NODE_POOL_START_TIMEOUT_S
 
 
 def _is_in_grace_period(node: PoolNode, now: float) -> bool:
     """Whether the node has been empty for so short a time that pending replicas may still be scheduled onto it."""
-    return bool(node.idle_since) and not node.leaving and now - parse_time(node.idle_since) < limits.NODE_POOL_TAKEN_S
+    return bool(node.idle_since) and not node.removing and now - parse_time(node.idle_since) < limits.POOL_NEW_NODE_GRACE_S
 
 
 def _idle_nodes(
-    pool: NodePool, nodes: Sequence[PoolNode], registered: dict[str, Node], shortfall: Lack, now: float
+    pool: NodePool, nodes: Sequence[PoolNode], registered: dict[str, Node], shortfall: PoolShortfall, now: float
 ) -> int:
     """Number of empty nodes that are large enough for every pending request. 0 while a zone of the pool has no such
     node, because the pending replicas may need that zone."""
@@ -227,10 +227,10 @@ def _idle_nodes(
         registered[node.name]
         for node in nodes
         if node.idle_since
-        and not node.leaving
+        and not node.removing
         and not _is_in_grace_period(node, now)
-        and not why_not_schedulable(registered[node.name])
-        and _fits(shortfall.widest, amounts(registered[node.name].spec.capacity))
+        and not unschedulable_reason(registered[node.name])
+        and _fits(shortfall.largest_request, amounts(registered[node.name].spec.capacity))
     ]
     return len(found) if {node.spec.zone for node in found} >= set(pool.spec.zones) else 0
 
@@ -253,16 +253,16 @@ def _new_nodes(pool: NodePool, nodes: Sequence[PoolNode], count: int, now: float
 
 def _remove_one_idle(
     pool: NodePool, nodes: list[PoolNode], registered: dict[str, Node], least: int, now: float
-) -> tuple[tuple[PoolNode, ...], Said]:
+) -> tuple[tuple[PoolNode, ...], StatusText]:
     """Cordons at most one node that was idle for long enough, and keeps at least `least` nodes."""
-    staying = [n for n in nodes if not n.leaving]
+    staying = [n for n in nodes if not n.removing]
     idle = [
         n for n in staying
         if n.idle_since and now - parse_time(n.idle_since) >= pool.spec.idle_seconds
     ]  # fmt: skip
     if idle and len(staying) > least and len(staying) == len(nodes):
         idle_node = max(idle, key=lambda n: (n.idle_since, n.name))
-        closed = msgspec.structs.replace(idle_node, leaving=True)
+        closed = msgspec.structs.replace(idle_node, removing=True)
         nodes = [closed if n.name == idle_node.name else n for n in nodes]
         status_text = (
             Reason.POOL_SHRINKING,
@@ -272,7 +272,7 @@ def _remove_one_idle(
     if len(staying) < len(nodes):
         return tuple(nodes), (pool.status.reason, pool.status.message)
     return tuple(nodes), (
-        Reason.POOL_STEADY,
+        Reason.POOL_STABLE,
         f"{len(nodes)} node(s), {sum(n.name in registered for n in nodes)} registered",
     )
 

@@ -13,7 +13,7 @@ from itertools import count, islice
 
 import msgspec
 
-from holdfast.fleet.away_shares import with_peak
+from holdfast.fleet.disruption_shares import with_share_peak
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, Withdrawal
 from holdfast.model.tenure import needs_tenure
@@ -22,13 +22,13 @@ from holdfast.model.times import micro_text, parse_time
 Ordinals = dict[str, tuple[int, ...]]
 
 
-def share_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> Ordinals:
+def assign_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> Ordinals:
     """The ordinals of each region; fewer than its share while other regions still release ordinals."""
     held = {a.spec.region: a.spec.ordinals for a in stored}
     running = {a.spec.region: a.status.ordinals for a in stored}
     assigned: Ordinals = {region: held.get(region, ())[:share] for region, share in shares.items()}
     in_use = {ordinal for ordinals in held.values() for ordinal in ordinals}
-    releasing = {a.spec.region for a in stored if not let_go(a) and not tenure_over(a)}
+    releasing = {a.spec.region for a in stored if not has_released(a) and not has_tenure_expired(a)}
     # An ordinal withdrawn by this decision is not free yet: it may still run, so no other ordinal replaces it.
     releasing |= {region for region, ordinals in held.items() if len(assigned.get(region, ())) < len(ordinals)}
     for region in sorted(shares):
@@ -44,7 +44,7 @@ def share_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> O
     return assigned
 
 
-def let_go(assignment: Assignment) -> bool:
+def has_released(assignment: Assignment) -> bool:
     """Whether the region runs only ordinals of the newest epoch of its Assignment.
 
     Comparing numbers would not suffice: a withdrawn ordinal may run while a new one does not."""
@@ -53,15 +53,15 @@ def let_go(assignment: Assignment) -> bool:
     return status.observed_epoch >= assignment.spec.epoch and complete
 
 
-def tenure_over(assignment: Assignment) -> bool:
+def has_tenure_expired(assignment: Assignment) -> bool:
     """Whether withdrawn ordinals have certainly stopped, because their tenure has expired."""
     spec = assignment.spec
     if not needs_tenure(spec.exclusive) or spec.withdrawal is None:
         return False
-    return spec.withdrawal.waited_seconds >= limits.TENURE_WAIT_S
+    return spec.withdrawal.elapsed_seconds >= limits.TENURE_WAIT_S
 
 
-def withdrawn(spec: AssignmentSpec, stored: AssignmentSpec) -> AssignmentSpec:
+def with_withdrawal(spec: AssignmentSpec, stored: AssignmentSpec) -> AssignmentSpec:
     """The new spec with its withdrawal. Withdrawing ordinals restarts the wait."""
     if not needs_tenure(spec.exclusive):
         return spec
@@ -70,21 +70,21 @@ def withdrawn(spec: AssignmentSpec, stored: AssignmentSpec) -> AssignmentSpec:
     return msgspec.structs.replace(spec, withdrawal=withdrawal)
 
 
-def waited(assignment: Assignment, now: float) -> Assignment | None:
+def advance_tenure_wait(assignment: Assignment, now: float) -> Assignment | None:
     """The Assignment after one more step of the tenure wait, or None if no step is due.
 
     The first step only records that the withdrawal is committed. Each further step adds the elapsed time, at most
     TENURE_STEP_MAX_S, so that a clock jump adds little.
     """
     spec, withdrawal = assignment.spec, assignment.spec.withdrawal
-    if withdrawal is None or let_go(assignment) or tenure_over(assignment):
+    if withdrawal is None or has_released(assignment) or has_tenure_expired(assignment):
         return None
-    passed_s = now - parse_time(withdrawal.seen_at) if withdrawal.seen_at else 0.0
-    if withdrawal.seen_at and 0 <= passed_s < limits.TENURE_STEP_S:
+    passed_s = now - parse_time(withdrawal.last_step_at) if withdrawal.last_step_at else 0.0
+    if withdrawal.last_step_at and 0 <= passed_s < limits.TENURE_STEP_S:
         return None
     more_s = min(max(0.0, passed_s), limits.TENURE_STEP_MAX_S)
     advanced = msgspec.structs.replace(
-        withdrawal, waited_seconds=round(withdrawal.waited_seconds + more_s, 3), seen_at=micro_text(now)
+        withdrawal, elapsed_seconds=round(withdrawal.elapsed_seconds + more_s, 3), last_step_at=micro_text(now)
     )
     changed = msgspec.structs.replace(spec, withdrawal=advanced, epoch=spec.epoch + 1)
-    return msgspec.structs.replace(assignment, spec=with_peak(changed, assignment))
+    return msgspec.structs.replace(assignment, spec=with_share_peak(changed, assignment))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from holdfast.fleet.override_rules import RULES, deadline_s, longest_s, needs_approval
+from holdfast.fleet.override_kinds import RULES, latest_expiry_s, max_duration_s, needs_approval
 from holdfast.model import limits
 from holdfast.model.meta import Condition, Key
 from holdfast.model.override import (
@@ -22,7 +22,7 @@ from holdfast.model.override import (
     break_glass_prefix,
     has_emergency_quota,
     in_force,
-    is_about,
+    is_in_scope,
 )
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
@@ -30,7 +30,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.writes import NOTHING, Delete, Notice, Outcome, SetStatus
+from holdfast.model.writes import NO_CHANGES, Delete, Notice, Outcome, SetStatus
 
 VERIFY_EVERY_S = 1.0
 Wake = Callable[[Override | None, Override | None, View], Iterable[Key]]
@@ -40,19 +40,19 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one override."""
     override = view.get(Override, key.name)
     if override is None or override.metadata.terminating:
-        return NOTHING
+        return NO_CHANGES
     phase, expires_at, next_s = _phase(override, now)
     ended = phase in (EXPIRED, REVOKED)
-    remaining = still_acting(override, view, now) if ended else ""
+    remaining = remaining_effect(override, view, now) if ended else ""
     conditions = _conditions(override, phase, expires_at, remaining, ended=ended)
-    if ended and not remaining and now - parse_time(expires_at) > limits.OVERRIDES_KEPT_S:
+    if ended and not remaining and now - parse_time(expires_at) > limits.ENDED_OVERRIDE_RETENTION_S:
         return Outcome(writes=(Delete("Override", override.key, override.uid),))
     again_s = VERIFY_EVERY_S if remaining else next_s
     status = override.status
     known = {c.type: (c.status, c.reason, c.message) for c in status.conditions}
     same = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
     if (status.phase, status.expires_at) == (phase, expires_at) and same:
-        return Outcome(again_in_s=again_s)
+        return Outcome(requeue_after_s=again_s)
     write = SetStatus(
         "Override",
         override.key,
@@ -66,14 +66,14 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if status.phase != phase:
         message = f"{override.spec.kind} by {override.spec.requester}: {status.phase or 'new'} → {phase}"
         notices = (Notice(override, conditions[0].reason, message, warning=phase == ACTIVE),)
-    return Outcome(writes=(write,), notices=notices, again_in_s=again_s)
+    return Outcome(writes=(write,), notices=notices, requeue_after_s=again_s)
 
 
 def _phase(override: Override, now: float) -> tuple[str, str, float | None]:
     """Phase, expiry, and delay until the next check. An ended override stays ended."""
     status = override.status
     if status.phase in (EXPIRED, REVOKED):
-        return status.phase, status.expires_at, limits.OVERRIDES_KEPT_S
+        return status.phase, status.expires_at, limits.ENDED_OVERRIDE_RETENTION_S
     deadline = parse_time(status.expires_at) if status.expires_at else _deadline(override, now)
     if override.spec.revoked:
         return REVOKED, micro_text(min(now, deadline)), None
@@ -87,14 +87,14 @@ def _phase(override: Override, now: float) -> tuple[str, str, float | None]:
 def _deadline(override: Override, now: float) -> float:
     """Expiry: the full duration from activation. Without approval, one TTL after creation."""
     if needs_approval(override):
-        return deadline_s(override)
-    return now + longest_s(override)
+        return latest_expiry_s(override)
+    return now + max_duration_s(override)
 
 
 def _conditions(override: Override, phase: str, expires_at: str, remaining: str, *, ended: bool) -> list[Condition]:
     reasons = {
         PENDING: (Reason.APPROVAL_NEEDED, f"needs approval: holdfast override approve {override.metadata.name}"),
-        ACTIVE: (Reason.OVERRIDE_ACTIVE, f"{RULES[override.spec.kind].does}, until {expires_at}"),
+        ACTIVE: (Reason.OVERRIDE_ACTIVE, f"{RULES[override.spec.kind].effect}, until {expires_at}"),
         EXPIRED: (Reason.OVERRIDE_EXPIRED, f"expired at {expires_at}"),
         REVOKED: (Reason.OVERRIDE_REVOKED, f"revoked at {expires_at}"),
     }
@@ -114,7 +114,7 @@ def _conditions(override: Override, phase: str, expires_at: str, remaining: str,
             Condition(
                 type="Reverted",
                 status="False" if remaining else "True",
-                reason=Reason.EFFECT_REMAINS if remaining else Reason.EFFECT_GONE,
+                reason=Reason.OVERRIDE_REVERT_PENDING if remaining else Reason.OVERRIDE_REVERTED,
                 message=remaining or "verified: no effect is left",
                 observed_generation=generation,
             )
@@ -122,7 +122,7 @@ def _conditions(override: Override, phase: str, expires_at: str, remaining: str,
     return found
 
 
-def still_acting(override: Override, view: View, now: float) -> str:
+def remaining_effect(override: Override, view: View, now: float) -> str:
     """Remaining effect of an ended override, read from the objects it affected; empty if there is none."""
     spec = override.spec
     twins = [o for o in in_force(view.list(Override), spec.kind, now) if o.spec.scope == spec.scope]
@@ -139,7 +139,7 @@ def still_acting(override: Override, view: View, now: float) -> str:
                 g.spec.region
                 for g in view.list(Grant, tenant)
                 if g.spec.grant_class is GrantClass.EMERGENCY
-                and is_about(override, region=g.spec.region, tenant=tenant, workload=None)
+                and is_in_scope(override, region=g.spec.region, tenant=tenant, workload=None)
                 and not has_emergency_quota(known, region=g.spec.region, tenant=tenant, now=now)
                 and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
             ]

@@ -15,15 +15,15 @@ from holdfast.model.meta import Condition, Key, ObjectMeta
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import (
-    PolicyHold,
     PolicyRevision,
     PolicyRevisionSpec,
+    PolicyStop,
     PromotionStage,
     SchedulerPolicy,
     rules_hash,
 )
 from holdfast.model.view import View
-from holdfast.model.writes import NOTHING, Create, Notice, Outcome, SetStatus, Update, Write
+from holdfast.model.writes import NO_CHANGES, Create, Notice, Outcome, SetStatus, Update, Write
 
 LABEL_POLICY = "holdfast.dev/policy"
 
@@ -32,20 +32,20 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one policy."""
     policy = view.get(SchedulerPolicy, key.name)
     if policy is None or policy.metadata.terminating:
-        return NOTHING
+        return NO_CHANGES
     name = f"{policy.metadata.name}-{rules_hash(policy.spec.rules)}"
-    stop = policy_guard.still_held(policy, name) or policy_guard.breached(policy, name, view.list(Region), now)
+    stop = policy_guard.current_stop(policy, name) or policy_guard.detect_breach(policy, name, view.list(Region), now)
     writes, sequence = _revisions(policy, name, stop, view.list(PolicyRevision))
     conditions = (
         _published(policy, name, sequence),
         _spread(policy, name, stop, view),
-        policy_guard.told(policy, stop),
+        policy_guard.stopped_condition(policy, stop),
     )
     status = policy.status
     known = {c.type: (c.status, c.reason, c.message) for c in status.conditions}
     same = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
     notices: tuple[Notice, ...] = ()
-    if (status.revision, status.sequence, status.held) != (name, sequence, stop) or not same:
+    if (status.revision, status.sequence, status.stopped) != (name, sequence, stop) or not same:
         blocks = {"revision": name, "sequence": sequence, "held": stop}
         writes.append(
             SetStatus(
@@ -57,18 +57,18 @@ def decide(key: Key, view: View, now: float) -> Outcome:
                 observed_generation=policy.metadata.generation,
             )
         )
-        if stop is not None and status.held != stop:
+        if stop is not None and status.stopped != stop:
             notices = (Notice(policy, Reason.GUARD_BREACHED, f"{stop.action.value}: {stop.message}", warning=True),)
-    return Outcome(writes=tuple(writes), notices=notices) if writes else NOTHING
+    return Outcome(writes=tuple(writes), notices=notices) if writes else NO_CHANGES
 
 
 def _revisions(
-    policy: SchedulerPolicy, name: str, stop: PolicyHold | None, revisions: Sequence[PolicyRevision]
+    policy: SchedulerPolicy, name: str, stop: PolicyStop | None, revisions: Sequence[PolicyRevision]
 ) -> tuple[list[Write], int]:
     """Writes of PolicyRevisions, and the sequence of the policy's current revision."""
     newest = max((r.spec.sequence for r in revisions), default=0)
     stored = next((r for r in revisions if r.metadata.name == name), None)
-    stage, regions = policy_guard.stage_of(policy, stop)
+    stage, regions = policy_guard.effective_stage(policy, stop)
     wanted = PolicyRevisionSpec(
         policy=policy.metadata.name,
         rules=policy.spec.rules,
@@ -120,9 +120,9 @@ def _published(policy: SchedulerPolicy, name: str, sequence: int) -> Condition:
     )
 
 
-def _spread(policy: SchedulerPolicy, name: str, stop: PolicyHold | None, view: View) -> Condition:
+def _spread(policy: SchedulerPolicy, name: str, stop: PolicyStop | None, view: View) -> Condition:
     """Whether all regions that should use the revision use it. A partitioned region keeps its last one and is named."""
-    stage, canary = policy_guard.stage_of(policy, stop)
+    stage, canary = policy_guard.effective_stage(policy, stop)
     users = [
         r for r in view.list(Region)
         if stage is PromotionStage.ACTIVE or (stage is PromotionStage.CANARY and r.metadata.name in canary)
@@ -135,7 +135,7 @@ def _spread(policy: SchedulerPolicy, name: str, stop: PolicyHold | None, view: V
     return Condition(
         type="Promoted",
         status="True" if acts and not behind else "False",
-        reason=Reason.STALLED if behind else Reason.PROMOTED if acts else Reason.NOT_ACTING,
+        reason=Reason.POLICY_ROLLOUT_STALLED if behind else Reason.PROMOTED if acts else Reason.POLICY_INACTIVE,
         message=message,
         observed_generation=policy.metadata.generation,
     )
@@ -144,8 +144,8 @@ def _spread(policy: SchedulerPolicy, name: str, stop: PolicyHold | None, view: V
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
     before = old.status.report if old is not None else None
     after = new.status.report if new is not None else None
-    previous = (before.policy, before.trial) if before is not None else ("", None)
-    return keys(view) if previous != ((after.policy, after.trial) if after is not None else ("", None)) else ()
+    previous = (before.policy, before.policy_trial) if before is not None else ("", None)
+    return keys(view) if previous != ((after.policy, after.policy_trial) if after is not None else ("", None)) else ()
 
 
 def keys(view: View) -> Iterable[Key]:

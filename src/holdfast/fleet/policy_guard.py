@@ -11,20 +11,26 @@ from collections.abc import Iterable
 from holdfast.model.meta import Condition
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, PolicyTrial, Region
-from holdfast.model.scheduler_policy import Guard, GuardAction, PolicyHold, PromotionStage, SchedulerPolicy
+from holdfast.model.scheduler_policy import (
+    GuardAction,
+    PolicyGuard,
+    PolicyStop,
+    PromotionStage,
+    SchedulerPolicy,
+)
 from holdfast.model.times import micro_text
 
 _DECIDING = (PromotionStage.CANARY, PromotionStage.ACTIVE)
 
 
-def still_held(policy: SchedulerPolicy, name: str) -> PolicyHold | None:
-    stop = policy.status.held
+def current_stop(policy: SchedulerPolicy, name: str) -> PolicyStop | None:
+    stop = policy.status.stopped
     if stop is None or stop.revision != name or stop.generation != policy.metadata.generation:
         return None
     return stop
 
 
-def breached(policy: SchedulerPolicy, name: str, regions: Iterable[Region], now: float) -> PolicyHold | None:
+def detect_breach(policy: SchedulerPolicy, name: str, regions: Iterable[Region], now: float) -> PolicyStop | None:
     """The stop caused by the first region whose outcomes violate the guard; None if there is none."""
     guard = policy.spec.guard
     if guard is None or policy.spec.stage not in _DECIDING:
@@ -32,10 +38,10 @@ def breached(policy: SchedulerPolicy, name: str, regions: Iterable[Region], now:
     reporting = [r for r in regions if r.status.health.state is HealthState.HEALTHY and r.status.report is not None]
     users = [r for r in reporting if r.status.report is not None and r.status.report.policy == name]
     for region in sorted(users, key=lambda r: r.metadata.name):
-        trial = region.status.report.trial if region.status.report is not None else None
-        reason = judge(guard, trial) if trial is not None and trial.revision == name else ""
+        trial = region.status.report.policy_trial if region.status.report is not None else None
+        reason = breach_reason(guard, trial) if trial is not None and trial.revision == name else ""
         if reason:
-            return PolicyHold(
+            return PolicyStop(
                 revision=name,
                 generation=policy.metadata.generation,
                 action=guard.action,
@@ -47,7 +53,7 @@ def breached(policy: SchedulerPolicy, name: str, regions: Iterable[Region], now:
     return None
 
 
-def judge(guard: Guard, trial: PolicyTrial) -> str:
+def breach_reason(guard: PolicyGuard, trial: PolicyTrial) -> str:
     """Why the outcomes violate the guard; empty if they do not."""
     if trial.oldest_pending_seconds > guard.max_pending_seconds:
         return (
@@ -63,7 +69,7 @@ def judge(guard: Guard, trial: PolicyTrial) -> str:
     return ""
 
 
-def stage_of(policy: SchedulerPolicy, stop: PolicyHold | None) -> tuple[PromotionStage, tuple[str, ...]]:
+def effective_stage(policy: SchedulerPolicy, stop: PolicyStop | None) -> tuple[PromotionStage, tuple[str, ...]]:
     """Stage and canary regions in effect. After a rollback: none. Paused: the regions that used it when stopped."""
     if stop is None:
         return policy.spec.stage, policy.spec.canary_regions
@@ -72,9 +78,9 @@ def stage_of(policy: SchedulerPolicy, stop: PolicyHold | None) -> tuple[Promotio
     return PromotionStage.CANARY, stop.regions
 
 
-def told(policy: SchedulerPolicy, stop: PolicyHold | None) -> Condition:
+def stopped_condition(policy: SchedulerPolicy, stop: PolicyStop | None) -> Condition:
     return Condition(
-        type="Held",
+        type="Stopped",
         status="False" if stop is None else "True",
         reason=Reason.WITHIN_GUARD if stop is None else Reason.GUARD_BREACHED,
         message="" if stop is None else f"{stop.action.value}: {stop.message}",

@@ -12,22 +12,22 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.model import ages, limits
+from holdfast.model import input_freshness, limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Condition, Key, with_condition
-from holdfast.model.override import Override, OverrideKind, in_force, is_about
+from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, scaled, shortfall
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region, RegionHealth
 from holdfast.model.template import requests
 from holdfast.model.times import micro_text, parse_time, seconds_text
 from holdfast.model.view import View
-from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
+from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
 CAPACITY_LOST = "CapacityLost"
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class HealthAssessment(msgspec.Struct, frozen=True, gc=False):
     state: HealthState
     reason: Reason
     message: str
@@ -38,25 +38,25 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one region."""
     region = view.get(Region, key.name)
     if region is None:
-        return NOTHING
+        return NO_CHANGES
     declared = _declared_lost(region, view, now)
     if region.status.report is None and not declared:
-        return NOTHING
+        return NO_CHANGES
     old, report = region.status.health, region.status.report
     sequence = report.sequence if report is not None else 0
-    news = report is not None and sequence != old.heard_sequence
-    last_contact_s = now if news or not old.heard_at else parse_time(old.heard_at)
-    assessment = declared or grade(region, now - last_contact_s, view, now)
+    news = report is not None and sequence != old.last_sequence
+    last_contact_s = now if news or not old.last_contact_at else parse_time(old.last_contact_at)
+    assessment = declared or assess(region, now - last_contact_s, view, now)
     condition = _capacity(region, view)
     known = region.status.conditions
     same = assessment.state is old.state and assessment.reason == old.reason and not news
     if same and with_condition(known, condition, seconds_text(now)) == known:
-        return Outcome(again_in_s=assessment.next_s)
+        return Outcome(requeue_after_s=assessment.next_s)
     health = RegionHealth(
         state=assessment.state,
         since=old.since if assessment.state is old.state else micro_text(now),
-        heard_at=micro_text(last_contact_s),
-        heard_sequence=sequence,
+        last_contact_at=micro_text(last_contact_s),
+        last_sequence=sequence,
         reason=assessment.reason,
         message=assessment.message,
     )
@@ -65,45 +65,45 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if assessment.state is not old.state:
         message = f"{old.state.value} → {assessment.state.value}: {assessment.message}"
         notices = (Notice(region, assessment.reason, message, warning=assessment.state is not HealthState.HEALTHY),)
-    return Outcome(writes=(write,), notices=notices, again_in_s=assessment.next_s)
+    return Outcome(writes=(write,), notices=notices, requeue_after_s=assessment.next_s)
 
 
 def suspect_after_s(region: Region) -> float:
     """Silence after which a region is Suspect; at most the maximum age of a region summary."""
-    return min(region.spec.lost_after_seconds * limits.REGION_SUSPECT_PART, ages.REGION_SUMMARY.seconds)
+    return min(region.spec.lost_after_seconds * limits.REGION_SUSPECT_FRACTION, input_freshness.REGION_SUMMARY.seconds)
 
 
 def silence_s(region: Region, now: float) -> float:
     """Time since the report's sequence last changed, by this cell's clock; infinite before the first report."""
-    heard_at = region.status.health.heard_at
+    heard_at = region.status.health.last_contact_at
     return now - parse_time(heard_at) if heard_at else float("inf")
 
 
-def grade(region: Region, silent_s: float, view: View, now: float) -> Verdict:
+def assess(region: Region, silent_s: float, view: View, now: float) -> HealthAssessment:
     """Health of a region after this silence, and the delay until the next assessment."""
     silence = f"last report {silent_s:.0f} s ago"
     suspect_s, lost_s = suspect_after_s(region), region.spec.lost_after_seconds
     if silent_s < suspect_s:
-        return Verdict(HealthState.HEALTHY, Reason.HEARD, "the region reports", suspect_s - silent_s + 0.05)
+        return HealthAssessment(HealthState.HEALTHY, Reason.REPORTING, "the region reports", suspect_s - silent_s + 0.05)
     if silent_s < lost_s:
-        return Verdict(HealthState.SUSPECT, Reason.SILENT, silence, lost_s - silent_s + 0.05)
+        return HealthAssessment(HealthState.SUSPECT, Reason.NOT_REPORTING, silence, lost_s - silent_s + 0.05)
     others = [r for r in view.list(Region) if r.metadata.name != region.metadata.name and r.status.report is not None]
     reporting = [r for r in others if silence_s(r, now) < suspect_after_s(r)]
-    again_s = limits.REGION_LOOK_EVERY_S
+    again_s = limits.REGION_CHECK_EVERY_S
     if others and not reporting:
         message = f"{silence}, and none of the other {len(others)} region(s) reports either"
-        return Verdict(HealthState.SUSPECT, Reason.IS_IT_ME, message, again_s)
+        return HealthAssessment(HealthState.SUSPECT, Reason.GLOBAL_CELL_ISOLATED, message, again_s)
     probes = {r.metadata.name: _probe_result(r, region.metadata.name) for r in reporting}
     against = sorted(name for name, reaches in probes.items() if reaches is False)
     still = sorted(name for name, reaches in probes.items() if reaches)
     if 2 * len(against) > len(reporting):
         message = f"{silence}; {', '.join(against)} cannot reach it either"
-        return Verdict(HealthState.LOST, Reason.WITNESSED, message, again_s)
+        return HealthAssessment(HealthState.LOST, Reason.UNREACHABLE_CONFIRMED, message, again_s)
     if still:
         message = f"{silence}; still reached by {', '.join(still)}: probably only its link to the global cell is down"
-        return Verdict(HealthState.AWAITING_WITNESS, Reason.WITNESS_DISAGREES, message, again_s)
+        return HealthAssessment(HealthState.AWAITING_WITNESS, Reason.WITNESS_DISAGREES, message, again_s)
     message = f"{silence}; no other region reports probes of it. An Override of kind DeclareRegionLost declares it lost"
-    return Verdict(HealthState.AWAITING_WITNESS, Reason.NO_WITNESS, message, again_s)
+    return HealthAssessment(HealthState.AWAITING_WITNESS, Reason.NO_WITNESS, message, again_s)
 
 
 def _probe_result(witness: Region, name: str) -> bool | None:
@@ -113,11 +113,11 @@ def _probe_result(witness: Region, name: str) -> bool | None:
     return next((p.reachable for p in peers if p.region == name), None)
 
 
-def _declared_lost(region: Region, view: View, now: float) -> Verdict | None:
+def _declared_lost(region: Region, view: View, now: float) -> HealthAssessment | None:
     for override in in_force(view.list(Override), OverrideKind.DECLARE_REGION_LOST, now):
-        if is_about(override, region=region.metadata.name, tenant=None, workload=None):
+        if is_in_scope(override, region=region.metadata.name, tenant=None, workload=None):
             message = f"override {override.metadata.name} by {override.spec.requester}: {override.spec.reason}"
-            return Verdict(HealthState.LOST, Reason.DECLARED_LOST, message, limits.REGION_LOOK_EVERY_S)
+            return HealthAssessment(HealthState.LOST, Reason.DECLARED_LOST, message, limits.REGION_CHECK_EVERY_S)
     return None
 
 

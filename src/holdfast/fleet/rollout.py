@@ -23,7 +23,7 @@ from holdfast.model.template import Template, template_hash
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Revision, RolloutBlock, RolloutPhase, Workload, WorkloadType
-from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
+from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
 _ROLLBACK_PHASES = (RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK)
 _FINAL_PHASES = (RolloutPhase.COMPLETE, RolloutPhase.ROLLED_BACK, RolloutPhase.FAILED)
@@ -39,7 +39,7 @@ _OUT_OF_CONTACT = (HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthStat
 _DEADLINE_MARGIN_S = 0.1
 
 
-def target(workload: Workload, region: str, stored: Assignment | None) -> Template:
+def region_template(workload: Workload, region: str, stored: Assignment | None) -> Template:
     """The template that a region runs now: the new one if the rollout has reached the region, else its previous one."""
     wanted, block = workload.spec.template, workload.status.rollout
     if workload.spec.type is WorkloadType.BATCH:
@@ -65,7 +65,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one workload."""
     workload: Workload | None = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.type is WorkloadType.BATCH:
-        return NOTHING
+        return NO_CHANGES
     assignments = [a for a in view.by(Assignment, "workload", str(key)) if _is_in_rollout(a)]
     states = {r.metadata.name: r.status.health.state for r in view.list(Region)}
     order = sorted(assignments, key=lambda a: (a.spec.region, a.spec.purpose is not Purpose.NORMAL))
@@ -79,8 +79,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         new = _finished(new, RolloutPhase.COMPLETE, f"revision {new.revision} serves after its deadline")
     again_s = _deadline_in_s(workload, new, reachable, now) if new.phase not in _FINAL_PHASES else None
     if new == block:
-        return Outcome(again_in_s=again_s)
-    return Outcome(writes=(_write(workload, new),), notices=_notices(workload, block, new), again_in_s=again_s)
+        return Outcome(requeue_after_s=again_s)
+    return Outcome(writes=(_write(workload, new),), notices=_notices(workload, block, new), requeue_after_s=again_s)
 
 
 def _is_in_rollout(assignment: Assignment) -> bool:
@@ -97,9 +97,9 @@ def _with_silent(
     if block.phase != RolloutPhase.PROGRESSING:
         return block
     regions = {a.spec.region for a in reachable}
-    returned = [name for name in block.silent if name not in silent and name in regions]
+    returned = [name for name in block.unreachable_regions if name not in silent and name in regions]
     progressed_at = micro_text(now) if returned else block.progressed_at
-    return msgspec.structs.replace(block, silent=silent, progressed_at=progressed_at)
+    return msgspec.structs.replace(block, unreachable_regions=silent, progressed_at=progressed_at)
 
 
 def _rollout_of(
@@ -125,8 +125,8 @@ def _rollout_of(
 
 def _trimmed_history(history: list[Revision], good: str) -> tuple[Revision, ...]:
     """The newest revisions, and always the last good one."""
-    kept = history[: limits.REVISIONS_KEPT]
-    return (*kept, *(r for r in history[limits.REVISIONS_KEPT :] if r.revision == good))
+    kept = history[: limits.ROLLOUT_REVISIONS_MAX]
+    return (*kept, *(r for r in history[limits.ROLLOUT_REVISIONS_MAX :] if r.revision == good))
 
 
 def _advanced(workload: Workload, block: RolloutBlock, assignments: Sequence[Assignment], now: float) -> RolloutBlock:
@@ -159,7 +159,7 @@ def _advanced(workload: Workload, block: RolloutBlock, assignments: Sequence[Ass
 def _is_overdue(block: RolloutBlock, assignments: Sequence[Assignment]) -> bool:
     """Whether a reachable region of the rollout has not completed it."""
     return any(
-        a.spec.region in block.regions and a.spec.region not in block.silent and not _is_complete((a,), block.revision)
+        a.spec.region in block.regions and a.spec.region not in block.unreachable_regions and not _is_complete((a,), block.revision)
         for a in assignments
     )
 
@@ -223,7 +223,7 @@ def _finished(block: RolloutBlock, phase: RolloutPhase, message: str) -> Rollout
         msgspec.structs.replace(r, outcome=phase.value) if r.revision == block.revision else r for r in block.history
     )
     return msgspec.structs.replace(
-        block, phase=phase, message=message, last_good_revision=good, silent=(), history=history
+        block, phase=phase, message=message, last_good_revision=good, unreachable_regions=(), history=history
     )
 
 
@@ -239,7 +239,7 @@ def _progress(block: RolloutBlock, assignments: Sequence[Assignment]) -> str:
         parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{purpose}{waits}")
     later = len({a.spec.region for a in assignments if a.spec.region not in block.regions})
     message = f"serving {', '.join(parts) or 'nowhere yet'}" + (f"; {later} region(s) follow" if later else "")
-    return message + (f"; out of contact, deadline suspended: {', '.join(block.silent)}" if block.silent else "")
+    return message + (f"; out of contact, deadline suspended: {', '.join(block.unreachable_regions)}" if block.unreachable_regions else "")
 
 
 def _deadline_in_s(

@@ -9,19 +9,19 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.fleet.assign import why_not
+from holdfast.fleet.assign import region_refusal_reason
 from holdfast.model.assignment import Assignment, PendingReason
 from holdfast.model.labels import LABEL_WORKLOAD
-from holdfast.model.meta import Condition, Key, find_condition, is_true, with_condition
+from holdfast.model.meta import Condition, Key, find_condition, is_condition_true, with_condition
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import template_hash
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadType, wanted_replicas
-from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
+from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
-REGIONS_NAMED = 4
+REGIONS_NAMED_MAX = 4
 """Regions named in one condition message; the rest is omitted."""
 
 
@@ -29,7 +29,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one workload."""
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
-        return NOTHING
+        return NO_CHANGES
     assignments = [_without_lost_report(a, view) for a in view.by(Assignment, "workload", str(key))]
     summary = _summary(workload, assignments)
     conditions = [*_conditions(workload, assignments, summary, view, now), *_backing_condition(workload)]
@@ -41,7 +41,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         new = with_condition(new, condition, seconds_text(now))
     status = workload.status
     if summary == status.summary and new == old and status.observed_generation == generation:
-        return Outcome(again_in_s=again_s)
+        return Outcome(requeue_after_s=again_s)
     write = SetStatus(
         "Workload",
         workload.key,
@@ -50,7 +50,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         conditions=tuple(conditions),
         observed_generation=generation,
     )
-    return Outcome(writes=(write,), notices=_notices(workload, conditions), again_in_s=again_s)
+    return Outcome(writes=(write,), notices=_notices(workload, conditions), requeue_after_s=again_s)
 
 
 def _backing_condition(workload: Workload) -> list[Condition]:
@@ -157,14 +157,14 @@ def _conditions(
 def _unassigned_reason(workload: Workload, view: View) -> tuple[Reason, str]:
     """Why replicas have no region: the placement rules, or the health of the allowed regions."""
     regions = view.list(Region)
-    refused = {r.metadata.name: why_not(workload, r) for r in regions}
+    refused = {r.metadata.name: region_refusal_reason(workload, r) for r in regions}
     allowed = [r for r in regions if not refused[r.metadata.name]]
     if not allowed:
-        named = "; ".join(f"{name}: {why}" for name, why in sorted(refused.items())[:REGIONS_NAMED])
+        named = "; ".join(f"{name}: {why}" for name, why in sorted(refused.items())[:REGIONS_NAMED_MAX])
         return Reason.NO_REGION_ALLOWED, f"; no region is allowed ({named or 'there are no regions'})"
     healthy = [r for r in allowed if r.status.health.state is HealthState.HEALTHY]
     if not healthy:
-        named = ", ".join(f"{r.metadata.name} is {r.status.health.state}" for r in allowed[:REGIONS_NAMED])
+        named = ", ".join(f"{r.metadata.name} is {r.status.health.state}" for r in allowed[:REGIONS_NAMED_MAX])
         return Reason.REGION_NOT_HEALTHY, f"; no allowed region is healthy ({named})"
     return Reason.PARTLY_ASSIGNED, ""
 
@@ -239,7 +239,7 @@ def _scales_down(workload: Workload, assignments: Sequence[Assignment]) -> bool:
     Serving while regions remove the others."""
     wanted, before = wanted_replicas(workload), workload.status.summary
     present = sum(max(a.spec.replicas, a.status.replicas) for a in assignments)
-    if wanted >= max(present, before.replicas, before.bound) or not is_true(workload.status.conditions, "Serving"):
+    if wanted >= max(present, before.replicas, before.bound) or not is_condition_true(workload.status.conditions, "Serving"):
         return False
     revision = template_hash(workload.spec.template)
     if any(revision != seen_revision for a in assignments for seen_revision in (a.spec.revision, a.status.revision)):
@@ -292,7 +292,7 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
     if item is None:
         return ()
     held = [Key(a.metadata.namespace, a.spec.workload) for a in view.by(Assignment, "region", item.metadata.name)]
-    short = [w.key for w in view.list(Workload) if not is_true(w.status.conditions, "Assigned")]
+    short = [w.key for w in view.list(Workload) if not is_condition_true(w.status.conditions, "Assigned")]
     return [*held, *short]
 
 

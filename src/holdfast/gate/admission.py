@@ -11,36 +11,36 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.fleet.backing import unbacked
-from holdfast.flow import cel
+from holdfast.fleet.recovery.backing import unbacked_objectives
 from holdfast.gate.override_admission import override_change, override_home, override_scope
 from holdfast.gate.principal import Principal
-from holdfast.gate.published import Published
+from holdfast.gate.published_view import PublishedView
 from holdfast.model import limits
 from holdfast.model.binding import ReservationPhase
 from holdfast.model.errors import Cause, Refused
 from holdfast.model.kinds import BY_NAME, Home, Kind
 from holdfast.model.meta import Object
-from holdfast.model.override import Override, OverrideKind, in_force, is_about
-from holdfast.model.ownership import COLLECT, OPERATOR, TENANT_CONTENTS
+from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
+from holdfast.model.ownership import GARBAGE_COLLECTOR, OPERATOR, TENANT_CONTENTS
 from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.validation import forbidden, invalid, unsupported
 from holdfast.model.workload import wanted_replicas
+from holdfast.scheduling import policy_expressions
 from holdfast.store.objects import Objects
 
 
-class Warned(msgspec.Struct, frozen=True, gc=False):
+class AdmissionWarning(msgspec.Struct, frozen=True, gc=False):
     """A warning returned with a success."""
 
     text: str
 
 
-Finding = Cause | Refused | Warned
+Finding = Cause | Refused | AdmissionWarning
 OWNER_EXISTS = "OwnerExists"
 
 
-class Case(msgspec.Struct, frozen=True):
+class AdmissionCase(msgspec.Struct, frozen=True):
     """One write as the rules see it. `after` is None for a removal or a requested deletion."""
 
     who: Principal
@@ -59,10 +59,10 @@ class Case(msgspec.Struct, frozen=True):
         return self.objects.list(BY_NAME[kind], namespace, fields=fields or None)[0]
 
 
-Rule = Callable[[Case], Iterator[Finding]]
+Rule = Callable[[AdmissionCase], Iterator[Finding]]
 
 
-def workload_priority_class(case: Case) -> Iterator[Finding]:
+def workload_priority_class(case: AdmissionCase) -> Iterator[Finding]:
     after: Any = case.after
     name = after.spec.priority_class_name
     before: Any = case.before
@@ -79,7 +79,7 @@ def workload_priority_class(case: Case) -> Iterator[Finding]:
         )
 
 
-def workload_quota(case: Case) -> Iterator[Finding]:
+def workload_quota(case: AdmissionCase) -> Iterator[Finding]:
     """One replica above the tenant's whole quota can never run, so it is refused. Replicas beyond the quota only
     warn.
     """
@@ -87,7 +87,7 @@ def workload_quota(case: Case) -> Iterator[Finding]:
     tenant = after.metadata.namespace
     quota = case.find("Quota", "quota", tenant)
     if quota is None:
-        yield Warned(
+        yield AdmissionWarning(
             f"tenant {tenant} has no Quota: its replicas stay pending with reason NoGrant until an operator creates one"
         )
         return
@@ -107,10 +107,10 @@ def workload_quota(case: Case) -> Iterator[Finding]:
     wanted = wanted_replicas(after)
     if not over and shortfall(scaled(one, wanted), hard):
         fits = min(hard.get(r, 0) // amount for r, amount in one.items())
-        yield Warned(f"the quota of tenant {tenant} fits {fits} of these {wanted} replicas; the others stay pending")
+        yield AdmissionWarning(f"the quota of tenant {tenant} fits {fits} of these {wanted} replicas; the others stay pending")
 
 
-def workload_pending_cap(case: Case) -> Iterator[Finding]:
+def workload_pending_cap(case: AdmissionCase) -> Iterator[Finding]:
     """Bounds a tenant's pending replicas, so that one tenant cannot fill the scheduling queue of all."""
     after: Any = case.after
     before: Any = case.before
@@ -129,52 +129,52 @@ def workload_pending_cap(case: Case) -> Iterator[Finding]:
         )
 
 
-def workload_regions(case: Case) -> Iterator[Finding]:
+def workload_regions(case: AdmissionCase) -> Iterator[Finding]:
     if not case.all("Region"):
-        yield Warned("no Region exists: the workload stays pending until an operator creates one")
+        yield AdmissionWarning("no Region exists: the workload stays pending until an operator creates one")
 
 
-def region_name(case: Case) -> Iterator[Finding]:
+def region_name(case: AdmissionCase) -> Iterator[Finding]:
     after: Any = case.after
     if after.metadata.name == "global":
         yield forbidden("metadata.name", 'the name "global" is reserved for the global cell')
 
 
-def place_undrawn(case: Case) -> Iterator[Finding]:
+def slot_not_consumed(case: AdmissionCase) -> Iterator[Finding]:
     """A slot that a claim consumes is not deleted: a new slot of the same name could be consumed a second time."""
     before: Any = case.before
     for claim in case.all("Reservation", node=before.spec.node):
         if before.metadata.name in claim.spec.holds and claim.status.phase is not ReservationPhase.RELEASED:
-            yield Refused("PlaceDrawn", f"in use by claim {claim.key}; it can be deleted after that claim has ended")
+            yield Refused("SlotInUse", f"in use by claim {claim.key}; it can be deleted after that claim has ended")
             return
 
 
-def budget_backs(case: Case) -> Iterator[Finding]:
+def budget_backs_objectives(case: AdmissionCase) -> Iterator[Finding]:
     """A budget that backs a recovery objective shrinks only under an approved ShrinkBudget override."""
     before: Any = case.before
     if before is None:
         return
     after: Any = case.after if not case.deleting else None
-    here = Published(case.objects)
+    here = PublishedView(case.objects)
     approved = in_force(here.list(Override), OverrideKind.SHRINK_BUDGET, case.now)
     budgets = list(here.list(RecoveryBudget))
     changed = [b for b in budgets if b.metadata.name != before.metadata.name] + ([after] if after is not None else [])
     broken = {
-        key: why for key, why in unbacked(here, case.now, changed).items()
-        if not any(is_about(o, region=before.spec.region, tenant=key.namespace, workload=key.name) for o in approved)
+        key: why for key, why in unbacked_objectives(here, case.now, changed).items()
+        if not any(is_in_scope(o, region=before.spec.region, tenant=key.namespace, workload=key.name) for o in approved)
     }  # fmt: skip
-    unbacked_before = unbacked(here, case.now, budgets) if broken else {}
+    unbacked_before = unbacked_objectives(here, case.now, budgets) if broken else {}
     lost = sorted(key for key in broken if key not in unbacked_before)
     if lost:
         yield Refused(
-            "BacksPromise",
+            "BacksObjective",
             f"the change would leave workload {lost[0]} without recovery capacity ({broken[lost[0]]}); next: add slots "
             f'in another region, or holdfast override create ShrinkBudget --region {before.spec.region} --reason "…"',
             {"workloads": [str(key) for key in lost]},
         )
 
 
-def quota_in_use(case: Case) -> Iterator[Finding]:
+def quota_in_use(case: AdmissionCase) -> Iterator[Finding]:
     """A limit below current use is refused: enforcing it would mean stopping running work."""
     before, after = cast("Any", case.before), cast("Any", case.after)
     if before is None:
@@ -190,14 +190,14 @@ def quota_in_use(case: Case) -> Iterator[Finding]:
         yield invalid(f"spec.hard.{resource}", after.spec.hard.get(resource, "0"), why)
 
 
-def policy_names_nodes(case: Case) -> Iterator[Finding]:
+def policy_filters_match_nodes(case: AdmissionCase) -> Iterator[Finding]:
     """Refuses a filter expression that no node can pass: it would stop all placement."""
     rules: Any = case.after.spec.rules  # type: ignore[union-attr]
     zones = sorted({zone for r in case.all("Region") for zone in r.spec.zones})
     for index, item in enumerate(rules.filter_expressions):
-        if len(item.expression) > limits.EXPRESSION_CHARS or cel.check(item.expression, score=False) is not None:
+        if len(item.expression) > limits.EXPRESSION_CHARS_MAX or policy_expressions.find_error(item.expression, score=False) is not None:
             continue
-        why = cel.names_no_node(item.expression, zones)
+        why = policy_expressions.never_true_reason(item.expression, zones)
         if why:
             yield invalid(
                 f"spec.rules.filterExpressions[{index}].expression",
@@ -206,7 +206,7 @@ def policy_names_nodes(case: Case) -> Iterator[Finding]:
             )
 
 
-def policy_regions(case: Case) -> Iterator[Finding]:
+def policy_regions(case: AdmissionCase) -> Iterator[Finding]:
     """Canary regions must exist."""
     after: Any = case.after
     known = [r.metadata.name for r in case.all("Region")]
@@ -215,15 +215,15 @@ def policy_regions(case: Case) -> Iterator[Finding]:
             yield unsupported(f"spec.canaryRegions[{index}]", name, known)
 
 
-def quota_without_use(case: Case) -> Iterator[Finding]:
+def quota_unused(case: AdmissionCase) -> Iterator[Finding]:
     if case.before is not None and case.all("Workload", case.before.metadata.namespace):
-        yield Warned(
+        yield AdmissionWarning(
             f"tenant {case.before.metadata.namespace} still has workloads: without a Quota their running replicas "
             "stay, and no new replica is placed"
         )
 
 
-def priority_class_unused(case: Case) -> Iterator[Finding]:
+def priority_class_unused(case: AdmissionCase) -> Iterator[Finding]:
     name = case.before.metadata.name  # type: ignore[union-attr]
     users = [w for w in case.all("Workload") if w.spec.priority_class_name == name]
     if users:
@@ -235,7 +235,7 @@ def priority_class_unused(case: Case) -> Iterator[Finding]:
         )
 
 
-def region_empty(case: Case) -> Iterator[Finding]:
+def region_empty(case: AdmissionCase) -> Iterator[Finding]:
     name = case.before.metadata.name  # type: ignore[union-attr]
     held = case.all("Assignment", region=name)
     if held:
@@ -247,23 +247,23 @@ def region_empty(case: Case) -> Iterator[Finding]:
         )
 
 
-def node_empty(case: Case) -> Iterator[Finding]:
+def node_empty(case: AdmissionCase) -> Iterator[Finding]:
     """Removing a Node releases the claims on it. An operator may do so, which attests that nothing runs there."""
     name = case.before.metadata.name  # type: ignore[union-attr]
     bound = case.all("Binding", node=name)
     if not bound:
         return
     if OPERATOR in case.who.roles:
-        yield Warned(f"node {name} has {len(bound)} bindings: removing it attests that none of their tasks runs")
+        yield AdmissionWarning(f"node {name} has {len(bound)} bindings: removing it attests that none of their tasks runs")
         return
     used = f"in use by {len(bound)} bindings, for example {bound[0].key}; next: holdfast node drain {name}"
     yield Refused("InUse", used)
 
 
-def owners_gone(case: Case) -> Iterator[Finding]:
+def owners_gone(case: AdmissionCase) -> Iterator[Finding]:
     """The garbage collector works from a cache; here its deletions are checked against current state."""
     before: Any = case.before
-    if COLLECT not in case.who.roles or not before.metadata.owner_references:
+    if GARBAGE_COLLECTOR not in case.who.roles or not before.metadata.owner_references:
         return
     tenant = case.find("Tenant", before.metadata.namespace) if before.metadata.namespace else None
     if tenant is not None and tenant.metadata.terminating:
@@ -282,34 +282,34 @@ def owners_gone(case: Case) -> Iterator[Finding]:
         yield Refused(OWNER_EXISTS, f"owner {ref.kind} {ref.name} still exists")
 
 
-def tenant_empty(case: Case) -> Iterator[Finding]:
+def tenant_empty(case: AdmissionCase) -> Iterator[Finding]:
     """Refuses to remove the collector's finalizer while the tenant is not empty: the collector's cache may be stale."""
     before, after = cast("Object", case.before), cast("Object", case.after)
     lets_go = TENANT_CONTENTS in before.metadata.finalizers and TENANT_CONTENTS not in after.metadata.finalizers
-    if COLLECT not in case.who.roles or not lets_go:
+    if GARBAGE_COLLECTOR not in case.who.roles or not lets_go:
         return
     for kind in BY_NAME.values():
         if kind.namespaced and kind.home is Home.GLOBAL and (left := case.all(kind.name, before.metadata.name)):
             yield Refused(OWNER_EXISTS, f"not empty: {len(left)} {kind.plural}, for example {left[0].key}")
 
 
-def policy_expressions_compile(case: Case) -> Iterator[Finding]:
+def policy_expressions_compile(case: AdmissionCase) -> Iterator[Finding]:
     """Compiles and tries every expression, so that an invalid one never reaches a scheduler."""
     rules: Any = case.after.spec.rules  # type: ignore[union-attr]
     written = [("filterExpressions", i, e.expression, False) for i, e in enumerate(rules.filter_expressions)]
     written += [("scoreExpressions", i, e.expression, True) for i, e in enumerate(rules.score_expressions)]
     for field, index, text, score in written:
-        wrong = cel.check(text, score=score) if len(text) <= limits.EXPRESSION_CHARS else None
+        wrong = policy_expressions.find_error(text, score=score) if len(text) <= limits.EXPRESSION_CHARS_MAX else None
         if wrong is not None:
             yield invalid(f"spec.rules.{field}[{index}].expression", text, wrong.text)
 
 
 ON_WRITE: dict[str, tuple[Rule, ...]] = {
-    "SchedulerPolicy": (policy_expressions_compile, policy_names_nodes, policy_regions),
+    "SchedulerPolicy": (policy_expressions_compile, policy_filters_match_nodes, policy_regions),
     "Workload": (workload_priority_class, workload_quota, workload_pending_cap, workload_regions),
     "Region": (region_name,),
     "Override": (override_home, override_scope, override_change),
-    "RecoveryBudget": (budget_backs,),
+    "RecoveryBudget": (budget_backs_objectives,),
     "Quota": (quota_in_use,),
 }
 
@@ -317,16 +317,16 @@ ON_DELETE: dict[str, tuple[Rule, ...]] = {
     "PriorityClass": (priority_class_unused,),
     "Region": (region_empty,),
     "Node": (node_empty,),
-    "Quota": (quota_without_use,),
-    "RecoveryBudget": (budget_backs,),
-    "Hold": (place_undrawn,),
+    "Quota": (quota_unused,),
+    "RecoveryBudget": (budget_backs_objectives,),
+    "Hold": (slot_not_consumed,),
 }
 
-ON_LET_GO: dict[str, tuple[Rule, ...]] = {"Tenant": (tenant_empty,)}
+ON_FINALIZER_REMOVED: dict[str, tuple[Rule, ...]] = {"Tenant": (tenant_empty,)}
 """Rules for removing a finalizer."""
 
 
-def admit(case: Case) -> list[Finding]:
+def admit(case: AdmissionCase) -> list[Finding]:
     """All findings of the rules on one write. Mirrors were admitted in their home cell."""
     if case.deleting:
         rules: tuple[Rule, ...] = (owners_gone, *ON_DELETE.get(case.kind.name, ()))
@@ -334,7 +334,7 @@ def admit(case: Case) -> list[Finding]:
         return []
     elif case.before is not None and case.before.metadata.finalizers != case.after.metadata.finalizers:
         written = () if _content_unchanged(case) else ON_WRITE.get(case.kind.name, ())
-        rules = (*ON_LET_GO.get(case.kind.name, ()), *written)
+        rules = (*ON_FINALIZER_REMOVED.get(case.kind.name, ()), *written)
     elif _content_unchanged(case):
         return []
     else:
@@ -342,6 +342,6 @@ def admit(case: Case) -> list[Finding]:
     return [finding for rule in rules for finding in rule(case)]
 
 
-def _content_unchanged(case: Case) -> bool:
+def _content_unchanged(case: AdmissionCase) -> bool:
     """A change of only metadata or status needs no admission; otherwise a full queue could never drain."""
     return case.before is not None and getattr(case.before, "spec", None) == getattr(case.after, "spec", None)

@@ -15,20 +15,20 @@ from typing import Any
 import msgspec
 import structlog
 
+from holdfast.foundation.ports import Ports
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.times import micro_text
-from holdfast.runtime.ports import Ports
 from holdfast.store.contract import Append, Store, Txn
 
-LOG = "audit"
+AUDIT_LOG = "audit"
 
 _log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+class AuditEntry(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """One object of a commit. `before` is the revision it replaced; 0 for a new object."""
 
     op: str
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults
     before: int = 0
 
 
-class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+class AuditRecord(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """`term` is the fencing token of an authority commit: the revision of its election term. It proves S5 from the
     log alone.
     """
@@ -50,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     result: str
     credential: str = ""
     request: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[AuditEntry, ...] = ()
     omitted: int = 0
     resource: str = ""
     reason: str = ""
@@ -60,22 +60,22 @@ class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     term: int = 0
 
 
-def under(append: Append, term: int) -> Append:
+def with_term(append: Append, term: int) -> Append:
     """The same record with its election term, spliced into the bytes because a commit may carry hundreds of records."""
-    return Append(append.log, b'%b,"term":%d}' % (append.value[:-1], term)) if append.log == LOG else append
+    return Append(append.log, b'%b,"term":%d}' % (append.value[:-1], term)) if append.log == AUDIT_LOG else append
 
 
-def record(who: Principal, now_s: float, verb: str, entries: Sequence[Entry], *, request: str = "") -> Append:
+def commit_record(who: Principal, now_s: float, verb: str, entries: Sequence[AuditEntry], *, request: str = "") -> Append:
     """The record of a commit, for its transaction. The authority uses it too."""
-    shown = tuple(entries[: limits.AUDIT_WRITES_SHOWN])
-    made = Record(
+    shown = tuple(entries[: limits.AUDIT_WRITES_PER_RECORD_MAX])
+    made = AuditRecord(
         time=micro_text(now_s), principal=who.name, credential=who.credential, verb=verb, result="Committed",
-        request=request[: limits.AUDIT_TEXT_CHARS], entries=shown, omitted=len(entries) - len(shown),
+        request=request[: limits.AUDIT_TEXT_CHARS_MAX], entries=shown, omitted=len(entries) - len(shown),
     )  # fmt: skip
-    return Append(LOG, _encoder.encode(made))
+    return Append(AUDIT_LOG, _encoder.encode(made))
 
 
-def verbs(ops: Iterable[str]) -> str:
+def commit_verb(ops: Iterable[str]) -> str:
     """The verb of a commit: that of its writes, or all of them, joined, if they differ."""
     return ",".join(dict.fromkeys(ops))
 
@@ -89,7 +89,7 @@ class _RefusalCount(msgspec.Struct, gc=False):
     request: str
 
 
-class Audit:
+class AuditLog:
     """Collects refusals and bounds the length of the log. One per process and cell; starts its task on demand."""
 
     def __init__(self, store: Store, ports: Ports) -> None:
@@ -100,33 +100,33 @@ class Audit:
         self._flushing: asyncio.Task[None] | None = None
         self._closed = False
 
-    def refused(
+    def record_refusal(
         self, who: Principal | str, verb: str, resource: str, reason: str, *, message: str = "", request: str = ""
     ) -> None:
         """Counts a refusal. It is durable within a second or two."""
         name = who if isinstance(who, str) else who.name
         credential = "" if isinstance(who, str) else who.credential
         key = (name[:256], verb, resource, reason)
-        if key not in self._refusals and len(self._refusals) >= limits.AUDIT_REFUSALS_HELD:
+        if key not in self._refusals and len(self._refusals) >= limits.AUDIT_REFUSALS_MAX:
             # Beyond AUDIT_REFUSALS_MAX different refusals per flush, the rest share one row with the correct count.
             key = ("*", "*", "*", reason)
         now = self._ports.clock.now()
         held = self._refusals.get(key)
         if held is None:
-            text = limits.AUDIT_TEXT_CHARS
+            text = limits.AUDIT_TEXT_CHARS_MAX
             self._refusals[key] = _RefusalCount(now, now, 1, credential, message[:text], request[:text])
         else:
             held.last_s, held.count = now, held.count + 1
         self._wake()
 
-    def refused_by(self, fault: Fault, who: Principal, verb: str, resource: str, *, request: str = "") -> None:
+    def record_fault(self, fault: Fault, who: Principal, verb: str, resource: str, *, request: str = "") -> None:
         reason = str(fault.facts.get("reason", "")) or fault.reason
-        self.refused(who, verb, resource, reason, message=fault.message, request=request)
+        self.record_refusal(who, verb, resource, reason, message=fault.message, request=request)
 
-    def appended(self, records: int = 1) -> None:
+    def note_appended(self, records: int = 1) -> None:
         """Counts records that commits appended, so that the log is trimmed in time."""
         self._since_trim += records
-        if self._since_trim >= limits.AUDIT_TRIM_EVERY:
+        if self._since_trim >= limits.AUDIT_TRIM_EVERY_RECORDS:
             self._wake()
 
     def _wake(self) -> None:
@@ -149,13 +149,13 @@ class Audit:
         refusals, self._refusals = self._refusals, {}
         if refusals:
             await self._append(list(refusals.items()))
-        if self._since_trim >= limits.AUDIT_TRIM_EVERY:
+        if self._since_trim >= limits.AUDIT_TRIM_EVERY_RECORDS:
             self._since_trim = 0
-            await self._store.trim_log(LOG, keep=limits.AUDIT_KEPT)
+            await self._store.trim_log(AUDIT_LOG, keep=limits.AUDIT_RECORDS_MAX)
 
     async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _RefusalCount]]) -> None:
-        for start in range(0, len(refusals), limits.WRITES_JOINED):
-            some = refusals[start : start + limits.WRITES_JOINED]
+        for start in range(0, len(refusals), limits.BATCH_WRITES_MAX):
+            some = refusals[start : start + limits.BATCH_WRITES_MAX]
             try:
                 await self._store.commit(Txn(appends=tuple(_refusal_record(key, held) for key, held in some)))
             except Fault:
@@ -185,19 +185,19 @@ class Audit:
 
 def _refusal_record(key: tuple[str, str, str, str], held: _RefusalCount) -> Append:
     principal, verb, resource, reason = key
-    made = Record(
+    made = AuditRecord(
         time=micro_text(held.last_s), first=micro_text(held.first_s), principal=principal, credential=held.credential,
         verb=verb, resource=resource, reason=reason, message=held.message, request=held.request, count=held.count,
         result="Refused",
     )  # fmt: skip
-    return Append(LOG, _encoder.encode(made))
+    return Append(AUDIT_LOG, _encoder.encode(made))
 
 
-def decode_record(value: bytes) -> Record:
+def decode_record(value: bytes) -> AuditRecord:
     """A record as `audit` commands and the console show it."""
-    return msgspec.json.decode(value, type=Record)
+    return msgspec.json.decode(value, type=AuditRecord)
 
 
-async def read(store: Store, *, after: int = 0, limit: int = 1000) -> list[tuple[int, dict[str, Any]]]:
+async def read_records(store: Store, *, after: int = 0, limit: int = 1000) -> list[tuple[int, dict[str, Any]]]:
     """Records after a sequence number, oldest first, as plain data."""
-    return [(r.sequence, msgspec.json.decode(r.value)) for r in await store.read_log(LOG, after=after, limit=limit)]
+    return [(r.sequence, msgspec.json.decode(r.value)) for r in await store.read_log(AUDIT_LOG, after=after, limit=limit)]

@@ -18,14 +18,14 @@ from holdfast.model.errors import Refused
 from holdfast.model.kinds import ALL, BY_PLURAL, Home, Kind
 from holdfast.model.ownership import AGENT, OWNERS, REGION, UNOWNED, deleters, owners
 
-READ = frozenset({"get", "list", "watch"})
-CHANGE = frozenset({"update", "patch"})
-EVERY = READ | CHANGE | {"create", "delete", "deletecollection"}
-CALLS = {"reserve": "scheduler", "bind": "scheduler", "release": "release"}
+READ_VERBS = frozenset({"get", "list", "watch"})
+CHANGE_VERBS = frozenset({"update", "patch"})
+EVERY_VERB = READ_VERBS | CHANGE_VERBS | {"create", "delete", "deletecollection"}
+CALL_ROLES = {"reserve": "scheduler", "bind": "scheduler", "release": "release"}
 """Placement call → role that may make it. `renew` is for the node's own agent, `commit` for every writer."""
 
 # Resources without a stored kind: plural → API group.
-VIRTUAL = {
+VIRTUAL_RESOURCES = {
     "namespaces": "",
     "pods": "",
     "selfsubjectaccessreviews": "authorization.k8s.io",
@@ -53,7 +53,7 @@ class Allowance(msgspec.Struct, frozen=True):
     names: frozenset[str] | None = None
     fields: tuple[tuple[str, str], ...] = ()
 
-    def covers(self, ask: Ask) -> bool:
+    def covers(self, ask: AccessRequest) -> bool:
         if ask.verb not in self.verbs or not self._covers_resource(ask.resource, ask.subresource):
             return False
         if self.namespaces is not None and ask.namespace not in self.namespaces:
@@ -67,7 +67,7 @@ class Allowance(msgspec.Struct, frozen=True):
         return "*" in self.resources or path in self.resources
 
 
-class Ask(msgspec.Struct, frozen=True):
+class AccessRequest(msgspec.Struct, frozen=True):
     verb: str
     resource: str
     subresource: str = ""
@@ -99,53 +99,53 @@ def _with_subresources(plurals: Iterable[str]) -> Iterator[str]:
 
 
 def _for_viewer(who: Principal) -> Iterator[Allowance]:
-    yield _row(READ, "*")
+    yield _row(READ_VERBS, "*")
 
 
 def _for_tenants(who: Principal) -> Iterator[Allowance]:
     own = who.tenants
-    yield _row(EVERY, "workloads", "workloads/scale", namespaces=own)
-    yield _row(READ, *_with_subresources(_NAMESPACED), namespaces=own)
-    yield _row(READ, "pods", "pods/log", namespaces=own)
+    yield _row(EVERY_VERB, "workloads", "workloads/scale", namespaces=own)
+    yield _row(READ_VERBS, *_with_subresources(_NAMESPACED), namespaces=own)
+    yield _row(READ_VERBS, "pods", "pods/log", namespaces=own)
     yield _row({"delete"}, "replicas", namespaces=own)
-    yield _row(EVERY, "events", namespaces=own)
-    yield _row(READ, *_with_subresources(("tenants", "namespaces")), names=own)
-    yield _row(READ, *_with_subresources(("regions", "priorityclasses")))
+    yield _row(EVERY_VERB, "events", namespaces=own)
+    yield _row(READ_VERBS, *_with_subresources(("tenants", "namespaces")), names=own)
+    yield _row(READ_VERBS, *_with_subresources(("regions", "priorityclasses")))
 
 
 def _for_node(who: Principal) -> Iterator[Allowance]:
     on_it = (("node", who.node),)
-    yield _row(READ, "bindings", "bindings/status", "replicas", "replicas/status", fields=on_it)
+    yield _row(READ_VERBS, "bindings", "bindings/status", "replicas", "replicas/status", fields=on_it)
     # The gate checks the name as well; the prefix of a hollow host cannot be a list of names.
     named = None if who.node.endswith("*") else frozenset({who.node})
-    yield _row(READ | CHANGE | {"create", "delete"}, "nodes", "nodes/status", names=named)
-    yield _row(CHANGE, "bindings/status", "replicas/status")
+    yield _row(READ_VERBS | CHANGE_VERBS | {"create", "delete"}, "nodes", "nodes/status", names=named)
+    yield _row(CHANGE_VERBS, "bindings/status", "replicas/status")
     yield _row({"create", "update", "patch"}, "events")
 
 
 def _for_region(who: Principal) -> Iterator[Allowance]:
-    yield _row(READ, *_with_subresources(_LINK_READS))
-    yield _row(READ, *_with_subresources(("assignments", "grants", "endpoints")), fields=(("region", who.region),))
-    yield _row(CHANGE, "assignments/status", "grants/status")
-    yield _row(CHANGE, "regions/status", names=frozenset({who.region}))
-    yield _row(CHANGE | {"create", "delete"}, "endpoints", "endpoints/status")
-    yield _row(CHANGE | {"create"}, "overrides")
+    yield _row(READ_VERBS, *_with_subresources(_LINK_READS))
+    yield _row(READ_VERBS, *_with_subresources(("assignments", "grants", "endpoints")), fields=(("region", who.region),))
+    yield _row(CHANGE_VERBS, "assignments/status", "grants/status")
+    yield _row(CHANGE_VERBS, "regions/status", names=frozenset({who.region}))
+    yield _row(CHANGE_VERBS | {"create", "delete"}, "endpoints", "endpoints/status")
+    yield _row(CHANGE_VERBS | {"create"}, "overrides")
     yield _row({"create", "update", "patch"}, "events")
 
 
 def _for_controller(who: Principal) -> Iterator[Allowance]:
-    yield _row(READ, "*")
+    yield _row(READ_VERBS, "*")
     for kind in ALL:
         if kind.name in UNOWNED:
-            yield _row(EVERY, kind.plural)
+            yield _row(EVERY_VERB, kind.plural)
             continue
         if who.roles & owners(kind.name, "metadata"):
             yield _row({"create"}, kind.plural)
         groups = OWNERS[kind.name]
         if any(who.roles & roles for group, roles in groups.items() if not group.startswith("status")):
-            yield _row(CHANGE, kind.plural)
+            yield _row(CHANGE_VERBS, kind.plural)
         if any(who.roles & roles for group, roles in groups.items() if group.startswith("status")):
-            yield _row(CHANGE, f"{kind.plural}/status")
+            yield _row(CHANGE_VERBS, f"{kind.plural}/status")
         if who.roles & deleters(kind.name):
             yield _row({"delete"}, kind.plural)
 
@@ -155,7 +155,7 @@ def allowances(who: Principal, cell: str = "") -> tuple[Allowance, ...]:
     """All rows that apply to a principal in a cell (any cell if empty)."""
     rows: list[Allowance] = [_row({"create"}, *_SELF_REVIEWS)]
     if OPERATORS in who.groups:
-        rows.append(_row(EVERY | {"impersonate"}, "*"))
+        rows.append(_row(EVERY_VERB | {"impersonate"}, "*"))
     if VIEWERS in who.groups:
         rows += _for_viewer(who)
     if who.tenants:
@@ -169,7 +169,7 @@ def allowances(who: Principal, cell: str = "") -> tuple[Allowance, ...]:
     return tuple(rows)
 
 
-def authorize(  # noqa: PLR0917 - the parts of a request, in the order clients name them
+def access_refusal(  # noqa: PLR0917 - the parts of a request, in the order clients name them
     who: Principal,
     verb: str,
     resource: str,
@@ -186,7 +186,7 @@ def authorize(  # noqa: PLR0917 - the parts of a request, in the order clients n
     principal that is limited by fields, pass the object's own values as `fields`.
     """
     plural = resource.partition(".")[0]
-    ask = Ask(verb, plural, subresource, namespace, name, fields or {})
+    ask = AccessRequest(verb, plural, subresource, namespace, name, fields or {})
     if any(row.covers(ask) for row in allowances(who, cell)):
         return None
     return Refused("Forbidden", _refusal_message(who, ask), {"name": name, "group": group_of(plural), "kind": plural})
@@ -194,10 +194,10 @@ def authorize(  # noqa: PLR0917 - the parts of a request, in the order clients n
 
 def group_of(plural: str) -> str:
     kind = BY_PLURAL.get(plural)
-    return kind.group if kind is not None else VIRTUAL.get(plural, "")
+    return kind.group if kind is not None else VIRTUAL_RESOURCES.get(plural, "")
 
 
-def _refusal_message(who: Principal, ask: Ask) -> str:
+def _refusal_message(who: Principal, ask: AccessRequest) -> str:
     group = group_of(ask.resource)
     full = f"{ask.resource}.{group}" if group else ask.resource
     named = f' "{ask.name}"' if ask.name else ""
@@ -207,7 +207,7 @@ def _refusal_message(who: Principal, ask: Ask) -> str:
     return f'{full}{named} is forbidden: User "{who.name}" {action}'
 
 
-def authorize_path(who: Principal, path: str, verb: str = "get") -> Refused | None:
+def path_refusal(who: Principal, path: str, verb: str = "get") -> Refused | None:
     """Why a path that is no resource is refused; None if allowed. Discovery, health and documents are open to
     everyone.
     """
@@ -219,14 +219,14 @@ def authorize_path(who: Principal, path: str, verb: str = "get") -> Refused | No
     return Refused("Forbidden", f'forbidden: User "{who.name}" cannot {verb} path "{path}"')
 
 
-def authorize_call(who: Principal, verb: str, *, nodes: Sequence[str] = (), cell: str = "") -> Refused | None:
+def call_refusal(who: Principal, verb: str, *, nodes: Sequence[str] = (), cell: str = "") -> Refused | None:
     """Why a call of the placement API is refused; None if allowed. The gate checks each write of a `commit`."""
     if verb == "commit":
         allowed = bool(who.roles)
     elif verb == "renew":
         allowed = AGENT in who.roles and cell in ("", who.region) and all(who.is_node(node) for node in nodes)
     else:
-        allowed = CALLS.get(verb, "") in who.roles
+        allowed = CALL_ROLES.get(verb, "") in who.roles
     if allowed:
         return None
     other = next((n for n in nodes if not who.is_node(n)), "")
@@ -262,7 +262,7 @@ def _by_group(resources: frozenset[str]) -> dict[str, list[str]]:
     return found
 
 
-def homes(kind: Kind, cell: str) -> bool:
+def is_served_in(kind: Kind, cell: str) -> bool:
     """Whether objects of this kind exist in this cell."""
     if cell == GLOBAL_CELL:
         return kind.home is not Home.REGION

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from holdfast.foundation import metrics
+from holdfast.foundation.batches import batches
+from holdfast.foundation.ports import Ports
 from holdfast.model import codec, limits
 from holdfast.model.core import Event, EventSource, ObjectReference
 from holdfast.model.errors import Fault
@@ -18,9 +21,6 @@ from holdfast.model.kinds import BY_NAME, kind_of
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.writes import Notice
-from holdfast.runtime import metrics
-from holdfast.runtime.batches import batches
-from holdfast.runtime.ports import Ports
 from holdfast.store.contract import Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
@@ -56,12 +56,12 @@ class EventLog:
         """Writes the notices in one commit. Best effort: a race with another writer loses this count."""
         events: dict[str, tuple[Event, int]] = {}
         now = seconds_text(self._ports.clock.now())
-        for notice in notices[: limits.NOTICES_PER_CALL]:
+        for notice in notices[: limits.EVENTS_PER_CALL_MAX]:
             if not notice.about.uid:
                 metrics.EVENTS_DROPPED.inc()
                 continue
             self._add(events, notice, component, now)
-        metrics.EVENTS_DROPPED.inc(max(0, len(notices) - limits.NOTICES_PER_CALL))
+        metrics.EVENTS_DROPPED.inc(max(0, len(notices) - limits.EVENTS_PER_CALL_MAX))
         if not events:
             return
         compares = tuple(Compare(key, revision) for key, (_, revision) in events.items())
@@ -108,11 +108,11 @@ class EventLog:
             if _last_occurred_s(event) < oldest_s or self._tenant_terminates(event.metadata.namespace)
         ]
         left = len(held) - len(gone)
-        if left > limits.EVENTS_KEPT:
+        if left > limits.EVENTS_MAX:
             names = {event.key for event in gone}
             rest = sorted((e for e in held if e.key not in names), key=lambda e: (_last_occurred_s(e), e.key))
-            gone += rest[: left - limits.EVENTS_KEPT]
-        for some in batches(gone, limits.BATCH):
+            gone += rest[: left - limits.EVENTS_MAX]
+        for some in batches(gone, limits.PLACEMENT_BATCH_MAX):
             keys = [KIND.store_key(e.metadata.namespace, e.metadata.name) for e in some]
             try:
                 await self._objects.commit(KIND, Txn(writes=tuple(Remove(key) for key in keys)))

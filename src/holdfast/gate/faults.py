@@ -15,7 +15,7 @@ from holdfast.model.kinds import Kind
 from holdfast.model.meta import Key
 
 PENDING_CAP_EXCEEDED = "PendingCapExceeded"
-PENDING_RETRY_S = 10.0
+PENDING_CAP_RETRY_AFTER_S = 10.0
 
 
 def _details(kind: Kind, name: str, **more: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def other_uid(kind: Kind, name: str, expected: str, found: str) -> Conflict:
     )
 
 
-def older_status(kind: Kind, at: Key, given: int, held: int) -> Conflict:
+def stale_status(kind: Kind, at: Key, given: int, held: int) -> Conflict:
     return Conflict(
         f"{_subject(kind, at)}: the status is older than the stored one (expected observedGeneration {held} or newer, "
         f"found {given}); next: read the object again",
@@ -76,20 +76,20 @@ def forbidden(kind: Kind, at: Key, why: Refused) -> Forbidden:
     return Forbidden(f"{_subject(kind, at)}: {why.message}", facts=facts)
 
 
-def refused(kind: Kind, at: Key, why: Refused) -> Forbidden | Overloaded:
+def admission_refused(kind: Kind, at: Key, why: Refused) -> Forbidden | Overloaded:
     """The pending cap is a temporary limit, so it becomes 429 with Retry-After; every other refusal is 403."""
     if why.reason != PENDING_CAP_EXCEEDED:
         return forbidden(kind, at, why)
     facts = _details(kind, at.name, reason=why.reason, **why.facts)
-    return Overloaded(f"{_subject(kind, at)}: {why.message}", retry_after_s=PENDING_RETRY_S, facts=facts)
+    return Overloaded(f"{_subject(kind, at)}: {why.message}", retry_after_s=PENDING_CAP_RETRY_AFTER_S, facts=facts)
 
 
-def seen_too_early(kind: Kind, at: Key, why: Refused) -> Conflict:
+def stale_collector_view(kind: Kind, at: Key, why: Refused) -> Conflict:
     """The garbage collector's cache was stale: it reads again and decides again."""
     return Conflict(f"{_subject(kind, at)}: {why.message}", facts=_details(kind, at.name, reason=why.reason))
 
 
-def not_given(at: Key, assignment: str, ordinal: int) -> Conflict:
+def ordinal_not_assigned(at: Key, assignment: str, ordinal: int) -> Conflict:
     """The region lost the ordinal between the decision and the commit: the controller reads again and decides again."""
     return Conflict(
         f"replica {at}: assignment {assignment} no longer contains ordinal {ordinal}; next: read the assignment again"

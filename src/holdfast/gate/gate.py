@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from holdfast.client.contract import Committed, Token
-from holdfast.gate.audit import Audit, record, verbs
-from holdfast.gate.plan import Plan, Staged
+from holdfast.client.contract import CommitReceipt, FencingToken
+from holdfast.foundation import metrics
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.unknown_outcome import NoProof, resolve
+from holdfast.gate.audit import AuditLog, commit_record, commit_verb
 from holdfast.gate.principal import CONTROLLERS, Principal
+from holdfast.gate.write_plan import StagedWrite, WritePlan
 from holdfast.model import limits
 from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, Forbidden, StaleToken
 from holdfast.model.kinds import BY_NAME, BY_TYPE, Kind
 from holdfast.model.writes import Create, Update, Write
-from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.unknown_outcome import NoProof, resolve
 from holdfast.store.contract import Append
 from holdfast.store.objects import Objects
 
@@ -34,32 +34,32 @@ class Gate:
         self.cell = cell
         self.objects = objects
         self.ports = ports
-        self.audit = Audit(objects.store_of(_DURABLE), ports)
+        self.audit = AuditLog(objects.store_of(_DURABLE), ports)
 
     async def commit(
         self,
         who: Principal,
         writes: Sequence[Write],
         *,
-        token: Token | None = None,
+        token: FencingToken | None = None,
         dry_run: bool = False,
         request: str = "",
         warnings: list[str] | None = None,
-    ) -> Committed:
+    ) -> CommitReceipt:
         """Commits all writes or none. `request` describes the request in the audit record.
 
         Warnings for the caller are added to `warnings`.
         Raises Forbidden, Invalid (with every cause), NotFound, AlreadyExists, Conflict, StaleToken.
         """
         if not writes:
-            return Committed(self.objects.head(_DURABLE), ())
+            return CommitReceipt(self.objects.head(_DURABLE), ())
         if len(writes) > limits.MAX_WRITES_PER_COMMIT:
             raise BadRequest(f"commit: too many writes (limit {limits.MAX_WRITES_PER_COMMIT}, found {len(writes)})")
         try:
             return await self._commit(who, writes, token, dry_run=dry_run, request=request, warnings=warnings)
         except (Forbidden, StaleToken) as fault:
             resource = str(fault.facts.get("kind", "")) or _resource(writes)
-            self.audit.refused_by(fault, who, _verb(writes), resource, request=request)
+            self.audit.record_fault(fault, who, _verb(writes), resource, request=request)
             metrics.GATE_COMMITS.labels(fault.reason).inc()
             raise
         except Fault as fault:
@@ -70,16 +70,16 @@ class Gate:
         self,
         who: Principal,
         writes: Sequence[Write],
-        token: Token | None,
+        token: FencingToken | None,
         *,
         dry_run: bool,
         request: str,
         warnings: list[str] | None,
-    ) -> Committed:
+    ) -> CommitReceipt:
         if not who.roles:
             raise Forbidden(f'User "{who.name}" has no role that may write')
         for _ in range(limits.COMMIT_ATTEMPTS):
-            plan = Plan(self.cell, self.objects, self.ports, who)
+            plan = WritePlan(self.cell, self.objects, self.ports, who)
             try:
                 plan.add(writes, token)
             except Fault:
@@ -93,7 +93,7 @@ class Gate:
                 warnings[:] = plan.warnings
             if dry_run or not changed:
                 _unchanged.inc()
-                return Committed(head, plan.results({}))
+                return CommitReceipt(head, plan.results({}))
             txn = plan.transaction(self._records(who, plan, changed, request))
             try:
                 done = await self.objects.commit(plan.kind, txn)
@@ -104,9 +104,9 @@ class Gate:
                 continue
             except Ambiguous as unknown:
                 revisions = await self._read_back(plan.kind, head, changed, unknown)
-            self.audit.appended(len(txn.appends))
+            self.audit.note_appended(len(txn.appends))
             _committed.inc()
-            return Committed(max(revisions.values()), plan.results(revisions))
+            return CommitReceipt(max(revisions.values()), plan.results(revisions))
         raise Conflict(
             f"{_resource(writes)}: concurrent writes won all {limits.COMMIT_ATTEMPTS} attempts; next: read again and "
             "retry"
@@ -114,18 +114,18 @@ class Gate:
 
     async def _was_behind(self) -> bool:
         head = self.objects.head(_DURABLE)
-        return await self.objects.newest(_DURABLE) > head
+        return await self.objects.newest_revision(_DURABLE) > head
 
-    def _records(self, who: Principal, plan: Plan, changed: Sequence[Staged], request: str) -> tuple[Append, ...]:
+    def _records(self, who: Principal, plan: WritePlan, changed: Sequence[StagedWrite], request: str) -> tuple[Append, ...]:
         """The audit record; none for Events and for leaders that renew their leases."""
         if plan.kind.ephemeral:
             return ()
         if CONTROLLERS in who.groups and all(s.kind.name == "Lease" and s.before is not None for s in changed):
             return ()
-        verb = verbs(op for s in changed for op in s.ops)
-        return (record(who, self.ports.clock.now(), verb, plan.entries(), request=request),)
+        verb = commit_verb(op for s in changed for op in s.ops)
+        return (commit_record(who, self.ports.clock.now(), verb, plan.entries(), request=request),)
 
-    async def _catch_up(self, plan: Plan) -> None:
+    async def _catch_up(self, plan: WritePlan) -> None:
         """After a conflict, waits for the winning write to be published; otherwise planning again would conflict
         again.
         """
@@ -135,7 +135,7 @@ class Gate:
             )
 
     async def _read_back(
-        self, kind: Kind, head: int, changed: Sequence[Staged], unknown: Ambiguous
+        self, kind: Kind, head: int, changed: Sequence[StagedWrite], unknown: Ambiguous
     ) -> dict[str, int]:  # fmt: skip
         """The first change of each key after the revision that was compared is either this commit's or another's.
 
@@ -157,13 +157,13 @@ class Gate:
         backoff = Backoff(self.ports.random)
         what = f"commit that writes {changed[0].key}"
         revisions = await resolve(what, unknown, look, clock=self.ports.clock, pause_s=backoff.next_s)
-        await self.objects.wait_for(kind, max(revisions.values()), timeout_s=limits.READ_BACK_S)
+        await self.objects.wait_for(kind, max(revisions.values()), timeout_s=limits.READ_BACK_TIMEOUT_S)
         return revisions
 
     async def _first_change(self, kind: Kind, key: str, after: int) -> tuple[int, bytes | None] | None:
         store = self.objects.store_of(kind)
         try:
-            async with asyncio.timeout(limits.READ_BACK_S):
+            async with asyncio.timeout(limits.READ_BACK_TIMEOUT_S):
                 async for changes in store.watch(key, after=after):
                     for change in changes:
                         if change.key == key:
@@ -186,4 +186,4 @@ def _resource(writes: Sequence[Write]) -> str:
 
 
 def _verb(writes: Sequence[Write]) -> str:
-    return verbs(type(w).__name__.lower() for w in writes)
+    return commit_verb(type(w).__name__.lower() for w in writes)

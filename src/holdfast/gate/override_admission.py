@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from holdfast.fleet.override_rules import RULES
+from holdfast.fleet.override_kinds import RULES
 from holdfast.gate.scope import GLOBAL_CELL
-from holdfast.model import limits, reach
+from holdfast.model import connectivity, limits
 from holdfast.model.errors import Cause, Refused
 from holdfast.model.override import EXPIRED, REVOKED, OverrideSpec, break_glass_prefix, is_break_glass
 from holdfast.model.ownership import REGION
 from holdfast.model.validation import forbidden, invalid, unsupported
 
 if TYPE_CHECKING:
-    from holdfast.gate.admission import Case
+    from holdfast.gate.admission import AdmissionCase
 
 
-def override_scope(case: Case) -> Iterator[Cause | Refused]:
+def override_scope(case: AdmissionCase) -> Iterator[Cause | Refused]:
     """A new override must name existing objects and stay within the TTL of its kind."""
     after: Any = case.after
     spec, scope = after.spec, after.spec.scope
@@ -51,7 +51,7 @@ def override_scope(case: Case) -> Iterator[Cause | Refused]:
         yield unsupported("spec.policyRevision", spec.policy_revision, known[-20:])
 
 
-def override_home(case: Case) -> Iterator[Cause | Refused]:
+def override_home(case: AdmissionCase) -> Iterator[Cause | Refused]:
     """Which cell accepts it: break-glass names belong to regions, all other names to the global cell."""
     after: Any = case.after
     name: str = after.metadata.name
@@ -68,8 +68,8 @@ def override_home(case: Case) -> Iterator[Cause | Refused]:
             yield forbidden("metadata.name", why)
         return
     yield from _break_glass_rules(case.cell, name, after.spec)
-    lease = case.find("Lease", reach.NAME, reach.NAMESPACE)
-    if lease is not None and reach.is_heard(lease):
+    lease = case.find("Lease", connectivity.NAME, connectivity.NAMESPACE)
+    if lease is not None and connectivity.is_connected(lease):
         yield Refused(
             "GlobalCellReachable",
             f"region {case.cell} is connected to the global cell since {lease.spec.acquire_time} (break-glass is "
@@ -94,7 +94,7 @@ def _break_glass_rules(region: str, name: str, spec: OverrideSpec) -> Iterator[C
         yield invalid("spec.scope.region", spec.scope.region, own)
 
 
-def override_change(case: Case) -> Iterator[Cause | Refused]:
+def override_change(case: AdmissionCase) -> Iterator[Cause | Refused]:
     """After creation an override can only be approved or revoked, each once."""
     before, after = cast("Any", case.before), cast("Any", case.after)
     if before is None:

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.gate.principal import Principal
 from holdfast.model.kinds import ALL, Kind
 from holdfast.model.meta import Object
-from holdfast.model.ownership import COLLECT, FINALIZERS, OPERATOR, OWNERS, UNOWNED, owners
+from holdfast.model.ownership import FINALIZERS, GARBAGE_COLLECTOR, OPERATOR, OWNERS, UNOWNED, owners
 
 _ROLES_KEPT = 1024
 """Cache size of `_unowned_fields`, in pairs of kind and roles."""
@@ -24,7 +24,7 @@ _ROLES_KEPT = 1024
 _SHARED_STATUS = frozenset({"conditions", "observedGeneration"})
 
 
-class Field(msgspec.Struct, frozen=True):
+class OwnedField(msgspec.Struct, frozen=True):
     """One field of `spec` or `status`: path, getter, default and owning roles."""
 
     path: str
@@ -33,39 +33,39 @@ class Field(msgspec.Struct, frozen=True):
     roles: frozenset[str]
 
 
-class Owned(msgspec.Struct, frozen=True):
+class KindOwnership(msgspec.Struct, frozen=True):
     """The compiled ownership of one kind, for its home cell or for a cell with mirrors."""
 
     creators: frozenset[str]
-    spec: tuple[Field, ...]
-    status: tuple[Field, ...]
+    spec: tuple[OwnedField, ...]
+    status: tuple[OwnedField, ...]
     status_roles: frozenset[str]
     """All owners of any part of the status. They may set conditions and observedGeneration."""
 
 
-def default_of(field: Any) -> Any:
+def field_default(field: Any) -> Any:
     """The default of a struct field, or NODEFAULT."""
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return field.default
 
 
-def _fields(kind: Kind, section: str, mirrored: bool) -> tuple[Field, ...]:
+def _fields(kind: Kind, section: str, mirrored: bool) -> tuple[OwnedField, ...]:
     part = next((f for f in msgspec.structs.fields(kind.type) if f.name == section), None)
     if part is None:
         return ()
     return tuple(
-        Field(
+        OwnedField(
             path=f"{section}.{f.encode_name}",
             get=attrgetter(f"{section}.{f.name}"),
-            default=default_of(f),
+            default=field_default(f),
             roles=owners(kind.name, f"{section}.{f.encode_name}", mirrored_here=mirrored),
         )
         for f in msgspec.structs.fields(part.type)
     )
 
 
-def _compile(kind: Kind, mirrored: bool) -> Owned:
+def _compile(kind: Kind, mirrored: bool) -> KindOwnership:
     status = _fields(kind, "status", mirrored)
     everyone: frozenset[str] = frozenset().union(
         owners(kind.name, "status", mirrored_here=mirrored), *(f.roles for f in status)
@@ -73,7 +73,7 @@ def _compile(kind: Kind, mirrored: bool) -> Owned:
     shared = tuple(
         msgspec.structs.replace(f, roles=everyone) if f.path.rpartition(".")[2] in _SHARED_STATUS else f for f in status
     )
-    return Owned(
+    return KindOwnership(
         creators=owners(kind.name, "metadata", mirrored_here=mirrored),
         spec=_fields(kind, "spec", mirrored),
         status=shared,
@@ -92,23 +92,23 @@ for _kind, _groups in OWNERS.items():
             raise ValueError(f"{_kind}.{_group}: ownership is compared only two levels deep")
 
 
-def owned(kind: Kind, *, mirrored_here: bool) -> Owned | None:
+def ownership_of(kind: Kind, *, mirrored_here: bool) -> KindOwnership | None:
     """The compiled ownership of a kind; None if the kind has no field owners."""
     return _TABLES[mirrored_here].get(kind.name)
 
 
 @lru_cache(_ROLES_KEPT)
-def _unowned_fields(kind: str, mirrored: bool, roles: frozenset[str]) -> tuple[Field, ...]:
+def _unowned_fields(kind: str, mirrored: bool, roles: frozenset[str]) -> tuple[OwnedField, ...]:
     """The fields of a kind that none of the roles owns."""
     table = _TABLES[mirrored][kind]
     return tuple(field for field in (*table.spec, *table.status) if not roles & field.roles)
 
 
-def not_owned(
+def unowned_changes(
     who: Principal, kind: Kind, before: Object | None, after: Object, *, mirrored_here: bool
 ) -> Iterator[tuple[str, frozenset[str]]]:
     """Every changed group that none of the principal's roles owns, with the roles that do."""
-    table = owned(kind, mirrored_here=mirrored_here)
+    table = ownership_of(kind, mirrored_here=mirrored_here)
     if table is None:
         return
     roles = who.roles
@@ -129,7 +129,7 @@ def not_owned(
 
 
 def _metadata_not_owned(
-    who: Principal, table: Owned, before: Object, after: Object, *, mirrored_here: bool
+    who: Principal, table: KindOwnership, before: Object, after: Object, *, mirrored_here: bool
 ) -> Iterator[tuple[str, frozenset[str]]]:
     old, new = before.metadata, after.metadata
     if old is new:
@@ -144,14 +144,14 @@ def _metadata_not_owned(
     if not owns_metadata and old.owner_references != new.owner_references:
         # The garbage collector removes references to deleted owners; it never adds one.
         only_removed = all(ref in old.owner_references for ref in new.owner_references)
-        if not (COLLECT in who.roles and only_removed):
+        if not (GARBAGE_COLLECTOR in who.roles and only_removed):
             yield "metadata.ownerReferences", table.creators
     if old.finalizers != new.finalizers and not mirrored_here:
         yield from _finalizers_not_owned(who, owns_metadata, table, old.finalizers, new.finalizers)
 
 
 def _finalizers_not_owned(
-    who: Principal, owns_metadata: bool, table: Owned, old: tuple[str, ...], new: tuple[str, ...]
+    who: Principal, owns_metadata: bool, table: KindOwnership, old: tuple[str, ...], new: tuple[str, ...]
 ) -> Iterator[tuple[str, frozenset[str]]]:
     if OPERATOR in who.roles:
         return

@@ -14,7 +14,7 @@ from holdfast.model.errors import Refused
 from holdfast.model.kinds import Home, Kind
 from holdfast.model.meta import Object
 from holdfast.model.override import break_glass_prefix
-from holdfast.model.ownership import AGENT, COLLECT, LINK, OPERATOR, REGION, USER
+from holdfast.model.ownership import AGENT, GARBAGE_COLLECTOR, LINK, OPERATOR, REGION, USER
 
 GLOBAL_CELL = "global"
 
@@ -24,12 +24,12 @@ _FREE_WRITERS: dict[str, Callable[[Principal], bool]] = {
     "Lease": lambda who: OPERATOR in who.roles or CONTROLLERS in who.groups,
     "Term": lambda who: CONTROLLERS in who.groups,
 }
-_ENDPOINTS_AT_GLOBAL = frozenset({REGION, COLLECT, OPERATOR})
+_ENDPOINTS_AT_GLOBAL = frozenset({REGION, GARBAGE_COLLECTOR, OPERATOR})
 _TO_REGION = "next: repeat the command with --context and the region's name"
-FREE_KINDS = frozenset(_FREE_WRITERS)
+UNOWNED_KINDS = frozenset(_FREE_WRITERS)
 
 
-def why_not_here(who: Principal, kind: Kind, cell: str, name: str = "") -> Refused | None:
+def wrong_cell_refusal(who: Principal, kind: Kind, cell: str, name: str = "") -> Refused | None:
     """The home rule: every object is written in its home cell. Returns why this cell is wrong, else None."""
     if cell == GLOBAL_CELL:
         if kind.home is Home.REGION:
@@ -48,7 +48,7 @@ def why_not_here(who: Principal, kind: Kind, cell: str, name: str = "") -> Refus
     return Refused("WrongCell", f"{copy} {step}")
 
 
-def why_not_in_scope(
+def scope_refusal(
     who: Principal, kind: Kind, cell: str, namespace: str, around: tuple[Object | None, Object | None]
 ) -> Refused | None:
     """The principal's limits: its node, region or tenants. Both states in `around` (before, after) must be within

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.gate.ownership import default_of, owned
+from holdfast.gate.ownership import field_default, ownership_of
 from holdfast.gate.principal import Principal
 from holdfast.model.kinds import ALL, Kind
 from holdfast.model.meta import Condition, Object, ObjectMeta, find_condition, with_condition
-from holdfast.model.ownership import STARTING_FINALIZERS
+from holdfast.model.ownership import INITIAL_FINALIZERS
 from holdfast.model.writes import SetStatus
 
 PROPAGATION_FINALIZERS = {"Background": "", "Foreground": "foregroundDeletion", "Orphan": "orphan"}
@@ -48,10 +48,10 @@ def generated_name(stem: str, pick: Callable[[str], str]) -> str:
     return stem[:_MAX_GENERATED_STEM] + "".join(pick(NAME_LETTERS) for _ in range(NAME_SUFFIX))
 
 
-def created(kind: Kind, given: Object, *, uid: str, now: str, who: Principal) -> Object:
+def create_object(kind: Kind, given: Object, *, uid: str, now: str, who: Principal) -> Object:
     """A new object as first stored."""
     meta = given.metadata
-    starting = tuple(f for f in STARTING_FINALIZERS.get(kind.name, ()) if f not in meta.finalizers)
+    starting = tuple(f for f in INITIAL_FINALIZERS.get(kind.name, ()) if f not in meta.finalizers)
     stamped = replace(
         meta, uid=uid, resource_version="", generation=1 if kind.has_status else 0, creation_timestamp=now,
         deletion_timestamp="", deletion_grace_period_seconds=None, finalizers=(*starting, *meta.finalizers),
@@ -60,7 +60,7 @@ def created(kind: Kind, given: Object, *, uid: str, now: str, who: Principal) ->
     return _with_owned_status(kind, item, who)
 
 
-def mirrored(given: Object, before: Object | None, *, uid: str, now: str) -> Object:
+def mirror_object(given: Object, before: Object | None, *, uid: str, now: str) -> Object:
     """A copy of an object of the global cell: it keeps identity, generation and status."""
     meta = given.metadata
     if before is None:
@@ -75,7 +75,7 @@ def mirrored(given: Object, before: Object | None, *, uid: str, now: str) -> Obj
 
 def _with_owned_status(kind: Kind, item: Object, who: Principal) -> Object:
     """A new object starts with an empty status, except for blocks that its creator owns."""
-    table = owned(kind, mirrored_here=False)
+    table = ownership_of(kind, mirrored_here=False)
     make = _NEW_STATUS.get(kind.name)
     if make is None or table is None:
         return item
@@ -91,7 +91,7 @@ def _with_owned_status(kind: Kind, item: Object, who: Principal) -> Object:
     return item if fresh == status else replace(item, status=fresh)
 
 
-def updated(kind: Kind, before: Object, given: Object) -> Object:
+def update_object(kind: Kind, before: Object, given: Object) -> Object:
     """The object with everything but its status from `given`; identity and creation data stay."""
     old, new = before.metadata, given.metadata
     meta = replace(
@@ -106,7 +106,7 @@ def updated(kind: Kind, before: Object, given: Object) -> Object:
     return before if meta == old else replace(before, metadata=meta)
 
 
-def status_replaced(before: Object, given: Object, *, now: str) -> Object:
+def replace_status(before: Object, given: Object, *, now: str) -> Object:
     """The object with only its status and managedFields from `given`. observedGeneration never decreases."""
     status = given.status  # type: ignore[attr-defined]
     was = before.status  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def block_types(kind: Kind) -> dict[str, Any]:
     return _STATUS_TYPES.get(kind.name, {})
 
 
-def blocks_set(kind: Kind, before: Object, write: SetStatus, *, now: str) -> Object:
+def set_blocks(kind: Kind, before: Object, write: SetStatus, *, now: str) -> Object:
     """The object with whole status blocks replaced. Raises msgspec.ValidationError for data of the wrong type."""
     status = before.status  # type: ignore[attr-defined]
     known = block_types(kind)
@@ -157,7 +157,7 @@ def blocks_set(kind: Kind, before: Object, write: SetStatus, *, now: str) -> Obj
 def _convert_block(field: Any, value: Any) -> Any:
     """A block as its declared type; None resets it to its default."""
     if value is None:
-        empty = default_of(field)
+        empty = field_default(field)
         return None if empty is msgspec.NODEFAULT else empty
     if isinstance(value, msgspec.Struct):
         return value
@@ -176,7 +176,7 @@ def _merged_conditions(
     return held
 
 
-def deleted(kind: Kind, before: Object, propagation: str, *, now: str) -> Object | None:
+def mark_deleted(kind: Kind, before: Object, propagation: str, *, now: str) -> Object | None:
     """None if nothing blocks the removal; else the object marked for deletion."""
     meta = before.metadata
     if meta.terminating:

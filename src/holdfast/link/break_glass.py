@@ -20,19 +20,19 @@ from holdfast.model.writes import Create, Update, Write
 _ENDED = frozenset({EXPIRED, REVOKED})
 
 
-def is_given_here(name: str, region: str) -> bool:
+def is_local_break_glass(name: str, region: str) -> bool:
     return name.startswith(break_glass_prefix(region))
 
 
 def record_writes(key: Key, there: View, here: View, region: str, now: float) -> Iterable[Write]:
     """What the global cell must be told of one override that was given here."""
     given, record = here.get(Override, key.name), there.get(Override, key.name)
-    if given is None or not is_given_here(key.name, region) or not given.status.phase:
+    if given is None or not is_local_break_glass(key.name, region) or not given.status.phase:
         return ()
     ended = given.status.phase in _ENDED
     if record is None:
         over_s = now - parse_time(given.status.expires_at) if given.status.expires_at else 0.0
-        if ended and over_s > limits.OVERRIDES_KEPT_S / 2:
+        if ended and over_s > limits.ENDED_OVERRIDE_RETENTION_S / 2:
             return ()  # it was told long ago, and the record has gone as records do
         return (Create(_record(given, region, now, ended=ended)),)
     same = record.spec.break_glass is not None and record.spec.break_glass.uid == given.uid
@@ -46,8 +46,8 @@ def _record(given: Override, region: str, now: float, *, ended: bool) -> Overrid
     told = BreakGlass(
         region=region,
         uid=given.uid,
-        asked_at=given.metadata.creation_timestamp,
-        asked_seconds=given.spec.ttl_seconds,
+        requested_at=given.metadata.creation_timestamp,
+        requested_ttl_seconds=given.spec.ttl_seconds,
     )
     spec = msgspec.structs.replace(
         given.spec,
@@ -58,7 +58,7 @@ def _record(given: Override, region: str, now: float, *, ended: bool) -> Overrid
     return Override(metadata=ObjectMeta(name=given.metadata.name, labels=given.metadata.labels), spec=spec)
 
 
-def revoking_writes(source: Override | None, given: Override | None) -> Iterable[Write]:
+def revocation_writes(source: Override | None, given: Override | None) -> Iterable[Write]:
     """What the record at the global cell changes here: whoever revokes it there ends it."""
     if source is None or given is None or not source.spec.revoked or given.spec.revoked:
         return ()

@@ -22,23 +22,23 @@ class GlobalClock:
         self._sent.clear()
         self._sample = None
 
-    def sending(self, sequence: int, mono_s: float) -> None:
+    def record_sent(self, sequence: int, mono_s: float) -> None:
         """A report of this number is about to be sent."""
         self._sent[sequence] = mono_s
-        while len(self._sent) > limits.REPORTS_UNHEARD:
+        while len(self._sent) > limits.UNCONFIRMED_REPORTS_MAX:
             del self._sent[next(iter(self._sent))]
 
-    def learn(self, own: Region | None) -> bool:
+    def observe(self, own: Region | None) -> bool:
         """Takes in when the global cell heard this region; whether that said something new."""
-        if own is None or not own.status.health.heard_at:
+        if own is None or not own.status.health.last_contact_at:
             return False
-        sent_s = self._sent.get(own.status.health.heard_sequence)
+        sent_s = self._sent.get(own.status.health.last_sequence)
         if sent_s is None or (self._sample is not None and self._sample[0] >= sent_s):
             return False
-        self._sample = sent_s, parse_time(own.status.health.heard_at)
+        self._sample = sent_s, parse_time(own.status.health.last_contact_at)
         return True
 
-    def left_s(self, until_s: float, mono_s: float) -> float | None:
+    def remaining_s(self, until_s: float, mono_s: float) -> float | None:
         """The least that is left until a moment of the global clock; None while nothing is known of that clock."""
         if self._sample is None:
             return None

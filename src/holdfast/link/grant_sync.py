@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.controllers.controller import ControllerView
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Key, ObjectMeta
@@ -19,22 +20,21 @@ from holdfast.model.quota import Grant, GrantClass, grant_name
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Create, SetStatus, Update, Write
-from holdfast.runtime.controller import ControllerView
 
-RENEWED_AFTER = 0.5
+RENEW_AFTER_FRACTION = 0.5
 """The part of a lease that must have passed before it is worth a write to renew it."""
 
 
-LOOKED_AT_AFTER = 0.25
+CHECK_AFTER_FRACTION = 0.25
 """The part of a lease after which it is looked at again: twice before it is worth renewing, often before it ends."""
 
 
-PUT_BACK = 0.5
+CLOCK_STEP_FRACTION = 0.5
 """An answer may come late, and takes nothing back. By this part of a lease it does not: then the clock was put back and
 what was heard before that counts for nothing. By less, the lease lasts until the clock is there again."""
 
 
-def copy_name(grant_class: GrantClass) -> str:
+def grant_copy_name(grant_class: GrantClass) -> str:
     return grant_class.value.lower()
 
 
@@ -68,15 +68,15 @@ def copy_writes(
             **lease,
         )
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
-    known_s = parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0
-    if not heard_s or 0.0 < known_s - heard_s < grant.spec.lease_seconds * PUT_BACK:
-        lease = {"heard_at": copy.spec.heard_at, "spend_until": copy.spec.spend_until}
+    known_s = parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
+    if not heard_s or 0.0 < known_s - heard_s < grant.spec.lease_seconds * CLOCK_STEP_FRACTION:
+        lease = {"heard_at": copy.spec.last_contact_at, "spend_until": copy.spec.lease_expires_at}
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
-    gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.spend_until)
+    gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.lease_expires_at)
     same = limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch
     same = same and copy.spec.protected == grant.spec.protected
-    late = gained_s < -limits.COUNTDOWN_OFF_S  # this region's clock was put back
-    if same and not late and gained_s < grant.spec.lease_seconds * RENEWED_AFTER:
+    late = gained_s < -limits.EXPIRY_CLOCK_ERROR_MAX_S  # this region's clock was put back
+    if same and not late and gained_s < grant.spec.lease_seconds * RENEW_AFTER_FRACTION:
         return ()
     spec = msgspec.structs.replace(
         copy.spec,
@@ -145,12 +145,12 @@ def _told(copy: GrantCopy, grants: View, here: View, region: str) -> tuple[Amoun
     limit is spent from the emergency's: told as normal it would be given on as such, and the emergency given twice.
     """
     tenant = copy.metadata.namespace
-    normal = here.get(GrantCopy, copy_name(GrantClass.NORMAL), tenant)
-    emergency = here.get(GrantCopy, copy_name(GrantClass.EMERGENCY), tenant)
+    normal = here.get(GrantCopy, grant_copy_name(GrantClass.NORMAL), tenant)
+    emergency = here.get(GrantCopy, grant_copy_name(GrantClass.EMERGENCY), tenant)
     known = grants.get(Grant, grant_name(region, GrantClass.EMERGENCY), tenant)
     alone = normal is None or emergency is None or known is None
     if copy.spec.grant_class is GrantClass.RECOVERY or alone or normal is None:
-        return amounts(copy.status.used), held_by(copy)
+        return amounts(copy.status.used), max_held(copy)
     limit = amounts(normal.spec.limit)
     beyond = shortfall(amounts(normal.status.used), limit)
     if copy.spec.grant_class is GrantClass.NORMAL:
@@ -160,7 +160,7 @@ def _told(copy: GrantCopy, grants: View, here: View, region: str) -> tuple[Amoun
     return beyond, {**held, **{name: max(amount, held.get(name, 0)) for name, amount in beyond.items()}}
 
 
-def held_by(copy: GrantCopy) -> Amounts:
+def max_held(copy: GrantCopy) -> Amounts:
     """The most that the region may hold under this limit: the limit, or what is in use beyond it."""
     held = amounts(copy.spec.limit)
     for name, amount in amounts(copy.status.used).items():
@@ -178,4 +178,4 @@ def woken_by_grant(new: Any, old: Any, view: View) -> Iterable[Key]:
 
 
 def _copy_key(grant: Grant) -> Key:
-    return Key(grant.metadata.namespace, copy_name(grant.spec.grant_class))
+    return Key(grant.metadata.namespace, grant_copy_name(grant.spec.grant_class))

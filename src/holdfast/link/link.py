@@ -14,28 +14,28 @@ import msgspec
 import structlog
 
 from holdfast.client.contract import Client
-from holdfast.link import answering, exclusive, grant_sync, mirror, report
-from holdfast.link.countdown import Countdown
-from holdfast.link.peers import PeerProbe, Peers
-from holdfast.model import limits, reach, tenure
+from holdfast.controllers.cache import Cache
+from holdfast.controllers.informer import CacheChange, Informers
+from holdfast.controllers.runner import Runner
+from holdfast.foundation.ports import Ports
+from holdfast.link import grant_sync, mirror, ordinal_report, report, restore_handshake
+from holdfast.link.override_expiry import OverrideExpiry
+from holdfast.link.peer_probes import PeerProbe, PeerProber
+from holdfast.model import connectivity, limits, tenure
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
 from holdfast.model.core import Lease
 from holdfast.model.decision import Decision
+from holdfast.model.election_term import Term
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.errors import Fault
-from holdfast.model.hold import Hold
 from holdfast.model.meta import Key
 from holdfast.model.override import Override
 from holdfast.model.quota import Grant
+from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import PolicyRevision
-from holdfast.model.term import Term
 from holdfast.model.writes import Create, Update
-from holdfast.runtime.cache import Cache
-from holdfast.runtime.informer import Changed, Informers
-from holdfast.runtime.ports import Ports
-from holdfast.runtime.runner import Runner
 
 CONFLICT = 409
 
@@ -51,7 +51,7 @@ class Link:
         mirrors: Client,
         here: Informers,
         ports: Ports,
-        countdown: Countdown,
+        countdown: OverrideExpiry,
         probe: PeerProbe | None = None,
     ) -> None:
         """Without a `probe` this region says nothing of the others, and is no witness. `countdown` is told of the
@@ -63,7 +63,7 @@ class Link:
         self.peer = Informers(there, ports, resync_s=here.resync_s)
         self.heard_s = 0.0
         """When the last report that was taken was sent, by the wall clock; 0 before the first."""
-        self._peers = Peers(region, probe, ports) if probe is not None else None
+        self._peers = PeerProber(region, probe, ports) if probe is not None else None
         self._there_client = there
         self._mirrors = mirrors
         self._here = here
@@ -73,7 +73,7 @@ class Link:
         self._leases_seen_s = 0.0
         """When every lease was last looked at, by the clock that only passes."""
         self._log = structlog.get_logger().bind(region=region)
-        for kind in (Hold, Binding, Term, Lease):  # read by reports; the controllers name the other kinds they read
+        for kind in (RecoverySlot, Binding, Term, Lease):  # read by reports; the controllers name the other kinds they read
             here.of(kind)
         for own in (Assignment, Grant, Endpoint):  # of these a region needs only its own
             self.peer.of(own, {"region": region})
@@ -100,41 +100,41 @@ class Link:
 
     async def prepare_assignment_report(self, key: Key) -> None:
         """Reads the replicas of an exclusive Assignment before its status is decided (`exclusive`)."""
-        await exclusive.see_ordinals(key, self.peer.cache, self._here, self._mirrors)
+        await ordinal_report.refresh_replicas(key, self.peer.cache, self._here, self._mirrors)
 
     async def _check_lives(self) -> None:
         """Ends the link when a side was restored and this is its former life; else remembers whom it met."""
         away, home = self.peer.cache, self._here.cache
-        answering.check_lives(away, home, self.region)
-        writes = list(answering.remember(away, home, self.region))
+        restore_handshake.check_incarnations(away, home, self.region)
+        writes = list(restore_handshake.record_incarnation(away, home, self.region))
         try:
             if writes:
                 await self._mirrors.commit(writes)
         except Fault as fault:
-            self._log.info("life_unremembered", reason=fault.reason, message=fault.message)
+            self._log.info("incarnation_write_failed", reason=fault.reason, message=fault.message)
 
     async def _renew_limits(self, grant_sync: Runner) -> None:
         """After a restore nothing is to be spent before what was given to another meanwhile is on its way out."""
-        while not answering.may_spend(self.peer.cache, self._here.cache):
+        while not restore_handshake.can_renew_grants(self.peer.cache, self._here.cache):
             await self._ports.clock.sleep(limits.LINK_FLUSH_EVERY_S)
         await grant_sync.run()
 
     async def _reach(self, *, heard: bool) -> None:
         """Writes down whether the global cell answers, when that has changed."""
-        known = self._here.cache.get(Lease, reach.NAME, reach.NAMESPACE)
-        if known is not None and reach.is_heard(known) is heard:
+        known = self._here.cache.get(Lease, connectivity.NAME, connectivity.NAMESPACE)
+        if known is not None and connectivity.is_connected(known) is heard:
             return
-        wanted = reach.reach_lease(self._ports.clock.now(), heard=heard)
+        wanted = connectivity.connectivity_lease(self._ports.clock.now(), heard=heard)
         write = Create(wanted) if known is None else Update(msgspec.structs.replace(known, spec=wanted.spec))
         try:
             await self._mirrors.commit([write])
         except Fault as fault:
-            self._log.info("reach_unwritten", reason=fault.reason, message=fault.message)
+            self._log.info("connectivity_write_failed", reason=fault.reason, message=fault.message)
 
-    def _on_regions(self, changes: Sequence[Changed[Any]]) -> None:
+    def _on_regions(self, changes: Sequence[CacheChange[Any]]) -> None:
         """Each report that was heard tells more of the global cell's clock, and so when overrides end here."""
         there = self.peer.cache
-        if self.countdown.clock.learn(there.get(Region, self.region)):
+        if self.countdown.clock.observe(there.get(Region, self.region)):
             self.runners["link"].queue.add_all(mirror.queue_key(Override, o.key) for o in there.list(Override))
 
     async def _beat(self) -> None:
@@ -143,14 +143,14 @@ class Link:
         while True:
             await self._check_lives()
             now = self._ports.clock.now()
-            seen = self._peers.seen() if self._peers is not None else ()
+            seen = self._peers.results() if self._peers is not None else ()
             made = await self._decisions()
             fresh = await self._fresh()
             away, home = self.peer.cache, self._here.cache
             writes = list(report.region_report(away, home, self.region, now, seen, decisions=made, fresh=fresh))
             try:
                 if writes:
-                    self.countdown.clock.sending(report.sequence(now), self._ports.clock.monotonic())
+                    self.countdown.clock.record_sent(report.report_sequence(now), self._ports.clock.monotonic())
                     committed = await self._there_client.commit(writes, brief=True)
                     unanswered = 0
                     await self._reach(heard=True)
@@ -159,17 +159,17 @@ class Link:
             except Fault as fault:
                 self._log.info("report_failed", reason=fault.reason, message=fault.message)
                 unanswered += fault.code != CONFLICT
-                if unanswered >= limits.REACH_FAILURES:
+                if unanswered >= limits.CONNECTIVITY_FAILURES_MAX:
                     await self._reach(heard=False)
             await self._ports.clock.sleep(self._pause_s())
 
     async def _fresh(self) -> Cache | None:
         """What an answer to a restored global cell rests on, asked for now; most of the time nobody waits."""
-        if not answering.is_awaited(self.peer.cache, self.region):
+        if not restore_handshake.is_restore_pending(self.peer.cache, self.region):
             return None
         asked = Cache()
         try:
-            for kind in answering.ASKED:
+            for kind in restore_handshake.HANDSHAKE_KINDS:
                 fields = {"region": self.region} if kind is not Region else None
                 for item in (await self._there_client.list(kind, fields=fields)).items:
                     asked.put(item)
@@ -196,7 +196,7 @@ class Link:
             return
         put_back = asked_s < self.heard_s
         self.heard_s, self._heard_monotonic_s = asked_s, passed_s
-        due = passed_s - self._leases_seen_s > limits.GRANT_LEASE_S * grant_sync.LOOKED_AT_AFTER
+        due = passed_s - self._leases_seen_s > limits.GRANT_LEASE_S * grant_sync.CHECK_AFTER_FRACTION
         if put_back or due or silent_s > 2 * limits.REGION_REPORT_EVERY_S:
             self._leases_seen_s = passed_s
             self.runners["grant-sync"].resync_now()
@@ -217,7 +217,7 @@ class Link:
             return
         # Asked for, as it was written a moment ago: a cache that lags would cost renewals one after the other.
         held = await self._mirrors.get(Lease, tenure.NAME, tenure.NAMESPACE)
-        lease = tenure.tenure_lease(self.region, asked_s, tenure.covered_by(list(there.items)))
+        lease = tenure.tenure_lease(self.region, asked_s, tenure.confirmed_ordinals(list(there.items)))
         if held is None:
             await self._mirrors.commit([Create(lease)])
             return
@@ -229,14 +229,14 @@ class Link:
         known = ((g, self.peer.cache.get(Grant, g.metadata.name, g.metadata.namespace)) for g in there.items)
         return all(seen is not None and seen.spec.epoch >= grant.spec.epoch for grant, seen in known)
 
-    async def _look_around(self, peers: Peers) -> None:
+    async def _look_around(self, peers: PeerProber) -> None:
         while True:
-            await peers.look(self.peer.cache.list(Region))
+            await peers.probe_all(self.peer.cache.list(Region))
             await self._ports.clock.sleep(self._pause_s())
 
     def _pause_s(self) -> float:
         """Several reports fit into the silence after which the region would count as lost."""
         known = self.peer.cache.get(Region, self.region)
         lost_after_s = known.spec.lost_after_seconds if known is not None else 0.0
-        pause_s = lost_after_s / limits.REGION_REPORTS_PER_LOSS
-        return min(max(pause_s, limits.REGION_REPORT_LEAST_S), limits.REGION_REPORT_EVERY_S)
+        pause_s = lost_after_s / limits.REGION_REPORTS_PER_LOST_AFTER
+        return min(max(pause_s, limits.REGION_REPORT_INTERVAL_MIN_S), limits.REGION_REPORT_EVERY_S)

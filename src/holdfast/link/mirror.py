@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.fleet import rejoin
+from holdfast.controllers.controller import ControllerView
+from holdfast.fleet import post_restore
 from holdfast.link import break_glass
-from holdfast.link.countdown import Timed
+from holdfast.link.override_expiry import OverrideTiming
 from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import BY_NAME, kind_of
 from holdfast.model.meta import Key, ObjectMeta
@@ -21,23 +22,22 @@ from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, Update, Write
-from holdfast.runtime.controller import ControllerView
 
-MIRRORED: tuple[type[Any], ...] = (
+MIRRORED_KINDS: tuple[type[Any], ...] = (
     Tenant, Region, PriorityClass, RecoveryBudget, PolicyRevision, Override, Assignment,
 )  # fmt: skip
-STATUS_MATTERS = frozenset({Override})
+STATUS_MIRRORED_KINDS = frozenset({Override})
 """Kinds whose status decides something in the region; of the others only the spec is copied."""
 
 MirrorKey = tuple[type[Any], Key]
 
 
-def _as_it_is(original: Override, copy: Override | None) -> Override | None:
+def _unchanged(original: Override, copy: Override | None) -> Override | None:
     return original
 
 
 def mirror_writes(
-    key: MirrorKey, originals: View, copies: View, now: float, *, region: str = "", timed: Timed = _as_it_is
+    key: MirrorKey, originals: View, copies: View, now: float, *, region: str = "", timed: OverrideTiming = _unchanged
 ) -> Iterable[Write]:
     """The writes that make the copy equal to the original, or none. Of an override this region keeps what `timed` says:
     its end is counted here (`countdown`). One that was given here is no copy (`break_glass`).
@@ -48,8 +48,8 @@ def mirror_writes(
     kind, name = key
     source: Any = originals.get(kind, name.name, name.namespace)
     copy: Any = copies.get(kind, name.name, name.namespace)
-    if kind is Override and break_glass.is_given_here(name.name, region):
-        return break_glass.revoking_writes(source, copy)
+    if kind is Override and break_glass.is_local_break_glass(name.name, region):
+        return break_glass.revocation_writes(source, copy)
     if kind is Override and source is not None:
         source = timed(source, copy if copy is not None and copy.uid == source.uid else None)
         if source is None:
@@ -63,9 +63,9 @@ def mirror_writes(
     if copy.uid != source.uid:
         return (Delete(kind_of(kind).name, name, copy.uid),)  # its own event brings the new one
     if waits:
-        spec = rejoin.narrowed(copy.spec, wanted.spec)
+        spec = post_restore.without_additions(copy.spec, wanted.spec)
         return () if spec is copy.spec else (Update(msgspec.structs.replace(copy, spec=spec)),)
-    if _alike(copy, wanted):
+    if _is_current(copy, wanted):
         return ()
     meta = msgspec.structs.replace(wanted.metadata, resource_version=copy.metadata.resource_version)
     return (Update(msgspec.structs.replace(wanted, metadata=meta)),)
@@ -74,8 +74,8 @@ def mirror_writes(
 def _waits(source: Assignment, originals: View, now: float) -> bool:
     """Whether others must be heard first. Kinds are watched apart: a restored assignment may be seen here before the
     regions that were awaited with it are."""
-    known = max((region.status.awaited for region in originals.list(Region)), default=0)
-    return rejoin.life_of(source.spec.epoch) > known or bool(rejoin.unheard(originals, now))
+    known = max((region.status.restore_incarnation for region in originals.list(Region)), default=0)
+    return post_restore.incarnation_of_epoch(source.spec.epoch) > known or bool(post_restore.regions_not_restored(originals, now))
 
 
 def _copy_of(source: Any) -> Any:
@@ -89,13 +89,13 @@ def _copy_of(source: Any) -> Any:
         creation_timestamp=meta.creation_timestamp,
         labels=meta.labels,
     )
-    if type(source) in STATUS_MATTERS:
+    if type(source) in STATUS_MIRRORED_KINDS:
         return msgspec.structs.replace(source, metadata=kept)
     empty = type(source.status)()
     return msgspec.structs.replace(source, metadata=kept, status=empty)
 
 
-def _alike(copy: Any, wanted: Any) -> bool:
+def _is_current(copy: Any, wanted: Any) -> bool:
     """Whether a copy of the same object says what it should."""
     held, meta = copy.metadata, wanted.metadata
     if held.generation != meta.generation or held.labels != meta.labels:
@@ -116,7 +116,7 @@ def mirror_key(key: Key) -> MirrorKey:
 
 def keys(view: ControllerView) -> Iterable[Key]:
     """Every key on either side."""
-    return [queue_key(kind, item.key) for kind in MIRRORED for side in (view.peer, view) for item in side.list(kind)]
+    return [queue_key(kind, item.key) for kind in MIRRORED_KINDS for side in (view.peer, view) for item in side.list(kind)]
 
 
 def woken_by_any(new: Any, old: Any, view: View) -> Iterable[Key]:
@@ -127,6 +127,6 @@ def woken_by_any(new: Any, old: Any, view: View) -> Iterable[Key]:
 def woken_by_region(new: Region | None, old: Region | None, view: ControllerView) -> Iterable[Key]:
     """What was held back until the last region had answered a restored global cell can be taken on now."""
     found = list(woken_by_any(new, old, view))
-    if new is not None and old is not None and not rejoin.has_answered(old):
+    if new is not None and old is not None and not post_restore.has_acknowledged_restore(old):
         found += (queue_key(Assignment, a.key) for a in view.peer.list(Assignment))
     return found

@@ -7,31 +7,31 @@ from typing import Any
 
 import msgspec
 
-from holdfast.flow.active_policy import active_policy
-from holdfast.flow.assignment_status import assignment_status
-from holdfast.flow.retreat import over_quota, preempt
-from holdfast.flow.retreat.budget import held_back
-from holdfast.flow.retreat.turns import to_leave
-from holdfast.link import answering
-from holdfast.link.trial import guarded, tally
+from holdfast.link import restore_handshake
+from holdfast.link.policy_trial import active_guard, count_outcomes
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.decision import Decision
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.hold import Hold, is_kept
 from holdfast.model.meta import Key, ObjectMeta
-from holdfast.model.node import Node, node_capacity, why_not_schedulable
+from holdfast.model.node import Node, node_capacity, unschedulable_reason
 from holdfast.model.override import Override
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text
 from holdfast.model.reasons import Reason
-from holdfast.model.region import HeldPlaces, Region, RegionReport, SeenPeer, ZoneReport
+from holdfast.model.recovery_slot import RecoverySlot, is_admitted
+from holdfast.model.region import PeerProbeResult, RecoverySlotReport, Region, RegionReport, ZoneReport
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
+from holdfast.scheduling.active_policy import active_policy
+from holdfast.scheduling.assignment_status import assignment_status
+from holdfast.scheduling.eviction import over_quota, preempted
+from holdfast.scheduling.eviction.disruption_budget import blocked_drain_evictions
+from holdfast.scheduling.eviction.pending_evictions import pending_evictions
 
 _CLOSED_ON_PURPOSE = frozenset({Reason.NODE_TERMINATING, Reason.NODE_DRAINING, Reason.NODE_CORDONED})
 _PROGRESS = tuple(
@@ -50,8 +50,8 @@ def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
         return ()
     replicas = here.by(Replica, "assignment", str(key))
     requests = here.by(SchedulingRequest, "assignment", str(key))
-    waiting = held_back(replicas, here) + preempt.held_back(replicas, here)
-    status = assignment_status(copy, replicas, requests, waiting, to_leave(copy, replicas, here))
+    waiting = blocked_drain_evictions(replicas, here) + preempted.blocked_preemptions(replicas, here)
+    status = assignment_status(copy, replicas, requests, waiting, pending_evictions(copy, replicas, here))
     if status == msgspec.structs.replace(original.status, conditions=()):
         return ()
     blocks = {encoded: getattr(status, name) for name, encoded in _PROGRESS}
@@ -77,13 +77,13 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
     """So may work that is to make way for a stronger claim."""
     item = new if new is not None else old
-    return _assignments_of(preempt.victims_of(item, view)) if item is not None and item.spec.victims else ()
+    return _assignments_of(preempted.victims_of(item, view)) if item is not None and item.spec.victims else ()
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
     """Work beyond the tenant's limit must leave, within its disruption budgets."""
     tenant = next(copy.metadata.namespace for copy in (new, old) if copy is not None)
-    return [a.key for a in view.list(Assignment, tenant)] if over_quota.excess_of(view.list(GrantCopy, tenant)) else ()
+    return [a.key for a in view.list(Assignment, tenant)] if over_quota.quota_excess(view.list(GrantCopy, tenant)) else ()
 
 
 def _assignments_of(parts: Iterable[Any]) -> Iterable[Key]:
@@ -104,7 +104,7 @@ def endpoint_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
     return (Update(msgspec.structs.replace(known, spec=mine.spec)),)
 
 
-def sequence(now: float) -> int:
+def report_sequence(now: float) -> int:
     """The number of a report that is made now."""
     return int(now * 1000)
 
@@ -114,7 +114,7 @@ def region_report(
     here: View,
     region: str,
     now: float,
-    peers: tuple[SeenPeer, ...] = (),
+    peers: tuple[PeerProbeResult, ...] = (),
     *,
     decisions: Iterable[Decision] = (),
     fresh: View | None = None,
@@ -131,28 +131,28 @@ def region_report(
     for zone in zones:
         add(capacity, amounts(zone.capacity))
     used = here.total(Binding, "", _taken)
-    holds = [h for h in here.list(Hold) if is_kept(h)]
+    holds = [h for h in here.list(RecoverySlot) if is_admitted(h)]
     for hold in holds:
         add(held, amounts(hold.spec.resources))
     deciding = active_policy(here.list(PolicyRevision), here.list(Override), region, now).revision
-    guard = guarded(here.list(PolicyRevision), deciding)
+    guard = active_guard(here.list(PolicyRevision), deciding)
     report = RegionReport(
         at=micro_text(now),
-        sequence=sequence(now),
-        incarnation=answering.incarnation(here),
+        sequence=report_sequence(now),
+        incarnation=restore_handshake.own_incarnation(here),
         nodes=census.get("nodes", 0),
         live_nodes=census.get("live", 0),
         capacity=dict(amounts_text(capacity)),
         used=dict(amounts_text(used)),
-        held=dict(amounts_text(held)),
+        recovery_reserved=dict(amounts_text(held)),
         pending=here.total(SchedulingRequest, "", _pending).get("replicas", 0),
         peers=peers,
         policy=deciding,
         zones=tuple(zone for zone in zones if zone.nodes),
-        places=_places(holds, here),
-        answered=answering.answered(originals, here, region, fresh),
-        strays=answering.strays(originals, here, region),
-        trial=tally(deciding, guard, decisions, here.list(SchedulingRequest), now) if guard is not None else None,
+        recovery_slots=_places(holds, here),
+        restore_acknowledged=restore_handshake.acknowledged_incarnation(originals, here, region, fresh),
+        unknown_grants=restore_handshake.unknown_grants(originals, here, region),
+        policy_trial=count_outcomes(deciding, guard, decisions, here.list(SchedulingRequest), now) if guard is not None else None,
     )
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
 
@@ -170,7 +170,7 @@ def _counted(node: Node) -> Mapping[str | tuple[str, str] | tuple[str, str, str]
     zone = node.spec.zone
     found: dict[str | tuple[str, str] | tuple[str, str, str], int] = {"nodes": 1}
     # A node that was drained or cordoned on purpose is not lost: it counts for neither side.
-    refusal = why_not_schedulable(node)
+    refusal = unschedulable_reason(node)
     if refusal not in _CLOSED_ON_PURPOSE:
         found[zone, "meant"] = 1
     if not refusal:
@@ -199,21 +199,21 @@ def _zones(census: Mapping[Any, int]) -> list[ZoneReport]:
     ]
 
 
-def _places(holds: Sequence[Hold], here: View) -> tuple[HeldPlaces, ...]:
+def _places(holds: Sequence[RecoverySlot], here: View) -> tuple[RecoverySlotReport, ...]:
     """Recovery places by budget, shape and zone; a place on a node that is not heard is no place."""
-    groups: dict[tuple[str, int, str], list[Hold]] = {}
+    groups: dict[tuple[str, int, str], list[RecoverySlot]] = {}
     for hold in holds:
         node = here.get(Node, hold.spec.node)
-        if node is not None and not why_not_schedulable(node):
-            groups.setdefault((hold.spec.budget, hold.spec.slot, hold.spec.zone), []).append(hold)
+        if node is not None and not unschedulable_reason(node):
+            groups.setdefault((hold.spec.budget, hold.spec.shape_index, hold.spec.zone), []).append(hold)
     return tuple(
-        HeldPlaces(
+        RecoverySlotReport(
             budget=budget,
             zone=zone,
-            slot=slot,
+            shape_index=slot,
             resources=group[0].spec.resources,
-            kept=len(group),
-            drawn=sum(h.status.draw is not None for h in group),
+            admitted=len(group),
+            consumed=sum(h.status.consumer is not None for h in group),
         )
         for (budget, slot, zone), group in sorted(groups.items())
     )

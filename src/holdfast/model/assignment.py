@@ -10,8 +10,8 @@ import enum
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.meta import Condition, Object, Part, shown
-from holdfast.model.placement_rules import Placement
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, check_dns_label, check_range, forbidden
 from holdfast.model.workload import Batch, Disruption, Exclusivity, Gang, Rollout, WorkloadType
@@ -22,18 +22,18 @@ class Purpose(enum.StrEnum):
     RECOVERY = "Recovery"
 
 
-class Withdrawal(Part, frozen=True):
+class Withdrawal(ApiStruct, frozen=True):
     """Exclusive ordinals of scope Global were withdrawn from the region in `epoch`.
 
     `elapsedSeconds` is the time since the withdrawal was committed. Once a whole tenure has elapsed, the region cannot
     run the ordinals any more."""
 
     epoch: int
-    waited_seconds: float = shown(0.0)
-    seen_at: str = ""
+    elapsed_seconds: float = visible_default(0.0)
+    last_step_at: str = ""
 
 
-class AssignmentSpec(Part, frozen=True):
+class AssignmentSpec(ApiStruct, frozen=True):
     """`epoch` increases with every change. A region acts on the newest epoch it has received."""
 
     workload: str
@@ -42,19 +42,19 @@ class AssignmentSpec(Part, frozen=True):
     revision: str
     template: Template
     workload_generation: int = 0
-    purpose: Purpose = shown(Purpose.NORMAL)
-    type: WorkloadType = shown(WorkloadType.SERVICE)
-    replicas: int = shown(0)
+    purpose: Purpose = visible_default(Purpose.NORMAL)
+    type: WorkloadType = visible_default(WorkloadType.SERVICE)
+    replicas: int = visible_default(0)
     ordinals: tuple[int, ...] = ()
-    placement: Placement = msgspec.field(default_factory=Placement)
+    placement: PlacementRules = msgspec.field(default_factory=PlacementRules)
     priority_class: str = ""
-    rank: int = shown(0)
+    priority: int = visible_default(0)
     reclaimable: bool = False
     may_preempt: bool = False
     disruption: Disruption = msgspec.field(default_factory=Disruption)
-    away_share: int | None = None
+    disruption_share: int | None = None
     """This region's share of `disruption.maxUnavailable`, which counts over all regions. Absent: all of it."""
-    away_peak: int = 0
+    disruption_share_peak: int = 0
     """Highest earlier `disruptionShare` that the region may still act on, until it has acknowledged this epoch."""
     rollout: Rollout = msgspec.field(default_factory=Rollout)
     exclusive: Exclusivity | None = None
@@ -62,43 +62,43 @@ class AssignmentSpec(Part, frozen=True):
     gang: Gang | None = None
     dedicated: bool = False
     min_ready_seconds: float = 0.0
-    epoch: int = shown(1)
+    epoch: int = visible_default(1)
     suspended: bool = False
     reason: str = ""
     withdrawal: Withdrawal | None = None
 
 
-class PendingReason(Part, frozen=True):
+class PendingReason(ApiStruct, frozen=True):
     """Number of pending or failing replicas with one reason."""
 
     reason: str
-    count: int = shown(0)
+    count: int = visible_default(0)
     message: str = ""
 
 
-class AssignmentStatus(Part, frozen=True):
+class AssignmentStatus(ApiStruct, frozen=True):
     """The region's report, derived from its replicas. `updated` and `updatedServing` count replicas of `revision`, the
     desired revision at the time of the count."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    observed_epoch: int = shown(0)
-    replicas: int = shown(0)
+    observed_epoch: int = visible_default(0)
+    replicas: int = visible_default(0)
     ordinals: tuple[int, ...] = ()
     """Exclusive workloads: the ordinals that `replicas` counts. Another region may run an ordinal only if it is not
     listed here."""
-    queued: int = shown(0)
-    bound: int = shown(0)
-    started: int = shown(0)
-    ready: int = shown(0)
-    serving: int = shown(0)
+    queued: int = visible_default(0)
+    bound: int = visible_default(0)
+    started: int = visible_default(0)
+    ready: int = visible_default(0)
+    serving: int = visible_default(0)
     revision: str = ""
-    updated: int = shown(0)
-    updated_serving: int = shown(0)
+    updated: int = visible_default(0)
+    updated_serving: int = visible_default(0)
     unknown: int = 0
-    held_back: int = 0
+    evictions_blocked: int = 0
     """Serving replicas whose drain or preemption is blocked because this region's disruption share is used up."""
-    to_leave: int = 0
+    pending_evictions: int = 0
     """Serving replicas that must be evicted and are not released yet, blocked or not. The region requests a
     disruption share for them."""
     succeeded: int = 0

@@ -9,16 +9,16 @@ import enum
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import Amount
-from holdfast.model.replica import Exit, Phase
+from holdfast.model.replica import ExitStatus, Phase
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, forbidden
 from holdfast.model.workload import Exclusivity
 
 
-class Intent(Part, frozen=True):
+class Intent(ApiStruct, frozen=True):
     """Identity of a placement request. Repeating a request is harmless; an older attempt is refused."""
 
     replica_uid: str
@@ -32,11 +32,11 @@ class CapacityClass(enum.StrEnum):
     RECOVERY = "Recovery"
 
 
-class DeviceClaim(Part, frozen=True):
+class DeviceClaim(ApiStruct, frozen=True):
     """A whole device (1000 thousandths), or a share of one."""
 
     id: str
-    milli: int = shown(1000)
+    milli: int = visible_default(1000)
 
 
 class ReservationPhase(enum.StrEnum):
@@ -46,7 +46,7 @@ class ReservationPhase(enum.StrEnum):
     RELEASED = "Released"
 
 
-class ReservationSpec(Part, frozen=True):
+class ReservationSpec(ApiStruct, frozen=True):
     """A claim on a node that is not bound yet. `workload`, `labels` and `priority` move to the Binding.
 
     With `autoBind` the authority binds the claim once its victims have stopped and its gang is complete.
@@ -56,24 +56,24 @@ class ReservationSpec(Part, frozen=True):
     intent: Intent
     node: str
     resources: dict[str, Amount] = {}
-    capacity_class: CapacityClass = shown(CapacityClass.FIRM)
+    capacity_class: CapacityClass = visible_default(CapacityClass.FIRM)
     devices: tuple[DeviceClaim, ...] = ()
     ports: dict[str, int] = {}
     victims: tuple[str, ...] = ()
-    holds: tuple[str, ...] = ()
+    recovery_slots: tuple[str, ...] = ()
     workload: str = ""
     labels: dict[str, str] = {}
-    rank: int = 0
-    keeps_off: tuple[AffinityRule, ...] = ()
-    bind_when_firm: bool = False
+    priority: int = 0
+    anti_affinity: tuple[AffinityRule, ...] = ()
+    auto_bind: bool = False
     policy_revision: str = ""
     expires_at: str = ""
 
 
-class ReservationStatus(Part, frozen=True):
+class ReservationStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    phase: ReservationPhase = shown(ReservationPhase.FIRM)
+    phase: ReservationPhase = visible_default(ReservationPhase.FIRM)
 
 
 class Reservation(Object, frozen=True):
@@ -81,12 +81,12 @@ class Reservation(Object, frozen=True):
     status: ReservationStatus = msgspec.field(default_factory=ReservationStatus)
 
 
-class Desired(enum.StrEnum):
+class DesiredRunState(enum.StrEnum):
     RUN = "Run"
     STOP = "Stop"
 
 
-class BindingSpec(Part, frozen=True):
+class BindingSpec(ApiStruct, frozen=True):
     """Everything that an agent needs to run the replica, and the resources claimed for it."""
 
     replica: str
@@ -97,31 +97,31 @@ class BindingSpec(Part, frozen=True):
     workload: str = ""
     revision: str = ""
     resources: dict[str, Amount] = {}
-    capacity_class: CapacityClass = shown(CapacityClass.FIRM)
+    capacity_class: CapacityClass = visible_default(CapacityClass.FIRM)
     devices: tuple[DeviceClaim, ...] = ()
     ports: dict[str, int] = {}
     exclusive: Exclusivity | None = None
-    rank: int = 0
+    priority: int = 0
     max_unavailable: int = 0
-    keeps_off: tuple[AffinityRule, ...] = ()
-    epoch: int = shown(1)
-    node_epoch: int = shown(0)
+    anti_affinity: tuple[AffinityRule, ...] = ()
+    epoch: int = visible_default(1)
+    node_epoch: int = visible_default(0)
     decision: str = ""
     policy_revision: str = ""
     run_until: str = ""
-    desired: Desired = shown(Desired.RUN)
+    desired: DesiredRunState = visible_default(DesiredRunState.RUN)
     stop_reason: str = ""
     stop_grace_seconds: float = 0.0
     quota_released: bool = False
 
 
-class BindingStatus(Part, frozen=True):
+class BindingStatus(ApiStruct, frozen=True):
     """The agent's acknowledgement that the task has stopped or never started."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     phase: Phase | None = None
-    last_exit: Exit | None = None
+    last_exit: ExitStatus | None = None
     acknowledged_at: str = ""
 
 

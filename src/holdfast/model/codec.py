@@ -44,10 +44,10 @@ def encode(item: Object) -> bytes:
 
 def decode(kind: Kind, value: bytes, revision: int) -> Any:
     """The object stored as `value` at `revision`."""
-    return stamped(read(kind, value), revision)
+    return with_revision(decode_value(kind, value), revision)
 
 
-def read(kind: Kind, value: bytes) -> Any:
+def decode_value(kind: Kind, value: bytes) -> Any:
     """The object in stored bytes, without a revision."""
     item = _decoders[kind.name].decode(value)
     for entry in item.metadata.managed_fields:
@@ -55,14 +55,14 @@ def read(kind: Kind, value: bytes) -> Any:
         shape = _encoder.encode(entry.fields_v1)
         shared = _owned_fields.get(shape)
         if shared is None:
-            if len(_owned_fields) >= limits.OWNED_FIELDS_SHARED:
+            if len(_owned_fields) >= limits.OWNED_FIELDS_CACHED:
                 _owned_fields.clear()
             shared = _owned_fields[shape] = entry.fields_v1
         msgspec.structs.force_setattr(entry, "fields_v1", shared)
     return item
 
 
-def restated(kind: Kind, value: bytes, before: Any, after: Any) -> tuple[bytes, Any] | None:
+def replace_status(kind: Kind, value: bytes, before: Any, after: Any) -> tuple[bytes, Any] | None:
     """The new stored bytes and their object, if `after` differs from `before` (stored as `value`) only in the status.
 
     The bytes and objects of everything else are reused. None if more than the status differs, or if `value` does not
@@ -80,7 +80,7 @@ def restated(kind: Kind, value: bytes, before: Any, after: Any) -> tuple[bytes, 
     return b"".join((value[: -len(tail)], _STATUS, status, b"}")), item
 
 
-def stamped(item: O, revision: int) -> O:
+def with_revision(item: O, revision: int) -> O:
     """The object with its revision. It may be changed in place, so it must not be shared yet."""
     if item.metadata.resource_version:
         meta = msgspec.structs.replace(item.metadata, resource_version=str(revision))
@@ -89,15 +89,15 @@ def stamped(item: O, revision: int) -> O:
     return item
 
 
-def wire(kind: Kind, value: bytes, revision: int) -> bytes:
+def wire_bytes(kind: Kind, value: bytes, revision: int) -> bytes:
     """The JSON that a client sees, built from stored bytes without decoding."""
     head = f'{{"apiVersion":"{kind.api_version}","kind":"{kind.name}","metadata":{{"resourceVersion":"{revision}",'
     return head.encode() + value[len(_OPENING) :]
 
 
-def wire_object(item: Object) -> bytes:
+def object_wire_bytes(item: Object) -> bytes:
     """The JSON that a client sees, built from an object in memory."""
     kind = kind_of(item)
     if not item.metadata.resource_version:
         return f'{{"apiVersion":"{kind.api_version}","kind":"{kind.name}",'.encode() + encode(item)[1:]
-    return wire(kind, encode(item), item.revision)
+    return wire_bytes(kind, encode(item), item.revision)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Object, Part, shown
+from holdfast.model.meta import ApiStruct, Object, visible_default
 from holdfast.model.tenant import Tenant
 from holdfast.model.validation import Causes, required
 
 
-class ObjectReference(Part, frozen=True):
+class ObjectReference(ApiStruct, frozen=True):
     api_version: str = ""
     kind: str = ""
     namespace: str = ""
@@ -19,12 +19,12 @@ class ObjectReference(Part, frozen=True):
     field_path: str = ""
 
 
-class EventSource(Part, frozen=True):
+class EventSource(ApiStruct, frozen=True):
     component: str = ""
     host: str = ""
 
 
-class EventSeries(Part, frozen=True):
+class EventSeries(ApiStruct, frozen=True):
     count: int = 0
     last_observed_time: str = ""
 
@@ -33,7 +33,7 @@ class Event(Object, frozen=True):
     """core/v1 Event. `kubectl describe` shows it only if `involvedObject.uid` is set."""
 
     involved_object: ObjectReference = msgspec.field(default_factory=ObjectReference)
-    type: str = shown("Normal")
+    type: str = visible_default("Normal")
     reason: str = ""
     message: str = ""
     count: int = 0
@@ -48,9 +48,9 @@ class Event(Object, frozen=True):
     series: EventSeries | None = None
 
 
-class LeaseSpec(Part, frozen=True):
+class LeaseSpec(ApiStruct, frozen=True):
     holder_identity: str = ""
-    lease_duration_seconds: int = shown(15)
+    lease_duration_seconds: int = visible_default(15)
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int = 0
@@ -62,12 +62,12 @@ class Lease(Object, frozen=True):
     spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
 
 
-class NamespaceSpec(Part, frozen=True):
-    finalizers: tuple[str, ...] = shown(("kubernetes",))
+class NamespaceSpec(ApiStruct, frozen=True):
+    finalizers: tuple[str, ...] = visible_default(("kubernetes",))
 
 
-class NamespaceStatus(Part, frozen=True):
-    phase: str = shown("Active")
+class NamespaceStatus(ApiStruct, frozen=True):
+    phase: str = visible_default("Active")
 
 
 class Namespace(Object, frozen=True):

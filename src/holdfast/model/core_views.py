@@ -10,21 +10,29 @@ import msgspec
 
 from holdfast.model.binding import Binding
 from holdfast.model.labels import LABEL_WORKLOAD
-from holdfast.model.meta import API_VERSION, Condition, Object, ObjectMeta, OwnerReference, Part, shown
-from holdfast.model.node import Contact, Node, NodeSpec, NodeStatus, node_capacity
+from holdfast.model.meta import (
+    API_VERSION,
+    ApiStruct,
+    Condition,
+    Object,
+    ObjectMeta,
+    OwnerReference,
+    visible_default,
+)
+from holdfast.model.node import ContactState, Node, NodeSpec, NodeStatus, node_capacity
 from holdfast.model.quantity import amounts_text
 from holdfast.model.replica import Phase
 
 
-class NodeAddress(Part, frozen=True):
+class NodeAddress(ApiStruct, frozen=True):
     type: str
     address: str
 
 
-class NodeSystemInfo(Part, frozen=True):
+class NodeSystemInfo(ApiStruct, frozen=True):
     machine_id: str = msgspec.field(default="", name="machineID")
-    kubelet_version: str = shown("")
-    operating_system: str = shown("linux")
+    kubelet_version: str = visible_default("")
+    operating_system: str = visible_default("linux")
 
 
 class NodeCondition(Condition, frozen=True):
@@ -50,25 +58,25 @@ class CoreNode(Object, frozen=True):
     status: CoreNodeStatus = msgspec.field(default_factory=CoreNodeStatus)
 
 
-class Requests(Part, frozen=True):
+class ContainerResources(ApiStruct, frozen=True):
     requests: dict[str, str] = {}
 
 
-class Container(Part, frozen=True):
+class Container(ApiStruct, frozen=True):
     name: str
     image: str = ""
     command: tuple[str, ...] = ()
-    resources: Requests = msgspec.field(default_factory=Requests)
+    resources: ContainerResources = msgspec.field(default_factory=ContainerResources)
 
 
-class PodSpec(Part, frozen=True):
+class PodSpec(ApiStruct, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
     termination_grace_period_seconds: int = 0
 
 
-class PodStatus(Part, frozen=True):
-    phase: str = shown("Running")
+class PodStatus(ApiStruct, frozen=True):
+    phase: str = visible_default("Running")
 
 
 class Pod(Object, frozen=True):
@@ -83,9 +91,9 @@ _PHASES = {Phase.SUCCEEDED: "Succeeded", Phase.FAILED: "Failed", Phase.STOPPED: 
 
 def core_node_of(node: Node) -> CoreNode:
     capacity = {name: str(value) for name, value in amounts_text(node_capacity(node)).items()}
-    reporting = node.status.contact.state is Contact.LIVE
+    reporting = node.status.contact.state is ContactState.LIVE
     ready = NodeCondition(
-        type="Ready", status="True" if reporting else "Unknown", reason=node.status.contact.reason or "AgentNotHeard",
+        type="Ready", status="True" if reporting else "Unknown", reason=node.status.contact.reason or "AgentNotReporting",
         message="the agent reports" if reporting else "the agent does not report",
         last_transition_time=node.status.contact.since or node.metadata.creation_timestamp,
     )  # fmt: skip
@@ -99,7 +107,7 @@ def core_node_of(node: Node) -> CoreNode:
     return CoreNode(metadata=node.metadata, spec=node.spec, status=status)
 
 
-def heard_at(view: CoreNode, at: str) -> CoreNode:
+def with_heartbeat_time(view: CoreNode, at: str) -> CoreNode:
     """The view with the time of the last heartbeat in every condition."""
     conditions = tuple(msgspec.structs.replace(c, last_heartbeat_time=at) for c in view.status.conditions)
     return msgspec.structs.replace(view, status=msgspec.structs.replace(view.status, conditions=conditions))
@@ -121,7 +129,7 @@ def pod_of(binding: Binding) -> Pod:
     )
     requests = {name: str(value) for name, value in spec.resources.items() if name in ("cpu", "memory")}
     container = Container(
-        name="work", image=spec.template.bundle, command=spec.template.command, resources=Requests(requests)
+        name="work", image=spec.template.bundle, command=spec.template.command, resources=ContainerResources(requests)
     )
     return Pod(
         metadata=ObjectMeta(

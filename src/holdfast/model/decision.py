@@ -5,20 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model.binding import DeviceClaim
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import Amount
 from holdfast.model.scheduling_request import RefusalCount
 from holdfast.model.validation import Causes, forbidden
 
 
-class ScorePart(Part, frozen=True):
+class ScoreComponent(ApiStruct, frozen=True):
     name: str
     value: int
     weight: int
 
 
-class DecisionEntry(Part, frozen=True):
+class DecisionEntry(ApiStruct, frozen=True):
     """One replica: its chosen node, or why there is none.
 
     Node, devices, victims and scores come from the planner. Result, reason and message come from the authority, or from
@@ -27,12 +27,12 @@ class DecisionEntry(Part, frozen=True):
 
     replica: str
     uid: str
-    attempt: int = shown(1)
+    attempt: int = visible_default(1)
     node: str = ""
     devices: tuple[DeviceClaim, ...] = ()
     victims: tuple[str, ...] = ()
     score: int = 0
-    scores: tuple[ScorePart, ...] = ()
+    scores: tuple[ScoreComponent, ...] = ()
     runner_up: str = ""
     runner_up_score: int = 0
     result: str = ""
@@ -40,32 +40,32 @@ class DecisionEntry(Part, frozen=True):
     message: str = ""
 
 
-class Asked(Part, frozen=True):
+class DecisionInputs(ApiStruct, frozen=True):
     """Requirements of each member of the request, so that a replay need not read the request."""
 
     resources: dict[str, Amount] = {}
     labels: dict[str, str] = {}
     ports: tuple[int, ...] = ()
-    open_ports: int = 0
+    dynamic_ports: int = 0
     reclaimable: bool = False
-    rank: int = 0
+    priority: int = 0
     may_preempt: bool = False
     max_unavailable: int = 0
-    evictions: int = 0
-    limited: bool = False
-    granted: bool = False
-    room: dict[str, Amount] = {}
+    evictions_left: int = 0
+    headroom_known: bool = False
+    has_grant: bool = False
+    quota_headroom: dict[str, Amount] = {}
     """The tenant's remaining quota, if it was known (`headroomKnown`) and if there was a grant (`hasGrant`)."""
-    spared: tuple[str, ...] = ()
-    keeps_off: tuple[AffinityRule, ...] = ()
+    excluded_victims: tuple[str, ...] = ()
+    anti_affinity: tuple[AffinityRule, ...] = ()
 
 
-class QueueState(Part, frozen=True):
+class QueueState(ApiStruct, frozen=True):
     """Sort keys of the request in the queue, and the tenant's limit and usage as the scheduler knew them."""
 
     position: int = 0
     waiting: int = 0
-    rank: int = 0
+    priority: int = 0
     deadline: str = ""
     share: int = 0
     attempts: int = 0
@@ -73,15 +73,15 @@ class QueueState(Part, frozen=True):
     used: dict[str, Amount] = {}
 
 
-class AssumedBatch(Part, frozen=True):
+class AssumedBatch(ApiStruct, frozen=True):
     """An earlier batch whose proposals were assumed although not committed yet, except those in `excluded`."""
 
     batch: str
-    decisions: int = shown(0)
-    without: tuple[str, ...] = ()
+    decisions: int = visible_default(0)
+    excluded: tuple[str, ...] = ()
 
 
-class ShadowEntry(Part, frozen=True):
+class ShadowEntry(ApiStruct, frozen=True):
     """One replica for which the shadow policy chose differently: its node, or the reason for none."""
 
     replica: str
@@ -90,22 +90,22 @@ class ShadowEntry(Part, frozen=True):
     reason: str = ""
 
 
-class WeighedWorkload(Part, frozen=True):
+class SiblingEvidence(ApiStruct, frozen=True):
     """Replicas in the region, and serving replicas, of a workload (tenant/name) that could have been preempted."""
 
     workload: str
-    staying: int = shown(0)
-    serving: int = shown(0)
+    total: int = visible_default(0)
+    serving: int = visible_default(0)
 
 
-class Weighed(Part, frozen=True):
+class PreemptionEvidence(ApiStruct, frozen=True):
     """Data read about possible preemption victims. `notServing` lists claims (tenant/claim) that cost no budget."""
 
-    workloads: tuple[WeighedWorkload, ...] = ()
-    idle: tuple[str, ...] = ()
+    workloads: tuple[SiblingEvidence, ...] = ()
+    not_serving: tuple[str, ...] = ()
 
 
-class Shadow(Part, frozen=True):
+class Shadow(ApiStruct, frozen=True):
     """Result of the shadow policy for the same replicas on the same snapshot.
 
     `additional` counts replicas that only the shadow policy placed, `missing` those that only the active policy
@@ -113,14 +113,14 @@ class Shadow(Part, frozen=True):
     """
 
     revision: str
-    same: int = shown(0)
-    other: int = shown(0)
-    gained: int = 0
-    lost: int = 0
+    same: int = visible_default(0)
+    different: int = visible_default(0)
+    additional: int = 0
+    missing: int = 0
     entries: tuple[ShadowEntry, ...] = ()
 
 
-class DecisionSpec(Part, frozen=True):
+class DecisionSpec(ApiStruct, frozen=True):
     """All inputs of the decision, so that a replay computes the same plan.
 
     The snapshot consists of every kind at its own revision (`revisions`), the objects in `newerObjects` at theirs
@@ -132,35 +132,35 @@ class DecisionSpec(Part, frozen=True):
     workload: str
     workload_generation: int = 0
     request_revision: int = 0
-    asked: Asked = msgspec.field(default_factory=Asked)
+    inputs: DecisionInputs = msgspec.field(default_factory=DecisionInputs)
     bound: int = 0
     queued_at: str = ""
     decided_at: str = ""
     queue: QueueState = msgspec.field(default_factory=QueueState)
     policy_revision: str = ""
     policy_sequence: int = 0
-    snapshot_revision: int = shown(0)
+    snapshot_revision: int = visible_default(0)
     snapshot_hash: str = ""
     revisions: dict[str, int] = {}
-    ahead: tuple[str, ...] = ()
+    newer_objects: tuple[str, ...] = ()
     batch: str = ""
     ordinal: int = 0
     assumed: tuple[AssumedBatch, ...] = ()
-    adopted: int = 0
+    adopted_claims: int = 0
     overrides: tuple[str, ...] = ()
     seed: int = 0
     planner: str = ""
-    nodes: int = shown(0)
-    feasible: int = shown(0)
+    nodes: int = visible_default(0)
+    feasible: int = visible_default(0)
     entries: tuple[DecisionEntry, ...] = ()
     refusals: tuple[RefusalCount, ...] = ()
     next_owner: str = ""
     wake_up_at: str = ""
     shadow: Shadow | None = None
-    weighed: Weighed | None = None
+    preemption_evidence: PreemptionEvidence | None = None
 
 
-class DecisionStatus(Part, frozen=True):
+class DecisionStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
 

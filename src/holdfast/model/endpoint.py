@@ -7,31 +7,31 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.validation import Causes, check_range
 
 
-class Address(Part, frozen=True):
+class Address(ApiStruct, frozen=True):
     replica: str
     uid: str
     address: str
     node: str = ""
     zone: str = ""
     ports: dict[str, int] = {}
-    epoch: int = shown(1)
+    epoch: int = visible_default(1)
     revision: str = ""
 
 
-class EndpointSpec(Part, frozen=True):
+class EndpointSpec(ApiStruct, frozen=True):
     """`ttlSeconds` counts from the region's last report, so that addresses of a partitioned region expire."""
 
     workload: str
     region: str
-    ttl_seconds: float = shown(60.0)
+    ttl_seconds: float = visible_default(60.0)
     addresses: tuple[Address, ...] = ()
 
 
-class EndpointStatus(Part, frozen=True):
+class EndpointStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
 

@@ -130,7 +130,7 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "description": "Description for people.",
     },
     "PriorityClassSpec": {
-        "rank": "Workloads with a higher number go first.",
+        "priority": "Workloads with a higher number go first.",
         "mayPreempt": "Whether its workloads may preempt workloads of a lower priority.",
         "reclaimable": "Whether its workloads run in capacity reserved for recovery and are evicted when it is needed.",
     },

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import GrantClass
 from holdfast.model.validation import Causes, check_resources
 
 
-class GrantCopySpec(Part, frozen=True):
+class GrantCopySpec(ApiStruct, frozen=True):
     """The grant as enforced in the region.
 
     `provisional` is the share of `limit` that only provisional work may use. `lastContactAt` is the last contact with
     the global cell. After `leaseExpiresAt`, one lease later, only the provisional share is spent. Work within
     `protected` is not preempted by other tenants."""
 
-    grant_class: GrantClass = shown(GrantClass.NORMAL)
+    grant_class: GrantClass = visible_default(GrantClass.NORMAL)
     limit: dict[str, Amount] = {}
     provisional: dict[str, Amount] = {}
     protected: dict[str, Amount] = {}
-    epoch: int = shown(1)
-    heard_at: str = ""
-    spend_until: str = ""
+    epoch: int = visible_default(1)
+    last_contact_at: str = ""
+    lease_expires_at: str = ""
 
 
-class GrantCopyStatus(Part, frozen=True):
+class GrantCopyStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     used: dict[str, Amount] = {}

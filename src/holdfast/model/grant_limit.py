@@ -15,7 +15,7 @@ from holdfast.model.quota import GrantClass
 from holdfast.model.times import parse_time
 
 
-class Limit(msgspec.Struct, frozen=True, gc=False):
+class SpendingLimit(msgspec.Struct, frozen=True, gc=False):
     """What a tenant may spend here in one class: `spendable` now, `held` including grants whose lease has ended.
 
     Neither has the `provisional` part in it, which only provisional work may use; `whole` is everything. `heard_s` is
@@ -36,14 +36,14 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
         return len(self.ended) == len(self.copies)
 
 
-def limit_of(
+def spending_limit(
     copies: Iterable[GrantCopy],
     spent_as: GrantClass,
     now: float,
     *,
     emergency: bool = True,
     age_s: Callable[[GrantCopy], float] | None = None,
-) -> Limit:
+) -> SpendingLimit:
     """The sum of a tenant's grants for this class. Active emergency quota adds to what normal work may spend, unless
     no override stands behind it any more (`emergency`), whatever the grant says.
 
@@ -66,15 +66,15 @@ def limit_of(
         if copy.spec.grant_class is spent_as and copy.spec.provisional:
             provisional = amounts(copy.spec.provisional)
             limit = {name: max(0, amount - provisional.get(name, 0)) for name, amount in limit.items()}
-        at_s = parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0
+        at_s = parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
         # Times of the copy are moved so that it was heard as long ago as it really was.
         late_s = now - age_s(copy) - at_s if age_s is not None and at_s else 0.0
         if copy.spec.grant_class is spent_as and at_s:
             heard_s = at_s + late_s
         add(held, limit)
         unbacked = copy.spec.grant_class is GrantClass.EMERGENCY and not emergency
-        if unbacked or (copy.spec.spend_until and parse_time(copy.spec.spend_until) + late_s <= now):
+        if unbacked or (copy.spec.lease_expires_at and parse_time(copy.spec.lease_expires_at) + late_s <= now):
             ended.append(copy.metadata.name)
         else:
             add(spendable, limit)
-    return Limit(spendable, held, tuple(names), tuple(ended), provisional, whole, heard_s)
+    return SpendingLimit(spendable, held, tuple(names), tuple(ended), provisional, whole, heard_s)

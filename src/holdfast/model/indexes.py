@@ -8,8 +8,8 @@ from typing import Any
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.endpoint import Endpoint
-from holdfast.model.hold import Hold
 from holdfast.model.quota import Grant
+from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.workload import Workload, wanted_replicas
@@ -60,7 +60,7 @@ INDEXES: dict[type[Any], dict[str, Index]] = {
     Reservation: {"node": _by_node, "replicaUid": _replica_uid, "victim": _victims},
     Binding: {"node": _by_node, "workload": _by_workload, "replicaUid": _replica_uid},
     Endpoint: {"workload": _by_workload, "region": _by_region},
-    Hold: {"node": _by_node, "budget": _by_budget},
+    RecoverySlot: {"node": _by_node, "budget": _by_budget},
 }
 
 

@@ -14,7 +14,7 @@ import re
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.meta import Object, Part, shown
+from holdfast.model.meta import ApiStruct, Object, visible_default
 from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_subdomain, forbidden, invalid
 
@@ -22,17 +22,17 @@ TOKEN_PREFIX = "hfj"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class JoinTokenSpec(Part, frozen=True):
+class JoinTokenSpec(ApiStruct, frozen=True):
     """If `node` is set, only that node may join, also repeatedly. Otherwise any name may join that no node has yet."""
 
     sha256: str
-    ttl_seconds: float = shown(limits.JOIN_TTL_S)
+    ttl_seconds: float = visible_default(limits.JOIN_TOKEN_TTL_S)
     node: str = ""
-    uses: int = shown(1)
-    certificate_seconds: float = shown(limits.NODE_CERTIFICATE_S)
+    uses: int = visible_default(1)
+    certificate_seconds: float = visible_default(limits.NODE_CERTIFICATE_LIFETIME_S)
 
 
-class JoinUse(Part, frozen=True):
+class JoinUse(ApiStruct, frozen=True):
     """One join: node and public key. The same node with the same key repeats the same join."""
 
     node: str
@@ -40,7 +40,7 @@ class JoinUse(Part, frozen=True):
     at: str = ""
 
 
-class JoinTokenStatus(Part, frozen=True):
+class JoinTokenStatus(ApiStruct, frozen=True):
     used: tuple[JoinUse, ...] = ()
 
 
@@ -54,7 +54,7 @@ class JoinToken(Object, frozen=True):
         return parse_time(self.metadata.creation_timestamp) + self.spec.ttl_seconds
 
 
-class NodeIdentitySpec(Part, frozen=True):
+class NodeIdentitySpec(ApiStruct, frozen=True):
     """`key` is the digest of the public key that joined. Generations up to `revokedGeneration` are refused.
 
     `serial` and `expiresAt` describe the newest certificate.
@@ -66,11 +66,11 @@ class NodeIdentitySpec(Part, frozen=True):
     expires_at: str = ""
     token: str = ""
     joined_at: str = ""
-    certificate_seconds: float = shown(limits.NODE_CERTIFICATE_S)
-    revoked_generation: int = shown(0)
+    certificate_seconds: float = visible_default(limits.NODE_CERTIFICATE_LIFETIME_S)
+    revoked_generation: int = visible_default(0)
 
 
-class NodeIdentityStatus(Part, frozen=True):
+class NodeIdentityStatus(ApiStruct, frozen=True):
     pass
 
 
@@ -88,7 +88,7 @@ class NodeIdentity(Object, frozen=True):
         return generation == self.spec.generation and not self.revoked
 
 
-class JoinRequest(Part, frozen=True):
+class JoinRequest(ApiStruct, frozen=True):
     """`csr` is a PKCS#10 request in PEM. Only its key is used; its subject is ignored."""
 
     token: str
@@ -96,11 +96,11 @@ class JoinRequest(Part, frozen=True):
     csr: str
 
 
-class RenewalRequest(Part, frozen=True):
+class RenewalRequest(ApiStruct, frozen=True):
     csr: str
 
 
-class Joined(Part, frozen=True):
+class JoinResponse(ApiStruct, frozen=True):
     """The certificate in PEM, with its generation and expiry."""
 
     certificate: str
@@ -113,7 +113,7 @@ def token_text(region: str, secret: str) -> str:
     return f"{TOKEN_PREFIX}.{region}.{secret}"
 
 
-def region_of(token: str) -> str:
+def token_region(token: str) -> str:
     """The region that a token names, or "" if the text is not a join token."""
     parts = token.split(".")
     return parts[1] if len(parts) == 3 and parts[0] == TOKEN_PREFIX else ""
@@ -126,14 +126,14 @@ def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
     if spec.node:
         yield from check_subdomain("spec.node", spec.node)
     yield from check_dns_label("metadata.name", token.metadata.name)
-    yield from check_range("spec.uses", spec.uses, 1, limits.JOIN_USES_MAX)
+    yield from check_range("spec.uses", spec.uses, 1, limits.JOIN_TOKEN_USES_MAX)
     yield from check_range(
         "spec.certificateSeconds",
         spec.certificate_seconds,
-        limits.NODE_CERTIFICATE_MIN_S,
-        limits.NODE_CERTIFICATE_MAX_S,
+        limits.NODE_CERTIFICATE_LIFETIME_MIN_S,
+        limits.NODE_CERTIFICATE_LIFETIME_MAX_S,
     )
-    yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, limits.JOIN_TTL_MAX_S)
+    yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, limits.JOIN_TOKEN_TTL_MAX_S)
     if old is not None and old.spec != spec:
         yield forbidden("spec", "immutable; delete the token and create another")
 

@@ -16,9 +16,9 @@ from holdfast.model import (
     binding,
     core,
     decision,
+    election_term,
     endpoint,
     grant_copy,
-    hold,
     join,
     lease_page,
     node,
@@ -28,12 +28,12 @@ from holdfast.model import (
     quota,
     recovery,
     recovery_budget,
+    recovery_slot,
     region,
     replica,
     scheduler_policy,
     scheduling_request,
     tenant,
-    term,
     workload,
 )
 from holdfast.model.errors import Cause
@@ -207,7 +207,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Node", plural="nodes", type=node.Node, home=Home.REGION, validate=node.validate_node, short_names=("no",)
     ),
-    Kind(name="Hold", plural="holds", type=hold.Hold, home=Home.REGION, validate=hold.validate_hold),
+    Kind(name="Hold", plural="holds", type=recovery_slot.RecoverySlot, home=Home.REGION, validate=recovery_slot.validate_recovery_slot),
     Kind(
         name="Replica",
         plural="replicas",
@@ -290,7 +290,7 @@ ALL: tuple[Kind, ...] = (
         validate=lease_page.validate_lease_page,
         internal=True,
     ),
-    Kind(name="Term", plural="terms", type=term.Term, home=Home.CELL, validate=term.validate_term, internal=True),
+    Kind(name="Term", plural="terms", type=election_term.Term, home=Home.CELL, validate=election_term.validate_term, internal=True),
     Kind(
         name="Event",
         plural="events",

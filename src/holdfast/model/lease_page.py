@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Object, Part
+from holdfast.model.meta import ApiStruct, Object
 from holdfast.model.validation import Causes, check_range
 
 
@@ -19,12 +19,12 @@ class NodeLease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ttl_s: float
 
 
-class LeasePageSpec(Part, frozen=True):
+class LeasePageSpec(ApiStruct, frozen=True):
     page: int
     leases: dict[str, NodeLease] = {}
 
 
-class LeasePageStatus(Part, frozen=True):
+class LeasePageStatus(ApiStruct, frozen=True):
     pass
 
 

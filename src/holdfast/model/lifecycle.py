@@ -112,13 +112,13 @@ def current_execution(replica: Replica) -> ExecutionBlock | None:
     return block
 
 
-def unheard(replica: Replica) -> bool:
+def is_out_of_contact(replica: Replica) -> bool:
     """Whether the node of the current attempt is out of contact."""
     contact = replica.status.contact
     return contact is not None and contact.lost and contact.attempt == replica.status.placement.attempt
 
 
-def finished(replica: Replica) -> Phase | None:
+def final_phase(replica: Replica) -> Phase | None:
     """Succeeded or Failed if a batch replica has ended; None otherwise."""
     block = replica.status.execution
     if block is not None and block.phase in (Phase.SUCCEEDED, Phase.FAILED) and replica.spec.type is WorkloadType.BATCH:
@@ -134,7 +134,7 @@ def stage(replica: Replica) -> Stage:
     status = replica.status
     placed = status.placement
     if not placed.binding and not placed.reservation:
-        ended = finished(replica)
+        ended = final_phase(replica)
         if ended is not None:
             return Stage.SUCCEEDED if ended is Phase.SUCCEEDED else Stage.FAILED
         return Stage.RELEASED if replica.metadata.terminating else Stage.QUEUED
@@ -142,7 +142,7 @@ def stage(replica: Replica) -> Stage:
         return Stage.STOPPING
     if not placed.binding:
         return Stage.RESERVED
-    if unheard(replica):
+    if is_out_of_contact(replica):
         return Stage.UNKNOWN
     return _running_stage(replica)
 
@@ -165,5 +165,5 @@ def _running_stage(replica: Replica) -> Stage:
     return Stage.STARTING
 
 
-STARTED = frozenset({Stage.RUNNING, Stage.READY, Stage.SERVING})
-PLACED = frozenset({Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY, Stage.SERVING, Stage.UNKNOWN})
+STARTED_STAGES = frozenset({Stage.RUNNING, Stage.READY, Stage.SERVING})
+PLACED_STAGES = frozenset({Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY, Stage.SERVING, Stage.UNKNOWN})

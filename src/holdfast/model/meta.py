@@ -17,11 +17,11 @@ API_VERSION = f"{GROUP}/{VERSION}"
 T = TypeVar("T")
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
+class ApiStruct(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """Base of API structs. A field that equals its default is omitted from the JSON (see `visible_default`)."""
 
 
-def shown(value: T) -> T:
+def visible_default(value: T) -> T:
     """A default that is always written to the JSON, so that users see it.
 
     msgspec omits a field that equals its plain default, but not one whose default comes from a custom factory.
@@ -30,7 +30,7 @@ def shown(value: T) -> T:
     return made
 
 
-class OwnerReference(Part, frozen=True):
+class OwnerReference(ApiStruct, frozen=True):
     """Reference from a dependent to its owner. Garbage collection compares the uid, not the name."""
 
     api_version: str
@@ -41,7 +41,7 @@ class OwnerReference(Part, frozen=True):
     block_owner_deletion: bool = False
 
 
-class ManagedFields(Part, frozen=True):
+class ManagedFields(ApiStruct, frozen=True):
     """Which manager last set which fields (server-side apply)."""
 
     manager: str = ""
@@ -53,7 +53,7 @@ class ManagedFields(Part, frozen=True):
     subresource: str = ""
 
 
-class ObjectMeta(Part, frozen=True):
+class ObjectMeta(ApiStruct, frozen=True):
     """Identity and bookkeeping of an object."""
 
     # resource_version is set when the object is read; it is not part of the stored value.
@@ -88,7 +88,7 @@ class Key(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class Condition(Part, frozen=True):
+class Condition(ApiStruct, frozen=True):
     """One observed fact about an object, in the Kubernetes form."""
 
     type: str
@@ -99,7 +99,7 @@ class Condition(Part, frozen=True):
     observed_generation: int = 0
 
 
-class Object(Part, frozen=True):
+class Object(ApiStruct, frozen=True):
     """Base of all kinds, which add `spec` and `status`."""
 
     metadata: ObjectMeta
@@ -118,7 +118,7 @@ class Object(Part, frozen=True):
         return int(self.metadata.resource_version or 0)
 
 
-def is_true(conditions: tuple[Condition, ...], kind: str) -> bool:
+def is_condition_true(conditions: tuple[Condition, ...], kind: str) -> bool:
     """Whether the condition of this type is present and True."""
     return any(c.type == kind and c.status == "True" for c in conditions)
 

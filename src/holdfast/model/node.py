@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.placement_rules import Taint
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, Amounts, amounts
 from holdfast.model.validation import (
@@ -20,49 +20,49 @@ from holdfast.model.validation import (
 )
 
 
-class Device(Part, frozen=True):
+class Device(ApiStruct, frozen=True):
     """A device with one owner at a time. A GPU can also be shared in thousandths."""
 
     id: str
-    kind: str = shown(GPU)
+    kind: str = visible_default(GPU)
     model: str = ""
-    milli: int = shown(WHOLE_GPU_MILLI)
+    milli: int = visible_default(WHOLE_GPU_MILLI)
 
 
-class NodeSpec(Part, frozen=True):
+class NodeSpec(ApiStruct, frozen=True):
     """`capacity` does not include `gpu`, which is derived from `devices`."""
 
     zone: str
-    pool: str = shown("default")
-    address: str = shown("127.0.0.1")
+    pool: str = visible_default("default")
+    address: str = visible_default("127.0.0.1")
     capacity: dict[str, Amount] = {}
     devices: tuple[Device, ...] = ()
-    port_range: tuple[int, int] = shown((20000, 20999))
+    port_range: tuple[int, int] = visible_default((20000, 20999))
     taints: tuple[Taint, ...] = ()
-    drivers: tuple[str, ...] = shown(("process",))
-    unschedulable: bool = shown(False)
+    drivers: tuple[str, ...] = visible_default(("process",))
+    unschedulable: bool = visible_default(False)
     drain: bool = False
     drain_seconds: float = 0.0
     tenant: str = ""
     """`drainSeconds` is the deadline of a drain, after which its status is Overdue. 0: no deadline."""
 
 
-class Contact(enum.StrEnum):
-    UNSEEN = "Unseen"
+class ContactState(enum.StrEnum):
+    NO_LEASE = "NoLease"
     LIVE = "Live"
-    LAPSED = "Lapsed"
+    EXPIRED = "Expired"
     FENCED = "Fenced"
 
 
-class ContactBlock(Part, frozen=True):
+class ContactBlock(ApiStruct, frozen=True):
     """State of the node's lease as node-health sees it. An expired lease does not prove that tasks have stopped."""
 
-    state: Contact = shown(Contact.UNSEEN)
+    state: ContactState = visible_default(ContactState.NO_LEASE)
     since: str = ""
     reason: str = ""
 
 
-class Quarantine(Part, frozen=True):
+class Quarantine(ApiStruct, frozen=True):
     """The node failed to start several workloads and accepts no new replicas until `until`."""
 
     reason: str
@@ -70,17 +70,17 @@ class Quarantine(Part, frozen=True):
     until: str = ""
 
 
-class NodeExecution(Part, frozen=True):
+class NodeExecution(ApiStruct, frozen=True):
     """The agent's report: its lease epoch, and whether it has compared running tasks with Bindings (`reconciled`).
 
     `isolation` is how resource limits are enforced: cgroup2, cgroup1, rlimits or none.
     """
 
-    epoch: int = shown(0)
-    reconciled: bool = shown(False)
-    running: int = shown(0)
+    epoch: int = visible_default(0)
+    reconciled: bool = visible_default(False)
+    running: int = visible_default(0)
     agent_version: str = ""
-    warm: tuple[str, ...] = ()
+    cached_artifacts: tuple[str, ...] = ()
     isolation: str = ""
     quarantine: Quarantine | None = None
     message: str = ""
@@ -92,7 +92,7 @@ class DrainPhase(enum.StrEnum):
     DRAINED = "Drained"
 
 
-class Blocked(Part, frozen=True):
+class BlockedReplica(ApiStruct, frozen=True):
     """A replica that a drain waits for, and the reason."""
 
     replica: str
@@ -100,25 +100,25 @@ class Blocked(Part, frozen=True):
     message: str = ""
 
 
-class DrainBlock(Part, frozen=True):
+class DrainBlock(ApiStruct, frozen=True):
     """Progress of a drain, and the replicas that block it. Written by drain."""
 
     phase: str = ""
-    remaining: int = shown(0)
+    remaining: int = visible_default(0)
     message: str = ""
     since: str = ""
-    blocked: tuple[Blocked, ...] = ()
+    blocked: tuple[BlockedReplica, ...] = ()
 
 
-class FenceBlock(Part, frozen=True):
+class FenceBlock(ApiStruct, frozen=True):
     """Written by the authority. Leases of this epoch or a lower one are never renewed again."""
 
-    fenced_epoch: int = shown(0)
+    fenced_epoch: int = visible_default(0)
     at: str = ""
     reason: str = ""
 
 
-class NodeStatus(Part, frozen=True):
+class NodeStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     contact: ContactBlock = msgspec.field(default_factory=ContactBlock)
@@ -141,7 +141,7 @@ def node_capacity(node: Node) -> Amounts:
     return total
 
 
-def why_not_schedulable(node: Node) -> str:
+def unschedulable_reason(node: Node) -> str:
     """Why the node's own state forbids new replicas; empty if it allows them."""
     if node.metadata.terminating:
         return "NodeTerminating"
@@ -149,7 +149,7 @@ def why_not_schedulable(node: Node) -> str:
         return "NodeDraining"
     if node.spec.unschedulable:
         return "NodeCordoned"
-    if node.status.contact.state is not Contact.LIVE:
+    if node.status.contact.state is not ContactState.LIVE:
         return "NodeUnreachable"
     if node.status.execution.epoch <= node.status.fence.fenced_epoch:
         return "NodeFenced"

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_resources, check_unique, required
 
 NODES_MAX = 1000
 
 
-class NodePoolSpec(Part, frozen=True):
+class NodePoolSpec(ApiStruct, frozen=True):
     """`capacity` is that of one node. A node that was empty for `idleSeconds` is removed, down to `minNodes`."""
 
     zones: tuple[str, ...] = ()
     capacity: dict[str, Amount] = {}
-    min_nodes: int = shown(0)
-    max_nodes: int = shown(10)
-    idle_seconds: float = shown(300.0)
+    min_nodes: int = visible_default(0)
+    max_nodes: int = visible_default(10)
+    idle_seconds: float = visible_default(300.0)
 
 
-class PoolNode(Part, frozen=True):
+class PoolNode(ApiStruct, frozen=True):
     """A node that should exist. `idleSince`: when it became empty. `removing`: cordoned, to be removed."""
 
     name: str
     zone: str = ""
     since: str = ""
     idle_since: str = ""
-    leaving: bool = False
+    removing: bool = False
 
 
-class NodePoolStatus(Part, frozen=True):
+class NodePoolStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     nodes: tuple[PoolNode, ...] = ()

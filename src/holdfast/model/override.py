@@ -11,14 +11,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_range, forbidden, required
 
 MAX_TTL_S = 24 * 3600.0
 PENDING, ACTIVE, EXPIRED, REVOKED = "Pending", "Active", "Expired", "Revoked"
-BREAK_GLASS = "break-glass-"
+BREAK_GLASS_PREFIX = "break-glass-"
 
 
 class OverrideKind(enum.StrEnum):
@@ -34,7 +34,7 @@ class OverrideKind(enum.StrEnum):
     SHRINK_BUDGET = "ShrinkBudget"
 
 
-PLACING = frozenset(
+PLACEMENT_KINDS = frozenset(
     {
         OverrideKind.AVOID_ZONE,
         OverrideKind.AVOID_REGION,
@@ -48,7 +48,7 @@ AVOIDANCES = frozenset({OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION})
 """The kinds that keep new work away from a zone or a region. Work that is already bound stays."""
 
 
-class OverrideScope(Part, frozen=True):
+class OverrideScope(ApiStruct, frozen=True):
     region: str = ""
     zone: str = ""
     tenant: str = ""
@@ -70,31 +70,31 @@ _SCOPE_FIELDS: dict[OverrideKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """By kind: the scope fields an override must have, and those it may have. Any other field would be ignored."""
 
 
-class BreakGlass(Part, frozen=True):
+class BreakGlass(ApiStruct, frozen=True):
     """Where an override was given without the global cell. In the record that the global cell is sent: also which one
     it was, when it was asked for, and for how long; `ttlSeconds` is then what was left of it."""
 
     region: str
     uid: str = ""
-    asked_at: str = ""
-    asked_seconds: float = 0.0
+    requested_at: str = ""
+    requested_ttl_seconds: float = 0.0
 
 
-class OverrideSpec(Part, frozen=True):
+class OverrideSpec(ApiStruct, frozen=True):
     kind: OverrideKind
     scope: OverrideScope = msgspec.field(default_factory=OverrideScope)
     reason: str = ""
     requester: str = ""
     approver: str = ""
     revoked: bool = False
-    ttl_seconds: float = shown(3600.0)
+    ttl_seconds: float = visible_default(3600.0)
     quota: dict[str, Amount] = {}
-    rank: int = 0
+    priority: int = 0
     policy_revision: str = ""
     break_glass: BreakGlass | None = None
 
 
-class OverrideStatus(Part, frozen=True):
+class OverrideStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     phase: str = ""
@@ -107,22 +107,22 @@ class Override(Object, frozen=True):
 
 
 def break_glass_prefix(region: str) -> str:
-    return f"{BREAK_GLASS}{region}-"
+    return f"{BREAK_GLASS_PREFIX}{region}-"
 
 
 def is_break_glass(name: str) -> bool:
     """Whether the home of an override of this name is a region."""
-    return name.startswith(BREAK_GLASS)
+    return name.startswith(BREAK_GLASS_PREFIX)
 
 
-def acts(override: Override, now: float) -> bool:
+def is_in_force(override: Override, now: float) -> bool:
     """Whether an override is in force: accepted, approved where that is needed, and not past its deadline (S8)."""
     if override.metadata.terminating or override.status.phase != ACTIVE or override.spec.revoked:
         return False
     return bool(override.status.expires_at) and now < parse_time(override.status.expires_at)
 
 
-def is_about(override: Override, *, region: str | None, tenant: str | None, workload: str | None) -> bool:
+def is_in_scope(override: Override, *, region: str | None, tenant: str | None, workload: str | None) -> bool:
     """Whether the scope covers this region, tenant and workload. A field that the scope leaves empty covers all of
     them. None asks about any; an empty string asks about all of them, which only an empty scope field covers.
 
@@ -138,19 +138,19 @@ def is_about(override: Override, *, region: str | None, tenant: str | None, work
 
 def in_force(overrides: Iterable[Override], kind: OverrideKind, now: float) -> list[Override]:
     """The overrides of one kind that act now, whatever their scope."""
-    return [o for o in overrides if o.spec.kind is kind and acts(o, now)]
+    return [o for o in overrides if o.spec.kind is kind and is_in_force(o, now)]
 
 
 def has_emergency_quota(overrides: Iterable[Override], *, region: str, tenant: str, now: float) -> bool:
     """Whether an override gives the tenant more than its quota in the region. An emergency grant without one is over,
     whatever its own end says: an override expires on a monotonic clock, a grant at a time of day."""
     found = in_force(overrides, OverrideKind.EMERGENCY_QUOTA, now)
-    return any(is_about(o, region=region, tenant=tenant, workload=None) for o in found)
+    return any(is_in_scope(o, region=region, tenant=tenant, workload=None) for o in found)
 
 
 def active_avoidances(overrides: Iterable[Override], now: float) -> tuple[Override, ...]:
     """The overrides that keep new work away from somewhere now. Read once, then asked about each place."""
-    return tuple(o for o in overrides if o.spec.kind in AVOIDANCES and acts(o, now))
+    return tuple(o for o in overrides if o.spec.kind in AVOIDANCES and is_in_force(o, now))
 
 
 def avoidance_of(
@@ -159,7 +159,7 @@ def avoidance_of(
     """The first of these active avoidances that keeps new replicas of the workload out of the zone."""
     for override in avoidances:
         closes_zone = override.spec.kind is OverrideKind.AVOID_REGION or override.spec.scope.zone == zone
-        if closes_zone and is_about(override, region=region, tenant=tenant, workload=workload):
+        if closes_zone and is_in_scope(override, region=region, tenant=tenant, workload=workload):
             return override
     return None
 

@@ -15,7 +15,7 @@ LINK = "link"
 REGION = "region"
 AGENT = "agent"
 AUTHORITY = "authority"
-COLLECT = "collect"
+GARBAGE_COLLECTOR = "collect"
 JOIN = "join"
 
 _PEOPLE = frozenset({OPERATOR, USER})
@@ -79,9 +79,9 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
     },
     "NodePool": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("node-pool")},
     "Hold": {
-        "metadata": _roles("hold"),
-        "spec": _roles("hold"),
-        "status": _roles("hold"),
+        "metadata": _roles("recovery-slots"),
+        "spec": _roles("recovery-slots"),
+        "status": _roles("recovery-slots"),
         "status.kept": _roles(AUTHORITY),
         "status.draw": _roles(AUTHORITY),
     },
@@ -136,7 +136,7 @@ DELETERS: dict[str, frozenset[str]] = {
     "Endpoint": _roles("serve", REGION),
     "Grant": _roles("grant"),
     "GrantCopy": _roles("grant-sync"),
-    "Hold": _roles("hold"),
+    "Hold": _roles("recovery-slots"),
     "JoinToken": _roles(JOIN),
     "LeasePage": _roles(AUTHORITY),
     "PolicyRevision": _roles("policy"),
@@ -159,7 +159,7 @@ FINALIZERS: dict[str, tuple[str, float]] = {
 }
 
 # Finalizers that the gate adds to every new object of a kind.
-STARTING_FINALIZERS: dict[str, tuple[str, ...]] = {
+INITIAL_FINALIZERS: dict[str, tuple[str, ...]] = {
     "Workload": (ASSIGNMENTS_FINALIZER,),
     "Tenant": (TENANT_CONTENTS,),
     "Replica": (RELEASE_FINALIZER,),
@@ -181,7 +181,7 @@ def owners(kind: str, group: str, *, mirrored_here: bool = False) -> frozenset[s
 def deleters(kind: str, *, mirrored_here: bool = False) -> frozenset[str]:
     if mirrored_here:
         return frozenset({LINK})
-    return DELETERS.get(kind, frozenset()) | {OPERATOR, COLLECT}
+    return DELETERS.get(kind, frozenset()) | {OPERATOR, GARBAGE_COLLECTOR}
 
 
 _GLOBAL_KINDS = frozenset(kind.name for kind in ALL if kind.home is Home.GLOBAL)

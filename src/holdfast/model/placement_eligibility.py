@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import PlacementRules
 
 
-def allows_region(rules: Placement, region: str) -> bool:
+def allows_region(rules: PlacementRules, region: str) -> bool:
     return (not rules.regions or region in rules.regions) and region not in rules.excluded_regions
 
 
-def satisfies_residency(rules: Placement, tags: Collection[str] | None) -> bool:
+def satisfies_residency(rules: PlacementRules, tags: Collection[str] | None) -> bool:
     """One common tag is enough. A region whose tags are unknown satisfies no residency rule: the stricter side wins."""
     return not rules.residency or not set(rules.residency).isdisjoint(tags or ())
 
 
-def allows_zone(rules: Placement, zone: str) -> bool:
+def allows_zone(rules: PlacementRules, zone: str) -> bool:
     return not rules.zones or zone in rules.zones
 
 
-def allows_pool(rules: Placement, pool: str) -> bool:
+def allows_pool(rules: PlacementRules, pool: str) -> bool:
     return not rules.pools or pool in rules.pools
 
 
@@ -39,7 +39,7 @@ def can_use_node(tenant: str, owner: str, *, dedicated: bool) -> bool:
     return owner == (tenant if dedicated else "")
 
 
-def can_draw(tenants: tuple[str, ...], tenant: str, *, dedicated: bool) -> bool:
+def can_use_slots(tenants: tuple[str, ...], tenant: str, *, dedicated: bool) -> bool:
     """Whether a RecoveryBudget for these tenants (empty: every tenant) has recovery slots for the tenant. A budget for
     one dedicated tenant alone has its slots on that tenant's nodes. Every other budget has them on shared nodes."""
     return tenants == (tenant,) if dedicated else not tenants or tenant in tenants

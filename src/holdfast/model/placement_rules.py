@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from holdfast.model.meta import Part, shown
+from holdfast.model.meta import ApiStruct, visible_default
 from holdfast.model.validation import (
     Causes,
     check_dns_label,
@@ -28,7 +28,7 @@ class Operator(enum.StrEnum):
     LT = "Lt"
 
 
-class Expression(Part, frozen=True):
+class Expression(ApiStruct, frozen=True):
     """One test on a node's labels."""
 
     key: str
@@ -42,13 +42,13 @@ class TaintEffect(enum.StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
-class Taint(Part, frozen=True):
+class Taint(ApiStruct, frozen=True):
     key: str
     value: str = ""
-    effect: TaintEffect = shown(TaintEffect.NO_SCHEDULE)
+    effect: TaintEffect = visible_default(TaintEffect.NO_SCHEDULE)
 
 
-class Toleration(Part, frozen=True):
+class Toleration(ApiStruct, frozen=True):
     """Tolerates taints with this key (empty: any), value (unless `exists`) and effect (empty: any)."""
 
     key: str = ""
@@ -57,24 +57,24 @@ class Toleration(Part, frozen=True):
     effect: TaintEffect | None = None
 
 
-class SpreadRule(Part, frozen=True):
+class SpreadRule(ApiStruct, frozen=True):
     """Keeps replicas of one workload apart by zone or node; hard unless `preferred`."""
 
-    topology: str = shown("zone")
-    max_skew: int = shown(1)
+    topology: str = visible_default("zone")
+    max_skew: int = visible_default(1)
     preferred: bool = False
 
 
-class AffinityRule(Part, frozen=True):
+class AffinityRule(ApiStruct, frozen=True):
     """Near (or, with `apart`, not near) replicas of other workloads of the tenant, by their labels."""
 
     workload_labels: dict[str, str] = {}
-    topology: str = shown("node")
+    topology: str = visible_default("node")
     apart: bool = False
     preferred: bool = False
 
 
-class Placement(Part, frozen=True):
+class PlacementRules(ApiStruct, frozen=True):
     """Every list is an allow-list and empty means any, except where the name says otherwise."""
 
     regions: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Placement(Part, frozen=True):
     affinity: tuple[AffinityRule, ...] = ()
 
 
-def matches(expression: Expression, labels: Mapping[str, str]) -> bool:
+def matches_expression(expression: Expression, labels: Mapping[str, str]) -> bool:
     """Whether labels satisfy one expression; absent keys satisfy NotIn and DoesNotExist only."""
     value = labels.get(expression.key)
     match expression.operator:
@@ -110,7 +110,7 @@ def matches(expression: Expression, labels: Mapping[str, str]) -> bool:
             return left > right if expression.operator is Operator.GT else left < right
 
 
-def keeps_off(rules: Placement) -> tuple[AffinityRule, ...]:
+def required_anti_affinity(rules: PlacementRules) -> tuple[AffinityRule, ...]:
     """The hard rules that keep other work away: they hold for whoever comes later as well."""
     return tuple(rule for rule in rules.affinity if rule.apart and not rule.preferred)
 
@@ -124,7 +124,7 @@ def tolerates(tolerations: tuple[Toleration, ...], taint: Taint) -> bool:
     )
 
 
-def validate_placement(field: str, rules: Placement) -> Causes:
+def validate_placement(field: str, rules: PlacementRules) -> Causes:
     for name in ("regions", "excluded_regions", "zones", "pools"):
         camel = {"excluded_regions": "excludedRegions"}.get(name, name)
         values: tuple[str, ...] = getattr(rules, name)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Object, Part, shown
+from holdfast.model.meta import ApiStruct, Object, visible_default
 from holdfast.model.validation import Causes, check_range, forbidden
 
 
-class PriorityClassSpec(Part, frozen=True):
-    rank: int = shown(0)
-    may_preempt: bool = shown(False)
-    reclaimable: bool = shown(False)
+class PriorityClassSpec(ApiStruct, frozen=True):
+    priority: int = visible_default(0)
+    may_preempt: bool = visible_default(False)
+    reclaimable: bool = visible_default(False)
     description: str = ""
 
 
-class PriorityClassStatus(Part, frozen=True):
+class PriorityClassStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
 
 
@@ -25,7 +25,7 @@ class PriorityClass(Object, frozen=True):
 
 
 def validate_priority_class(priority: PriorityClass, old: PriorityClass | None) -> Causes:
-    yield from check_range("spec.rank", priority.spec.rank, -1_000_000, 1_000_000)
+    yield from check_range("spec.priority", priority.spec.priority, -1_000_000, 1_000_000)
     if priority.spec.reclaimable and priority.spec.may_preempt:
         yield forbidden("spec.mayPreempt", "reclaimable work cannot preempt other work")
     if old is not None and old.spec.reclaimable != priority.spec.reclaimable:

@@ -9,7 +9,7 @@ import enum
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, shortfall
 from holdfast.model.validation import (
     Causes,
@@ -27,28 +27,28 @@ class GrantClass(enum.StrEnum):
     EMERGENCY = "Emergency"
 
 
-class QuotaSpec(Part, frozen=True):
+class QuotaSpec(ApiStruct, frozen=True):
     hard: dict[str, Amount] = {}
     protected: dict[str, Amount] = {}
     region_caps: dict[str, dict[str, Amount]] = {}
     recovery_allowance: dict[str, Amount] = {}
-    pending_cap: int = shown(10_000)
+    pending_cap: int = visible_default(10_000)
 
 
-class RegionUse(Part, frozen=True):
+class RegionQuotaUsage(ApiStruct, frozen=True):
     region: str
-    grant_class: GrantClass = shown(GrantClass.NORMAL)
+    grant_class: GrantClass = visible_default(GrantClass.NORMAL)
     granted: dict[str, Amount] = {}
     used: dict[str, Amount] = {}
-    frozen: bool = False
+    lease_expired: bool = False
 
 
-class QuotaStatus(Part, frozen=True):
+class QuotaStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     granted: dict[str, Amount] = {}
     used: dict[str, Amount] = {}
-    regions: tuple[RegionUse, ...] = ()
+    regions: tuple[RegionQuotaUsage, ...] = ()
 
 
 class Quota(Object, frozen=True):
@@ -56,7 +56,7 @@ class Quota(Object, frozen=True):
     status: QuotaStatus = msgspec.field(default_factory=QuotaStatus)
 
 
-class GrantSpec(Part, frozen=True):
+class GrantSpec(ApiStruct, frozen=True):
     """The limit that the region should enforce. `epoch` increases with every change.
 
     `unacknowledgedPeak` is the highest limit of earlier epochs that the region may still enforce, until it acknowledges
@@ -66,24 +66,24 @@ class GrantSpec(Part, frozen=True):
     part; it limits no spending and changes without an epoch."""
 
     region: str
-    grant_class: GrantClass = shown(GrantClass.NORMAL)
+    grant_class: GrantClass = visible_default(GrantClass.NORMAL)
     limit: dict[str, Amount] = {}
-    peak: dict[str, Amount] = {}
+    unacknowledged_peak: dict[str, Amount] = {}
     provisional: dict[str, Amount] = {}
     protected: dict[str, Amount] = {}
-    epoch: int = shown(1)
-    lease_seconds: float = shown(120.0)
+    epoch: int = visible_default(1)
+    lease_seconds: float = visible_default(120.0)
     ends_at: str = ""
-    returned: dict[str, Amount] = {}
-    returned_epoch: int = 0
+    reclaimed: dict[str, Amount] = {}
+    reclaimed_epoch: int = 0
 
 
-class GrantStatus(Part, frozen=True):
+class GrantStatus(ApiStruct, frozen=True):
     """The region's report: the epoch it applied, the limit it enforces, and its usage."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    acknowledged_epoch: int = shown(0)
+    acknowledged_epoch: int = visible_default(0)
     limit: dict[str, Amount] = {}
     used: dict[str, Amount] = {}
     renewed_at: str = ""
@@ -94,16 +94,16 @@ class Grant(Object, frozen=True):
     status: GrantStatus = msgspec.field(default_factory=GrantStatus)
 
 
-def may_enforce(grant: Grant) -> Amounts:
+def max_enforced_limit(grant: Grant) -> Amounts:
     """The highest limit that the region may enforce now, even if messages were lost. It counts against the quota.
 
     The region's report covers all epochs up to the acknowledged one. Any later epoch may or may not have arrived.
     """
     most = amounts(grant.status.limit)
-    if grant.status.acknowledged_epoch < grant.spec.returned_epoch:
-        for name, amount in amounts(grant.spec.returned).items():
+    if grant.status.acknowledged_epoch < grant.spec.reclaimed_epoch:
+        for name, amount in amounts(grant.spec.reclaimed).items():
             most[name] = max(0, most.get(name, 0) - amount)
-    unacknowledged = (grant.spec.limit, grant.spec.peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
+    unacknowledged = (grant.spec.limit, grant.spec.unacknowledged_peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
     for values in unacknowledged:
         for name, amount in amounts(values).items():
             most[name] = max(most.get(name, 0), amount)

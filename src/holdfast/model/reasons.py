@@ -14,13 +14,13 @@ class Reason(enum.StrEnum):
     def __new__(cls, value: str, says: str) -> Reason:
         member = str.__new__(cls, value)
         member._value_ = value
-        member.says = says
+        member.sentence = says
         return member
 
-    says: str
+    sentence: str
 
     # Placement refusals, by the planner and the authority
-    REPLICA_GONE = "ReplicaGone", "The replica does not exist, or was recreated with another uid. Discard the proposal."
+    REPLICA_NOT_FOUND = "ReplicaNotFound", "The replica does not exist, or was recreated with another uid. Discard the proposal."
     REPLICA_TERMINATING = "ReplicaTerminating", "The replica is being deleted and is not scheduled again."
     STALE_ATTEMPT = (
         "StaleAttempt",
@@ -32,7 +32,7 @@ class Reason(enum.StrEnum):
         "The same intent was committed earlier with different content. The stored one is valid.",
     )
     ALREADY_CLAIMED = "AlreadyClaimed", "The replica already has a claim; the details name it."
-    NODE_GONE = "NodeGone", "The node does not exist in this region."
+    NODE_NOT_FOUND = "NodeNotFound", "The node does not exist in this region."
     NODE_UNREACHABLE = (
         "NodeUnreachable",
         "The node's lease has expired. Wait for its agent to renew it, or choose another node.",
@@ -49,17 +49,17 @@ class Reason(enum.StrEnum):
         "NodeQuarantined",
         "Starts of several workloads failed on the node. It gets no new work until the quarantine ends.",
     )
-    NODE_AVOIDED = "NodeAvoided", "An Override forbids new work in the node's zone or region."
+    NODE_EXCLUDED_BY_OVERRIDE = "NodeExcludedByOverride", "An Override forbids new work in the node's zone or region."
     DRIVER_MISSING = "DriverMissing", "The node does not have the driver that the template requires."
     INSUFFICIENT_CPU = "InsufficientCpu", "The node does not have enough free CPU."
     INSUFFICIENT_MEMORY = "InsufficientMemory", "The node does not have enough free memory."
     INSUFFICIENT_RESOURCE = "InsufficientResource", "The node does not have enough of a resource; the details name it."
-    DEVICE_TAKEN = "DeviceTaken", "The device is in use; the details name the claim that holds it."
+    DEVICE_IN_USE = "DeviceInUse", "The device is in use; the details name the claim that holds it."
     INSUFFICIENT_DEVICES = (
         "InsufficientDevices",
         "The node does not have enough free devices of the requested kind and model.",
     )
-    PORT_TAKEN = "PortTaken", "A port that the replica needs is in use on the node."
+    PORT_IN_USE = "PortInUse", "A port that the replica needs is in use on the node."
     PORTS_EXHAUSTED = "PortsExhausted", "The node has no free port in its port range."
     NO_GRANT = "NoGrant", "The tenant has no grant in this region. An operator creates or raises its Quota."
     QUOTA_EXCEEDED = "QuotaExceeded", "The request would exceed the tenant's limit in this region."
@@ -67,8 +67,8 @@ class Reason(enum.StrEnum):
         "GrantExpired",
         "The region has lost contact with the global cell, and the lease of the grant has expired.",
     )
-    HELD_WHILE_CUT_OFF = (
-        "HeldWhileCutOff",
+    NOT_ALLOWED_WHILE_PARTITIONED = (
+        "NotAllowedWhilePartitioned",
         "The region is partitioned and may place only provisional work. The message says why this replica does not "
         "qualify; it stays pending.",
     )
@@ -80,8 +80,8 @@ class Reason(enum.StrEnum):
     RESERVATION_EXPIRED = "ReservationExpired", "The reservation expired before it was bound. Reserve again."
     RESERVATION_MISSING = "ReservationMissing", "There is no reservation for this intent. Reserve first."
     GANG_INCOMPLETE = "GangIncomplete", "Not enough members of the gang can be placed together."
-    NOT_PROVEN = (
-        "NotProven",
+    STOP_NOT_CONFIRMED = (
+        "StopNotConfirmed",
         "The claim cannot be released yet: the node has neither acknowledged the stop nor been fenced.",
     )
     NOT_LEADER = "NotLeader", "This server is not the elected authority of the region at the moment."
@@ -138,7 +138,7 @@ class Reason(enum.StrEnum):
     REGION_NOT_HEALTHY = "RegionNotHealthy", "The regions that the placement rules allow are not healthy at the moment."
     ASSIGNED = "Assigned", "Every replica is assigned to a region."
     PARTLY_ASSIGNED = "PartlyAssigned", "Some replicas are not assigned to a region yet."
-    MOVED_ON = "MovedOn", "Replicas that were pending in a full region were assigned to another region that has room."
+    SPILLED_OVER = "SpilledOver", "Replicas that were pending in a full region were assigned to another region that has room."
 
     # Workload conditions
     ALL_SERVING = "AllServing", "All desired replicas serve."
@@ -157,9 +157,9 @@ class Reason(enum.StrEnum):
     )
     ROLLED_BACK = "RolledBack", "The last good revision runs again. Change the template to try another rollout."
     ROLLOUT_FAILED = "RolloutFailed", "The rollout made no progress within its deadline and was not rolled back."
-    CONFINED = "Confined", "Control groups enforce the resource limits of tasks on the node."
-    WEAKLY_CONFINED = (
-        "WeaklyConfined",
+    RESOURCE_LIMITS_ENFORCED = "ResourceLimitsEnforced", "Control groups enforce the resource limits of tasks on the node."
+    RESOURCE_LIMITS_PARTIAL = (
+        "ResourceLimitsPartial",
         "The node has no control groups; the message says which limits are not enforced.",
     )
 
@@ -180,10 +180,10 @@ class Reason(enum.StrEnum):
     DISK_FULL = "DiskFull", "The node has no disk space to start the task. Free some, or raise the disk quota."
     BACKING_OFF = "BackingOff", "The process keeps exiting; the next restart waits for the backoff."
     NEVER_STARTED = "NeverStarted", "The replica was withdrawn before its process was started."
-    STOPPED_AS_ASKED = "StoppedAsAsked", "The process was stopped on request."
+    STOPPED_ON_REQUEST = "StoppedOnRequest", "The process was stopped on request."
 
     # Node contact, release, traffic
-    LEASE_LAPSED = "LeaseLapsed", "The node's lease was not renewed in time."
+    LEASE_EXPIRED = "LeaseExpired", "The node's lease was not renewed in time."
     LEASE_RENEWED = "LeaseRenewed", "The node's agent renews its lease again."
     NODE_LOST = "NodeLost", "The node was fenced; the replica is scheduled on another node."
     SCALED_DOWN = "ScaledDown", "The number of desired replicas was reduced."
@@ -198,8 +198,8 @@ class Reason(enum.StrEnum):
     )
     PREEMPTED = "Preempted", "A workload with a higher priority needed the node's resources."
     FINISHED = "Finished", "The work ended; its claims are released."
-    PROVISIONAL_ENDED = (
-        "ProvisionalEnded",
+    PROVISIONAL_EXPIRED = (
+        "ProvisionalExpired",
         "Work that was placed while the region was partitioned reached its time limit without confirmation by a grant.",
     )
     PROVISIONAL_WITHDRAWN = (
@@ -207,18 +207,18 @@ class Reason(enum.StrEnum):
         "The region is connected again, and its grant does not cover the work that was placed while it was "
         "partitioned.",
     )
-    NODE_RETURNED = "NodeReturned", "The node reconnected without the replica's task."
+    NODE_REJOINED_WITHOUT_TASK = "NodeRejoinedWithoutTask", "The node reconnected without the replica's task."
     ADDED_TO_ENDPOINT = "AddedToEndpoint", "The replica receives traffic."
     WITHDRAWN_FROM_ENDPOINT = "WithdrawnFromEndpoint", "The replica receives no more traffic."
 
     # Queueing, quota, regions
     REPLICA_CREATED = "ReplicaCreated", "A replica was created and queued."
-    CANNOT_PLACE = "CannotPlace", "No node fits at the moment; the message counts the reasons."
+    UNSCHEDULABLE = "Unschedulable", "No node fits at the moment; the message counts the reasons."
     WAITING = "Waiting", "The replica is pending; the message says why, and when it is retried."
     GRANTED = "Granted", "Every region has acknowledged its grant."
     SHRINK_PENDING = "ShrinkPending", "A region has not yet acknowledged a lower limit."
-    FROZEN = (
-        "Frozen",
+    GRANT_LEASE_EXPIRED = (
+        "GrantLeaseExpired",
         "A region has been out of contact for longer than the grant lease. Its grant still counts in full and is "
         "not spent.",
     )
@@ -229,10 +229,10 @@ class Reason(enum.StrEnum):
     WITHIN_QUOTA = "WithinQuota", "Usage is within the quota."
     FENCED = "Fenced", "The node's lease epoch was fenced."
     PUBLISHED = "Published", "The policy has an immutable revision that regions can use."
-    HEARD = "Heard", "The region reports on time."
-    SILENT = "Silent", "The region has stopped reporting."
-    IS_IT_ME = (
-        "IsItMe",
+    REPORTING = "Reporting", "The region reports on time."
+    NOT_REPORTING = "NotReporting", "The region has stopped reporting."
+    GLOBAL_CELL_ISOLATED = (
+        "GlobalCellIsolated",
         "No region reports at all. The global cell may be the isolated side, so no region is declared lost.",
     )
     NO_WITNESS = (
@@ -243,7 +243,7 @@ class Reason(enum.StrEnum):
         "WitnessDisagrees",
         "The region does not report to the global cell, but other regions still reach it.",
     )
-    WITNESSED = "Witnessed", "The region does not report, and most reporting regions cannot reach it."
+    UNREACHABLE_CONFIRMED = "UnreachableConfirmed", "The region does not report, and most reporting regions cannot reach it."
     REGION_LOST = "RegionLost", "The region is lost; its last report about its replicas no longer counts."
     DECLARED_LOST = "DeclaredLost", "An Override declares the region lost."
     CAPACITY_LOST = (
@@ -264,22 +264,22 @@ class Reason(enum.StrEnum):
         "The region is healthy again; recovery replicas are removed as the ordinary replicas serve.",
     )
     RECOVERY_CLOSED = "RecoveryClosed", "Everything that the recovery borrowed was returned."
-    WAITING_FOR_TURN = (
-        "WaitingForTurn",
+    WAITING_FOR_START_RATE = (
+        "WaitingForStartRate",
         "Recovery starts are rate limited, and workloads with a higher priority go first.",
     )
     NO_TARGET = (
         "NoTarget",
         "No healthy region is allowed to run the workload. It stays below minServing until there is one.",
     )
-    TARGET_STUCK = (
-        "TargetStuck",
+    TARGET_STALLED = (
+        "TargetStalled",
         "The target region accepted the workload and made no progress within the allowed time.",
     )
-    PROMISE_MISSED = "PromiseMissed", "The recovery took longer than the workload's deadlineSeconds."
-    PLACE_KEPT = "PlaceKept", "The authority admitted the recovery slot on its node."
-    PLACES_KEPT = "PlacesKept", "Every recovery slot of the budget is admitted."
-    PLACES_MISSING = "PlacesMissing", "Some recovery slots of the budget fit on no node at the moment."
+    OBJECTIVE_MISSED = "ObjectiveMissed", "The recovery took longer than the workload's deadlineSeconds."
+    SLOT_ADMITTED = "SlotAdmitted", "The authority admitted the recovery slot on its node."
+    SLOTS_ADMITTED = "SlotsAdmitted", "Every recovery slot of the budget is admitted."
+    SLOTS_UNSCHEDULABLE = "SlotsUnschedulable", "Some recovery slots of the budget fit on no node at the moment."
     BACKED = "Backed", "The recovery objective holds for the loss of any one region or zone."
     NOT_BACKED = (
         "NotBacked",
@@ -287,37 +287,37 @@ class Reason(enum.StrEnum):
     )
 
     PROMOTED = "Promoted", "Every region that should use the policy revision uses it."
-    STALLED = "Stalled", "A region does not use the new policy revision yet; it keeps its previous one."
+    POLICY_ROLLOUT_STALLED = "PolicyRolloutStalled", "A region does not use the new policy revision yet; it keeps its previous one."
     GUARD_BREACHED = (
         "GuardBreached",
         "The policy revision violated its guard and was stopped. Change the policy to try again.",
     )
     WITHIN_GUARD = "WithinGuard", "The policy revision meets its guard, or has none."
-    NOT_ACTING = "NotActing", "The policy is a draft or a shadow and decides nothing."
+    POLICY_INACTIVE = "PolicyInactive", "The policy is a draft or a shadow and decides nothing."
 
-    STAGE_OVERDUE = (
-        "StageOverdue",
+    STAGE_DEADLINE_EXCEEDED = (
+        "StageDeadlineExceeded",
         "The replica stayed in a stage longer than the stage's deadline. Repair reports it, or asks for another node.",
     )
     FINALIZER_STUCK = "FinalizerStuck", "A finalizer was not removed in time; the message names it and its owner."
-    REPAIRED = "Repaired", "The replica was moved from a node where it did not start."
+    RESCHEDULED_BY_REPAIR = "RescheduledByRepair", "The replica was moved from a node where it did not start."
 
     # Autoscaling
     SCALED_BY_LOAD = "ScaledByLoad", "The number of replicas was changed to follow the load."
     LOAD_WITHIN_TARGET = "LoadWithinTarget", "The load is near its target; the number of replicas stays."
     LOAD_UNKNOWN = "LoadUnknown", "No load was pushed, or the last one is too old. The number of replicas stays."
-    SCALE_HELD = (
-        "ScaleHeld",
+    SCALE_UP_BLOCKED = (
+        "ScaleUpBlocked",
         "More replicas would not help: existing ones are pending or not ready; the message says why.",
     )
     SCALE_LIMITED = "ScaleLimited", "The load calls for a number of replicas that the scaling limits do not allow yet."
     AUTOSCALER_PAUSED = "AutoscalerPaused", "An Override keeps the number of replicas unchanged."
 
-    POOL_STEADY = "PoolSteady", "The pool has the nodes it needs."
+    POOL_STABLE = "PoolStable", "The pool has the nodes it needs."
     POOL_GROWING = "PoolGrowing", "Replicas or recovery slots are pending for lack of room; new nodes are starting."
     POOL_SHRINKING = "PoolShrinking", "A node that was idle for the pool's idleSeconds is being removed."
-    POOL_FULL = (
-        "PoolFull",
+    POOL_AT_MAX_NODES = (
+        "PoolAtMaxNodes",
         "Replicas or recovery slots are pending for lack of room, and the pool has reached maxNodes.",
     )
 
@@ -325,20 +325,20 @@ class Reason(enum.StrEnum):
     APPROVAL_NEEDED = "ApprovalNeeded", "The Override takes effect after a second person has approved it."
     OVERRIDE_ACTIVE = "OverrideActive", "The Override is in force until it expires."
     OVERRIDE_EXPIRED = "OverrideExpired", "The Override has expired and has no effect."
-    OVERRIDE_UNCOUNTED = (
-        "OverrideUncounted",
+    OVERRIDE_TIME_UNKNOWN = (
+        "OverrideTimeUnknown",
         "A restart of the region lost the remaining time of the Override. A permissive Override has no effect in "
         "the region until the global cell is in contact again.",
     )
     OVERRIDE_REVOKED = "OverrideRevoked", "The Override was revoked and has no effect."
-    EFFECT_GONE = "EffectGone", "The Override has ended, and a check found none of its effect left."
-    EFFECT_REMAINS = (
-        "EffectRemains",
+    OVERRIDE_REVERTED = "OverrideReverted", "The Override has ended, and a check found none of its effect left."
+    OVERRIDE_REVERT_PENDING = (
+        "OverrideRevertPending",
         "The Override has ended, and its effect is still being removed; the message says where.",
     )
 
-    REJOINING = (
-        "Rejoining",
+    RESTORE_IN_PROGRESS = (
+        "RestoreInProgress",
         "The cell was restored from a backup. A region binds nothing until each of its agents has reported or is "
         "fenced; the global cell raises no grant until every region has reported what it holds.",
     )

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.validation import Causes, check_dns_label
 
 
@@ -17,7 +17,7 @@ class RecoveryPhase(enum.StrEnum):
     CLOSED = "Closed"
 
 
-class LeftTarget(Part, frozen=True):
+class AbandonedTarget(ApiStruct, frozen=True):
     """A target region that was abandoned because the workload made no progress there, with the evidence."""
 
     region: str
@@ -26,7 +26,7 @@ class LeftTarget(Part, frozen=True):
     message: str = ""
 
 
-class WorkloadProgress(Part, frozen=True):
+class WorkloadProgress(ApiStruct, frozen=True):
     """Progress of one critical workload. Counts cover all its replicas in the target region, ordinary and recovery.
 
     `bestProgress` is the highest value of bound + ready + serving so far, `lastProgressAt` the time it was reached.
@@ -37,21 +37,21 @@ class WorkloadProgress(Part, frozen=True):
     tenant: str
     workload: str
     target: str = ""
-    rank: int = 0
-    wanted: int = shown(4)
-    drawn: int = shown(0)
-    assigned: int = shown(0)
-    bound: int = shown(0)
-    ready: int = shown(0)
-    serving: int = shown(0)
+    priority: int = 0
+    wanted: int = visible_default(4)
+    recovery_replicas: int = visible_default(0)
+    assigned: int = visible_default(0)
+    bound: int = visible_default(0)
+    ready: int = visible_default(0)
+    serving: int = visible_default(0)
     reason: str = ""
     message: str = ""
-    best: int = 0
-    progress_at: str = ""
-    left: tuple[LeftTarget, ...] = ()
+    best_progress: int = 0
+    last_progress_at: str = ""
+    abandoned_targets: tuple[AbandonedTarget, ...] = ()
 
 
-class StageClock(Part, frozen=True):
+class StageClock(ApiStruct, frozen=True):
     """When all workloads had reached each stage; empty while one has not."""
 
     detected_at: str = ""
@@ -61,35 +61,35 @@ class StageClock(Part, frozen=True):
     serving_at: str = ""
 
 
-class Lane(Part, frozen=True):
+class StartRateLimit(ApiStruct, frozen=True):
     """Rate limit of starts in one target region: the next start is at `nextAt` or later."""
 
     region: str
     next_at: str = ""
 
 
-class RecoverySpec(Part, frozen=True):
+class RecoverySpec(ApiStruct, frozen=True):
     """`startedAt` is the last contact with the lost region. The deadline counts from then, so it includes detection."""
 
     region: str
     zone: str = ""
     cause: str = ""
     started_at: str = ""
-    deadline_seconds: float = shown(300.0)
+    deadline_seconds: float = visible_default(300.0)
     evidence: tuple[str, ...] = ()
 
 
-class RecoveryStatus(Part, frozen=True):
+class RecoveryStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    phase: RecoveryPhase = shown(RecoveryPhase.OPEN)
+    phase: RecoveryPhase = visible_default(RecoveryPhase.OPEN)
     workloads: tuple[WorkloadProgress, ...] = ()
     clock: StageClock = msgspec.field(default_factory=StageClock)
-    lanes: tuple[Lane, ...] = ()
+    start_rate_limits: tuple[StartRateLimit, ...] = ()
     stable_since: str = ""
     recovered_at: str = ""
     closed_at: str = ""
-    leftovers: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
 
 
 class Recovery(Object, frozen=True):

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_resources, required
 
 
-class Slot(Part, frozen=True):
+class SlotShape(ApiStruct, frozen=True):
     """`count` slots with the same resources, spread over at least `minZones` zones."""
 
     resources: dict[str, Amount] = {}
-    count: int = shown(1)
-    min_zones: int = shown(1)
+    count: int = visible_default(1)
+    min_zones: int = visible_default(1)
 
 
-class RecoveryBudgetSpec(Part, frozen=True):
+class RecoveryBudgetSpec(ApiStruct, frozen=True):
     region: str
-    slots: tuple[Slot, ...] = ()
+    slot_shapes: tuple[SlotShape, ...] = ()
     tenants: tuple[str, ...] = ()
-    starts_per_second: float = shown(5.0)
+    starts_per_second: float = visible_default(5.0)
 
 
-class RecoveryBudgetStatus(Part, frozen=True):
+class RecoveryBudgetStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    held: int = shown(0)
-    drawn: int = shown(0)
+    admitted: int = visible_default(0)
+    consumed: int = visible_default(0)
 
 
 class RecoveryBudget(Object, frozen=True):
@@ -38,9 +38,9 @@ class RecoveryBudget(Object, frozen=True):
 
 def validate_recovery_budget(budget: RecoveryBudget, old: RecoveryBudget | None) -> Causes:
     yield from check_dns_label("spec.region", budget.spec.region)
-    if not budget.spec.slots:
+    if not budget.spec.slot_shapes:
         yield required("spec.slots", "at least one shape with resources and count")
-    for index, slot in enumerate(budget.spec.slots):
+    for index, slot in enumerate(budget.spec.slot_shapes):
         yield from check_resources(f"spec.slots[{index}].resources", slot.resources)
         yield from check_range(f"spec.slots[{index}].count", slot.count, 1, 100_000)
         yield from check_range(f"spec.slots[{index}].minZones", slot.min_zones, 1, 100)

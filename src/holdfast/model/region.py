@@ -9,72 +9,72 @@ import enum
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import GrantClass
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_unique, forbidden, required
 
 
-class RegionSpec(Part, frozen=True):
+class RegionSpec(ApiStruct, frozen=True):
     """Other regions probe `endpoint`. A region that does not report for `lostAfterSeconds` can be declared lost."""
 
     zones: tuple[str, ...] = ()
     residency: tuple[str, ...] = ()
     endpoint: str = ""
-    cost: int = shown(100)
-    lost_after_seconds: float = shown(45.0)
+    cost: int = visible_default(100)
+    lost_after_seconds: float = visible_default(45.0)
 
 
-class SeenPeer(Part, frozen=True):
+class PeerProbeResult(ApiStruct, frozen=True):
     """Result of one region's probes of another."""
 
     region: str
-    reachable: bool = shown(False)
+    reachable: bool = visible_default(False)
     at: str = ""
 
 
-class ZoneReport(Part, frozen=True):
+class ZoneReport(ApiStruct, frozen=True):
     """Nodes of one zone, and the capacity of its live nodes."""
 
     zone: str
-    nodes: int = shown(0)
-    live_nodes: int = shown(0)
+    nodes: int = visible_default(0)
+    live_nodes: int = visible_default(0)
     capacity: dict[str, Amount] = {}
 
 
-class HeldPlaces(Part, frozen=True):
+class RecoverySlotReport(ApiStruct, frozen=True):
     """Recovery slots of one shape in one zone: how many are admitted, and how many of these are in use."""
 
     budget: str
     zone: str
-    slot: int = shown(0)
+    shape_index: int = visible_default(0)
     resources: dict[str, Amount] = {}
-    kept: int = shown(0)
-    drawn: int = shown(0)
+    admitted: int = visible_default(0)
+    consumed: int = visible_default(0)
 
 
-class StrayGrant(Part, frozen=True):
+class UnknownGrant(ApiStruct, frozen=True):
     """A limit that the region enforces for a tenant without a Grant in the restored global cell."""
 
     tenant: str
-    grant_class: GrantClass = shown(GrantClass.NORMAL)
-    held: dict[str, Amount] = {}
+    grant_class: GrantClass = visible_default(GrantClass.NORMAL)
+    amounts: dict[str, Amount] = {}
 
 
-class PolicyTrial(Part, frozen=True):
+class PolicyTrial(ApiStruct, frozen=True):
     """Outcomes of a guarded policy revision in this region, within the window of its guard.
 
     Counts of replicas: `proposed` to the authority, `refused` by it, `unplaced` for lack of a node."""
 
     revision: str
-    decisions: int = shown(0)
-    proposed: int = shown(0)
-    refused: int = shown(0)
-    unplaced: int = shown(0)
-    oldest_pending_seconds: float = shown(0.0)
+    decisions: int = visible_default(0)
+    proposed: int = visible_default(0)
+    refused: int = visible_default(0)
+    unplaced: int = visible_default(0)
+    oldest_pending_seconds: float = visible_default(0.0)
 
 
-class RegionReport(Part, frozen=True):
+class RegionReport(ApiStruct, frozen=True):
     """The region's heartbeat.
 
     After a restore of the global cell, `restoreAcknowledged` is the newest incarnation to which the region has reported
@@ -83,19 +83,19 @@ class RegionReport(Part, frozen=True):
     at: str = ""
     sequence: int = 0
     incarnation: int = 0
-    nodes: int = shown(0)
-    live_nodes: int = shown(0)
+    nodes: int = visible_default(0)
+    live_nodes: int = visible_default(0)
     capacity: dict[str, Amount] = {}
     used: dict[str, Amount] = {}
-    held: dict[str, Amount] = {}
-    pending: int = shown(0)
-    peers: tuple[SeenPeer, ...] = ()
+    recovery_reserved: dict[str, Amount] = {}
+    pending: int = visible_default(0)
+    peers: tuple[PeerProbeResult, ...] = ()
     policy: str = ""
     zones: tuple[ZoneReport, ...] = ()
-    places: tuple[HeldPlaces, ...] = ()
-    answered: int = 0
-    strays: tuple[StrayGrant, ...] = ()
-    trial: PolicyTrial | None = None
+    recovery_slots: tuple[RecoverySlotReport, ...] = ()
+    restore_acknowledged: int = 0
+    unknown_grants: tuple[UnknownGrant, ...] = ()
+    policy_trial: PolicyTrial | None = None
 
 
 class HealthState(enum.StrEnum):
@@ -106,25 +106,25 @@ class HealthState(enum.StrEnum):
     AWAITING_WITNESS = "AwaitingWitness"
 
 
-class RegionHealth(Part, frozen=True):
+class RegionHealth(ApiStruct, frozen=True):
     """`lastContactAt` is when the report's sequence number last changed, by the global cell's clock."""
 
-    state: HealthState = shown(HealthState.UNKNOWN)
+    state: HealthState = visible_default(HealthState.UNKNOWN)
     since: str = ""
-    heard_at: str = ""
-    heard_sequence: int = 0
+    last_contact_at: str = ""
+    last_sequence: int = 0
     reason: str = ""
     message: str = ""
 
 
-class RegionStatus(Part, frozen=True):
+class RegionStatus(ApiStruct, frozen=True):
     """`restoreIncarnation` is set by a restore of the global cell. The region must acknowledge it."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     report: RegionReport | None = None
     health: RegionHealth = msgspec.field(default_factory=RegionHealth)
-    awaited: int = 0
+    restore_incarnation: int = 0
 
 
 class Region(Object, frozen=True):

@@ -10,14 +10,14 @@ import enum
 import msgspec
 
 from holdfast.model.assignment import Purpose
-from holdfast.model.meta import Condition, Object, Part, shown
-from holdfast.model.placement_rules import Placement
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, check_range, forbidden
 from holdfast.model.workload import Disruption, Exclusivity, WorkloadType
 
 
-class ReplicaSpec(Part, frozen=True):
+class ReplicaSpec(ApiStruct, frozen=True):
     """Written once by replicate. Immutable."""
 
     workload: str
@@ -25,11 +25,11 @@ class ReplicaSpec(Part, frozen=True):
     assignment: str
     revision: str
     template: Template
-    purpose: Purpose = shown(Purpose.NORMAL)
-    ordinal: int = shown(0)
-    type: WorkloadType = shown(WorkloadType.SERVICE)
-    placement: Placement = msgspec.field(default_factory=Placement)
-    rank: int = shown(0)
+    purpose: Purpose = visible_default(Purpose.NORMAL)
+    ordinal: int = visible_default(0)
+    type: WorkloadType = visible_default(WorkloadType.SERVICE)
+    placement: PlacementRules = msgspec.field(default_factory=PlacementRules)
+    priority: int = visible_default(0)
     reclaimable: bool = False
     dedicated: bool = False
     disruption: Disruption = msgspec.field(default_factory=Disruption)
@@ -37,10 +37,10 @@ class ReplicaSpec(Part, frozen=True):
     min_ready_seconds: float = 0.0
 
 
-class PlacementBlock(Part, frozen=True):
+class PlacementBlock(ApiStruct, frozen=True):
     """Written by the authority. `attempt` increases with every release, so that an old intent is refused."""
 
-    attempt: int = shown(1)
+    attempt: int = visible_default(1)
     node: str = ""
     zone: str = ""
     reservation: str = ""
@@ -64,11 +64,11 @@ class Phase(enum.StrEnum):
     SUCCEEDED = "Succeeded"
 
 
-TERMINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+TERMINAL_PHASES = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 """Phases that end an attempt."""
 
 
-class Exit(Part, frozen=True):
+class ExitStatus(ApiStruct, frozen=True):
     """Exit code, signal and reason of a process that ended."""
 
     code: int | None = None
@@ -78,62 +78,62 @@ class Exit(Part, frozen=True):
     at: str = ""
 
 
-class ExecutionBlock(Part, frozen=True):
+class ExecutionBlock(ApiStruct, frozen=True):
     """The agent's report. It is valid only for the attempt that it names."""
 
     phase: Phase
-    attempt: int = shown(0)
-    ready: bool = shown(False)
+    attempt: int = visible_default(0)
+    ready: bool = visible_default(False)
     address: str = ""
     ports: dict[str, int] = {}
     pid: int = 0
-    restarts: int = shown(0)
+    restarts: int = visible_default(0)
     started_at: str = ""
     ready_since: str = ""
-    last_exit: Exit | None = None
+    last_exit: ExitStatus | None = None
     reason: str = ""
     message: str = ""
 
 
-class ReplicaContact(Part, frozen=True):
+class ReplicaContact(ApiStruct, frozen=True):
     """Whether the node is out of contact. Written by node-health; valid only for the attempt that it names."""
 
-    lost: bool = shown(False)
-    attempt: int = shown(0)
+    lost: bool = visible_default(False)
+    attempt: int = visible_default(0)
     node: str = ""
     since: str = ""
     reason: str = ""
 
 
-class TrafficBlock(Part, frozen=True):
+class TrafficBlock(ApiStruct, frozen=True):
     """Whether the replica is in its workload's Endpoint. Written by serve."""
 
-    serving: bool = shown(False)
-    attempt: int = shown(0)
+    serving: bool = visible_default(False)
+    attempt: int = visible_default(0)
     since: str = ""
 
 
-class ReleaseBlock(Part, frozen=True):
+class ReleaseBlock(ApiStruct, frozen=True):
     """The decision to release the replica's node, and why. Written by release."""
 
     reason: str
-    attempt: int = shown(0)
+    attempt: int = visible_default(0)
     message: str = ""
     requested_by: str = ""
     at: str = ""
 
 
-class RepairBlock(Part, frozen=True):
+class RepairBlock(ApiStruct, frozen=True):
     """What repair found about this attempt, and what it requested. Written by repair."""
 
     reason: str
-    attempt: int = shown(0)
+    attempt: int = visible_default(0)
     message: str = ""
     state: str = ""
     at: str = ""
 
 
-class ReplicaStatus(Part, frozen=True):
+class ReplicaStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     placement: PlacementBlock = msgspec.field(default_factory=PlacementBlock)
@@ -168,4 +168,4 @@ def _is_older_report(old: ExecutionBlock | None, new: ExecutionBlock | None) -> 
         return False
     if new.attempt < old.attempt:
         return True
-    return new.attempt == old.attempt and old.phase in TERMINAL and new.phase is not old.phase
+    return new.attempt == old.attempt and old.phase in TERMINAL_PHASES and new.phase is not old.phase

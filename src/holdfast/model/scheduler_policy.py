@@ -8,7 +8,7 @@ import hashlib
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.validation import Causes, check_range, check_unique, duplicate, forbidden, invalid, unsupported
 
 
@@ -33,7 +33,7 @@ class ScoreName(enum.StrEnum):
     COST = "Cost"
     FRAGMENTATION = "Fragmentation"
     GPU_SHAPE = "GpuShape"
-    WARM = "Warm"
+    ARTIFACT_LOCALITY = "ArtifactLocality"
     BALANCE = "Balance"
     PACKING = "Packing"
     SPREAD = "Spread"
@@ -60,36 +60,36 @@ class QueueKey(enum.StrEnum):
     AGE = "Age"
 
 
-class WeightedScore(Part, frozen=True):
+class WeightedScore(ApiStruct, frozen=True):
     name: ScoreName
-    weight: int = shown(1)
+    weight: int = visible_default(1)
 
 
-class FilterExpression(Part, frozen=True):
+class FilterExpression(ApiStruct, frozen=True):
     """A custom filter: a CEL expression that is true for allowed nodes."""
 
     name: str
     expression: str
 
 
-class ScoreExpression(Part, frozen=True):
+class ScoreExpression(ApiStruct, frozen=True):
     """A custom score: a CEL expression whose value is limited to 0 to 100 and multiplied by `weight`."""
 
     name: str
     expression: str
-    weight: int = shown(1)
+    weight: int = visible_default(1)
 
 
-class Preemption(Part, frozen=True):
-    enabled: bool = shown(True)
-    per_tenant_per_minute: int = shown(60)
+class PreemptionRules(ApiStruct, frozen=True):
+    enabled: bool = visible_default(True)
+    per_tenant_per_minute: int = visible_default(60)
 
 
-class Rules(Part, frozen=True):
+class PolicyRules(ApiStruct, frozen=True):
     """The rules of a policy. Their hash names the revision."""
 
-    filters: tuple[FilterName, ...] = shown(tuple(FilterName))
-    scores: tuple[WeightedScore, ...] = shown(
+    filters: tuple[FilterName, ...] = visible_default(tuple(FilterName))
+    scores: tuple[WeightedScore, ...] = visible_default(
         (
             WeightedScore(name=ScoreName.SPREAD, weight=2),
             WeightedScore(name=ScoreName.BALANCE, weight=1),
@@ -98,9 +98,9 @@ class Rules(Part, frozen=True):
     )
     filter_expressions: tuple[FilterExpression, ...] = ()
     score_expressions: tuple[ScoreExpression, ...] = ()
-    queue: tuple[QueueKey, ...] = shown(tuple(QueueKey))
-    preemption: Preemption = msgspec.field(default_factory=Preemption)
-    partition_mode: PartitionMode = shown(PartitionMode.WAIT)
+    queue: tuple[QueueKey, ...] = visible_default(tuple(QueueKey))
+    preemption: PreemptionRules = msgspec.field(default_factory=PreemptionRules)
+    partition_mode: PartitionMode = visible_default(PartitionMode.WAIT)
 
 
 class GuardAction(enum.StrEnum):
@@ -108,7 +108,7 @@ class GuardAction(enum.StrEnum):
     ROLLBACK = "Rollback"
 
 
-class Guard(Part, frozen=True):
+class PolicyGuard(ApiStruct, frozen=True):
     """Limits at which a policy revision is stopped automatically.
 
     Checked in every region that uses the revision, over the decisions of the last `windowSeconds`, once there are
@@ -117,15 +117,15 @@ class Guard(Part, frozen=True):
     promotion, `Rollback` restores the previous revision.
     """
 
-    max_conflict_percent: int = shown(20)
-    max_pending_seconds: float = shown(300.0)
-    min_placed_percent: int = shown(0)
-    min_decisions: int = shown(10)
-    window_seconds: float = shown(300.0)
-    action: GuardAction = shown(GuardAction.ROLLBACK)
+    max_conflict_percent: int = visible_default(20)
+    max_pending_seconds: float = visible_default(300.0)
+    min_placed_percent: int = visible_default(0)
+    min_decisions: int = visible_default(10)
+    window_seconds: float = visible_default(300.0)
+    action: GuardAction = visible_default(GuardAction.ROLLBACK)
 
 
-class PolicyHold(Part, frozen=True):
+class PolicyStop(ApiStruct, frozen=True):
     """Why the guard stopped a revision. The next change of the policy (`generation`) lifts the stop."""
 
     revision: str
@@ -137,19 +137,19 @@ class PolicyHold(Part, frozen=True):
     regions: tuple[str, ...] = ()
 
 
-class SchedulerPolicySpec(Part, frozen=True):
-    rules: Rules = msgspec.field(default_factory=Rules)
-    stage: PromotionStage = shown(PromotionStage.ACTIVE)
+class SchedulerPolicySpec(ApiStruct, frozen=True):
+    rules: PolicyRules = msgspec.field(default_factory=PolicyRules)
+    stage: PromotionStage = visible_default(PromotionStage.ACTIVE)
     canary_regions: tuple[str, ...] = ()
-    guard: Guard | None = None
+    guard: PolicyGuard | None = None
 
 
-class SchedulerPolicyStatus(Part, frozen=True):
+class SchedulerPolicyStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     revision: str = ""
     sequence: int = 0
-    held: PolicyHold | None = None
+    stopped: PolicyStop | None = None
 
 
 class SchedulerPolicy(Object, frozen=True):
@@ -157,16 +157,16 @@ class SchedulerPolicy(Object, frozen=True):
     status: SchedulerPolicyStatus = msgspec.field(default_factory=SchedulerPolicyStatus)
 
 
-class PolicyRevisionSpec(Part, frozen=True):
+class PolicyRevisionSpec(ApiStruct, frozen=True):
     policy: str
-    rules: Rules
-    sequence: int = shown(1)
-    stage: PromotionStage = shown(PromotionStage.ACTIVE)
+    rules: PolicyRules
+    sequence: int = visible_default(1)
+    stage: PromotionStage = visible_default(PromotionStage.ACTIVE)
     regions: tuple[str, ...] = ()
-    guard: Guard | None = None
+    guard: PolicyGuard | None = None
 
 
-class PolicyRevisionStatus(Part, frozen=True):
+class PolicyRevisionStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
 
@@ -179,12 +179,12 @@ class PolicyRevision(Object, frozen=True):
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
-def rules_hash(rules: Rules) -> str:
+def rules_hash(rules: PolicyRules) -> str:
     """Hash of the canonical JSON in twelve hex digits. Part of the revision's name."""
     return hashlib.sha256(_encoder.encode(rules)).hexdigest()[:12]
 
 
-def validate_rules(field: str, rules: Rules) -> Causes:
+def validate_rules(field: str, rules: PolicyRules) -> Causes:
     yield from check_unique(f"{field}.filters", rules.filters)
     yield from check_unique(f"{field}.scores", (s.name for s in rules.scores))
     for index, score in enumerate(rules.scores):
@@ -199,7 +199,7 @@ def validate_rules(field: str, rules: Rules) -> Causes:
     )
 
 
-def _validate_expressions(field: str, rules: Rules) -> Causes:
+def _validate_expressions(field: str, rules: PolicyRules) -> Causes:
     """Names and lengths only. Admission compiles the expressions."""
     built_in = {name.value for name in (*FilterName, *ScoreName)}
     named = [("filterExpressions", e.name, e.expression) for e in rules.filter_expressions]
@@ -209,12 +209,12 @@ def _validate_expressions(field: str, rules: Rules) -> Causes:
     for kind, count in (
         ("filterExpressions", len(rules.filter_expressions)), ("scoreExpressions", len(rules.score_expressions)),
     ):  # fmt: skip
-        yield from check_range(f"{field}.{kind}", count, 0, limits.POLICY_EXPRESSIONS)
+        yield from check_range(f"{field}.{kind}", count, 0, limits.POLICY_EXPRESSIONS_MAX)
     for kind, name, expression in named:
         path = f"{field}.{kind}[{name}]"
         if name in built_in or not name:
             yield invalid(f"{path}.name", name, "must be unique and not the name of a built-in filter or score")
-        yield from check_range(f"{path}.expression", len(expression), 1, limits.EXPRESSION_CHARS)
+        yield from check_range(f"{path}.expression", len(expression), 1, limits.EXPRESSION_CHARS_MAX)
     for index, score in enumerate(rules.score_expressions):
         yield from check_range(f"{field}.scoreExpressions[{index}].weight", score.weight, 0, 1000)
 
@@ -226,7 +226,7 @@ def validate_scheduler_policy(policy: SchedulerPolicy, old: SchedulerPolicy | No
         yield from check_range("spec.guard.maxConflictPercent", guard.max_conflict_percent, 0, 100)
         yield from check_range("spec.guard.maxPendingSeconds", guard.max_pending_seconds, 1, 86400)
         yield from check_range("spec.guard.minPlacedPercent", guard.min_placed_percent, 0, 100)
-        yield from check_range("spec.guard.minDecisions", guard.min_decisions, 1, limits.TRIAL_DECISIONS)
+        yield from check_range("spec.guard.minDecisions", guard.min_decisions, 1, limits.POLICY_TRIAL_DECISIONS_MAX)
         yield from check_range("spec.guard.windowSeconds", guard.window_seconds, 1, 86400)
 
 

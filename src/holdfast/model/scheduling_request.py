@@ -5,30 +5,30 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model.assignment import Purpose
-from holdfast.model.meta import Condition, Object, Part, shown
-from holdfast.model.placement_rules import Placement
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, check_unique
 from holdfast.model.workload import Exclusivity, Gang
 
 
-class Member(Part, frozen=True):
+class RequestMember(ApiStruct, frozen=True):
     """One replica that may need a node. `attempt` is a hint; the authority knows the current one."""
 
     name: str
     uid: str
-    attempt: int = shown(1)
+    attempt: int = visible_default(1)
 
 
-class SchedulingRequestSpec(Part, frozen=True):
+class SchedulingRequestSpec(ApiStruct, frozen=True):
     workload: str
     assignment: str
     revision: str
     template: Template
     workload_uid: str = ""
     purpose: Purpose = Purpose.NORMAL
-    placement: Placement = msgspec.field(default_factory=Placement)
-    rank: int = shown(0)
+    placement: PlacementRules = msgspec.field(default_factory=PlacementRules)
+    priority: int = visible_default(0)
     reclaimable: bool = False
     may_preempt: bool = False
     dedicated: bool = False
@@ -37,36 +37,36 @@ class SchedulingRequestSpec(Part, frozen=True):
     deadline: str = ""
     max_unavailable: int = 0
     workload_generation: int = 0
-    members: tuple[Member, ...] = ()
+    members: tuple[RequestMember, ...] = ()
 
 
-class RefusalCount(Part, frozen=True):
+class RefusalCount(ApiStruct, frozen=True):
     """How many nodes were refused for one reason, with some of them by name."""
 
     reason: str
-    nodes: int = shown(0)
+    nodes: int = visible_default(0)
     examples: tuple[str, ...] = ()
     message: str = ""
 
 
-class GangBlock(Part, frozen=True):
+class GangBlock(ApiStruct, frozen=True):
     """Written once by the authority, when enough members have a reservation. Only then are they bound."""
 
     committed_at: str
-    members: int = shown(0)
+    members: int = visible_default(0)
 
 
-class SchedulingRequestStatus(Part, frozen=True):
+class SchedulingRequestStatus(ApiStruct, frozen=True):
     """Written by the scheduler, except `gang`. `retryOn` names the events that trigger a retry."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    pending: int = shown(0)
-    attempts: int = shown(0)
+    pending: int = visible_default(0)
+    attempts: int = visible_default(0)
     position: int = 0
     reasons: tuple[RefusalCount, ...] = ()
-    wake_on: tuple[str, ...] = ()
-    next_try_at: str = ""
+    retry_on: tuple[str, ...] = ()
+    next_retry_at: str = ""
     decision: str = ""
     gang: GangBlock | None = None
 

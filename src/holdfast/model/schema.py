@@ -50,7 +50,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     format: str = ""
     description: str = ""
     """Description of the field; without one, the description of its type."""
-    says: str = ""
+    type_description: str = ""
     """The docstring of the type."""
     enum: tuple[str, ...] = ()
     default: Any = msgspec.UNSET
@@ -59,14 +59,14 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     values: Schema | None = None
     items: Schema | None = None
     positions: tuple[Schema, ...] = ()
-    either: tuple[str, ...] = ()
+    json_types: tuple[str, ...] = ()
     list_type: str = ""
     list_keys: tuple[str, ...] = ()
     optional: bool = False
     """Whether the object may be absent. With server-side apply, the manager that adds it owns its presence."""
 
 
-ANYTHING = Schema()
+ANY_VALUE = Schema()
 _TEXT = Schema(type="string")
 
 
@@ -113,8 +113,8 @@ def object_schema(type_: type[Object]) -> Schema:
         for name, note in (("spec", SPEC_NOTE), ("status", STATUS_NOTE)):
             if name in fields and not fields[name].description:
                 fields[name] = msgspec.structs.replace(fields[name], description=note)
-        says = KIND_NOTES.get(type_.__name__, made.says)
-        found = _known[type_] = msgspec.structs.replace(made, fields=fields, says=says, description=says)
+        says = KIND_NOTES.get(type_.__name__, made.type_description)
+        found = _known[type_] = msgspec.structs.replace(made, fields=fields, type_description=says, description=says)
     return found
 
 
@@ -130,7 +130,7 @@ def _struct(info: shapes.Type) -> Schema:
         fields = {field.encode_name: _field(info.cls, field) for field in info.fields}
         needed = tuple(field.encode_name for field in info.fields if field.required)
         made = Schema(
-            type="object", title=info.cls.__name__, fields=fields, required=needed, says=_says(info.cls),
+            type="object", title=info.cls.__name__, fields=fields, required=needed, type_description=_says(info.cls),
             description=_says(info.cls),
         )  # fmt: skip
     _structs[info.cls] = made
@@ -191,7 +191,7 @@ def _schema(info: shapes.Type) -> Schema:
             return Schema(type="array", positions=tuple(map(_schema, items)), list_type="atomic")
         case shapes.UnionType(types=types):
             return _union(types)
-    return ANYTHING
+    return ANY_VALUE
 
 
 def _union(types: tuple[shapes.Type, ...]) -> Schema:
@@ -199,7 +199,7 @@ def _union(types: tuple[shapes.Type, ...]) -> Schema:
     if len(present) == 1:
         made = _schema(present[0])
         return msgspec.structs.replace(made, optional=True) if made.fields else made
-    return Schema(either=tuple(_schema(t).type for t in present))
+    return Schema(json_types=tuple(_schema(t).type for t in present))
 
 
 def _says(cls: type[Any]) -> str:
@@ -215,7 +215,7 @@ def walk(schema: Schema, value: Any, found: Findings, path: str = "") -> Any:
     """`value` without unknown fields and nulls. Errors are added to `found`."""
     if found.full:
         return value
-    if schema.either:
+    if schema.json_types:
         return _walk_either(schema, value, found, path)
     match schema.type:
         case "object":
@@ -266,7 +266,7 @@ def _walk_array(schema: Schema, value: Any, found: Findings, path: str) -> Any:
             return value
         pairs: Iterable[tuple[Schema, Any]] = zip(schema.positions, value, strict=True)
         return [walk(item, inner, found, f"{path}[{index}]") for index, (item, inner) in enumerate(pairs)]
-    item = schema.items or ANYTHING
+    item = schema.items or ANY_VALUE
     kept = []
     for index, inner in enumerate(value):
         kept.append(walk(item, inner, found, f"{path}[{index}]"))
@@ -290,16 +290,16 @@ def _walk_number(schema: Schema, value: Any, found: Findings, path: str) -> Any:
 
 
 def _walk_either(schema: Schema, value: Any, found: Findings, path: str) -> Any:
-    if isinstance(value, str) and "string" in schema.either:
+    if isinstance(value, str) and "string" in schema.json_types:
         return value
-    numeric = "number" if "number" in schema.either else "integer"
-    if numeric in schema.either and isinstance(value, int | float) and not isinstance(value, bool):
+    numeric = "number" if "number" in schema.json_types else "integer"
+    if numeric in schema.json_types and isinstance(value, int | float) and not isinstance(value, bool):
         return _walk_number(Schema(type=numeric), value, found, path)
     return _wrong_type(schema, value, found, path)
 
 
 def _wrong_type(schema: Schema, value: Any, found: Findings, path: str) -> Any:
-    wanted = schema.type or " or ".join(schema.either)
+    wanted = schema.type or " or ".join(schema.json_types)
     message = f'Invalid value: "{json_type(value)}": {path or "the body"} must be of type {wanted}'
     found.causes.append(Cause(path, "FieldValueTypeInvalid", message))
     return value

@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.meta import Part, shown
+from holdfast.model.meta import ApiStruct, visible_default
 from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, amounts_text
 from holdfast.model.validation import (
     Causes,
@@ -25,7 +25,7 @@ from holdfast.model.validation import (
 )
 
 
-class Driver(enum.StrEnum):
+class DriverName(enum.StrEnum):
     PROCESS = "process"
     OCI = "oci"
     HOLLOW = "hollow"
@@ -37,7 +37,7 @@ class RestartPolicy(enum.StrEnum):
     NEVER = "Never"
 
 
-class Artifact(Part, frozen=True):
+class Artifact(ApiStruct, frozen=True):
     """A file or archive that the task needs. Fetched once per node and cached by digest."""
 
     name: str
@@ -45,50 +45,50 @@ class Artifact(Part, frozen=True):
     digest: str = ""
 
 
-class Port(Part, frozen=True):
+class Port(ApiStruct, frozen=True):
     """A port that the task listens on. 0: the node chooses one and passes it as `PORT` or `PORT_<NAME>`."""
 
     name: str
     port: int = 0
 
 
-class HttpProbe(Part, frozen=True):
-    path: str = shown("/")
+class HttpProbe(ApiStruct, frozen=True):
+    path: str = visible_default("/")
     port: str = ""
     scheme: str = "HTTP"
 
 
-class TcpProbe(Part, frozen=True):
+class TcpProbe(ApiStruct, frozen=True):
     port: str = ""
 
 
-class ExecProbe(Part, frozen=True):
+class ExecProbe(ApiStruct, frozen=True):
     command: tuple[str, ...] = ()
 
 
-class Probe(Part, frozen=True):
+class Probe(ApiStruct, frozen=True):
     """Exactly one of http, tcp and exec. `port` names a port of the template; empty: the first."""
 
     http: HttpProbe | None = None
     tcp: TcpProbe | None = None
     exec: ExecProbe | None = None
-    period_seconds: float = shown(2.0)
-    timeout_seconds: float = shown(1.0)
+    period_seconds: float = visible_default(2.0)
+    timeout_seconds: float = visible_default(1.0)
     initial_delay_seconds: float = 0.0
-    success_threshold: int = shown(1)
-    failure_threshold: int = shown(3)
+    success_threshold: int = visible_default(1)
+    failure_threshold: int = visible_default(3)
 
 
-class Probes(Part, frozen=True):
+class Probes(ApiStruct, frozen=True):
     startup: Probe | None = None
     readiness: Probe | None = None
     liveness: Probe | None = None
 
 
-class Template(Part, frozen=True):
+class Template(ApiStruct, frozen=True):
     """What one replica runs. Its hash is the workload's revision and part of every placement intent."""
 
-    driver: Driver = shown(Driver.PROCESS)
+    driver: DriverName = visible_default(DriverName.PROCESS)
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
@@ -100,8 +100,8 @@ class Template(Part, frozen=True):
     gpu_models: tuple[str, ...] = ()
     ports: tuple[Port, ...] = ()
     probes: Probes = msgspec.field(default_factory=Probes)
-    restart_policy: RestartPolicy = shown(RestartPolicy.ALWAYS)
-    termination_grace_seconds: float = shown(10.0)
+    restart_policy: RestartPolicy = visible_default(RestartPolicy.ALWAYS)
+    termination_grace_seconds: float = visible_default(10.0)
     drain_delay_seconds: float = limits.DRAIN_DELAY_S
     checkpoint_signal: str = ""
     labels: dict[str, str] = {}
@@ -114,7 +114,7 @@ CHECKPOINT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGQUIT", "SIGT
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
-@lru_cache(limits.TEMPLATE_HASHES_KEPT)
+@lru_cache(limits.TEMPLATE_HASHES_CACHED_MAX)
 def _digest(canonical: bytes) -> str:
     return hashlib.sha256(canonical).hexdigest()[:10]
 
@@ -139,9 +139,9 @@ def canonical_template(template: Template) -> Template:
 
 
 def validate_template(field: str, template: Template) -> Causes:
-    if template.driver is Driver.PROCESS and not template.command:
+    if template.driver is DriverName.PROCESS and not template.command:
         yield required(f"{field}.command", 'the program to run, as a list: ["python3", "-m", "http.server"]')
-    if template.driver is Driver.OCI and not template.bundle:
+    if template.driver is DriverName.OCI and not template.bundle:
         yield required(f"{field}.bundle", "the OCI bundle directory to run")
     if any("\0" in word for word in (*template.command, *template.args, *template.env, *template.env.values())):
         yield invalid(f"{field}.command", "\\0", "must not contain NUL bytes")
@@ -150,8 +150,8 @@ def validate_template(field: str, template: Template) -> Causes:
             yield invalid(f"{field}.env", name, "must not be empty or contain '='")
     yield from check_resources(f"{field}.resources", template.resources)
     yield from check_labels(f"{field}.labels", template.labels)
-    if len(template.ports) > limits.PORTS_PER_REPLICA:
-        yield invalid(f"{field}.ports", len(template.ports), f"must have at most {limits.PORTS_PER_REPLICA} items")
+    if len(template.ports) > limits.PORTS_PER_REPLICA_MAX:
+        yield invalid(f"{field}.ports", len(template.ports), f"must have at most {limits.PORTS_PER_REPLICA_MAX} items")
     yield from check_unique(f"{field}.ports", (p.name for p in template.ports))
     for index, port in enumerate(template.ports):
         yield from check_dns_label(f"{field}.ports[{index}].name", port.name)

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.validation import Causes, check_dns_label, forbidden
 
 
@@ -15,12 +15,12 @@ class Isolation(enum.StrEnum):
     DEDICATED = "Dedicated"
 
 
-class TenantSpec(Part, frozen=True):
-    isolation: Isolation = shown(Isolation.SHARED)
+class TenantSpec(ApiStruct, frozen=True):
+    isolation: Isolation = visible_default(Isolation.SHARED)
     description: str = ""
 
 
-class TenantStatus(Part, frozen=True):
+class TenantStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
 

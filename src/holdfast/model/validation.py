@@ -85,7 +85,7 @@ def check_label_key(field: str, key: str) -> Causes:
         )
 
 
-@lru_cache(limits.LABELS_REMEMBERED)
+@lru_cache(limits.VALID_LABELS_CACHED_MAX)
 def _is_valid_label(key: str, value: str) -> bool:
     """Cached, because every replica of a workload has the same labels."""
     return not any(_check_label("", key, value))

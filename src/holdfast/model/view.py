@@ -24,19 +24,19 @@ class Totals:
         self._kept: dict[Measure, dict[Hashable, dict[Any, int]]] = {}
         self._groups: dict[Measure, Callable[[Any], Hashable]] = {}
 
-    def knows(self, measure: Measure) -> bool:
+    def is_tracked(self, measure: Measure) -> bool:
         return measure in self._kept
 
-    def keep(self, measure: Measure, group: Callable[[Any], Hashable], items: Sequence[Any] = ()) -> None:
+    def track(self, measure: Measure, group: Callable[[Any], Hashable], items: Sequence[Any] = ()) -> None:
         """Starts a total; `items` are all present objects."""
         self._kept[measure], self._groups[measure] = {}, group
         for item in items:
             self._add(measure, item, 1)
 
-    def of(self, measure: Measure, group: Hashable) -> Mapping[Any, int]:
+    def total(self, measure: Measure, group: Hashable) -> Mapping[Any, int]:
         return self._kept[measure].get(group, {})
 
-    def change(self, old: Any | None, new: Any | None, *, only: Measure | None = None) -> None:
+    def update(self, old: Any | None, new: Any | None, *, only: Measure | None = None) -> None:
         for measure in self._kept if only is None else (only,):
             if old is not None:
                 self._add(measure, old, -1)

@@ -7,8 +7,8 @@ import enum
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.meta import Condition, Object, Part, shown
-from holdfast.model.placement_rules import Placement, validate_placement
+from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
+from holdfast.model.placement_rules import PlacementRules, validate_placement
 from holdfast.model.template import RestartPolicy, Template, canonical_template, validate_template
 from holdfast.model.validation import Causes, check_dns_label, check_range, forbidden, invalid, required
 
@@ -23,44 +23,44 @@ class ExclusiveScope(enum.StrEnum):
     GLOBAL = "Global"
 
 
-class Exclusivity(Part, frozen=True):
+class Exclusivity(ApiStruct, frozen=True):
     """At most one running instance per ordinal, in the region or globally (S7)."""
 
-    scope: ExclusiveScope = shown(ExclusiveScope.REGION)
+    scope: ExclusiveScope = visible_default(ExclusiveScope.REGION)
 
 
-class Disruption(Part, frozen=True):
+class Disruption(ApiStruct, frozen=True):
     """Limit on voluntary disruption, counted across all regions: drains, API evictions, preemption of firm work,
     over-quota draining. Rollouts are limited by `spec.rollout.maxUnavailable` instead."""
 
-    max_unavailable: int = shown(1)
+    max_unavailable: int = visible_default(1)
 
 
-class Rollout(Part, frozen=True):
-    max_surge: int = shown(1)
-    max_unavailable: int = shown(0)
-    progress_deadline_seconds: float = shown(600.0)
+class Rollout(ApiStruct, frozen=True):
+    max_surge: int = visible_default(1)
+    max_unavailable: int = visible_default(0)
+    progress_deadline_seconds: float = visible_default(600.0)
     paused: bool = False
-    auto_rollback: bool = shown(True)
-    wave_regions: int = shown(1)
+    auto_rollback: bool = visible_default(True)
+    wave_regions: int = visible_default(1)
 
 
-class ScaleLimits(Part, frozen=True):
+class ScaleLimits(ApiStruct, frozen=True):
     """Rate limit of one scaling direction per minute (the larger of the two values), and its stabilization window."""
 
-    replicas_per_minute: int = shown(10)
-    percent_per_minute: int = shown(100)
-    stabilization_seconds: float = shown(0.0)
+    replicas_per_minute: int = visible_default(10)
+    percent_per_minute: int = visible_default(100)
+    stabilization_seconds: float = visible_default(0.0)
 
 
-class Autoscale(Part, frozen=True):
+class Autoscale(ApiStruct, frozen=True):
     """Keeps the average load of a serving replica at its target. The load is the last value pushed as `metric`
     (`status.load`). The target is `target`, or `targetCpuPercent` if that is not set."""
 
     max_replicas: int
-    min_replicas: int = shown(1)
-    target_cpu_percent: int = shown(70)
-    metric: str = shown("cpuPercent")
+    min_replicas: int = visible_default(1)
+    target_cpu_percent: int = visible_default(70)
+    metric: str = visible_default("cpuPercent")
     target: float | None = None
     scale_up: ScaleLimits = msgspec.field(default_factory=ScaleLimits)
     scale_down: ScaleLimits = msgspec.field(
@@ -68,89 +68,89 @@ class Autoscale(Part, frozen=True):
     )
 
 
-class RecoveryPromise(Part, frozen=True):
+class RecoveryObjective(ApiStruct, frozen=True):
     """Makes the workload critical: after the loss of a region, `minServing` replicas serve in one healthy region in
     time."""
 
-    min_serving: int = shown(4)
-    deadline_seconds: float = shown(300.0)
+    min_serving: int = visible_default(4)
+    deadline_seconds: float = visible_default(300.0)
     regions: tuple[str, ...] = ()
 
 
-class Batch(Part, frozen=True):
-    completions: int = shown(1)
-    parallelism: int = shown(1)
-    backoff_limit: int = shown(6)
+class Batch(ApiStruct, frozen=True):
+    completions: int = visible_default(1)
+    parallelism: int = visible_default(1)
+    backoff_limit: int = visible_default(6)
     deadline_seconds: float | None = None
     ttl_after_finished_seconds: float | None = None
 
 
-class Gang(Part, frozen=True):
+class Gang(ApiStruct, frozen=True):
     """At least `minAvailable` replicas are placed together, or none."""
 
     min_available: int
 
 
-class WorkloadSpec(Part, frozen=True):
-    type: WorkloadType = shown(WorkloadType.SERVICE)
-    replicas: int = shown(1)
+class WorkloadSpec(ApiStruct, frozen=True):
+    type: WorkloadType = visible_default(WorkloadType.SERVICE)
+    replicas: int = visible_default(1)
     template: Template = msgspec.field(default_factory=Template)
-    priority_class_name: str = shown("standard")
-    placement: Placement = msgspec.field(default_factory=Placement)
+    priority_class_name: str = visible_default("standard")
+    placement: PlacementRules = msgspec.field(default_factory=PlacementRules)
     disruption: Disruption = msgspec.field(default_factory=Disruption)
     rollout: Rollout = msgspec.field(default_factory=Rollout)
     autoscale: Autoscale | None = None
-    recovery: RecoveryPromise | None = None
+    recovery: RecoveryObjective | None = None
     exclusive: Exclusivity | None = None
     batch: Batch | None = None
     gang: Gang | None = None
     min_ready_seconds: float = 0.0
 
 
-class RegionProgress(Part, frozen=True):
+class RegionProgress(ApiStruct, frozen=True):
     """Replicas in one region, as reported by it."""
 
     region: str
-    assigned: int = shown(0)
-    bound: int = shown(0)
-    ready: int = shown(0)
-    serving: int = shown(0)
+    assigned: int = visible_default(0)
+    bound: int = visible_default(0)
+    ready: int = visible_default(0)
+    serving: int = visible_default(0)
     pending_reason: str = ""
 
 
-class Summary(Part, frozen=True):
+class Summary(ApiStruct, frozen=True):
     """Replica counts over all regions, derived from the regions' reports."""
 
-    replicas: int = shown(0)
-    assigned: int = shown(0)
-    bound: int = shown(0)
-    started: int = shown(0)
-    ready: int = shown(0)
-    serving: int = shown(0)
+    replicas: int = visible_default(0)
+    assigned: int = visible_default(0)
+    bound: int = visible_default(0)
+    started: int = visible_default(0)
+    ready: int = visible_default(0)
+    serving: int = visible_default(0)
     succeeded: int = 0
     failed: int = 0
     regions: tuple[RegionProgress, ...] = ()
     selector: str = ""
 
 
-class Wish(Part, frozen=True):
+class ScaleRecommendation(ApiStruct, frozen=True):
     """Number of replicas that the load called for at one time."""
 
     at: str
     replicas: int
 
 
-class ScaleBlock(Part, frozen=True):
+class ScaleBlock(ApiStruct, frozen=True):
     """Number of replicas set by autoscale. It takes precedence over `spec.replicas`."""
 
     replicas: int
     reason: str = ""
     message: str = ""
     scaled_at: str = ""
-    wishes: tuple[Wish, ...] = ()
+    recommendations: tuple[ScaleRecommendation, ...] = ()
 
 
-class Load(Part, frozen=True):
+class LoadMetric(ApiStruct, frozen=True):
     """One pushed value: the average over the serving replicas."""
 
     name: str
@@ -158,10 +158,10 @@ class Load(Part, frozen=True):
     at: str = ""
 
 
-class LoadBlock(Part, frozen=True):
+class LoadBlock(ApiStruct, frozen=True):
     """Load pushed by users for autoscaling. A value that is too old is ignored."""
 
-    metrics: tuple[Load, ...] = ()
+    metrics: tuple[LoadMetric, ...] = ()
 
 
 class RolloutPhase(enum.StrEnum):
@@ -173,17 +173,17 @@ class RolloutPhase(enum.StrEnum):
     FAILED = "Failed"
 
 
-class Revision(Part, frozen=True):
+class Revision(ApiStruct, frozen=True):
     """An earlier template of the workload, kept for rollback."""
 
     revision: str
     template: Template
-    generation: int = shown(0)
+    generation: int = visible_default(0)
     at: str = ""
     outcome: str = ""
 
 
-class RolloutBlock(Part, frozen=True):
+class RolloutBlock(ApiStruct, frozen=True):
     """Progress of a rollout: the new revision, the regions that may run it so far, and earlier revisions.
 
     `progressedAt` is the time of the last progress, `serving` the number of serving replicas of the revision then.
@@ -196,21 +196,21 @@ class RolloutBlock(Part, frozen=True):
     phase: str = ""
     message: str = ""
     regions: tuple[str, ...] = ()
-    serving: int = shown(0)
+    serving: int = visible_default(0)
     progressed_at: str = ""
-    silent: tuple[str, ...] = ()
+    unreachable_regions: tuple[str, ...] = ()
     history: tuple[Revision, ...] = ()
 
 
-class BackingBlock(Part, frozen=True):
+class BackingBlock(ApiStruct, frozen=True):
     """Whether recovery slots and allowances cover the recovery objective; if not, the message names the bottleneck."""
 
-    backed: bool = shown(False)
+    backed: bool = visible_default(False)
     reason: str = ""
     message: str = ""
 
 
-class RegionWait(Part, frozen=True):
+class RegionWait(ApiStruct, frozen=True):
     """Replicas pending in a full region while another region has room. After a while they spill over."""
 
     region: str
@@ -218,27 +218,27 @@ class RegionWait(Part, frozen=True):
     since: str
 
 
-class LeftRegion(Part, frozen=True):
+class AvoidedRegion(ApiStruct, frozen=True):
     """`replicas` pending replicas spilled over from a full region. The region is avoided until `avoidUntil`."""
 
     region: str
     to: str
-    count: int
+    replicas: int
     reason: str
     message: str = ""
     at: str = ""
-    until: str = ""
-    times: int = shown(1)
+    avoid_until: str = ""
+    count: int = visible_default(1)
 
 
-class MovesBlock(Part, frozen=True):
+class SpilloverStatus(ApiStruct, frozen=True):
     """Spillover: replicas pending in full regions, and the regions that are avoided. Written by assign."""
 
-    waits: tuple[RegionWait, ...] = ()
-    left: tuple[LeftRegion, ...] = ()
+    pending: tuple[RegionWait, ...] = ()
+    avoided_regions: tuple[AvoidedRegion, ...] = ()
 
 
-class WorkloadStatus(Part, frozen=True):
+class WorkloadStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     summary: Summary = msgspec.field(default_factory=Summary)
@@ -246,7 +246,7 @@ class WorkloadStatus(Part, frozen=True):
     load: LoadBlock | None = None
     rollout: RolloutBlock | None = None
     backing: BackingBlock | None = None
-    moves: MovesBlock | None = None
+    spillover: SpilloverStatus | None = None
 
 
 class Workload(Object, frozen=True):

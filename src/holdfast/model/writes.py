@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.model.meta import Condition, Key, Object
-from holdfast.model.placement import ReleaseItem
+from holdfast.model.placement_api import ReleaseItem
 
 
 class Create(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     writes: tuple[Write, ...] = ()
     releases: tuple[ReleaseItem, ...] = ()
     notices: tuple[Notice, ...] = ()
-    again_in_s: float | None = None
+    requeue_after_s: float | None = None
 
 
-NOTHING = Outcome()
+NO_CHANGES = Outcome()

@@ -10,11 +10,11 @@ import os
 import sys
 from typing import Any
 
-from holdfast.samples.web import Sample, say
+from holdfast.samples.web import Sample, log_line
 
 PATH = os.environ.get("CHECKPOINT") or "checkpoint.json"
 ROWS_PER_TICK = 200
-TOLD_EVERY = 20_000
+LOG_EVERY_ROWS = 20_000
 
 _state = {"rows": 0, "sum": 0}
 
@@ -23,17 +23,17 @@ def restore() -> None:
     try:
         with open(PATH, encoding="utf-8") as f:
             _state.update(json.load(f))
-        say(f"analytics goes on from row {_state['rows']}")
+        log_line(f"analytics goes on from row {_state['rows']}")
     except (OSError, ValueError):
-        say("analytics begins at the first row")
+        log_line("analytics begins at the first row")
 
 
 def work() -> None:
     for row in range(_state["rows"], _state["rows"] + ROWS_PER_TICK):
         _state["sum"] = (_state["sum"] + row * row) % 1_000_003
     _state["rows"] += ROWS_PER_TICK
-    if _state["rows"] % TOLD_EVERY == 0:
-        say(f"analytics has seen {_state['rows']} rows")
+    if _state["rows"] % LOG_EVERY_ROWS == 0:
+        log_line(f"analytics has seen {_state['rows']} rows")
 
 
 def checkpoint() -> None:
@@ -43,7 +43,7 @@ def checkpoint() -> None:
         f.flush()
         os.fsync(f.fileno())
     os.rename(part, PATH)
-    say(f"analytics wrote its checkpoint at row {_state['rows']}")
+    log_line(f"analytics wrote its checkpoint at row {_state['rows']}")
 
 
 def answer(path: str) -> dict[str, Any] | None:

@@ -9,13 +9,13 @@ import os
 import sys
 import time
 
-from holdfast.samples.web import identity, say
+from holdfast.samples.web import log_line, task_identity
 
 ROUNDS = 10
-SHARE_BUSY = 0.2
+BUSY_FRACTION = 0.2
 
 
-def suspicious(seed: int) -> int:
+def score(seed: int) -> int:
     """Some arithmetic that takes a moment and always comes to the same."""
     value = seed
     for _ in range(2000):
@@ -25,18 +25,18 @@ def suspicious(seed: int) -> int:
 
 def main() -> int:
     total_s = float(os.environ.get("FRAUD_SECONDS") or 6)
-    told = identity()
-    say(f"fraud-batch {told['replica']} begins on {told['node']} with devices {os.environ.get('HOLDFAST_DEVICES', '')}")
+    told = task_identity()
+    log_line(f"fraud-batch {told['replica']} begins on {told['node']} with devices {os.environ.get('HOLDFAST_DEVICES', '')}")
     began, found, looked = time.monotonic(), 0, 0
     for index in range(ROUNDS):
         until = began + total_s * (index + 1) / ROUNDS
         while (left := until - time.monotonic()) > 0:
-            found += suspicious(looked) == 0
+            found += score(looked) == 0
             looked += 1
-            time.sleep(min(left, 0.002 / SHARE_BUSY))
-        say(f"fraud-batch {index + 1}/{ROUNDS}: {looked} looked at, {found} suspicious")
+            time.sleep(min(left, 0.002 / BUSY_FRACTION))
+        log_line(f"fraud-batch {index + 1}/{ROUNDS}: {looked} looked at, {found} suspicious")
     if os.environ.get("FRAUD_FAIL"):
-        say("fraud-batch fails, as asked")
+        log_line("fraud-batch fails, as asked")
         return 1
     return 0
 

@@ -9,12 +9,12 @@ import os
 import sys
 from typing import Any
 
-from holdfast.samples.web import Sample, say
+from holdfast.samples.web import Sample, log_line
 
-MAX_BYTES = int(os.environ.get("INDEX_MEMORY_MB") or 32) * 1024 * 1024
-PER_TICK = int(os.environ.get("INDEX_DOCUMENTS_PER_TICK") or 50)
+INDEX_BYTES_MAX = int(os.environ.get("INDEX_MEMORY_MB") or 32) * 1024 * 1024
+DOCUMENTS_PER_TICK = int(os.environ.get("INDEX_DOCUMENTS_PER_TICK") or 50)
 DOCUMENT_BYTES = 4096
-TOLD_EVERY = 1000
+LOG_EVERY_DOCUMENTS = 1000
 
 
 class Index:
@@ -29,15 +29,15 @@ class Index:
         return len(self.documents) * DOCUMENT_BYTES
 
     def work(self) -> None:
-        for _ in range(PER_TICK):
+        for _ in range(DOCUMENTS_PER_TICK):
             document = (b"%016d" % self.indexed) * (DOCUMENT_BYTES // 16)
-            if self.bytes >= MAX_BYTES:
+            if self.bytes >= INDEX_BYTES_MAX:
                 self.documents[self.indexed % len(self.documents)] = document
             else:
                 self.documents.append(document)
             self.indexed += 1
-        if self.indexed % TOLD_EVERY < PER_TICK:
-            say(f"search-indexer has indexed {self.indexed} documents and holds {self.bytes // 1048576} MiB")
+        if self.indexed % LOG_EVERY_DOCUMENTS < DOCUMENTS_PER_TICK:
+            log_line(f"search-indexer has indexed {self.indexed} documents and holds {self.bytes // 1048576} MiB")
 
     def answer(self, path: str) -> dict[str, Any] | None:
         return {"indexed": self.indexed, "bytes": self.bytes} if path == "/" else None

@@ -22,7 +22,7 @@ _TICK_MS = 100
 _TEXTS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 
-def identity() -> dict[str, Any]:
+def task_identity() -> dict[str, Any]:
     """What the platform told this process about itself."""
     names = ("workload", "tenant", "region", "zone", "node", "replica")
     told: dict[str, Any] = {name: os.environ.get(f"HOLDFAST_{name.upper()}", "") for name in names}
@@ -31,7 +31,7 @@ def identity() -> dict[str, Any]:
     return told
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -50,8 +50,8 @@ class Sample:
     ) -> None:
         self.name = name
         self.answer = answer or (lambda path: {} if path == "/" else None)
-        self.tick = tick
-        self.last = last
+        self.on_tick = tick
+        self.on_exit = last
         self.ready_at = time.monotonic() + float(os.environ.get("WARM_UP_SECONDS") or warm_up_s)
         self.stopping = False
 
@@ -61,9 +61,9 @@ class Sample:
         address = os.environ.get("HOLDFAST_ADDRESS") or "127.0.0.1"
         port = int(os.environ.get("PORT") or 8080)
         _Server(self, address, port).serve()
-        if self.last is not None:
-            self.last()
-        say(f"{self.name} ended")
+        if self.on_exit is not None:
+            self.on_exit()
+        log_line(f"{self.name} ended")
         return 0
 
     def _stop(self, *_: object) -> None:
@@ -78,7 +78,7 @@ class Sample:
         own = self.answer(path)
         if own is None:
             return 404, {"error": f"{self.name} has nothing at {path}"}
-        return 200, {**identity(), **own}
+        return 200, {**task_identity(), **own}
 
 
 class _Server:
@@ -93,18 +93,18 @@ class _Server:
         self.poll = select.poll()
         self.poll.register(self.listener, select.POLLIN)
         self.open: dict[int, tuple[socket.socket, bytearray]] = {}
-        say(f"{sample.name} listens on {address}:{port}")
+        log_line(f"{sample.name} listens on {address}:{port}")
 
     def serve(self) -> None:
-        tick_ms = _TICK_MS if self.sample.tick is not None else 1000
+        tick_ms = _TICK_MS if self.sample.on_tick is not None else 1000
         while not self.sample.stopping:
             for fd, _ in self.poll.poll(tick_ms):
                 if fd == self.listener.fileno():
                     self._accept()
                 else:
                     self._read(fd)
-            if self.sample.tick is not None:
-                self.sample.tick()
+            if self.sample.on_tick is not None:
+                self.sample.on_tick()
         self.listener.close()
         for fd in list(self.open):
             self._close(fd)

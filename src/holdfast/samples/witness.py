@@ -12,21 +12,21 @@ import signal
 import sys
 import time
 
-BEAT_S = 0.02
+RECORD_EVERY_S = 0.02
 
 
-def boottime() -> float:
+def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def beat_for_ever(folder: str, replica: str) -> None:
-    began = boottime()
+def record_run(folder: str, replica: str) -> None:
+    began = boottime_s()
     epoch = os.environ.get("HOLDFAST_EPOCH", "0")
     path = os.path.join(folder, f"{replica}.{os.getpid()}.{began:.6f}")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     while True:
-        os.pwrite(fd, f"{began:.6f} {boottime():.6f} {epoch}".encode().ljust(64), 0)
-        time.sleep(BEAT_S)
+        os.pwrite(fd, f"{began:.6f} {boottime_s():.6f} {epoch}".encode().ljust(64), 0)
+        time.sleep(RECORD_EVERY_S)
 
 
 def main() -> int:
@@ -37,8 +37,8 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if os.environ.get("WITNESS_FORK") and os.fork() == 0:
         os.setsid()
-        beat_for_ever(folder, f"{replica}-child")
-    beat_for_ever(folder, replica)
+        record_run(folder, f"{replica}-child")
+    record_run(folder, replica)
     return 0
 
 

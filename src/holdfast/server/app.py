@@ -13,25 +13,25 @@ from typing import Any
 
 import structlog
 
-from holdfast.gate.authenticate import Authenticator, impersonated
-from holdfast.gate.authorize import authorize, authorize_path, homes
+from holdfast.foundation import metrics
+from holdfast.foundation.ports import Ports
+from holdfast.gate.authorize import access_refusal, is_served_in, path_refusal
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
-from holdfast.gate.joining import Joining
-from holdfast.gate.local import Placement
+from holdfast.gate.local_client import PlacementService
+from holdfast.identity.authenticate import Authenticator, impersonated_principal
+from holdfast.identity.joining import JoinService
 from holdfast.model import limits
 from holdfast.model.errors import Fault, Forbidden, Overloaded, Refused, Unauthorized
 from holdfast.model.indexes import indexes_of
-from holdfast.runtime import metrics
-from holdfast.runtime.ports import Ports
 from holdfast.server import status
-from holdfast.server.asks import Hub
-from holdfast.server.flow_control import FlowControl, lane_of
+from holdfast.server.agent_rpc_hub import AgentRpcHub
+from holdfast.server.flow_control import FlowControl, priority_level_of
 from holdfast.server.health import Health
-from holdfast.server.openapi import Documents
+from holdfast.server.openapi import OpenApiDocuments
 from holdfast.server.request import (
-    Answer,
-    Disconnected,
+    AnyResponse,
+    ClientDisconnected,
     Receive,
     Request,
     Response,
@@ -40,7 +40,7 @@ from holdfast.server.request import (
     StreamResponse,
 )
 from holdfast.server.resources import NAMESPACES
-from holdfast.server.route import Route, Router, Target, resource_target
+from holdfast.server.router import Route, Router, RouteTarget, resource_target
 from holdfast.server.routes import ROUTES
 from holdfast.server.selectors import parse
 from holdfast.store.objects import Objects
@@ -66,10 +66,10 @@ class Application:
         authenticator: Authenticator,
         ports: Ports,
         *,
-        placement: Placement | None = None,
+        placement: PlacementService | None = None,
         events: EventLog | None = None,
         open_metrics: bool = False,
-        joining: Joining | None = None,
+        joining: JoinService | None = None,
     ) -> None:
         self.cell = cell
         self.objects = objects
@@ -79,12 +79,12 @@ class Application:
         self.placement = placement
         self.events = events if events is not None else EventLog(objects, ports)
         self.open_metrics = open_metrics
-        self.joining = joining or Joining(gate, None)
+        self.join_service = joining or JoinService(gate, None)
         self.draining = False
-        self.documents = Documents(cell)
+        self.openapi_documents = OpenApiDocuments(cell)
         self.health = Health(self)
         self.flow = FlowControl()
-        self.asks = Hub()
+        self.agent_rpc = AgentRpcHub()
         self._router = Router(ROUTES)
         self._streams: dict[asyncio.Task[None], Request] = {}
         self._stream_checker: asyncio.Task[None] | None = None
@@ -103,7 +103,7 @@ class Application:
         try:
             request = Request(scope, receive, request_id=self.ports.ids.uid())
             answer = await self._handle(request)
-        except Disconnected:
+        except ClientDisconnected:
             return
         except Fault as fault:
             answer = _refusal(request, fault)
@@ -134,7 +134,7 @@ class Application:
 
     # Request -------------------------------------------------------------------------------------------------------
 
-    async def _handle(self, request: Request) -> Answer:
+    async def _handle(self, request: Request) -> AnyResponse:
         route = self._match_route(request)
         self._authenticate(request, route)
         if request.method in _BODY_METHODS:
@@ -142,14 +142,14 @@ class Application:
         self._authorize(request, route)
         if route.access == "open":
             return await _call(route, self, request)
-        async with self.flow.turn(request.principal, request.target.namespace):
+        async with self.flow.admit(request.principal, request.target.namespace):
             return await _call(route, self, request)
 
     def _match_route(self, request: Request) -> Route:
         """The route of this path and method. A path without any route is 404, a path with other methods 405."""
         found = False
         for route, parameters in self._router.find(request.path):
-            target: Target | None = Target(parameters=parameters)
+            target: RouteTarget | None = RouteTarget(parameters=parameters)
             if route.label == "resource":
                 named = route.pattern.rpartition("/")[2]
                 part = {"subresource": named} if named in ("scale", "eviction", "log") else {}
@@ -167,13 +167,13 @@ class Application:
                 return route
         if found:
             raise status.method_not_allowed(request.method)
-        raise status.Refusal(404, "NotFound", "the server could not find the requested resource")
+        raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
 
-    def _check_served_here(self, target: Target) -> None:
-        if target.resource is not None and not homes(target.resource.stored, self.cell):
+    def _check_served_here(self, target: RouteTarget) -> None:
+        if target.resource is not None and not is_served_in(target.resource.stored, self.cell):
             plural = target.resource.kind.plural
             where = "in the regions" if self.cell == "global" else "in the global cell"
-            raise status.Refusal(404, "NotFound", f"{plural}: not stored in the {self.cell} cell; next: ask {where}")
+            raise status.HttpRefusal(404, "NotFound", f"{plural}: not stored in the {self.cell} cell; next: ask {where}")
 
     def _authenticate(self, request: Request, route: Route) -> None:
         bearer = request.headers.get("authorization", "")
@@ -197,17 +197,17 @@ class Application:
         """A certificate that TLS accepted and the cell rejects: revoked, expired, or outside its authority."""
         who = refusal.facts.get("principal")
         if who is not None:
-            self.gate.audit.refused(who, "authenticate", "certificates", str(refusal.facts["why"]), request=request.id)
+            self.gate.audit.record_refusal(who, "authenticate", "certificates", str(refusal.facts["why"]), request=request.id)
 
     def _impersonate(self, request: Request, user: str) -> None:
         groups = tuple(request.all_headers("impersonate-group"))
         for resource, name in (("users", user), *(("groups", group) for group in groups)):
-            refused = authorize(request.principal, "impersonate", resource, name=name, cell=self.cell)
+            refused = access_refusal(request.principal, "impersonate", resource, name=name, cell=self.cell)
             if refused is not None:
                 raise self._forbidden(request, refused)
         if not user:
-            raise status.Refusal(400, "BadRequest", "impersonation: the header Impersonate-User is missing")
-        request.principal = impersonated(request.principal, user, groups)
+            raise status.HttpRefusal(400, "BadRequest", "impersonation: the header Impersonate-User is missing")
+        request.principal = impersonated_principal(request.principal, user, groups)
 
     def _authorize(self, request: Request, route: Route) -> None:
         who, target = request.principal, request.target
@@ -215,11 +215,11 @@ class Application:
         if target.resource is not None:
             refused = self._resource_access_refusal(request)
         elif route.label == "review":
-            refused = authorize(who, "create", route.pattern.rpartition("/")[2], cell=self.cell)
+            refused = access_refusal(who, "create", route.pattern.rpartition("/")[2], cell=self.cell)
         elif route.access == "endpoints":
-            refused = authorize(who, "list", "endpoints", namespace=target.parameters["tenant"], cell=self.cell)
+            refused = access_refusal(who, "list", "endpoints", namespace=target.parameters["tenant"], cell=self.cell)
         elif route.access == "metrics" and not self.open_metrics:
-            refused = authorize_path(who, request.path, "get")
+            refused = path_refusal(who, request.path, "get")
         if refused is not None:
             raise self._forbidden(request, refused)
 
@@ -232,20 +232,20 @@ class Application:
             wanted = parse(kind, "", request.query.get("fieldSelector", ""))
             fields = {term.label: term.value for term in wanted.fields if term.equal}
         ask = (who, target.verb, kind.plural, target.subresource, target.namespace, target.name)
-        refused = authorize(*ask, fields=fields, cell=self.cell)
+        refused = access_refusal(*ask, fields=fields, cell=self.cell)
         if refused is not None and target.verb == "get":
             # Some principals may read an object because of its fields, such as the Bindings of their own node.
             item = self.objects.get(target.resource.stored, target.namespace, target.name)
             if item is not None:
                 known = indexes_of(target.resource.stored.type)
                 own = {name: next(iter(index(item)), "") for name, index in known.items()}
-                refused = authorize(*ask, fields=own, cell=self.cell)
+                refused = access_refusal(*ask, fields=own, cell=self.cell)
         return refused
 
     def _forbidden(self, request: Request, refused: Refused) -> Forbidden:
         what = request.target.resource.kind.plural if request.target.resource else request.path[:100]
         verb = request.target.verb or request.method.lower()
-        self.gate.audit.refused(request.principal, verb, what, refused.reason, message=refused.message)
+        self.gate.audit.record_refusal(request.principal, verb, what, refused.reason, message=refused.message)
         return Forbidden(refused.message, facts=refused.facts)
 
     # Responses -----------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Application:
         """Ends streams whose credential was revoked or expired; a watch could otherwise outlive it by days."""
         try:
             while self._streams and not self.draining:
-                await self.ports.clock.sleep(limits.STREAMS_CHECKED_EVERY_S)
+                await self.ports.clock.sleep(limits.STREAM_CREDENTIALS_CHECK_EVERY_S)
                 for task, request in list(self._streams.items()):
                     try:
                         if request.peer_certificate:
@@ -318,20 +318,20 @@ class Application:
             log_request(
                 "request_answered", id=request.id, user=request.principal.name, verb=verb, resource=resource,
                 namespace=target.namespace, name=target.name, code=code, seconds=round(seconds, 6),
-                lane=lane_of(request.principal), agent=request.headers.get("user-agent", "")[:80],
+                lane=priority_level_of(request.principal), agent=request.headers.get("user-agent", "")[:80],
                 command=request.headers.get("kubectl-command", "")[:80],
                 trace=_trace_id(request.headers.get("traceparent", "")),
             )  # fmt: skip
 
 
-async def _call(route: Route, app: Application, request: Request) -> Answer:
-    answer: Answer = await route.handler(app, request)
+async def _call(route: Route, app: Application, request: Request) -> AnyResponse:
+    answer: AnyResponse = await route.handler(app, request)
     if isinstance(answer, StreamResponse):
         app.flow.open_watch(request.principal)
     return answer
 
 
-def _verb(request: Request, route: Route, target: Target) -> str:
+def _verb(request: Request, route: Route, target: RouteTarget) -> str:
     if target.resource is None:
         return "create" if route.label == "review" else ""
     watching = request.flag("watch") and request.method in ("GET", "HEAD") and not target.subresource
@@ -351,7 +351,7 @@ def _trace_id(traceparent: str) -> str:
 
 
 def _refusal(request: Request | None, fault: Fault) -> Response:
-    target = request.target if request is not None else Target()
+    target = request.target if request is not None else RouteTarget()
     kind = target.resource.kind if target.resource else None
     status_object = status.status_dict(fault, kind=kind, name=target.name)
     if target.resource is NAMESPACES:
@@ -386,9 +386,9 @@ async def _send_response(request: Request | None, answer: Response, send: Send) 
         if request.warnings:
             headers += _warnings(request)
         headers.append((b"audit-id", request.id.encode()))
-        unread = request.unread  # the rest of the body stays unread, so the connection must close
+        unread = request.has_unread_body  # the rest of the body stays unread, so the connection must close
         if request.exchange is not None:
-            await request.exchange.answer(answer.code, headers, answer.body, last=unread)
+            await request.exchange.respond(answer.code, headers, answer.body, last=unread)
             return
         if unread:
             headers.append((b"connection", b"close"))
@@ -402,7 +402,7 @@ async def _send_stream(answer: StreamResponse, send: Send) -> None:
     chunks: AsyncIterator[bytes] = answer.chunks
     try:
         async for chunk in chunks:
-            async with asyncio.timeout(limits.SEND_STALL_S):
+            async with asyncio.timeout(limits.SEND_STALL_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except TimeoutError:
         metrics.SERVER_STALLED.inc()

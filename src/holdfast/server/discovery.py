@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
-from holdfast.gate.authorize import homes
+from holdfast.gate.authorize import is_served_in
 from holdfast.server import status
-from holdfast.server.negotiate import Form, Shape, discovery_form
+from holdfast.server.access_reviews import REVIEWS
+from holdfast.server.content_negotiation import ResponseForm, ResponseShape, discovery_form
 from holdfast.server.request import Request, Response, json_response
 from holdfast.server.resources import GROUPS, RESOURCES, Resource
-from holdfast.server.reviews import REVIEWS
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -28,9 +28,9 @@ def group_version(group: str) -> str:
     return f"{group}/{VERSION}" if group else VERSION
 
 
-def visible(cell: str, group: str) -> list[Resource]:
+def visible_resources(cell: str, group: str) -> list[Resource]:
     """The resources of a group that a cell shows: its own kinds and its mirrors, without internal kinds."""
-    return [r for r in RESOURCES if r.kind.group == group and not r.kind.internal and homes(r.stored, cell)]
+    return [r for r in RESOURCES if r.kind.group == group and not r.kind.internal and is_served_in(r.stored, cell)]
 
 
 async def version(app: Application, request: Request) -> Response:
@@ -45,7 +45,7 @@ async def version(app: Application, request: Request) -> Response:
 async def core(app: Application, request: Request) -> Response:
     """`/api`"""
     form = discovery_form(request.headers.get("accept", ""))
-    if form.shape is Shape.DISCOVERY:
+    if form.shape is ResponseShape.DISCOVERY:
         return _aggregated(app, form, ("",))
     return _vary_by_accept(
         json_response({"kind": "APIVersions", "versions": [VERSION], "serverAddressByClientCIDRs": []})
@@ -56,7 +56,7 @@ async def groups(app: Application, request: Request) -> Response:
     """`/apis`"""
     form = discovery_form(request.headers.get("accept", ""))
     named = tuple(group for group in (*GROUPS, *REVIEW_GROUPS) if group)
-    if form.shape is Shape.DISCOVERY:
+    if form.shape is ResponseShape.DISCOVERY:
         return _aggregated(app, form, named)
     listed = [_group(group) for group in named]
     return _vary_by_accept(json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}))
@@ -66,7 +66,7 @@ async def group(app: Application, request: Request) -> Response:
     """`/apis/{group}`"""
     name = request.target.parameters["group"]
     if name not in (*GROUPS, *REVIEW_GROUPS):
-        raise status.Refusal(404, "NotFound", "the server could not find the requested resource")
+        raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
     return json_response({"kind": "APIGroup", "apiVersion": "v1", **_group(name)})
 
 
@@ -79,9 +79,9 @@ async def resources(app: Application, request: Request) -> Response:
     """`/api/v1` and `/apis/{group}/{version}`"""
     name = request.target.parameters.get("group", "")
     if name not in (*GROUPS, *REVIEW_GROUPS) or request.target.parameters.get("version", VERSION) != VERSION:
-        raise status.Refusal(404, "NotFound", "the server could not find the requested resource")
+        raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
     rows: list[dict[str, Any]] = []
-    for resource in visible(app.cell, name):
+    for resource in visible_resources(app.cell, name):
         rows += _rows(resource)
     rows += [_review_row(kind, plural) for (at, plural), kind in REVIEWS.items() if at == name]
     return json_response({
@@ -121,7 +121,7 @@ def _review_row(kind: str, plural: str) -> dict[str, Any]:
     return {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind, "verbs": ["create"]}
 
 
-def _aggregated(app: Application, form: Form, names: tuple[str, ...]) -> Response:
+def _aggregated(app: Application, form: ResponseForm, names: tuple[str, ...]) -> Response:
     items = [
         {
             "metadata": {"name": name, "creationTimestamp": None},
@@ -138,7 +138,7 @@ def _aggregated(app: Application, form: Form, names: tuple[str, ...]) -> Respons
 
 
 def _aggregated_rows(cell: str, group: str) -> list[dict[str, Any]]:
-    rows = [_aggregated_row(resource) for resource in visible(cell, group)]
+    rows = [_aggregated_row(resource) for resource in visible_resources(cell, group)]
     for (at, plural), kind in REVIEWS.items():
         if at == group:
             rows.append({

@@ -31,7 +31,7 @@ async def endpoints(app: Application, request: Request) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for item in found:
         assert isinstance(item, Endpoint)
-        if expired(app, item):
+        if is_expired(app, item):
             continue
         rows = [
             {"region": item.spec.region, **msgspec.to_builtins(address)} for address in item.spec.addresses
@@ -40,8 +40,8 @@ async def endpoints(app: Application, request: Request) -> Response:
     return json_response({"tenant": tenant, "revision": str(revision), "workloads": groups})
 
 
-def expired(app: Application, item: Endpoint) -> bool:
+def is_expired(app: Application, item: Endpoint) -> bool:
     """Whether the region's last report is older than the entry's TTL, on this cell's clock."""
     region = app.objects.get(_REGION, "", item.spec.region)
-    heard_at = region.status.health.heard_at if isinstance(region, Region) else ""
+    heard_at = region.status.health.last_contact_at if isinstance(region, Region) else ""
     return bool(heard_at) and app.ports.clock.now() - parse_time(heard_at) > item.spec.ttl_seconds

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from holdfast.flow.retreat.budget import why_among
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
@@ -20,21 +19,22 @@ from holdfast.model.kinds import BY_NAME
 from holdfast.model.node import Node
 from holdfast.model.replica import Replica
 from holdfast.model.writes import Update
+from holdfast.scheduling.eviction.disruption_budget import blocked_reason_among
 from holdfast.server import status
-from holdfast.server.bodies import decode_object_body
-from holdfast.server.reading import find
+from holdfast.server.read import require_object
 from holdfast.server.request import Request, Response
+from holdfast.server.request_bodies import decode_object_body
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
 
 _NODE, _REPLICA, _ASSIGNMENT = BY_NAME["Node"], BY_NAME["Replica"], BY_NAME["Assignment"]
-ASK_WHEN_YOU_LIKE_S = 0.0
+NO_RETRY_AFTER_S = 0.0
 """No Retry-After: Kubernetes clients would retry ten times within one request and exceed their own deadline."""
 
 
 async def evict(app: Application, request: Request) -> Response:
-    binding = find(app, request)
+    binding = require_object(app, request)
     assert isinstance(binding, Binding)  # pods are stored as Bindings
     body: dict[str, Any] = decode_object_body(request.content_type, await request.body())
     expected_uid = ((body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid", "")
@@ -46,7 +46,7 @@ async def evict(app: Application, request: Request) -> Response:
     why = _blocked_reason(app, binding)
     if why:
         message = f"Cannot evict pod as it would violate the pod's disruption budget: {why}"
-        raise Overloaded(message, retry_after_s=ASK_WHEN_YOU_LIKE_S)
+        raise Overloaded(message, retry_after_s=NO_RETRY_AFTER_S)
     return _accepted()
 
 
@@ -57,7 +57,7 @@ def _blocked_reason(app: Application, binding: Binding) -> str:
         return ""
     assignment = app.objects.get(_ASSIGNMENT, namespace, replica.spec.assignment)
     siblings = app.objects.list(_REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
-    why = why_among(replica, cast("Assignment | None", assignment), cast("list[Replica]", siblings))
+    why = blocked_reason_among(replica, cast("Assignment | None", assignment), cast("list[Replica]", siblings))
     return f"{namespace}/{name}: {why}" if why else ""
 
 

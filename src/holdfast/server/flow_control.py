@@ -11,37 +11,37 @@ from collections import OrderedDict, deque
 
 import msgspec
 
+from holdfast.foundation import metrics
 from holdfast.gate.principal import CONTROLLERS, OPERATORS, REGIONS, VIEWERS, Principal
 from holdfast.model.errors import Overloaded
 from holdfast.model.ownership import AGENT
-from holdfast.runtime import metrics
 
 
-class Lane(msgspec.Struct, frozen=True):
+class PriorityLevel(msgspec.Struct, frozen=True):
     """One priority level: concurrent requests, queue length, queue timeout, and watches per client."""
 
     name: str
-    running: int
-    waiting: int
-    wait_s: float
-    watches: int
+    max_running: int
+    max_queued: int
+    queue_timeout_s: float
+    max_watches_per_client: int
 
 
-LANES: dict[str, Lane] = {
+PRIORITY_LEVELS: dict[str, PriorityLevel] = {
     lane.name: lane
     for lane in (
-        Lane("agents", running=512, waiting=8192, wait_s=10.0, watches=64),
-        Lane("controllers", running=256, waiting=4096, wait_s=10.0, watches=4096),
-        Lane("operators", running=64, waiting=1024, wait_s=15.0, watches=1024),
-        Lane("users", running=64, waiting=512, wait_s=5.0, watches=512),
+        PriorityLevel("agents", max_running=512, max_queued=8192, queue_timeout_s=10.0, max_watches_per_client=64),
+        PriorityLevel("controllers", max_running=256, max_queued=4096, queue_timeout_s=10.0, max_watches_per_client=4096),
+        PriorityLevel("operators", max_running=64, max_queued=1024, queue_timeout_s=15.0, max_watches_per_client=1024),
+        PriorityLevel("users", max_running=64, max_queued=512, queue_timeout_s=5.0, max_watches_per_client=512),
     )
 }
-ALL_WATCHES = 20_000
-FLOW_SHARE = 4
+WATCHES_MAX = 20_000
+FLOW_QUEUE_DIVISOR = 4
 """One flow may fill at most 1/FLOW_QUEUE_DIVISOR of a level's queue, so that other flows find room."""
 
 
-def lane_of(who: Principal) -> str:
+def priority_level_of(who: Principal) -> str:
     if AGENT in who.roles:
         return "agents"
     if CONTROLLERS in who.groups or REGIONS in who.groups:
@@ -51,7 +51,7 @@ def lane_of(who: Principal) -> str:
     return "users"
 
 
-def flow_of(who: Principal, namespace: str) -> str:
+def flow_key(who: Principal, namespace: str) -> str:
     """The flow of a request: one per tenant, however many users and requests it has."""
     if namespace and namespace in who.tenants:
         return f"tenant:{namespace}"
@@ -61,7 +61,7 @@ def flow_of(who: Principal, namespace: str) -> str:
 class _Queue:
     """One priority level at run time. Queued flows are served round-robin, one request each."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: PriorityLevel) -> None:
         self.lane = lane
         self.running = 0
         self.waiting = 0
@@ -70,19 +70,19 @@ class _Queue:
         self._refused = metrics.SERVER_REFUSED.labels(lane.name)
 
     async def enter(self, flow: str) -> None:
-        if self.running < self.lane.running and not self.waiting:
+        if self.running < self.lane.max_running and not self.waiting:
             self._occupy()
             return
         own_queue = self._flows.get(flow)
-        if self.waiting >= self.lane.waiting or (
-            own_queue is not None and len(own_queue) >= self.lane.waiting // FLOW_SHARE
+        if self.waiting >= self.lane.max_queued or (
+            own_queue is not None and len(own_queue) >= self.lane.max_queued // FLOW_QUEUE_DIVISOR
         ):
             raise self._overloaded()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flows.setdefault(flow, deque()).append(turn)
         self.waiting += 1
         try:
-            async with asyncio.timeout(self.lane.wait_s):
+            async with asyncio.timeout(self.lane.queue_timeout_s):
                 await turn
         except TimeoutError:
             if self._withdraw(flow, turn):
@@ -96,7 +96,7 @@ class _Queue:
 
     def leave(self) -> None:
         self.running -= 1
-        while self._flows and self.running < self.lane.running:
+        while self._flows and self.running < self.lane.max_running:
             flow, turns = next(iter(self._flows.items()))
             turn = turns.popleft()
             self.waiting -= 1
@@ -146,21 +146,21 @@ class _Seat:
 
 class FlowControl:
     def __init__(self) -> None:
-        self._queues = {name: _Queue(lane) for name, lane in LANES.items()}
+        self._queues = {name: _Queue(lane) for name, lane in PRIORITY_LEVELS.items()}
         self._watches: dict[str, int] = {}
         self._all_watches = 0
 
-    def turn(self, who: Principal, namespace: str) -> _Seat:
+    def admit(self, who: Principal, namespace: str) -> _Seat:
         """A context manager: entering it waits until the request may run, or raises Overloaded."""
-        return _Seat(self._queues[lane_of(who)], flow_of(who, namespace))
+        return _Seat(self._queues[priority_level_of(who)], flow_key(who, namespace))
 
     def open_watch(self, who: Principal) -> None:
         """Counts a new watch or refuses it. Watches hold no seat: they wait for events, not for the server."""
-        lane = LANES[lane_of(who)]
+        lane = PRIORITY_LEVELS[priority_level_of(who)]
         held = self._watches.get(who.name, 0)
         # A hollow host represents thousands of nodes, each with its own watches.
-        most = ALL_WATCHES if who.node.endswith("*") else lane.watches
-        if held >= most or (self._all_watches >= ALL_WATCHES and lane.name == "users"):
+        most = WATCHES_MAX if who.node.endswith("*") else lane.max_watches_per_client
+        if held >= most or (self._all_watches >= WATCHES_MAX and lane.name == "users"):
             metrics.SERVER_REFUSED.labels(lane.name).inc()
             message = f"user {who.name}: too many open watches (limit {most}, found {held}); next: close some of them"
             raise Overloaded(message, retry_after_s=5.0)
@@ -175,4 +175,4 @@ class FlowControl:
         else:
             self._watches.pop(who.name, None)
         self._all_watches -= 1
-        metrics.SERVER_WATCHES.labels(lane_of(who)).dec()
+        metrics.SERVER_WATCHES.labels(priority_level_of(who)).dec()

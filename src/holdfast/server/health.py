@@ -48,7 +48,7 @@ async def health(app: Application, request: Request) -> Response:
     if named:
         if named not in checks:
             known = ", ".join(checks)
-            raise status.Refusal(404, "NotFound", f"check {named[:80]}: not found (expected one of {known})")
+            raise status.HttpRefusal(404, "NotFound", f"check {named[:80]}: not found (expected one of {known})")
         checks = {named: checks[named]}
     excluded = request.query.get("exclude", "")
     results = {name: check() for name, check in checks.items() if name != excluded}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from holdfast.model.core_views import CoreNode, heard_at
+from holdfast.model.core_views import CoreNode, with_heartbeat_time
 from holdfast.model.kinds import kind_of
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.times import seconds_text
@@ -22,5 +22,5 @@ def with_heartbeats(shown: CoreNode, objects: Objects) -> CoreNode:
     for page in cast("list[LeasePage]", objects.list(_PAGES)[0]):
         lease = page.spec.leases.get(name)
         if lease is not None:
-            return heard_at(shown, seconds_text(lease.renewed_at_s))
-    return heard_at(shown, shown.metadata.creation_timestamp)
+            return with_heartbeat_time(shown, seconds_text(lease.renewed_at_s))
+    return with_heartbeat_time(shown, shown.metadata.creation_timestamp)

@@ -38,13 +38,13 @@ class Owner(msgspec.Struct, frozen=True, order=True):
     subresource: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManagedFieldsEntry(msgspec.Struct, frozen=True):
     paths: Paths
     time: str
     api_version: str
 
 
-Owners = dict[Owner, Entry]
+Owners = dict[Owner, ManagedFieldsEntry]
 
 
 def parse(entries: Iterable[ManagedFields]) -> Owners:
@@ -54,7 +54,7 @@ def parse(entries: Iterable[ManagedFields]) -> Owners:
         if entry.fields_type not in ("", "FieldsV1") or not entry.operation:
             continue
         paths = frozenset(_unfold(entry.fields_v1))
-        owners[Owner(entry.manager, entry.operation, entry.subresource)] = Entry(paths, entry.time, entry.api_version)
+        owners[Owner(entry.manager, entry.operation, entry.subresource)] = ManagedFieldsEntry(paths, entry.time, entry.api_version)
     return owners
 
 
@@ -81,7 +81,7 @@ def _unfold(fields: Any, at: Path = ()) -> Iterator[Path]:
         yield from _unfold(fields[key], (*at, key))
 
 
-@lru_cache(limits.OWNED_FIELDS_SHARED)
+@lru_cache(limits.OWNED_FIELDS_CACHED)
 def _fold(paths: Paths) -> dict[str, Any]:
     """Cached and shared by all owners of the same fields. Must not be modified."""
     tree: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def after_update(
     """
     paths = owned_paths(schema, new, only_status=only_status)
     if old is None and not owners:
-        return {owner: Entry(paths, now, api_version)} if paths else {}
+        return {owner: ManagedFieldsEntry(paths, now, api_version)} if paths else {}
     if old is None:
         changed = paths
     else:
@@ -201,8 +201,8 @@ def after_update(
     }  # fmt: skip
     if changed:
         held = made[owner].paths if owner in made else frozenset()
-        made[owner] = Entry(held | changed, now, api_version)
-    return capped({other: entry for other, entry in made.items() if entry.paths})
+        made[owner] = ManagedFieldsEntry(held | changed, now, api_version)
+    return cap_update_entries({other: entry for other, entry in made.items() if entry.paths})
 
 
 def _is_in_scope(path: Path, only_status: bool) -> bool:
@@ -215,17 +215,17 @@ def _differs(old: Any, new: Any, path: Path) -> bool:
     return bool(old is MISSING or old != new)
 
 
-def capped(owners: Owners) -> Owners:
+def cap_update_entries(owners: Owners) -> Owners:
     """Keeps a bounded number of Update entries and merges older ones into one, so that they do not accumulate."""
     updates = sorted((entry.time, owner) for owner, entry in owners.items() if owner.operation == UPDATE)
-    if len(updates) <= limits.UPDATE_ENTRIES_KEPT:
+    if len(updates) <= limits.MANAGED_FIELDS_UPDATES_MAX:
         return owners
     excess = [owner for _, owner in updates if owner.manager != ANCIENT]
-    excess = excess[: len(updates) - limits.UPDATE_ENTRIES_KEPT]
+    excess = excess[: len(updates) - limits.MANAGED_FIELDS_UPDATES_MAX]
     made = {owner: entry for owner, entry in owners.items() if owner not in excess}
     for owner in excess:
         entry = owners[owner]
         into = Owner(ANCIENT, UPDATE, owner.subresource)
         held = made.get(into)
-        made[into] = Entry(entry.paths | held.paths if held else entry.paths, entry.time, entry.api_version)
+        made[into] = ManagedFieldsEntry(entry.paths | held.paths if held else entry.paths, entry.time, entry.api_version)
     return made

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.model.meta import GROUP, ObjectMeta
 from holdfast.model.schema import Schema, object_schema
 from holdfast.server import status
-from holdfast.server.discovery import visible
+from holdfast.server.discovery import visible_resources
 from holdfast.server.request import Request, Response, json_response
 from holdfast.server.resources import GROUPS, Resource
 from holdfast.server.scale import scale_schema
@@ -41,7 +41,7 @@ _LIST_QUERY = {
 }
 
 
-class Documents:
+class OpenApiDocuments:
     """All documents of one cell, with their hashes."""
 
     def __init__(self, cell: str) -> None:
@@ -59,18 +59,18 @@ class Documents:
         }
 
 
-async def root(app: Application, request: Request) -> Response:
-    return json_response(app.documents.root)
+async def openapi_root(app: Application, request: Request) -> Response:
+    return json_response(app.openapi_documents.root)
 
 
-async def one(app: Application, request: Request) -> Response:
+async def group_document(app: Application, request: Request) -> Response:
     """`/openapi/v3/api/v1` and `/openapi/v3/apis/{group}/{version}`"""
     parameters = request.target.parameters
     path = f"apis/{parameters['group']}/{parameters['version']}" if "group" in parameters else "api/v1"
-    body = app.documents.by_path.get(path)
+    body = app.openapi_documents.by_path.get(path)
     if body is None:
-        raise status.Refusal(404, "NotFound", "OpenAPI document of this group and version: not found")
-    digest = app.documents.hashes[path]
+        raise status.HttpRefusal(404, "NotFound", "OpenAPI document of this group and version: not found")
+    digest = app.openapi_documents.hashes[path]
     etag = f'"{digest}"'
     headers = [(b"etag", etag.encode()), (b"vary", b"Accept")]
     if request.query.get("hash") == digest:
@@ -80,7 +80,7 @@ async def one(app: Application, request: Request) -> Response:
     return Response(body, headers=headers)
 
 
-async def version_2(app: Application, request: Request) -> Response:
+async def openapi_v2(app: Application, request: Request) -> Response:
     return Response(b"", content_type=V2_TYPE)
 
 
@@ -90,10 +90,10 @@ async def version_2(app: Application, request: Request) -> Response:
 def document(cell: str, group: str) -> dict[str, Any]:
     components: dict[str, Any] = {}
     paths: dict[str, Any] = {}
-    for resource in visible(cell, group):
+    for resource in visible_resources(cell, group):
         name = _define_kind(resource, components)
         paths.update(_paths(resource, name))
-    if any(resource.kind.scalable for resource in visible(cell, group)):
+    if any(resource.kind.scalable for resource in visible_resources(cell, group)):
         components["io.k8s.api.autoscaling.v1.Scale"] = scale_schema()
     return {
         "openapi": "3.0.0",
@@ -140,8 +140,8 @@ def _define(schema: Schema, prefix: str, components: dict[str, Any]) -> str:
         return name
     made: dict[str, Any] = {"type": "object"}
     components[name] = made
-    if schema.says:
-        made["description"] = schema.says
+    if schema.type_description:
+        made["description"] = schema.type_description
     made["properties"] = {key: _render(field, prefix, components) for key, field in schema.fields.items()}
     if schema.required and name != _META_NAME:
         made["required"] = [field for field in schema.required if field != "metadata"] or None
@@ -158,9 +158,9 @@ def _render(schema: Schema, prefix: str, components: dict[str, Any]) -> dict[str
         made["default"] = {}
         return made
     made = {}
-    if schema.either:
+    if schema.json_types:
         made["x-kubernetes-int-or-string"] = True
-        made["oneOf"] = [{"type": name} for name in schema.either if name != "integer"]
+        made["oneOf"] = [{"type": name} for name in schema.json_types if name != "integer"]
     elif schema.type:
         made["type"] = schema.type
     else:

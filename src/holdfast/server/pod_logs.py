@@ -13,44 +13,44 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.asking import Ask, Kind, LogLine, Question
+from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind, LogLine
 from holdfast.model.binding import Binding
 from holdfast.model.errors import BadRequest, Unavailable
 from holdfast.model.times import parse_time
-from holdfast.server import asks
-from holdfast.server.reading import find
+from holdfast.server import agent_rpc_hub
+from holdfast.server.read import require_object
 from holdfast.server.request import Request, StreamResponse
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
 
 
-class Row(LogLine, frozen=True):
+class AgentLogRow(LogLine, frozen=True):
     """What an agent posts: a log line, or an error."""
 
     error: str = ""
 
 
-class Shape(msgspec.Struct, frozen=True):
+class LogFormat(msgspec.Struct, frozen=True):
     """Requested format: lines not older than `oldest_s`, at most `max_bytes` (0: all), with or without timestamps."""
 
-    oldest: float
-    most_bytes: int
-    stamped: bool
+    oldest_s: float
+    max_bytes: int
+    timestamps: bool
 
-    def line(self, row: Row) -> bytes:
+    def line(self, row: AgentLogRow) -> bytes:
         if row.error:
             return f"error: {row.error}\n".encode()
-        if self.oldest and row.at and parse_time(row.at) < self.oldest:
+        if self.oldest_s and row.at and parse_time(row.at) < self.oldest_s:
             return b""
-        return f"{row.at} {row.text}\n".encode() if self.stamped else f"{row.text}\n".encode()
+        return f"{row.at} {row.text}\n".encode() if self.timestamps else f"{row.text}\n".encode()
 
 
-_decoder = msgspec.json.Decoder(Row)
+_decoder = msgspec.json.Decoder(AgentLogRow)
 
 
 async def log(app: Application, request: Request) -> StreamResponse:
-    binding = find(app, request)
+    binding = require_object(app, request)
     assert isinstance(binding, Binding)  # pods are stored as Bindings
     if request.flag("previous"):
         raise BadRequest(
@@ -59,11 +59,11 @@ async def log(app: Application, request: Request) -> StreamResponse:
         )
     since_s = _number(request, "sinceSeconds", 0)
     oldest = app.ports.clock.now() - since_s if since_s else 0.0
-    shape = Shape(oldest, _number(request, "limitBytes", 0), stamped=request.flag("timestamps"))
+    shape = LogFormat(oldest, _number(request, "limitBytes", 0), timestamps=request.flag("timestamps"))
     tail = _number(request, "tailLines", limits.LOG_TAIL_LINES_MAX)
-    question = Question(kind=Kind.LOGS, tail=tail, follow=request.flag("follow"))
-    ask = Ask(id="", question=question, namespace=binding.metadata.namespace, replica=binding.spec.replica)
-    answers = _rows(asks.asked(app, binding.spec.node, ask))
+    question = AgentCallArguments(kind=AgentCallKind.LOGS, tail=tail, follow=request.flag("follow"))
+    ask = AgentCall(id="", arguments=question, namespace=binding.metadata.namespace, replica=binding.spec.replica)
+    answers = _rows(agent_rpc_hub.send_call(app, binding.spec.node, ask))
     first = await anext(answers, None)
     if first is not None and first.error:
         await answers.aclose()
@@ -80,7 +80,7 @@ def _number(request: Request, name: str, default: int) -> int:
     return min(int(given), limits.LOG_TAIL_LINES_MAX) if name == "tailLines" else int(given)
 
 
-async def _rows(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[Row]:
+async def _rows(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[AgentLogRow]:
     """The agent posts complete lines only."""
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -89,16 +89,16 @@ async def _rows(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[Row]:
                     yield _decoder.decode(line)
 
 
-async def _text(first: Row | None, rows: AsyncGenerator[Row], shape: Shape) -> AsyncIterator[bytes]:
+async def _text(first: AgentLogRow | None, rows: AsyncGenerator[AgentLogRow], shape: LogFormat) -> AsyncIterator[bytes]:
     """Lines as text, up to `max_bytes`. Closing the generator ends the agent call."""
-    left = shape.most_bytes
+    left = shape.max_bytes
     async with aclosing(rows):
         row = first
         while row is not None:
-            piece = shape.line(row)[: left if shape.most_bytes else None]
+            piece = shape.line(row)[: left if shape.max_bytes else None]
             left -= len(piece)
             if piece:  # an empty chunk would end the response
                 yield piece
-            if shape.most_bytes and left <= 0:
+            if shape.max_bytes and left <= 0:
                 return
             row = await anext(rows, None)

@@ -13,7 +13,7 @@ from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest
 from holdfast.server import status
-from holdfast.server.route import Target
+from holdfast.server.router import RouteTarget
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -23,7 +23,7 @@ JSON = "application/json"
 MAX_QUERY_FIELDS = 64
 
 
-class Disconnected(Exception):
+class ClientDisconnected(Exception):
     """The client disconnected before it had sent its request."""
 
 
@@ -44,16 +44,16 @@ class StreamResponse(msgspec.Struct):
     headers: list[tuple[bytes, bytes]] = []
 
 
-Answer = Response | StreamResponse
+AnyResponse = Response | StreamResponse
 
 
-class Exchange(Protocol):
+class HttpExchange(Protocol):
     """Interface of `listener.ConnectionExchange`."""
 
     @property
-    def arrived(self) -> bool: ...
+    def body_complete(self) -> bool: ...
 
-    async def answer(
+    async def respond(
         self, code: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False
     ) -> None: ...
 
@@ -72,11 +72,11 @@ class Request:
         self.peer_certificate: Mapping[str, Any] | None = scope.get("holdfast.peer_certificate")
         self._raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.principal = Principal(name="system:anonymous")
-        self.target = Target()
+        self.target = RouteTarget()
         self.warnings: list[str] = []
         self.abort: Callable[[], None] = scope.get("holdfast.abort", lambda: None)
         """Closes the connection at once, for a client that no longer reads."""
-        self.exchange: Exchange | None = scope.get("holdfast.exchange")
+        self.exchange: HttpExchange | None = scope.get("holdfast.exchange")
         """Sends a complete response in one write, if our own listener serves the request; else None."""
         self._receive = receive
         self._body: bytes | None = None
@@ -92,7 +92,7 @@ class Request:
         return [value.decode("latin-1") for key, value in self._raw_headers if key == wanted]
 
     @property
-    def unread(self) -> bool:
+    def has_unread_body(self) -> bool:
         """Whether the client announced a body that was not read."""
         return self._body is None and (
             self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
@@ -116,7 +116,7 @@ class Request:
             declared = self.headers.get("content-length", "0")
             if declared.isdigit() and len(declared) < 20 and int(declared) > limits.MAX_BODY_BYTES:
                 raise status.too_large(limits.MAX_BODY_BYTES)
-            if self.exchange is not None and self.exchange.arrived:
+            if self.exchange is not None and self.exchange.body_complete:
                 self._body = await self._read()
                 return self._body
             try:
@@ -133,7 +133,7 @@ class Request:
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Disconnected
+                raise ClientDisconnected
             chunk: bytes = message.get("body", b"")
             size += len(chunk)
             if size > limits.MAX_BODY_BYTES:

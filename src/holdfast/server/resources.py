@@ -51,35 +51,35 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     stored: Kind
-    head: bytes
-    show: Callable[[Any], Object] | None = None
-    store: Callable[[Any, Any], Object] | None = None
-    complete: Callable[[Any, Objects], Object] | None = None
+    json_head: bytes
+    to_view: Callable[[Any], Object] | None = None
+    from_view: Callable[[Any, Any], Object] | None = None
+    complete_view: Callable[[Any, Objects], Object] | None = None
     """Adds data of other records to a view when it is read. It is neither patched nor stored."""
-    tracked: bool = True
+    tracks_managed_fields: bool = True
     """Whether managedFields are kept; not for kinds that only components write, and often."""
-    strategic: bool = False
+    accepts_strategic_patch: bool = False
     """Whether strategic merge patches are accepted: only for kinds built into stock clients."""
     subresources: tuple[str, ...] = ()
     verbs: tuple[str, ...] = ALL_VERBS
 
-    def shown(self, item: Object) -> Object:
-        return item if self.show is None else self.show(item)
+    def view_of(self, item: Object) -> Object:
+        return item if self.to_view is None else self.to_view(item)
 
-    def encoded(self, item: Object, objects: Objects | None = None) -> bytes:
+    def encode(self, item: Object, objects: Objects | None = None) -> bytes:
         """The JSON that a client sees of a stored object. `objects` are the records that complete a view."""
-        shown = self.shown(item)
-        if self.complete is not None and objects is not None:
-            shown = self.complete(shown, objects)
-        return self.head + _encoder.encode(shown)[1:]
+        shown = self.view_of(item)
+        if self.complete_view is not None and objects is not None:
+            shown = self.complete_view(shown, objects)
+        return self.json_head + _encoder.encode(shown)[1:]
 
-    def plain(self, item: Object) -> dict[str, Any]:
+    def to_plain(self, item: Object) -> dict[str, Any]:
         """The same as plain JSON data, for patches."""
-        found: dict[str, Any] = msgspec.json.decode(self.encoded(item))
+        found: dict[str, Any] = msgspec.json.decode(self.encode(item))
         return found
 
     def to_store(self, item: Object, before: Object | None) -> Object:
-        return item if self.store is None else self.store(item, before)
+        return item if self.from_view is None else self.from_view(item, before)
 
 
 def _tenant_of(namespace: core.Namespace, before: Tenant | None) -> Tenant:
@@ -100,23 +100,23 @@ def _resource(kind: Kind) -> Resource:
     built_in = kind.group != GROUP
     subresources = (*(("status",) if kind.has_status and not kind.internal else ()), *(("scale",) * kind.scalable))
     return Resource(
-        kind=kind, stored=kind, head=_head(kind), tracked=not (kind.ephemeral or kind.internal or built_in),
-        strategic=built_in, subresources=subresources,
+        kind=kind, stored=kind, json_head=_head(kind), tracks_managed_fields=not (kind.ephemeral or kind.internal or built_in),
+        accepts_strategic_patch=built_in, subresources=subresources,
     )  # fmt: skip
 
 
 NAMESPACES = Resource(
-    kind=NAMESPACE, stored=BY_NAME["Tenant"], head=_head(NAMESPACE), show=core.namespace_of, store=_tenant_of,
-    strategic=True, subresources=("status", "finalize"),
+    kind=NAMESPACE, stored=BY_NAME["Tenant"], json_head=_head(NAMESPACE), to_view=core.namespace_of, from_view=_tenant_of,
+    accepts_strategic_patch=True, subresources=("status", "finalize"),
 )  # fmt: skip
 
 CORE_NODES = Resource(
-    kind=CORE_NODE, stored=BY_NAME["Node"], head=_head(CORE_NODE), show=core_views.core_node_of,
-    store=core_views.node_from_core, complete=with_heartbeats, tracked=False, strategic=True,
+    kind=CORE_NODE, stored=BY_NAME["Node"], json_head=_head(CORE_NODE), to_view=core_views.core_node_of,
+    from_view=core_views.node_from_core, complete_view=with_heartbeats, tracks_managed_fields=False, accepts_strategic_patch=True,
     verbs=(*_READ, "patch", "update"),
 )  # fmt: skip
 PODS = Resource(
-    kind=POD, stored=BY_NAME["Binding"], head=_head(POD), show=core_views.pod_of, tracked=False,
+    kind=POD, stored=BY_NAME["Binding"], json_head=_head(POD), to_view=core_views.pod_of, tracks_managed_fields=False,
     subresources=("eviction", "log"), verbs=_READ,
 )  # fmt: skip
 

@@ -12,24 +12,24 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from holdfast.server import (
-    asks,
-    control,
-    deleting,
+    access_reviews,
+    agent_rpc_hub,
+    delete,
     discovery,
     endpoints,
     eviction,
     health,
-    joining,
+    internal_api,
+    join,
     openapi,
     pod_logs,
-    reading,
-    reviews,
+    read,
     scale,
-    watching,
+    watch,
 )
-from holdfast.server import writing as w
-from holdfast.server.request import Answer, Request, Response
-from holdfast.server.route import Route
+from holdfast.server import write as w
+from holdfast.server.request import AnyResponse, Request, Response
+from holdfast.server.router import Route
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -41,23 +41,23 @@ async def metrics(app: Application, request: Request) -> Response:
     return Response(generate_latest(REGISTRY), content_type=CONTENT_TYPE_LATEST)
 
 
-async def collection(app: Application, request: Request) -> Answer:
+async def collection(app: Application, request: Request) -> AnyResponse:
     if request.target.verb == "watch":
-        return await watching.watch(app, request)
-    return await reading.list_objects(app, request)
+        return await watch.watch(app, request)
+    return await read.list_objects(app, request)
 
 
-async def item(app: Application, request: Request) -> Answer:
+async def item(app: Application, request: Request) -> AnyResponse:
     if request.target.verb == "watch":
-        return await watching.watch(app, request)
-    return await reading.get(app, request)
+        return await watch.watch(app, request)
+    return await read.get(app, request)
 
 
 def _collection(pattern: str) -> tuple[Route, ...]:
     return (
         Route(_GET, pattern, collection, label="resource"),
         Route(("POST",), pattern, w.create, label="resource"),
-        Route(("DELETE",), pattern, deleting.delete_collection, label="resource"),
+        Route(("DELETE",), pattern, delete.delete_collection, label="resource"),
     )
 
 
@@ -66,7 +66,7 @@ def _item(pattern: str) -> tuple[Route, ...]:
         Route(_GET, pattern, item, label="resource"),
         Route(("PUT",), pattern, w.update, label="resource"),
         Route(("PATCH",), pattern, w.patch, label="resource"),
-        Route(("DELETE",), pattern, deleting.delete, label="resource"),
+        Route(("DELETE",), pattern, delete.delete, label="resource"),
     )
 
 
@@ -78,7 +78,7 @@ def _parts(pattern: str) -> tuple[Route, ...]:
         Route(("PATCH",), f"{pattern}/scale", scale.patch_scale, label="resource"),
         Route(("POST",), f"{pattern}/eviction", eviction.evict, label="resource"),
         Route(("GET",), f"{pattern}/log", pod_logs.log, label="resource"),
-        Route(_GET, f"{pattern}/{{subresource}}", reading.get, label="resource"),
+        Route(_GET, f"{pattern}/{{subresource}}", read.get, label="resource"),
         Route(("PUT",), f"{pattern}/{{subresource}}", w.update, label="resource"),
         Route(("PATCH",), f"{pattern}/{{subresource}}", w.patch, label="resource"),
     )
@@ -94,28 +94,28 @@ ROUTES: tuple[Route, ...] = (
     Route(_GET, "/readyz", health.health, access="open"),
     Route(_GET, "/readyz/{check}", health.health, access="open"),
     Route(_GET, "/metrics", metrics, access="metrics"),
-    Route(_GET, "/openapi/v2", openapi.version_2, access="authenticated"),
-    Route(_GET, "/openapi/v3", openapi.root, access="authenticated"),
-    Route(_GET, "/openapi/v3/api/v1", openapi.one, access="authenticated"),
-    Route(_GET, "/openapi/v3/apis/{group}/{version}", openapi.one, access="authenticated"),
+    Route(_GET, "/openapi/v2", openapi.openapi_v2, access="authenticated"),
+    Route(_GET, "/openapi/v3", openapi.openapi_root, access="authenticated"),
+    Route(_GET, "/openapi/v3/api/v1", openapi.group_document, access="authenticated"),
+    Route(_GET, "/openapi/v3/apis/{group}/{version}", openapi.group_document, access="authenticated"),
     Route(_GET, "/api", discovery.core, access="authenticated"),
     Route(_GET, "/apis", discovery.groups, access="authenticated"),
     Route(_GET, "/apis/{group}", discovery.group, access="authenticated"),
     Route(_GET, "/api/v1", discovery.resources, access="authenticated"),
     Route(_GET, _GROUPED, discovery.resources, access="authenticated"),
     *(
-        Route(("POST",), f"/apis/{group}/v1/{plural}", reviews.review, access="authorized", label="review")
-        for group, plural in reviews.REVIEWS
+        Route(("POST",), f"/apis/{group}/v1/{plural}", access_reviews.review, access="authorized", label="review")
+        for group, plural in access_reviews.REVIEWS
     ),
-    *(Route(("POST",), f"/placement/v1/{call}", control.placement, access="handler") for call in control.CALLS),
-    Route(("POST",), "/join/v1", joining.join, access="open"),
-    Route(("POST",), "/join/v1/renew", joining.renew, access="handler"),
-    Route(("POST",), "/commit/v1", control.commit, access="handler"),
-    Route(("POST",), "/notify/v1", control.notify, access="handler"),
-    Route(("GET",), "/node/v1/{node}/asks", asks.listen, access="handler"),
-    Route(("POST",), "/node/v1/{node}/answers/{id}", asks.answer, access="handler"),
-    Route(("POST",), "/ask/v1/replicas/{tenant}/{replica}", asks.ask_replica, access="handler"),
-    Route(("POST",), "/ask/v1/nodes/{node}", asks.ask_node, access="handler"),
+    *(Route(("POST",), f"/placement/v1/{call}", internal_api.placement, access="handler") for call in internal_api.PLACEMENT_CALLS),
+    Route(("POST",), "/join/v1", join.join, access="open"),
+    Route(("POST",), "/join/v1/renew", join.renew, access="handler"),
+    Route(("POST",), "/commit/v1", internal_api.commit, access="handler"),
+    Route(("POST",), "/notify/v1", internal_api.notify, access="handler"),
+    Route(("GET",), "/node/v1/{node}/calls", agent_rpc_hub.agent_stream, access="handler"),
+    Route(("POST",), "/node/v1/{node}/responses/{id}", agent_rpc_hub.agent_response, access="handler"),
+    Route(("POST",), "/agent/v1/replicas/{tenant}/{replica}", agent_rpc_hub.call_replica_agent, access="handler"),
+    Route(("POST",), "/agent/v1/nodes/{node}", agent_rpc_hub.call_node_agent, access="handler"),
     Route(_GET, "/endpoints/{tenant}", endpoints.endpoints, access="endpoints"),
     Route(_GET, "/endpoints/{tenant}/{workload}", endpoints.endpoints, access="endpoints"),
     # Namespaces first: `/api/v1/namespaces/x/status` is a subresource of a namespace, not an object called status.

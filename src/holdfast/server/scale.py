@@ -9,10 +9,10 @@ from holdfast.model.errors import BadRequest, Cause
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Object
 from holdfast.server import managed_fields, patches, status
-from holdfast.server.bodies import decode_json, decode_object_body
-from holdfast.server.reading import find, target_resource
+from holdfast.server.read import require_object, target_resource
 from holdfast.server.request import Request, Response
-from holdfast.server.writing import JSON_PATCH, MERGE, Changed, change_object
+from holdfast.server.request_bodies import decode_json, decode_object_body
+from holdfast.server.write import JSON_PATCH, MERGE, IntendedObject, update_with_retry
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -40,7 +40,7 @@ def _encode_scale(workload: Object) -> bytes:
 
 
 async def get_scale(app: Application, request: Request) -> Response:
-    return Response(_encode_scale(find(app, request)))
+    return Response(_encode_scale(require_object(app, request)))
 
 
 async def update_scale(app: Application, request: Request) -> Response:
@@ -63,7 +63,7 @@ async def patch_scale(app: Application, request: Request) -> Response:
 async def _change_scale(app: Application, request: Request, wanted: Any) -> Response:
     resource = target_resource(request)
 
-    def change(before: Object, current: dict[str, Any]) -> Changed:
+    def change(before: Object, current: dict[str, Any]) -> IntendedObject:
         scale = wanted(scale_of(before))
         if not isinstance(scale, dict) or not isinstance(scale.get("spec", {}), dict):
             raise BadRequest("Scale: must be an object with spec.replicas")
@@ -83,9 +83,9 @@ async def _change_scale(app: Application, request: Request, wanted: Any) -> Resp
         }
         if meta.get("uid"):
             data["metadata"]["uid"] = meta["uid"]
-        return Changed(data, managed_fields.parse(before.metadata.managed_fields))
+        return IntendedObject(data, managed_fields.parse(before.metadata.managed_fields))
 
-    return await change_object(app, request, change, shown=_encode_scale)
+    return await update_with_retry(app, request, change, shown=_encode_scale)
 
 
 def scale_schema() -> dict[str, Any]:

@@ -83,11 +83,11 @@ class FieldTerm(msgspec.Struct, frozen=True):
     value: str
     equal: bool
     get: Getter
-    begins: bool = False
+    is_prefix: bool = False
 
     def matches(self, item: Object) -> bool:
         found = self.get(item)
-        same = found.startswith(self.value[:-1]) if self.begins else found == self.value
+        same = found.startswith(self.value[:-1]) if self.is_prefix else found == self.value
         return same is self.equal
 
 
@@ -118,7 +118,7 @@ class Selection(msgspec.Struct, frozen=True):
     owner: str = ""
 
     @property
-    def everything(self) -> bool:
+    def matches_all(self) -> bool:
         return not self.labels and not self.fields and not self.owner
 
     def matches(self, item: Object) -> bool:
@@ -127,7 +127,7 @@ class Selection(msgspec.Struct, frozen=True):
         labels = item.metadata.labels
         return all(t.matches(labels) for t in self.labels) and all(t.matches(item) for t in self.fields)
 
-    def indexed(self, type_: type[Any]) -> dict[str, str]:
+    def indexed_terms(self, type_: type[Any]) -> dict[str, str]:
         """The terms that the store's indexes can answer. The others are filtered afterwards."""
         known = INDEXES.get(type_, {})
         found = {"owner": self.owner} if self.owner else {}

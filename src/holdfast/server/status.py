@@ -14,7 +14,7 @@ from holdfast.model.kinds import Kind
 _encoder = msgspec.json.Encoder()
 
 
-class Refusal(errors.Final):
+class HttpRefusal(errors.Final):
     """A fault of the HTTP layer with its own code and reason."""
 
     def __init__(self, code: int, reason: str, message: str, causes: tuple[Cause, ...] = ()) -> None:
@@ -24,34 +24,34 @@ class Refusal(errors.Final):
         self.causes = causes
 
 
-def method_not_allowed(method: str) -> Refusal:
-    return Refusal(
+def method_not_allowed(method: str) -> HttpRefusal:
+    return HttpRefusal(
         405, "MethodNotAllowed", f"the server does not allow this method on the requested resource: {method}"
     )
 
 
-def not_acceptable(offered: str) -> Refusal:
-    return Refusal(406, "NotAcceptable", f"only the following media types are accepted: {offered}")
+def not_acceptable(offered: str) -> HttpRefusal:
+    return HttpRefusal(406, "NotAcceptable", f"only the following media types are accepted: {offered}")
 
 
-def unsupported_media_type(found: str, accepted: str) -> Refusal:
+def unsupported_media_type(found: str, accepted: str) -> HttpRefusal:
     message = (
         f"the body of the request was in an unknown format - accepted media types include: {accepted}; got {found}"
     )
-    return Refusal(415, "UnsupportedMediaType", message)
+    return HttpRefusal(415, "UnsupportedMediaType", message)
 
 
-def too_large(limit: int) -> Refusal:
-    return Refusal(413, "RequestEntityTooLarge", f"request body: too large (limit {limit} bytes)")
+def too_large(limit: int) -> HttpRefusal:
+    return HttpRefusal(413, "RequestEntityTooLarge", f"request body: too large (limit {limit} bytes)")
 
 
-def request_timeout(what: str) -> Refusal:
-    return Refusal(408, "Timeout", what)
+def request_timeout(what: str) -> HttpRefusal:
+    return HttpRefusal(408, "Timeout", what)
 
 
-def future_revision(revision: int, head: int) -> Refusal:
+def future_revision(revision: int, head: int) -> HttpRefusal:
     message = f"Too large resource version: {revision}, current: {head}"
-    return Refusal(504, "Timeout", message, (Cause("", "ResourceVersionTooLarge", "Too large resource version"),))
+    return HttpRefusal(504, "Timeout", message, (Cause("", "ResourceVersionTooLarge", "Too large resource version"),))
 
 
 def not_found(kind: Kind, name: str) -> errors.NotFound:

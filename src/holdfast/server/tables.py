@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from holdfast.model.labels import LABEL_WORKLOAD
-from holdfast.model.lifecycle import PLACED, stage
+from holdfast.model.lifecycle import PLACED_STAGES, stage
 from holdfast.model.meta import Object, find_condition
-from holdfast.model.node import Contact, why_not_schedulable
+from holdfast.model.node import ContactState, unschedulable_reason
 from holdfast.model.quantity import DISK, MEMORY
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
@@ -24,12 +24,12 @@ MIB = 1 << 20
 SHOWN_ITEMS = 3
 
 
-class Column(msgspec.Struct, frozen=True):
+class TableColumn(msgspec.Struct, frozen=True):
     name: str
     cell: Cell
     type: str = "string"
     wide: bool = False
-    says: str = ""
+    description: str = ""
 
 
 def _join_list(values: Any) -> str:
@@ -98,7 +98,7 @@ def _replica_restarts(replica: Any) -> int:
 
 def _replica_reason(replica: Any) -> str:
     status = replica.status
-    if status.release is not None and stage(replica) not in PLACED:  # otherwise it was released and placed again
+    if status.release is not None and stage(replica) not in PLACED_STAGES:  # otherwise it was released and placed again
         return str(status.release.reason)
     return str(status.execution.reason) if status.execution is not None else ""
 
@@ -111,8 +111,8 @@ def _replica_address(replica: Any) -> str:
 
 
 def _node_status(node: Any) -> str:
-    state = {Contact.LIVE: "Ready"}.get(node.status.contact.state, str(node.status.contact.state))
-    why = why_not_schedulable(node)
+    state = {ContactState.LIVE: "Ready"}.get(node.status.contact.state, str(node.status.contact.state))
+    why = unschedulable_reason(node)
     shown = ("NodeCordoned", "NodeDraining", "NodeReconciling", "NodeQuarantined")
     extra = why.removeprefix("Node") if why in shown else ""
     if node.metadata.terminating:
@@ -172,202 +172,202 @@ def _field(dotted: str) -> Cell:
 
 
 # kind → columns between NAME and AGE.
-COLUMNS: dict[str, tuple[Column, ...]] = {
-    "Namespace": (Column("Status", _field("status.phase")),),
+COLUMNS: dict[str, tuple[TableColumn, ...]] = {
+    "Namespace": (TableColumn("Status", _field("status.phase")),),
     "Tenant": (
-        Column("Status", _tenant_status),
-        Column("Isolation", _field("spec.isolation")),
-        Column("Description", _field("spec.description"), wide=True),
+        TableColumn("Status", _tenant_status),
+        TableColumn("Isolation", _field("spec.isolation")),
+        TableColumn("Description", _field("spec.description"), wide=True),
     ),
     "Region": (
-        Column("Health", _field("status.health.state"), says="health as judged by the global cell"),
-        Column("Zones", lambda r: _join_list(r.spec.zones)),
-        Column("Nodes", _region_nodes, says="live/all"),
-        Column("CPU", _region_used("cpu"), says="used/capacity"),
-        Column("Memory", _region_used("memory"), wide=True, says="used/capacity"),
-        Column("Residency", lambda r: _join_list(r.spec.residency), wide=True),
-        Column("Endpoint", _field("spec.endpoint"), wide=True),
+        TableColumn("Health", _field("status.health.state"), description="health as judged by the global cell"),
+        TableColumn("Zones", lambda r: _join_list(r.spec.zones)),
+        TableColumn("Nodes", _region_nodes, description="live/all"),
+        TableColumn("CPU", _region_used("cpu"), description="used/capacity"),
+        TableColumn("Memory", _region_used("memory"), wide=True, description="used/capacity"),
+        TableColumn("Residency", lambda r: _join_list(r.spec.residency), wide=True),
+        TableColumn("Endpoint", _field("spec.endpoint"), wide=True),
     ),
     "PriorityClass": (
-        Column("Rank", _field("spec.rank"), "integer"),
-        Column("Preempts", _field("spec.may_preempt"), "boolean"),
-        Column("Reclaimable", _field("spec.reclaimable"), "boolean"),
+        TableColumn("Rank", _field("spec.priority"), "integer"),
+        TableColumn("Preempts", _field("spec.may_preempt"), "boolean"),
+        TableColumn("Reclaimable", _field("spec.reclaimable"), "boolean"),
     ),
     "Quota": (
-        Column("Hard", lambda q: _format_amounts(q.spec.hard)),
-        Column("Granted", lambda q: _format_amounts(q.status.granted)),
-        Column("Used", lambda q: _format_amounts(q.status.used)),
-        Column("Protected", lambda q: _format_amounts(q.spec.protected), wide=True),
+        TableColumn("Hard", lambda q: _format_amounts(q.spec.hard)),
+        TableColumn("Granted", lambda q: _format_amounts(q.status.granted)),
+        TableColumn("Used", lambda q: _format_amounts(q.status.used)),
+        TableColumn("Protected", lambda q: _format_amounts(q.spec.protected), wide=True),
     ),
     "Grant": (
-        Column("Region", _field("spec.region")),
-        Column("Class", _field("spec.grant_class")),
-        Column("Limit", lambda g: _format_amounts(g.spec.limit)),
-        Column("Enforced", lambda g: _format_amounts(g.status.limit)),
-        Column("Used", lambda g: _format_amounts(g.status.used)),
-        Column("Epoch", lambda g: f"{g.status.acknowledged_epoch}/{g.spec.epoch}", says="acknowledged/desired"),
+        TableColumn("Region", _field("spec.region")),
+        TableColumn("Class", _field("spec.grant_class")),
+        TableColumn("Limit", lambda g: _format_amounts(g.spec.limit)),
+        TableColumn("Enforced", lambda g: _format_amounts(g.status.limit)),
+        TableColumn("Used", lambda g: _format_amounts(g.status.used)),
+        TableColumn("Epoch", lambda g: f"{g.status.acknowledged_epoch}/{g.spec.epoch}", description="acknowledged/desired"),
     ),
     "GrantCopy": (
-        Column("Class", _field("spec.grant_class")),
-        Column("Limit", lambda g: _format_amounts(g.spec.limit)),
-        Column("Used", lambda g: _format_amounts(g.status.used)),
-        Column("Epoch", _field("spec.epoch"), "integer"),
-        Column("Spend-Until", _field("spec.spend_until"), wide=True),
+        TableColumn("Class", _field("spec.grant_class")),
+        TableColumn("Limit", lambda g: _format_amounts(g.spec.limit)),
+        TableColumn("Used", lambda g: _format_amounts(g.status.used)),
+        TableColumn("Epoch", _field("spec.epoch"), "integer"),
+        TableColumn("Spend-Until", _field("spec.spend_until"), wide=True),
     ),
     "RecoveryBudget": (
-        Column("Region", _field("spec.region")),
-        Column("Slots", lambda b: sum(s.count for s in b.spec.slots), "integer"),
-        Column("Held", _field("status.held"), "integer"),
-        Column("Drawn", _field("status.drawn"), "integer"),
+        TableColumn("Region", _field("spec.region")),
+        TableColumn("Slots", lambda b: sum(s.count for s in b.spec.slots), "integer"),
+        TableColumn("Held", _field("status.held"), "integer"),
+        TableColumn("Drawn", _field("status.drawn"), "integer"),
     ),
     "SchedulerPolicy": (
-        Column("Stage", _field("spec.stage")),
-        Column("Revision", _field("status.revision")),
-        Column("Sequence", _field("status.sequence"), "integer"),
+        TableColumn("Stage", _field("spec.stage")),
+        TableColumn("Revision", _field("status.revision")),
+        TableColumn("Sequence", _field("status.sequence"), "integer"),
     ),
     "PolicyRevision": (
-        Column("Policy", _field("spec.policy")),
-        Column("Stage", _field("spec.stage")),
-        Column("Sequence", _field("spec.sequence"), "integer"),
-        Column("Regions", lambda p: _join_list(p.spec.regions), wide=True),
+        TableColumn("Policy", _field("spec.policy")),
+        TableColumn("Stage", _field("spec.stage")),
+        TableColumn("Sequence", _field("spec.sequence"), "integer"),
+        TableColumn("Regions", lambda p: _join_list(p.spec.regions), wide=True),
     ),
     "Workload": (
-        Column("Ready", _workload_ready, says="serving/desired; for batch workloads succeeded/completions"),
-        Column("Type", _field("spec.type")),
-        Column("Priority", _field("spec.priority_class_name")),
-        Column("Regions", lambda w: _join_list(r.region for r in w.status.summary.regions)),
-        Column("Pending", _workload_pending, says="why replicas are pending or failing"),
-        Column("Command", _command, wide=True),
-        Column("Resources", lambda w: _format_amounts(w.spec.template.resources), wide=True),
-        Column("Revision", lambda w: w.status.rollout.revision if w.status.rollout else "", wide=True),
+        TableColumn("Ready", _workload_ready, description="serving/desired; for batch workloads succeeded/completions"),
+        TableColumn("Type", _field("spec.type")),
+        TableColumn("Priority", _field("spec.priority_class_name")),
+        TableColumn("Regions", lambda w: _join_list(r.region for r in w.status.summary.regions)),
+        TableColumn("Pending", _workload_pending, description="why replicas are pending or failing"),
+        TableColumn("Command", _command, wide=True),
+        TableColumn("Resources", lambda w: _format_amounts(w.spec.template.resources), wide=True),
+        TableColumn("Revision", lambda w: w.status.rollout.revision if w.status.rollout else "", wide=True),
     ),
     "Assignment": (
-        Column("Workload", _field("spec.workload")),
-        Column("Region", _field("spec.region")),
-        Column("Purpose", _field("spec.purpose")),
-        Column("Ready", lambda a: f"{a.status.serving}/{a.spec.replicas}", says="serving/desired"),
-        Column("Bound", _field("status.bound"), "integer"),
-        Column(
+        TableColumn("Workload", _field("spec.workload")),
+        TableColumn("Region", _field("spec.region")),
+        TableColumn("Purpose", _field("spec.purpose")),
+        TableColumn("Ready", lambda a: f"{a.status.serving}/{a.spec.replicas}", description="serving/desired"),
+        TableColumn("Bound", _field("status.bound"), "integer"),
+        TableColumn(
             "Pending", lambda a: _join_list(f"{p.reason}({p.count})" for p in (*a.status.pending, *a.status.failing))
         ),
-        Column("Epoch", lambda a: f"{a.status.observed_epoch}/{a.spec.epoch}", wide=True),
-        Column("Revision", _field("spec.revision"), wide=True),
+        TableColumn("Epoch", lambda a: f"{a.status.observed_epoch}/{a.spec.epoch}", wide=True),
+        TableColumn("Revision", _field("spec.revision"), wide=True),
     ),
     "Override": (
-        Column("Kind", _field("spec.kind")),
-        Column("Phase", _field("status.phase")),
-        Column("Scope", lambda o: _format_amounts({k: v for k, v in msgspec.to_builtins(o.spec.scope).items() if v})),
-        Column("Expires", _field("status.expires_at")),
-        Column("Reason", _field("spec.reason"), wide=True),
-        Column("Requester", _field("spec.requester"), wide=True),
+        TableColumn("Kind", _field("spec.kind")),
+        TableColumn("Phase", _field("status.phase")),
+        TableColumn("Scope", lambda o: _format_amounts({k: v for k, v in msgspec.to_builtins(o.spec.scope).items() if v})),
+        TableColumn("Expires", _field("status.expires_at")),
+        TableColumn("Reason", _field("spec.reason"), wide=True),
+        TableColumn("Requester", _field("spec.requester"), wide=True),
     ),
     "Recovery": (
-        Column("Region", _field("spec.region")),
-        Column("Phase", _field("status.phase")),
-        Column("Recovered", _recovered_count, says="workloads that serve minServing/all"),
-        Column("Cause", _field("spec.cause"), wide=True),
+        TableColumn("Region", _field("spec.region")),
+        TableColumn("Phase", _field("status.phase")),
+        TableColumn("Recovered", _recovered_count, description="workloads that serve minServing/all"),
+        TableColumn("Cause", _field("spec.cause"), wide=True),
     ),
     "Node": (
-        Column("Status", _node_status),
-        Column("Zone", _field("spec.zone")),
-        Column("Pool", _field("spec.pool")),
-        Column("Running", _field("status.execution.running"), "integer"),
-        Column("CPU", lambda n: str(n.spec.capacity.get("cpu", NONE))),
-        Column("Memory", lambda n: str(n.spec.capacity.get("memory", NONE))),
-        Column("GPUs", _node_gpus),
-        Column("Address", _field("spec.address"), wide=True),
-        Column("Epoch", _field("status.execution.epoch"), "integer", wide=True),
-        Column("Taints", lambda n: _join_list(f"{t.key}:{t.effect}" for t in n.spec.taints), wide=True),
-        Column("Version", _field("status.execution.agent_version"), wide=True),
+        TableColumn("Status", _node_status),
+        TableColumn("Zone", _field("spec.zone")),
+        TableColumn("Pool", _field("spec.pool")),
+        TableColumn("Running", _field("status.execution.running"), "integer"),
+        TableColumn("CPU", lambda n: str(n.spec.capacity.get("cpu", NONE))),
+        TableColumn("Memory", lambda n: str(n.spec.capacity.get("memory", NONE))),
+        TableColumn("GPUs", _node_gpus),
+        TableColumn("Address", _field("spec.address"), wide=True),
+        TableColumn("Epoch", _field("status.execution.epoch"), "integer", wide=True),
+        TableColumn("Taints", lambda n: _join_list(f"{t.key}:{t.effect}" for t in n.spec.taints), wide=True),
+        TableColumn("Version", _field("status.execution.agent_version"), wide=True),
     ),
     "Hold": (
-        Column("Budget", _field("spec.budget")),
-        Column("Node", _field("spec.node")),
-        Column("Resources", _claimed_resources),
-        Column("Drawn-By", lambda h: h.status.draw.replica_uid if h.status.draw else ""),
+        TableColumn("Budget", _field("spec.budget")),
+        TableColumn("Node", _field("spec.node")),
+        TableColumn("Resources", _claimed_resources),
+        TableColumn("Drawn-By", lambda h: h.status.draw.replica_uid if h.status.draw else ""),
     ),
     "Replica": (
-        Column("Stage", lambda r: str(stage(r))),
-        Column("Node", lambda r: r.status.placement.node or NONE),
-        Column("Zone", lambda r: r.status.placement.zone or NONE),
-        Column("Restarts", _replica_restarts, "integer"),
-        Column("Reason", _replica_reason),
-        Column("Address", _replica_address, wide=True),
-        Column("Attempt", _field("status.placement.attempt"), "integer", wide=True),
-        Column("Revision", _field("spec.revision"), wide=True),
+        TableColumn("Stage", lambda r: str(stage(r))),
+        TableColumn("Node", lambda r: r.status.placement.node or NONE),
+        TableColumn("Zone", lambda r: r.status.placement.zone or NONE),
+        TableColumn("Restarts", _replica_restarts, "integer"),
+        TableColumn("Reason", _replica_reason),
+        TableColumn("Address", _replica_address, wide=True),
+        TableColumn("Attempt", _field("status.placement.attempt"), "integer", wide=True),
+        TableColumn("Revision", _field("spec.revision"), wide=True),
     ),
     "SchedulingRequest": (
-        Column("Workload", _field("spec.workload")),
-        Column("Pending", _field("status.pending"), "integer"),
-        Column("Attempts", _field("status.attempts"), "integer"),
-        Column("Reasons", _refusals),
-        Column("Next-Try", _field("status.next_try_at"), wide=True),
-        Column("Wakes-On", lambda r: _join_list(r.status.wake_on), wide=True),
+        TableColumn("Workload", _field("spec.workload")),
+        TableColumn("Pending", _field("status.pending"), "integer"),
+        TableColumn("Attempts", _field("status.attempts"), "integer"),
+        TableColumn("Reasons", _refusals),
+        TableColumn("Next-Try", _field("status.next_try_at"), wide=True),
+        TableColumn("Wakes-On", lambda r: _join_list(r.status.wake_on), wide=True),
     ),
     "Reservation": (
-        Column("Replica", _field("spec.replica")),
-        Column("Node", _field("spec.node")),
-        Column("Phase", _field("status.phase")),
-        Column("Expires", _field("spec.expires_at")),
-        Column("Resources", _claimed_resources, wide=True),
+        TableColumn("Replica", _field("spec.replica")),
+        TableColumn("Node", _field("spec.node")),
+        TableColumn("Phase", _field("status.phase")),
+        TableColumn("Expires", _field("spec.expires_at")),
+        TableColumn("Resources", _claimed_resources, wide=True),
     ),
     "Binding": (
-        Column("Replica", _field("spec.replica")),
-        Column("Node", _field("spec.node")),
-        Column("Desired", _field("spec.desired")),
-        Column("Phase", lambda b: str(b.status.phase or "")),
-        Column("Epoch", _field("spec.epoch"), "integer"),
-        Column("Resources", _claimed_resources, wide=True),
-        Column("Class", _field("spec.capacity_class"), wide=True),
+        TableColumn("Replica", _field("spec.replica")),
+        TableColumn("Node", _field("spec.node")),
+        TableColumn("Desired", _field("spec.desired")),
+        TableColumn("Phase", lambda b: str(b.status.phase or "")),
+        TableColumn("Epoch", _field("spec.epoch"), "integer"),
+        TableColumn("Resources", _claimed_resources, wide=True),
+        TableColumn("Class", _field("spec.capacity_class"), wide=True),
     ),
     "Decision": (
-        Column("Workload", _field("spec.workload")),
-        Column("Placed", lambda d: f"{sum(1 for e in d.spec.entries if e.node)}/{len(d.spec.entries)}"),
-        Column("Feasible", lambda d: f"{d.spec.feasible}/{d.spec.nodes}", says="nodes that fit/all"),
-        Column("Refusals", lambda d: _join_list(f"{r.reason}({r.nodes})" for r in d.spec.refusals)),
-        Column("Policy", _field("spec.policy_revision"), wide=True),
-        Column("Snapshot", _field("spec.snapshot_revision"), "integer", wide=True),
+        TableColumn("Workload", _field("spec.workload")),
+        TableColumn("Placed", lambda d: f"{sum(1 for e in d.spec.entries if e.node)}/{len(d.spec.entries)}"),
+        TableColumn("Feasible", lambda d: f"{d.spec.feasible}/{d.spec.nodes}", description="nodes that fit/all"),
+        TableColumn("Refusals", lambda d: _join_list(f"{r.reason}({r.nodes})" for r in d.spec.refusals)),
+        TableColumn("Policy", _field("spec.policy_revision"), wide=True),
+        TableColumn("Snapshot", _field("spec.snapshot_revision"), "integer", wide=True),
     ),
     "Endpoint": (
-        Column("Workload", _field("spec.workload")),
-        Column("Region", _field("spec.region")),
-        Column("Addresses", lambda e: len(e.spec.addresses), "integer"),
+        TableColumn("Workload", _field("spec.workload")),
+        TableColumn("Region", _field("spec.region")),
+        TableColumn("Addresses", lambda e: len(e.spec.addresses), "integer"),
     ),
     "Pod": (
-        Column("Node", _field("spec.node_name")),
-        Column("Status", _field("status.phase")),
-        Column("Workload", lambda p: p.metadata.labels.get(LABEL_WORKLOAD, "")),
+        TableColumn("Node", _field("spec.node_name")),
+        TableColumn("Status", _field("status.phase")),
+        TableColumn("Workload", lambda p: p.metadata.labels.get(LABEL_WORKLOAD, "")),
     ),
     "NodePool": (
-        Column("Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", says="desired nodes/maximum"),
-        Column("State", _field("status.reason")),
-        Column("Says", _field("status.message"), wide=True),
+        TableColumn("Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", description="desired nodes/maximum"),
+        TableColumn("State", _field("status.reason")),
+        TableColumn("Says", _field("status.message"), wide=True),
     ),
     "JoinToken": (
-        Column("Node", lambda t: t.spec.node or "any"),
-        Column("Used", lambda t: f"{len(t.status.used)}/{t.spec.uses}", says="uses so far/allowed"),
-        Column("Expires", lambda t: seconds_text(t.expires_at_s)),
+        TableColumn("Node", lambda t: t.spec.node or "any"),
+        TableColumn("Used", lambda t: f"{len(t.status.used)}/{t.spec.uses}", description="uses so far/allowed"),
+        TableColumn("Expires", lambda t: seconds_text(t.expires_at_s)),
     ),
     "NodeIdentity": (
-        Column("Generation", _field("spec.generation"), "integer"),
-        Column("Revoked", lambda n: str(n.revoked)),
-        Column("Token", _field("spec.token")),
-        Column("Expires", _field("spec.expires_at")),
-        Column("Serial", _field("spec.serial"), wide=True),
+        TableColumn("Generation", _field("spec.generation"), "integer"),
+        TableColumn("Revoked", lambda n: str(n.revoked)),
+        TableColumn("Token", _field("spec.token")),
+        TableColumn("Expires", _field("spec.expires_at")),
+        TableColumn("Serial", _field("spec.serial"), wide=True),
     ),
-    "LeasePage": (Column("Leases", lambda p: len(p.spec.leases), "integer"),),
-    "Term": (Column("Holder", _field("spec.holder")), Column("Term", _field("spec.term"), "integer")),
+    "LeasePage": (TableColumn("Leases", lambda p: len(p.spec.leases), "integer"),),
+    "Term": (TableColumn("Holder", _field("spec.holder")), TableColumn("Term", _field("spec.term"), "integer")),
     "Event": (
-        Column("Type", _field("type")),
-        Column("Reason", _field("reason")),
-        Column("Object", _event_object),
-        Column("Message", _field("message")),
-        Column("Count", _field("count"), "integer", wide=True),
-        Column("Source", _field("source.component"), wide=True),
+        TableColumn("Type", _field("type")),
+        TableColumn("Reason", _field("reason")),
+        TableColumn("Object", _event_object),
+        TableColumn("Message", _field("message")),
+        TableColumn("Count", _field("count"), "integer", wide=True),
+        TableColumn("Source", _field("source.component"), wide=True),
     ),
-    "Lease": (Column("Holder", _field("spec.holder_identity")),),
+    "Lease": (TableColumn("Holder", _field("spec.holder_identity")),),
 }
-_NAME_COLUMN = (Column("Name", lambda item: item.metadata.name, says="the name of the object"),)
+_NAME_COLUMN = (TableColumn("Name", lambda item: item.metadata.name, description="the name of the object"),)
 
 
 def definitions(kind: str) -> list[dict[str, Any]]:
@@ -376,7 +376,7 @@ def definitions(kind: str) -> list[dict[str, Any]]:
     made = [
         {
             "name": c.name, "type": c.type, "format": "name" if c.name == "Name" else "",
-            "description": c.says, "priority": int(c.wide),
+            "description": c.description, "priority": int(c.wide),
         }
         for c in columns
     ]  # fmt: skip
@@ -393,7 +393,7 @@ def cells(kind: str, item: Object, now_s: float) -> list[Any]:
     return [_format_age(seen, now_s), *made, item.metadata.name]
 
 
-def _cell(column: Column, item: Object) -> Any:
+def _cell(column: TableColumn, item: Object) -> Any:
     try:
         return column.cell(item)
     except (AttributeError, ValueError, TypeError, KeyError):

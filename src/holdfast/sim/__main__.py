@@ -13,9 +13,9 @@ from pathlib import Path
 
 import structlog
 
-from holdfast.sim import runs, story
-from holdfast.sim.remembered import recall, remember
-from holdfast.sim.world import World
+from holdfast.sim import failure_report, parallel_runs
+from holdfast.sim.run_totals import load_totals, save_totals
+from holdfast.sim.simulation import Simulation
 
 STATE = Path(".sim/hours.json")
 """Totals of `--hours`, so that a later run continues."""
@@ -31,30 +31,30 @@ def main() -> int:
             wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
             processors=[structlog.dev.ConsoleRenderer()],
         )
-    runs.quiet()
+    parallel_runs.silence_logs()
     if options.check:
         return _check(options.check)
     if options.mutation and options.seed is None and not options.scenario:
-        from holdfast.sim.garden import Wish, plant
+        from holdfast.sim.mutation_runner import MutationRunOptions, run_mutations
 
-        wish = Wish(
-            options.mutation, options.seeds, options.first, options.workers, kept=PLANTED, page=options.page
+        wish = MutationRunOptions(
+            options.mutation, options.seeds, options.first, options.workers, results_path=PLANTED, report_path=options.page
         )  # fmt: skip
-        return plant(wish, _say)
+        return run_mutations(wish, _say)
     if options.scenario:
-        from holdfast.sim import scenario
+        from holdfast.sim import scenario_runs
 
-        asked = scenario.Asked(
-            options.scenario, options.first, options.mutation or "", every=options.every,
+        asked = scenario_runs.ScenarioOptions(
+            options.scenario, options.first, options.mutation or "", all_values=options.every,
             shrink_s=0.0 if options.whole else options.minutes * 60,
         )  # fmt: skip
-        return scenario.run_scenarios(asked, _say)
+        return scenario_runs.run_scenarios(asked, _say)
     if options.digests:
-        for digest in runs.answer_digests(iter(sys.stdin.readline, "")):
+        for digest in parallel_runs.serve_digests(iter(sys.stdin.readline, "")):
             _say(digest)
         return 0
     if options.seed is not None and options.digest:
-        print(World(options.seed).run().digest)
+        print(Simulation(options.seed).run().digest)
         return 0
     if options.seed is not None:
         return _one(options)
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _check(state: Path) -> int:
-    from holdfast.sim.recorded import check_platform
+    from holdfast.sim.recorded_history import check_platform
 
     verdict = check_platform(state)
     for line in verdict.lines():
@@ -76,30 +76,30 @@ def _say(text: str) -> None:
 
 
 def _one(options: argparse.Namespace) -> int:
-    from holdfast.sim.single import Asked, tell
+    from holdfast.sim.single_run import SingleRunOptions, run_seed
 
     shrink_s = 0.0 if options.whole else options.minutes * 60
-    asked = Asked(
-        options.seed, only=tuple(options.only), about=tuple(options.about), bug=options.mutation or "",
-        twice=options.twice, shrink_s=shrink_s,
+    asked = SingleRunOptions(
+        options.seed, only=tuple(options.only), objects=tuple(options.about), mutation=options.mutation or "",
+        repeat=options.twice, shrink_s=shrink_s,
     )  # fmt: skip
-    return tell(asked, _say)
+    return run_seed(asked, _say)
 
 
 def _many(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     hours = options.hours
-    total = recall(STATE) if hours else runs.Total(next_seed=options.first)
+    total = load_totals(STATE) if hours else parallel_runs.RunTotals(next_seed=options.first)
     if hours and total.seeds:
         print(f"continuing at seed {total.next_seed} after {total.summary()}; delete {STATE} to restart", flush=True)
-    seeds = total.left() if hours else iter(range(options.first, options.first + options.seeds))
+    seeds = total.remaining_seeds() if hours else iter(range(options.first, options.first + options.seeds))
     told_s = began_s
 
-    def told(done: runs.Done) -> None:
+    def told(done: parallel_runs.SeedResult) -> None:
         nonlocal told_s
         total.add(done)
         if hours:
-            remember(STATE, total)
+            save_totals(STATE, total)
         _tell(done, total)
         if time.monotonic() - told_s > PROGRESS_EVERY_S:
             told_s = time.monotonic()
@@ -111,7 +111,7 @@ def _many(options: argparse.Namespace) -> int:
     interrupted = False
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        runs.run_many(seeds, workers=options.workers, told=told, until=enough)
+        parallel_runs.run_many(seeds, workers=options.workers, told=told, until=enough)
     except KeyboardInterrupt:
         interrupted = True
     if os.isatty(sys.stdout.fileno()):
@@ -130,17 +130,17 @@ def _many(options: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _tell(done: runs.Done, total: runs.Total) -> None:
+def _tell(done: parallel_runs.SeedResult, total: parallel_runs.RunTotals) -> None:
     outcome = done.outcome
-    if outcome.ok and not done.unseed:
+    if outcome.ok and not done.nondeterminism:
         if os.isatty(sys.stdout.fileno()):
             print(f"\r{total.summary()} ", end="", flush=True)
         return
-    print(story.headline(outcome), flush=True)
-    for line in itertools.islice(story.complaints(outcome), 6):
+    print(failure_report.headline(outcome), flush=True)
+    for line in itertools.islice(failure_report.failure_lines(outcome), 6):
         print(f"  {line}")
-    if done.unseed:
-        print(f"  {done.unseed}")
+    if done.nondeterminism:
+        print(f"  {done.nondeterminism}")
     print(f"  next: make sim SEED={outcome.seed}", flush=True)
 
 

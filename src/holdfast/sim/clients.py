@@ -8,38 +8,44 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any, Protocol, TypeVar
 
 from holdfast.client import readback
-from holdfast.client.contract import Client, Committed, Listing, Seen, Token
+from holdfast.client.contract import Client, CommitReceipt, FencingToken, Listing, WatchEvent
+from holdfast.foundation.ports import Ports
 from holdfast.model.errors import Ambiguous, Expired, Fault, Unavailable
 from holdfast.model.meta import Object
-from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.placement_api import (
+    BindRequest,
+    PlacementResponse,
+    ReleaseRequest,
+    RenewRequest,
+    ReserveRequest,
+)
 from holdfast.model.writes import Notice, Write
-from holdfast.runtime.ports import Ports
-from holdfast.sim.chaos import Chaos, Kind
-from holdfast.sim.network import DELAY_S, STALL_S, Host, Network
+from holdfast.sim.fault_injection import FaultInjector, FaultKind
+from holdfast.sim.network import DELAY_S, STALL_S, CallTarget, Network
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
-AGAIN_S = (0.05, 40.0)
-STALE_LOOK_S = 5.0
+REPEAT_DELAY_S = (0.05, 40.0)
+STALL_CHECK_S = 5.0
 """Interval at which a stalled watch checks whether the stall is over."""
 
 
-class Ears(Protocol):
+class ClientObserver(Protocol):
     """Observer of all clients, implemented by the checkers."""
 
     def acknowledged(self, cell: str, items: Sequence[Object | None]) -> None:
         """Called for every commit that a caller considers successful, with the returned objects."""
 
-    def watched(self, cell: str, kind: str, after: int, batch: Sequence[Seen[Any]]) -> None:
+    def watched(self, cell: str, kind: str, after: int, batch: Sequence[WatchEvent[Any]]) -> None:
         """Called for every batch of a watch of a whole kind, as the cell sends it."""
 
-    def crossed(self, cell: str, kind: str, namespace: str, others: Sequence[str]) -> None:
+    def watch_crossed_tenants(self, cell: str, kind: str, namespace: str, others: Sequence[str]) -> None:
         """Called when a watch of one namespace delivers objects of another."""
 
-    def misunderstood(self, cell: str, what: str) -> None:
+    def skew_detected(self, cell: str, what: str) -> None:
         """Called when a message between two releases is refused or loses a field that both know."""
 
-    def said(self, reasons: Iterable[str]) -> None:
+    def reasons_reported(self, reasons: Iterable[str]) -> None:
         """Called with the reasons of events and of the authority's responses, which are not stored."""
 
 
@@ -47,7 +53,7 @@ class RemoteClient:
     """Client over the simulated network. Without `watching`, watches stay open and deliver nothing."""
 
     def __init__(
-        self, network: Network, caller: str, host: Host, ports: Ports, ears: Ears, *, watching: bool = True
+        self, network: Network, caller: str, host: CallTarget, ports: Ports, ears: ClientObserver, *, watching: bool = True
     ) -> None:
         self._network = network
         self._caller = caller
@@ -68,9 +74,9 @@ class RemoteClient:
 
     def watch(
         self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Sequence[Seen[O]]]:
+    ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
         if not self._watching:
-            return silence()
+            return silent_watch()
         return self._network.stream(
             self._caller,
             f"{self._caller}/{kind.__name__}",
@@ -78,30 +84,30 @@ class RemoteClient:
             lambda client: _overheard(client, kind, namespace, after, fields=fields, ears=self._ears),
         )
 
-    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
         return await self._write(lambda client: client.commit(writes, token=token))
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
         committed = await readback.commit(self, writes, token=token, ports=self._ports)
         self._ears.acknowledged(self._host.name, committed.objects)
         return committed
 
-    async def reserve(self, request: ReserveRequest) -> Answers:
+    async def reserve(self, request: ReserveRequest) -> PlacementResponse:
         return await self._write(lambda client: client.reserve(request))
 
-    async def bind(self, request: BindRequest) -> Answers:
+    async def bind(self, request: BindRequest) -> PlacementResponse:
         return await self._write(lambda client: client.bind(request))
 
-    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+    async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
         return await self._write(lambda client: client.release(request, token=token))
 
-    async def renew(self, request: RenewRequest) -> Answers:
+    async def renew(self, request: RenewRequest) -> PlacementResponse:
         return await self._network.call(
             self._caller, self._host, lambda client: client.renew(request), writes=True, own_lane=True
         )
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
-        self._ears.said(str(notice.reason) for notice in notices)
+        self._ears.reasons_reported(str(notice.reason) for notice in notices)
         try:
             await self._write(lambda client: client.notify(notices, component=component))
         except Fault:
@@ -117,10 +123,10 @@ class RemoteClient:
         return await self._network.call(self._caller, self._host, work, writes=True)
 
 
-class InsideClient:
+class InCellClient:
     """Client of a component inside a cell: without network, but with watch faults and lost placement responses."""
 
-    def __init__(self, inner: Client, chaos: Chaos, ears: Ears, *, watching: bool = True) -> None:
+    def __init__(self, inner: Client, chaos: FaultInjector, ears: ClientObserver, *, watching: bool = True) -> None:
         self._inner = inner
         self._chaos = chaos
         self._ears = ears
@@ -132,17 +138,17 @@ class InsideClient:
 
     def watch(
         self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Sequence[Seen[O]]]:
+    ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
         if not self._watching:
-            return silence()
+            return silent_watch()
         return self._watch(kind, namespace, after, fields)
 
     async def _watch(
         self, kind: type[O], namespace: str, after: int, fields: Mapping[str, str] | None
-    ) -> AsyncIterator[Sequence[Seen[O]]]:
+    ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
         chaos, cell = self._chaos, self._inner.cell
-        strikes, place = chaos.strikes, f"{cell}/{kind.__name__}"
-        if strikes(Kind.WATCH_EXPIRED, place) is not None:
+        strikes, place = chaos.draw, f"{cell}/{kind.__name__}"
+        if strikes(FaultKind.WATCH_EXPIRED, place) is not None:
             raise Expired("the revision is compacted (simulated): list again")
         ear = _Ear(self._ears, cell, kind, namespace, after, whole=not namespace and not fields)
         async for batch in self._inner.watch(kind, namespace, after=after, fields=fields):
@@ -150,39 +156,39 @@ class InsideClient:
             if chaos.healed:
                 yield batch
                 continue
-            if strikes(Kind.WATCH_DROP, place) is not None:
+            if strikes(FaultKind.WATCH_DROP, place) is not None:
                 raise Unavailable("the watch was dropped (simulated)")
-            if (own := strikes(Kind.WATCH_STALL, place)) is not None:
+            if (own := strikes(FaultKind.WATCH_STALL, place)) is not None:
                 await asyncio.sleep(own.uniform(*STALL_S))
                 raise Unavailable("the watch stalled and was dropped (simulated)")
-            if (own := strikes(Kind.WATCH_DELAY, place)) is not None:
+            if (own := strikes(FaultKind.WATCH_DELAY, place)) is not None:
                 await asyncio.sleep(own.uniform(*DELAY_S))
-            while (left_s := chaos.stale_s(cell, kind.__name__)) > 0:
-                await asyncio.sleep(min(left_s, STALE_LOOK_S))
+            while (left_s := chaos.cache_stall_s(cell, kind.__name__)) > 0:
+                await asyncio.sleep(min(left_s, STALL_CHECK_S))
             yield batch
-            if strikes(Kind.WATCH_DUPLICATE, place) is not None:
+            if strikes(FaultKind.WATCH_DUPLICATE, place) is not None:
                 yield batch
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
         committed = await self._inner.commit(writes, token=token, brief=brief)
         self._ears.acknowledged(self._inner.cell, committed.objects)
         return committed
 
-    async def reserve(self, request: ReserveRequest) -> Answers:
+    async def reserve(self, request: ReserveRequest) -> PlacementResponse:
         self._maybe_again(lambda: self._inner.reserve(request))
         return self._maybe_lost(await self._inner.reserve(request))
 
-    async def bind(self, request: BindRequest) -> Answers:
+    async def bind(self, request: BindRequest) -> PlacementResponse:
         self._maybe_again(lambda: self._inner.bind(request))
         return self._maybe_lost(await self._inner.bind(request))
 
-    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+    async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
         self._maybe_again(lambda: self._inner.release(request))
         return self._maybe_lost(await self._inner.release(request, token=token))
 
-    def _maybe_again(self, work: Callable[[], Coroutine[Any, Any, Answers]]) -> None:
+    def _maybe_again(self, work: Callable[[], Coroutine[Any, Any, PlacementResponse]]) -> None:
         """May deliver the call to the authority a second time, later."""
-        own = self._chaos.strikes(Kind.CALL_REPEATED, self._inner.cell)
+        own = self._chaos.draw(FaultKind.CALL_REPEATED, self._inner.cell)
         if own is None:
             return
 
@@ -191,24 +197,24 @@ class InsideClient:
             with contextlib.suppress(Fault):
                 await work()
 
-        task = asyncio.get_running_loop().create_task(repeat(own.uniform(*AGAIN_S)))
+        task = asyncio.get_running_loop().create_task(repeat(own.uniform(*REPEAT_DELAY_S)))
         self._repeats.add(task)
         task.add_done_callback(self._repeats.discard)
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
-        self._ears.said(str(notice.reason) for notice in notices)
+        self._ears.reasons_reported(str(notice.reason) for notice in notices)
         await self._inner.notify(notices, component=component)
 
-    def _maybe_lost(self, answers: Answers) -> Answers:
-        self._ears.said(answer.reason for answer in answers.answers if answer.reason)
-        if self._chaos.strikes(Kind.ANSWER_LOST, self._inner.cell) is not None:
+    def _maybe_lost(self, answers: PlacementResponse) -> PlacementResponse:
+        self._ears.reasons_reported(answer.reason for answer in answers.results if answer.reason)
+        if self._chaos.draw(FaultKind.ANSWER_LOST, self._inner.cell) is not None:
             raise Ambiguous("the authority did not respond (simulated, committed)")
         return answers
 
 
 async def _overheard(
-    client: Client, kind: type[O], namespace: str, after: int, *, fields: Mapping[str, str] | None, ears: Ears
-) -> AsyncGenerator[Sequence[Seen[O]], None]:
+    client: Client, kind: type[O], namespace: str, after: int, *, fields: Mapping[str, str] | None, ears: ClientObserver
+) -> AsyncGenerator[Sequence[WatchEvent[O]], None]:
     ear = _Ear(ears, client.cell, kind, namespace, after, whole=not namespace and not fields)
     async for batch in client.watch(kind, namespace, after=after, fields=fields):
         ear.hear(batch)
@@ -219,7 +225,7 @@ class _Ear:
     """Reports the batches of one watch to the observer."""
 
     def __init__(
-        self, ears: Ears, cell: str, kind: type[Object], namespace: str, after: int, *, whole: bool
+        self, ears: ClientObserver, cell: str, kind: type[Object], namespace: str, after: int, *, whole: bool
     ) -> None:  # fmt: skip
         self._ears = ears
         self._cell = cell
@@ -228,22 +234,22 @@ class _Ear:
         self._after = after
         self._whole = whole
 
-    def hear(self, batch: Sequence[Seen[Any]]) -> None:
+    def hear(self, batch: Sequence[WatchEvent[Any]]) -> None:
         namespace = self._namespace
         if namespace:
             others = [str(seen.object.key) for seen in batch if seen.object is not None and _elsewhere(seen, namespace)]
             if others:
-                self._ears.crossed(self._cell, self._kind, namespace, others)
+                self._ears.watch_crossed_tenants(self._cell, self._kind, namespace, others)
         if self._whole and batch:
             self._ears.watched(self._cell, self._kind, self._after, batch)
             self._after = batch[-1].revision
 
 
-def _elsewhere(seen: Seen[Any], namespace: str) -> bool:
+def _elsewhere(seen: WatchEvent[Any], namespace: str) -> bool:
     return bool(namespace) and seen.object is not None and seen.object.metadata.namespace != namespace
 
 
-async def silence() -> AsyncIterator[Sequence[Any]]:
+async def silent_watch() -> AsyncIterator[Sequence[Any]]:
     """A watch that stays open and delivers nothing."""
     await asyncio.get_running_loop().create_future()
     yield ()

@@ -10,17 +10,17 @@ import msgspec
 
 from holdfast.model.lifecycle import TRANSITIONS, Stage, stage
 from holdfast.model.reasons import Reason
-from holdfast.sim.chaos import Kind
-from holdfast.sim.checkers import Commit
-from holdfast.sim.unseen import ELSEWHERE
+from holdfast.sim.checkers import ObservedCommit
+from holdfast.sim.coverage_exemptions import EXEMPTIONS
+from holdfast.sim.fault_injection import FaultKind
 from holdfast.store.contract import Put
 
 _SAYS_WHY = b'eason":"'
-TABLE = frozenset((str(t.source or ""), str(t.target)) for t in TRANSITIONS)
-REASONS = frozenset(reason.value for reason in Reason)
+LIFECYCLE_TRANSITIONS = frozenset((str(t.source or ""), str(t.target)) for t in TRANSITIONS)
+ALL_REASONS = frozenset(reason.value for reason in Reason)
 
 
-SHARE_LEAST = 0.01
+SEED_FRACTION_MIN = 0.01
 """Minimum share of seeds for each fault kind and transition. Rarer ones are listed."""
 
 
@@ -33,14 +33,14 @@ class Coverage(msgspec.Struct):
     seeds: int = 0
     in_seeds: Counter[str] = msgspec.field(default_factory=Counter)
 
-    def of_one_seed(self, struck: Mapping[str, int], felt: Iterable[str]) -> None:
+    def finish_seed(self, struck: Mapping[str, int], felt: Iterable[str]) -> None:
         """Ends one run: adds its injected faults and those that took effect."""
         self.faults = Counter(struck)
         self.seeds = 1
         self.in_seeds = Counter([*felt, *map(_passed, self.transitions)])
 
-    def see(self, commit: Commit) -> None:
-        for change in commit.changed:
+    def observe(self, commit: ObservedCommit) -> None:
+        for change in commit.changes:
             if change.kind.name == "Replica" and change.new is not None:
                 before: Stage | str = stage(change.old) if change.old is not None else ""
                 after = stage(change.new)
@@ -61,31 +61,31 @@ class Coverage(msgspec.Struct):
 
     def lines(self) -> Iterable[str]:
         """The coverage as text."""
-        seen = {pair for pair in self.transitions if pair in TABLE}
+        seen = {pair for pair in self.transitions if pair in LIFECYCLE_TRANSITIONS}
         yield (
-            f"transitions: {len(seen)} of {len(TABLE)}"
-            + _never(map(_passed, TABLE - seen))
+            f"transitions: {len(seen)} of {len(LIFECYCLE_TRANSITIONS)}"
+            + _never(map(_passed, LIFECYCLE_TRANSITIONS - seen))
             + self._rare(map(_passed, seen))
         )
-        beside = sorted(pair for pair in self.transitions if pair not in TABLE)
+        beside = sorted(pair for pair in self.transitions if pair not in LIFECYCLE_TRANSITIONS)
         if beside:
             yield "not in the lifecycle table: " + ", ".join(
                 f"{_passed(pair)} ({self.transitions[pair]})" for pair in beside
             )
-        kinds = {kind.value for kind in Kind}
+        kinds = {kind.value for kind in FaultKind}
         struck = kinds & set(self.faults)
         yield f"fault kinds: {len(struck)} of {len(kinds)}" + _never(kinds - struck) + self._rare(struck)
-        known = REASONS & set(self.reasons)
-        left = REASONS - known
-        yield f"reasons: {len(known)} of {len(REASONS)}" + _never(left - set(ELSEWHERE))
-        for name in sorted(left & set(ELSEWHERE)):
-            yield f"  {name}: {ELSEWHERE[name]}"
+        known = ALL_REASONS & set(self.reasons)
+        left = ALL_REASONS - known
+        yield f"reasons: {len(known)} of {len(ALL_REASONS)}" + _never(left - set(EXEMPTIONS))
+        for name in sorted(left & set(EXEMPTIONS)):
+            yield f"  {name}: {EXEMPTIONS[name]}"
 
     def _rare(self, names: Iterable[str]) -> str:
         """The names that occurred in too few seeds, with their share."""
         shares = sorted((self.in_seeds[name] / max(1, self.seeds), name) for name in names)
-        rare = [f"{name} ({share:.1%})" for share, name in shares if share < SHARE_LEAST]
-        return f"; in fewer than {SHARE_LEAST:.0%} of {self.seeds} seeds: {', '.join(rare)}" if rare else ""
+        rare = [f"{name} ({share:.1%})" for share, name in shares if share < SEED_FRACTION_MIN]
+        return f"; in fewer than {SEED_FRACTION_MIN:.0%} of {self.seeds} seeds: {', '.join(rare)}" if rare else ""
 
 
 def _passed(pair: tuple[str, str]) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 
 from holdfast.model.errors import Ambiguous, Conflict, Fault, StoreFailed, Unavailable
 from holdfast.sim import releases
-from holdfast.sim.chaos import Chaos, Kind
-from holdfast.sim.loop import WORLD, VirtualLoop
-from holdfast.sim.releases import Release
-from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn
+from holdfast.sim.fault_injection import FaultInjector, FaultKind
+from holdfast.sim.loop import ENVIRONMENT, VirtualLoop
+from holdfast.sim.releases import ReleaseVersion
+from holdfast.store.contract import Change, Committed, LogRecord, StoredEntry, StorePage, Txn
 from holdfast.store.memory import MemoryStore
 
-Witness = Callable[[Txn, Committed], None]
+CommitObserver = Callable[[Txn, Committed], None]
 
 COMMIT_S = (0.001, 0.006)
 SLOW_S = (0.2, 2.0)
@@ -27,7 +27,7 @@ VERY_LATE_S = (0.6, 25.0)
 """Delay of a commit that was in flight at a crash. It may arrive after the restart."""
 PAUSE_S = (1.0, 90.0)
 TIMEOUT_S = 1.0
-SIGNS_OF_LIFE = ("/leasepages/", "/leases/")
+HEARTBEAT_KEYS = ("/leasepages/", "/leases/")
 
 
 class Disk:
@@ -36,35 +36,35 @@ class Disk:
     def __init__(self, cell: str) -> None:
         self.cell = cell
         self.store = MemoryStore()
-        self.witnesses: list[Witness] = []
-        self.asked: Callable[[str, float], None] = lambda cell, at_s: None
+        self.commit_observers: list[CommitObserver] = []
+        self.on_commit_attempt: Callable[[str, float], None] = lambda cell, at_s: None
         """Called at every commit attempt."""
-        self.down = False
+        self.unavailable = False
         self.full = False
-        self.trap = 0
+        self.timeout_at_commit = 0
         """Position of the next commit that gets a timeout; negative: the commit is not made. 0: none."""
-        self.way_s = 0.0
+        self.commit_latency_s = 0.0
         """Latency of the newest commit."""
-        self.by = Release.PRESENT
+        self.writer_release = ReleaseVersion.CURRENT
         """Release of the process that made the newest commit."""
 
-    def sprung(self) -> int:
+    def take_timeout(self) -> int:
         """-1 or 1 if this commit gets the timeout, else 0."""
-        if not self.trap:
+        if not self.timeout_at_commit:
             return 0
-        side = 1 if self.trap > 0 else -1
-        self.trap -= side
-        return 0 if self.trap else side
+        side = 1 if self.timeout_at_commit > 0 else -1
+        self.timeout_at_commit -= side
+        return 0 if self.timeout_at_commit else side
 
-    async def commit(self, txn: Txn, way_s: float = 0.0, by: Release = Release.PRESENT) -> Committed:
+    async def commit(self, txn: Txn, way_s: float = 0.0, by: ReleaseVersion = ReleaseVersion.CURRENT) -> Committed:
         committed = await self.store.commit(txn)
-        self.way_s, self.by = way_s, by
-        for witness in self.witnesses:
+        self.commit_latency_s, self.writer_release = way_s, by
+        for witness in self.commit_observers:
             witness(txn, committed)
         return committed
 
 
-class Mounted:
+class MountedStore:
     """The store of one process. Its faults are those that the store contract allows.
 
     `crash` and `pause` act on the process at the next await.
@@ -73,13 +73,13 @@ class Mounted:
     def __init__(
         self,
         disk: Disk,
-        chaos: Chaos,
+        chaos: FaultInjector,
         loop: VirtualLoop,
         chance: random.Random,
         *,
         crash: Callable[[], None],
         pause: Callable[[float], None],
-        release: Release = Release.PRESENT,
+        release: ReleaseVersion = ReleaseVersion.CURRENT,
     ) -> None:
         self._disk = disk
         self._chaos = chaos
@@ -104,76 +104,76 @@ class Mounted:
     def max_writes(self) -> int:
         return self._disk.store.max_writes
 
-    async def newest(self) -> int:
+    async def newest_revision(self) -> int:
         self._check()
         return self._disk.store.head
 
-    def back(self, changes: int) -> int:
-        return self._disk.store.back(changes)
+    def revision_back(self, changes: int) -> int:
+        return self._disk.store.revision_back(changes)
 
-    async def get(self, key: str, *, at: int | None = None) -> Entry | None:
+    async def get(self, key: str, *, at: int | None = None) -> StoredEntry | None:
         self._check()
         entry = await self._disk.store.get(key, at=at)
-        return entry if self._release is Release.PRESENT else releases.read(self._release, entry)
+        return entry if self._release is ReleaseVersion.CURRENT else releases.entry_read_by(self._release, entry)
 
-    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> StorePage:
         self._check()
         page = await self._disk.store.range(prefix, at=at, after=after, limit=limit)
-        return page if self._release is Release.PRESENT else _read_page(self._release, page)
+        return page if self._release is ReleaseVersion.CURRENT else _read_page(self._release, page)
 
     async def commit(self, txn: Txn) -> Committed:
         disk, chaos = self._disk, self._chaos
         asked_s = self._loop.now_s
-        if self._release is not Release.PRESENT:
-            txn = releases.stored(self._release, txn)
-        disk.asked(disk.cell, asked_s)
-        await self._loop.nap(self._chance.uniform(*COMMIT_S))
+        if self._release is not ReleaseVersion.CURRENT:
+            txn = releases.stored_by(self._release, txn)
+        disk.on_commit_attempt(disk.cell, asked_s)
+        await self._loop.sleep_future(self._chance.uniform(*COMMIT_S))
         self._check()
         if disk.full and txn.writes:
-            chaos.felt[Kind.DISK_FULL] += 1
+            chaos.effective_counts[FaultKind.DISK_FULL] += 1
             raise self._fail(StoreFailed("the disk is full (simulated); the store has stopped"))
-        trapped = await self._hand_over(txn) if chaos.live or disk.trap else 0
+        trapped = await self._hand_over(txn) if chaos.active_kinds or disk.timeout_at_commit else 0
         self._check()
         committed = await disk.commit(txn, self._loop.now_s - asked_s, self._release)
-        if chaos.live:
-            await self._at_the_seam(Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
-        if chaos.strikes(Kind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
+        if chaos.active_kinds:
+            await self._at_the_seam(FaultKind.CRASH_AFTER, FaultKind.PAUSE_AFTER)
+        if chaos.draw(FaultKind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, committed)")
         return committed
 
     async def _hand_over(self, txn: Txn) -> int:
         """Injects faults before a commit takes effect. Returns 1 if its response is to be lost."""
-        strikes, cell = self._chaos.strikes, self._disk.cell
-        if (own := strikes(Kind.SLOW, cell)) is not None:
+        strikes, cell = self._chaos.draw, self._disk.cell
+        if (own := strikes(FaultKind.SLOW, cell)) is not None:
             await asyncio.sleep(own.uniform(*SLOW_S))
-        if txn.writes and strikes(Kind.CONFLICT, cell) is not None:
+        if txn.writes and strikes(FaultKind.CONFLICT, cell) is not None:
             raise Conflict("a concurrent write came first (simulated)")
-        trapped = self._disk.sprung() if txn.writes else 0
-        self._chaos.felt[Kind.TIMEOUT_AT] += trapped != 0
-        if strikes(Kind.TIMEOUT_BEFORE, cell) is not None or trapped < 0:
+        trapped = self._disk.take_timeout() if txn.writes else 0
+        self._chaos.effective_counts[FaultKind.TIMEOUT_AT] += trapped != 0
+        if strikes(FaultKind.TIMEOUT_BEFORE, cell) is not None or trapped < 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, not committed)")
-        if (own := strikes(Kind.LATE_COMMIT, cell)) is not None:
+        if (own := strikes(FaultKind.LATE_COMMIT, cell)) is not None:
             # In flight: the commit takes effect even if the process crashes.
-            self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
+            self._loop.spawn(ENVIRONMENT, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, in flight)")
-        crashing = Kind.CRASH_LATE in self._chaos.live and _under_term(txn)
-        if crashing and (own := strikes(Kind.CRASH_LATE, cell)) is not None:
-            self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
+        crashing = FaultKind.CRASH_LATE in self._chaos.active_kinds and _under_term(txn)
+        if crashing and (own := strikes(FaultKind.CRASH_LATE, cell)) is not None:
+            self._loop.spawn(ENVIRONMENT, self._arrive_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
             self._crash()
             await asyncio.sleep(0)
-        await self._at_the_seam(Kind.CRASH_BEFORE, Kind.PAUSE_BEFORE)
+        await self._at_the_seam(FaultKind.CRASH_BEFORE, FaultKind.PAUSE_BEFORE)
         return trapped
 
-    async def _at_the_seam(self, crash: Kind, pause: Kind) -> None:
+    async def _at_the_seam(self, crash: FaultKind, pause: FaultKind) -> None:
         """Crashes or pauses the process at this point."""
         cell = self._disk.cell
-        if self._chaos.strikes(crash, cell) is not None:
+        if self._chaos.draw(crash, cell) is not None:
             self._crash()
             await asyncio.sleep(0)
-        if (own := self._chaos.strikes(pause, cell)) is not None:
+        if (own := self._chaos.draw(pause, cell)) is not None:
             self._pause(own.uniform(*PAUSE_S))
             await asyncio.sleep(0)
 
@@ -187,7 +187,7 @@ class Mounted:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._disk.down:
+        if self._disk.unavailable:
             raise Unavailable("the store is unavailable (simulated)")
 
     def _fail(self, failure: StoreFailed) -> StoreFailed:
@@ -204,7 +204,7 @@ class Mounted:
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
         changes = self._disk.store.watch(prefix, after=after)
-        return changes if self._release is Release.PRESENT else _Read(self._release, changes)
+        return changes if self._release is ReleaseVersion.CURRENT else _Read(self._release, changes)
 
     def subscribe(self, told: Any, failed: Any, *, after: int) -> Callable[[], None]:
         end = self._disk.store.subscribe(told, failed, after=after)
@@ -235,7 +235,7 @@ class Mounted:
 class _Read:
     """A watch as read by a process of another release."""
 
-    def __init__(self, release: Release, changes: AsyncIterator[Sequence[Change]]) -> None:
+    def __init__(self, release: ReleaseVersion, changes: AsyncIterator[Sequence[Change]]) -> None:
         self._release = release
         self._changes = changes
 
@@ -243,19 +243,19 @@ class _Read:
         return self
 
     async def __anext__(self) -> Sequence[Change]:
-        read, release = releases.read, self._release
+        read, release = releases.entry_read_by, self._release
         return [
             Change(change.key, change.revision, read(release, change.entry), read(release, change.previous))
             for change in await anext(self._changes)
         ]
 
 
-def _read_page(release: Release, page: Page) -> Page:
-    entries = (releases.read(release, entry) for entry in page.entries)
-    return Page(tuple(entry for entry in entries if entry is not None), page.revision, page.more)
+def _read_page(release: ReleaseVersion, page: StorePage) -> StorePage:
+    entries = (releases.entry_read_by(release, entry) for entry in page.entries)
+    return StorePage(tuple(entry for entry in entries if entry is not None), page.revision, page.more)
 
 
 def _under_term(txn: Txn) -> bool:
     """Whether the transaction is written under a leader's term and is not only a heartbeat."""
-    decided = any(not write.key.startswith(SIGNS_OF_LIFE) for write in txn.writes)
+    decided = any(not write.key.startswith(HEARTBEAT_KEYS) for write in txn.writes)
     return decided and any(compare.key.startswith("/terms/") for compare in txn.compares)

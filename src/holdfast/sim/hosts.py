@@ -11,49 +11,49 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.supervisor import Supervisor
-from holdfast.cell import Cell
+from holdfast.agent.supervisor import TaskSupervisor
+from holdfast.cell.cell import Cell
 from holdfast.client.contract import Client
 from holdfast.gate.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
 from holdfast.model import limits
 from holdfast.model.errors import Fault, StoreFailed
 from holdfast.model.node import Device
 from holdfast.model.quantity import amounts
-from holdfast.sim.chaos import Chaos, Kind
-from holdfast.sim.clients import Ears, InsideClient, RemoteClient
-from holdfast.sim.disk import Disk, Mounted
-from holdfast.sim.interpreter import Foreteller, Interpreter
+from holdfast.sim.clients import ClientObserver, InCellClient, RemoteClient
+from holdfast.sim.disk import Disk, MountedStore
+from holdfast.sim.fault_injection import FaultInjector, FaultKind
 from holdfast.sim.loop import Process, VirtualLoop
-from holdfast.sim.machine import Machine, SimDriver, SimMemory, SimProber, Work
+from holdfast.sim.machine import Machine, SimDriver, SimProber, SimStateStore, TaskRun
 from holdfast.sim.network import Network
-from holdfast.sim.ports import SimClock, SimPorts, stream
-from holdfast.sim.releases import MARK, UNKNOWN_KIND_KEY, Release
-from holdfast.sim.sorts import SCARCE, SOLO
+from holdfast.sim.ports import SimClock, SimPorts, random_stream
+from holdfast.sim.releases import UNKNOWN_KIND_KEY, UNKNOWN_LABEL, ReleaseVersion
+from holdfast.sim.version_skew import NextReleaseClient, VersionSkewProxy
+from holdfast.sim.workload_profiles import DEDICATED_TENANT, SCARCE_RESOURCE
 from holdfast.store.contract import Put, Txn
 from holdfast.store.memory import MemoryStore
 
 REBOOT_S = (0.5, 20.0)
 BOOT_RETRY_S = 1.0
 NEVER_S = 1e9
-MACHINES = 6
+FULL_SIZE_NODES = 6
 """Number of full-size machines per region. Further machines hold at most one replica."""
-SOLO_MACHINES = (10, 11)
+DEDICATED_NODES = (10, 11)
 """Machines dedicated to the tenant `SOLO`."""
-FEW_PORTS = (20007, 20008)
+SMALL_PORT_RANGE = (20007, 20008)
 
 
-class Setting(msgspec.Struct):
+class HostContext(msgspec.Struct):
     """Shared by all hosts of a simulation."""
 
     seed: int
     loop: VirtualLoop
-    chaos: Chaos
+    faults: FaultInjector
     network: Network
-    ears: Ears
-    began: Callable[[Machine, Work], None]
-    watching: bool = True
+    observer: ClientObserver
+    on_task_start: Callable[[Machine, TaskRun], None]
+    watches_enabled: bool = True
     resync_s: float = limits.RESYNC_S
-    releases: dict[str, Release] = msgspec.field(default_factory=dict)
+    releases: dict[str, ReleaseVersion] = msgspec.field(default_factory=dict)
     """Releases of callers that run, or ran, another release."""
 
 
@@ -68,7 +68,7 @@ def principal_of(caller: str) -> Principal:
     return from_identity(caller, (OPERATORS,), credential="token")
 
 
-class SidewaysProbe:
+class SimPeerProbe:
     """Probe of another region over the simulated network."""
 
     def __init__(self, network: Network, own: str, peers: dict[str, CellHost]) -> None:
@@ -79,28 +79,28 @@ class SidewaysProbe:
     async def reachable(self, region: str, endpoint: str) -> bool:
         host = self._peers.get(region)
         return (
-            host is not None and host.answering() is not None and self._network.reachable(f"region/{self._own}", region)
+            host is not None and host.serving_process() is not None and self._network.reachable(f"region/{self._own}", region)
         )
 
 
 class CellHost:
     """The process of a cell across restarts, on one disk."""
 
-    def __init__(self, name: str, disk: Disk, setting: Setting) -> None:
+    def __init__(self, name: str, disk: Disk, setting: HostContext) -> None:
         self.name = name
         self.disk = disk
         self.clock = SimClock(setting.loop)
-        self.lives = 0
+        self.incarnation = 0
         self.process: Process | None = None
         self.cell: Cell | None = None
-        self.above: CellHost | None = None
+        self.global_host: CellHost | None = None
         self.peers: dict[str, CellHost] = {}
-        self.kept_down = False
-        self.release = Release.PRESENT
+        self.held_down = False
+        self.release = ReleaseVersion.CURRENT
         self.overloaded = False
         """Whether it rejects calls, except those of the exempt priority level."""
         self._setting = setting
-        self._mounted: Mounted | None = None
+        self._mounted: MountedStore | None = None
         self._serving = False
         self._clients: dict[str, Client] = {}
         """Clients of the running cell by caller."""
@@ -109,7 +109,7 @@ class CellHost:
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
-    def answering(self) -> Process | None:
+    def serving_process(self) -> Process | None:
         return self.process if self.alive and self._serving else None
 
     def client_for(self, caller: str) -> Client:
@@ -117,14 +117,14 @@ class CellHost:
         known = self._clients.get(caller)
         if known is None:
             known = self._clients[caller] = self.cell.client(principal_of(caller))
-        here = self._setting.releases.get(caller, Release.PRESENT)
-        if here is self.release and here is not Release.FORMER:
+        here = self._setting.releases.get(caller, ReleaseVersion.CURRENT)
+        if here is self.release and here is not ReleaseVersion.PREVIOUS:
             # Equal releases need no proxy, except the previous one: this code sends fields that it does not know.
-            return Foreteller(known) if here is Release.NEXT else known
-        ears = self._setting.ears
-        return Interpreter(known, here, self.release, lambda what: ears.misunderstood(self.name, f"{caller}: {what}"))
+            return NextReleaseClient(known) if here is ReleaseVersion.NEXT else known
+        ears = self._setting.observer
+        return VersionSkewProxy(known, here, self.release, lambda what: ears.skew_detected(self.name, f"{caller}: {what}"))
 
-    def install(self, release: Release) -> None:
+    def switch_release(self, release: ReleaseVersion) -> None:
         """Restarts the cell as another release, on the same disk."""
         self.crash()
         self.release = release
@@ -132,33 +132,33 @@ class CellHost:
         self.boot()
 
     def boot(self) -> None:
-        if self.alive or self.kept_down:
+        if self.alive or self.held_down:
             return
-        self.lives += 1
+        self.incarnation += 1
         self._serving = False
-        shared, name = self._setting, f"{self.name}.{self.lives}"
-        self.process = Process(self.name, self.lives)
+        shared, name = self._setting, f"{self.name}.{self.incarnation}"
+        self.process = Process(self.name, self.incarnation)
         ports = SimPorts(self.clock, shared.seed, name)
-        mounted = self._mounted = Mounted(
+        mounted = self._mounted = MountedStore(
             self.disk,
-            shared.chaos,
+            shared.faults,
             shared.loop,
-            stream(shared.seed, f"{name}/disk"),
-            crash=self.stumble,
+            random_stream(shared.seed, f"{name}/disk"),
+            crash=self.crash_and_reboot,
             pause=self.pause,
             release=self.release,
         )
         there = None
-        if self.above is not None:
+        if self.global_host is not None:
             there = RemoteClient(
-                shared.network, f"region/{self.name}", self.above, ports, shared.ears, watching=shared.watching
+                shared.network, f"region/{self.name}", self.global_host, ports, shared.observer, watching=shared.watches_enabled
             )
 
-        foretells = self.release is Release.NEXT
+        foretells = self.release is ReleaseVersion.NEXT
 
         def outlet(client: Client) -> Client:
-            inner = Foreteller(client) if foretells else client
-            return InsideClient(inner, shared.chaos, shared.ears, watching=shared.watching)
+            inner = NextReleaseClient(client) if foretells else client
+            return InCellClient(inner, shared.faults, shared.observer, watching=shared.watches_enabled)
 
         async def main() -> None:
             while True:
@@ -170,7 +170,7 @@ class CellHost:
                     ports,
                     identity=self.name,
                     there=there,
-                    probe=SidewaysProbe(shared.network, self.name, self.peers),
+                    probe=SimPeerProbe(shared.network, self.name, self.peers),
                     outlet=outlet,
                     resync_s=shared.resync_s,
                 )
@@ -180,7 +180,7 @@ class CellHost:
                     await cell.start()
                 except Fault as fault:  # the store is unavailable; a supervisor would restart the process
                     if isinstance(fault, StoreFailed) and not self.store_failed:
-                        shared.ears.misunderstood(self.name, f"the {self.release} cannot read its disk: {fault}")
+                        shared.observer.skew_detected(self.name, f"the {self.release} cannot read its disk: {fault}")
                     await ports.clock.sleep(BOOT_RETRY_S)
                     continue
                 self._serving = True
@@ -198,20 +198,20 @@ class CellHost:
             self._mounted.unmount()
             self._mounted = None
 
-    def stumble(self) -> None:
+    def crash_and_reboot(self) -> None:
         """Crashes and restarts after a random delay."""
         self.crash()
-        chance = stream(self._setting.seed, f"{self.name}.{self.lives}/reboot")
-        self._setting.loop.arrive_later(chance.uniform(*REBOOT_S), self.boot)
+        chance = random_stream(self._setting.seed, f"{self.name}.{self.incarnation}/reboot")
+        self._setting.loop.call_from_environment(chance.uniform(*REBOOT_S), self.boot)
 
-    def stumble_after(self, steps: int) -> None:
+    def crash_after_steps(self, steps: int) -> None:
         """Crashes after this many event loop steps, at whatever await is reached then."""
         if self.process is not None and self.process.alive:
-            self.process.fuse, self.process.blow = max(1, steps), self._stumble_here
+            self.process.steps_to_crash, self.process.on_crash_step = max(1, steps), self._stumble_here
 
     def _stumble_here(self) -> None:
-        self._setting.chaos.felt[Kind.CRASH_AT_AWAIT] += 1
-        self.stumble()
+        self._setting.faults.effective_counts[FaultKind.CRASH_AT_AWAIT] += 1
+        self.crash_and_reboot()
 
     def pause(self, for_s: float) -> None:
         """SIGSTOP, then SIGCONT after `for_s`."""
@@ -219,7 +219,7 @@ class CellHost:
         if process is None or not process.alive or process.paused:
             return
         self._setting.loop.pause(process)
-        self._setting.loop.arrive_later(for_s, self._resume, process)
+        self._setting.loop.call_from_environment(for_s, self._resume, process)
 
     def _resume(self, process: Process) -> None:
         if process.alive and process.paused:
@@ -231,11 +231,11 @@ class CellHost:
 
     def heal(self) -> None:
         """Ends all faults of this cell and starts it."""
-        self.kept_down = self.overloaded = False
-        self.disk.down = self.disk.full = False
-        self.disk.trap = 0
+        self.held_down = self.overloaded = False
+        self.disk.unavailable = self.disk.full = False
+        self.disk.timeout_at_commit = 0
         if self.process is not None:
-            self.process.fuse = 0
+            self.process.steps_to_crash = 0
         if self.store_failed:
             self.crash()
         self.boot()
@@ -246,19 +246,19 @@ class CellHost:
 class AgentHost:
     """The process of an agent across restarts, on one machine."""
 
-    def __init__(self, region: CellHost, config: AgentConfig, setting: Setting) -> None:
+    def __init__(self, region: CellHost, config: AgentConfig, setting: HostContext) -> None:
         self.name = config.name
         self.zone = config.zone
-        self.lives = 0
+        self.incarnation = 0
         self.process: Process | None = None
         self.machine = Machine(
-            self.name, setting.loop, setting.chaos, stream(setting.seed, f"{self.name}/machine"), setting.began
+            self.name, setting.loop, setting.faults, random_stream(setting.seed, f"{self.name}/machine"), setting.on_task_start
         )
         self.region = region
         self.caller = f"node/{region.name}/{self.name}"
-        self.kept_down = False
-        self.release = Release.PRESENT
-        self.taken_away = False
+        self.held_down = False
+        self.release = ReleaseVersion.CURRENT
+        self.decommissioned = False
         """Whether the node provider has removed the machine. It then never boots again."""
         self._config = config
         self._setting = setting
@@ -268,24 +268,24 @@ class AgentHost:
         return self.process is not None and self.process.alive
 
     def boot(self) -> None:
-        if self.alive or self.kept_down or self.taken_away:
+        if self.alive or self.held_down or self.decommissioned:
             return
-        self.lives += 1
+        self.incarnation += 1
         self.machine.powered = True
-        shared, name = self._setting, f"{self.name}.{self.lives}"
-        self.process = Process(self.name, self.lives)
+        shared, name = self._setting, f"{self.name}.{self.incarnation}"
+        self.process = Process(self.name, self.incarnation)
         ports = SimPorts(self.machine.clock, shared.seed, name)
-        client = RemoteClient(shared.network, self.caller, self.region, ports, shared.ears, watching=shared.watching)
+        client = RemoteClient(shared.network, self.caller, self.region, ports, shared.observer, watching=shared.watches_enabled)
         release = self.release
-        driver = SimDriver(self.machine, shared.chaos, stream(shared.seed, f"{name}/driver"), release)
+        driver = SimDriver(self.machine, shared.faults, random_stream(shared.seed, f"{name}/driver"), release)
 
         async def main() -> None:
-            supervisor = Supervisor(
-                self._config if release is not Release.NEXT else _foretold(self._config),
+            supervisor = TaskSupervisor(
+                self._config if release is not ReleaseVersion.NEXT else _foretold(self._config),
                 client,
                 drivers={"process": driver},
-                prober=SimProber(self.machine, shared.chaos),
-                memory=SimMemory(self.machine, release),
+                prober=SimProber(self.machine, shared.faults),
+                memory=SimStateStore(self.machine, release),
                 ports=ports,
             )
             await supervisor.run()
@@ -301,7 +301,7 @@ class AgentHost:
         if process is None or not process.alive or process.paused:
             return
         self._setting.loop.pause(process)
-        self._setting.loop.arrive_later(for_s, self._resume, process)
+        self._setting.loop.call_from_environment(for_s, self._resume, process)
 
     def _resume(self, process: Process) -> None:
         if process.alive and process.paused:
@@ -322,11 +322,11 @@ class AgentHost:
             await asyncio.sleep(for_s if config is not whole else 0.0)
 
     @property
-    def among_former(self) -> bool:
+    def has_previous_release(self) -> bool:
         """Whether the agent or its cell runs the previous release."""
-        return Release.FORMER in (self.release, self.region.release)
+        return ReleaseVersion.PREVIOUS in (self.release, self.region.release)
 
-    def install(self, release: Release) -> None:
+    def switch_release(self, release: ReleaseVersion) -> None:
         """Restarts the agent as another release. Tasks keep running."""
         self.crash()
         self.release = release
@@ -335,7 +335,7 @@ class AgentHost:
             self.boot()
 
     def heal(self) -> None:
-        self.kept_down = self.machine.broken = False
+        self.held_down = self.machine.start_disabled = False
         self.boot()
         if self.process is not None:
             self._resume(self.process)
@@ -347,20 +347,20 @@ def _foretold(config: AgentConfig) -> AgentConfig:
         config,
         capacity={**config.capacity, "tomorrow.dev/npu": "4"},
         drivers=(*config.drivers, "tomorrow"),
-        labels={**config.labels, MARK: "label"},
+        labels={**config.labels, UNKNOWN_LABEL: "label"},
     )
 
 
 def agent_config(region: str, number: int, zones: tuple[str, ...], chance: random.Random) -> AgentConfig:
     """Configuration of one machine. Machines differ in GPUs, ports, scarce resources, pool, tenant and size."""
-    gpus = number < MACHINES and number % 3 == 1
+    gpus = number < FULL_SIZE_NODES and number % 3 == 1
     capacity: dict[str, Any] = {"cpu": chance.choice(("1", "2", "2")), "memory": chance.choice(("4Gi", "8Gi"))}
-    if number >= MACHINES:
+    if number >= FULL_SIZE_NODES:
         capacity = {"cpu": "500m", "memory": "1Gi"}
     elif gpus:
         capacity = {"cpu": "2", "memory": "8Gi"}
     elif number == 0:
-        capacity[SCARCE] = "1"
+        capacity[SCARCE_RESOURCE] = "1"
     return AgentConfig(
         name=f"{region}-n{number}",
         region=region,
@@ -370,6 +370,6 @@ def agent_config(region: str, number: int, zones: tuple[str, ...], chance: rando
         capacity=capacity,
         labels={"disk": "fast" if number % 2 else "slow"},
         devices=tuple(Device(id=f"gpu-{n}", model=("T4", "A100")[n % 2]) for n in range(2 if gpus else 0)),
-        port_range=FEW_PORTS if number == 2 else (20000, 20040),
-        tenant=SOLO if number in SOLO_MACHINES else "",
+        port_range=SMALL_PORT_RANGE if number == 2 else (20000, 20040),
+        tenant=DEDICATED_TENANT if number in DEDICATED_NODES else "",
     )

@@ -55,34 +55,34 @@ def _nothing() -> None:
 class Process:
     """One incarnation of a simulated process. After a restart there is another Process with the same name."""
 
-    __slots__ = ("alive", "blow", "context", "fuse", "held", "life", "name", "number", "paused", "queue", "tasks")
+    __slots__ = ("alive", "on_crash_step", "context", "steps_to_crash", "paused_calls", "incarnation", "name", "number", "paused", "queue", "tasks")
 
     def __init__(self, name: str, life: int) -> None:
         self.name = name
-        self.life = life
+        self.incarnation = life
         self.alive = True
         self.paused = False
         self.number = zlib.crc32(name.encode()) + life
-        self.fuse = 0
+        self.steps_to_crash = 0
         """Steps until `blow` is called; 0 for never."""
-        self.blow: Callable[[], None] | None = None
+        self.on_crash_step: Callable[[], None] | None = None
         self.queue: deque[Call] = deque()
         """Ready callbacks. While the process is paused they are collected in `held`."""
-        self.held: list[Call] = []
+        self.paused_calls: list[Call] = []
         self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
         """References to all tasks that the process has started."""
         self.context: Context | None = None
         """Template of its tasks' contexts."""
 
     def __repr__(self) -> str:
-        return f"{self.name}.{self.life}"
+        return f"{self.name}.{self.incarnation}"
 
 
-WORLD = Process("world", 0)
-current_process: ContextVar[Process] = ContextVar("current_process", default=WORLD)
+ENVIRONMENT = Process("world", 0)
+current_process: ContextVar[Process] = ContextVar("current_process", default=ENVIRONMENT)
 
 
-class NothingLeft(RuntimeError):
+class SimulationStuck(RuntimeError):
     """No process can make progress, or the run exceeds its steps."""
 
 
@@ -95,18 +95,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now_us = 0
         self._draw = chance.random
         self._world = Process("world", 0)
-        self.outside = copy_context()
+        self.environment_context = copy_context()
         """Context of callbacks that belong to no process, such as messages in flight."""
-        self.outside.run(current_process.set, WORLD)
+        self.environment_context.run(current_process.set, ENVIRONMENT)
         self._waiting: list[Process] = []
         """Processes with ready callbacks, each once."""
         self._timers: list[tuple[float, int, Call | asyncio.Future[None]]] = []
         self._timer_number = 0
         self._buried: list[Any] = []
         self.steps = 0
-        self.trace = 0
+        self.digest = 0
         self.failures: list[dict[str, Any]] = []
-        self.dropped: Counter[str] = Counter()
+        self.unclosed_generators: Counter[str] = Counter()
         """Asynchronous generators that were not closed, by name. Their end depends on the interpreter, not the seed."""
         self.set_exception_handler(lambda _, context: self.failures.append(context))
 
@@ -118,13 +118,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # Scheduling
 
     def _enqueue(self, call: Call) -> None:
-        owner = call.context.get(current_process, WORLD)
-        if owner is WORLD:
+        owner = call.context.get(current_process, ENVIRONMENT)
+        if owner is ENVIRONMENT:
             owner = self._world
         if not owner.alive:
             self._buried.append(call)
         elif owner.paused:
-            owner.held.append(call)
+            owner.paused_calls.append(call)
         else:
             if not owner.queue:
                 self._waiting.append(owner)
@@ -134,8 +134,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Call:
         call = Call(callback, args, copy_context() if context is None else context)
-        owner = call.context.get(current_process, WORLD)
-        if owner is WORLD:
+        owner = call.context.get(current_process, ENVIRONMENT)
+        if owner is ENVIRONMENT:
             owner = self._world
         if owner.alive and not owner.paused:
             if not owner.queue:
@@ -167,7 +167,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (call.when_s, self._timer_number, call))
         return call
 
-    def nap(self, seconds: float) -> asyncio.Future[None]:
+    def sleep_future(self, seconds: float) -> asyncio.Future[None]:
         """A future that completes after `seconds`: a cheaper `asyncio.sleep`, without an intermediate step."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)
         self._timer_number += 1
@@ -175,9 +175,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when_s, self._timer_number, future))
         return future
 
-    def arrive_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Call:
+    def call_from_environment(self, delay: float, callback: Callable[..., object], *args: Any) -> Call:
         """Like `call_later`, but independent of any process: a crash or pause of the sender does not stop it."""
-        return self._set_timer(Call(callback, args, self.outside, self.now_s + delay))
+        return self._set_timer(Call(callback, args, self.environment_context, self.now_s + delay))
 
     def _run_once(self) -> None:
         """Runs until the loop is stopped."""
@@ -197,12 +197,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if call.dropped:
                 continue
             self._run(call, owner)
-            if owner.fuse:
+            if owner.steps_to_crash:
                 self._burn(owner)
 
     def _run(self, call: Call, owner: Process) -> None:
         self.steps += 1
-        self.trace = (self.trace * 1_000_003 + owner.number + self._now_us) & _MASK
+        self.digest = (self.digest * 1_000_003 + owner.number + self._now_us) & _MASK
         try:
             call.context.run(call.callback, *call.args)
         except (SystemExit, KeyboardInterrupt):
@@ -210,12 +210,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         except BaseException as error:
             self.call_exception_handler({"message": f"exception in {call.callback!r}", "exception": error})
         if self.steps > STEPS_MAX:
-            raise NothingLeft(f"livelock: more than {STEPS_MAX} steps")
+            raise SimulationStuck(f"livelock: more than {STEPS_MAX} steps")
 
     def _burn(self, owner: Process) -> None:
-        owner.fuse -= 1
-        if not owner.fuse and owner.blow is not None:
-            owner.blow()
+        owner.steps_to_crash -= 1
+        if not owner.steps_to_crash and owner.on_crash_step is not None:
+            owner.on_crash_step()
 
     def _advance(self) -> None:
         """Advances the clock to the next timer and makes all timers of that time ready."""
@@ -233,17 +233,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 now = self.now_s
             if not isinstance(item, Call):
                 item.set_result(None)
-            elif item.context is self.outside:
+            elif item.context is self.environment_context:
                 # No process is ready, so the callback can run at once.
                 self._run(item, self._world)
             else:
                 self._enqueue(item)
         if now < 0.0:
-            raise NothingLeft("deadlock: no process is ready and no timer is set")
+            raise SimulationStuck("deadlock: no process is ready and no timer is set")
 
-    def note(self, number: int) -> None:
+    def mix_into_digest(self, number: int) -> None:
         """Adds an event, such as a commit, to the digest."""
-        self.trace = (self.trace * 1_000_003 + number) & _MASK
+        self.digest = (self.digest * 1_000_003 + number) & _MASK
 
     # Processes
 
@@ -251,8 +251,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        owner = current_process.get() if context is None else context.get(current_process, WORLD)
-        (self._world if owner is WORLD else owner).tasks.append(weakref.ref(task))
+        owner = current_process.get() if context is None else context.get(current_process, ENVIRONMENT)
+        (self._world if owner is ENVIRONMENT else owner).tasks.append(weakref.ref(task))
         return task
 
     def spawn(self, process: Process, main: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
@@ -261,7 +261,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def context_of(self, process: Process) -> Context:
         if process.context is None:
-            process.context = self.outside.copy()
+            process.context = self.environment_context.copy()
             process.context.run(current_process.set, process)
         return process.context.copy()
 
@@ -270,21 +270,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process.alive = False
         self._stop_running(process)
         self._buried.extend(process.queue)
-        self._buried.extend(process.held)
+        self._buried.extend(process.paused_calls)
         self._buried.extend(task for began in process.tasks if (task := began()) is not None)
         process.queue.clear()
-        process.held.clear()
+        process.paused_calls.clear()
 
     def pause(self, process: Process) -> None:
         """SIGSTOP: no callback of the process runs, but its timers expire."""
         process.paused = True
         self._stop_running(process)
-        process.held.extend(process.queue)
+        process.paused_calls.extend(process.queue)
         process.queue.clear()
 
     def resume(self, process: Process) -> None:
         process.paused = False
-        held, process.held = process.held, []
+        held, process.paused_calls = process.paused_calls, []
         for call in held:
             self._enqueue(call)
 
@@ -300,7 +300,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         """Closes a dropped asynchronous generator, and records it as a failure of the run."""
         if not self.is_closed():
-            self.dropped[agen.__qualname__] += 1
+            self.unclosed_generators[agen.__qualname__] += 1
             self.call_soon(self.create_task, agen.aclose())
 
     def _process_events(self, event_list: Any) -> None:
@@ -314,7 +314,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> Any:
         raise RuntimeError(f"{func!r}: a simulated process has no threads")
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Closes the loop without running pending callbacks."""
         self._waiting.clear()
         self._timers.clear()

@@ -14,30 +14,30 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.client.contract import Client
 from holdfast.model.errors import Ambiguous, Expired, Fault, Overloaded, Unavailable
-from holdfast.sim.chaos import Chaos, Kind
+from holdfast.sim.fault_injection import FaultInjector, FaultKind
 from holdfast.sim.loop import Process, VirtualLoop
 
 T = TypeVar("T")
 
 LATENCY_S = (0.0005, 0.02)
-NO_ANSWER_S = (1.0, 10.0)
+CALL_TIMEOUT_S = (1.0, 10.0)
 REFUSED_S = (0.01, 0.5)
-NOTICED_S = (0.5, 10.0)
+BREAK_NOTICED_S = (0.5, 10.0)
 """Delay until a broken connection is detected."""
 DELAY_S = (0.5, 20.0)
 STALL_S = (10.0, 120.0)
 SLOW_REPLY_S = (0.2, 6.0)
-TURNED_AWAY = 0.8
+OVERLOAD_REJECT_FRACTION = 0.8
 """Share of calls that an overloaded cell rejects."""
 
 
-class Host(Protocol):
+class CallTarget(Protocol):
     """A host that serves calls: its current process, and a client inside it for a caller."""
 
     name: str
     overloaded: bool
 
-    def answering(self) -> Process | None: ...
+    def serving_process(self) -> Process | None: ...
 
     def client_for(self, caller: str) -> Client: ...
 
@@ -82,9 +82,9 @@ class Network:
     """Partitions, calls and streams between callers (`region/east`, `node/east/n1`, `operator`) and hosts
     (`global`)."""
 
-    def __init__(self, loop: VirtualLoop, chaos: Chaos, chance: random.Random) -> None:
+    def __init__(self, loop: VirtualLoop, chaos: FaultInjector, chance: random.Random) -> None:
         self.loop = loop
-        self.chaos = chaos
+        self.faults = chaos
         self._chance = chance
         self._cut: dict[tuple[str, str], int] = {}
         """Blocked directions with the number of active partitions."""
@@ -97,7 +97,7 @@ class Network:
         """Blocks messages from `source` to `target` until the same number of `join` calls."""
         self._cut[(source, target)] = self._cut.get((source, target), 0) + 1
 
-    def join(self, source: str, target: str) -> None:
+    def restore(self, source: str, target: str) -> None:
         left = self._cut.get((source, target), 0) - 1
         if left > 0:
             self._cut[(source, target)] = left
@@ -114,7 +114,7 @@ class Network:
         """Fails the open calls and streams of a crashed process after a short delay."""
         for notice in self._open.pop(process, {}).values():
             fault = Unavailable(f"{process.name} closed the connection (simulated)")
-            self.loop.arrive_later(self._chance.uniform(*REFUSED_S), notice, fault)
+            self.loop.call_from_environment(self._chance.uniform(*REFUSED_S), notice, fault)
 
     def _register(self, process: Process, notice: Callable[[Fault], None]) -> int:
         self._number += 1
@@ -129,7 +129,7 @@ class Network:
     async def call(
         self,
         caller: str,
-        host: Host,
+        host: CallTarget,
         work: Callable[[Client], Coroutine[Any, Any, T]],
         *,
         writes: bool,
@@ -139,15 +139,15 @@ class Network:
         overload."""
         answer: asyncio.Future[T] = self.loop.create_future()
         if not self.reachable(caller, host.name):
-            await asyncio.sleep(self._chance.uniform(*NO_ANSWER_S))
+            await asyncio.sleep(self._chance.uniform(*CALL_TIMEOUT_S))
             raise Unavailable(f"{host.name} is unreachable from {caller} (simulated)")
-        if host.overloaded and not own_lane and self._chance.random() < TURNED_AWAY:
+        if host.overloaded and not own_lane and self._chance.random() < OVERLOAD_REJECT_FRACTION:
             await asyncio.sleep(self._latency_s())
             raise Overloaded(f"{host.name} is overloaded (simulated)", retry_after_s=self._chance.uniform(0.5, 3.0))
-        lost = self.chaos.strikes(Kind.CALL_LOST, caller) is not None
+        lost = self.faults.draw(FaultKind.CALL_LOST, caller) is not None
         if not lost:
-            self.loop.arrive_later(self._latency_s(), self._arrive, caller, host, work, answer, writes)
-        timer = self.loop.call_later(NO_ANSWER_S[1], self._give_up, answer, host.name, writes)
+            self.loop.call_from_environment(self._latency_s(), self._arrive, caller, host, work, answer, writes)
+        timer = self.loop.call_later(CALL_TIMEOUT_S[1], self._give_up, answer, host.name, writes)
         try:
             return await answer
         finally:
@@ -156,16 +156,16 @@ class Network:
     def _arrive(
         self,
         caller: str,
-        host: Host,
+        host: CallTarget,
         work: Callable[[Client], Coroutine[Any, Any, T]],
         answer: asyncio.Future[T],
         writes: bool,
     ) -> None:
         """Starts the call in the called process."""
-        target = host.answering()
+        target = host.serving_process()
         if target is None:
             refused = Unavailable(f"{host.name} refused the connection (simulated)")
-            self.loop.arrive_later(self._chance.uniform(*REFUSED_S), _settle, answer, refused)
+            self.loop.call_from_environment(self._chance.uniform(*REFUSED_S), _settle, answer, refused)
             return
         number = self._register(target, lambda _: self._give_up(answer, host.name, writes))
 
@@ -176,10 +176,10 @@ class Network:
             except Fault as fault:
                 result = fault
             self._unregister(target, number)
-            if self.chaos.strikes(Kind.REPLY_LOST, caller) is None:
-                slow = self.chaos.strikes(Kind.REPLY_SLOW, caller)
+            if self.faults.draw(FaultKind.REPLY_LOST, caller) is None:
+                slow = self.faults.draw(FaultKind.REPLY_SLOW, caller)
                 late_s = slow.uniform(*SLOW_REPLY_S) if slow is not None else 0.0
-                self.loop.arrive_later(self._latency_s() + late_s, self._reply, caller, host.name, answer, result)
+                self.loop.call_from_environment(self._latency_s() + late_s, self._reply, caller, host.name, answer, result)
 
         self.loop.spawn(target, carry_out(), name=f"call from {caller}")
 
@@ -198,15 +198,15 @@ class Network:
     # Streams
 
     async def stream(
-        self, caller: str, place: str, host: Host, opened: Callable[[Client], AsyncIterator[Sequence[T]]]
+        self, caller: str, place: str, host: CallTarget, opened: Callable[[Client], AsyncIterator[Sequence[T]]]
     ) -> AsyncIterator[Sequence[T]]:
         """Yields the batches of a stream until its process crashes, the network is partitioned, or a fault ends it."""
         await asyncio.sleep(self._latency_s())
-        target = host.answering()
+        target = host.serving_process()
         if target is None or not self.reachable(caller, host.name):
             await asyncio.sleep(self._chance.uniform(*REFUSED_S))
             raise Unavailable(f"{host.name} is unreachable from {caller} (simulated)")
-        if self.chaos.strikes(Kind.WATCH_EXPIRED, place) is not None:
+        if self.faults.draw(FaultKind.WATCH_EXPIRED, place) is not None:
             raise Expired("the revision is compacted (simulated): list again")
         pipe: Pipe[Sequence[T]] = Pipe(self.loop)
         number = self._register(target, pipe.fail)
@@ -216,7 +216,7 @@ class Network:
                 async for batch in opened(host.client_for(caller)):
                     self._deliver(caller, place, host.name, pipe, batch)
             except Fault as fault:
-                self.loop.arrive_later(self._latency_s(), pipe.fail, fault)
+                self.loop.call_from_environment(self._latency_s(), pipe.fail, fault)
 
         sending = self.loop.spawn(target, send(), name=f"watch for {caller}")
         try:
@@ -231,24 +231,24 @@ class Network:
     def _deliver(self, caller: str, place: str, host: str, pipe: Pipe[Sequence[T]], batch: Sequence[T]) -> None:
         if pipe.stalled:
             return
-        strikes = self.chaos.strikes
+        strikes = self.faults.draw
         if not self.reachable(host, caller):
             pipe.stalled = True
-            self.loop.arrive_later(self._chance.uniform(*NOTICED_S), pipe.fail, _broken(host))
+            self.loop.call_from_environment(self._chance.uniform(*BREAK_NOTICED_S), pipe.fail, _broken(host))
             return
-        if (own := strikes(Kind.WATCH_STALL, place)) is not None:
+        if (own := strikes(FaultKind.WATCH_STALL, place)) is not None:
             pipe.stalled = True
-            self.loop.arrive_later(own.uniform(*STALL_S), pipe.fail, _broken(host))
+            self.loop.call_from_environment(own.uniform(*STALL_S), pipe.fail, _broken(host))
             return
-        if strikes(Kind.WATCH_DROP, place) is not None:
+        if strikes(FaultKind.WATCH_DROP, place) is not None:
             pipe.fail(_broken(host))
             return
         now_s = self.loop.time()
-        late = strikes(Kind.WATCH_DELAY, place)
+        late = strikes(FaultKind.WATCH_DELAY, place)
         arrives_s = now_s + self._latency_s() + (late.uniform(*DELAY_S) if late is not None else 0.0)
         pipe.due_s = max(pipe.due_s, arrives_s)
-        for _ in range(2 if strikes(Kind.WATCH_DUPLICATE, place) is not None else 1):
-            self.loop.arrive_later(pipe.due_s - now_s, pipe.put, batch)
+        for _ in range(2 if strikes(FaultKind.WATCH_DUPLICATE, place) is not None else 1):
+            self.loop.call_from_environment(pipe.due_s - now_s, pipe.put, batch)
 
 
 def _broken(host: str) -> Unavailable:

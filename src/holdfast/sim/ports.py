@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 
-from holdfast.runtime.ports import Clock, Ids
+from holdfast.foundation.ports import Clock, Ids
 from holdfast.sim.loop import VirtualLoop
 
 EPOCH_S = 1_800_000_000.0
 """Start of the wall clock of every simulation."""
 
 
-def stream(seed: int, name: str) -> random.Random:
+def random_stream(seed: int, name: str) -> random.Random:
     return random.Random(f"{seed}/{name}")
 
 
@@ -46,7 +46,7 @@ class SimClock:
         return self._base_s + (self._loop.now_s - self._since_s) * self._rate
 
     async def sleep(self, seconds: float) -> None:
-        await (self._loop.nap(seconds / self._rate) if seconds > 0 else asyncio.sleep(0))
+        await (self._loop.sleep_future(seconds / self._rate) if seconds > 0 else asyncio.sleep(0))
 
     def true_s(self, seconds: float) -> float:
         """True duration of `seconds` on this clock."""
@@ -67,5 +67,5 @@ class SimPorts:
 
     def __init__(self, clock: Clock, seed: int, name: str) -> None:
         self.clock = clock
-        self.random = stream(seed, f"{name}/chance")
-        self.ids: Ids = SimIds(stream(seed, f"{name}/ids"))
+        self.random = random_stream(seed, f"{name}/chance")
+        self.ids: Ids = SimIds(random_stream(seed, f"{name}/ids"))

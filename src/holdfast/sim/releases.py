@@ -25,53 +25,53 @@ from holdfast.model.kinds import BY_NAME, Kind, kind_of, kind_of_store_key
 from holdfast.model.meta import Condition
 from holdfast.model.ownership import is_mirrored_here
 from holdfast.model.writes import Create, Notice, SetStatus, Write
-from holdfast.store.contract import Append, Entry, Put, Remove, Txn
+from holdfast.store.contract import Append, Put, Remove, StoredEntry, Txn
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class Release(enum.StrEnum):
-    FORMER = "former release"
-    PRESENT = "present release"
+class ReleaseVersion(enum.StrEnum):
+    PREVIOUS = "former release"
+    CURRENT = "present release"
     NEXT = "next release"
 
 
 UNKNOWN = "tomorrow"
 UNKNOWN_NULL = "tomorrowNull"
 UNKNOWN_KIND_KEY = "/tomorrows/"
-SAYS = {"why": "unheard of", "many": [1, 2.5, {"deep": [None, {"er": "still"}]}]}
-AROUND = {UNKNOWN: SAYS}
-MARK = "holdfast.dev/tomorrow"
-CONDITION = Condition(type="Tomorrow", status="True", reason="HeardOfTomorrow", message="this release does not know it")
+UNKNOWN_VALUE = {"why": "unheard of", "many": [1, 2.5, {"deep": [None, {"er": "still"}]}]}
+UNKNOWN_FIELDS = {UNKNOWN: UNKNOWN_VALUE}
+UNKNOWN_LABEL = "holdfast.dev/tomorrow"
+UNKNOWN_CONDITION = Condition(type="Tomorrow", status="True", reason="HeardOfTomorrow", message="this release does not know it")
 
 
-class Lack(msgspec.Struct, frozen=True):
+class MissingField(msgspec.Struct, frozen=True):
     """A field that the previous release does not know. `of` is a kind or message type; `path` may lead through
     lists."""
 
-    of: str
+    kind: str
     path: str
     why: str
 
 
-LACKS = (
-    Lack("Node", "status.execution.warm", "a preference: without it no node has cached artifacts"),
-    Lack("Node", "status.execution.agentVersion", "shown, and nothing more"),
-    Lack("Node", "status.execution.isolation", "shown, and nothing more"),
-    Lack("Node", "status.execution.quarantine", "evidence: without it work is tried there, and given up as anywhere"),
-    Lack("Replica", "status.execution.pid", "shown, and nothing more"),
-    Lack("Replica", "status.execution.lastExit", "shown; what decides is the phase"),
-    Lack("Replica", "status.repair.message", "shown, and nothing more"),
-    Lack("Assignment", "status.failing", "shown; what decides is what serves"),
-    Lack("Assignment", "status.ordinals", "a region that names none has let go only once it has none: moves wait"),
-    Lack("Assignment", "status.revision", "without it a workload that shrinks is shown as not serving for a moment"),
-    Lack("Assignment", "status.toLeave", "who comes first when a budget is shared; what is held back counts more"),
-    Lack("Region", "status.report.trial", "a guard without figures waits for them"),
-    Lack("Region", "status.report.peers", "without a witness a silent region is lost later, and by its time alone"),
-    Lack("Answers", "incarnation", "only a cell that was restored raises it; without one any answer counts"),
-    Lack("Facts", "incarnation", "the same, as an agent remembers it"),
-    Lack("Answers", "answers.facts", "shown; what decides is the result and its reason"),
-    Lack("Answers", "answers.message", "shown, and nothing more"),
+MISSING_FIELDS = (
+    MissingField("Node", "status.execution.warm", "a preference: without it no node has cached artifacts"),
+    MissingField("Node", "status.execution.agentVersion", "shown, and nothing more"),
+    MissingField("Node", "status.execution.isolation", "shown, and nothing more"),
+    MissingField("Node", "status.execution.quarantine", "evidence: without it work is tried there, and given up as anywhere"),
+    MissingField("Replica", "status.execution.pid", "shown, and nothing more"),
+    MissingField("Replica", "status.execution.lastExit", "shown; what decides is the phase"),
+    MissingField("Replica", "status.repair.message", "shown, and nothing more"),
+    MissingField("Assignment", "status.failing", "shown; what decides is what serves"),
+    MissingField("Assignment", "status.ordinals", "a region that names none has let go only once it has none: moves wait"),
+    MissingField("Assignment", "status.revision", "without it a workload that shrinks is shown as not serving for a moment"),
+    MissingField("Assignment", "status.pendingEvictions", "who comes first when a budget is shared; what is held back counts more"),
+    MissingField("Region", "status.report.trial", "a guard without figures waits for them"),
+    MissingField("Region", "status.report.peers", "without a witness a silent region is lost later, and by its time alone"),
+    MissingField("Answers", "incarnation", "only a cell that was restored raises it; without one any answer counts"),
+    MissingField("Facts", "incarnation", "the same, as an agent remembers it"),
+    MissingField("Answers", "answers.facts", "shown; what decides is the result and its reason"),
+    MissingField("Answers", "answers.message", "shown, and nothing more"),
 )
 """Optional fields that may be absent, with the consequence. Fields that limit something are not among them and must not
 be dropped by any release (disruptionShare, protected, runUntil, quotaReleased, recoverySlots, tenures, epochs, expiry
@@ -81,16 +81,16 @@ times)."""
 # Trees of plain data --------------------------------------------------------------------------------------------------
 
 
-def voiced(release: Release, kind: type[Any], tree: Any) -> Any:
+def written_by(release: ReleaseVersion, kind: type[Any], tree: Any) -> Any:
     """A message or object as a process of this release writes it."""
-    if release is Release.NEXT:
+    if release is ReleaseVersion.NEXT:
         return _grown(kind, tree, top=True)
-    return heard(release, kind.__name__, tree)
+    return read_by(release, kind.__name__, tree)
 
 
-def heard(release: Release, name: str, tree: Any) -> Any:
+def read_by(release: ReleaseVersion, name: str, tree: Any) -> Any:
     """A message or object as a process of this release reads it. Changes the given tree."""
-    if release is Release.FORMER:
+    if release is ReleaseVersion.PREVIOUS:
         for path in _lacking(name):
             _drop(tree, path)
     return tree
@@ -105,10 +105,10 @@ def _grown(kind: Any, value: Any, *, top: bool = False) -> Any:
             return {name: _grown(shape.items, inner) for name, inner in value.items()}
         return [_grown(shape.items, inner) for inner in value]
     if isinstance(value, list):
-        return [*value, SAYS]
+        return [*value, UNKNOWN_VALUE]
     known = {name: _grown(shape.fields.get(name), inner) for name, inner in value.items()}
     # Every release writes metadata first (`model/codec.py`). Inside of it, unknown fields may come first.
-    return {**known, UNKNOWN: SAYS} if top else {UNKNOWN_NULL: None, **known, UNKNOWN: SAYS}
+    return {**known, UNKNOWN: UNKNOWN_VALUE} if top else {UNKNOWN_NULL: None, **known, UNKNOWN: UNKNOWN_VALUE}
 
 
 class _Shape(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ def _shape(kind: Any) -> _Shape | None:
 
 @cache
 def _lacking(name: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(lack.path.split(".")) for lack in LACKS if lack.of == name)
+    return tuple(tuple(lack.path.split(".")) for lack in MISSING_FIELDS if lack.kind == name)
 
 
 def _drop(tree: Any, path: Sequence[str]) -> None:
@@ -151,50 +151,50 @@ def _drop(tree: Any, path: Sequence[str]) -> None:
 # Stored values --------------------------------------------------------------------------------------------------------
 
 
-def stored(release: Release, txn: Txn) -> Txn:
+def stored_by(release: ReleaseVersion, txn: Txn) -> Txn:
     """A transaction as a process of this release stores it, without decoded objects."""
     appends = txn.appends
-    if release is Release.NEXT:
-        appends = tuple(Append(a.log, msgspec.json.encode({**msgspec.json.decode(a.value), **AROUND})) for a in appends)
+    if release is ReleaseVersion.NEXT:
+        appends = tuple(Append(a.log, msgspec.json.encode({**msgspec.json.decode(a.value), **UNKNOWN_FIELDS})) for a in appends)
     return Txn(txn.compares, tuple(_put(release, write) for write in txn.writes), appends)
 
 
-def _put(release: Release, write: Put | Remove) -> Put | Remove:
+def _put(release: ReleaseVersion, write: Put | Remove) -> Put | Remove:
     kind = kind_of_store_key(write.key)
     if kind is None or isinstance(write, Remove):
         return write
-    return Put(write.key, msgspec.json.encode(voiced(release, kind.type, msgspec.json.decode(write.value))))
+    return Put(write.key, msgspec.json.encode(written_by(release, kind.type, msgspec.json.decode(write.value))))
 
 
-def read(release: Release, entry: Entry | None) -> Entry | None:
+def entry_read_by(release: ReleaseVersion, entry: StoredEntry | None) -> StoredEntry | None:
     """A stored entry as a process of this release reads it."""
-    kind = kind_of_store_key(entry.key) if entry is not None and release is Release.FORMER else None
+    kind = kind_of_store_key(entry.key) if entry is not None and release is ReleaseVersion.PREVIOUS else None
     if entry is None or kind is None or not _lacking(kind.name):
         return entry
-    value = msgspec.json.encode(heard(release, kind.name, msgspec.json.decode(entry.value)))
-    return Entry(entry.key, value, entry.revision, entry.created)
+    value = msgspec.json.encode(read_by(release, kind.name, msgspec.json.decode(entry.value)))
+    return StoredEntry(entry.key, value, entry.revision, entry.created)
 
 
-def seen_by(release: Release, kind: Kind, item: Any) -> Any:
+def object_read_by(release: ReleaseVersion, kind: Kind, item: Any) -> Any:
     """An object without the fields that the release does not know."""
-    if item is None or release is not Release.FORMER or not _lacking(kind.name):
+    if item is None or release is not ReleaseVersion.PREVIOUS or not _lacking(kind.name):
         return item
-    tree = heard(release, kind.name, msgspec.json.decode(codec.encode(item)))
+    tree = read_by(release, kind.name, msgspec.json.decode(codec.encode(item)))
     return codec.decode(kind, msgspec.json.encode(tree), item.revision)
 
 
-def left_on_disk(release: Release, record: R) -> R:
+def record_left_by(release: ReleaseVersion, record: R) -> R:
     """An agent's state file as the next process reads it after this release has written it."""
-    if release is Release.PRESENT:
+    if release is ReleaseVersion.CURRENT:
         return record
-    tree = voiced(release, type(record), msgspec.json.decode(msgspec.json.encode(record)))
+    tree = written_by(release, type(record), msgspec.json.decode(msgspec.json.encode(record)))
     return msgspec.json.decode(msgspec.json.encode(tree), type=type(record))
 
 
 # Writes ---------------------------------------------------------------------------------------------------------------
 
 
-def foretold(writes: Sequence[Write], cell: str) -> tuple[Write, ...]:
+def next_release_writes(writes: Sequence[Write], cell: str) -> tuple[Write, ...]:
     """Writes of the next release: created objects get an unknown label, statuses an unknown condition.
 
     Copies of another cell's objects are not changed.
@@ -209,24 +209,24 @@ def _foretold(write: Write, cell: str) -> Write:
             if is_mirrored_here(kind_of(write.object).name, cell, meta.name):
                 return write
             marked = msgspec.structs.replace(
-                meta, labels={**meta.labels, MARK: "label"}, annotations={**meta.annotations, MARK: "annotation"}
+                meta, labels={**meta.labels, UNKNOWN_LABEL: "label"}, annotations={**meta.annotations, UNKNOWN_LABEL: "annotation"}
             )
             return Create(msgspec.structs.replace(write.object, metadata=marked))
         case SetStatus():
             if not write.blocks or is_mirrored_here(write.kind, cell, write.key.name):
                 return write
-            said = tuple(c for c in write.conditions if c.type != CONDITION.type)
-            return msgspec.structs.replace(write, conditions=(*said, CONDITION))
+            said = tuple(c for c in write.conditions if c.type != UNKNOWN_CONDITION.type)
+            return msgspec.structs.replace(write, conditions=(*said, UNKNOWN_CONDITION))
         case _:
             return write
 
 
-def announced(notices: Sequence[Notice]) -> tuple[Notice, ...]:
+def next_release_notices(notices: Sequence[Notice]) -> tuple[Notice, ...]:
     """All notices, and for each a second one with an unknown reason."""
     return tuple(
         told for notice in notices for told in (notice, msgspec.structs.replace(notice, reason="SeenByTomorrow"))
     )
 
 
-def kind_named(name: str) -> type[Any]:
+def kind_type(name: str) -> type[Any]:
     return BY_NAME[name].type

@@ -11,29 +11,29 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from holdfast.sim.chaos import Kind, Struck
-from holdfast.sim.declared import Shape
-from holdfast.sim.troubles import Trouble
-from holdfast.sim.world import Outcome, Telling, World
+from holdfast.sim.fault_injection import FaultKind, InjectedFault
+from holdfast.sim.fault_schedule import ScheduledFault
+from holdfast.sim.scenario_files import WorldSize
+from holdfast.sim.simulation import RunOutcome, RunRecording, Simulation
 
 RUNS_MAX = 150
 TIME_MAX_S = 300.0
-LATER_S = 60.0
+LATER_VIOLATION_S = 60.0
 """A smaller run may violate the invariant this much later than the first run. After that it counts as passed."""
-Lived = tuple[Outcome, Telling]
+RunResult = tuple[RunOutcome, RunRecording]
 
 
-class Subject(msgspec.Struct, frozen=True):
+class RunSpec(msgspec.Struct, frozen=True):
     """The run to shrink: a seed, or a seed with a declared size and fault schedule."""
 
     seed: int
-    shape: Shape | None = None
-    enabled: tuple[Kind, ...] | None = None
-    planned: tuple[Trouble, ...] | None = None
+    size: WorldSize | None = None
+    enabled: tuple[FaultKind, ...] | None = None
+    planned: tuple[ScheduledFault, ...] | None = None
 
-    def world(self, only: frozenset[str] | None = None, breach_by_s: float | None = None) -> World:
-        return World(
-            self.seed, self.shape, enabled=self.enabled, planned=self.planned, only=only, breach_by_s=breach_by_s
+    def simulation(self, only: frozenset[str] | None = None, breach_by_s: float | None = None) -> Simulation:
+        return Simulation(
+            self.seed, self.size, enabled=self.enabled, planned=self.planned, only=only, breach_by_s=breach_by_s
         )
 
 
@@ -42,27 +42,27 @@ class Shrunk(msgspec.Struct, frozen=True):
     why the search stopped early."""
 
     faults: tuple[str, ...]
-    acts: tuple[str, ...]
+    user_actions: tuple[str, ...]
     runs: int
-    outcome: Outcome
-    telling: Telling
+    outcome: RunOutcome
+    recording: RunRecording
     cut_short: str = ""
-    of: tuple[int, int] = (0, 0)
+    original_counts: tuple[int, int] = (0, 0)
 
 
-def complaint(outcome: Outcome) -> str:
+def failure_kind(outcome: RunOutcome) -> str:
     """The kind of failure: the violated invariant, `failure` or `convergence`; empty for a passed run."""
     if outcome.violations:
-        return outcome.violations[0].promise
+        return outcome.violations[0].invariant
     if outcome.failures:
         return "failure"
-    return "convergence" if outcome.unsettled else ""
+    return "convergence" if outcome.unconverged else ""
 
 
-class _Search:
+class _ShrinkSearch:
     """One search. `faults` and `acts` are the smallest lists that are known to fail."""
 
-    def __init__(self, subject: Subject, first: Lived, *, time_max_s: float) -> None:
+    def __init__(self, subject: RunSpec, first: RunResult, *, time_max_s: float) -> None:
         self._subject = subject
         self._until_s = time.monotonic() + time_max_s
         self._time_max_s = time_max_s
@@ -70,12 +70,12 @@ class _Search:
         self.runs = 1
         self.best = first
         outcome, telling = first
-        self.kind = complaint(outcome)
+        self.kind = failure_kind(outcome)
         # Events after the violation cannot have caused it.
         breach_s = outcome.violations[0].at_s if outcome.violations else None
-        self._by_s = None if breach_s is None else breach_s + LATER_S
-        self.faults = _names(telling.struck, breach_s)
-        self.acts = _names(telling.acts, breach_s)
+        self._by_s = None if breach_s is None else breach_s + LATER_VIOLATION_S
+        self.faults = _names(telling.injected, breach_s)
+        self.acts = _names(telling.user_actions, breach_s)
         self.of = (len(self.faults), len(self.acts))
 
     def cut_short(self) -> str:
@@ -88,8 +88,8 @@ class _Search:
 
     def fails(self, faults: Sequence[str], acts: Sequence[str]) -> bool:
         self.runs += 1
-        tried = lived(self._subject.world(frozenset((*faults, *acts)), self._by_s))
-        if complaint(tried[0]) != self.kind:
+        tried = run_to_result(self._subject.simulation(frozenset((*faults, *acts)), self._by_s))
+        if failure_kind(tried[0]) != self.kind:
             return False
         self.best, self.faults, self.acts = tried, list(faults), list(acts)
         self.told(f"still fails with {len(faults)} fault(s) and {len(acts)} user action(s) ({self.runs} runs)")
@@ -115,26 +115,26 @@ class _Search:
                 parts = min(len(left), parts * 2)
 
 
-def lived(world: World) -> Lived:
+def run_to_result(world: Simulation) -> RunResult:
     outcome = world.run()
-    return outcome, world.telling()
+    return outcome, world.recording()
 
 
-def _names(things: Iterable[Struck], until_s: float | None) -> list[str]:
+def _names(things: Iterable[InjectedFault], until_s: float | None) -> list[str]:
     """Names sorted by kind, because often a whole kind can be removed."""
     found = dict.fromkeys(thing.name for thing in things if until_s is None or thing.at_s <= until_s)
     return sorted(found, key=lambda name: name.partition("@")[0].partition("#")[0])
 
 
 def shrink(
-    subject: Subject,
+    subject: RunSpec,
     *,
-    first: Lived | None = None,
+    first: RunResult | None = None,
     told: Callable[[str], None] = lambda _: None,
     time_max_s: float = TIME_MAX_S,
 ) -> Shrunk | None:
     """The smallest failing run; None if the run passes. `first` is the result of the full run, if it is known."""
-    search = _Search(subject, first or lived(subject.world()), time_max_s=time_max_s)
+    search = _ShrinkSearch(subject, first or run_to_result(subject.simulation()), time_max_s=time_max_s)
     search.told = told
     if not search.kind:
         return None

@@ -15,42 +15,42 @@ import msgspec
 from holdfast.client.contract import Client
 from holdfast.model.errors import Fault
 from holdfast.model.times import micro_text
-from holdfast.model.workload import Load, LoadBlock, Workload
+from holdfast.model.workload import LoadBlock, LoadMetric, Workload
 from holdfast.model.writes import Delete, SetStatus, Update
-from holdfast.sim import sorts
-from holdfast.sim.chaos import Chaos
-from holdfast.sim.people import Land, Name, Wanted, create, want
+from holdfast.sim import workload_profiles
+from holdfast.sim.actors import DesiredObjects, Topology, WorkloadName, create_desired, create_object
+from holdfast.sim.fault_injection import FaultInjector
 from holdfast.sim.ports import EPOCH_S
-from holdfast.sim.sorts import SORTS, respec
+from holdfast.sim.workload_profiles import PROFILES, with_spec
 
 SERVICES_MAX = 12
-ENDING = frozenset({"batch", "dated", "failing", "quick", "gang", "lone"})
+BATCH_PROFILES = frozenset({"batch", "dated", "failing", "quick", "gang", "lone"})
 CHANGE_EVERY_S = (2.0, 12.0)
 LOADS_PERCENT = (20.0, 70.0, 140.0, 140.0)
-REGRET_S = (0.1, 4.0)
-Told = Callable[[str], None]
+CANCEL_AFTER_S = (0.1, 4.0)
+ActionLog = Callable[[str], None]
 """Records the description of an action before it is taken."""
 
 
-async def keep_changing(client: Client, wanted: Wanted, land: Land, chance: random.Random, chaos: Chaos) -> None:
+async def act_as_users(client: Client, wanted: DesiredObjects, land: Topology, chance: random.Random, chaos: FaultInjector) -> None:
     """Takes random actions until the fault phase ends."""
     while True:
         await asyncio.sleep(chance.uniform(*CHANGE_EVERY_S))
         if chaos.healed:
             return
-        wanted.serial += 1
-        name, own = f"user#{wanted.serial}", random.Random(chance.getrandbits(64))
+        wanted.last_number += 1
+        name, own = f"user#{wanted.last_number}", random.Random(chance.getrandbits(64))
         if not chaos.allows(name):
             continue
         try:
-            await measure(client, wanted, own)
-            await change_something(client, wanted, land, own, partial(chaos.act, name))
+            await push_loads(client, wanted, own)
+            await take_random_action(client, wanted, land, own, partial(chaos.record_user_action, name))
         except Fault:
             continue
 
 
-async def change_something(client: Client, wanted: Wanted, land: Land, chance: random.Random, told: Told) -> None:
-    act = chance.choice(ACTS)
+async def take_random_action(client: Client, wanted: DesiredObjects, land: Topology, chance: random.Random, told: ActionLog) -> None:
+    act = chance.choice(ACTIONS)
     living = sorted(name for name, count in wanted.services.items() if count is not None)
     if not wanted.tenants:
         return
@@ -60,21 +60,21 @@ async def change_something(client: Client, wanted: Wanted, land: Land, chance: r
         case "regret":
             await _regret(client, wanted, land, chance, told)
         case "batch":
-            await _bring(client, wanted, something(wanted, land, chance, ends=True), told)
+            await _bring(client, wanted, random_workload(wanted, land, chance, ends=True), told)
         case _ if act == "create" or not living:
             if len(living) < SERVICES_MAX:
-                await _bring(client, wanted, something(wanted, land, chance, ends=False), told)
+                await _bring(client, wanted, random_workload(wanted, land, chance, ends=False), told)
         case _:
             await _change_service(client, wanted, chance.choice(living), act=act, chance=chance, told=told)
 
 
-async def _bring(client: Client, wanted: Wanted, made: Workload, told: Told) -> None:
+async def _bring(client: Client, wanted: DesiredObjects, made: Workload, told: ActionLog) -> None:
     told(f"creates {made.metadata.namespace}/{made.metadata.name}")
-    await want(client, wanted, made)
+    await create_desired(client, wanted, made)
 
 
 async def _change_service(
-    client: Client, wanted: Wanted, name: Name, *, act: str, chance: random.Random, told: Told
+    client: Client, wanted: DesiredObjects, name: WorkloadName, *, act: str, chance: random.Random, told: ActionLog
 ) -> None:
     stored = await client.get(Workload, name[1], name[0])
     if stored is None:
@@ -88,17 +88,17 @@ async def _change_service(
     size = f" from {stored.spec.replicas} to {changed.spec.replicas}" if act == "scale" else ""
     told(f"{act}s {stored.key}{size}")
     wanted.services[name] = changed.spec.replicas
-    wanted.made[name] = sorts.repaired(changed)
+    wanted.workloads[name] = workload_profiles.with_repaired_template(changed)
     await client.commit([Update(changed)])
 
 
-ACTS = (
+ACTIONS = (
     "scale", "scale", "scale", "update", "update", "break", "pause", "delete", "create", "create",
     "batch", "batch", "batch", "cancel", "regret",
 )  # fmt: skip
 
 
-async def _cancel(client: Client, wanted: Wanted, chance: random.Random, told: Told) -> None:
+async def _cancel(client: Client, wanted: DesiredObjects, chance: random.Random, told: ActionLog) -> None:
     """Deletes a batch workload."""
     if not wanted.batches:
         return
@@ -109,50 +109,50 @@ async def _cancel(client: Client, wanted: Wanted, chance: random.Random, told: T
         await client.commit([Delete("Workload", stored.key, stored.uid)])
 
 
-async def _regret(client: Client, wanted: Wanted, land: Land, chance: random.Random, told: Told) -> None:
+async def _regret(client: Client, wanted: DesiredObjects, land: Topology, chance: random.Random, told: ActionLog) -> None:
     """Creates a workload that is slow to schedule, and deletes it before it is placed."""
-    known = [sort for sort in ("gang", "urgent") if sort in land.sorts]
+    known = [sort for sort in ("gang", "urgent") if sort in land.profiles]
     if not known:
         return
-    made = SORTS[chance.choice(known)](chance.choice(wanted.tenants), f"regret{wanted.serial}", land.regions, chance)
+    made = PROFILES[chance.choice(known)](chance.choice(wanted.tenants), f"regret{wanted.last_number}", land.regions, chance)
     name = (made.metadata.namespace, made.metadata.name)
     wanted.services[name] = None
     told(f"creates {name[0]}/{name[1]} and deletes it at once")
-    await create(client, made)
-    await asyncio.sleep(chance.uniform(*REGRET_S))
+    await create_object(client, made)
+    await asyncio.sleep(chance.uniform(*CANCEL_AFTER_S))
     stored = await client.get(Workload, name[1], name[0])
     if stored is not None:
         await client.commit([Delete("Workload", stored.key, stored.uid)])
 
 
-async def measure(client: Client, wanted: Wanted, chance: random.Random) -> None:
+async def push_loads(client: Client, wanted: DesiredObjects, chance: random.Random) -> None:
     """Pushes load metrics of autoscaled workloads."""
-    for name in sorted(name for name, made in wanted.made.items() if made.spec.autoscale is not None):
+    for name in sorted(name for name, made in wanted.workloads.items() if made.spec.autoscale is not None):
         if wanted.services.get(name) is None:
             continue
         stored = await client.get(Workload, name[1], name[0])
         if stored is None or stored.metadata.terminating or stored.spec.autoscale is None:
             continue
         now = micro_text(EPOCH_S + asyncio.get_running_loop().time())
-        load = LoadBlock(metrics=(Load(stored.spec.autoscale.metric, chance.choice(LOADS_PERCENT), now),))
+        load = LoadBlock(metrics=(LoadMetric(stored.spec.autoscale.metric, chance.choice(LOADS_PERCENT), now),))
         await client.commit([SetStatus("Workload", stored.key, stored.uid, blocks={"load": load})])
 
 
 def _changed(stored: Workload, act: str, chance: random.Random) -> Workload:
     match act:
         case "scale":
-            return respec(stored, replicas=chance.randint(0, 2 if stored.spec.exclusive is not None else 4))
+            return with_spec(stored, replicas=chance.randint(0, 2 if stored.spec.exclusive is not None else 4))
         case "break":
-            return sorts.broken(stored, chance)
+            return workload_profiles.with_broken_template(stored, chance)
         case "pause":
             rollout = msgspec.structs.replace(stored.spec.rollout, paused=not stored.spec.rollout.paused)
-            return respec(stored, rollout=rollout)
+            return with_spec(stored, rollout=rollout)
         case _:
             template = msgspec.structs.replace(stored.spec.template, env={"VERSION": str(chance.randint(1, 1000))})
-            return respec(stored, template=template)
+            return with_spec(stored, template=template)
 
 
-async def look_on(client: Client, tenant: str) -> None:
+async def watch_own_workloads(client: Client, tenant: str) -> None:
     """Keeps a watch of the tenant's workloads open, and reopens it whenever it breaks."""
     while True:
         try:
@@ -163,8 +163,8 @@ async def look_on(client: Client, tenant: str) -> None:
             await asyncio.sleep(1.0)
 
 
-def something(wanted: Wanted, land: Land, chance: random.Random, *, ends: bool) -> Workload:
+def random_workload(wanted: DesiredObjects, land: Topology, chance: random.Random, *, ends: bool) -> Workload:
     """A workload of a random profile of this run."""
     tenant = chance.choice(wanted.tenants)
-    sort = chance.choice([name for name in land.sorts if (name in ENDING) == ends])
-    return SORTS[sort](tenant, f"{sort}{wanted.serial}", land.regions, chance)
+    sort = chance.choice([name for name in land.profiles if (name in BATCH_PROFILES) == ends])
+    return PROFILES[sort](tenant, f"{sort}{wanted.last_number}", land.regions, chance)

@@ -25,7 +25,7 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._work, name=f"store-checkpoint {name}", daemon=True)
         self._thread.start()
 
-    def grown(self, pages: int) -> None:
+    def wal_grown(self, pages: int) -> None:
         """Called with the number of pages in the log."""
         if pages >= limits.STORE_CHECKPOINT_PAGES:
             self._wanted.set()

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.model.errors import Conflict
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class StoredEntry(msgspec.Struct, frozen=True, gc=False):
     """One stored value. `attached` is the decoded object that the writer had, if the store can pass it on."""
 
     key: str
@@ -87,14 +87,14 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     key: str
     revision: int
-    entry: Entry | None
-    previous: Entry | None
+    entry: StoredEntry | None
+    previous: StoredEntry | None
 
 
-class Page(msgspec.Struct, frozen=True, gc=False):
+class StorePage(msgspec.Struct, frozen=True, gc=False):
     """Entries in key order, all as of `revision`. `more`: another page follows the last key."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StoredEntry, ...]
     revision: int
     more: bool
 
@@ -117,15 +117,15 @@ class Store(Protocol):
     def max_writes(self) -> int:
         """Maximum number of writes in one commit. Batchers stay below it."""
 
-    async def newest(self) -> int:
+    async def newest_revision(self) -> int:
         """The head across all processes that share the store. When it returns, the head here has reached it."""
 
-    def back(self, changes: int) -> int:
+    def revision_back(self, changes: int) -> int:
         """A revision about `changes` changes before the head, for compaction. Revisions are not a count of changes."""
 
-    async def get(self, key: str, *, at: int | None = None) -> Entry | None: ...
+    async def get(self, key: str, *, at: int | None = None) -> StoredEntry | None: ...
 
-    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> StorePage:
         """Keys that start with `prefix` and sort after `after`. `at` reads a past revision; `limit` 0 means all."""
 
     async def commit(self, txn: Txn) -> Committed: ...

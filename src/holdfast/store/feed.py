@@ -18,15 +18,15 @@ from holdfast.store.ring import Ring
 Batch = Sequence[Change]
 """All changes of one commit."""
 
-Told = Callable[[Batch], None]
-Failed = Callable[[Fault], None]
+BatchCallback = Callable[[Batch], None]
+FaultCallback = Callable[[Fault], None]
 
 
 @runtime_checkable
-class Publishes(Protocol):
+class PublishingStore(Protocol):
     """A store in this process that calls its subscribers with a commit before the committer's call returns."""
 
-    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
+    def subscribe(self, on_batch: BatchCallback, on_fault: FaultCallback, *, after: int) -> Callable[[], None]:
         """Calls `on_batch` with everything after `after`, then with every commit. Returns an unsubscribe function."""
 
 
@@ -36,7 +36,7 @@ class Feed:
     def __init__(self, revision: int, keep_events: int = 0) -> None:
         self._recent: Ring[Change] = Ring(revision, keep_events)
         self._waiting: list[asyncio.Future[None]] = []
-        self._subscribers: list[tuple[Told, Failed]] = []
+        self._subscribers: list[tuple[BatchCallback, FaultCallback]] = []
         self._failure: Fault | None = None
 
     @property
@@ -74,14 +74,14 @@ class Feed:
         """Whole commits above `revision`, as many as one watch item may hold."""
         return self._recent.after(revision, limits.WATCH_CHUNK_EVENTS)
 
-    def backwards(self, revision: int) -> Sequence[Batch]:
+    def newest_first(self, revision: int) -> Sequence[Batch]:
         """Commits with a change above `revision`, newest first, to be undone for a read of the past."""
         return self._recent.batches_above(revision)[::-1]
 
     def drop_through(self, revision: int) -> None:
         self._recent.drop_through(revision)
 
-    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
+    def subscribe(self, on_batch: BatchCallback, on_fault: FaultCallback, *, after: int) -> Callable[[], None]:
         self.check()
         if after < self.floor:
             raise Expired(f"revision {after}: too old for a subscription; next: list again")

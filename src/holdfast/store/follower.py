@@ -15,8 +15,8 @@ import structlog
 from holdfast.model import codec, limits
 from holdfast.model.errors import Expired, Fault, Retryable, StoreFailed
 from holdfast.model.kinds import ALL, Kind, kind_of_store_key
-from holdfast.store.contract import Change, Committed, Entry, Store, Txn
-from holdfast.store.feed import Publishes
+from holdfast.store.contract import Change, Committed, Store, StoredEntry, Txn
+from holdfast.store.feed import PublishingStore
 from holdfast.store.kind_cache import KindCache
 
 _log = structlog.get_logger()
@@ -35,7 +35,7 @@ class Follower:
 
     async def start(self) -> None:
         await self._load()
-        if isinstance(self.store, Publishes):
+        if isinstance(self.store, PublishingStore):
             self._end = self.store.subscribe(self._apply, self._fail, after=self.revision)
         else:
             task = asyncio.get_running_loop().create_task(self._follow())
@@ -54,7 +54,7 @@ class Follower:
         if self._fault is not None:
             raise self._fault
 
-    async def reach(self, revision: int) -> None:
+    async def wait_for(self, revision: int) -> None:
         """Returns when the caches show this revision."""
         self.check()
         if self.revision >= revision:
@@ -71,12 +71,12 @@ class Follower:
     async def commit(self, txn: Txn) -> Committed:
         committed = await self.store.commit(txn)
         if self.revision < committed.revision:
-            await self.reach(committed.revision)
+            await self.wait_for(committed.revision)
         return committed
 
     async def _load(self) -> None:
         page = await self.store.range("")
-        by_kind: dict[str, list[Entry]] = {name: [] for name in self.caches}
+        by_kind: dict[str, list[StoredEntry]] = {name: [] for name in self.caches}
         for entry in page.entries:
             kind = kind_of_store_key(entry.key)
             if kind is not None and kind.name in by_kind:
@@ -139,7 +139,7 @@ class Follower:
         if self._fault is None:
             self._fault = fault
             if isinstance(fault, StoreFailed):
-                _log.error("objects_stopped", reason=fault.message, revision=self.revision)
+                _log.error("object_cache_stopped", reason=fault.message, revision=self.revision)
             for cache in self.caches.values():
                 cache.fail(fault)
             self._wake()
@@ -155,7 +155,7 @@ class Follower:
                 row[1].set_result(None)
 
 
-def unreadable(entries: Sequence[tuple[Kind, Entry | None]], error: Exception) -> str:
+def unreadable(entries: Sequence[tuple[Kind, StoredEntry | None]], error: Exception) -> str:
     """Message that names the stored object that cannot be decoded. Unknown fields are tolerated; an unknown enum value
     is not, because this release would not know how to act on it.
     """
@@ -163,7 +163,7 @@ def unreadable(entries: Sequence[tuple[Kind, Entry | None]], error: Exception) -
         if entry is None or entry.attached is not None:
             continue
         try:
-            codec.read(kind, entry.value)
+            codec.decode_value(kind, entry.value)
         except msgspec.MsgspecError as wrong:
             return (
                 f"{kind.name} {entry.key}: cannot decode revision {entry.revision} ({wrong}); next: run the release "

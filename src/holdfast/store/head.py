@@ -13,11 +13,11 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest
-from holdfast.store.contract import Append, Change, Committed, Entry, Put, Remove, Txn, compare_conflict
-from holdfast.store.ordered import OrderedKeys
+from holdfast.store.contract import Append, Change, Committed, Put, Remove, StoredEntry, Txn, compare_conflict
+from holdfast.store.ordered_keys import OrderedKeys
 
 
-class Staged(msgspec.Struct, frozen=True, gc=False):
+class StagedValue(msgspec.Struct, frozen=True, gc=False):
     """A commit with its revisions. `priors`: per change, the revision of the key's previous change; 0 if none."""
 
     changes: tuple[Change, ...]
@@ -26,11 +26,11 @@ class Staged(msgspec.Struct, frozen=True, gc=False):
     committed: Committed
 
 
-class Head:
+class StoreHead:
     """`revision` and `sequence` are the newest published ones; assigned ones may be ahead."""
 
     def __init__(
-        self, entries: Iterable[Entry] = (), removed: dict[str, int] | None = None, revision: int = 0, sequence: int = 0
+        self, entries: Iterable[StoredEntry] = (), removed: dict[str, int] | None = None, revision: int = 0, sequence: int = 0
     ) -> None:
         self.entries = {entry.key: entry for entry in entries}
         self.keys = OrderedKeys(self.entries)
@@ -39,11 +39,11 @@ class Head:
         # Removed keys, oldest first, until compaction: a recreated key has its removal as the previous change.
         self._removed: dict[str, int] = removed if removed is not None else {}
         # Key → staged entry, or the revision of its staged removal.
-        self._staged: dict[str, Entry | int] = {}
+        self._staged: dict[str, StoredEntry | int] = {}
         self._assigned = revision
         self._assigned_sequence = sequence
 
-    def stage(self, txn: Txn) -> Staged:
+    def stage(self, txn: Txn) -> StagedValue:
         """Checks every compare and assigns revisions. If it raises, nothing has changed."""
         newest = self._newest if self._staged else self.entries.get
         for compare in txn.compares:
@@ -75,9 +75,9 @@ class Head:
         for change in changes:
             self._staged[change.key] = change.entry if change.entry is not None else change.revision
         self._assigned = revision
-        return Staged(tuple(changes), tuple(priors), appends, Committed(revision, tuple(revisions)))
+        return StagedValue(tuple(changes), tuple(priors), appends, Committed(revision, tuple(revisions)))
 
-    def publish(self, staged: Staged) -> None:
+    def publish(self, staged: StagedValue) -> None:
         """Makes a staged commit visible to readers."""
         for change in staged.changes:
             key, entry = change.key, change.entry
@@ -101,7 +101,7 @@ class Head:
     def is_staged(self, key: str) -> bool:
         return key in self._staged
 
-    def range(self, prefix: str, after: str, limit: int) -> tuple[tuple[Entry, ...], bool]:
+    def range(self, prefix: str, after: str, limit: int) -> tuple[tuple[StoredEntry, ...], bool]:
         walk = self.keys.walk(prefix, after)
         found = tuple(self.entries[key] for key in (islice(walk, limit) if limit else walk))
         return found, bool(limit) and next(walk, None) is not None
@@ -114,7 +114,7 @@ class Head:
                 break
             del self._removed[key]
 
-    def _newest(self, key: str) -> Entry | None:
+    def _newest(self, key: str) -> StoredEntry | None:
         staged = self._staged.get(key)
         if staged is None:
             return self.entries.get(key)
@@ -125,8 +125,8 @@ class Head:
         return staged if isinstance(staged, int) else self._removed.get(key, 0)
 
 
-def _change(write: Put | Remove, old: Entry | None, revision: int) -> Change:
+def _change(write: Put | Remove, old: StoredEntry | None, revision: int) -> Change:
     if isinstance(write, Remove):
         return Change(write.key, revision, None, old)
     created = old.created if old is not None else revision
-    return Change(write.key, revision, Entry(write.key, write.value, revision, created, write.attached), old)
+    return Change(write.key, revision, StoredEntry(write.key, write.value, revision, created, write.attached), old)

@@ -9,8 +9,8 @@ from typing import Any
 import apsw
 
 from holdfast.model import limits
-from holdfast.store.contract import Change, Entry, LogRecord
-from holdfast.store.ordered import upper_bound
+from holdfast.store.contract import Change, LogRecord, StoredEntry
+from holdfast.store.ordered_keys import upper_bound
 
 # SQLite takes the other columns from the row with the maximum. Groups are in index order: a page costs only its keys.
 _PAST = """
@@ -41,23 +41,23 @@ _ALL = 1 << 62
 _ABOVE_EVERY_KEY = b""
 
 
-class History:
+class HistoryReader:
     """`at` and `through` are never above the published revision, so unpublished rows are not visible."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
-    def get(self, key: str, at: int) -> Entry | None:
+    def get(self, key: str, at: int) -> StoredEntry | None:
         rows = self._rows(_ONE, (key, at))
-        return Entry(key, *rows[0]) if rows and rows[0][0] is not None else None
+        return StoredEntry(key, *rows[0]) if rows and rows[0][0] is not None else None
 
-    def range(self, prefix: str, at: int, after: str, limit: int) -> tuple[tuple[Entry, ...], bool]:
+    def range(self, prefix: str, at: int, after: str, limit: int) -> tuple[tuple[StoredEntry, ...], bool]:
         # The next possible key after `after` is `after` followed by the lowest character.
         low = after + "\0" if after >= prefix and after else prefix
         high = upper_bound(prefix) or _ABOVE_EVERY_KEY
         rows = self._rows(_PAST, (low, high, at, limit + 1 if limit else _ALL))
         more = bool(limit) and len(rows) > limit
-        return tuple(Entry(*row) for row in (rows[:limit] if more else rows)), more
+        return tuple(StoredEntry(*row) for row in (rows[:limit] if more else rows)), more
 
     def changes(self, after: int, through: int) -> Sequence[Change]:
         """Whole commits after a revision, about as many as one watch item may hold."""
@@ -68,9 +68,9 @@ class History:
                 rows += self._rows(_CHANGES, (reached, last, limits.MAX_WRITES_PER_COMMIT))
         return [_change(row) for row in rows]
 
-    def newest(self) -> list[Entry]:
+    def newest(self) -> list[StoredEntry]:
         """The current value of every key, unordered."""
-        return [Entry(*row) for row in self._rows(_NEWEST)]
+        return [StoredEntry(*row) for row in self._rows(_NEWEST)]
 
     def removed(self) -> dict[str, int]:
         """Keys whose last change is a removal, oldest first."""
@@ -107,6 +107,6 @@ class History:
 
 def _change(row: Any) -> Change:
     key, value, revision, created, _, old_value, old_revision, old_created = row
-    entry = Entry(key, value, revision, created) if value is not None else None
-    previous = Entry(key, old_value, old_revision, old_created) if old_value is not None else None
+    entry = StoredEntry(key, value, revision, created) if value is not None else None
+    previous = StoredEntry(key, old_value, old_revision, old_created) if old_value is not None else None
     return Change(key, revision, entry, previous)

@@ -13,10 +13,10 @@ from holdfast.model.errors import BadRequest, Expired, Fault
 from holdfast.model.indexes import TALLIES, indexes_of
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
-from holdfast.store.contract import Change, Entry
-from holdfast.store.ordered import OrderedKeys
+from holdfast.store.contract import Change, StoredEntry
+from holdfast.store.ordered_keys import OrderedKeys
 from holdfast.store.ring import Ring
-from holdfast.store.streams import ANY_END, Filter, ObjectChange, Streams
+from holdfast.store.streams import PREFIX_WILDCARD, ObjectChange, ObjectFilter, Streams
 
 NAME = "metadata.name"
 NAMESPACE = "metadata.namespace"
@@ -26,7 +26,7 @@ class KindCache:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.objects: dict[str, Object] = {}
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, StoredEntry] = {}
         self.keys = OrderedKeys()
         self.changed_at = 0
         """Revision of the newest change of this kind."""
@@ -41,7 +41,7 @@ class KindCache:
         self._listed: dict[str, list[Object]] = {}
         """Lists by namespace, cached until the next change."""
 
-    def load(self, entries: Sequence[Entry], revision: int) -> None:
+    def load(self, entries: Sequence[StoredEntry], revision: int) -> None:
         """Starts over from a full list. Streams end, because the changes in between are unknown."""
         self.streams.fail(Expired(f"{self.kind.plural}: reloaded at revision {revision}; next: list again"))
         self.objects = {entry.key: object_of(self.kind, entry) for entry in entries}
@@ -85,14 +85,14 @@ class KindCache:
     def fail(self, fault: Fault) -> None:
         self.streams.fail(fault)
 
-    def past(self, change: Change) -> ObjectChange:
+    def past_change(self, change: Change) -> ObjectChange:
         """A past change, from history."""
         new = object_of(self.kind, change.entry) if change.entry is not None else None
         old = object_of(self.kind, change.previous) if change.previous is not None else None
         state = change.entry or change.previous
         return ObjectChange(self.kind, change.revision, new, old, state.value if state is not None else b"")
 
-    def listed(self, namespace: str) -> list[Object]:
+    def list_namespace(self, namespace: str) -> list[Object]:
         """All objects, or those of one namespace, in order. The caller owns the list."""
         found = self._listed.get(namespace)
         if found is None:
@@ -101,13 +101,13 @@ class KindCache:
             found = self._listed[namespace] = [objects[key] for key in keys]
         return found.copy()
 
-    def select(self, wanted: Filter) -> Iterator[str]:
+    def select(self, wanted: ObjectFilter) -> Iterator[str]:
         """The keys of matching objects, in order."""
         if not wanted.fields:
             yield from self.keys.walk(self.kind.range_prefix(wanted.namespace))
             return
         for key in self._candidates(wanted):
-            if wanted.accepts(self.objects[key], self.values):
+            if wanted.matches(self.objects[key], self.values):
                 yield key
 
     def page(self, namespace: str, after: str, limit: int) -> tuple[list[Object], int]:
@@ -132,10 +132,10 @@ class KindCache:
                 known = ", ".join([NAME, NAMESPACE, *sorted(self._index)])
                 raise BadRequest(f"{self.kind.plural}: field {field} is not selectable (expected one of {known})")
 
-    def _candidates(self, wanted: Filter) -> Iterable[str]:
+    def _candidates(self, wanted: ObjectFilter) -> Iterable[str]:
         """A superset of the matching keys, in order, as small as the first field allows."""
         field, value = wanted.fields[0]
-        if value.endswith(ANY_END):
+        if value.endswith(PREFIX_WILDCARD):
             return self.keys.walk(self.kind.range_prefix(wanted.namespace))
         if field in self._index:
             return sorted(self._index_of(field).get(value, ()))
@@ -181,7 +181,7 @@ class KindCache:
                 by_value.setdefault(value, {})[key] = None
 
 
-def object_of(kind: Kind, entry: Entry) -> Object:
+def object_of(kind: Kind, entry: StoredEntry) -> Object:
     """The object of an entry. Decoded only if the writer's own object is not attached."""
     item: Object | None = entry.attached
     if item is None:
@@ -189,4 +189,4 @@ def object_of(kind: Kind, entry: Entry) -> Object:
         return decoded
     if item.metadata.resource_version == str(entry.revision):
         return item
-    return codec.stamped(item, entry.revision)
+    return codec.with_revision(item, entry.revision)

@@ -12,16 +12,16 @@ from itertools import islice
 
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Expired, Unavailable
-from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Remove, Txn
-from holdfast.store.feed import Failed, Feed, Told, Watch
-from holdfast.store.head import Head, Staged
+from holdfast.store.contract import Change, Committed, LogRecord, Remove, StoredEntry, StorePage, Txn
+from holdfast.store.feed import BatchCallback, FaultCallback, Feed, Watch
+from holdfast.store.head import StagedValue, StoreHead
 
 
 class MemoryStore:
     """`keep` is the maximum number of keys; 0 means unbounded."""
 
     def __init__(self, keep: int = 0) -> None:
-        self._head = Head()
+        self._head = StoreHead()
         self._feed = Feed(0)
         self._compacted = 0
         self._logs: dict[str, list[LogRecord]] = {}
@@ -41,31 +41,31 @@ class MemoryStore:
     def max_writes(self) -> int:
         return limits.MAX_WRITES_PER_COMMIT
 
-    async def newest(self) -> int:
+    async def newest_revision(self) -> int:
         return self.head
 
-    def back(self, changes: int) -> int:
+    def revision_back(self, changes: int) -> int:
         return max(0, self.head - changes)
 
-    async def get(self, key: str, *, at: int | None = None) -> Entry | None:
+    async def get(self, key: str, *, at: int | None = None) -> StoredEntry | None:
         self._feed.check()
         if at is None or at == self.head:
             return self._head.entries.get(key)
         undone = self._undone(key, at)
         return undone[key] if key in undone else self._head.entries.get(key)
 
-    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> StorePage:
         self._feed.check()
         if at is None or at == self.head:
             entries, more = self._head.range(prefix, after, limit)
-            return Page(entries, self.head, more)
+            return StorePage(entries, self.head, more)
         undone = self._undone(prefix, at)
         keys = [key for key in self._head.keys.walk(prefix, after) if key not in undone]
         keys += [key for key, entry in undone.items() if entry is not None and key.startswith(prefix) and key > after]
         keys.sort()
         chosen = islice(keys, limit) if limit else keys
         found = tuple(undone.get(key) or self._head.entries[key] for key in chosen)
-        return Page(found, at, len(keys) > len(found))
+        return StorePage(found, at, len(keys) > len(found))
 
     async def commit(self, txn: Txn) -> Committed:
         self._feed.check()
@@ -79,7 +79,7 @@ class MemoryStore:
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
         return Watch(self._feed, prefix, after, lambda: self._compacted)
 
-    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
+    def subscribe(self, on_batch: BatchCallback, on_fault: FaultCallback, *, after: int) -> Callable[[], None]:
         return self._feed.subscribe(on_batch, on_fault, after=after)
 
     async def compact(self, revision: int) -> None:
@@ -101,7 +101,7 @@ class MemoryStore:
     async def close(self) -> None:
         self._feed.fail(Unavailable("the store is closed"))
 
-    def _publish(self, staged: Staged) -> None:
+    def _publish(self, staged: StagedValue) -> None:
         self._head.publish(staged)
         for sequence, append in staged.appends:
             self._logs.setdefault(append.log, []).append(LogRecord(sequence, append.value))
@@ -114,7 +114,7 @@ class MemoryStore:
             self._feed.drop_through(revision)
             self._feed.wake()
 
-    def _forget(self, staged: Staged) -> None:
+    def _forget(self, staged: StagedValue) -> None:
         for change in staged.changes:
             self._by_age.pop(change.key, None)
             if change.entry is not None:
@@ -128,14 +128,14 @@ class MemoryStore:
         if self.head - self._compacted > 2 * self._keep:
             self._compact(self.head - self._keep)
 
-    def _undone(self, prefix: str, at: int) -> dict[str, Entry | None]:
+    def _undone(self, prefix: str, at: int) -> dict[str, StoredEntry | None]:
         """Values at a revision of the keys under `prefix` that changed since."""
         if at < self._compacted:
             raise Expired(f"revision {at}: compacted (oldest available {self._compacted}); next: list again")
         if at > self.head:
             raise BadRequest(f"revision {at}: in the future (newest revision {self.head})")
-        undone: dict[str, Entry | None] = {}
-        for batch in self._feed.backwards(at):
+        undone: dict[str, StoredEntry | None] = {}
+        for batch in self._feed.newest_first(at):
             for change in batch:
                 if change.revision > at and change.key.startswith(prefix):
                     undone[change.key] = change.previous

@@ -14,10 +14,10 @@ import msgspec
 from holdfast.model.errors import Unavailable
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
-from holdfast.store.contract import Change, Committed, Entry, Store, Txn
+from holdfast.store.contract import Change, Committed, Store, StoredEntry, Txn
 from holdfast.store.follower import Follower
 from holdfast.store.kind_cache import KindCache, object_of
-from holdfast.store.streams import Filter, ObjectChange, Subscription, Transitions, fields_of
+from holdfast.store.streams import FilteredChange, ObjectChange, ObjectFilter, Subscription, sorted_fields
 
 __all__ = ["ObjectChange", "ObjectPage", "ObjectStream", "Objects"]
 
@@ -61,11 +61,11 @@ class Objects:
         """Maximum number of writes in one commit to the durable store."""
         return self._durable.store.max_writes
 
-    async def newest(self, kind: Kind) -> int:
+    async def newest_revision(self, kind: Kind) -> int:
         """The head across all processes that share the store. When it returns, reads of this kind show it."""
         follower = self._follower(kind)
-        revision = await follower.store.newest()
-        await follower.reach(revision)
+        revision = await follower.store.newest_revision()
+        await follower.wait_for(revision)
         return revision
 
     def head(self, kind: Kind) -> int:
@@ -75,13 +75,13 @@ class Objects:
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return self._cache(kind).objects.get(kind.store_key(namespace, name))
 
-    def entry(self, kind: Kind, namespace: str, name: str) -> Entry | None:
+    def entry(self, kind: Kind, namespace: str, name: str) -> StoredEntry | None:
         """The stored bytes of an object, to be spliced (`codec.wire`) instead of encoded."""
         return self._cache(kind).entries.get(kind.store_key(namespace, name))
 
     def entries(
         self, kind: Kind, namespace: str = "", *, fields: Mapping[str, str] | None = None
-    ) -> tuple[list[Entry], int]:
+    ) -> tuple[list[StoredEntry], int]:
         """The result of `list` as stored bytes."""
         cache = self._cache(kind)
         entries = cache.entries
@@ -93,7 +93,7 @@ class Objects:
         """Objects in key order, and their revision. `fields`: indexes of `model.indexes`, or metadata.name."""
         cache = self._cache(kind)
         if not fields:
-            return cache.listed(namespace), self.head(kind)
+            return cache.list_namespace(namespace), self.head(kind)
         objects = cache.objects
         return [objects[key] for key in cache.select(_filter(cache, namespace, fields))], self.head(kind)
 
@@ -128,7 +128,7 @@ class Objects:
         try:
             # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
             async with asyncio.timeout(timeout_s):
-                await self._follower(kind).reach(revision)
+                await self._follower(kind).wait_for(revision)
         except TimeoutError:
             return False
         return True
@@ -151,7 +151,7 @@ class Objects:
 class ObjectStream:
     """One reader's changes. A cancelled wait loses nothing. Dropping the stream, or `aclose`, ends it."""
 
-    def __init__(self, follower: Follower, cache: KindCache, wanted: Filter, after: int) -> None:
+    def __init__(self, follower: Follower, cache: KindCache, wanted: ObjectFilter, after: int) -> None:
         self._follower = follower
         self._cache = cache
         self._wanted = wanted
@@ -211,22 +211,22 @@ class ObjectStream:
         changes = await anext(self._past)
         self._after = changes[-1].revision
         prefix = self._cache.kind.prefix
-        return self._matching([self._cache.past(change) for change in changes if change.key.startswith(prefix)])
+        return self._matching([self._cache.past_change(change) for change in changes if change.key.startswith(prefix)])
 
     def _matching(self, changes: Sequence[ObjectChange]) -> Sequence[ObjectChange]:
         if not self._wanted.fields and not self._wanted.namespace:
             return changes
-        seen = (Transitions(change, self._cache.values).of(self._wanted) for change in changes)
+        seen = (FilteredChange(change, self._cache.values).of(self._wanted) for change in changes)
         return [change for change in seen if change is not None]
 
 
-def _filter(cache: KindCache, namespace: str, fields: Mapping[str, str] | None) -> Filter:
+def _filter(cache: KindCache, namespace: str, fields: Mapping[str, str] | None) -> ObjectFilter:
     if fields:
         cache.check_fields(fields)
-    return Filter(namespace, fields_of(fields))
+    return ObjectFilter(namespace, sorted_fields(fields))
 
 
-def _shared(cache: KindCache, entry: Entry) -> Object:
+def _shared(cache: KindCache, entry: StoredEntry) -> Object:
     """The object of a past entry; the shared in-memory object if that is still the current state."""
     now = cache.entries.get(entry.key)
     if now is not None and now.revision == entry.revision:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class Revised(Protocol):
+class HasRevision(Protocol):
     @property
     def revision(self) -> int: ...
 
 
-C = TypeVar("C", bound=Revised)
+C = TypeVar("C", bound=HasRevision)
 
 
 def _last_revision(batch: Sequence[Any]) -> int:

@@ -75,7 +75,7 @@ def open_writer(path: Path) -> apsw.Connection:
         _recognise(connection, path)
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA journal_size_limit = {limits.STORE_WAL_BYTES}").fetchall()
+        connection.execute(f"PRAGMA journal_size_limit = {limits.STORE_WAL_BYTES_MAX}").fetchall()
     except apsw.Error as error:
         if connection is not None:
             connection.close()

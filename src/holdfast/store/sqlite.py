@@ -18,14 +18,14 @@ from typing import TypeVar
 import apsw
 import structlog
 
+from holdfast.foundation import metrics
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Conflict, Expired, Overloaded, StoreFailed, Unavailable
-from holdfast.runtime import metrics
 from holdfast.store import schema
-from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn
-from holdfast.store.feed import Failed, Feed, Told, Watch
-from holdfast.store.head import Head, Staged
-from holdfast.store.history import History
+from holdfast.store.contract import Change, Committed, LogRecord, StoredEntry, StorePage, Txn
+from holdfast.store.feed import BatchCallback, FaultCallback, Feed, Watch
+from holdfast.store.head import StagedValue, StoreHead
+from holdfast.store.history import HistoryReader
 from holdfast.store.writer import GroupWriter
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class SqliteStore:
         except BaseException:
             self._lock.release()
             raise
-        self._history = History(schema.open_reader(self.path))
+        self._history = HistoryReader(schema.open_reader(self.path))
         try:
             marks = self._history.meta()
             entries, removed = self._history.newest(), self._history.removed()
@@ -53,7 +53,7 @@ class SqliteStore:
             connection.close()
             self._lock.release()
             raise schema.unreadable(self.path, error) from error
-        self._head = Head(entries, removed, marks["revision"], marks["sequence"])
+        self._head = StoreHead(entries, removed, marks["revision"], marks["sequence"])
         self._feed = Feed(self._head.revision, limits.WATCH_RING_EVENTS)
         self._compacted = marks["compacted"]
         self._swept = marks["swept"]
@@ -77,13 +77,13 @@ class SqliteStore:
     def max_writes(self) -> int:
         return limits.MAX_WRITES_PER_COMMIT
 
-    async def newest(self) -> int:
+    async def newest_revision(self) -> int:
         return self.head
 
-    def back(self, changes: int) -> int:
+    def revision_back(self, changes: int) -> int:
         return max(0, self.head - changes)
 
-    async def get(self, key: str, *, at: int | None = None) -> Entry | None:
+    async def get(self, key: str, *, at: int | None = None) -> StoredEntry | None:
         self._check()
         if at is None or at == self.head:
             return self._head.entries.get(key)
@@ -92,21 +92,21 @@ class SqliteStore:
         self._check_past(at)
         return found
 
-    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> StorePage:
         self._check()
         if at is None or at == self.head:
             entries, more = self._head.range(prefix, after, limit)
-            return Page(entries, self.head, more)
+            return StorePage(entries, self.head, more)
         self._check_past(at)
         entries, more = await self._read(lambda: self._history.range(prefix, at, after, limit))
         # Compaction announces itself before it deletes, so the result is complete if this check passes.
         self._check_past(at)
-        return Page(entries, at, more)
+        return StorePage(entries, at, more)
 
     async def commit(self, txn: Txn) -> Committed:
         self._check()
-        if len(self._in_flight) >= limits.STORE_QUEUE_COMMITS:
-            message = f"store: too many commits in flight (limit {limits.STORE_QUEUE_COMMITS}); next: retry later"
+        if len(self._in_flight) >= limits.STORE_QUEUE_COMMITS_MAX:
+            message = f"store: too many commits in flight (limit {limits.STORE_QUEUE_COMMITS_MAX}); next: retry later"
             raise Overloaded(message, retry_after_s=0.5)
         try:
             staged = self._head.stage(txn)
@@ -127,7 +127,7 @@ class SqliteStore:
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
         return Watch(self._feed, prefix, after, lambda: self._compacted, self._past_changes)
 
-    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
+    def subscribe(self, on_batch: BatchCallback, on_fault: FaultCallback, *, after: int) -> Callable[[], None]:
         return self._feed.subscribe(on_batch, on_fault, after=after)
 
     async def compact(self, revision: int) -> None:
@@ -172,7 +172,7 @@ class SqliteStore:
         await self._run_job(partial(_set_mark, name="compacted", value=past))
         await self._run_job(partial(_set_mark, name="swept", value=past))
         self._compacted = self._swept = past
-        self._head = Head((), {}, past, self._head.sequence)
+        self._head = StoreHead((), {}, past, self._head.sequence)
         self._feed = Feed(past, limits.WATCH_RING_EVENTS)
 
     async def close(self) -> None:
@@ -190,7 +190,7 @@ class SqliteStore:
         if self._failure is None:
             self._feed.fail(self._closed_fault())
 
-    def _written(self, group: Sequence[Staged], seconds: float, error: Exception | None) -> None:
+    def _written(self, group: Sequence[StagedValue], seconds: float, error: Exception | None) -> None:
         """Runs on the loop after a group reached the disk: publishes all of it, then wakes the callers."""
         if error is not None:
             self._fail(error)
@@ -206,7 +206,7 @@ class SqliteStore:
             if not waiting.done():
                 waiting.set_result(staged.committed)
         metrics.STORE_COMMITS.inc(len(group))
-        metrics.STORE_ROWS.inc(rows)
+        metrics.STORE_KEY_WRITES.inc(rows)
         metrics.STORE_GROUP.observe(len(group))
         metrics.STORE_COMMIT.observe(seconds)
         metrics.STORE_QUEUE.set(len(self._in_flight))

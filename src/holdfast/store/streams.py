@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from holdfast.foundation import metrics
 from holdfast.model import codec, limits
 from holdfast.model.errors import Expired, Fault
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
-from holdfast.runtime import metrics
 
 
 class ObjectChange(msgspec.Struct, gc=False):
@@ -32,12 +32,12 @@ class ObjectChange(msgspec.Struct, gc=False):
     """The watch line for plain JSON watchers, encoded by the first watcher and shared by all."""
 
 
-ANY_END = "*"
+PREFIX_WILDCARD = "*"
 Values = Callable[[str, Object], Iterable[str]]
 """(field, object) → the object's values of that field."""
 
 
-class Filter(msgspec.Struct, frozen=True, gc=False):
+class ObjectFilter(msgspec.Struct, frozen=True, gc=False):
     """Which objects a reader wants: of one namespace ("" for all), with these field values.
 
     A value that ends with `*` matches every value with that prefix; a process that represents many nodes uses it.
@@ -46,14 +46,14 @@ class Filter(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     fields: tuple[tuple[str, str], ...]
 
-    def accepts(self, item: Object, values: Values) -> bool:
+    def matches(self, item: Object, values: Values) -> bool:
         if self.namespace and item.metadata.namespace != self.namespace:
             return False
         return all(_contains(values(field, item), value) for field, value in self.fields)
 
 
 def _contains(values: Iterable[str], wanted: str) -> bool:
-    if wanted.endswith(ANY_END):
+    if wanted.endswith(PREFIX_WILDCARD):
         return any(value.startswith(wanted[:-1]) for value in values)
     return wanted in values
 
@@ -61,7 +61,7 @@ def _contains(values: Iterable[str], wanted: str) -> bool:
 class Subscription:
     """The unread changes of one stream. Filled by `Streams.deliver`, emptied by its reader."""
 
-    def __init__(self, wanted: Filter) -> None:
+    def __init__(self, wanted: ObjectFilter) -> None:
         self.wanted = wanted
         self.unread: list[ObjectChange] = []
         self.fault: Fault | None = None
@@ -127,7 +127,7 @@ class Streams:
             for change in changes:
                 self._deliver_by_field(change, touched)
         for subscription in touched:
-            if len(subscription.unread) > limits.WATCHER_BACKLOG_EVENTS:
+            if len(subscription.unread) > limits.WATCHER_BACKLOG_EVENTS_MAX:
                 self._expire(subscription)
             subscription.wake()
 
@@ -139,11 +139,11 @@ class Streams:
             self.remove(subscription)
             subscription.wake()
 
-    def _group(self, wanted: Filter) -> dict[Subscription, None]:
+    def _group(self, wanted: ObjectFilter) -> dict[Subscription, None]:
         if not wanted.fields:
             return self._by_namespace.setdefault(wanted.namespace, {})
         field, value = wanted.fields[0]
-        if value.endswith(ANY_END):
+        if value.endswith(PREFIX_WILDCARD):
             self._prefixes.setdefault(field, {})[value] = None
         return self._by_field.setdefault(field, {}).setdefault(value, {})
 
@@ -155,7 +155,7 @@ class Streams:
                 touched[subscription] = None
 
     def _deliver_by_field(self, change: ObjectChange, touched: dict[Subscription, None]) -> None:
-        seen = Transitions(change, self._values)
+        seen = FilteredChange(change, self._values)
         for field, by_value in self._by_field.items():
             values: dict[str, None] = {}
             for item in (change.old, change.new):
@@ -179,7 +179,7 @@ class Streams:
         self.remove(subscription)
 
 
-class Transitions:
+class FilteredChange:
     """One change as seen through filters: an object that starts to match is new, one that stops matching is deleted."""
 
     def __init__(self, change: ObjectChange, values: Values) -> None:
@@ -188,10 +188,10 @@ class Transitions:
         self._started: ObjectChange | None = None
         self._ended: ObjectChange | None = None
 
-    def of(self, wanted: Filter) -> ObjectChange | None:
+    def of(self, wanted: ObjectFilter) -> ObjectChange | None:
         change = self._change
-        before = change.old is not None and wanted.accepts(change.old, self._values)
-        after = change.new is not None and wanted.accepts(change.new, self._values)
+        before = change.old is not None and wanted.matches(change.old, self._values)
+        after = change.new is not None and wanted.matches(change.new, self._values)
         if after and not before and change.old is not None:
             if self._started is None:
                 self._started = ObjectChange(change.kind, change.revision, change.new, None, change.value)
@@ -205,6 +205,6 @@ class Transitions:
         return change if before or after else None
 
 
-def fields_of(fields: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def sorted_fields(fields: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Fields as a filter keeps them, with metadata.name first because it narrows most."""
     return tuple(sorted((fields or {}).items(), key=lambda pair: (pair[0] != "metadata.name", pair[0])))

@@ -18,12 +18,12 @@ import apsw
 
 from holdfast.model import limits
 from holdfast.store.checkpoint import Checkpointer
-from holdfast.store.head import Staged
+from holdfast.store.head import StagedValue
 
 Job = Callable[[apsw.Connection], object]
 """Other work on the writing connection, in a transaction of its own (compaction)."""
 
-Done = Callable[[Sequence[Staged], float, Exception | None], None]
+Done = Callable[[Sequence[StagedValue], float, Exception | None], None]
 JobDone = Callable[[object, Exception | None], None]
 
 # Many rows per statement: each statement gives up the interpreter lock once, and taking it back may cost
@@ -39,7 +39,7 @@ class GroupWriter:
     def __init__(self, connection: apsw.Connection, name: str, done: Done) -> None:
         self._connection = connection
         self._done = done
-        self._queue: SimpleQueue[Staged | tuple[Job, JobDone] | None] = SimpleQueue()
+        self._queue: SimpleQueue[StagedValue | tuple[Job, JobDone] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None
         self._log_pages = 0
@@ -49,7 +49,7 @@ class GroupWriter:
         self._thread = threading.Thread(target=self._work, name=f"store-writer {name}", daemon=True)
         self._thread.start()
 
-    def put(self, staged: Staged) -> None:
+    def put(self, staged: StagedValue) -> None:
         self._loop = self._loop or asyncio.get_running_loop()
         self._queue.put(staged)
 
@@ -66,9 +66,9 @@ class GroupWriter:
     def _work(self) -> None:
         stopping = False
         while not stopping:
-            group: list[Staged] = []
+            group: list[StagedValue] = []
             for item in self._take():
-                if isinstance(item, Staged):
+                if isinstance(item, StagedValue):
                     group.append(item)
                     continue
                 self._write(group)
@@ -80,17 +80,17 @@ class GroupWriter:
             self._write(group)
         self._connection.close()
 
-    def _take(self) -> list[Staged | tuple[Job, JobDone] | None]:
+    def _take(self) -> list[StagedValue | tuple[Job, JobDone] | None]:
         """Waits for one, then takes what else is there, in order."""
         taken = [self._queue.get()]
-        while len(taken) < limits.STORE_GROUP_COMMITS:
+        while len(taken) < limits.STORE_GROUP_COMMITS_MAX:
             try:
                 taken.append(self._queue.get_nowait())
             except Empty:
                 break
         return taken
 
-    def _write(self, group: list[Staged]) -> None:
+    def _write(self, group: list[StagedValue]) -> None:
         if not group:
             return
         started = time.perf_counter()
@@ -116,7 +116,7 @@ class GroupWriter:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
             return None
-        if self._log_pages >= limits.STORE_CHECKPOINT_PAGES_MOST:
+        if self._log_pages >= limits.STORE_CHECKPOINT_PAGES_MAX:
             with contextlib.suppress(apsw.Error):  # the commit stands; the next one tries again
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         return result
@@ -124,7 +124,7 @@ class GroupWriter:
     def _grown(self, connection: apsw.Connection, database: str, pages: int) -> int:
         """SQLite calls this after every commit with the pages its log has."""
         self._log_pages = pages
-        self._checkpointer.grown(pages)
+        self._checkpointer.wal_grown(pages)
         return apsw.SQLITE_OK
 
     def _report(self, callback: Callable[..., None], *facts: object) -> None:
@@ -134,7 +134,7 @@ class GroupWriter:
                 self._loop.call_soon_threadsafe(callback, *facts)
 
 
-def _insert(connection: apsw.Connection, group: Sequence[Staged]) -> None:
+def _insert(connection: apsw.Connection, group: Sequence[StagedValue]) -> None:
     values: list[object] = []
     appends: list[object] = []
     for staged in group:

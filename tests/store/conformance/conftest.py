@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests import etcd_cluster
 
-import etcd_cluster
 from holdfast.store.contract import Store
 from holdfast.store.etcd.store import open_store
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 
@@ -43,7 +43,7 @@ async def _sqlite(place: Path) -> Store:
 
 def _etcd(endpoints: tuple[str, ...]) -> Callable[[Path], Awaitable[Store]]:
     async def open_at(place: Path) -> Store:
-        return await open_store(f"cell-{zlib.crc32(str(place).encode()):x}", Target(endpoints=endpoints), place)
+        return await open_store(f"cell-{zlib.crc32(str(place).encode()):x}", EtcdTarget(endpoints=endpoints), place)
 
     return open_at
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.counted_store import CountedStore
 
-from conformance_counted import Counted
 from holdfast.model.errors import BadRequest, Conflict, Expired
-from holdfast.store.contract import Append, Change, Compare, Entry, Put, Remove, Txn
+from holdfast.store.contract import Append, Change, Compare, Put, Remove, StoredEntry, Txn
 
 KEYS = ["/a", "/a/1", "/a/2", "/a/2/x", "/ab", "/b/1", "/b/é"]
 PREFIXES = ["", "/a", "/a/", "/a/2", "/b/", "/z"]
@@ -32,8 +32,8 @@ class Reference:
     def head(self) -> int:
         return self.commits[-1][-1].revision if self.commits else 0
 
-    def state(self, at: int) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
+    def state(self, at: int) -> dict[str, StoredEntry]:
+        found: dict[str, StoredEntry] = {}
         for change in self.changes(0):
             if change.revision > at:
                 break
@@ -63,7 +63,7 @@ class Reference:
             else:
                 revision += 1
                 # As `Counted` shows it: the first change of the commit that made the key.
-                entry = Entry(write.key, write.value, revision, old.created if old else self.head + 1)
+                entry = StoredEntry(write.key, write.value, revision, old.created if old else self.head + 1)
                 made.append(Change(write.key, revision, entry, old))
         if made:
             self.commits.append(made)
@@ -92,7 +92,7 @@ class Run:
         self.subject, self.place, self.reference = subject, place, Reference()
 
     async def all(self, operations: list[tuple[Any, ...]]) -> None:
-        self.store = Counted(await self.subject.open(self.place))
+        self.store = CountedStore(await self.subject.open(self.place))
         try:
             for name, *arguments in operations:
                 await getattr(self, name)(*arguments)

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
+from tests.counted_store import CountedStore
 
-from conformance_counted import Counted
 from holdfast.model.errors import Fault
 from holdfast.store.contract import Append, Change, Compare, Put, Remove, Store, Txn
 from holdfast.store.memory import MemoryStore
@@ -84,8 +84,8 @@ async def test_memory_and_etcd_give_same_results(subject, tmp_path):
 
 
 async def compare(store: Store, operations: int) -> None:
-    expected = await answers(Counted(MemoryStore()), 7, operations)
-    found = await answers(Counted(store), 7, operations)
+    expected = await answers(CountedStore(MemoryStore()), 7, operations)
+    found = await answers(CountedStore(store), 7, operations)
     for n, (one, other) in enumerate(zip(expected, found, strict=False)):
         assert one == other, f"answer {n}"
     assert len(found) == len(expected)

@@ -23,10 +23,10 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.agent.groups import Usage
+from holdfast.agent.cgroups import Usage
 from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
-from holdfast.model.replica import Exit
+from holdfast.model.replica import ExitStatus
 from holdfast.model.template import Template
 
 
@@ -50,29 +50,29 @@ class Task(msgspec.Struct, frozen=True):
     devices: tuple[DeviceClaim, ...] = ()
     resources: dict[str, int] = {}
     exclusive: bool = False
-    until_mono_s: float | None = None
+    run_until_mono_s: float | None = None
     """`run_until_mono_s`: deadline of a provisional task, on the same clock as leases."""
 
 
-class Started(msgspec.Struct, frozen=True):
+class StartedTask(msgspec.Struct, frozen=True):
     pid: int
     started_at_s: float
 
 
-class Found(msgspec.Struct, frozen=True):
+class DiscoveredTask(msgspec.Struct, frozen=True):
     """One task as the driver finds it. It is running if `exit` is None."""
 
     task: Task
     pid: int
     started_at_s: float
-    exit: Exit | None = None
+    exit: ExitStatus | None = None
     ended_at_s: float = 0.0
 
 
-class Ended(msgspec.Struct, frozen=True):
+class TaskExit(msgspec.Struct, frozen=True):
     task_id: str
     run: int
-    exit: Exit
+    exit: ExitStatus
 
 
 class ExecResult(msgspec.Struct, frozen=True):
@@ -94,29 +94,29 @@ class Driver(Protocol):
     def name(self) -> str:
         """The value of `template.driver` that this driver serves."""
 
-    async def inspect(self) -> list[Found]:
+    async def inspect(self) -> list[DiscoveredTask]:
         """Every task that was not forgotten, ordered by task id. Called once, before any other method."""
 
-    async def start(self, task: Task) -> Started:
+    async def start(self, task: Task) -> StartedTask:
         """Starts the task. Repeating a (task id, run) that already started returns the running task."""
 
-    async def stop(self, task_id: str, grace_s: float) -> Exit:
+    async def stop(self, task_id: str, grace_s: float) -> ExitStatus:
         """Sends SIGTERM, then kills after `grace_s`. A second call may shorten the grace of the first."""
 
-    def permit(self, epoch: int, until_mono_s: float) -> None:
+    def set_lease(self, epoch: int, until_mono_s: float) -> None:
         """Sets the node's lease on every change: exclusive tasks of this epoch may run until then."""
 
-    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+    def set_run_until(self, task_id: str, until_mono_s: float | None) -> None:
         """Moves the deadline of a provisional task; None makes the task permanent."""
 
-    async def next_exit(self) -> Ended:
+    async def next_exit(self) -> TaskExit:
         """Waits for the next run that ended without `stop`."""
 
     async def forget(self, task_id: str) -> None:
         """The task has ended and its end is acknowledged. Its logs may be kept for a while."""
 
     async def execute(
-        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         """Runs a command beside the task, in its environment and under its limits. Raises TimeoutError."""
 

@@ -16,13 +16,21 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.cgroups import Usage
+from holdfast.agent.drivers.contract import (
+    DiscoveredTask,
+    Driver,
+    ExecResult,
+    StartedTask,
+    StartFailed,
+    Task,
+    TaskExit,
+)
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.records import MARK
-from holdfast.agent.groups import Usage
+from holdfast.agent.drivers.records import TASK_MARK_ENV
 from holdfast.model import limits
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Exit
+from holdfast.model.replica import ExitStatus
 
 RUNTIMES = ("crun", "runc")
 _SHARED = ("network", "cgroup")
@@ -51,10 +59,10 @@ class OciDriver(Driver):
     def name(self) -> str:
         return "oci"
 
-    async def inspect(self) -> list[Found]:
+    async def inspect(self) -> list[DiscoveredTask]:
         return await self._processes.inspect()
 
-    async def start(self, task: Task) -> Started:
+    async def start(self, task: Task) -> StartedTask:
         if not self._runtime:
             message = f"driver oci: no container runtime on this node (expected one of {', '.join(RUNTIMES)})"
             raise StartFailed(Reason.DRIVER_MISSING, message)
@@ -84,7 +92,7 @@ class OciDriver(Driver):
         process["env"] = [
             *process.get("env", []),
             *(f"{key}={value}" for key, value in task.env.items()),
-            f"{MARK}={task.id}",
+            f"{TASK_MARK_ENV}={task.id}",
         ]
         if task.template.working_dir:
             process["cwd"] = task.template.working_dir
@@ -97,7 +105,7 @@ class OciDriver(Driver):
         (folder / "config.json").write_text(json.dumps(config))
         return folder
 
-    async def stop(self, task_id: str, grace_s: float) -> Exit:
+    async def stop(self, task_id: str, grace_s: float) -> ExitStatus:
         """Both runtimes forward signals to the container and exit with it. SIGKILL ends the whole PID namespace."""
         exit_ = await self._processes.stop(task_id, grace_s)
         await self._delete(task_id)
@@ -110,13 +118,13 @@ class OciDriver(Driver):
                 subprocess.run, command, capture_output=True, timeout=limits.AGENT_CALL_TIMEOUT_S, check=False
             )
 
-    def permit(self, epoch: int, until_mono_s: float) -> None:
-        self._processes.permit(epoch, until_mono_s)
+    def set_lease(self, epoch: int, until_mono_s: float) -> None:
+        self._processes.set_lease(epoch, until_mono_s)
 
-    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
-        self._processes.run_until(task_id, until_mono_s)
+    def set_run_until(self, task_id: str, until_mono_s: float | None) -> None:
+        self._processes.set_run_until(task_id, until_mono_s)
 
-    async def next_exit(self) -> Ended:
+    async def next_exit(self) -> TaskExit:
         ended = await self._processes.next_exit()
         await self._delete(ended.task_id)
         return ended
@@ -127,7 +135,7 @@ class OciDriver(Driver):
         await self._processes.forget(task_id)
 
     async def execute(
-        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         inside = (*self._base(), "exec", _container(task_id), *command)
         return await self._processes.execute(task_id, inside, timeout_s, output_bytes)

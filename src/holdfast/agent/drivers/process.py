@@ -19,24 +19,32 @@ from pathlib import Path
 
 import structlog
 
-from holdfast.agent.artifacts import Artifacts
-from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.artifacts import ArtifactCache
+from holdfast.agent.cgroups import NoIsolation, TaskIsolation, Usage
+from holdfast.agent.drivers.contract import (
+    DiscoveredTask,
+    Driver,
+    ExecResult,
+    StartedTask,
+    StartFailed,
+    Task,
+    TaskExit,
+)
 from holdfast.agent.drivers.records import (
-    MARK,
-    NO_ROOM,
+    DISK_FULL_ERRNOS,
+    TASK_MARK_ENV,
     StartedRecord,
     TaskDir,
     TaskRecord,
     kill_marked,
     write_in_place,
 )
-from holdfast.agent.groups import Confinement, Unconfined, Usage
-from holdfast.agent.shim_guard import lease_text
-from holdfast.agent.taken_ports import taken_port
+from holdfast.agent.ports_in_use import find_port_in_use
+from holdfast.agent.shim_guard import encode_deadline
+from holdfast.foundation.ports import Clock
 from holdfast.model import limits, times
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Exit
-from holdfast.runtime.ports import Clock
+from holdfast.model.replica import ExitStatus
 
 _SHIM = str(Path(__file__).resolve().parent.parent / "shim.py")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
@@ -52,22 +60,22 @@ class _LiveShim:
         self.task = task
         self.pidfd = pidfd
         self.shim_pid = shim_pid
-        self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
         self.stopping = False
         self.starting = False
 
 
 class ProcessDriver(Driver):
     def __init__(
-        self, root: Path, clock: Clock, *, confinement: Confinement | None = None, artifacts: Artifacts | None = None
+        self, root: Path, clock: Clock, *, confinement: TaskIsolation | None = None, artifacts: ArtifactCache | None = None
     ) -> None:
         """`root` holds one directory per task and the lease file of exclusive tasks."""
         self._root = root
         self._clock = clock
-        self._confinement = confinement or Unconfined()
+        self._confinement = confinement or NoIsolation()
         self._artifacts = artifacts
         self._live: dict[str, _LiveShim] = {}
-        self._exits: asyncio.Queue[Ended] = asyncio.Queue()
+        self._exits: asyncio.Queue[TaskExit] = asyncio.Queue()
         root.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -76,7 +84,7 @@ class ProcessDriver(Driver):
 
     # --- discovery ---------------------------------------------------------------------------------------------
 
-    async def inspect(self) -> list[Found]:
+    async def inspect(self) -> list[DiscoveredTask]:
         found = []
         for path in sorted(path for path in self._root.iterdir() if path.is_dir()):
             folder = TaskDir(path)
@@ -87,14 +95,14 @@ class ProcessDriver(Driver):
                 found.append(await self._discover(folder, record.task))
         return found
 
-    async def _discover(self, folder: TaskDir, task: Task) -> Found:
+    async def _discover(self, folder: TaskDir, task: Task) -> DiscoveredTask:
         """The state of one task. A recorded start that never launched is withdrawn, so that it cannot launch later."""
-        pidfd = folder.open_shim()
+        pidfd = folder.open_shim_pidfd()
         if pidfd is not None and folder.exit(task.run) is None:
             started = await self._await_started(folder, task.run)
             if started is not None:
                 self._watch(task, pidfd, folder.shim_pid())
-                return Found(task=task, pid=started.pid, started_at_s=started.at_s)
+                return DiscoveredTask(task=task, pid=started.pid, started_at_s=started.at_s)
         if pidfd is not None:
             await self._await_end(pidfd)
         if folder.started(task.run) is None and folder.exit(task.run) is None:
@@ -104,29 +112,29 @@ class ProcessDriver(Driver):
         started = folder.started(task.run)
         exit_ = folder.exit(task.run) or await self._exit_without_record(folder, task)
         at_s = times.parse_time(exit_.at) if exit_.at else 0.0
-        return Found(task=task, pid=started.pid if started else 0, started_at_s=started.at_s if started else 0.0,
+        return DiscoveredTask(task=task, pid=started.pid if started else 0, started_at_s=started.at_s if started else 0.0,
                      exit=exit_, ended_at_s=at_s)  # fmt: skip
 
-    async def _withdraw(self, folder: TaskDir, task: Task) -> Found | None:
+    async def _withdraw(self, folder: TaskDir, task: Task) -> DiscoveredTask | None:
         """Ensures that a run without a shim never starts; returns the task if it started after all.
 
         The stop request is written before the lock is checked. A shim that comes later sees the request; a shim that
         took the lock earlier is seen here, and may have passed the check for the request already.
         """
-        folder.ask_to_stop(task.run, 0.0)
-        pidfd = folder.open_shim()
+        folder.request_stop(task.run, 0.0)
+        pidfd = folder.open_shim_pidfd()
         if pidfd is None:
             return None
         started = await self._await_started(folder, task.run)
         if started is None:
             await self._await_end(pidfd)
             return None
-        folder.take_back_stop(task.run)
+        folder.withdraw_stop(task.run)
         self._watch(task, pidfd, folder.shim_pid())
-        return Found(task=task, pid=started.pid, started_at_s=started.at_s)
+        return DiscoveredTask(task=task, pid=started.pid, started_at_s=started.at_s)
 
     async def _await_started(self, folder: TaskDir, run: int) -> StartedRecord | None:
-        give_up = self._clock.monotonic() + limits.AGENT_START_HANDSHAKE_S
+        give_up = self._clock.monotonic() + limits.AGENT_START_TIMEOUT_S
         while self._clock.monotonic() < give_up:
             started = folder.started(run)
             if started is not None:
@@ -142,7 +150,7 @@ class ProcessDriver(Driver):
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, ended.set)
         try:
-            async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
+            async with asyncio.timeout(limits.AGENT_START_TIMEOUT_S):
                 await ended.wait()
         except TimeoutError:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -151,34 +159,34 @@ class ProcessDriver(Driver):
             loop.remove_reader(pidfd)
             os.close(pidfd)
 
-    async def _exit_without_record(self, folder: TaskDir, task: Task) -> Exit:
+    async def _exit_without_record(self, folder: TaskDir, task: Task) -> ExitStatus:
         """The exit of a run that left no exit record."""
         at = times.micro_text(self._clock.now())
         started = folder.started(task.run)
         if started is None:
-            return Exit(reason=Reason.NEVER_STARTED, message="the agent stopped before the task was started", at=at)
-        if started.alive():
+            return ExitStatus(reason=Reason.NEVER_STARTED, message="the agent stopped before the task was started", at=at)
+        if started.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
         left = await asyncio.to_thread(kill_marked, folder.id)
         what = f"{left} remaining processes were killed" if left else "no process of the task remained"
-        return Exit(reason=Reason.KILLED, message=f"no exit record, because the shim or the node failed; {what}", at=at)
+        return ExitStatus(reason=Reason.KILLED, message=f"no exit record, because the shim or the node failed; {what}", at=at)
 
     # --- starting ----------------------------------------------------------------------------------------------
 
-    async def start(self, task: Task) -> Started:
+    async def start(self, task: Task) -> StartedTask:
         folder = TaskDir(self._root / task.id)
         live = self._live.get(task.id)
         if live is not None:
             return self._already_started(folder, live, task)
-        taken = taken_port(task.ports)
+        taken = find_port_in_use(task.ports)
         if taken is not None:
             what = f"port {taken[1]} ({taken[0]}): in use by a process that Holdfast did not start"
-            raise StartFailed(Reason.PORT_TAKEN, f"{what}; next: stop that process, or exclude the port from --ports")
+            raise StartFailed(Reason.PORT_IN_USE, f"{what}; next: stop that process, or exclude the port from --ports")
         try:
             await asyncio.to_thread(self._prepare_freeing_space, folder, task)
         except OSError as error:
-            raise StartFailed(reason_of(error), f"task directory {folder.path}: cannot prepare it ({error})") from error
+            raise StartFailed(start_failure_reason(error), f"task directory {folder.path}: cannot prepare it ({error})") from error
         report_r, report_w = os.pipe()
         try:
             pid = self._spawn(folder, task.run, report_w)
@@ -193,9 +201,9 @@ class ProcessDriver(Driver):
         if report.startswith("started"):
             live.starting = False
             if live.ended.done() and not live.stopping:
-                self._exits.put_nowait(Ended(task_id=task.id, run=task.run, exit=live.ended.result()))
+                self._exits.put_nowait(TaskExit(task_id=task.id, run=task.run, exit=live.ended.result()))
             _, work_pid, at = report.split()
-            return Started(pid=int(work_pid), started_at_s=float(at))
+            return StartedTask(pid=int(work_pid), started_at_s=float(at))
         return await self._not_started(folder, live, report)
 
     def _prepare_freeing_space(self, folder: TaskDir, task: Task) -> None:
@@ -203,7 +211,7 @@ class ProcessDriver(Driver):
         try:
             self._prepare(folder, task)
         except (OSError, StartFailed) as failure:
-            full = failure.reason == Reason.DISK_FULL if isinstance(failure, StartFailed) else failure.errno in NO_ROOM
+            full = failure.reason == Reason.DISK_FULL if isinstance(failure, StartFailed) else failure.errno in DISK_FULL_ERRNOS
             if not full or not self._delete_ended(0):
                 raise
             self._prepare(folder, task)
@@ -213,48 +221,48 @@ class ProcessDriver(Driver):
         settings = self._confinement.prepare(task.id, task.resources)
         if task.exclusive:
             settings += [("lease", self._lease), ("epoch", task.node_epoch)]
-        if task.exclusive or task.until_mono_s is not None:
-            settings += [("lead", limits.WATCHDOG_LEAD_S), ("force", limits.WATCHDOG_FORCE_S)]
+        if task.exclusive or task.run_until_mono_s is not None:
+            settings += [("lead", limits.WATCHDOG_LEAD_S), ("force", limits.WATCHDOG_KILL_LEAD_S)]
         if self._artifacts is not None and task.template.artifacts:
-            self._artifacts.place(task.id, task.template.artifacts, folder.path / "work")
+            self._artifacts.install(task.id, task.template.artifacts, folder.path / "work")
         folder.prepare(task, self._environment(folder, task), settings)
-        folder.run_until(task.run, task.until_mono_s)
+        folder.set_run_until(task.run, task.run_until_mono_s)
 
     @property
     def _lease(self) -> Path:
         return self._root / "lease"
 
-    def permit(self, epoch: int, until_mono_s: float) -> None:
+    def set_lease(self, epoch: int, until_mono_s: float) -> None:
         """Overwrites the lease file in place: a renewal needs no free disk space, and need not survive a power loss."""
-        write_in_place(self._lease, lease_text(epoch, until_mono_s))
+        write_in_place(self._lease, encode_deadline(epoch, until_mono_s))
 
-    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+    def set_run_until(self, task_id: str, until_mono_s: float | None) -> None:
         live = self._live.get(task_id)
         if live is not None:
-            TaskDir(self._root / task_id).run_until(live.task.run, until_mono_s)
+            TaskDir(self._root / task_id).set_run_until(live.task.run, until_mono_s)
 
-    def _already_started(self, folder: TaskDir, live: _LiveShim, task: Task) -> Started:
+    def _already_started(self, folder: TaskDir, live: _LiveShim, task: Task) -> StartedTask:
         started = folder.started(live.task.run)
         if live.task.run != task.run or started is None:
             message = f"task {task.id}: run {live.task.run} is still running; stop it before starting run {task.run}"
             raise StartFailed(Reason.START_ERROR, message)
-        return Started(pid=started.pid, started_at_s=started.at_s)
+        return StartedTask(pid=started.pid, started_at_s=started.at_s)
 
-    async def _not_started(self, folder: TaskDir, live: _LiveShim, report: str) -> Started:
+    async def _not_started(self, folder: TaskDir, live: _LiveShim, report: str) -> StartedTask:
         """Waits until the shim is gone, so that its record is final, then raises StartFailed with the reason."""
         task = live.task
         try:
-            async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
+            async with asyncio.timeout(limits.AGENT_START_TIMEOUT_S):
                 ended = await asyncio.shield(live.ended)
         except TimeoutError:
-            folder.ask_to_stop(task.run, 0.0)
+            folder.request_stop(task.run, 0.0)
             signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
             ended = await live.ended
         if report in ("failed", "too late"):
             raise StartFailed(ended.reason, ended.message)
         if report.startswith("refused"):
             _, number, message = report.split(" ", 2)
-            if int(number) not in NO_ROOM:
+            if int(number) not in DISK_FULL_ERRNOS:
                 raise StartFailed(Reason.START_ERROR, message)
             await asyncio.to_thread(self._delete_ended, 0)  # the records fitted, and then the disk was full
             raise StartFailed(Reason.DISK_FULL, message)
@@ -264,7 +272,7 @@ class ProcessDriver(Driver):
         """Environment of the task. Of the agent's own environment only the variables in _INHERITED are passed on."""
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         inherited.setdefault("PATH", os.defpath)
-        return {**inherited, **task.env, MARK: folder.id}
+        return {**inherited, **task.env, TASK_MARK_ENV: folder.id}
 
     def _spawn(self, folder: TaskDir, run: int, report_fd: int) -> int:
         argv = [sys.executable, "-I", "-S", _SHIM, str(folder.path), str(run)]
@@ -294,7 +302,7 @@ class ProcessDriver(Driver):
 
         loop.add_reader(fd, readable)
         try:
-            async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
+            async with asyncio.timeout(limits.AGENT_START_TIMEOUT_S):
                 return (await received).decode()
         except TimeoutError:
             return ""
@@ -325,35 +333,35 @@ class ProcessDriver(Driver):
     async def _finish_lost(self, folder: TaskDir, live: _LiveShim) -> None:
         self._finish(live, await self._exit_without_record(folder, live.task))
 
-    def _finish(self, live: _LiveShim, exit_: Exit) -> None:
+    def _finish(self, live: _LiveShim, exit_: ExitStatus) -> None:
         del self._live[live.task.id]
         live.ended.set_result(exit_)
         if not live.stopping and not live.starting:
-            self._exits.put_nowait(Ended(task_id=live.task.id, run=live.task.run, exit=exit_))
+            self._exits.put_nowait(TaskExit(task_id=live.task.id, run=live.task.run, exit=exit_))
 
-    async def stop(self, task_id: str, grace_s: float) -> Exit:
+    async def stop(self, task_id: str, grace_s: float) -> ExitStatus:
         folder = TaskDir(self._root / task_id)
         live = self._live.get(task_id)
         if live is None:
             record = folder.read()
             known = folder.exit(record.task.run) if record is not None else None
-            return known or Exit(reason=Reason.NEVER_STARTED, message="the task is not running")
+            return known or ExitStatus(reason=Reason.NEVER_STARTED, message="the task is not running")
         live.stopping = True
-        await asyncio.to_thread(folder.ask_to_stop, live.task.run, grace_s)
+        await asyncio.to_thread(folder.request_stop, live.task.run, grace_s)
         if not live.ended.done():
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(live.pidfd, signal.SIGUSR1)
         try:
-            async with asyncio.timeout(grace_s + limits.KILL_BOUND_S + limits.AGENT_EXIT_DRAIN_S):
+            async with asyncio.timeout(grace_s + limits.KILL_DURATION_MAX_S + limits.AGENT_EXIT_DRAIN_S):
                 return await asyncio.shield(live.ended)
         except TimeoutError:
             # The shim itself hangs (suspended or starved). Its death kills the task.
-            _log.warning("shim_forced", task=task_id, shim=live.shim_pid)
+            _log.warning("shim_killed", task=task_id, shim=live.shim_pid)
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
             return await asyncio.shield(live.ended)
 
-    async def next_exit(self) -> Ended:
+    async def next_exit(self) -> TaskExit:
         return await self._exits.get()
 
     async def forget(self, task_id: str) -> None:
@@ -367,13 +375,13 @@ class ProcessDriver(Driver):
             shutil.rmtree(folder.path / "work", ignore_errors=True)
             self._confinement.forget(task_id)
             if self._artifacts is not None:
-                self._artifacts.let_go(task_id)
+                self._artifacts.release(task_id)
             try:
                 folder.write(TaskRecord(task=record.task, forgotten=True))
             except OSError as error:
-                _log.warning("logs_dropped", task=task_id, error=str(error))
+                _log.warning("task_logs_deleted", task=task_id, error=str(error))
                 shutil.rmtree(folder.path, ignore_errors=True)
-        self._delete_ended(limits.AGENT_ENDED_TASKS_KEPT)
+        self._delete_ended(limits.AGENT_ENDED_TASKS_MAX)
 
     def _delete_ended(self, kept_tasks: int) -> int:
         """Deletes the directories of forgotten tasks, except the newest `kept_tasks`. Returns how many."""
@@ -390,7 +398,7 @@ class ProcessDriver(Driver):
     # --- exec, usage and logs ----------------------------------------------------------------------------------
 
     async def execute(
-        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         folder = TaskDir(self._root / task_id)
         live = self._live.get(task_id)
@@ -424,8 +432,8 @@ class ProcessDriver(Driver):
         self._live.clear()
 
 
-def reason_of(error: OSError) -> Reason:
-    return Reason.DISK_FULL if error.errno in NO_ROOM else Reason.START_ERROR
+def start_failure_reason(error: OSError) -> Reason:
+    return Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.START_ERROR
 
 
 async def _wait_and_read(process: subprocess.Popen[bytes], timeout_s: float, output_bytes: int) -> ExecResult:

@@ -19,13 +19,13 @@ import msgspec
 
 from holdfast.agent.drivers.contract import Task
 from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
-from holdfast.agent.shim_guard import lease_text
+from holdfast.agent.shim_guard import encode_deadline
 from holdfast.model import limits, times
-from holdfast.model.replica import Exit
+from holdfast.model.replica import ExitStatus
 
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
-MARK = "HOLDFAST_TASK"
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+TASK_MARK_ENV = "HOLDFAST_TASK"
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 STOP_RECORD_BYTES = 64
 SHIM_LOOKUPS = 8
 """How often the shim's process id is looked up again after it changed meanwhile. Then the shim counts as not found."""
@@ -44,7 +44,7 @@ class StartedRecord(msgspec.Struct, frozen=True):
     boot: str
     at_s: float
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the recorded process still runs, as opposed to a later process with the same pid."""
         return self.ticks > 0 and start_ticks(self.pid) == self.ticks and self.boot == boot_id()
 
@@ -63,7 +63,7 @@ class TaskDir:
             return None
 
     def write(self, record: TaskRecord) -> None:
-        write_whole(self.path / "task.json", msgspec.json.encode(record))
+        write_atomically(self.path / "task.json", msgspec.json.encode(record))
 
     def prepare(self, task: Task, env: dict[str, str], settings: Sequence[tuple[str, object]] = ()) -> None:
         """Writes everything a shim needs, durably, before the shim exists. Deletes the records of earlier runs.
@@ -85,12 +85,12 @@ class TaskDir:
         argv = [*task.template.command, *task.template.args]
         pairs = [f"{key}={value}" for key, value in env.items()]
         every: tuple[tuple[str, object], ...] = (
-            ("cwd", task.template.working_dir or work), ("user", task.template.user), ("mark", f"{MARK}={self.id}"),
-            ("log_bytes", limits.LOG_FILE_BYTES), ("log_files", limits.LOG_FILES_KEPT), *settings,
+            ("cwd", task.template.working_dir or work), ("user", task.template.user), ("mark", f"{TASK_MARK_ENV}={self.id}"),
+            ("log_bytes", limits.LOG_FILE_BYTES_MAX), ("log_files", limits.LOG_FILES_MAX), *settings,
             *((("checkpoint", int(signal.Signals[first])),) if (first := task.template.checkpoint_signal) else ()),
         )  # fmt: skip
         words = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
-        write_whole(self.run_dir(task.run) / "launch", "\0".join(words).encode(errors="surrogateescape"))
+        write_atomically(self.run_dir(task.run) / "launch", "\0".join(words).encode(errors="surrogateescape"))
         self.write(TaskRecord(task))
 
     def run_dir(self, run: int) -> Path:
@@ -104,15 +104,15 @@ class TaskDir:
             pid=int(record["pid"]), ticks=int(record["ticks"]), boot=record["boot"], at_s=float(record["at"])
         )
 
-    def exit(self, run: int) -> Exit | None:
+    def exit(self, run: int) -> ExitStatus | None:
         record = read_record(str(self.run_dir(run) / "exit"))
         if record is None:
             return None
         code = int(record["code"]) if record["code"] else None
-        return Exit(code=code, signal=record["signal"], reason=record["reason"], message=record["message"],
+        return ExitStatus(code=code, signal=record["signal"], reason=record["reason"], message=record["message"],
                     at=times.micro_text(float(record["at"])))  # fmt: skip
 
-    def ask_to_stop(self, run: int, grace_s: float) -> None:
+    def request_stop(self, run: int, grace_s: float) -> None:
         """From here on no shim can start this run, and a running shim knows the grace period."""
         path = self.run_dir(run) / "stop"
         path.parent.mkdir(exist_ok=True)
@@ -120,21 +120,21 @@ class TaskDir:
             write_record(str(path), {"grace": repr(grace_s)})
         except OSError as error:
             # Space was reserved for one request: the earlier request stands, with its own grace period.
-            if error.errno not in NO_ROOM or not path.exists():
+            if error.errno not in DISK_FULL_ERRNOS or not path.exists():
                 raise
 
-    def run_until(self, run: int, until_mono_s: float | None) -> None:
+    def set_run_until(self, run: int, until_mono_s: float | None) -> None:
         """Sets the deadline of the run on CLOCK_BOOTTIME; None removes it."""
         path = self.run_dir(run) / "until"
         if until_mono_s is None:
             path.unlink(missing_ok=True)
         elif path.exists():
-            write_in_place(path, lease_text(0, until_mono_s))
+            write_in_place(path, encode_deadline(0, until_mono_s))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, lease_text(0, until_mono_s))
+            write_atomically(path, encode_deadline(0, until_mono_s))
 
-    def take_back_stop(self, run: int) -> None:
+    def withdraw_stop(self, run: int) -> None:
         (self.run_dir(run) / "stop").unlink(missing_ok=True)
 
     def shim_pid(self) -> int:
@@ -150,7 +150,7 @@ class TaskDir:
             os.close(fd)
         return 0 if kind == fcntl.F_UNLCK else int(pid)
 
-    def open_shim(self) -> int | None:
+    def open_shim_pidfd(self) -> int | None:
         """A pidfd of the running shim. The lock is queried twice, so that the pid cannot have been reused in
         between.
         """
@@ -179,7 +179,7 @@ def write_in_place(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Durable and atomic: synced, renamed, and the directory synced. A crash leaves the old content or the new."""
     part = path.with_name(path.name + ".part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -201,7 +201,7 @@ def kill_marked(task_id: str) -> int:
 
     Only for a task whose shim died: a living shim kills everything it started.
     """
-    mark = f"{MARK}={task_id}".encode()
+    mark = f"{TASK_MARK_ENV}={task_id}".encode()
     count = 0
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
+from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 
 @click.command()
@@ -53,52 +53,52 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
 
     from holdfast.agent.config import load
     from holdfast.agent.main import run_agent
+    from holdfast.foundation.log import configure
     from holdfast.model.errors import Forbidden, Invalid, Unauthorized
-    from holdfast.runtime.log import configure
 
     gpus: tuple[str, ...] = options.pop("gpus")
-    capacity, labels = pairs("--capacity", options.pop("capacity")), pairs("--label", options.pop("labels"))
+    capacity, labels = parse_pairs("--capacity", options.pop("capacity")), parse_pairs("--label", options.pop("labels"))
     stop_work = options.pop("stop_work_on_exit")
-    devices = [{"id": device, "model": model} for device, model in pairs("--gpu", gpus).items()]
+    devices = [{"id": device, "model": model} for device, model in parse_pairs("--gpu", gpus).items()]
     try:
         settings = load(
             config,
             **options,
             state_dir=state,
-            port_range=port_range(ports) if ports else None,
+            port_range=parse_port_range(ports) if ports else None,
             capacity=capacity or None,
             labels=labels or None,
             devices=devices or None,
             stop_work_on_exit=True if stop_work else None,
         )
     except Invalid as error:
-        raise Stop(f"agent settings: {error.message}", next_step="holdfast agent --help", code=Exit.USAGE) from None
+        raise CommandError(f"agent settings: {error.message}", next_step="holdfast agent --help", code=ExitCode.USAGE) from None
     if not settings.url:
-        raise Stop(f"node {settings.name}: --url is missing", next_step="add --url https://HOST:PORT", code=Exit.USAGE)
+        raise CommandError(f"node {settings.name}: --url is missing", next_step="add --url https://HOST:PORT", code=ExitCode.USAGE)
     configure(cell=settings.region, component=f"agent/{settings.name}")
     try:
         uvloop.run(run_agent(settings))
     except (Unauthorized, Forbidden) as refusal:
-        raise Stop(
+        raise CommandError(
             f"node {settings.name}: {refusal.message.partition('; next: ')[0]}",
             next_step=f"holdfast token create NAME --join {settings.region} --node {settings.name}",
-            code=Exit.DENIED,
+            code=ExitCode.DENIED,
         ) from None
 
 
-def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
     """Parses `KEY=VALUE` options."""
     found: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key:
-            raise Stop(f"{option} {text}: invalid (expected KEY=VALUE)", code=Exit.USAGE)
+            raise CommandError(f"{option} {text}: invalid (expected KEY=VALUE)", code=ExitCode.USAGE)
         found[key] = value
     return found
 
 
-def port_range(text: str) -> tuple[int, int]:
+def parse_port_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit()):
-        raise Stop(f"--ports {text}: invalid (expected FROM-TO)", next_step="--ports 20000-20999", code=Exit.USAGE)
+        raise CommandError(f"--ports {text}: invalid (expected FROM-TO)", next_step="--ports 20000-20999", code=ExitCode.USAGE)
     return int(low), int(high)

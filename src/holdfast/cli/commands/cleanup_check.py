@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.exits import Exit
-from holdfast.cli.output import output_option, print_json, state_option
+from holdfast.foundation.exit_codes import ExitCode
+from holdfast.platform.output import output_option, print_json, state_option
 
 
 @click.command("cleanup-check")
@@ -23,18 +23,18 @@ def cleanup_check(state: str, output: str) -> int:
       holdfast cleanup-check
       holdfast cleanup-check -o json
     """
-    from holdfast.cli.drills.leftovers import leftovers
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.platform.layout import Layout
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.drills.unreturned_resources import unreturned_resources
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
-    watcher = Watcher(layout, layout.load())
+    watcher = PlatformObserver(layout, layout.load())
     try:
-        found = leftovers(watcher)
+        found = unreturned_resources(watcher)
     finally:
         watcher.close()
     if output == "json":
         print_json({"clean": not found, "unreturned": found})
     else:
         click.echo("\n".join(found) if found else "all resources are returned")
-    return Exit.FAILED if found else Exit.OK
+    return ExitCode.FAILED if found else ExitCode.OK

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import directory_option, note, output_option, print_json, table
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import directory_option, output_option, print_json, print_note, table
 
 if TYPE_CHECKING:
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.platform.credentials import Credentials
-    from holdfast.cli.platform.layout import Platform
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.platform.credentials import Credentials
+    from holdfast.platform.layout import Platform
 
 HOLDERS = click.Choice(("region", "node"))
-LOOK_EVERY_S = 0.3
+POLL_EVERY_S = 0.3
 # Time for a cell or an agent to use its new certificate. After that the command fails and the old one stays valid.
-TAKEN_UP_WITHIN_S = 60.0
+ADOPTION_TIMEOUT_S = 60.0
 
 
 @click.group()
@@ -39,14 +39,14 @@ def credentials() -> None:
     """
 
 
-def _platform(state: str) -> tuple[Platform, Credentials, Watcher]:
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.platform.credentials import Credentials
-    from holdfast.cli.platform.layout import Layout
+def _platform(state: str) -> tuple[Platform, Credentials, PlatformObserver]:
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.platform.credentials import Credentials
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
     platform = layout.load()
-    return platform, Credentials(layout), Watcher(layout, platform)
+    return platform, Credentials(layout), PlatformObserver(layout, platform)
 
 
 @credentials.command("list")
@@ -62,11 +62,11 @@ def list_(state: str, output: str) -> None:
     from holdfast.model.times import seconds_text
 
     platform, held, watcher = _platform(state)
-    refused = held.refused()
+    refused = held.revoked_serials()
     rows: list[dict[str, Any]] = []
     try:
         for region in platform.regions:
-            serial, ends = held.link_serial(region.name), seconds_text(held.link_ends_s(region.name))
+            serial, ends = held.link_serial(region.name), seconds_text(held.link_expires_s(region.name))
             rows.append({"holder": "region", "name": region.name, "serial": serial, "expires": ends,
                          "revoked": serial in refused})  # fmt: skip
             for item in watcher.try_list("nodeidentities", region.name) or ():
@@ -134,18 +134,18 @@ def revoke(ctx: click.Context, holder: str, name: str, state: str, output: str) 
     watcher.close()
     _known_region(platform, name)
     serial = held.link_serial(name)
-    held.refuse(serial)
+    held.revoke(serial)
     if output == "json":
         print_json({"holder": holder, "name": name, "result": "revoked", "serial": serial})
     else:
         click.echo(f"region {name}: certificate revoked")
-        note(f"next: holdfast credentials rotate region {name} reconnects it")
+        print_note(f"next: holdfast credentials rotate region {name} reconnects it")
 
 
 def _known_region(platform: Platform, name: str) -> None:
     known = [region.name for region in platform.regions]
     if name not in known:
-        raise Stop(f"region {name}: not found (expected one of {', '.join(known)})", code=Exit.USAGE)
+        raise CommandError(f"region {name}: not found (expected one of {', '.join(known)})", code=ExitCode.USAGE)
 
 
 def _rotate_region(state: str, name: str) -> dict[str, Any]:
@@ -155,13 +155,13 @@ def _rotate_region(state: str, name: str) -> dict[str, Any]:
         old = held.link_serial(name)
         new = held.renew_link(name)
         # Revoke the old certificate only after the region's metrics show that its link uses the new one.
-        ends_s = held.link_ends_s(name)
+        ends_s = held.link_expires_s(name)
         _until(
             lambda: _shown_until_s(watcher, name) == ends_s,
             f"region {name}: the cell does not use its new certificate; the old one is still valid",
             f"read the log of cell-{name}",
         )
-        held.refuse(old)
+        held.revoke(old)
         heard = _heard_at(watcher, name)
         _until(
             lambda: _heard_at(watcher, name) > heard,
@@ -173,34 +173,34 @@ def _rotate_region(state: str, name: str) -> dict[str, Any]:
     return {"old": old, "new": new}
 
 
-def _shown_until_s(watcher: Watcher, region: str) -> float:
+def _shown_until_s(watcher: PlatformObserver, region: str) -> float:
     """Expiry time of the certificate that the region's link uses, from the cell's metrics."""
-    from holdfast.cli.drills.meters import read
+    from holdfast.drills.counters import read_counters
 
-    family = "holdfast_link_certificate_ends_timestamp_seconds"
-    return read(watcher, (family,)).get((region, family), 0.0)
+    family = "holdfast_link_certificate_expiry_timestamp_seconds"
+    return read_counters(watcher, (family,)).get((region, family), 0.0)
 
 
-def _heard_at(watcher: Watcher, region: str) -> str:
-    return str(watcher.get("regions", region)["status"].get("health", {}).get("heardAt", ""))
+def _heard_at(watcher: PlatformObserver, region: str) -> str:
+    return str(watcher.get("regions", region)["status"].get("health", {}).get("lastContactAt", ""))
 
 
 def _rotate_node(state: str, name: str) -> dict[str, Any]:
-    from holdfast.cli.commands.node import find
-    from holdfast.cli.http import Refusal
-    from holdfast.cli.platform.enrol import PATH, make_token
-    from holdfast.cli.platform.layout import Layout, write_whole
+    from holdfast.cli.commands.node import find_node
+    from holdfast.client.sync_api import ApiRefusal
+    from holdfast.platform.join_tokens import JOIN_TOKENS_PATH, create_join_token
+    from holdfast.platform.layout import Layout, write_atomically
 
     layout = Layout(state)
-    api, _ = find(state, name)
+    api, _ = find_node(state, name)
     path = f"/apis/holdfast.dev/v1/nodeidentities/{name}"
     before = int(api.get(path)["spec"]["generation"])
     token_name = f"rotate-{name}-{before}"
-    with contextlib.suppress(Refusal):
-        api.request("DELETE", f"{PATH}/{token_name}")  # left by an earlier, unfinished rotation
-    text = make_token(api, api.name, token_name, node=name, ttl_s=600.0)
+    with contextlib.suppress(ApiRefusal):
+        api.request("DELETE", f"{JOIN_TOKENS_PATH}/{token_name}")  # left by an earlier, unfinished rotation
+    text = create_join_token(api, api.name, token_name, node=name, ttl_s=600.0)
     layout.join_token(name).parent.mkdir(mode=0o700, exist_ok=True)
-    write_whole(layout.join_token(name), text.encode() + b"\n")
+    write_atomically(layout.join_token(name), text.encode() + b"\n")
     _until(lambda: int(api.get(path)["spec"]["generation"]) > before, f"node {name}: its agent has not joined again",
            f"start the agent; on another machine give it a token of holdfast token create NAME --join {api.name} "
            f"--node {name}")  # fmt: skip
@@ -209,9 +209,9 @@ def _rotate_node(state: str, name: str) -> dict[str, Any]:
 
 
 def _until(true: Callable[[], bool], what: str, next_step: str) -> None:
-    deadline = time.monotonic() + TAKEN_UP_WITHIN_S
+    deadline = time.monotonic() + ADOPTION_TIMEOUT_S
     while not true():
         if time.monotonic() >= deadline:
-            text = f"{what} (waited {TAKEN_UP_WITHIN_S:.0f} s)"
-            raise Stop(text, next_step=next_step, code=Exit.TIMED_OUT)
-        time.sleep(LOOK_EVERY_S)
+            text = f"{what} (waited {ADOPTION_TIMEOUT_S:.0f} s)"
+            raise CommandError(text, next_step=next_step, code=ExitCode.TIMED_OUT)
+        time.sleep(POLL_EVERY_S)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import directory_option, note, output_option, print_json, quiet_option
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import directory_option, output_option, print_json, print_note, quiet_option
 
-MOST_S = 90.0
+STOP_TIMEOUT_S = 90.0
 
 
 @click.command()
@@ -29,32 +29,32 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
     import shutil
     import signal
 
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.processes import marked, send, wait_gone
-    from holdfast.cli.platform.supervisor import stop_programs, supervisor_of
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.processes import platform_processes, send_signal, wait_exited
+    from holdfast.platform.supervisor import running_supervisor, stop_programs
 
     layout = Layout(state)
     if layout.root.exists() and any(layout.root.iterdir()) and not layout.platform.exists():
-        raise Stop(
+        raise CommandError(
             f"{layout.root}: not a platform's directory (platform.json is missing)",
             next_step="add --state DIR",
-            code=Exit.USAGE,
+            code=ExitCode.USAGE,
         )
-    supervisor = supervisor_of(layout)
+    supervisor = running_supervisor(layout)
     if supervisor is not None:
         if not quiet:
-            note(f"stopping the platform in {layout.root} (supervisor {supervisor.pid})")
-        send(supervisor, signal.SIGTERM)
-        if not wait_gone(supervisor, MOST_S):
-            note(f"the supervisor did not stop within {MOST_S:.0f} s; killing it and stopping its processes")
-            send(supervisor, signal.SIGKILL)
-            wait_gone(supervisor, 5.0)
+            print_note(f"stopping the platform in {layout.root} (supervisor {supervisor.pid})")
+        send_signal(supervisor, signal.SIGTERM)
+        if not wait_exited(supervisor, STOP_TIMEOUT_S):
+            print_note(f"the supervisor did not stop within {STOP_TIMEOUT_S:.0f} s; killing it and stopping its processes")
+            send_signal(supervisor, signal.SIGKILL)
+            wait_exited(supervisor, 5.0)
     # Finds nothing after a supervisor that stopped its processes; stops all of them otherwise.
-    stop_programs(layout, (lambda line: None) if quiet else note)
-    left = [{"pid": identity.pid, "command": command} for identity, command in marked(layout.root)]
+    stop_programs(layout, (lambda line: None) if quiet else print_note)
+    left = [{"pid": identity.pid, "command": command} for identity, command in platform_processes(layout.root)]
     if left:
         pids = ", ".join(str(item["pid"]) for item in left)
-        raise Stop(
+        raise CommandError(
             f"platform {layout.root}: processes survived SIGKILL (found {len(left)}: {pids})",
             next_step=f"ps -o pid,stat,wchan,args -p {pids.replace(' ', '')}",
         )
@@ -63,4 +63,4 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
     if output == "json":
         print_json({"state": str(layout.root), "stopped": supervisor is not None, "purged": purge})
     elif not quiet:
-        note("stopped" + (f"; {layout.root} deleted" if purge else ""))
+        print_note("stopped" + (f"; {layout.root} deleted" if purge else ""))

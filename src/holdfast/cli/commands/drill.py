@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli import completing
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import directory_option, note, output_option, print_json, quiet_option, table
+from holdfast.cli import shell_completion
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import (
+    directory_option,
+    output_option,
+    print_json,
+    print_note,
+    quiet_option,
+    table,
+)
 
 
 @click.group()
@@ -32,21 +39,21 @@ def list_drills(output: str) -> None:
     Examples:
       holdfast drill list
     """
-    from holdfast.cli.drills.catalog import DRILLS
+    from holdfast.drills.catalog import DRILLS
 
     if output == "json":
         print_json([
-            {"name": d.name, "failure": d.failure, "description": d.does, "simulatedBy": d.simulated,
-             "typicalSeconds": d.about_s}
+            {"name": d.name, "failure": d.failure, "description": d.description, "simulatedBy": d.simulated_by,
+             "typicalSeconds": d.typical_s}
             for d in DRILLS.values()
         ])  # fmt: skip
     else:
-        rows = [(d.name, f"{d.about_s} s", d.failure, d.does, d.simulated) for d in DRILLS.values()]
+        rows = [(d.name, f"{d.typical_s} s", d.failure, d.description, d.simulated_by) for d in DRILLS.values()]
         click.echo(table(("DRILL", "TAKES", "FAILURE", "DESCRIPTION", "SIMULATED BY"), rows))
 
 
 @drill.command("run")
-@click.argument("name", shell_complete=completing.drills)
+@click.argument("name", shell_complete=shell_completion.complete_drills)
 @click.option("--region", default="", help="Region in which the failure happens (required).")
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for each phase.")
 @click.option("--seconds", type=float, default=90.0, show_default=True, help="partition: duration of the partition.")
@@ -67,26 +74,26 @@ def run_drill(
       holdfast drill run region-loss --region eu-central
       holdfast drill run region-loss --region eu-central -o json | jq .secondsToMinServing
     """
-    from holdfast.cli.drills.catalog import DRILLS, Options, run_drill
-    from holdfast.cli.drills.incident import Incident
-    from holdfast.cli.platform.layout import Layout
+    from holdfast.drills.catalog import DRILLS, DrillOptions, run_drill
+    from holdfast.drills.drill_run import DrillRun
+    from holdfast.platform.layout import Layout
 
     if name not in DRILLS:
-        raise Stop(f"drill {name}: not found (expected one of {', '.join(DRILLS)})", next_step="holdfast drill list",
-                   code=Exit.USAGE)  # fmt: skip
+        raise CommandError(f"drill {name}: not found (expected one of {', '.join(DRILLS)})", next_step="holdfast drill list",
+                   code=ExitCode.USAGE)  # fmt: skip
     layout = Layout(state)
     if not region:
         known = [r.name for r in layout.load().regions]
         text = f"drill {name}: --region is missing (expected one of {', '.join(known)})"
-        raise Stop(text, next_step=f"holdfast drill run {name} --region {known[0]}", code=Exit.USAGE)
-    say = (lambda line: None) if quiet else note
-    incident = Incident(layout, region, timeout_s=timeout_s, say=say)
-    report = run_drill(DRILLS[name], incident, Options(seconds=seconds, fail_back=fail_back))
+        raise CommandError(text, next_step=f"holdfast drill run {name} --region {known[0]}", code=ExitCode.USAGE)
+    say = (lambda line: None) if quiet else print_note
+    incident = DrillRun(layout, region, timeout_s=timeout_s, say=say)
+    report = run_drill(DRILLS[name], incident, DrillOptions(seconds=seconds, wait_for_failback=fail_back))
     if output == "json":
         print_json(report.as_json())
     else:
         click.echo(report.as_text())
-    return Exit.OK if report.passed else Exit.FAILED
+    return ExitCode.OK if report.passed else ExitCode.FAILED
 
 
 @drill.command("restore")
@@ -100,13 +107,13 @@ def restore_all(state: str, quiet: bool, output: str) -> None:
     Examples:
       holdfast drill restore
     """
-    from holdfast.cli.drills.outage import restore
-    from holdfast.cli.platform.layout import Layout
+    from holdfast.drills.outage import allow_restart
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
     layout.load()
-    names = restore(layout)
+    names = allow_restart(layout)
     if output == "json":
         print_json({"restored": names})
     elif not quiet:
-        note(f"restarting {', '.join(names)}" if names else "no process is held down")
+        print_note(f"restarting {', '.join(names)}" if names else "no process is held down")

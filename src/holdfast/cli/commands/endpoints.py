@@ -7,20 +7,20 @@ from urllib.parse import quote
 
 import click
 
-from holdfast.cli import completing
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.cli import shell_completion
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, print_note, state_option, table
 
 if TYPE_CHECKING:
-    from holdfast.cli.http import Api
+    from holdfast.client.sync_api import CellApi
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 # Time limit of the --on-change command. A command that runs longer ends `holdfast endpoints` with an error.
-PATIENCE_S = 30.0
+ON_CHANGE_TIMEOUT_S = 30.0
 
 
 @click.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=completing.workloads)
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @click.option(
     "--format", "form", type=click.Choice(("table", "json", "http-sd", "nginx", "haproxy")), default="table",
     show_default=True, help="Output format: http-sd for Prometheus, nginx (upstream) or haproxy (backend) for proxies.",
@@ -47,36 +47,36 @@ def endpoints(
     """
     import time
 
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.survey import connect
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.platform_status import connect_cell
 
     tenant, _, name = workload.partition("/")
     if not tenant or not name:
-        raise Stop(
+        raise CommandError(
             f"{workload}: the tenant is missing (expected TENANT/WORKLOAD)",
             next_step="holdfast endpoints payments/risk-api",
-            code=Exit.USAGE,
+            code=ExitCode.USAGE,
         )
     layout = Layout(state)
-    api = connect(layout, layout.load(), "global")
-    found: list[dict[str, Any]] | None = serving(api, tenant, name)
+    api = connect_cell(layout, layout.load(), "global")
+    found: list[dict[str, Any]] | None = serving_addresses(api, tenant, name)
     if not found and not follow and not any(w["metadata"]["name"] == name for w in api.list("workloads", tenant)):
-        raise Stop(f"workload {tenant}/{name}: not found", next_step=f"holdfast get workloads -n {tenant}")
+        raise CommandError(f"workload {tenant}/{name}: not found", next_step=f"holdfast get workloads -n {tenant}")
     if form == "table" and path is None and not follow:
-        show(output, tenant, name, found or [])
+        print_addresses(output, tenant, name, found or [])
         return
     last = None
     while True:
         if found is not None and found != last:
-            publish(form, tenant, name, found, port=port, path=path, on_change=on_change if last is not None else "")
+            publish_addresses(form, tenant, name, found, port=port, path=path, on_change=on_change if last is not None else "")
             last = found
         if not follow:
             return
-        time.sleep(LOOK_EVERY_S)
-        found = asked(api, tenant, name)
+        time.sleep(POLL_EVERY_S)
+        found = serving_or_none(api, tenant, name)
 
 
-def show(output: str, tenant: str, name: str, found: list[dict[str, Any]]) -> None:
+def print_addresses(output: str, tenant: str, name: str, found: list[dict[str, Any]]) -> None:
     if output == "json":
         print_json({"tenant": tenant, "workload": name, "addresses": found})
         return
@@ -88,15 +88,15 @@ def show(output: str, tenant: str, name: str, found: list[dict[str, Any]]) -> No
     click.echo(table(("ADDRESS", "PORT", "REGION", "ZONE", "NODE", "REPLICA"), rows))
 
 
-def publish(
+def publish_addresses(
     form: str, tenant: str, name: str, found: list[dict[str, Any]], *, port: str, path: str | None, on_change: str
 ) -> None:
     import os
     import subprocess
 
-    from holdfast.cli.platform.traffic import rendered
+    from holdfast.platform.endpoint_formats import render_endpoints
 
-    text = rendered("json" if form == "table" else form, tenant, name, found, port)
+    text = render_endpoints("json" if form == "table" else form, tenant, name, found, port)
     if path is None:
         click.echo(text, nl=False)
     else:
@@ -105,22 +105,22 @@ def publish(
             file.write(text)
         os.replace(part, path)
     if on_change:
-        done = subprocess.run(on_change, shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run(on_change, shell=True, capture_output=True, text=True, timeout=ON_CHANGE_TIMEOUT_S, check=False)
         if done.returncode:
-            note(f"--on-change: the command exited with code {done.returncode}: {done.stderr.strip()[:200]}")
+            print_note(f"--on-change: the command exited with code {done.returncode}: {done.stderr.strip()[:200]}")
 
 
-def asked(api: Api, tenant: str, name: str) -> list[dict[str, Any]] | None:
+def serving_or_none(api: CellApi, tenant: str, name: str) -> list[dict[str, Any]] | None:
     """The serving addresses; None while the cell is unreachable, so that a proxy keeps its current configuration."""
     try:
-        return serving(api, tenant, name)
-    except Stop as stop:
-        if stop.code is not Exit.UNREACHABLE and getattr(stop, "status", 0) not in (429, 503, 504):
+        return serving_addresses(api, tenant, name)
+    except CommandError as stop:
+        if stop.code is not ExitCode.UNREACHABLE and getattr(stop, "status", 0) not in (429, 503, 504):
             raise
         return None
 
 
-def serving(api: Api, tenant: str, name: str) -> list[dict[str, Any]]:
+def serving_addresses(api: CellApi, tenant: str, name: str) -> list[dict[str, Any]]:
     """The serving addresses by region and replica. The cell omits addresses of regions that are out of contact."""
     told = api.get(f"/endpoints/{quote(tenant)}/{quote(name)}")["workloads"].get(name, [])
     return sorted(told, key=lambda address: (address["region"], address.get("replica", "")))

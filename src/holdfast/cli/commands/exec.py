@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.exits import Stop
-from holdfast.cli.output import output_option, print_json, state_option
+from holdfast.foundation.exit_codes import CommandError
+from holdfast.platform.output import output_option, print_json, state_option
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -26,21 +26,21 @@ def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, out
       holdfast exec risk-api-us-east-0 -- env
       holdfast exec payments/risk-api-us-east-0 -- sh -c 'ls -l && id'
     """
-    from holdfast.cli.platform.asking import ask_replica, find_replicas
+    from holdfast.platform.agent_calls import call_replica_agent, find_replicas
 
     found = [placed for placed in find_replicas(state, name) if placed.node]
     if not found:
-        raise Stop(f"{name}: no running replica (expected 1, found 0)", next_step="holdfast get replicas")
+        raise CommandError(f"{name}: no running replica (expected 1, found 0)", next_step="holdfast get replicas")
     if len(found) > 1:
         names = [f"{p.tenant}/{p.name}" for p in found]
         shown = ", ".join(names[:10])
-        raise Stop(
+        raise CommandError(
             f"{name}: matches several running replicas (expected 1, found {len(names)}: {shown})",
             next_step=f"holdfast exec {names[0]} -- {' '.join(command)}",
         )
-    rows = list(ask_replica(found[0], kind="Exec", command=list(command), timeoutSeconds=timeout_s))
+    rows = list(call_replica_agent(found[0], kind="Exec", command=list(command), timeoutSeconds=timeout_s))
     if not rows:
-        raise Stop(f"node {found[0].node}: its agent sent no response", next_step="run the command again")
+        raise CommandError(f"node {found[0].node}: its agent sent no response", next_step="run the command again")
     done = rows[-1]
     if output == "json":
         print_json({"replica": found[0].name, "node": found[0].node, **done})

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli import completing
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.cli import shell_completion
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, print_note, state_option, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.cli.http import Api
-    from holdfast.cli.platform.regions import Regions
+    from holdfast.client.sync_api import CellApi
+    from holdfast.insight.region_clients import RegionClients
     from holdfast.model.kinds import Kind
 
-TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+TABLE_MEDIA_TYPE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 WIDE_PRIORITY = 1
 
 
 @click.command()
-@click.argument("kind", metavar="KIND", shell_complete=completing.kinds)
+@click.argument("kind", metavar="KIND", shell_complete=shell_completion.complete_kinds)
 @click.argument("name", required=False, default="")
 @click.option("-n", "--tenant", "--namespace", "tenant", default="", help="Only objects of this tenant.")
 @click.option("-l", "--selector", default="", help="Label selector, such as app=web.")
@@ -44,30 +44,30 @@ def get(
       holdfast get replicas -n payments --wide
       holdfast get decisions -n payments -o json
     """
-    from holdfast.cli.platform.regions import Regions, pages
+    from holdfast.insight.region_clients import RegionClients, list_all
 
     found = kind_named(kind)
-    regions = Regions(state)
+    regions = RegionClients(state)
     query = {"fieldSelector": f"metadata.name={name}"} if name else {}
     if selector:
         query["labelSelector"] = selector
     cells = cells_of(regions, found, region)
     path = path_of(found, tenant)
     if output == "json":
-        items = [{"cell": cell, **item} for cell, api in cells for item in pages(api, path, query)]
-        print_json({"kind": found.name, "items": items, "unreachable": regions.silent})
+        items = [{"cell": cell, **item} for cell, api in cells for item in list_all(api, path, query)]
+        print_json({"kind": found.name, "items": items, "unreachable": regions.unreachable})
         empty = not items
     else:
-        headers, rows = merged(cells, found, path, query, wide=wide, tenants=found.namespaced and not tenant)
+        headers, rows = merged_table(cells, found, path, query, wide=wide, tenants=found.namespaced and not tenant)
         empty = not rows
         if rows:
             click.echo(table(headers, rows))
         elif not name:
-            note(f"no {found.plural} found")
-        regions.tell_silent()
+            print_note(f"no {found.plural} found")
+        regions.print_unreachable()
     if name and empty:
-        regions.missing(f"{found.singular} {name}: not found in any cell", next_step=f"holdfast get {found.plural}")
-    return Exit.UNREACHABLE if regions.silent else Exit.OK
+        regions.raise_not_found(f"{found.singular} {name}: not found in any cell", next_step=f"holdfast get {found.plural}")
+    return ExitCode.UNREACHABLE if regions.unreachable else ExitCode.OK
 
 
 def kind_named(text: str) -> Kind:
@@ -84,37 +84,37 @@ def kind_named(text: str) -> Kind:
     guess = f"; did you mean {near[0]}?" if near else ""
     known = ", ".join(sorted(k.plural for k in shown))
     step = f"holdfast get {near[0]}" if near else ""
-    raise Stop(f"kind {text}: not found{guess} (expected one of {known})", next_step=step, code=Exit.USAGE)
+    raise CommandError(f"kind {text}: not found{guess} (expected one of {known})", next_step=step, code=ExitCode.USAGE)
 
 
-def cells_of(regions: Regions, kind: Kind, region: str) -> list[tuple[str, Api]]:
+def cells_of(regions: RegionClients, kind: Kind, region: str) -> list[tuple[str, CellApi]]:
     """The cells to list: the home cells of the kind, or the region that --region selects."""
     from holdfast.model.kinds import Home
 
     if region:
-        list(regions.named(region))  # raises if the region does not exist
+        list(regions.select(region))  # raises if the region does not exist
     own = [("global", regions.global_api)] if kind.home is not Home.REGION and not region else []
     if kind.home is Home.GLOBAL and not region:
         return own
-    return own + [(r.name, r.api) for r in regions.heard if region in ("", r.name)]
+    return own + [(r.name, r.api) for r in regions.reachable if region in ("", r.name)]
 
 
 def path_of(kind: Kind, tenant: str) -> str:
     root = f"/apis/{kind.group}/v1" if kind.group else "/api/v1"
     if tenant and not kind.namespaced:
-        raise Stop(f"-n {tenant}: {kind.plural} do not belong to tenants", next_step=f"holdfast get {kind.plural}",
-                   code=Exit.USAGE)  # fmt: skip
+        raise CommandError(f"-n {tenant}: {kind.plural} do not belong to tenants", next_step=f"holdfast get {kind.plural}",
+                   code=ExitCode.USAGE)  # fmt: skip
     return f"{root}/namespaces/{tenant}/{kind.plural}" if tenant else f"{root}/{kind.plural}"
 
 
-def merged(
-    cells: Sequence[tuple[str, Api]], kind: Kind, path: str, query: dict[str, str], *, wide: bool, tenants: bool
+def merged_table(
+    cells: Sequence[tuple[str, CellApi]], kind: Kind, path: str, query: dict[str, str], *, wide: bool, tenants: bool
 ) -> tuple[list[str], list[list[Any]]]:
     """The servers' own tables below each other, with the cell in front."""
     headers: list[str] = []
     rows: list[list[Any]] = []
     for cell, api in cells:
-        columns, found = table_of(api, path, query)
+        columns, found = read_table(api, path, query)
         kept = [i for i, c in enumerate(columns) if wide or c.get("priority", 0) < WIDE_PRIORITY]
         headers = headers or [columns[i]["name"].upper() for i in kept]
         for row in found:
@@ -124,18 +124,18 @@ def merged(
     return ["CELL", *(["TENANT"] if tenants else []), *headers], rows
 
 
-def table_of(api: Api, path: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from holdfast.cli.http import MAX_PAGES, PAGE
+def read_table(api: CellApi, path: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    from holdfast.client.sync_api import PAGE_SIZE, PAGES_MAX
 
     columns: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    asked = {"limit": str(PAGE), **query}
-    for _ in range(MAX_PAGES):
-        answer = api.request("GET", path, query=asked, accept=TABLE)
+    asked = {"limit": str(PAGE_SIZE), **query}
+    for _ in range(PAGES_MAX):
+        answer = api.request("GET", path, query=asked, accept=TABLE_MEDIA_TYPE)
         columns = columns or answer["columnDefinitions"]
         rows.extend(answer["rows"] or ())
         rest = answer.get("metadata", {}).get("continue", "")
         if not rest:
             return columns, rows
-        asked = {"limit": str(PAGE), **query, "continue": rest}
-    raise Stop(f"{path}: more than {MAX_PAGES * PAGE} objects", next_step="narrow it with -n, -l or --region")
+        asked = {"limit": str(PAGE_SIZE), **query, "continue": rest}
+    raise CommandError(f"{path}: more than {PAGES_MAX * PAGE_SIZE} objects", next_step="narrow it with -n, -l or --region")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.commands.agent import pairs
-from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.commands.agent import parse_pairs
+from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
-    from holdfast.agent.hollow import HollowConfig, Span
+    from holdfast.agent.hollow import DelayRange, HollowConfig
 
 FILE = click.Path(dir_okay=False)
 
@@ -74,9 +74,9 @@ def hollow(
     """
     import uvloop
 
-    from holdfast.agent.hollow import Delays, HollowConfig
+    from holdfast.agent.hollow import HollowConfig, HollowDelays
+    from holdfast.foundation.log import configure
     from holdfast.model.node import Device
-    from holdfast.runtime.log import configure
 
     config = HollowConfig(
         region=region,
@@ -84,14 +84,14 @@ def hollow(
         count=count,
         zones=zones,
         pool=pool,
-        capacity=dict(pairs("--capacity", capacity)),
+        capacity=dict(parse_pairs("--capacity", capacity)),
         devices=tuple(Device(id=f"gpu-{number}", model=gpu_model) for number in range(gpus)),
-        labels=pairs("--label", labels),
-        delays=Delays(
-            start=span("--start-delay", start_delay),
-            probe=span("--probe-delay", probe_delay),
-            stop=span("--stop-delay", stop_delay),
-            work=span("--work-delay", work_delay),
+        labels=parse_pairs("--label", labels),
+        delays=HollowDelays(
+            start=parse_span("--start-delay", start_delay),
+            probe=parse_span("--probe-delay", probe_delay),
+            stop=parse_span("--stop-delay", stop_delay),
+            work=parse_span("--work-delay", work_delay),
         ),
     )
     configure(cell=region, component=f"hollow/{prefix}")
@@ -107,7 +107,7 @@ async def run(config: HollowConfig, *, url: str, ca: str, cert: str, key: str) -
 
     from holdfast.agent.hollow import HollowHost
     from holdfast.client.http import HttpClient
-    from holdfast.runtime.ports import SystemPorts
+    from holdfast.foundation.ports import SystemPorts
 
     gc.set_threshold(50_000, 20, 100)
     ports = SystemPorts()
@@ -122,16 +122,16 @@ async def run(config: HollowConfig, *, url: str, ca: str, cert: str, key: str) -
         await client.close()
 
 
-def span(option: str, text: str) -> Span:
-    from holdfast.agent.hollow import Span
+def parse_span(option: str, text: str) -> DelayRange:
+    from holdfast.agent.hollow import DelayRange
 
     low, sign, high = text.partition("-")
     try:
-        found = Span(float(low), float(high if sign else low))
+        found = DelayRange(float(low), float(high if sign else low))
     except ValueError:
-        found = Span(-1.0, -1.0)
+        found = DelayRange(-1.0, -1.0)
     if not 0 <= found.low_s <= found.high_s:
-        raise Stop(
-            f"{option} {text}: invalid (expected seconds, such as 0.5, or a range, such as 0.2-1)", code=Exit.USAGE
+        raise CommandError(
+            f"{option} {text}: invalid (expected seconds, such as 0.5, or a range, such as 0.2-1)", code=ExitCode.USAGE
         )
     return found

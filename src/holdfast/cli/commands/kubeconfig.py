@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import directory_option, note
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import directory_option, print_note
 
 
 @click.command()
@@ -28,8 +28,8 @@ def kubeconfig(state: str, target: str | None, token: str, force: bool) -> None:
     """
     import json
 
-    from holdfast.cli.platform.kubeconfig import kubeconfig_of, write_kubeconfig
-    from holdfast.cli.platform.layout import Layout
+    from holdfast.platform.kubeconfig import kubeconfig_of, write_kubeconfig
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
     platform = layout.load()
@@ -38,10 +38,10 @@ def kubeconfig(state: str, target: str | None, token: str, force: bool) -> None:
         return
     path = Path(target).expanduser().absolute()
     if path.exists() and not force:
-        raise Stop(
+        raise CommandError(
             f"{path}: the file exists and may contain other clusters",
             next_step=f"add --force, or choose another file: holdfast kubeconfig --write {path}.holdfast",
-            code=Exit.CONFLICT,
+            code=ExitCode.CONFLICT,
         )
     write_kubeconfig(layout, platform, path, token=token)
-    note(f"wrote {path} with the contexts {', '.join(name for name, _ in platform.cells)}")
+    print_note(f"wrote {path} with the contexts {', '.join(name for name, _ in platform.cells)}")

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli import completing
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import output_option, state_option
+from holdfast.cli import shell_completion
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, state_option
 
 if TYPE_CHECKING:
-    from holdfast.cli.platform.task_logs import Found
+    from holdfast.platform.task_logs import LogLocation
 
 FOLLOW_EVERY_S = 0.25
-FIND_EVERY = 20
+DISCOVERY_EVERY_POLLS = 20
 
 
 @click.command()
-@click.argument("name", metavar="[TENANT/]REPLICA|WORKLOAD", shell_complete=completing.workloads)
+@click.argument("name", metavar="[TENANT/]REPLICA|WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option(
     "--tail",
@@ -47,54 +47,54 @@ def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, outpu
     """
     import time
 
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.task_logs import find_logs
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.task_logs import find_logs
 
     layout = Layout(state)
     if via_api or layout.remote:
-        from_agents(name, follow=follow, tail=tail, state=state, output=output)
+        logs_from_agents(name, follow=follow, tail=tail, state=state, output=output)
         return
 
     layout.load()
     found = find_logs(layout, name)
     if not found and not follow:
-        raise Stop(
+        raise CommandError(
             f"{name}: no logs on this machine (searched {layout.root / 'agents'})",
             next_step=f"holdfast logs {name} --api, or --follow to wait for logs",
-            code=Exit.FAILED,
+            code=ExitCode.FAILED,
         )
-    show = printer(output, several=len(found) != 1)
+    show = line_printer(output, several=len(found) != 1)
     show(sorted((line for log in found for line in log.last(tail)), key=lambda found: found.line.at))
     known = {log.path: log for log in found}
     turn = 0
     while follow:
         time.sleep(FOLLOW_EVERY_S)
         turn += 1
-        if turn % FIND_EVERY == 0 or not known:
+        if turn % DISCOVERY_EVERY_POLLS == 0 or not known:
             # New replicas are followed from their first line.
             for log in find_logs(layout, name):
                 known.setdefault(log.path, log)
         show(sorted((line for log in known.values() for line in log.read_new()), key=lambda found: found.line.at))
 
 
-def from_agents(name: str, *, follow: bool, tail: int, state: str, output: str) -> None:
+def logs_from_agents(name: str, *, follow: bool, tail: int, state: str, output: str) -> None:
     """Prints the logs that agents send. With --follow, several replicas are followed concurrently."""
     import threading
 
-    from holdfast.cli.platform.asking import Placed, ask_replica, find_replicas
-    from holdfast.cli.platform.task_logs import Found, line_of
+    from holdfast.platform.agent_calls import ReplicaLocation, call_replica_agent, find_replicas
+    from holdfast.platform.task_logs import LogLocation, log_line
 
     placed = [one for one in find_replicas(state, name) if one.node]
-    show = printer(output, several=len(placed) != 1)
+    show = line_printer(output, several=len(placed) != 1)
     printing = threading.Lock()
-    problems: list[Stop] = []
+    problems: list[CommandError] = []
 
-    def read(one: Placed) -> None:
+    def read(one: ReplicaLocation) -> None:
         try:
-            for row in ask_replica(one, kind="Logs", tail=tail, follow=follow):
+            for row in call_replica_agent(one, kind="Logs", tail=tail, follow=follow):
                 with printing:
-                    show([Found(one.name, line_of(row))])
-        except Stop as stop:
+                    show([LogLocation(one.name, log_line(row))])
+        except CommandError as stop:
             problems.append(stop)
 
     if not follow or len(placed) == 1:
@@ -110,10 +110,10 @@ def from_agents(name: str, *, follow: bool, tail: int, state: str, output: str) 
         raise problems[0]
 
 
-def printer(output: str, *, several: bool) -> Callable[[Iterable[Found]], None]:
+def line_printer(output: str, *, several: bool) -> Callable[[Iterable[LogLocation]], None]:
     import json
 
-    def show(lines: Iterable[Found]) -> None:
+    def show(lines: Iterable[LogLocation]) -> None:
         for found in lines:
             line = found.line
             if output == "json":

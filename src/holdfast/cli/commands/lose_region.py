@@ -6,80 +6,80 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.exits import Exit
-from holdfast.cli.output import print_json, table
+from holdfast.foundation.exit_codes import ExitCode
+from holdfast.platform.output import print_json, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.platform.foresight import Placing
-    from holdfast.cli.platform.regions import Regions
-    from holdfast.fleet.backing import Foreseen
-    from holdfast.runtime.cache import Cache
+    from holdfast.controllers.cache import Cache
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.fleet.recovery.backing import LossForecast
+    from holdfast.insight.region_clients import RegionClients
+    from holdfast.insight.what_if import PlannedPlacement
 
-READS = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass", "Tenant", "Override")
+KINDS_READ = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass", "Tenant", "Override")
 
 
-def lose(state: str, region: str, zone: str, output: str) -> int:
+def plan_loss(state: str, region: str, zone: str, output: str) -> int:
     """Prints the forecast of one loss. Exits with 4 if a replica would be pending or an objective would be missed."""
-    from holdfast.cli.drills.outage import region_of
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.exits import Stop
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.regions import Regions, now_s
-    from holdfast.fleet.backing import Loss, foresee
+    from holdfast.drills.outage import region_plan
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.fleet.recovery.backing import Loss, forecast_loss
+    from holdfast.foundation.exit_codes import CommandError
+    from holdfast.insight.region_clients import RegionClients, now_s
     from holdfast.model.recovery_budget import RecoveryBudget
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
     platform = layout.load()
-    plan = region_of(platform, region)
+    plan = region_plan(platform, region)
     if zone and zone not in plan.zones:
-        raise Stop(f"zone {zone}: not in region {region} (expected one of {', '.join(plan.zones)})", code=Exit.USAGE)
-    watcher = Watcher(layout, platform)
+        raise CommandError(f"zone {zone}: not in region {region} (expected one of {', '.join(plan.zones)})", code=ExitCode.USAGE)
+    watcher = PlatformObserver(layout, platform)
     try:
         view = _view(watcher)
-        seen = foresee(Loss(region, zone), view, view.list(RecoveryBudget), now_s())
+        seen = forecast_loss(Loss(region, zone), view, view.list(RecoveryBudget), now_s())
         told = _told(seen, watcher, region, zone)
-        told |= _placed(_placings(Regions(state), seen, view))
+        told |= _placed(_placings(RegionClients(state), seen, view))
     finally:
         watcher.close()
     if output == "json":
         print_json(told)
     else:
         click.echo(_as_text(told))
-    return Exit.PLAN_NOT_PLACEABLE if told["short"] or told["waits"] else Exit.OK
+    return ExitCode.PLAN_NOT_PLACEABLE if told["short"] or told["waits"] else ExitCode.OK
 
 
-def _view(watcher: Watcher) -> Cache:
+def _view(watcher: PlatformObserver) -> Cache:
     import msgspec
 
+    from holdfast.controllers.cache import Cache
     from holdfast.model.kinds import BY_NAME
-    from holdfast.runtime.cache import Cache
 
     cache = Cache()
-    for name in READS:
+    for name in KINDS_READ:
         kind = BY_NAME[name]
         for item in watcher.list(kind.plural):
             cache.put(msgspec.convert(item, kind.type))
     return cache
 
 
-def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str, Any]:
+def _told(seen: LossForecast, watcher: PlatformObserver, region: str, zone: str) -> dict[str, Any]:
     recovers: list[dict[str, Any]] = [
         {"tenant": item.tenant, "workload": item.name, "region": target, "replicas": count}
-        for item, target, count in seen.fit.chosen
+        for item, target, count in seen.match.placements
     ]
     lost = [a for a in watcher.list("assignments") if a["spec"]["region"] == region and _has_work(a)]
-    promised = {(w["metadata"]["namespace"], w["metadata"]["name"]) for w in watcher.critical()}
+    promised = {(w["metadata"]["namespace"], w["metadata"]["name"]) for w in watcher.critical_workloads()}
     return {
         "lost": {"region": region, "zone": zone},
         "recovers": recovers,
         "safe": [{"tenant": c.tenant, "workload": c.name} for c in seen.safe],
         "short": [
-            {"tenant": s.item.tenant, "workload": s.item.name, "why": s.message} for s in seen.fit.short
+            {"tenant": s.demand.tenant, "workload": s.demand.name, "why": s.message} for s in seen.match.shortages
         ],
-        "decided": seen.fit.decided,
+        "decided": seen.match.exact,
         "unprotected": [
             {
                 "tenant": a["metadata"]["namespace"],
@@ -99,17 +99,17 @@ def _has_work(assignment: dict[str, Any]) -> bool:
     return bool(spec.get("replicas")) and not done
 
 
-def _placings(regions: Regions, seen: Foreseen, view: Cache) -> list[Placing]:
+def _placings(regions: RegionClients, seen: LossForecast, view: Cache) -> list[PlannedPlacement]:
     """Placements by the planner of each target region, on a copy of the region's current state."""
-    from holdfast.cli.platform.foresight import placings_of_recovery
+    from holdfast.insight.what_if import placings_of_recovery
     from holdfast.model.workload import Workload
 
-    found: list[Placing] = []
-    for target in sorted({region for _, region, _ in seen.fit.chosen}):
+    found: list[PlannedPlacement] = []
+    for target in sorted({region for _, region, _ in seen.match.placements}):
         there = next((r for r in regions.all if r.name == target), None)
         if there is None:
             continue
-        mine = [(item, count) for item, region, count in seen.fit.chosen if region == target]
+        mine = [(item, count) for item, region, count in seen.match.placements if region == target]
         known = [(view.get(Workload, item.name, item.tenant), count) for item, count in mine]
         wanted = [(workload, count) for workload, count in known if workload is not None]
         zone = seen.loss.zone if target == seen.loss.region else ""
@@ -117,7 +117,7 @@ def _placings(regions: Regions, seen: Foreseen, view: Cache) -> list[Placing]:
     return found
 
 
-def _placed(placings: Sequence[Placing]) -> dict[str, Any]:
+def _placed(placings: Sequence[PlannedPlacement]) -> dict[str, Any]:
     """The node of each replica, the preempted replicas, and the replicas that would be pending."""
     return {
         "places": [{"region": p.region, "replica": p.replica, "node": p.node} for p in placings if p.node],

@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, state_option
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, print_note, state_option
 
 if TYPE_CHECKING:
-    from holdfast.cli.http import Api
+    from holdfast.client.sync_api import CellApi
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 
 
 @click.group()
@@ -39,9 +39,9 @@ def cordon(name: str, state: str, output: str) -> None:
     Example:
       holdfast node cordon us-east-1
     """
-    api, _ = find(state, name)
-    change(api, name, {"unschedulable": True})
-    tell(output, name, "cordoned")
+    api, _ = find_node(state, name)
+    patch_node_spec(api, name, {"unschedulable": True})
+    print_result(output, name, "cordoned")
 
 
 @node.command()
@@ -55,9 +55,9 @@ def uncordon(name: str, state: str, output: str) -> None:
     Example:
       holdfast node uncordon us-east-1
     """
-    api, _ = find(state, name)
-    change(api, name, {"unschedulable": False, "drain": False, "drainSeconds": 0})
-    tell(output, name, "uncordoned")
+    api, _ = find_node(state, name)
+    patch_node_spec(api, name, {"unschedulable": False, "drain": False, "drainSeconds": 0})
+    print_result(output, name, "uncordoned")
 
 
 @node.command()
@@ -82,30 +82,30 @@ def drain(name: str, *, deadline: float, wait: bool, state: str, output: str) ->
     """
     import time
 
-    api, _ = find(state, name)
-    change(api, name, {"unschedulable": True, "drain": True, "drainSeconds": deadline})
+    api, _ = find_node(state, name)
+    patch_node_spec(api, name, {"unschedulable": True, "drain": True, "drainSeconds": deadline})
     if not wait:
-        tell(output, name, "draining")
+        print_result(output, name, "draining")
         return
     last = ""
     while True:
-        block = api.get(path_of(name)).get("status", {}).get("drain") or {}
+        block = api.get(node_path(name)).get("status", {}).get("drain") or {}
         phase, message = block.get("phase", ""), block.get("message", "")
         if message != last and output == "text":
-            note(f"{phase}: {message}")
+            print_note(f"{phase}: {message}")
             last = message
         if phase == "Drained":
-            tell(output, name, "drained", **block)
+            print_result(output, name, "drained", **block)
             return
         if phase == "Overdue":
             if output == "json":
                 print_json({"node": name, "result": "overdue", **block})
-            raise Stop(
+            raise CommandError(
                 f"node {name}: not drained after {deadline:g} s; the drain continues ({message})",
                 next_step=f"raise spec.disruption.maxUnavailable of the workload, or holdfast node uncordon {name}",
-                code=Exit.TIMED_OUT,
+                code=ExitCode.TIMED_OUT,
             )
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
 
 
 @node.command()
@@ -123,57 +123,57 @@ def revoke(name: str, state: str, output: str) -> None:
       holdfast node revoke us-east-1
       holdfast token create again --join us-east --node us-east-1
     """
-    from holdfast.cli.http import Refusal
+    from holdfast.client.sync_api import ApiRefusal
 
-    api, _ = find(state, name)
+    api, _ = find_node(state, name)
     path = f"/apis/holdfast.dev/v1/nodeidentities/{quote(name)}"
     try:
         generation = api.get(path)["spec"]["generation"]
-    except Refusal as refusal:
+    except ApiRefusal as refusal:
         if refusal.status != 404:
             raise
-        raise Stop(
+        raise CommandError(
             f"node {name}: it did not join with a token, so this platform did not issue its certificate",
             next_step="revoke the certificate at the CA that issued it",
         ) from None
     change = {"spec": {"revokedGeneration": generation}}
     api.request("PATCH", path, change, content_type="application/merge-patch+json")
-    tell(output, name, "revoked", generation=generation)
+    print_result(output, name, "revoked", generation=generation)
 
 
-def path_of(name: str) -> str:
+def node_path(name: str) -> str:
     return f"/apis/holdfast.dev/v1/nodes/{quote(name)}"
 
 
-def find(state: str, name: str) -> tuple[Api, dict[str, Any]]:
+def find_node(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
     """The API of the node's region, and the node object."""
-    from holdfast.cli.http import Refusal
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.survey import connect
+    from holdfast.client.sync_api import ApiRefusal
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     platform = layout.load()
     silent = []
     for region in platform.regions:
-        api = connect(layout, platform, region.name)
+        api = connect_cell(layout, platform, region.name)
         try:
-            return api, api.get(path_of(name))
-        except Refusal as refusal:
+            return api, api.get(node_path(name))
+        except ApiRefusal as refusal:
             if refusal.status != 404:
                 raise
-        except Stop as stop:
-            if stop.code is not Exit.UNREACHABLE:
+        except CommandError as stop:
+            if stop.code is not ExitCode.UNREACHABLE:
                 raise
             silent.append(region.name)
     unheard = f" (unreachable regions: {', '.join(silent)})" if silent else ""
-    raise Stop(f"node {name}: not found in any region{unheard}", next_step="holdfast get nodes")
+    raise CommandError(f"node {name}: not found in any region{unheard}", next_step="holdfast get nodes")
 
 
-def change(api: Api, name: str, spec: dict[str, Any]) -> None:
-    api.request("PATCH", path_of(name), {"spec": spec}, content_type="application/merge-patch+json")
+def patch_node_spec(api: CellApi, name: str, spec: dict[str, Any]) -> None:
+    api.request("PATCH", node_path(name), {"spec": spec}, content_type="application/merge-patch+json")
 
 
-def tell(output: str, name: str, result: str, **more: Any) -> None:
+def print_result(output: str, name: str, result: str, **more: Any) -> None:
     if output == "json":
         print_json({"node": name, "result": result, **more})
     else:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, print_note, state_option, table
 
 if TYPE_CHECKING:
-    from holdfast.cli.drills.world import Watcher
+    from holdfast.drills.platform_observer import PlatformObserver
 
 KINDS = (
     "AvoidZone", "AvoidRegion", "DeclareRegionLost", "PauseAutoscaler", "PauseRepair", "ApproveRepair",
     "EmergencyQuota", "RaisePriority", "PinPolicy", "ShrinkBudget",
 )  # fmt: skip
 PATH = "/apis/holdfast.dev/v1/overrides"
-MERGE = "application/merge-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
 BREAK_GLASS_TTL_S = 900.0
 
 
@@ -36,12 +36,12 @@ def override() -> None:
     """
 
 
-def _watcher(state: str) -> Watcher:
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.platform.layout import Layout
+def _watcher(state: str) -> PlatformObserver:
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
-    return Watcher(layout, layout.load())
+    return PlatformObserver(layout, layout.load())
 
 
 @override.command("create")
@@ -78,26 +78,26 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
     import uuid
 
     if break_glass and not given["region"]:
-        raise Stop("--break-glass: --region is missing", next_step="add --region REGION", code=Exit.USAGE)
+        raise CommandError("--break-glass: --region is missing", next_step="add --region REGION", code=ExitCode.USAGE)
     cell = given["region"] if break_glass else "global"
     if break_glass and click.get_current_context().get_parameter_source("ttl_s") is click.core.ParameterSource.DEFAULT:
         given["ttl_s"] = BREAK_GLASS_TTL_S
     watcher = _watcher(state)
     try:
         if cell != "global" and cell not in watcher.regions:
-            raise Stop(f"region {cell}: not found (expected one of {', '.join(watcher.regions)})", code=Exit.USAGE)
+            raise CommandError(f"region {cell}: not found (expected one of {', '.join(watcher.regions)})", code=ExitCode.USAGE)
         scope = {key: given[key] for key in ("region", "zone", "tenant", "workload") if given[key]}
         _check_scope(watcher, scope, cell)
         touched = _blast_radius(watcher, kind, scope, cell)
         for line in touched:
-            note(line)
+            print_note(line)
         if not yes:
             _confirm(f"Create this {kind} for {given['ttl_s']:g} s?")
         spec: dict[str, Any] = {"kind": kind, "scope": scope, "reason": given["reason"], "ttlSeconds": given["ttl_s"]}
         if given["quota"]:
             spec["quota"] = dict(_pair(text) for text in given["quota"])
         if given["priority"]:
-            spec["rank"] = given["priority"]
+            spec["priority"] = given["priority"]
         if given["policy_revision"]:
             spec["policyRevision"] = given["policy_revision"]
         made_up = f"{kind.lower()}-{uuid.uuid4().hex[:8]}"
@@ -115,20 +115,20 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
     phase = made.get("status", {}).get("phase", "")
     click.echo(f"override {name}: {phase or 'created'}")
     if phase == "Pending":
-        note(f"next: another operator runs holdfast override approve {name}")
+        print_note(f"next: another operator runs holdfast override approve {name}")
 
 
 def _confirm(question: str) -> None:
     try:
         agreed = click.confirm(question, default=False, err=True)
     except click.Abort:  # Ctrl-C, or no terminal
-        note("")
+        print_note("")
         agreed = False
     if not agreed:
-        raise Stop("override: not created, because it was not confirmed", next_step="add --yes", code=Exit.INTERRUPTED)
+        raise CommandError("override: not created, because it was not confirmed", next_step="add --yes", code=ExitCode.INTERRUPTED)
 
 
-def _check_scope(watcher: Watcher, scope: dict[str, str], cell: str) -> None:
+def _check_scope(watcher: PlatformObserver, scope: dict[str, str], cell: str) -> None:
     """Raises if the scope names a missing object. The API would accept such an override without effect."""
     region, zone, tenant, workload = (scope.get(part, "") for part in ("region", "zone", "tenant", "workload"))
     regions = {r["metadata"]["name"]: r for r in watcher.list("regions", cell)}
@@ -149,17 +149,17 @@ def _one_of(what: str, name: str, known: Iterable[str], where: str = "") -> None
     names = sorted(known)
     if name not in names:
         shown = ", ".join(names[:10]) + (" …" if len(names) > 10 else "")
-        raise Stop(f"{what} {name}: not found{where} (expected one of {shown})", code=Exit.USAGE)
+        raise CommandError(f"{what} {name}: not found{where} (expected one of {shown})", code=ExitCode.USAGE)
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, amount = text.partition("=")
     if not equals or not name or not amount:
-        raise Stop(f"--quota {text}: invalid (expected RESOURCE=AMOUNT)", next_step="--quota cpu=4", code=Exit.USAGE)
+        raise CommandError(f"--quota {text}: invalid (expected RESOURCE=AMOUNT)", next_step="--quota cpu=4", code=ExitCode.USAGE)
     return name, amount
 
 
-def _until_seen(watcher: Watcher, made: dict[str, Any], cell: str) -> dict[str, Any]:
+def _until_seen(watcher: PlatformObserver, made: dict[str, Any], cell: str) -> dict[str, Any]:
     """Waits up to 2 s for the controller to set the phase."""
     import time
 
@@ -171,7 +171,7 @@ def _until_seen(watcher: Watcher, made: dict[str, Any], cell: str) -> dict[str, 
     return made
 
 
-def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str], cell: str) -> list[str]:
+def _blast_radius(watcher: PlatformObserver, kind: str, scope: dict[str, str], cell: str) -> list[str]:
     """The workloads, replicas and serving replicas in the scope, as lines of text."""
     held = []
     for item in watcher.list("assignments", cell):
@@ -193,9 +193,9 @@ def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str], cell: str)
     return _touched(kind, scope, workloads, replicas, serving)
 
 
-def _zone_radius(watcher: Watcher, kind: str, scope: dict[str, str], held: list[dict[str, Any]]) -> list[str]:
+def _zone_radius(watcher: PlatformObserver, kind: str, scope: dict[str, str], held: list[dict[str, Any]]) -> list[str]:
     """The same for the replicas placed in one zone, read from the region."""
-    from holdfast.cli.drills.world import serves
+    from holdfast.drills.platform_observer import serves
 
     found = watcher.try_list("replicas", scope["region"])
     where = _where(scope)
@@ -224,8 +224,8 @@ def _where(scope: dict[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in scope.items()) or "everything"
 
 
-def _serving(watcher: Watcher, region: str, assignments: set[tuple[str, str]]) -> int:
-    from holdfast.cli.drills.world import serves
+def _serving(watcher: PlatformObserver, region: str, assignments: set[tuple[str, str]]) -> int:
+    from holdfast.drills.platform_observer import serves
 
     found = watcher.list("replicas", region)
     mine = [r for r in found if (r["metadata"]["namespace"], r["spec"]["assignment"]) in assignments]
@@ -266,23 +266,23 @@ def revoke(name: str, region: str, state: str, output: str) -> None:
 
 
 def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell: str = "global") -> dict[str, Any]:
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.survey import connect
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
-    api = connect(layout, layout.load(), cell, token=token)
+    api = connect_cell(layout, layout.load(), cell, token=token)
     try:
-        done: dict[str, Any] = api.request("PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE)
+        done: dict[str, Any] = api.request("PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE_PATCH)
         return done
     finally:
         api.close()
 
 
-def _everywhere(watcher: Watcher) -> list[dict[str, Any]]:
+def _everywhere(watcher: PlatformObserver) -> list[dict[str, Any]]:
     """Overrides of the global cell, and break-glass overrides of regions that are not reported to it yet."""
     found = watcher.try_list("overrides", "global")
     if found is None:
-        note("the global cell is unreachable: the list shows the regions' copies and break-glass overrides")
+        print_note("the global cell is unreachable: the list shows the regions' copies and break-glass overrides")
     known = {o["metadata"]["name"]: o for o in found or ()}
     for region in watcher.regions:
         for item in watcher.try_list("overrides", region) or ():

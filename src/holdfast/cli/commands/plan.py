@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, state_option, table
 
 if TYPE_CHECKING:
-    from holdfast.cli.platform.foresight import Given, Outlook
-    from holdfast.cli.platform.regions import Regions
+    from holdfast.insight.region_clients import RegionClients
+    from holdfast.insight.what_if import ManifestWorkload, WhatIfResult
 
 
 @click.command()
@@ -53,42 +53,42 @@ def plan(
       holdfast plan --lose-region eu-central --lose-zone eu-central-a
     """
     if lose_region is not None:
-        from holdfast.cli.commands.lose_region import lose
+        from holdfast.cli.commands.lose_region import plan_loss
 
-        return lose(state, lose_region, lose_zone, output)
+        return plan_loss(state, lose_region, lose_zone, output)
     if lose_zone:
         step = f"holdfast plan --lose-region {lose_zone.rpartition('-')[0] or 'REGION'} --lose-zone {lose_zone}"
-        raise Stop(f"--lose-zone {lose_zone}: --lose-region is missing", next_step=step, code=Exit.USAGE)
+        raise CommandError(f"--lose-zone {lose_zone}: --lose-region is missing", next_step=step, code=ExitCode.USAGE)
     from holdfast.cli.commands.replay import read_rules
-    from holdfast.cli.platform.regions import Regions
+    from holdfast.insight.region_clients import RegionClients
 
     rules = read_rules(policy) if policy is not None else None
-    regions = Regions(state)
+    regions = RegionClients(state)
     if file is not None:
-        from holdfast.cli.platform.foresight import outlook_of_file
+        from holdfast.insight.what_if import outlook_of_file
 
-        return shown(output, outlook_of_file(regions, read_workloads(file), rules=rules))
+        return print_what_if(output, outlook_of_file(regions, read_workloads(file), rules=rules))
     if drain is not None:
-        from holdfast.cli.platform.foresight import Outlook, placings_of_drain
+        from holdfast.insight.what_if import WhatIfResult, placings_of_drain
         from holdfast.model.meta import Key
 
-        for region in regions.heard:
-            if region.one("Node", Key("", drain)) is not None:
-                return shown(output, Outlook(placings=tuple(placings_of_drain(region, drain, rules=rules))))
-        regions.missing(f"node {drain}: not found in any region", next_step="holdfast get nodes")
+        for region in regions.reachable:
+            if region.get_object("Node", Key("", drain)) is not None:
+                return print_what_if(output, WhatIfResult(placings=tuple(placings_of_drain(region, drain, rules=rules))))
+        regions.raise_not_found(f"node {drain}: not found in any region", next_step="holdfast get nodes")
     if rules is not None:
-        return compared(output, regions, rules, last)
+        return compare_policy(output, regions, rules, last)
     text = "plan: no subject (expected one of --file, --drain, --lose-region, --policy)"
-    raise Stop(text, next_step="holdfast plan -f FILE", code=Exit.USAGE)
+    raise CommandError(text, next_step="holdfast plan -f FILE", code=ExitCode.USAGE)
 
 
-def read_workloads(path: str) -> list[Given]:
+def read_workloads(path: str) -> list[ManifestWorkload]:
     import sys
 
     import msgspec
     import yaml
 
-    from holdfast.cli.platform.foresight import problems, workloads_in
+    from holdfast.insight.what_if import problems, workloads_in
 
     try:
         if path == "-":
@@ -97,26 +97,26 @@ def read_workloads(path: str) -> list[Given]:
             with open(path, encoding="utf-8") as source:
                 documents = list(yaml.safe_load_all(source))
     except FileNotFoundError:
-        raise Stop(f"{path}: file not found", code=Exit.USAGE) from None
+        raise CommandError(f"{path}: file not found", code=ExitCode.USAGE) from None
     except (OSError, UnicodeDecodeError) as wrong:
-        raise Stop(f"{path}: not readable ({wrong})", code=Exit.USAGE) from None
+        raise CommandError(f"{path}: not readable ({wrong})", code=ExitCode.USAGE) from None
     except yaml.YAMLError as wrong:
-        raise Stop(f"{path}: not valid YAML ({' '.join(str(wrong).split())})", code=Exit.USAGE) from None
+        raise CommandError(f"{path}: not valid YAML ({' '.join(str(wrong).split())})", code=ExitCode.USAGE) from None
     try:
         found = workloads_in(documents)
     except msgspec.ValidationError as wrong:
-        raise Stop(f"{path}: not a valid Workload ({wrong})", next_step="edit the file") from wrong
+        raise CommandError(f"{path}: not a valid Workload ({wrong})", next_step="edit the file") from wrong
     for given in found:
         wrong_fields = problems(given.workload)
         if wrong_fields:
             name = given.workload.metadata.name
-            raise Stop(f"workload {name} in {path}: invalid ({'; '.join(wrong_fields)})", next_step="edit the file")
+            raise CommandError(f"workload {name} in {path}: invalid ({'; '.join(wrong_fields)})", next_step="edit the file")
     if not found:
-        raise Stop(f"{path}: no Workload in the file", code=Exit.USAGE)
+        raise CommandError(f"{path}: no Workload in the file", code=ExitCode.USAGE)
     return found
 
 
-def shown(output: str, outlook: Outlook) -> int:
+def print_what_if(output: str, outlook: WhatIfResult) -> int:
     import msgspec
 
     placings = outlook.placings
@@ -129,11 +129,11 @@ def shown(output: str, outlook: Outlook) -> int:
     else:
         click.echo(as_text(outlook))
     if waiting or outlook.refused:
-        return Exit.PLAN_NOT_PLACEABLE
-    return Exit.PLAN_CHANGES if changed else Exit.OK
+        return ExitCode.PLAN_NOT_PLACEABLE
+    return ExitCode.PLAN_CHANGES if changed else ExitCode.OK
 
 
-def as_text(outlook: Outlook) -> str:
+def as_text(outlook: WhatIfResult) -> str:
     """Spec changes, then placements, removals, and the changes that would make pending replicas schedulable."""
     parts = [f"{r.workload} would be refused: {r.why}" for r in outlook.refused]
     parts += [
@@ -153,20 +153,20 @@ def as_text(outlook: Outlook) -> str:
     return "\n".join(parts)
 
 
-def compared(output: str, regions: Regions, rules: Any, last: int) -> int:
+def compare_policy(output: str, regions: RegionClients, rules: Any, last: int) -> int:
     """Repeats the last decisions of every region under another policy and prints the differences."""
-    from holdfast.flow.replay import NotReplayable
+    from holdfast.insight.replay import NotReplayable
 
     same = 0
     unsure: dict[str, int] = {}
     changed: list[tuple[str, str, str]] = []
-    for region in regions.heard:
-        decisions = sorted(region.every("Decision"), key=lambda d: d.revision)[-last:]
+    for region in regions.reachable:
+        decisions = sorted(region.list_objects("Decision"), key=lambda d: d.revision)[-last:]
         for decision in decisions:
             outcome = region.replay(decision, rules)
             if isinstance(outcome, NotReplayable):
                 unsure[outcome.reason] = unsure.get(outcome.reason, 0) + 1
-            elif outcome.same:
+            elif outcome.identical:
                 same += 1
             else:
                 name = f"{decision.metadata.namespace}/{decision.metadata.name}"
@@ -181,5 +181,5 @@ def compared(output: str, regions: Regions, rules: Any, last: int) -> int:
         click.echo(
             f"{same} decisions unchanged, {len({d for _, d, _ in changed})} different" + (f", {told}" if told else "")
         )
-        regions.tell_silent()
-    return Exit.PLAN_CHANGES if changed else Exit.OK
+        regions.print_unreachable()
+    return ExitCode.PLAN_CHANGES if changed else ExitCode.OK

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, state_option, table
 
 PATH = "/apis/holdfast.dev/v1/schedulerpolicies"
-MERGE = "application/merge-patch+json"
-EXAMPLES = 10
-LOOK_EVERY_S = 0.1
-SHADOW_LOOKS = 30
+MERGE_PATCH = "application/merge-patch+json"
+EXAMPLES_MAX = 10
+POLL_EVERY_S = 0.1
+SHADOW_POLLS_MAX = 30
 
 
 @click.group()
@@ -32,17 +32,17 @@ def policy() -> None:
     """
 
 
-class Policies:
+class PolicyApi:
     """Policies and their revisions, read and written through the global cell."""
 
     def __init__(self, state: str) -> None:
-        from holdfast.cli.drills.world import Watcher
-        from holdfast.cli.platform.layout import Layout
+        from holdfast.drills.platform_observer import PlatformObserver
+        from holdfast.platform.layout import Layout
 
         layout = Layout(state)
-        self._watcher = Watcher(layout, layout.load())
+        self._watcher = PlatformObserver(layout, layout.load())
 
-    def __enter__(self) -> Policies:
+    def __enter__(self) -> PolicyApi:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,11 +61,11 @@ class Policies:
 
     def patch(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         done: dict[str, Any] = self._watcher.api().request(
-            "PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE
+            "PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE_PATCH
         )
         return done
 
-    def shadowed(self, name: str) -> dict[str, Any]:
+    def shadow_comparison(self, name: str) -> dict[str, Any]:
         """Comparison of the policy's shadow revision with the decisions that regions recorded."""
         revision = next((r["metadata"]["name"] for r in self.revisions(name) if r["spec"]["stage"] == "Shadow"), "")
         rows: list[dict[str, Any]] = []
@@ -84,19 +84,19 @@ class Policies:
         return {
             "revision": revision,
             "regions": rows,
-            "examples": examples[:EXAMPLES],
+            "examples": examples[:EXAMPLES_MAX],
         }
 
-    def until_shadowed(self, name: str) -> None:
+    def wait_for_shadow_revision(self, name: str) -> None:
         """Waits up to 3 s until the controller has created the shadow revision."""
         import time
 
-        for _ in range(SHADOW_LOOKS):
+        for _ in range(SHADOW_POLLS_MAX):
             if any(r["spec"]["stage"] == "Shadow" for r in self.revisions(name)):
                 return
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
 
-    def active(self, name: str) -> dict[str, Any] | None:
+    def active_revision(self, name: str) -> dict[str, Any] | None:
         return next((r for r in self.revisions(name) if r["spec"]["stage"] == "Active"), None)
 
 
@@ -136,7 +136,7 @@ def list_revisions(name: str, state: str, output: str) -> None:
     Examples:
       holdfast policy list
     """
-    with Policies(state) as policies:
+    with PolicyApi(state) as policies:
         found = policies.revisions(name)
         held = policies.policy(name).get("status", {}).get("held") or {}
         using: dict[str, list[str]] = {}
@@ -171,9 +171,9 @@ def diff(name: str, state: str, output: str) -> int:
     Examples:
       holdfast policy diff default
     """
-    with Policies(state) as policies:
+    with PolicyApi(state) as policies:
         wanted = policies.policy(name)["spec"].get("rules", {})
-        active = policies.active(name)
+        active = policies.active_revision(name)
     before = active["spec"].get("rules", {}) if active is not None else {}
     changed = {key: {"active": before.get(key), "policy": wanted.get(key)} for key in sorted({*before, *wanted})
                if before.get(key) != wanted.get(key)}  # fmt: skip
@@ -184,7 +184,7 @@ def diff(name: str, state: str, output: str) -> int:
     else:
         for key, sides in changed.items():
             click.echo(f"{key}:\n  - {sides['active']}\n  + {sides['policy']}")
-    return Exit.PLAN_CHANGES if changed else Exit.OK
+    return ExitCode.PLAN_CHANGES if changed else ExitCode.OK
 
 
 @policy.command("shadow")
@@ -210,23 +210,23 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
         with open(file, encoding="utf-8") as source:
             document = yaml.safe_load(source) or {}
         if document.get("kind") != "SchedulerPolicy":
-            raise Stop(
+            raise CommandError(
                 f"{file}: wrong kind (expected SchedulerPolicy, found {document.get('kind') or 'none'})",
-                code=Exit.USAGE,
+                code=ExitCode.USAGE,
             )
         spec["rules"] = document.get("spec", {}).get("rules", {})
-    with Policies(state) as policies:
+    with PolicyApi(state) as policies:
         stage = policies.policy(name)["spec"].get("stage", "Active")
         if file is None and stage == "Active":
-            raise Stop(
+            raise CommandError(
                 f"policy {name}: already active, so there is nothing to shadow",
                 next_step=f"holdfast policy shadow {name} -f RULES.yaml",
-                code=Exit.CONFLICT,
+                code=ExitCode.CONFLICT,
             )
         if file is not None or stage != "Shadow":
             policies.patch(name, spec)
-            policies.until_shadowed(name)
-        shadowed = policies.shadowed(name)
+            policies.wait_for_shadow_revision(name)
+        shadowed = policies.shadow_comparison(name)
     if output == "json":
         print_json(shadowed)
         return
@@ -253,7 +253,7 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
       holdfast policy promote default
     """
     stage = "Canary" if canary else "Active"
-    with Policies(state) as policies:
+    with PolicyApi(state) as policies:
         done = policies.patch(name, {"stage": stage, "canaryRegions": list(canary)})
     _told(output, done, f"policy {name}: {stage} in {', '.join(canary) if canary else 'all regions'}")
 
@@ -269,12 +269,12 @@ def rollback(name: str, state: str, output: str) -> None:
     Examples:
       holdfast policy rollback default
     """
-    with Policies(state) as policies:
+    with PolicyApi(state) as policies:
         current = policies.policy(name).get("status", {}).get("revision", "")
         before = next((r for r in policies.revisions(name)
                        if r["spec"]["stage"] == "Active" and r["metadata"]["name"] != current), None)  # fmt: skip
         if before is None:
-            raise Stop(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
+            raise CommandError(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
         rules = before["spec"].get("rules", {})
         done = policies.patch(name, {"stage": "Active", "canaryRegions": [], "rules": rules})
     _told(output, done, f"policy {name}: rolled back to the rules of revision {before['metadata']['name']}")

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.exits import Stop
-from holdfast.cli.output import directory_option, note, output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import CommandError
+from holdfast.platform.output import (
+    directory_option,
+    output_option,
+    print_json,
+    print_note,
+    state_option,
+    table,
+)
 
 
 @click.group()
@@ -29,10 +36,10 @@ def list_(state: str, output: str) -> None:
     Example:
       holdfast pool list
     """
-    from holdfast.cli.platform.asking import regions
+    from holdfast.platform.agent_calls import region_apis
 
     rows = []
-    for region, api in regions(state):
+    for region, api in region_apis(state):
         for item in api.list("nodepools"):
             status = item.get("status", {})
             rows.append(
@@ -65,29 +72,34 @@ def provide(*, once: bool, measure: bool, state: str) -> None:
     """
     import time
 
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.measuring import Meter
-    from holdfast.cli.platform.pool_provider import LOOK_EVERY_S, LocalProvider, alone, converge
-    from holdfast.cli.platform.survey import connect
+    from holdfast.platform.cpu_metrics import CpuMetricsPusher
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.platform_status import connect_cell
+    from holdfast.platform.pool_provider import (
+        POLL_EVERY_S,
+        LocalNodeProvider,
+        acquire_provider_lock,
+        reconcile_pools,
+    )
 
     layout = Layout(state)
     platform = layout.load()
-    alone(layout)
-    apis = {name: connect(layout, platform, name) for name, _ in platform.cells}
-    provider = LocalProvider(layout, platform, lambda region: apis[region])
-    meter = Meter(apis, note) if measure else None
+    acquire_provider_lock(layout)
+    apis = {name: connect_cell(layout, platform, name) for name, _ in platform.cells}
+    provider = LocalNodeProvider(layout, platform, lambda region: apis[region])
+    meter = CpuMetricsPusher(apis, print_note) if measure else None
     silent: set[str] = set()
     while True:
         for region in platform.regions:
             try:
-                converge(apis[region.name], region.name, provider, note)
+                reconcile_pools(apis[region.name], region.name, provider, print_note)
                 silent.discard(region.name)
-            except Stop as stop:
+            except CommandError as stop:
                 if region.name not in silent:
-                    note(f"{stop.what}; retrying")
+                    print_note(f"{stop.message}; retrying")
                 silent.add(region.name)
         if meter is not None:
-            meter.look(time.monotonic())
+            meter.push_if_due(time.monotonic())
         if once:
             return
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from holdfast.cli.exits import Exit
-from holdfast.cli.output import output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import ExitCode
+from holdfast.platform.output import output_option, print_json, state_option, table
 
 
 @click.group()
@@ -35,14 +35,14 @@ def list_repairs(state: str, output: str) -> int:
       holdfast repair list
       holdfast repair list -o json
     """
-    from holdfast.cli.drills.stuck import survey
-    from holdfast.cli.drills.world import Watcher
-    from holdfast.cli.platform.layout import Layout
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.drills.stuck_objects import find_stuck_objects
+    from holdfast.platform.layout import Layout
 
     layout = Layout(state)
-    watcher = Watcher(layout, layout.load())
+    watcher = PlatformObserver(layout, layout.load())
     try:
-        found: list[dict[str, Any]] = survey(watcher)
+        found: list[dict[str, Any]] = find_stuck_objects(watcher)
     finally:
         watcher.close()
     if output == "json":
@@ -53,4 +53,4 @@ def list_repairs(state: str, output: str) -> int:
         columns = ("cell", "what", "object", "owner", "since", "deadline", "lastHeartbeat", "message")
         rows = [tuple(row.get(name, "") for name in columns) for row in found]
         click.echo(table(("CELL", "WHAT", "OBJECT", "OWNER", "SINCE", "DEADLINE", "LAST HEARTBEAT", "MESSAGE"), rows))
-    return Exit.FAILED if found else Exit.OK
+    return ExitCode.FAILED if found else ExitCode.OK

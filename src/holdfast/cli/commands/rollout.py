@@ -7,14 +7,14 @@ from urllib.parse import quote
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, print_note, state_option, table
 
 if TYPE_CHECKING:
-    from holdfast.cli.http import Api
+    from holdfast.client.sync_api import CellApi
 
-LOOK_EVERY_S = 0.5
-OVER = ("Complete", "RolledBack", "Failed")
+POLL_EVERY_S = 0.5
+TERMINAL_PHASES = ("Complete", "RolledBack", "Failed")
 _HEADERS = ("REGION", "REVISION", "DESIRED", "BOUND", "STARTED", "READY", "SERVING", "UPDATED", "PENDING BECAUSE")
 
 
@@ -50,25 +50,25 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
     """
     import time
 
-    api, tenant, name = connected(state, workload)
+    api, tenant, name = connect_to_workload(state, workload)
     deadline, shown = time.monotonic() + timeout_s, ""
     while True:
-        found = read(api, tenant, name)
-        text = f"{found['phase'] or 'Pending'}: {found['message']}\n{progress(found)}"
+        found = read_progress(api, tenant, name)
+        text = f"{found['phase'] or 'Pending'}: {found['message']}\n{progress_table(found)}"
         if output == "text" and wait and text != shown:
-            note(text)
+            print_note(text)
             shown = text
-        if not wait or found["phase"] in OVER:
+        if not wait or found["phase"] in TERMINAL_PHASES:
             break
         if time.monotonic() >= deadline:
             wanted, updated = (sum(r[key] for r in found["regions"]) for key in ("wanted", "updatedServing"))
-            raise Stop(
+            raise CommandError(
                 f"rollout {workload}: not complete when --timeout expired (expected {wanted} updated replicas serving, "
                 f"found {updated}); the rollout continues",
                 next_step=f"holdfast rollout status {workload} --timeout {2 * timeout_s:g}",
-                code=Exit.TIMED_OUT,
+                code=ExitCode.TIMED_OUT,
             )
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
     if output == "json":
         print_json(found)
     elif not wait:
@@ -76,7 +76,7 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
     else:
         click.echo(f"{workload} {found['revision']}: {found['phase']}")
     if wait and found["phase"] != "Complete":
-        raise Stop(
+        raise CommandError(
             f"rollout {workload}: ended in phase {found['phase']} (expected Complete): {found['message']}",
             next_step=f"holdfast explain {workload}",
         )
@@ -93,14 +93,14 @@ def history(workload: str, state: str, output: str) -> None:
     Example:
       holdfast rollout history payments/risk-api
     """
-    api, tenant, name = connected(state, workload)
-    block = block_of(get(api, tenant, name))
+    api, tenant, name = connect_to_workload(state, workload)
+    block = rollout_status(get_workload(api, tenant, name))
     entries = block.get("history", [])
     if output == "json":
         print_json({"workload": workload, "lastGood": block.get("lastGoodRevision", ""), "history": entries})
         return
     rows = [
-        (e["revision"], e.get("generation", 0), e.get("at", "")[:19], e.get("outcome", ""), marks(block, e), command(e))
+        (e["revision"], e.get("generation", 0), e.get("at", "")[:19], e.get("outcome", ""), revision_marks(block, e), template_command(e))
         for e in entries
     ]
     click.echo(table(("REVISION", "GENERATION", "AT", "OUTCOME", "MARK", "COMMAND"), rows))
@@ -119,9 +119,9 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
       holdfast rollout undo payments/risk-api
       holdfast rollout undo payments/risk-api --to 3f2a91bc04
     """
-    api, tenant, name = connected(state, workload)
-    item = get(api, tenant, name)
-    block = block_of(item)
+    api, tenant, name = connect_to_workload(state, workload)
+    item = get_workload(api, tenant, name)
+    block = rollout_status(item)
     entries: list[dict[str, Any]] = block.get("history", [])
     good = block.get("lastGoodRevision", "")
     older = [e["revision"] for e in entries[1:] if e.get("outcome") == "Complete"]
@@ -130,10 +130,10 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
     if entry is None:
         known = ", ".join(e["revision"] for e in entries) or "none"
         what = f"revision {back} not found" if back else "no earlier revision"
-        raise Stop(f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}")
+        raise CommandError(f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}")
     replaced = [{"op": "replace", "path": "/spec/template", "value": entry["template"]}]
-    api.request("PATCH", path_of(tenant, name), replaced, content_type="application/json-patch+json")
-    told(output, workload, "undone", revision=back)
+    api.request("PATCH", workload_path(tenant, name), replaced, content_type="application/json-patch+json")
+    print_result(output, workload, "undone", revision=back)
 
 
 @rollout.command()
@@ -148,7 +148,7 @@ def pause(workload: str, state: str, output: str) -> None:
       holdfast rollout pause payments/risk-api
     """
     set_paused(state, workload, paused=True)
-    told(output, workload, "paused")
+    print_result(output, workload, "paused")
 
 
 @rollout.command()
@@ -163,41 +163,41 @@ def resume(workload: str, state: str, output: str) -> None:
       holdfast rollout resume payments/risk-api
     """
     set_paused(state, workload, paused=False)
-    told(output, workload, "resumed")
+    print_result(output, workload, "resumed")
 
 
-def connected(state: str, workload: str) -> tuple[Api, str, str]:
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.survey import connect
+def connect_to_workload(state: str, workload: str) -> tuple[CellApi, str, str]:
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.platform_status import connect_cell
 
     tenant, _, name = workload.partition("/")
     if not tenant or not name:
-        raise Stop(f"{workload}: the tenant is missing (expected TENANT/WORKLOAD)", code=Exit.USAGE)
+        raise CommandError(f"{workload}: the tenant is missing (expected TENANT/WORKLOAD)", code=ExitCode.USAGE)
     layout = Layout(state)
-    return connect(layout, layout.load(), "global"), tenant, name
+    return connect_cell(layout, layout.load(), "global"), tenant, name
 
 
-def path_of(tenant: str, name: str) -> str:
+def workload_path(tenant: str, name: str) -> str:
     return f"/apis/holdfast.dev/v1/namespaces/{quote(tenant)}/workloads/{quote(name)}"
 
 
-def get(api: Api, tenant: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = api.get(path_of(tenant, name))
+def get_workload(api: CellApi, tenant: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.get(workload_path(tenant, name))
     return found
 
 
-def block_of(item: dict[str, Any]) -> dict[str, Any]:
+def rollout_status(item: dict[str, Any]) -> dict[str, Any]:
     return item.get("status", {}).get("rollout") or {}
 
 
-def read(api: Api, tenant: str, name: str) -> dict[str, Any]:
+def read_progress(api: CellApi, tenant: str, name: str) -> dict[str, Any]:
     """Phase and message of the rollout, with counts per region."""
     import msgspec
 
     from holdfast.model.template import Template, template_hash
 
-    item = get(api, tenant, name)
-    block = block_of(item)
+    item = get_workload(api, tenant, name)
+    block = rollout_status(item)
     wanted = template_hash(msgspec.convert(item["spec"].get("template", {}), Template))
     regions = [
         {"region": a["spec"]["region"], "revision": a["spec"]["revision"], "wanted": a["spec"].get("replicas", 0),
@@ -213,29 +213,29 @@ def read(api: Api, tenant: str, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def progress(found: dict[str, Any]) -> str:
+def progress_table(found: dict[str, Any]) -> str:
     keys = ("region", "revision", "wanted", "bound", "started", "ready", "serving", "updatedServing", "waitingFor")
     return table(_HEADERS, [tuple(r[key] for key in keys) for r in found["regions"]])
 
 
-def marks(block: dict[str, Any], entry: dict[str, Any]) -> str:
+def revision_marks(block: dict[str, Any], entry: dict[str, Any]) -> str:
     found = [mark for mark, key in (("current", "revision"), ("last-good", "lastGoodRevision")) if
              block.get(key) == entry["revision"]]  # fmt: skip
     return ",".join(found)
 
 
-def command(entry: dict[str, Any]) -> str:
+def template_command(entry: dict[str, Any]) -> str:
     template = entry["template"]
     return " ".join([*template.get("command", []), *template.get("args", [])])[:60]
 
 
 def set_paused(state: str, workload: str, *, paused: bool) -> None:
-    api, tenant, name = connected(state, workload)
+    api, tenant, name = connect_to_workload(state, workload)
     body = {"spec": {"rollout": {"paused": paused}}}
-    api.request("PATCH", path_of(tenant, name), body, content_type="application/merge-patch+json")
+    api.request("PATCH", workload_path(tenant, name), body, content_type="application/merge-patch+json")
 
 
-def told(output: str, workload: str, result: str, **more: str) -> None:
+def print_result(output: str, workload: str, result: str, **more: str) -> None:
     if output == "json":
         print_json({"workload": workload, "result": result, **more})
     else:

@@ -88,22 +88,22 @@ def serve(
       holdfast serve --cell global --state /var/lib/holdfast/global --port 7400 \\
         --tls-cert cell.crt --tls-key cell.key --client-ca ca.crt --tokens tokens.json
     """
-    from holdfast.cli.exits import Exit, Stop
+    from holdfast.foundation.exit_codes import CommandError, ExitCode
 
     if cell != "global" and not global_url:
-        raise Stop(
+        raise CommandError(
             f"region {cell}: --global-url is missing",
             next_step="add --global-url https://HOST:PORT --link-cert FILE --link-key FILE",
-            code=Exit.USAGE,
+            code=ExitCode.USAGE,
         )
     import uvloop
 
-    from holdfast.cell_process import CellConfig, Target, run_cell
+    from holdfast.cell.process import CellConfig, EtcdTarget, run_cell
     from holdfast.model.errors import Fault
 
     chosen = tuple(part.strip() for part in parts.split(",") if part.strip())
     _check_parts(chosen, store, etcd_endpoints)
-    target = Target(
+    target = EtcdTarget(
         endpoints=tuple(url.strip() for url in etcd_endpoints.split(",") if url.strip()),
         ca=etcd_ca,
         cert=etcd_cert,
@@ -137,12 +137,12 @@ def serve(
     try:
         return uvloop.run(run_cell(config))
     except Fault as fault:
-        raise Stop(f"cell {cell}: {fault.message}", next_step="see docs/etcd.md") from fault
+        raise CommandError(f"cell {cell}: {fault.message}", next_step="see docs/etcd.md") from fault
 
 
 def _check_parts(chosen: tuple[str, ...], store: str, endpoints: str) -> None:
-    from holdfast.cell_process import PARTS
-    from holdfast.cli.exits import Exit, Stop
+    from holdfast.cell.process import PARTS
+    from holdfast.foundation.exit_codes import CommandError, ExitCode
 
     wrong = ", ".join(sorted(set(chosen) - set(PARTS))) or "none"
     problem = ""
@@ -153,4 +153,4 @@ def _check_parts(chosen: tuple[str, ...], store: str, endpoints: str) -> None:
     elif store == "etcd" and not endpoints:
         problem = "--store etcd: --etcd-endpoints is missing"
     if problem:
-        raise Stop(problem, next_step="holdfast serve --help", code=Exit.USAGE)
+        raise CommandError(problem, next_step="holdfast serve --help", code=ExitCode.USAGE)

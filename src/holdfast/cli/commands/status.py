@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.exits import Exit
-from holdfast.cli.output import output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import ExitCode
+from holdfast.platform.output import output_option, print_json, state_option, table
 
 if TYPE_CHECKING:
-    from holdfast.cli.platform.survey import Survey
+    from holdfast.platform.platform_status import PlatformStatus
 
 
 @click.command()
@@ -28,24 +28,24 @@ def status(state: str, output: str) -> int:
     """
     import msgspec
 
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.survey import Surveyor
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.platform_status import PlatformStatusReader
 
     layout = Layout(state)
     platform = layout.load()
-    surveyor = Surveyor(layout, platform)
+    surveyor = PlatformStatusReader(layout, platform)
     try:
-        survey = surveyor.look()
+        survey = surveyor.read()
     finally:
         surveyor.close()
     if output == "json":
         print_json(msgspec.to_builtins(survey))
     else:
         click.echo(as_text(survey))
-    return Exit.OK if survey.complete else Exit.UNREACHABLE
+    return ExitCode.OK if survey.complete else ExitCode.UNREACHABLE
 
 
-def as_text(survey: Survey) -> str:
+def as_text(survey: PlatformStatus) -> str:
     here = f"supervisor {survey.supervisor_pid}" if survey.supervisor_pid else "no supervisor; next: holdfast up"
     restarts = {p.name: p for p in survey.processes}
     parts = [f"platform {survey.state} ({'remote' if survey.remote else here})"]
@@ -71,9 +71,9 @@ def as_text(survey: Survey) -> str:
             for w in survey.workloads
         ]
         parts.append(table(("TENANT", "WORKLOAD", "SERVING", "STAGES", "REGIONS", "NOT SERVING BECAUSE"), rows))
-    if survey.hidden:
+    if survey.forbidden_lists:
         step = "kubectl -n TENANT get workloads"
-        parts.append(f"not authorized to list: {', '.join(survey.hidden)}; next: {step}")
+        parts.append(f"not authorized to list: {', '.join(survey.forbidden_lists)}; next: {step}")
     down = [p for p in survey.processes if not p.running]
     parts.extend(f"{p.name}: not running ({p.last_exit or 'not started'}); see {p.log}" for p in down)
     return "\n\n".join(parts)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.cli.output import note, output_option, print_json
+from holdfast.platform.output import output_option, print_json, print_note
 
 if TYPE_CHECKING:
-    from holdfast.cell_storage import Place
+    from holdfast.cell.storage import StoreLocation
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,31 +38,31 @@ def _cell_options(command: F) -> F:
     return click.option("--cell", required=True, metavar="global|REGION", help="Name of the cell.")(command)
 
 
-def _place(cell: str, state: Path, etcd: dict[str, str]) -> Place:
-    from holdfast.cell_storage import Place, Target
+def _place(cell: str, state: Path, etcd: dict[str, str]) -> StoreLocation:
+    from holdfast.cell.storage import EtcdTarget, StoreLocation
 
     named = {key.removeprefix("etcd_"): value for key, value in etcd.items()}
     endpoints = tuple(url.strip() for url in named.pop("endpoints").split(",") if url.strip())
-    return Place(cell=cell, state=state, etcd=Target(endpoints=endpoints, **named) if endpoints else None)  # type: ignore[arg-type]
+    return StoreLocation(cell=cell, state=state, etcd=EtcdTarget(endpoints=endpoints, **named) if endpoints else None)  # type: ignore[arg-type]
 
 
 def _run(work: Coroutine[Any, Any, T], what: str) -> T:
     import asyncio
 
-    from holdfast.cli.exits import Stop
+    from holdfast.foundation.exit_codes import CommandError
     from holdfast.model.errors import Fault
 
     try:
         return asyncio.run(work)
     except Fault as fault:
-        raise Stop(f"{what}: {fault.message}", next_step="see docs/operations/backup.md") from fault
+        raise CommandError(f"{what}: {fault.message}", next_step="see docs/operations/backup.md") from fault
 
 
 def _say(text: str, output: str, **facts: Any) -> None:
     if output == "json":
         print_json(facts)
     else:
-        note(text)
+        print_note(text)
 
 
 @click.command()
@@ -79,9 +79,9 @@ def backup(*, cell: str, state: Path, path: Path, output: str, **etcd: str) -> i
     Example:
       holdfast backup --cell us-east --state /var/lib/holdfast/us-east --to us-east.backup
     """
-    from holdfast.cell_storage import save
+    from holdfast.cell.storage import back_up
 
-    objects, records = _run(save(_place(cell, state, etcd), path), f"backup of cell {cell}")
+    objects, records = _run(back_up(_place(cell, state, etcd), path), f"backup of cell {cell}")
     text = f"{path}: {objects} objects and {records} audit records of cell {cell}"
     _say(text, output, cell=cell, path=str(path), objects=objects, records=records)
     return 0
@@ -112,7 +112,7 @@ def restore(
     Example:
       holdfast restore --cell us-east --state /var/lib/holdfast/us-east --from us-east.backup --replace
     """
-    from holdfast.cell_storage import restore as fill
+    from holdfast.cell.storage import restore as fill
 
     place = _place(cell, state, etcd)
     work = fill(place, path, replace=replace, journals=journals, trust_nodes=trust_nodes)
@@ -139,20 +139,20 @@ def migrate_store(*, cell: str, state: Path, to_state: Path | None, output: str,
       holdfast migrate-store --cell global --state /var/lib/holdfast/global --etcd-endpoints https://etcd-1:2379 \\
         --to-state /var/lib/holdfast/global-sqlite
     """
-    from holdfast.cell_storage import Place, copy
-    from holdfast.cli.exits import Exit, Stop
+    from holdfast.cell.storage import StoreLocation, copy_store
+    from holdfast.foundation.exit_codes import CommandError, ExitCode
 
     there = _place(cell, state, etcd)
     if there.etcd is None:
-        raise Stop(
+        raise CommandError(
             f"cell {cell}: --etcd-endpoints is missing",
             next_step="add --etcd-endpoints https://HOST:2379",
-            code=Exit.USAGE,
+            code=ExitCode.USAGE,
         )
-    here = Place(cell=cell, state=state)
+    here = StoreLocation(cell=cell, state=state)
     if to_state is not None:
-        here, there = there, Place(cell=cell, state=to_state)
-    objects = _run(copy(here, there), f"migration of cell {cell}")
+        here, there = there, StoreLocation(cell=cell, state=to_state)
+    objects = _run(copy_store(here, there), f"migration of cell {cell}")
     text = f"cell {cell}: {objects} objects copied; next: start the cell on the new store only"
     _say(text, output, cell=cell, objects=objects)
     return 0

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from holdfast.cli.output import directory_option
+from holdfast.platform.output import directory_option
 
 
 @click.command(hidden=True)
@@ -19,10 +19,10 @@ def supervise(state: str, parent_pid: int) -> None:
     Example:
       holdfast supervise --state .holdfast
     """
-    from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.processes import identify
-    from holdfast.cli.platform.programs import programs
-    from holdfast.cli.platform.supervisor import Supervisor
+    from holdfast.platform.layout import Layout
+    from holdfast.platform.processes import identify
+    from holdfast.platform.programs import programs
+    from holdfast.platform.supervisor import ProcessSupervisor
 
     layout = Layout(state)
     platform = layout.load()
@@ -34,5 +34,5 @@ def supervise(state: str, parent_pid: int) -> None:
     if parent_pid and parent is None:
         say("the parent command has already exited")
         return
-    Supervisor(layout, programs(platform, layout), say).run(parent=parent)
+    ProcessSupervisor(layout, programs(platform, layout), say).run(parent=parent)
     say("stopped")

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from holdfast.cli.exits import Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.foundation.exit_codes import CommandError
+from holdfast.platform.output import output_option, print_json, print_note, state_option, table
 
 _AMOUNTS = ("cpu", "cpuRequested", "memory", "memoryRequested", "processes")
 MIB = 1024 * 1024
@@ -30,32 +30,32 @@ def top(by: str, state: str, output: str) -> None:
       holdfast top
       holdfast top --by workload
     """
-    from holdfast.cli.platform.asking import ask_node, regions
+    from holdfast.platform.agent_calls import call_node_agent, region_apis
 
     rows: list[dict[str, Any]] = []
     silent: list[str] = []
-    for region, api in regions(state):
+    for region, api in region_apis(state):
         try:
             nodes = [item["metadata"]["name"] for item in api.list("nodes")]
-        except Stop as stop:
-            silent.append(stop.what)
+        except CommandError as stop:
+            silent.append(stop.message)
             continue
         for node in nodes:
             try:
-                rows += [{"region": region, "node": node, **row} for row in ask_node(api, node, kind="Usage")]
-            except Stop as stop:
-                silent.append(f"{node}: {stop.what}")
-    summed = add_up(rows, by)
+                rows += [{"region": region, "node": node, **row} for row in call_node_agent(api, node, kind="Usage")]
+            except CommandError as stop:
+                silent.append(f"{node}: {stop.message}")
+    summed = sum_usage(rows, by)
     if output == "json":
         print_json({"by": by, "rows": summed, "unreachable": silent})
         return
     headers = ("NAME", "REPLICAS", "CPU", "REQUESTED", "MEMORY", "REQUESTED", "PROCESSES")
-    click.echo(table(headers, [shown(row) for row in summed]))
+    click.echo(table(headers, [usage_row(row) for row in summed]))
     for line in silent:
-        note(f"not measured: {line}")
+        print_note(f"not measured: {line}")
 
 
-def add_up(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:
+def sum_usage(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:
     sums: dict[str, dict[str, Any]] = {}
     for row in rows:
         own = {"node": row["node"], "workload": f"{row['namespace']}/{row['workload']}"}
@@ -67,7 +67,7 @@ def add_up(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:
     return [sums[name] for name in sorted(sums)]
 
 
-def shown(row: dict[str, Any]) -> tuple[object, ...]:
+def usage_row(row: dict[str, Any]) -> tuple[object, ...]:
     return (
         row["name"], row["replicas"], f"{row['cpu']}m", f"{row['cpuRequested']}m", f"{row['memory'] // MIB}Mi",
         f"{row['memoryRequested'] // MIB}Mi", row["processes"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.output import directory_option, output_option, quiet_option
+from holdfast.platform.output import directory_option, output_option, quiet_option
 
 
 @click.command()
@@ -83,19 +83,19 @@ def up(
       holdfast up --store etcd
       holdfast up --state /tmp/two --port-base 9400 --regions us-east,eu-west
     """
-    from holdfast.cli.platform import etcd, launch
+    from holdfast.platform import launch, local_etcd
 
     names = launch.parse_regions(regions)
-    wanted = launch.Wanted(
+    wanted = launch.PlatformSpec(
         regions=names,
         agents=agents,
         port_base=port_base,
         samples=not no_samples,
-        etcd_cells=etcd.parse_store(store, ("global", *names)),
+        etcd_cells=local_etcd.parse_store(store, ("global", *names)),
         provider=not no_provider,
     )
     if wanted.etcd_cells:
-        etcd.binary()
+        local_etcd.etcd_binary()
     given = {
         name
         for name in ("regions", "agents", "port_base", "no_samples", "no_provider", "store")

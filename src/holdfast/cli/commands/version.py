@@ -8,7 +8,7 @@ import sys
 import click
 
 import holdfast
-from holdfast.cli.output import output_option, print_json
+from holdfast.platform.output import output_option, print_json
 
 
 @click.command()

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import output_option, print_json, state_option
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.output import output_option, print_json, state_option
 
 if TYPE_CHECKING:
-    from holdfast.flow.why_not import Verdict
+    from holdfast.insight.why_not import WhyNotResult
 
 
 @click.command(name="why-not")
@@ -29,43 +29,43 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     """
     import msgspec
 
-    from holdfast.cli.platform.foresight import request_for
-    from holdfast.cli.platform.regions import Regions, now_s, parse_subject
-    from holdfast.flow.ask import ask_of
+    from holdfast.insight.region_clients import RegionClients, now_s, parse_tenant_name
+    from holdfast.insight.what_if import request_for
+    from holdfast.scheduling.replica_requirements import requirements_of
 
-    key = parse_subject(replica, "REPLICA")
-    regions = Regions(state)
-    found = regions.replica(key)
+    key = parse_tenant_name(replica, "REPLICA")
+    regions = RegionClients(state)
+    found = regions.find_replica(key)
     if found is None:
-        regions.missing(f"replica {replica}: not found", next_step=f"holdfast get replicas -n {key.namespace}")
+        regions.raise_not_found(f"replica {replica}: not found", next_step=f"holdfast get replicas -n {key.namespace}")
     region, item = found
     request = request_for(item, attempt=item.status.placement.attempt)
     for name in (item.status.placement.binding, item.status.placement.reservation):
         for kind in ("Binding", "Reservation"):
-            claim = next((c for c in region.every(kind) if c.metadata.name == name and name), None)
+            claim = next((c for c in region.list_objects(kind) if c.metadata.name == name and name), None)
             if claim is not None and claim.metadata.namespace == key.namespace:
                 region.builder().delete(claim)
-    verdict = region.question(ask_of(request), now_s()).verdict(node)
+    verdict = region.why_not_query(requirements_of(request), now_s()).explain_node(node)
     if verdict is None:
         step = f"holdfast get nodes --region {region.name}"
-        raise Stop(f"node {node}: not found in region {region.name}, the region of the replica", next_step=step)
+        raise CommandError(f"node {node}: not found in region {region.name}, the region of the replica", next_step=step)
     if output == "json":
         print_json(msgspec.to_builtins(verdict))
     else:
         click.echo(as_text(replica, item.status.placement.node, verdict))
-    return Exit.OK
+    return ExitCode.OK
 
 
-def as_text(replica: str, where: str, verdict: Verdict) -> str:
+def as_text(replica: str, where: str, verdict: WhyNotResult) -> str:
     now = f" (currently on {where})" if where else ""
-    if verdict.obstacles:
+    if verdict.blockers:
         lines = [f"{replica}: cannot run on node {verdict.node}{now}:"]
-        for obstacle in verdict.obstacles:
-            lines += [f"  {obstacle.reason}: {obstacle.message}", f"    to fit: {obstacle.cure}"]
+        for obstacle in verdict.blockers:
+            lines += [f"  {obstacle.reason}: {obstacle.message}", f"    to fit: {obstacle.fix}"]
         return "\n".join(lines)
     parts = ", ".join(f"{s.name} {s.value} (weight {s.weight})" for s in verdict.scores)
     lines = [
-        f"{replica}: can run on node {verdict.node}{now}: rank {verdict.place} of {verdict.feasible} feasible nodes",
+        f"{replica}: can run on node {verdict.node}{now}: rank {verdict.position} of {verdict.feasible} feasible nodes",
         f"  score {verdict.score}: {parts}",
     ]
     if verdict.best != verdict.node:

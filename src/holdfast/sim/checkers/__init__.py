@@ -18,18 +18,18 @@ class Violation(msgspec.Struct, frozen=True):
     """A violated invariant. One violation fails the run. `objects` are the involved keys; `writer` made the commit that
     shows the violation, if any."""
 
-    promise: str
+    invariant: str
     at_s: float
     cell: str
-    what: str
+    message: str
     objects: tuple[str, ...] = ()
     writer: str = ""
 
     def __str__(self) -> str:
-        return f"{self.promise} violated at {self.at_s:.3f} s in {self.cell}: {self.what}"
+        return f"{self.invariant} violated at {self.at_s:.3f} s in {self.cell}: {self.message}"
 
 
-class Changed(msgspec.Struct, frozen=True, gc=False):
+class ObservedChange(msgspec.Struct, frozen=True, gc=False):
     """One object before and after a commit; None if it did not exist or was deleted."""
 
     key: str
@@ -42,7 +42,7 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
         return self.new if self.new is not None else self.old
 
 
-class Commit(msgspec.Struct, frozen=True, gc=False):
+class ObservedCommit(msgspec.Struct, frozen=True, gc=False):
     """A transaction when it takes effect. `state` has the cell's decoded objects after it, by key. `way_s` is the time
     since the commit was sent; its writer could not check anything after that."""
 
@@ -50,10 +50,10 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     at_s: float
     wall_s: float
     txn: Txn
-    changed: tuple[Changed, ...]
+    changes: tuple[ObservedChange, ...]
     state: dict[str, Any]
-    way_s: float = 0.0
+    latency_s: float = 0.0
 
 
-Found = tuple[str, str, tuple[str, ...]]
+Finding = tuple[str, str, tuple[str, ...]]
 """Finding of a checker: the invariant, a message, and the involved keys."""

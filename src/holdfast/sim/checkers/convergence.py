@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.lifecycle import Stage, finished, stage
-from holdfast.model.meta import is_true
-from holdfast.model.node import Node, why_not_schedulable
+from holdfast.model.lifecycle import Stage, final_phase, stage
+from holdfast.model.meta import is_condition_true
+from holdfast.model.node import Node, unschedulable_reason
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.quota import GrantClass, Quota
 from holdfast.model.reasons import Reason
@@ -22,20 +22,20 @@ from holdfast.model.replica import Phase, Replica
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import requests
 from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, wanted_replicas
+from holdfast.sim.checkers.capacity_oracle import CapacityOracle
 from holdfast.sim.checkers.quota import used_by
-from holdfast.sim.checkers.room import Room
-from holdfast.sim.sorts import BAD, BEHAVES
+from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, BROKEN_BEHAVIOURS
 
 if TYPE_CHECKING:
-    from holdfast.sim.checkers.court import Court
+    from holdfast.sim.actors import DesiredObjects
+    from holdfast.sim.checkers.checker_set import CheckerSet
     from holdfast.sim.hosts import AgentHost
-    from holdfast.sim.people import Wanted
 
 
 _LOOKED_AT = (Replica, Reservation, Binding, Assignment, GrantCopy)
 
 
-class Unsettled:
+class ConvergenceCheck:
     """One check of the whole system. `found` lists the differences, `objects` the involved keys.
 
     `waited` collects workloads that were rightly pending in an earlier check. A batch among them may still run when all
@@ -44,8 +44,8 @@ class Unsettled:
 
     def __init__(
         self,
-        court: Court,
-        wanted: Wanted,
+        court: CheckerSet,
+        wanted: DesiredObjects,
         regions: Sequence[str],
         agents: Sequence[AgentHost],
         waited: set[tuple[str, str]] | None = None,
@@ -53,7 +53,7 @@ class Unsettled:
         self._court = court
         self._wanted = wanted
         self._global = court.state("global")
-        self.waits: dict[tuple[str, str], int] = {}
+        self.waiting: dict[tuple[str, str], int] = {}
         """Number of rightly pending replicas by workload."""
         self._waiting: set[tuple[str, str, str, str]] = set()
         """The same by tenant, workload, region and revision."""
@@ -62,13 +62,13 @@ class Unsettled:
         self._running: set[tuple[str, str]] = set()
         """Batch workloads with running tasks."""
         self._waited = waited if waited is not None else set()
-        self._rooms: dict[str, Room] = {}
-        self.going_on = 0
-        self.found: list[str] = []
+        self._rooms: dict[str, CapacityOracle] = {}
+        self.still_running = 0
+        self.problems: list[str] = []
         self.objects: dict[str, None] = {}
         for region in regions:
             self._look_at_region(region)
-        self._waited.update(self.waits)
+        self._waited.update(self.waiting)
         self._look_at_what_is_behind()
         self._look_at_services()
         self._look_at_batches()
@@ -78,7 +78,7 @@ class Unsettled:
             self._look_at_machine(agent, bound[agent.region.name].get(agent.name, ()))
 
     def _say(self, what: str, *keys: str) -> None:
-        self.found.append(what)
+        self.problems.append(what)
         self.objects.update(dict.fromkeys(keys))
 
     # Globally
@@ -100,11 +100,11 @@ class Unsettled:
                 self._say(f"{tenant}/{name} has a stale observedGeneration", key)
             if _is_being_scaled(workload):
                 self._say(f"{tenant}/{name} is still being scaled", key)
-            if workload.status.moves is not None and workload.status.moves.waits:
+            if workload.status.spillover is not None and workload.status.spillover.pending:
                 self._say(f"{tenant}/{name} is pending in a full region while another region has room", key)
             count = asked if workload.spec.autoscale is None else wanted_replicas(workload)
-            serving, waits = workload.status.summary.serving, self.waits.get((tenant, name), 0)
-            if serving + waits < count or (not waits and not is_true(workload.status.conditions, "Serving")):
+            serving, waits = workload.status.summary.serving, self.waiting.get((tenant, name), 0)
+            if serving + waits < count or (not waits and not is_condition_true(workload.status.conditions, "Serving")):
                 keys = [k for k, a in self._global.items() if isinstance(a, Assignment) and _of(a) == (tenant, name)]
                 if not waits or not keys:
                     self._say(f"{tenant}/{name} serves {serving} of {count}", key, *keys)
@@ -118,15 +118,15 @@ class Unsettled:
         for tenant, name in sorted(self._wanted.batches):
             key = f"/workloads/{tenant}/{name}"
             workload: Workload | None = self._global.get(key)
-            if workload is None or is_true(workload.status.conditions, "Complete"):
+            if workload is None or is_condition_true(workload.status.conditions, "Complete"):
                 continue
-            if workload.status.moves is not None and workload.status.moves.waits:
+            if workload.status.spillover is not None and workload.status.spillover.pending:
                 self._say(f"batch {tenant}/{name} is pending in a full region while another region has room", key)
             given_up = any(c.reason == Reason.BACKOFF_LIMIT_EXCEEDED for c in workload.status.conditions)
-            if given_up or self.waits.get((tenant, name)):
+            if given_up or self.waiting.get((tenant, name)):
                 continue
             self._say(f"batch {tenant}/{name} is not complete: {workload.status.summary.succeeded} succeeded", key)
-            self.going_on += (tenant, name) in self._running and (tenant, name) in self._waited
+            self.still_running += (tenant, name) in self._running and (tenant, name) in self._waited
 
     def _look_at_recoveries(self) -> None:
         """Checks that every Recovery is closed, unless ordinary replicas of a recovered workload are rightly
@@ -134,7 +134,7 @@ class Unsettled:
         borrowed = {
             _of(a) for a in self._global.values() if isinstance(a, Assignment) and a.spec.purpose is Purpose.RECOVERY
         }
-        if any(name in self.waits for name in borrowed):
+        if any(name in self.waiting for name in borrowed):
             return
         for key in sorted(k for k, item in self._global.items() if isinstance(item, Recovery) and is_open(item)):
             self._say(f"{key} is {self._global[key].status.phase}, not Closed", key)
@@ -166,17 +166,17 @@ class Unsettled:
 
     def _look_at_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any]) -> None:
         at, name = stage(replica), (replica.metadata.namespace, replica.spec.workload)
-        if finished(replica) is not None:
+        if final_phase(replica) is not None:
             return
         if at is Stage.QUEUED and not replica.metadata.terminating and self._has_no_room(region, replica, state):
-            self.waits[name] = self.waits.get(name, 0) + 1
+            self.waiting[name] = self.waiting.get(name, 0) + 1
             self._waiting.add((*name, region, replica.spec.revision))
             return
         execution = replica.status.execution
         if replica.spec.type is WorkloadType.BATCH and execution is not None and execution.phase is Phase.RUNNING:
             self._running.add(name)
         if replica.spec.type is WorkloadType.SERVICE and at is not Stage.SERVING:
-            if at is Stage.RUNNING and replica.spec.template.env.get(BEHAVES) in BAD:
+            if at is Stage.RUNNING and replica.spec.template.env.get(BEHAVIOUR_ENV) in BROKEN_BEHAVIOURS:
                 self._behind.append((region, key, replica))
             else:
                 self._say_not_serving(region, key, replica)
@@ -217,8 +217,8 @@ class Unsettled:
         if self._beyond_quota(namespace, requests(replica.spec.template)):
             return True
         if region not in self._rooms:
-            self._rooms[region] = Room(state)
-        return self._rooms[region].none_for(replica, gang.min_available if gang is not None else 1)
+            self._rooms[region] = CapacityOracle(state)
+        return self._rooms[region].has_no_room(replica, gang.min_available if gang is not None else 1)
 
     def _beyond_quota(self, tenant: str, need: Amounts) -> bool:
         """Whether all Assignments, including rollout surge, exceed the tenant's quota."""
@@ -246,10 +246,10 @@ class Unsettled:
             keys = [f"/bindings/{n}/{b}" for n, b in sorted(set(running) ^ set(bound))]
             self._say(f"{agent.name} runs {running}, expected {bound}", key, *keys)
         node: Node | None = state.get(key)
-        if node is None or why_not_schedulable(node):
-            why = why_not_schedulable(node) if node is not None else "it does not exist"
+        if node is None or unschedulable_reason(node):
+            why = unschedulable_reason(node) if node is not None else "it does not exist"
             self._say(f"node {agent.name} is not schedulable: {why}", key)
-        elif not node.status.execution.agent_version and not agent.among_former:
+        elif not node.status.execution.agent_version and not agent.has_previous_release:
             self._say(f"the status that the agent of {agent.name} reported is lost", key)
 
 
@@ -267,7 +267,7 @@ def _is_being_scaled(workload: Workload) -> bool:
     block = workload.status.scale
     if workload.spec.autoscale is None or block is None:
         return False
-    held_for_nothing = block.reason == Reason.SCALE_HELD and is_true(workload.status.conditions, "Serving")
+    held_for_nothing = block.reason == Reason.SCALE_UP_BLOCKED and is_condition_true(workload.status.conditions, "Serving")
     return block.reason == Reason.SCALE_LIMITED or held_for_nothing
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from holdfast.model import limits
 from holdfast.model.assignment import Purpose
 from holdfast.model.decision import Decision
-from holdfast.model.scheduler_policy import PolicyRevision, Rules
+from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
 from holdfast.model.workload import Workload
-from holdfast.sim.checkers import Changed, Commit, Found
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 BUILT_IN = "builtin"
-LAGS_S = limits.RESYNC_S * 1.25 + 5.0
+CACHE_LAG_MAX_S = limits.RESYNC_S * 1.25 + 5.0
 """Maximum age of a controller's cache: it lists again at the next resync even if its watch is silent."""
 
 
@@ -28,8 +28,8 @@ class DecisionsChecker:
         self._held_since_s: dict[str, float] = {}
         """Workloads whose replicas are pending or not ready, by key, with the start of that state."""
 
-    def check(self, commit: Commit) -> Iterator[Found]:
-        for change in commit.changed:
+    def check(self, commit: ObservedCommit) -> Iterator[Finding]:
+        for change in commit.changes:
             if change.kind.name == "Decision" and change.old is None:
                 yield from _weighed(change, commit.state)
             elif change.kind.name == "Binding" and change.old is None:
@@ -40,19 +40,19 @@ class DecisionsChecker:
                 yield from self._scaled(change, commit)
                 self._follow(change.key, commit)
 
-    def _follow(self, key: str, commit: Commit) -> None:
+    def _follow(self, key: str, commit: ObservedCommit) -> None:
         workload: Workload | None = commit.state.get(key)
         if workload is not None and workload.status.scale is not None and _more_would_wait(workload, commit.state):
             self._held_since_s.setdefault(key, commit.at_s)
         else:
             self._held_since_s.pop(key, None)
 
-    def _scaled(self, change: Changed, commit: Commit) -> Iterator[Found]:
+    def _scaled(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """Checks that no scale-up happens while replicas have been pending or not ready for long."""
         if change.old is None or change.new is None or not _asks_for_more(change.old, change.new):
             return
         since_s = self._held_since_s.get(change.key, commit.at_s)
-        if commit.at_s - since_s > LAGS_S:
+        if commit.at_s - since_s > CACHE_LAG_MAX_S:
             before, now = change.old.status.scale.replicas, change.new.status.scale.replicas
             what = f"{change.key} requests {now} replicas; too many of {before} have been pending or not ready"
             yield "scaling", f"{what} for {commit.at_s - since_s:.0f} s", (change.key,)
@@ -70,7 +70,7 @@ def _more_would_wait(workload: Workload, state: dict[str, Any]) -> bool:
     ]
     waits = any(status.queued and any(p.count for p in status.pending) for status in mine)
     wanted = scale.replicas if scale is not None else 0
-    return waits or sum(status.ready for status in mine) < wanted * limits.AUTOSCALE_READY_SHARE
+    return waits or sum(status.ready for status in mine) < wanted * limits.AUTOSCALE_READY_FRACTION
 
 
 def _asks_for_more(old: Workload, new: Workload) -> bool:
@@ -78,14 +78,14 @@ def _asks_for_more(old: Workload, new: Workload) -> bool:
     return before is not None and now is not None and now.replicas > before.replicas
 
 
-def _weighed(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+def _weighed(change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
     """Checks that scores and weights are those of the policy revision that the Decision names."""
     decision: Decision = change.new
     name = decision.spec.policy_revision
     revision: PolicyRevision | None = state.get(f"/policyrevisions/{name}")
     if revision is None and name != BUILT_IN:
         return  # the revision was garbage collected, so its rules are unknown
-    rules = revision.spec.rules if revision is not None else Rules()
+    rules = revision.spec.rules if revision is not None else PolicyRules()
     expected = {s.name.value: s.weight for s in rules.scores if s.weight}
     expected.update({s.name: s.weight for s in rules.score_expressions if s.weight})
     for entry in decision.spec.entries:
@@ -101,7 +101,7 @@ def _weights(weights: dict[str, int]) -> str:
     return ", ".join(f"{name} {weight}" for name, weight in weights.items()) or "none"
 
 
-def _named(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+def _named(change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
     """Checks that a Binding names the policy of its Decision."""
     spec, namespace = change.new.spec, change.new.metadata.namespace
     decision: Decision | None = state.get(f"/decisions/{namespace}/{spec.decision}") if spec.decision else None

@@ -14,7 +14,7 @@ from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.workload import Workload, WorkloadType
-from holdfast.sim.checkers import Changed, Commit, Found
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 GLOBAL = "global"
 _CHOSEN = frozenset({Reason.DRAINED, Reason.OVER_QUOTA, Reason.PREEMPTED})
@@ -29,8 +29,8 @@ class DisruptionChecker:
         self._most: dict[str, int] = {}
         """Largest budget of the workload so far. A region may act on an older Assignment."""
 
-    def check(self, commit: Commit) -> Iterator[Found]:
-        for change in commit.changed:
+    def check(self, commit: ObservedCommit) -> Iterator[Finding]:
+        for change in commit.changes:
             match change.item:
                 case Workload() if commit.cell == GLOBAL and change.new is not None:
                     self._learn(change.new.uid, change.new.spec.disruption.max_unavailable)
@@ -39,18 +39,18 @@ class DisruptionChecker:
                 case Replica() if change.item.spec.type is WorkloadType.SERVICE:
                     yield from self._look(commit, change)
 
-    def over(self, uid: str) -> bool:
+    def is_over_budget(self, uid: str) -> bool:
         """Whether more replicas are unavailable now than the budget allows."""
         return len(self._away.get(uid, ())) > self._most.get(uid, 0)
 
-    def regions(self, uid: str) -> frozenset[str]:
+    def affected_regions(self, uid: str) -> frozenset[str]:
         """Regions with unavailable replicas of the workload."""
         return frozenset(cell for cell, _ in self._away.get(uid, ()))
 
     def _learn(self, uid: str, budget: int) -> None:
         self._most[uid] = max(budget, self._most.get(uid, 0))
 
-    def _look(self, commit: Commit, change: Changed) -> Iterator[Found]:
+    def _look(self, commit: ObservedCommit, change: ObservedChange) -> Iterator[Finding]:
         replica: Replica = change.item
         away = self._away.setdefault(replica.spec.workload_uid, {})
         name = (commit.cell, change.key)

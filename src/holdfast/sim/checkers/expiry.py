@@ -12,31 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
-from holdfast.fleet.override_rules import RULES
+from holdfast.fleet.override_kinds import RULES
 from holdfast.model import limits
 from holdfast.model.binding import CapacityClass
 from holdfast.model.decision import Decision
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
 from holdfast.model.override import MAX_TTL_S, Override, break_glass_prefix, is_break_glass
-from holdfast.model.placement import Result
+from holdfast.model.placement_api import PlacementOutcome
 from holdfast.model.quota import Grant, GrantClass
 from holdfast.model.times import parse_time
-from holdfast.sim.checkers import Changed, Commit, Found
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
-SECOND_S = 1.0
+TIMESTAMP_RESOLUTION_S = 1.0
 """Resolution of creation timestamps."""
 
 
-SPENDING = "authority"
+AUTHORITY_ELECTION = "authority"
 """The winner of this election measures grant leases."""
 
 
-COUNTING = "controllers"
+CONTROLLER_ELECTION = "controllers"
 """The winner of this election measures the time of overrides, from scratch."""
 
 
-LATE_S = 20.0
+WRITE_DELAY_MAX_S = 20.0
 """Maximum delay between a decision and its commit, and between the expiry of an override and its record."""
 
 
@@ -60,8 +60,8 @@ class ExpiryChecker:
         self._recounted: dict[str, float] = {}
         """Override uid → time until which a restrictive override may last in this cell after a restart."""
 
-    def check(self, commit: Commit) -> Iterator[Found]:
-        for change in commit.changed:
+    def check(self, commit: ObservedCommit) -> Iterator[Finding]:
+        for change in commit.changes:
             if change.new is None:
                 continue
             match change.kind.name:
@@ -75,22 +75,22 @@ class ExpiryChecker:
                 case "Override":
                     self._begun(change.new, commit)
                     yield from self._kept_active(change, commit)
-                case "Term" if change.key == f"/terms/{COUNTING}":
+                case "Term" if change.key == f"/terms/{CONTROLLER_ELECTION}":
                     self._lost_count(commit)
-                case "Term" if change.key == f"/terms/{SPENDING}":
+                case "Term" if change.key == f"/terms/{AUTHORITY_ELECTION}":
                     self._lost_leases(commit)
                 case "Decision" if change.old is None:
                     yield from self._decided(change, commit)
                 case "Grant" if self._cell == "global":
                     yield from self._emergency(change, commit)
 
-    def _bound(self, change: Changed, commit: Commit) -> Iterator[Found]:
+    def _bound(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """Checks that no expired reservation is bound and no expired grant lease is spent."""
         binding = change.new
         made_s = parse_time(binding.metadata.creation_timestamp)
         meta = binding.metadata
         held = commit.state.get(f"/reservations/{meta.namespace}/{meta.name}")
-        if held is not None and held.spec.expires_at and parse_time(held.spec.expires_at) + SECOND_S < made_s:
+        if held is not None and held.spec.expires_at and parse_time(held.spec.expires_at) + TIMESTAMP_RESOLUTION_S < made_s:
             what = (
                 f"{change.key} was bound at {meta.creation_timestamp}; its reservation ended at {held.spec.expires_at}"
             )
@@ -100,13 +100,13 @@ class ExpiryChecker:
         copy: GrantCopy | None = commit.state.get(f"/grantcopies/{meta.namespace}/normal")
         if held is not None and held.metadata.creation_timestamp != meta.creation_timestamp:
             return  # the quota was spent by the reservation
-        if copy is not None and copy.spec.spend_until:
-            over_s = commit.at_s - commit.way_s - self._renewed_s.get(copy.key, commit.at_s) - _lease_s(copy)
-            if over_s > LATE_S:
+        if copy is not None and copy.spec.lease_expires_at:
+            over_s = commit.at_s - commit.latency_s - self._renewed_s.get(copy.key, commit.at_s) - _lease_s(copy)
+            if over_s > WRITE_DELAY_MAX_S:
                 what = f"{change.key} was bound {over_s:.0f} s after the grant's lease had ended"
                 yield "S8", what, (change.key, f"/grantcopies/{meta.namespace}/normal")
 
-    def _begun(self, override: Override, commit: Commit) -> None:
+    def _begun(self, override: Override, commit: ObservedCommit) -> None:
         """Records the expiry when the override first becomes active in its home cell."""
         if self._given_here(override) and override.status.phase == "Active" and override.uid not in self._ends:
             self._ends[override.uid] = commit.at_s + _whole_s(override)
@@ -117,9 +117,9 @@ class ExpiryChecker:
             return not is_break_glass(name)
         return name.startswith(break_glass_prefix(self._cell))
 
-    def _lost_count(self, commit: Commit) -> None:
+    def _lost_count(self, commit: ObservedCommit) -> None:
         """A new leader measures overrides from scratch. The cell's clock is in the election lease."""
-        lease = commit.state.get(f"/leases/holdfast-system/{COUNTING}")
+        lease = commit.state.get(f"/leases/holdfast-system/{CONTROLLER_ELECTION}")
         if lease is None:
             return
         here_s = parse_time(lease.spec.renew_time)
@@ -128,44 +128,44 @@ class ExpiryChecker:
                 continue
             if override.status.phase == "Active" and override.status.expires_at:
                 left_s = max(0.0, parse_time(override.status.expires_at) - here_s)
-                until_s = commit.at_s + min(left_s + SECOND_S, _whole_s(override))
+                until_s = commit.at_s + min(left_s + TIMESTAMP_RESOLUTION_S, _whole_s(override))
                 self._recounted[override.uid] = until_s
                 if self._given_here(override):
                     self._ends[override.uid] = max(self._ends.get(override.uid, until_s), until_s)
 
-    def _lost_leases(self, commit: Commit) -> None:
+    def _lost_leases(self, commit: ObservedCommit) -> None:
         """A new authority measures grant leases from scratch, by the cell's clock."""
         if self._clock is None:
             return
         for copy in commit.state.values():
-            if isinstance(copy, GrantCopy) and copy.spec.spend_until:
-                left_s = parse_time(copy.spec.spend_until) - self._clock()
+            if isinstance(copy, GrantCopy) and copy.spec.lease_expires_at:
+                left_s = parse_time(copy.spec.lease_expires_at) - self._clock()
                 counted_s = commit.at_s - _lease_s(copy) + min(left_s, _lease_s(copy))
                 self._renewed_s[copy.key] = max(self._renewed_s.get(copy.key, counted_s), counted_s)
 
-    def _over(self, override: Override, commit: Commit) -> float:
+    def _over(self, override: Override, commit: ObservedCommit) -> float:
         """True time since the expiry, minus the tolerance; negative if the override is not known to be expired."""
         if self._cell in self._distrusted or "global" in self._distrusted:
             return -1.0
         end_s = self._ends.get(override.uid, commit.at_s + 1.0)
-        return commit.at_s - commit.way_s - max(end_s, self._recounted.get(override.uid, end_s)) - LATE_S
+        return commit.at_s - commit.latency_s - max(end_s, self._recounted.get(override.uid, end_s)) - WRITE_DELAY_MAX_S
 
-    def _kept_active(self, change: Changed, commit: Commit) -> Iterator[Found]:
+    def _kept_active(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         over_s = self._over(change.new, commit)
         if change.new.status.phase == "Active" and over_s > 0:
-            yield "S8", f"{change.key} becomes active {over_s + LATE_S:.0f} s after its expiry", (change.key,)
+            yield "S8", f"{change.key} becomes active {over_s + WRITE_DELAY_MAX_S:.0f} s after its expiry", (change.key,)
 
-    def _decided(self, change: Changed, commit: Commit) -> Iterator[Found]:
+    def _decided(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """Checks the overrides that a Decision names. A placement is checked at the time its commit was sent. A
         Decision without placement may be recorded late by a new authority, so its own age is subtracted."""
         decision: Decision = change.new
-        placed = any(entry.result == Result.ACCEPTED.value for entry in decision.spec.entries)
-        lay_s = 0.0 if placed else max(0.0, self._lay_s(decision) - commit.way_s)
+        placed = any(entry.result == PlacementOutcome.ACCEPTED.value for entry in decision.spec.entries)
+        lay_s = 0.0 if placed else max(0.0, self._lay_s(decision) - commit.latency_s)
         for name in decision.spec.overrides:
             key = f"/overrides/{name}"
             override = commit.state.get(key)
             if override is not None and (over_s := self._over(override, commit) - lay_s) > 0:
-                what = f"{change.key} used override {name} {over_s + LATE_S:.0f} s after its expiry in true time"
+                what = f"{change.key} used override {name} {over_s + WRITE_DELAY_MAX_S:.0f} s after its expiry in true time"
                 yield "S8", what, (change.key, key)
 
     def _lay_s(self, decision: Decision) -> float:
@@ -177,7 +177,7 @@ class ExpiryChecker:
             written_s = max(written_s, self._clock())
         return max(0.0, written_s - parse_time(decision.spec.decided_at))
 
-    def _override(self, change: Changed) -> Iterator[Found]:
+    def _override(self, change: ObservedChange) -> Iterator[Finding]:
         new: Override = change.new
         old: Override | None = change.old
         if not new.spec.reason or not new.spec.requester or new.spec.ttl_seconds > MAX_TTL_S:
@@ -191,11 +191,11 @@ class ExpiryChecker:
         active = next((c for c in new.status.conditions if c.type == "Active" and c.status == "True"), None)
         if not before and active is not None:
             begun_s = parse_time(active.last_transition_time)
-            if ends_s > begun_s + new.spec.ttl_seconds + 2 * SECOND_S:
+            if ends_s > begun_s + new.spec.ttl_seconds + 2 * TIMESTAMP_RESOLUTION_S:
                 what = f"{change.key} is active from {active.last_transition_time} to {new.status.expires_at}"
                 yield "S8", f"{what}, longer than its {new.spec.ttl_seconds:g} s", (change.key,)
 
-    def _emergency(self, change: Changed, commit: Commit) -> Iterator[Found]:
+    def _emergency(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """Checks that an emergency grant increases only while an override allows it."""
         grant: Grant = change.new
         if grant.spec.grant_class is not GrantClass.EMERGENCY or not _raises(change):
@@ -217,7 +217,7 @@ def _for_tenant(override: Override, tenant: str) -> bool:
     return spec.kind.value == "EmergencyQuota" and spec.scope.tenant == tenant and active
 
 
-def _raises(change: Changed) -> bool:
+def _raises(change: ObservedChange) -> bool:
     def limit(item: Any) -> dict[str, Any]:
         return dict(item.spec.limit) if item is not None else {}
 
@@ -226,4 +226,4 @@ def _raises(change: Changed) -> bool:
 
 def _lease_s(copy: GrantCopy) -> float:
     """Length of the grant lease. Both times are from one clock."""
-    return parse_time(copy.spec.spend_until) - parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0
+    return parse_time(copy.spec.lease_expires_at) - parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0

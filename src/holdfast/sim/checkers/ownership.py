@@ -13,12 +13,12 @@ import msgspec
 
 from holdfast.model.kinds import Kind
 from holdfast.model.ownership import OWNERS, UNOWNED, deleters, is_mirrored_here, owners
-from holdfast.sim.checkers import Commit, Found
+from holdfast.sim.checkers import Finding, ObservedCommit
 from holdfast.store.contract import Txn
 
-PLACEMENT = frozenset({"Binding", "Reservation", "LeasePage", "Decision"})
+PLACEMENT_KINDS = frozenset({"Binding", "Reservation", "LeasePage", "Decision"})
 TERM_KEY = "/terms/authority"
-ELECTED = "/leases/holdfast-system/"
+ELECTION_LEASES = "/leases/holdfast-system/"
 
 
 class _Audited(msgspec.Struct, frozen=True, gc=False):
@@ -59,11 +59,11 @@ class OwnershipChecker:
         self._term = 0
         self._top = 0
 
-    def check(self, commit: Commit, writer: str) -> Iterator[Found]:
+    def check(self, commit: ObservedCommit, writer: str) -> Iterator[Finding]:
         under = next((c.revision for c in commit.txn.compares if c.key == TERM_KEY), None)
         yield from self._token(commit, under, writer)
         roles = frozenset({"authority"}) if under is not None else roles_of(writer)
-        for change in commit.changed:
+        for change in commit.changes:
             if change.key == TERM_KEY:
                 yield from self._new_term(change.new)
             kind = change.kind
@@ -86,14 +86,14 @@ class OwnershipChecker:
                     whose = ", ".join(sorted(allowed)) or "none"
                     yield "S6", f"{change.key} {group} changed by {writer} (owner: {whose})", about
 
-    def _new_term(self, term: Any) -> Iterator[Found]:
+    def _new_term(self, term: Any) -> Iterator[Finding]:
         revision = term.revision if term is not None else 0
         if revision <= self._top:
             yield "S5", f"the authority's term decreased from {self._top} to {revision}", (TERM_KEY,)
         self._term, self._top = revision, max(self._top, revision)
 
-    def _token(self, commit: Commit, under: int | None, writer: str) -> Iterator[Found]:
-        placed = [change for change in commit.changed if change.kind.name in PLACEMENT]
+    def _token(self, commit: ObservedCommit, under: int | None, writer: str) -> Iterator[Finding]:
+        placed = [change for change in commit.changes if change.kind.name in PLACEMENT_KINDS]
         if not placed:
             return
         keys = tuple(change.key for change in placed)
@@ -109,16 +109,16 @@ class OwnershipChecker:
                 yield "S5", f"{change.key} written by {writer or 'unknown'} without the authority's term", keys
 
 
-def elections(commit: Commit) -> Iterator[Found]:
+def check_elections(commit: ObservedCommit) -> Iterator[Finding]:
     """Checks that an election lease is written only together with its term (a win) or under it (a renewal).
 
     Only for transactions of a simulated store, because recorded histories do not contain compares.
     """
-    for change in commit.changed:
-        term = f"/terms/{change.key.removeprefix(ELECTED)}"
-        if not change.key.startswith(ELECTED) or term not in commit.state:
+    for change in commit.changes:
+        term = f"/terms/{change.key.removeprefix(ELECTION_LEASES)}"
+        if not change.key.startswith(ELECTION_LEASES) or term not in commit.state:
             continue  # not an election lease
-        won = any(other.key == term for other in commit.changed)
+        won = any(other.key == term for other in commit.changes)
         if not won and not any(compare.key == term for compare in commit.txn.compares):
             yield "S5", f"{change.key} was written without winning or holding {term}", (change.key, term)
 

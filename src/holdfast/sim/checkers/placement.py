@@ -14,7 +14,7 @@ from holdfast.model.quantity import GPU, Amounts, add, amount_text, amounts
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
-from holdfast.sim.checkers import Changed, Commit, Found
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 _OPEN = (ReservationPhase.FIRM,)
 """Phases that hold capacity. A nominated reservation waits for its victims and holds none."""
@@ -32,11 +32,11 @@ class PlacementChecker:
         self._named: set[str] = set()
         """All claims that were ever named as victims."""
 
-    def check(self, commit: Commit) -> Iterator[Found]:
+    def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         touched: dict[str, None] = {}
         """Nodes with additional claims. A node that shrinks below its claims is no violation."""
         bound: list[Binding] = []
-        for change in commit.changed:
+        for change in commit.changes:
             name = change.kind.name
             if name == "Binding":
                 self._count_binding(change.key, change.old, change.new)
@@ -89,19 +89,19 @@ class PlacementChecker:
         self._claims.setdefault(spec.node, {})[name] = spec
         return str(spec.node) if _taken(spec.node, spec) != before else ""
 
-    def _attempt(self, change: Changed) -> Iterator[Found]:
+    def _attempt(self, change: ObservedChange) -> Iterator[Finding]:
         """The attempt never decreases, so that a delayed proposal cannot revive a released claim."""
         old, new = change.old.status.placement.attempt, change.new.status.placement.attempt
         if change.old.uid == change.new.uid and new < old:
             yield "S1", f"{change.key} attempt decreased from {old} to {new}", (change.key,)
 
-    def _left_nothing(self, change: Changed) -> Iterator[Found]:
+    def _left_nothing(self, change: ObservedChange) -> Iterator[Finding]:
         """A replica is deleted only after its claim; otherwise the claim would never be released."""
         live = tuple(self._live.get(change.old.uid, ())) if change.old is not None else ()
         if live:
             yield "finalizer", f"{change.key} is deleted while {' and '.join(live)} exists", (change.key, *live)
 
-    def _made_way(self, change: Changed) -> Iterator[Found]:
+    def _made_way(self, change: ObservedChange) -> Iterator[Finding]:
         """A replica is preempted only if a nomination has named its claim as victim."""
         new: Replica = change.new
         asked = new.status.release
@@ -115,7 +115,7 @@ class PlacementChecker:
                 (change.key,),
             )
 
-    def _asked_to_stop(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+    def _asked_to_stop(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
         """A stop is requested only for a release of this replica in this attempt."""
         old: Binding = change.old
         new: Binding = change.new
@@ -130,25 +130,25 @@ class PlacementChecker:
             what = f"{change.key} is stopped without a release of attempt {new.spec.intent.attempt}"
             yield "identity", what, (change.key, key)
 
-    def _drawn_once(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+    def _drawn_once(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
         """A recovery slot has one consumer at a time, which is recovery work."""
         new: Reservation = change.new
         if new.spec.capacity_class is not CapacityClass.RECOVERY:
-            yield "S2", f"{change.key} consumes {new.spec.holds} and is not recovery work", (change.key,)
+            yield "S2", f"{change.key} consumes {new.spec.recovery_slots} and is not recovery work", (change.key,)
         for key, other in state.items():
             if key == change.key or not isinstance(other, Reservation):
                 continue
-            both = tuple(f"/holds/{name}" for name in new.spec.holds if name in other.spec.holds)
+            both = tuple(f"/holds/{name}" for name in new.spec.recovery_slots if name in other.spec.recovery_slots)
             if both:
                 what = f"{change.key} consumes {' and '.join(both)}, which {key} also consumes"
                 yield "S2", what, (change.key, key, *both)
 
-    def _unique(self, binding: Binding) -> Iterator[Found]:
+    def _unique(self, binding: Binding) -> Iterator[Finding]:
         live = tuple(self._live.get(binding.spec.intent.replica_uid, ()))
         if len(live) > 1:
             yield "S1", f"replica {binding.spec.replica} is bound by {' and '.join(live)}", live
 
-    def _node(self, name: str, state: dict[str, Any]) -> Iterator[Found]:
+    def _node(self, name: str, state: dict[str, Any]) -> Iterator[Finding]:
         machine: Node | None = state.get(f"/nodes/{name}")
         if machine is None:
             return
@@ -176,7 +176,7 @@ class PlacementChecker:
                 what = f"node {name}: {resource} claims exceed capacity (capacity {there}, claimed {claimed})"
                 yield "S2", what, tuple(claims)
 
-    def _allowed(self, binding: Binding, state: dict[str, Any]) -> Iterator[Found]:
+    def _allowed(self, binding: Binding, state: dict[str, Any]) -> Iterator[Finding]:
         """Checks the stored replica's placement rules against the node of the Binding."""
         namespace = binding.metadata.namespace
         about = (f"/bindings/{namespace}/{binding.metadata.name}", f"/replicas/{namespace}/{binding.spec.replica}")

@@ -13,19 +13,19 @@ from typing import Any
 from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.quantity import Amounts, add, amounts
-from holdfast.sim.checkers import Changed, Commit, Found
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 
 class ProtectionChecker:
     """Checker of one region."""
 
-    def check(self, commit: Commit) -> Iterator[Found]:
-        for change in commit.changed:
+    def check(self, commit: ObservedCommit) -> Iterator[Finding]:
+        for change in commit.changes:
             made = change.new
             if change.kind.name == "Reservation" and change.old is None and made is not None and made.spec.victims:
                 yield from self._judge(change, made, commit.state)
 
-    def _judge(self, change: Changed, nomination: Reservation, state: dict[str, Any]) -> Iterator[Found]:
+    def _judge(self, change: ObservedChange, nomination: Reservation, state: dict[str, Any]) -> Iterator[Finding]:
         taker = nomination.metadata.namespace
         lost = [b for b in _victims(nomination, state) if b.metadata.namespace != taker]
         for tenant in sorted({b.metadata.namespace for b in lost}):

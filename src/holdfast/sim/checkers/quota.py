@@ -14,10 +14,10 @@ from holdfast.model.binding import CapacityClass, ReservationPhase
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.quantity import Amounts, add, amount_text, amounts
 from holdfast.model.quota import Grant, GrantClass, Quota, grant_name
-from holdfast.sim.checkers import Changed, Commit, Found
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 GLOBAL = "global"
-LATE_S = 60.0
+COMMIT_DELAY_MAX_S = 60.0
 """Maximum delay between check and commit. Stores are slow and processes are paused."""
 
 
@@ -29,19 +29,19 @@ class QuotaChecker:
         self._heard_s: dict[str, float] = {}
         """Time of the last committed report of each region. Its grant leases started no later."""
 
-    def check(self, commit: Commit) -> Iterator[Found]:
+    def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         if commit.cell == GLOBAL:
-            for change in commit.changed:
+            for change in commit.changes:
                 if change.kind.name == "Grant" and _raises(change):
                     yield from self._granted(change, commit.state)
                 if change.kind.name == "Grant" and change.old is not None and change.new is not None:
                     yield from self._acknowledged(change)
-            for change in commit.changed:
+            for change in commit.changes:
                 if change.kind.name == "Region" and change.new is not None and _reported(change):
                     self._heard_s[change.new.metadata.name] = commit.at_s
             return
         spenders: dict[str, str] = {}
-        for change in commit.changed:
+        for change in commit.changes:
             if change.kind.name in ("Binding", "Reservation") and change.old is None:
                 if change.new.spec.capacity_class is not CapacityClass.RECOVERY:
                     spenders[change.new.metadata.namespace] = change.key
@@ -51,7 +51,7 @@ class QuotaChecker:
         for tenant, key in spenders.items():
             yield from self._spent(commit, tenant, key)
 
-    def _in_time(self, commit: Commit, change: Changed) -> Iterator[Found]:
+    def _in_time(self, commit: ObservedCommit, change: ObservedChange) -> Iterator[Finding]:
         """A region whose grant lease has expired makes only provisional claims, within the provisional quota."""
         made, tenant = change.new, change.new.metadata.namespace
         binding = commit.state.get(f"/bindings/{tenant}/{made.metadata.name}")
@@ -60,7 +60,7 @@ class QuotaChecker:
             # A Binding of an earlier reservation claims nothing new.
             held = f"/reservations/{tenant}/{made.metadata.name}" in commit.state
             fresh = change.kind.name == "Reservation" or not held
-            if fresh and silent_s > limits.GRANT_LEASE_S + LATE_S:
+            if fresh and silent_s > limits.GRANT_LEASE_S + COMMIT_DELAY_MAX_S:
                 yield (
                     "S3",
                     f"{change.key} was made {silent_s:.0f} s after the last contact of {commit.cell}",
@@ -81,7 +81,7 @@ class QuotaChecker:
                 what = f"{change.key} exceeds the provisional quota of {name} (limit {own}, used {taken})"
                 yield "S3", what, (change.key, f"/grantcopies/{tenant}/normal")
 
-    def _spent(self, commit: Commit, tenant: str, key: str) -> Iterator[Found]:
+    def _spent(self, commit: ObservedCommit, tenant: str, key: str) -> Iterator[Finding]:
         limit: Amounts = {}
         for name in (GrantClass.NORMAL, GrantClass.EMERGENCY):
             copy: GrantCopy | None = commit.state.get(f"/grantcopies/{tenant}/{name.value.lower()}")
@@ -98,7 +98,7 @@ class QuotaChecker:
                 what = f"{what}; the region has no limit for the tenant"
             yield "S3", what, (key, f"/grantcopies/{tenant}/normal")
 
-    def _held(self, region: str, change: Changed) -> Iterator[Found]:
+    def _held(self, region: str, change: ObservedChange) -> Iterator[Finding]:
         copy: GrantCopy = change.new
         tenant = copy.metadata.namespace
         key = f"/grants/{tenant}/{grant_name(region, copy.spec.grant_class)}"
@@ -110,7 +110,7 @@ class QuotaChecker:
                 what = f"{region} has a limit of {held} {name} for tenant {tenant} (granted {given})"
                 yield "S3", what, (change.key, key)
 
-    def _acknowledged(self, change: Changed) -> Iterator[Found]:
+    def _acknowledged(self, change: ObservedChange) -> Iterator[Finding]:
         """A region acknowledges a lower limit only after it enforces it."""
         old, grant = _counted(change.old), change.new
         tenant, region = grant.metadata.namespace, grant.spec.region
@@ -123,7 +123,7 @@ class QuotaChecker:
                 what = f"{change.key} counts {counts} {name}, but {region} still enforces {enforces}"
                 yield "S3", what, (change.key, key)
 
-    def _granted(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+    def _granted(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
         """Checks the sum of the grants of a class. Emergency grants are checked by `expiry`."""
         tenant, grant_class = change.new.metadata.namespace, change.new.spec.grant_class
         quota: Quota | None = state.get(f"/quotas/{tenant}/quota")
@@ -172,18 +172,18 @@ def _counted(grant: Grant) -> Amounts:
     """
     counted = amounts(grant.spec.limit)
     behind = grant.status.acknowledged_epoch < grant.spec.epoch
-    for other in (grant.status.limit, grant.spec.peak if behind else {}):
+    for other in (grant.status.limit, grant.spec.unacknowledged_peak if behind else {}):
         for name, amount in amounts(other).items():
             counted[name] = max(amount, counted.get(name, 0))
     return counted
 
 
-def _reported(change: Changed) -> bool:
+def _reported(change: ObservedChange) -> bool:
     old = change.old.status.report if change.old is not None else None
     return bool(change.new.status.report != old)
 
 
-def _raises(change: Changed) -> bool:
+def _raises(change: ObservedChange) -> bool:
     if change.new is None:
         return False
     old = amounts(change.old.spec.limit) if change.old is not None else {}

@@ -7,14 +7,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.client.contract import Seen
+from holdfast.client.contract import WatchEvent
 from holdfast.model.kinds import Home, kind_of
 from holdfast.model.meta import Object
-from holdfast.sim.checkers import Changed, Commit, Found
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 from holdfast.store.contract import Committed, Txn
 
 # Immutable spec fields by kind (S10).
-DECIDED: dict[str, tuple[str, ...]] = {
+IMMUTABLE_FIELDS: dict[str, tuple[str, ...]] = {
     "Binding": (
         "intent",
         "node",
@@ -43,15 +43,15 @@ class RecordsChecker:
         self._by_kind: dict[str, list[int]] = {}
         self._uids: dict[str, set[str]] = {}
 
-    def revisions(self, txn: Txn, committed: Committed) -> Iterator[Found]:
+    def check_revisions(self, txn: Txn, committed: Committed) -> Iterator[Finding]:
         for write, revision in zip(txn.writes, committed.revisions, strict=True):
             if revision <= self._last:
                 yield "S9", f"revision {revision} came after {self._last}", (write.key,)
             self._last = revision
             self._written[revision] = write.key
 
-    def check(self, commit: Commit, revisions: Sequence[int]) -> Iterator[Found]:
-        for change, revision in zip(commit.changed, revisions, strict=True):
+    def check(self, commit: ObservedCommit, revisions: Sequence[int]) -> Iterator[Finding]:
+        for change, revision in zip(commit.changes, revisions, strict=True):
             self._by_kind.setdefault(change.kind.name, []).append(revision)
             old, new = change.old, change.new
             if new is None:
@@ -60,10 +60,10 @@ class RecordsChecker:
                 yield from self._born(change)
                 continue
             yield from self._generation(change)
-            if change.kind.name in DECIDED:
+            if change.kind.name in IMMUTABLE_FIELDS:
                 yield from _decided(change)
 
-    def _born(self, change: Changed) -> Iterator[Found]:
+    def _born(self, change: ObservedChange) -> Iterator[Finding]:
         """A name may be reused, a uid may not. Copies of global objects have the uid of the original."""
         uid = change.new.uid
         mirrored = self._cell != "global" and change.kind.home.value == "global"
@@ -73,12 +73,12 @@ class RecordsChecker:
         if uid in seen and not mirrored:
             yield "identity", f"{change.key} was created again with its old uid {uid}", (change.key,)
         seen.add(uid)
-        if observed(change.new) > change.new.metadata.generation:
-            yield "observedGeneration", f"{change.key} has observed {observed(change.new)} at creation", (change.key,)
+        if observed_generation(change.new) > change.new.metadata.generation:
+            yield "observedGeneration", f"{change.key} has observed {observed_generation(change.new)} at creation", (change.key,)
 
-    def _generation(self, change: Changed) -> Iterator[Found]:
+    def _generation(self, change: ObservedChange) -> Iterator[Finding]:
         now, before = change.new.metadata.generation, change.old.metadata.generation
-        seen, had_seen = observed(change.new), observed(change.old)
+        seen, had_seen = observed_generation(change.new), observed_generation(change.old)
         if seen > now:
             yield "observedGeneration", f"{change.key} observed {seen} of generation {now}", (change.key,)
         if seen < had_seen and (self._cell == "global" or change.kind.home is not Home.GLOBAL):
@@ -86,7 +86,7 @@ class RecordsChecker:
         if now < before:
             yield "observedGeneration", f"{change.key} generation decreased from {before} to {now}", (change.key,)
 
-    def acknowledged(self, items: Sequence[Object | None]) -> Iterator[Found]:
+    def acknowledged(self, items: Sequence[Object | None]) -> Iterator[Finding]:
         """An acknowledged object must be on disk."""
         for item in items:
             if item is None or not item.revision:
@@ -96,7 +96,7 @@ class RecordsChecker:
                 key = kind.store_key(item.metadata.namespace, item.metadata.name)
                 yield "S9", f"{key} was acknowledged at revision {item.revision}, which was not committed", (key,)
 
-    def watched(self, kind: str, after: int, batch: Sequence[Seen[Any]]) -> Iterator[Found]:
+    def watched(self, kind: str, after: int, batch: Sequence[WatchEvent[Any]]) -> Iterator[Finding]:
         """A watch of a whole kind delivers every change exactly once, in order."""
         told = [seen.revision for seen in batch if seen.object is not None]
         if not told:
@@ -107,16 +107,16 @@ class RecordsChecker:
             yield "S9", f"a watch of {kind} after {after} delivered {told[:20]}, expected {expected[:20]}", ()
 
 
-def _decided(change: Changed) -> Iterator[Found]:
+def _decided(change: ObservedChange) -> Iterator[Finding]:
     old, new = change.old.spec, change.new.spec
     if old == new:
         return
-    moved = [name for name in DECIDED[change.kind.name] if getattr(old, name) != getattr(new, name)]
+    moved = [name for name in IMMUTABLE_FIELDS[change.kind.name] if getattr(old, name) != getattr(new, name)]
     if change.kind.name == "Reservation" and old.victims and not new.victims:
         moved = [name for name in moved if name != "devices"]
     if moved:
         yield "S10", f"{change.key} changed immutable fields: {', '.join(moved)}", (change.key,)
 
 
-def observed(item: Any) -> int:
+def observed_generation(item: Any) -> int:
     return int(getattr(getattr(item, "status", None), "observed_generation", 0))

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.sim.mutations.deciding import TABLE as DECIDING
-from holdfast.sim.mutations.handling import TABLE as HANDLING
-from holdfast.sim.mutations.lease import TABLE as LEASE
+from holdfast.sim.mutations.decision_mutations import TABLE as DECIDING
+from holdfast.sim.mutations.decoding_mutations import TABLE as READING
+from holdfast.sim.mutations.lease_mutations import TABLE as LEASE
 from holdfast.sim.mutations.patch import Mutation, Patch
-from holdfast.sim.mutations.placing import TABLE as PLACING
-from holdfast.sim.mutations.reading import TABLE as READING
-from holdfast.sim.mutations.sharing import TABLE as SHARING
-from holdfast.sim.mutations.telling import TABLE as TELLING
+from holdfast.sim.mutations.placement_mutations import TABLE as PLACING
+from holdfast.sim.mutations.quota_mutations import TABLE as SHARING
+from holdfast.sim.mutations.retry_mutations import TABLE as HANDLING
+from holdfast.sim.mutations.status_mutations import TABLE as TELLING
 
-__all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "find", "planted"]
+__all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "find_mutation", "applied_mutation"]
 
 MUTATIONS: tuple[Mutation, ...] = (*PLACING, *LEASE, *SHARING, *TELLING, *HANDLING, *DECIDING, *READING)
 
@@ -60,7 +60,7 @@ CATALOGUE = (
 """The mistakes that must be among them, each by at least one mutation."""
 
 
-def find(name: str) -> Mutation:
+def find_mutation(name: str) -> Mutation:
     for mutation in MUTATIONS:
         if mutation.name == name:
             return mutation
@@ -68,11 +68,11 @@ def find(name: str) -> Mutation:
 
 
 @contextmanager
-def planted(name: str) -> Iterator[Patch]:
+def applied_mutation(name: str) -> Iterator[Patch]:
     """Inside, production code has this bug."""
     patch = Patch()
     try:
-        find(name).plant(patch)
+        find_mutation(name).apply(patch)
         yield patch
     finally:
         patch.undo()

@@ -21,7 +21,7 @@ class Patch:
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any]] = []
         self.calls: dict[str, int] = {}
-        self.tripped = ""
+        self.mutation_error = ""
         """The error of a replacement that failed by its own fault, such as a signature that has changed since."""
 
     def set(self, owner: Any, name: str, value: Any) -> None:
@@ -66,7 +66,7 @@ class Patch:
         while last is not None and last.tb_next is not None:
             last = last.tb_next
         if last is not None and PACKAGE in last.tb_frame.f_code.co_filename:
-            self.tripped = f"{label}: {type(error).__name__}: {error}"
+            self.mutation_error = f"{label}: {type(error).__name__}: {error}"
 
     @property
     def executed(self) -> bool:
@@ -88,8 +88,8 @@ class Mutation(msgspec.Struct, frozen=True):
     """
 
     name: str
-    says: str
-    plant: Callable[[Patch], None]
-    entry: str = ""
+    description: str
+    apply: Callable[[Patch], None]
+    catalogue_entry: str = ""
     scenario: str = ""
     equivalent: str = ""

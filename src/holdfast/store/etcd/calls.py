@@ -19,18 +19,18 @@ import structlog
 from holdfast.model import limits
 from holdfast.model.errors import Fault, Retryable, StoreFailed, Unavailable
 from holdfast.store.etcd import faults, wire
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.target import EtcdTarget
 
 _log = structlog.get_logger()
 
-OLDEST = (3, 4)
+OLDEST_VERSION = (3, 4)
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
 
-class Member:
+class EtcdMember:
     """One endpoint and its channel."""
 
-    def __init__(self, target: Target, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, target: EtcdTarget, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
         host = address.partition("://")[2]
         options = _channel_options()
@@ -63,15 +63,15 @@ class Member:
         await self._channel.close()
 
 
-class Calls:
-    def __init__(self, target: Target, first: int = 0) -> None:
+class EtcdCalls:
+    def __init__(self, target: EtcdTarget, first: int = 0) -> None:
         """`first` spreads the cells over the members: each cell starts with another one."""
         self.target = target
         self.cluster_id = 0
         self.revision = 0
         """Newest etcd revision seen in a linearizable response."""
         credentials = _credentials(target)
-        self._members = [Member(target, address, credentials) for address in _addresses(target)]
+        self._members = [EtcdMember(target, address, credentials) for address in _addresses(target)]
         self._current = first % len(self._members)
         self._token = ""
         self._login = asyncio.Lock()
@@ -104,13 +104,13 @@ class Calls:
             members = ", ".join(f"{address} to {number:x}" for number, address in clusters.items())
             raise StoreFailed(f"--etcd-endpoints: several clusters ({members}); next: list members of one cluster")
         oldest = min(versions)
-        if oldest < OLDEST:
+        if oldest < OLDEST_VERSION:
             raise StoreFailed(
-                f"etcd: version too old (expected {OLDEST[0]}.{OLDEST[1]} or newer, found {versions[oldest]})"
+                f"etcd: version too old (expected {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or newer, found {versions[oldest]})"
             )
         self.cluster_id = next(iter(clusters))
         for problem in problems:
-            _log.warning("etcd_member_silent", message=problem.message)
+            _log.warning("etcd_member_unreachable", message=problem.message)
         return versions[oldest]
 
     async def read(self, method: str, request: Any) -> Any:
@@ -121,7 +121,7 @@ class Calls:
             try:
                 return self._check_response(await self._once(member, method, request))
             except grpc.aio.AioRpcError as error:
-                fault = faults.definite(error, member.address) or faults.unanswered(error, member.address)
+                fault = faults.definite_fault(error, member.address) or faults.unavailable_fault(error, member.address)
                 if not isinstance(fault, Unavailable):
                     raise fault from error
                 last = fault
@@ -138,10 +138,10 @@ class Calls:
             try:
                 return self._check_response(await self._once(member, method, request))
             except grpc.aio.AioRpcError as error:
-                fault = faults.definite(error, member.address)
+                fault = faults.definite_fault(error, member.address)
                 if fault is None:
                     self._skip(member)
-                    raise faults.unknown(error, member.address) from error
+                    raise faults.ambiguous_fault(error, member.address) from error
                 if not isinstance(fault, Unavailable) or "NOSPACE" in fault.message:
                     raise fault from error
                 last = fault
@@ -154,7 +154,7 @@ class Calls:
         member = self._members[self._current]
         return member.watch((*_REQUIRE_LEADER, *self._auth_metadata())), member.address
 
-    def leave(self, address: str) -> None:
+    def next_member(self, address: str) -> None:
         """Switches to the next member."""
         self._skip(next(member for member in self._members if member.address == address))
 
@@ -162,7 +162,7 @@ class Calls:
         if self.target.user:
             await self._authenticate(stale=self._token)
 
-    def see(self, header: Any) -> None:
+    def check_cluster(self, header: Any) -> None:
         """Checks that a response came from the same cluster."""
         if self.cluster_id and header.cluster_id != self.cluster_id:
             raise StoreFailed(
@@ -177,16 +177,16 @@ class Calls:
 
     # Inside
 
-    async def _once(self, member: Member, method: str, request: Any) -> Any:
+    async def _once(self, member: EtcdMember, method: str, request: Any) -> Any:
         for attempt in (0, 1):
             token = self._token
             before = self.revision
             try:
                 answer = await member.call(
-                    method, request, timeout_s=limits.ETCD_CALL_S, metadata=(*_REQUIRE_LEADER, *self._auth_metadata())
+                    method, request, timeout_s=limits.ETCD_CALL_TIMEOUT_S, metadata=(*_REQUIRE_LEADER, *self._auth_metadata())
                 )
             except grpc.aio.AioRpcError as error:
-                if attempt or not self.target.user or not faults.wants_login(error):
+                if attempt or not self.target.user or not faults.needs_login(error):
                     raise
                 await self._authenticate(stale=token)
                 continue
@@ -202,24 +202,24 @@ class Calls:
         raise AssertionError("the second attempt returns or raises")
 
     def _check_response(self, answer: Any) -> Any:
-        self.see(answer.header)
+        self.check_cluster(answer.header)
         return answer
 
     def _auth_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("token", self._token),) if self._token else ()
 
-    def _skip(self, member: Member) -> None:
+    def _skip(self, member: EtcdMember) -> None:
         if self._members[self._current] is member:
             self._current = (self._current + 1) % len(self._members)
 
-    async def _status(self, member: Member) -> Any:
+    async def _status(self, member: EtcdMember) -> Any:
         try:
             return await member.call(
-                "Status", wire.StatusRequest(), timeout_s=limits.ETCD_DIAL_S, metadata=self._auth_metadata()
+                "Status", wire.StatusRequest(), timeout_s=limits.ETCD_CONNECT_TIMEOUT_S, metadata=self._auth_metadata()
             )
         except grpc.aio.AioRpcError as error:
             raise (
-                faults.definite(error, member.address) or faults.unanswered(error, member.address)
+                faults.definite_fault(error, member.address) or faults.unavailable_fault(error, member.address)
             ) from error  # fmt: skip
 
     async def _authenticate(self, stale: str = "") -> None:
@@ -231,13 +231,13 @@ class Calls:
             for member in (*self._members[self._current :], *self._members[: self._current]):
                 try:
                     answer = await member.call(
-                        "Authenticate", request, timeout_s=limits.ETCD_DIAL_S, metadata=()
+                        "Authenticate", request, timeout_s=limits.ETCD_CONNECT_TIMEOUT_S, metadata=()
                     )  # fmt: skip
                 except grpc.aio.AioRpcError as error:
                     if "authentication is not enabled" in (error.details() or ""):
-                        _log.warning("etcd_user_unused", user=self.target.user, reason="authentication is not enabled")
+                        _log.warning("etcd_user_ignored", user=self.target.user, reason="authentication is not enabled")
                         return
-                    last = faults.definite(error, member.address) or faults.unanswered(error, member.address)
+                    last = faults.definite_fault(error, member.address) or faults.unavailable_fault(error, member.address)
                     if not isinstance(last, Retryable):
                         raise last from error
                     continue
@@ -247,7 +247,7 @@ class Calls:
             raise last
 
 
-def _addresses(target: Target) -> list[str]:
+def _addresses(target: EtcdTarget) -> list[str]:
     if not target.endpoints:
         raise StoreFailed("--etcd-endpoints: missing; next: add --etcd-endpoints https://HOST:2379,…")
     found = []
@@ -264,7 +264,7 @@ def _addresses(target: Target) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _credentials(target: Target) -> grpc.ChannelCredentials | None:
+def _credentials(target: EtcdTarget) -> grpc.ChannelCredentials | None:
     if not _addresses(target)[0].startswith("https://"):
         return None
     if bool(target.cert) != bool(target.key):
@@ -285,7 +285,7 @@ def _file(path: str, option: str) -> bytes | None:
         raise StoreFailed(f"{option} {path}: cannot read it ({error.strerror})") from error
 
 
-def _password(target: Target) -> str:
+def _password(target: EtcdTarget) -> str:
     if not target.password_file:
         raise StoreFailed(f"--etcd-user {target.user}: the password is missing; next: add --etcd-password-file FILE")
     held = _file(target.password_file, "--etcd-password-file")
@@ -310,12 +310,12 @@ def _channel_options() -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", int(limits.ETCD_KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(limits.ETCD_DIAL_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(limits.ETCD_CONNECT_TIMEOUT_S * 1000)),
         # etcd closes connections that are pinged without an active call; an open watch always is one.
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", int(limits.ETCD_DIAL_S * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(limits.ETCD_CONNECT_TIMEOUT_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
         # No hidden retries, no proxy, no channel shared with another store of this process.
         ("grpc.enable_retries", 0),

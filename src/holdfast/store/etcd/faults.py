@@ -10,10 +10,10 @@ import grpc
 
 from holdfast.model.errors import Ambiguous, BadRequest, Expired, Fault, Overloaded, StoreFailed, Unavailable
 
-NEVER_SENT = "failed to connect to all addresses"
+NOT_CONNECTED = "failed to connect to all addresses"
 """gRPC's text for a failed connection: nothing was sent."""
 
-BAD_TOKEN = ("invalid auth token", "revision in header is old")
+LOGIN_ERRORS = ("invalid auth token", "revision in header is old")
 """Definite refusals that a new login resolves."""
 
 # Part of etcd's text → fault and message. Unavailable faults are retried at another member.
@@ -39,14 +39,14 @@ _DEFINITE: tuple[tuple[str, type[Fault], str], ...] = (
 
 def is_unsent(error: grpc.aio.AioRpcError) -> bool:
     """Whether the call certainly never left."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and NEVER_SENT in (error.details() or "")
+    return error.code() is grpc.StatusCode.UNAVAILABLE and NOT_CONNECTED in (error.details() or "")
 
 
-def wants_login(error: grpc.aio.AioRpcError) -> bool:
-    return any(text in (error.details() or "") for text in BAD_TOKEN)
+def needs_login(error: grpc.aio.AioRpcError) -> bool:
+    return any(text in (error.details() or "") for text in LOGIN_ERRORS)
 
 
-def definite(error: grpc.aio.AioRpcError, where: str) -> Fault | None:
+def definite_fault(error: grpc.aio.AioRpcError, where: str) -> Fault | None:
     """The fault if etcd refused or was not reached; None if the result is unknown."""
     details = error.details() or ""
     for text, fault, meaning in _DEFINITE:
@@ -61,14 +61,14 @@ def definite(error: grpc.aio.AioRpcError, where: str) -> Fault | None:
     return None
 
 
-def unknown(error: grpc.aio.AioRpcError, where: str) -> Ambiguous:
+def ambiguous_fault(error: grpc.aio.AioRpcError, where: str) -> Ambiguous:
     return Ambiguous(
         f"etcd at {where}: no response to a write, which may have happened ({error.code().name}: {error.details()}); "
         "next: read back first"
     )
 
 
-def unanswered(error: grpc.aio.AioRpcError, where: str) -> Unavailable:
+def unavailable_fault(error: grpc.aio.AioRpcError, where: str) -> Unavailable:
     return Unavailable(f"etcd at {where}: no response ({error.code().name}: {error.details()})")
 
 

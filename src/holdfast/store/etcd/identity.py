@@ -16,34 +16,34 @@ import msgspec
 
 from holdfast.model.errors import Ambiguous, StoreFailed
 from holdfast.store.etcd import wire
-from holdfast.store.etcd.calls import Calls
-from holdfast.store.etcd.keys import Keys
+from holdfast.store.etcd.calls import EtcdCalls
+from holdfast.store.etcd.keys import EtcdKeys
 from holdfast.store.etcd.logs import FIRST_EPOCH
 
-NAME = "etcd.json"
+MARK_FILE = "etcd.json"
 
 
-class Mark(msgspec.Struct, frozen=True, rename="camel"):
+class DataMark(msgspec.Struct, frozen=True, rename="camel"):
     cluster: str
     identity: str
     head: int = 0
 
 
-class MarkFile:
+class DataMarkFile:
     """The file; `folder` is None for a process without a state directory (a one-off command)."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._path = folder / NAME if folder is not None else None
+        self._path = folder / MARK_FILE if folder is not None else None
 
     @property
     def path(self) -> str:
         return str(self._path)
 
-    def read(self) -> Mark | None:
+    def read(self) -> DataMark | None:
         if self._path is None:
             return None
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Mark)
+            return msgspec.json.decode(self._path.read_bytes(), type=DataMark)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
@@ -56,16 +56,16 @@ class MarkFile:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def write(self, mark: Mark) -> None:
+    def write(self, mark: DataMark) -> None:
         if self._path is None:
             return
-        new = self._path.with_name(f".{NAME}.new")
+        new = self._path.with_name(f".{MARK_FILE}.new")
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(msgspec.json.encode(mark))
         os.replace(new, self._path)
 
 
-async def establish(calls: Calls, keys: Keys) -> tuple[str, int]:
+async def establish_identity(calls: EtcdCalls, keys: EtcdKeys) -> tuple[str, int]:
     """The identity of the cell's data, created if missing, and the etcd revision at which it was created."""
     request = wire.TxnRequest(
         compare=[wire.at_revision(keys.identity, 0)],
@@ -85,7 +85,7 @@ async def establish(calls: Calls, keys: Keys) -> tuple[str, int]:
     raise StoreFailed("etcd: cannot write the cell's identity; next: start the cell again")
 
 
-def check(known: Mark | None, now: Mark, file: MarkFile) -> None:
+def check_mark(known: DataMark | None, now: DataMark, file: DataMarkFile) -> None:
     """Refuses data that differs from what this process used, or an older state of it."""
     if known is None:
         return

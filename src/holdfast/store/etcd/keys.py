@@ -17,35 +17,35 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.model.errors import StoreFailed
-from holdfast.store.contract import Entry
-from holdfast.store.ordered import upper_bound
+from holdfast.store.contract import StoredEntry
+from holdfast.store.ordered_keys import upper_bound
 
-ROOT = "/holdfast"
-PLACE_BITS = 12
-LAST_PLACE = (1 << PLACE_BITS) - 1
+ROOT_PREFIX = "/holdfast"
+INDEX_BITS = 12
+LAST_INDEX = (1 << INDEX_BITS) - 1
 _HEADER_BYTES = 2
 
 
 def revision_of(main: int, place: int) -> int:
-    return main << PLACE_BITS | place
+    return main << INDEX_BITS | place
 
 
-def main_of(revision: int) -> int:
+def etcd_revision_of(revision: int) -> int:
     """The etcd revision that contains a revision of ours."""
-    return revision >> PLACE_BITS
+    return revision >> INDEX_BITS
 
 
 def pack(value: bytes, place: int) -> bytes:
     return place.to_bytes(_HEADER_BYTES, "big") + value
 
 
-class Keys:
+class EtcdKeys:
     """The keys of one cell."""
 
     def __init__(self, cell: str) -> None:
-        root = f"{ROOT}/{cell}/"
+        root = f"{ROOT_PREFIX}/{cell}/"
         self.root = root.encode()
-        self.root_end = f"{ROOT}/{cell}0".encode()
+        self.root_end = f"{ROOT_PREFIX}/{cell}0".encode()
         self.head = self.root + b"cell/head"
         self.identity = self.root + b"cell/identity"
         self.compacted = self.root + b"cell/compacted"
@@ -72,13 +72,13 @@ class Keys:
     def key(self, raw: bytes) -> str:
         return raw[len(self._data_bytes) :].decode()
 
-    def entry(self, pair: Any) -> Entry:
+    def entry(self, pair: Any) -> StoredEntry:
         value: bytes = pair.value
         if len(value) < _HEADER_BYTES:
             name = pair.key.decode(errors="replace")
             raise StoreFailed(f"etcd key {name}: not written by Holdfast; next: delete it, or restore the cell")
         place = int.from_bytes(value[:_HEADER_BYTES], "big")
-        return Entry(
+        return StoredEntry(
             self.key(pair.key),
             value[_HEADER_BYTES:],
             revision_of(pair.mod_revision, place),
@@ -96,6 +96,6 @@ class Keys:
         return self.logs + f"{log}/{epoch}{'/' if epoch else ''}".encode()
 
 
-def after_all(prefix: bytes) -> bytes:
+def prefix_end(prefix: bytes) -> bytes:
     """End of the range of all keys with a prefix that ends in `/`."""
     return prefix[:-1] + b"0"

@@ -15,15 +15,15 @@ from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.store.contract import Append, LogRecord
 from holdfast.store.etcd import wire
-from holdfast.store.etcd.calls import Calls
-from holdfast.store.etcd.keys import PLACE_BITS, Keys, after_all
+from holdfast.store.etcd.calls import EtcdCalls
+from holdfast.store.etcd.keys import INDEX_BITS, EtcdKeys, prefix_end
 
 _DIGITS = 16
 _DELETES = 100
 FIRST_EPOCH = "0" * _DIGITS
 
 
-class Epoch:
+class LogEpoch:
     """`name` sorts by age: the etcd revision at which the previous epoch began. `revision` is that of the epoch key."""
 
     def __init__(self, name: str, revision: int) -> None:
@@ -31,20 +31,20 @@ class Epoch:
         self.revision = revision
 
 
-class Logs:
-    def __init__(self, calls: Calls, keys: Keys, writer: str) -> None:
+class EtcdLogs:
+    def __init__(self, calls: EtcdCalls, keys: EtcdKeys, writer: str) -> None:
         self._calls = calls
         self._keys = keys
         self._writer = writer
         self._record_count = 0
-        self.epoch = Epoch(FIRST_EPOCH, 0)
+        self.epoch = LogEpoch(FIRST_EPOCH, 0)
         self._in_epoch = 0
         self._epoch_task: asyncio.Task[None] | None = None
 
-    def see(self, pair: Any) -> None:
+    def observe(self, pair: Any) -> None:
         """The epoch key from a read or the watch."""
         if pair.mod_revision > self.epoch.revision:
-            self.epoch = Epoch(pair.value.decode(), pair.mod_revision)
+            self.epoch = LogEpoch(pair.value.decode(), pair.mod_revision)
             self._in_epoch = 0
 
     def operations(self, appends: tuple[Append, ...]) -> tuple[list[Any], list[Any]]:
@@ -59,16 +59,16 @@ class Logs:
             puts.append(wire.put_op(key, place.to_bytes(2, "big") + append.value))
         return [wire.at_revision(self._keys.epoch, epoch.revision)], puts
 
-    def appended(self, records: int) -> None:
+    def note_appended(self, records: int) -> None:
         """Starts a new epoch when this one is full. The first process to notice does it for all."""
         self._in_epoch += records
-        if self._in_epoch >= limits.ETCD_EPOCH_RECORDS and self._epoch_task is None:
+        if self._in_epoch >= limits.ETCD_LOG_EPOCH_RECORDS and self._epoch_task is None:
             self._epoch_task = asyncio.get_running_loop().create_task(self._start_epoch(), name="log epoch")
 
     async def refresh(self) -> None:
         answer = await self._calls.read("Range", wire.read(self._keys.epoch))
         for pair in answer.kvs:
-            self.see(pair)
+            self.observe(pair)
 
     async def close(self) -> None:
         if self._epoch_task is not None:
@@ -105,7 +105,7 @@ class Logs:
         """Deletes the oldest records beyond `keep`, whole epochs at once where possible."""
         folder = self._keys.log(log)
         counted = await self._calls.read(
-            "Range", wire.RangeRequest(key=folder, range_end=after_all(folder), count_only=True)
+            "Range", wire.RangeRequest(key=folder, range_end=prefix_end(folder), count_only=True)
         )
         spare = counted.count - keep
         if spare <= 0:
@@ -113,7 +113,7 @@ class Logs:
         async for epoch, pairs in self._epochs(log, "", keys_only=True):
             if len(pairs) <= spare and epoch < self.epoch.name:
                 low = self._keys.log(log, epoch)
-                await self._calls.write("DeleteRange", wire.DeleteRangeRequest(key=low, range_end=after_all(low)))
+                await self._calls.write("DeleteRange", wire.DeleteRangeRequest(key=low, range_end=prefix_end(low)))
                 spare -= len(pairs)
             else:
                 whole = await self._calls.read("Range", wire.read(*_range_of(self._keys.log(log, epoch))))
@@ -132,7 +132,7 @@ class Logs:
         the record's own epoch. One step further back is safe.
         """
         folder = self._keys.log(log)
-        name = f"{after >> PLACE_BITS:0{_DIGITS}x}"
+        name = f"{after >> INDEX_BITS:0{_DIGITS}x}"
         for _ in range(2):
             request = wire.RangeRequest(
                 key=folder, range_end=self._keys.log(log, name), limit=1, keys_only=True,
@@ -150,7 +150,7 @@ class Logs:
         """Every epoch from `first` on, oldest first, with all its records."""
         folder = self._keys.log(log)
         low = self._keys.log(log, first) if first else folder
-        end = after_all(folder)
+        end = prefix_end(folder)
         held: list[Any] = []
         name = ""
         while True:
@@ -173,7 +173,7 @@ class Logs:
 
 def _record(pair: Any) -> LogRecord:
     place = int.from_bytes(pair.value[:2], "big")
-    return LogRecord(pair.mod_revision << PLACE_BITS | place, pair.value[2:])
+    return LogRecord(pair.mod_revision << INDEX_BITS | place, pair.value[2:])
 
 
 def _epoch_name(folder: bytes, key: bytes) -> str:
@@ -182,4 +182,4 @@ def _epoch_name(folder: bytes, key: bytes) -> str:
 
 
 def _range_of(folder: bytes) -> tuple[bytes, bytes]:
-    return folder, after_all(folder)
+    return folder, prefix_end(folder)

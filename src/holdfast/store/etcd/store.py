@@ -17,18 +17,26 @@ from typing import Any
 
 import structlog
 
+from holdfast.foundation import metrics
 from holdfast.model import limits
 from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, StoreFailed, Unavailable
-from holdfast.runtime import metrics
-from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn, compare_conflict
+from holdfast.store.contract import (
+    Change,
+    Committed,
+    LogRecord,
+    StoredEntry,
+    StorePage,
+    Txn,
+    compare_conflict,
+)
 from holdfast.store.etcd import identity, wire
-from holdfast.store.etcd.calls import Calls
-from holdfast.store.etcd.draft import Draft, compared_main
-from holdfast.store.etcd.identity import Mark, MarkFile
-from holdfast.store.etcd.keys import LAST_PLACE, Keys, main_of, revision_of
-from holdfast.store.etcd.logs import Logs
-from holdfast.store.etcd.tail import Commit, Tail, past_commits
-from holdfast.store.etcd.target import Target
+from holdfast.store.etcd.calls import EtcdCalls
+from holdfast.store.etcd.identity import DataMark, DataMarkFile
+from holdfast.store.etcd.keys import LAST_INDEX, EtcdKeys, etcd_revision_of, revision_of
+from holdfast.store.etcd.logs import EtcdLogs
+from holdfast.store.etcd.tail import EtcdCommit, EtcdTail, past_commits
+from holdfast.store.etcd.target import EtcdTarget
+from holdfast.store.etcd.transaction import EtcdTransaction, expected_etcd_revision
 from holdfast.store.feed import Feed, Watch
 
 _log = structlog.get_logger()
@@ -38,7 +46,7 @@ class EtcdStore:
     """Created by `open_store`. Used from one event loop only."""
 
     def __init__(
-        self, cell: str, calls: Calls, keys: Keys, mark: Mark, *, born: int, main: int, file: MarkFile
+        self, cell: str, calls: EtcdCalls, keys: EtcdKeys, mark: DataMark, *, born: int, main: int, file: DataMarkFile
     ) -> None:
         """`mark.head` was the cell's head at etcd revision `main`; no key of the cell is older than `born`."""
         self._first_revision = born
@@ -48,9 +56,9 @@ class EtcdStore:
         self._keys = keys
         self._mark = mark
         self._file = file
-        self._logs = Logs(calls, keys, uuid.uuid4().hex[:12])
+        self._logs = EtcdLogs(calls, keys, uuid.uuid4().hex[:12])
         self._feed = Feed(mark.head, limits.WATCH_RING_EVENTS)
-        self._tail = Tail(
+        self._tail = EtcdTail(
             calls, keys, mark.head, main, publish=self._publish, read_head=self._read_head, attached=self._attached
         )  # fmt: skip
         self._compacted = 0
@@ -71,16 +79,16 @@ class EtcdStore:
     def compacted(self) -> int:
         return self._compacted
 
-    def back(self, changes: int) -> int:
+    def revision_back(self, changes: int) -> int:
         """Counted in etcd revisions, so that all cells of a cluster compact about the same past."""
-        return max(0, revision_of(main_of(self.head) - changes, LAST_PLACE))
+        return max(0, revision_of(etcd_revision_of(self.head) - changes, LAST_INDEX))
 
-    async def newest(self) -> int:
+    async def newest_revision(self) -> int:
         head, _ = await self._read_head()
         await self._wait_published(head)
         return head
 
-    async def get(self, key: str, *, at: int | None = None) -> Entry | None:
+    async def get(self, key: str, *, at: int | None = None) -> StoredEntry | None:
         if at is not None:
             page = await self._past(self._keys.data(key), b"", at, 1)
             return next((entry for entry in page.entries if entry.key == key), None)
@@ -88,7 +96,7 @@ class EtcdStore:
         await self._wait_published(head)
         return self._keys.entry(found.kvs[0]) if found.kvs else None
 
-    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> StorePage:
         low, high = self._keys.data_range(prefix, after)
         if at is not None:
             return await self._past(low, high, at, limit)
@@ -103,7 +111,7 @@ class EtcdStore:
             entries += map(self._keys.entry, rest.kvs)
             more = rest.more
         await self._wait_published(head)
-        return Page(tuple(entries), head, bool(limit) and more)
+        return StorePage(tuple(entries), head, bool(limit) and more)
 
     async def commit(self, txn: Txn) -> Committed:
         self._check()
@@ -132,8 +140,8 @@ class EtcdStore:
         metrics.STORE_COMPACTED.set(self._compacted)
         self._feed.wake()
         # A commit that is only partly compacted must stay complete in etcd.
-        head = await self._head_at(main_of(revision))
-        main = main_of(revision) if revision >= head else main_of(revision) - 1
+        head = await self._head_at(etcd_revision_of(revision))
+        main = etcd_revision_of(revision) if revision >= head else etcd_revision_of(revision) - 1
         if main >= self._first_revision:
             # Another process, or etcd itself, may have compacted further already.
             with contextlib.suppress(Expired):
@@ -189,16 +197,16 @@ class EtcdStore:
     async def _keep_mark(self) -> None:
         """Saves the cell's head beside the process, so that a wiped cluster is detected at the next start."""
         while True:
-            await asyncio.sleep(limits.ETCD_MARK_EVERY_S)
+            await asyncio.sleep(limits.ETCD_MARKER_EVERY_S)
             self._save_mark()
 
     def _save_mark(self) -> None:
         if self.head > self._mark.head or self._mark.head == 0:
-            self._mark = Mark(self._mark.cluster, self._mark.identity, self.head)
+            self._mark = DataMark(self._mark.cluster, self._mark.identity, self.head)
         try:
             self._file.write(self._mark)
         except OSError as error:
-            _log.warning("etcd_mark_not_written", path=self._file.path, reason=str(error))
+            _log.warning("etcd_mark_write_failed", path=self._file.path, reason=str(error))
 
     def _fail(self, fault: Fault) -> None:
         if self._failure is None:
@@ -213,9 +221,9 @@ class EtcdStore:
     # Writes
 
     async def _commit(self, txn: Txn) -> Committed:
-        draft = Draft(self._keys, txn, self.max_writes)
+        draft = EtcdTransaction(self._keys, txn, self.max_writes)
         before = self.head
-        for _ in range(limits.COMMIT_ROUNDS):
+        for _ in range(limits.COMMIT_ROUNDS_MAX):
             await self._look_up_removals(draft)
             compares, puts = self._logs.operations(txn.appends)
             request = draft.request(compares, puts)
@@ -231,11 +239,11 @@ class EtcdStore:
             await self._raise_conflict(draft, answer)
             if txn.appends:
                 await self._logs.refresh()
-        raise Conflict(f"commit: concurrent changes won all {limits.COMMIT_ROUNDS} attempts; next: retry")
+        raise Conflict(f"commit: concurrent changes won all {limits.COMMIT_ROUNDS_MAX} attempts; next: retry")
 
-    async def _committed(self, draft: Draft, answer: Any, records: int, before: int) -> Committed:
+    async def _committed(self, draft: EtcdTransaction, answer: Any, records: int, before: int) -> Committed:
         if records:
-            self._logs.appended(records)
+            self._logs.note_appended(records)
         if not draft.changes:
             head = self._keys.head_revision(answer.responses[0].response_range.kvs)
             await self._wait_published(head)
@@ -244,22 +252,22 @@ class EtcdStore:
         revisions = draft.revisions(main, before)
         await self._wait_published(revision_of(main, draft.changes - 1))
         metrics.STORE_COMMITS.inc()
-        metrics.STORE_ROWS.inc(draft.changes)
+        metrics.STORE_KEY_WRITES.inc(draft.changes)
         return Committed(revisions[-1], revisions)
 
-    async def _raise_conflict(self, draft: Draft, answer: Any) -> None:
+    async def _raise_conflict(self, draft: EtcdTransaction, answer: Any) -> None:
         """Raises Conflict if a compare of the caller failed; returns if only one of our own compares did."""
         found = [response.response_range for response in answer.responses]
         for compare, now in zip(draft.compares, found, strict=False):
-            if (now.kvs[0].mod_revision if now.kvs else 0) == compared_main(compare):
+            if (now.kvs[0].mod_revision if now.kvs else 0) == expected_etcd_revision(compare):
                 continue
             metrics.STORE_CONFLICTS.inc()
             # Read again for its index; this also waits until the winning commit is visible here.
             entry = await self.get(compare.key)
             raise compare_conflict(compare, entry.revision if entry is not None else 0)
-        draft.forget_removals()
+        draft.clear_removals()
 
-    async def _look_up_removals(self, draft: Draft) -> None:
+    async def _look_up_removals(self, draft: EtcdTransaction) -> None:
         """Looks up which keys to remove exist: only those get a revision, so it must be known before the commit."""
         unknown = draft.unknown_removals()
         if not unknown:
@@ -268,7 +276,7 @@ class EtcdStore:
         answer = await self._stop_on_failure(self._calls.read("Txn", wire.TxnRequest(success=reads)))
         for key, response in zip(unknown, answer.responses, strict=True):
             pairs = response.response_range.kvs
-            draft.found(key, pairs[0].mod_revision if pairs else 0)
+            draft.set_removal(key, pairs[0].mod_revision if pairs else 0)
 
     def _attached(self, key: str, value: bytes) -> Any:
         held = self._pending_values.get(key)
@@ -301,19 +309,19 @@ class EtcdStore:
         answer = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head, revision=main)))
         return self._keys.head_revision(answer.kvs)
 
-    async def _past(self, low: bytes, high: bytes, at: int, limit: int) -> Page:
+    async def _past(self, low: bytes, high: bytes, at: int, limit: int) -> StorePage:
         self._check()
-        if at > self.head and at > await self.newest():
+        if at > self.head and at > await self.newest_revision():
             raise BadRequest(f"revision {at}: in the future (newest revision {self.head})")
         self._check_past(at)
-        main = main_of(at)
+        main = etcd_revision_of(at)
         if main < self._first_revision:
-            return Page((), at, False)
+            return StorePage((), at, False)
         undone = await self._undone(at)
         start = low
         # Each undone key may replace a key that was read, or add one.
         wanted = limit + len(undone) + 1 if limit else 0
-        entries: dict[str, Entry] = {}
+        entries: dict[str, StoredEntry] = {}
         more = True
         while more and (not wanted or len(entries) < wanted):
             size = min(wanted - len(entries), limits.ETCD_PAGE_KEYS) if wanted else limits.ETCD_PAGE_KEYS
@@ -339,17 +347,17 @@ class EtcdStore:
         self._check_past(at)
         found = tuple(entries[key] for key in sorted(entries))
         chosen = found[:limit] if limit else found
-        return Page(chosen, at, len(found) > len(chosen) or more)
+        return StorePage(chosen, at, len(found) > len(chosen) or more)
 
-    async def _undone(self, at: int) -> dict[str, Entry | None]:
+    async def _undone(self, at: int) -> dict[str, StoredEntry | None]:
         """Values replaced by later changes of the commit that contains `at`: etcd can be read only after whole
         commits.
         """
-        main = main_of(at)
+        main = etcd_revision_of(at)
         if await self._head_at(main) <= at:
             return {}
         await self._head_at(main - 1)  # raises Expired if this commit is partly compacted
-        undone: dict[str, Entry | None] = {}
+        undone: dict[str, StoredEntry | None] = {}
         for commit in await self._stop_on_failure(past_commits(self._calls, self._keys, main, main)):
             for change in commit.changes:
                 if change.revision > at:
@@ -358,8 +366,8 @@ class EtcdStore:
 
     async def _past_changes(self, after: int) -> Sequence[Change]:
         """Whole commits after a revision that the feed has dropped."""
-        through = main_of(self._feed.floor)
-        main = max(main_of(after), self._first_revision - 1)
+        through = etcd_revision_of(self._feed.floor)
+        main = max(etcd_revision_of(after), self._first_revision - 1)
         if after >= await self._head_at(main):
             main += 1
         else:
@@ -393,7 +401,7 @@ class EtcdStore:
         commit happened but is not visible here yet.
         """
         loop = asyncio.get_running_loop()
-        patience = loop.time() + limits.ETCD_PUBLISH_S
+        patience = loop.time() + limits.ETCD_PUBLISH_TIMEOUT_S
         deadline = loop.time() + limits.COMMIT_DEADLINE_S
         while self.head < revision:
             self._feed.check()
@@ -405,37 +413,37 @@ class EtcdStore:
                     await self._feed.changed()
             except TimeoutError:
                 self._tail.nudge()
-                patience = loop.time() + limits.ETCD_PUBLISH_S
+                patience = loop.time() + limits.ETCD_PUBLISH_TIMEOUT_S
 
-    def _publish(self, commit: Commit) -> None:
+    def _publish(self, commit: EtcdCommit) -> None:
         keys = self._keys
         for key, pair in commit.facts.items():
             if pair is None:
                 continue
             if key == keys.epoch:
-                self._logs.see(pair)
+                self._logs.observe(pair)
             elif key == keys.compacted:
                 self._compacted = max(self._compacted, int(pair.value))
         self._feed.append(commit.changes)
         self._feed.wake()
 
 
-async def open_store(cell: str, target: Target, folder: Path | None = None) -> EtcdStore:
+async def open_store(cell: str, target: EtcdTarget, folder: Path | None = None) -> EtcdStore:
     """Opens a cell's store. Refuses a cluster or data that differs from what `folder` remembers."""
-    calls = Calls(target, first=zlib.crc32(cell.encode()))
-    keys = Keys(cell)
-    file = MarkFile(folder)
+    calls = EtcdCalls(target, first=zlib.crc32(cell.encode()))
+    keys = EtcdKeys(cell)
+    file = DataMarkFile(folder)
     try:
         version = await calls.open()
         known = file.read()
         if known is not None:
             held = await calls.read("Range", wire.read(keys.identity))
             now_identity = held.kvs[0].value.decode() if held.kvs else "gone"
-            now = Mark(f"{calls.cluster_id:x}", now_identity, (await _head(calls, keys))[0])
-            identity.check(known, now, file)
-        own, born = await identity.establish(calls, keys)
+            now = DataMark(f"{calls.cluster_id:x}", now_identity, (await _head(calls, keys))[0])
+            identity.check_mark(known, now, file)
+        own, born = await identity.establish_identity(calls, keys)
         head, main = await _head(calls, keys)
-        mark = Mark(f"{calls.cluster_id:x}", own, head)
+        mark = DataMark(f"{calls.cluster_id:x}", own, head)
         store = EtcdStore(cell, calls, keys, mark, born=born, main=main, file=file)
         await store.start()
     except BaseException:
@@ -447,10 +455,10 @@ async def open_store(cell: str, target: Target, folder: Path | None = None) -> E
     return store
 
 
-async def erase(cell: str, target: Target) -> None:
+async def erase(cell: str, target: EtcdTarget) -> None:
     """Deletes a cell's data. Processes that still run on it detect this and stop."""
-    calls = Calls(target)
-    keys = Keys(cell)
+    calls = EtcdCalls(target)
+    keys = EtcdKeys(cell)
     try:
         await calls.open()
         await calls.write("DeleteRange", wire.DeleteRangeRequest(key=keys.root, range_end=keys.root_end))
@@ -458,6 +466,6 @@ async def erase(cell: str, target: Target) -> None:
         await calls.close()
 
 
-async def _head(calls: Calls, keys: Keys) -> tuple[int, int]:
+async def _head(calls: EtcdCalls, keys: EtcdKeys) -> tuple[int, int]:
     answer = await calls.read("Range", wire.read(keys.head))
     return keys.head_revision(answer.kvs), answer.header.revision

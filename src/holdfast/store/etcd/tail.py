@@ -16,18 +16,18 @@ import structlog
 
 from holdfast.model import limits
 from holdfast.model.errors import Expired, Fault, Retryable, StoreFailed, Unavailable
-from holdfast.store.contract import Change, Entry
+from holdfast.store.contract import Change, StoredEntry
 from holdfast.store.etcd import faults, wire
-from holdfast.store.etcd.calls import Calls
-from holdfast.store.etcd.keys import Keys, main_of, revision_of
+from holdfast.store.etcd.calls import EtcdCalls
+from holdfast.store.etcd.keys import EtcdKeys, etcd_revision_of, revision_of
 
 _log = structlog.get_logger()
 
-Attached = Callable[[str, bytes], Any]
+AttachedLookup = Callable[[str, bytes], Any]
 """Returns the decoded object of a value that this process just wrote; None for other writers' values."""
 
 
-class Commit:
+class EtcdCommit:
     """The events of one transaction: changes of objects, and of the cell's own keys."""
 
     def __init__(self, main: int) -> None:
@@ -37,13 +37,13 @@ class Commit:
         """Cell key → its new key-value; None if it was deleted."""
 
 
-def commits_of(keys: Keys, events: Sequence[Any], attached: Attached = lambda key, value: None) -> list[Commit]:
+def group_commits(keys: EtcdKeys, events: Sequence[Any], attached: AttachedLookup = lambda key, value: None) -> list[EtcdCommit]:
     """Groups events into commits, in order. The index of a change is its position among its transaction's objects."""
-    found: list[Commit] = []
+    found: list[EtcdCommit] = []
     for event in events:
         pair = event.kv
         if not found or found[-1].main != pair.mod_revision:
-            found.append(Commit(pair.mod_revision))
+            found.append(EtcdCommit(pair.mod_revision))
         commit = found[-1]
         gone = event.type == wire.DELETED
         if not keys.is_data(pair.key):
@@ -51,7 +51,7 @@ def commits_of(keys: Keys, events: Sequence[Any], attached: Attached = lambda ke
             continue
         revision = revision_of(commit.main, len(commit.changes))
         previous = keys.entry(event.prev_kv) if event.HasField("prev_kv") else None
-        entry: Entry | None = None
+        entry: StoredEntry | None = None
         if not gone:
             entry = keys.entry(pair)
             if entry.revision != revision:
@@ -61,22 +61,22 @@ def commits_of(keys: Keys, events: Sequence[Any], attached: Attached = lambda ke
                 )
             own = attached(entry.key, entry.value)
             if own is not None:
-                entry = Entry(entry.key, entry.value, entry.revision, entry.created, own)
+                entry = StoredEntry(entry.key, entry.value, entry.revision, entry.created, own)
         commit.changes.append(Change(keys.key(pair.key), revision, entry, previous))
     return found
 
 
-class Tail:
+class EtcdTail:
     def __init__(
         self,
-        calls: Calls,
-        keys: Keys,
+        calls: EtcdCalls,
+        keys: EtcdKeys,
         head: int,
         main: int,
         *,
-        publish: Callable[[Commit], None],
+        publish: Callable[[EtcdCommit], None],
         read_head: Callable[[], Awaitable[tuple[int, int]]],
-        attached: Attached,
+        attached: AttachedLookup,
     ) -> None:
         """`head` was the cell's head at etcd revision `main`. `read_head` returns both from a linearizable read."""
         self.head = head
@@ -126,12 +126,12 @@ class Tail:
             await stream.write(wire.WatchRequest(create_request=created))
             await self._read(stream, address)
         except grpc.aio.AioRpcError as error:
-            self._calls.leave(address)
-            if faults.wants_login(error):
+            self._calls.next_member(address)
+            if faults.needs_login(error):
                 await self._calls.login_again()
-            raise faults.definite(error, address) or faults.unanswered(error, address) from error
+            raise faults.definite_fault(error, address) or faults.unavailable_fault(error, address) from error
         except asyncio.InvalidStateError as error:
-            self._calls.leave(address)
+            self._calls.next_member(address)
             raise Unavailable(f"etcd at {address}: the watch ended") from error
         finally:
             stream.cancel()
@@ -150,14 +150,14 @@ class Tail:
                 if reading.done():
                     answer = reading.result()
                     if answer is grpc.aio.EOF:
-                        self._calls.leave(address)
+                        self._calls.next_member(address)
                         raise Unavailable(f"etcd at {address}: the watch ended")
                     last_response_s = loop.time()
                     self._apply_response(answer, address)
                     reading = asyncio.ensure_future(stream.read())
                     continue
-                if nudged.done() or loop.time() - last_response_s > limits.ETCD_SILENCE_S:
-                    self._calls.leave(address)
+                if nudged.done() or loop.time() - last_response_s > limits.ETCD_WATCH_SILENCE_MAX_S:
+                    self._calls.next_member(address)
                     raise Unavailable(f"etcd at {address}: the watch lags or is silent")
                 await stream.write(wire.WatchRequest(progress_request=wire.WatchProgressRequest()))
         finally:
@@ -166,7 +166,7 @@ class Tail:
             await asyncio.gather(reading, nudged, return_exceptions=True)
 
     def _apply_response(self, answer: Any, address: str) -> None:
-        self._calls.see(answer.header)
+        self._calls.check_cluster(answer.header)
         if answer.canceled:
             if answer.compact_revision:
                 raise Expired(f"etcd: compacted up to revision {answer.compact_revision}")
@@ -175,7 +175,7 @@ class Tail:
                     f"etcd at {address}: watch refused ({answer.cancel_reason}); next: grant the user the cell's prefix"
                 )
             raise Unavailable(f"etcd at {address}: watch cancelled ({answer.cancel_reason})")
-        for commit in commits_of(self._keys, answer.events, self._attached):
+        for commit in group_commits(self._keys, answer.events, self._attached):
             if commit.changes and commit.changes[-1].revision <= self.head:
                 continue
             self._check_commit(commit)
@@ -184,7 +184,7 @@ class Tail:
                 self.head = commit.changes[-1].revision
             self._publish(commit)
 
-    def _check_commit(self, commit: Commit) -> None:
+    def _check_commit(self, commit: EtcdCommit) -> None:
         """Every commit of ours writes the head key; a change without it was made by another program."""
         keys = self._keys
         if any(key in commit.facts and commit.facts[key] is None for key in (keys.head, keys.identity)):
@@ -202,18 +202,18 @@ class Tail:
         head, self._main = await self._read_head()
         _log.warning("etcd_watch_expired", was=self.head, now=head)
         self.head = self.floor = max(head, self.head)
-        self._publish(Commit(main_of(head)))
+        self._publish(EtcdCommit(etcd_revision_of(head)))
 
 
-async def past_commits(calls: Calls, keys: Keys, main: int, through: int) -> list[Commit]:
+async def past_commits(calls: EtcdCalls, keys: EtcdKeys, main: int, through: int) -> list[EtcdCommit]:
     """The commits from an etcd revision on, up to `through` or as many as one watch item may hold."""
     stream, address = await calls.watch()
     low, high = keys.watched
-    found: list[Commit] = []
+    found: list[EtcdCommit] = []
     changes = 0
     created = wire.WatchCreateRequest(key=low, range_end=high, start_revision=main, prev_kv=True)
     try:
-        async with asyncio.timeout(limits.ETCD_CALL_S):
+        async with asyncio.timeout(limits.ETCD_CALL_TIMEOUT_S):
             await stream.write(wire.WatchRequest(create_request=created))
             while changes < limits.WATCH_CHUNK_EVENTS and (not found or found[-1].main < through):
                 answer = await stream.read()
@@ -225,15 +225,15 @@ async def past_commits(calls: Calls, keys: Keys, main: int, through: int) -> lis
                             f"history: compacted up to {revision_of(answer.compact_revision, 0)}; next: list again"
                         )
                     raise Unavailable(f"etcd at {address}: watch cancelled ({answer.cancel_reason})")
-                made = commits_of(keys, answer.events)
+                made = group_commits(keys, answer.events)
                 found += made
                 changes += sum(len(commit.changes) for commit in made)
     except TimeoutError:
-        calls.leave(address)
-        raise Unavailable(f"etcd at {address}: no past changes received within {limits.ETCD_CALL_S:g} s") from None
+        calls.next_member(address)
+        raise Unavailable(f"etcd at {address}: no past changes received within {limits.ETCD_CALL_TIMEOUT_S:g} s") from None
     except grpc.aio.AioRpcError as error:
-        calls.leave(address)
-        fault: Fault = faults.definite(error, address) or faults.unanswered(error, address)
+        calls.next_member(address)
+        fault: Fault = faults.definite_fault(error, address) or faults.unavailable_fault(error, address)
         raise fault from error
     finally:
         stream.cancel()

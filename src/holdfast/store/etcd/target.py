@@ -7,7 +7,7 @@ import msgspec
 from holdfast.model import limits
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class EtcdTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints are `http://HOST:PORT`, or `https://…` with TLS."""
 
     endpoints: tuple[str, ...]

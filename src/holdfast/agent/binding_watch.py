@@ -1,0 +1,58 @@
+"""Lists and watches the Bindings of one node; lists again when the watch expires or is old.
+
+If the region is unreachable, it retries with backoff. The last observed Bindings stay valid until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import structlog
+
+from holdfast.client.contract import Client
+from holdfast.foundation.backoff import Backoff, jittered_s
+from holdfast.foundation.ports import Ports
+from holdfast.model import limits
+from holdfast.model.binding import Binding
+from holdfast.model.errors import Expired, Fault
+
+_log = structlog.get_logger()
+
+
+class BindingHandler(Protocol):
+    def __call__(self, binding: Binding, *, deleted: bool) -> None: ...
+
+
+async def list_and_watch_bindings(
+    client: Client, node: str, ports: Ports, *,
+    listed: Callable[[tuple[Binding, ...]], Awaitable[None]], changed: BindingHandler,
+) -> None:  # fmt: skip
+    fields = {"node": node}
+    backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+    revision = 0
+    list_by_s = 0.0
+    while True:
+        try:
+            if not revision or ports.clock.monotonic() >= list_by_s:
+                async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
+                    listing = await client.list(Binding, fields=fields)
+                await listed(listing.items)
+                revision = listing.revision
+                list_by_s = ports.clock.monotonic() + jittered_s(limits.AGENT_RESYNC_S, ports.random)
+                backoff.reset()
+            async with asyncio.timeout(max(0.0, list_by_s - ports.clock.monotonic())):
+                async for batch in client.watch(Binding, after=revision, fields=fields):
+                    for seen in batch:
+                        if seen.object is not None:
+                            changed(seen.object, deleted=seen.deleted)
+                        revision = max(revision, seen.revision)
+                    backoff.reset()
+        except Expired:
+            revision = 0
+        except (Fault, TimeoutError, OSError) as fault:
+            if isinstance(fault, TimeoutError) and revision and ports.clock.monotonic() >= list_by_s:
+                continue  # not a failure: the periodic list is due
+            _log.warning("bindings_watch_failed", node=node, error=str(fault) or type(fault).__name__)
+        await ports.clock.sleep(backoff.next_s())

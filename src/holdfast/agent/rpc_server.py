@@ -1,0 +1,166 @@
+"""Serves calls from the region: logs, exec and usage. The calls arrive on a stream that the agent itself opened.
+
+Each call runs in its own task, with limits on count and duration. A failed call reports its error to the caller and
+affects no other call. This module never starts, stops or changes tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from holdfast.agent import logs
+from holdfast.agent.drivers.contract import Driver, Task
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.tasks import cancel_and_wait
+from holdfast.model import limits
+from holdfast.model.agent_rpc import AgentCall, AgentCallKind, ExecOutput, LogLine, UsageRow
+from holdfast.model.errors import Fault
+from holdfast.model.quantity import CPU, MEMORY
+
+_log = structlog.get_logger()
+_encoder = msgspec.json.Encoder()
+_USAGE_WINDOW_S = 0.5
+
+
+class AgentRpcStream(Protocol):
+    """Connection to the region: calls in, response chunks out."""
+
+    def agent_calls(self, node: str) -> AsyncIterator[AgentCall]: ...
+
+    async def send_response(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
+        """Returns False when the caller has disconnected."""
+
+
+class AgentRpcServer:
+    """`running` returns the running tasks with their drivers."""
+
+    def __init__(
+        self, node: str, stream: AgentRpcStream, tasks_dirs: tuple[Path, ...], ports: Ports,
+        running: Callable[[], Iterable[tuple[Task, Driver]]],
+    ) -> None:  # fmt: skip
+        self._node, self._stream, self._tasks_dirs, self._ports = node, stream, tasks_dirs, ports
+        self._running = running
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    async def run(self) -> None:
+        backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.RECONNECT_MAX_S)
+        try:
+            while True:
+                try:
+                    async for ask in self._stream.agent_calls(self._node):
+                        backoff.reset()
+                        self._start_call(ask)
+                except (Fault, OSError, TimeoutError) as fault:
+                    _log.debug("agent_call_stream_failed", node=self._node, error=str(fault))
+                await self._ports.clock.sleep(backoff.next_s())
+        finally:
+            await cancel_and_wait(*self._tasks)
+
+    def _start_call(self, ask: AgentCall) -> None:
+        work = self._handle(ask) if len(self._tasks) < limits.AGENT_CALLS_PER_NODE_MAX else self._refuse_call(ask)
+        task = asyncio.create_task(_log_faults(work, ask), name=f"ask:{ask.id}")
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _refuse_call(self, ask: AgentCall) -> None:
+        error = f"node {self._node}: too many calls in progress (limit {limits.AGENT_CALLS_PER_NODE_MAX}); try again"
+        await self._send(ask, [{"error": error}], end=True)
+
+    async def _handle(self, ask: AgentCall) -> None:
+        match ask.arguments.kind:
+            case AgentCallKind.LOGS:
+                await self._logs(ask)
+            case AgentCallKind.EXEC:
+                await self._exec(ask)
+            case AgentCallKind.USAGE:
+                await self._usage(ask)
+
+    async def _send(self, ask: AgentCall, rows: Iterable[object], *, end: bool = False) -> bool:
+        data = b"".join(_encoder.encode(row) + b"\n" for row in rows)
+        return await self._stream.send_response(self._node, ask.id, data, end=end)
+
+    async def _logs(self, ask: AgentCall) -> None:
+        found = [one for where in self._tasks_dirs for one in logs.find_task_logs(where, ask.namespace, ask.replica)]
+        if not found:
+            await self._send(ask, [{"error": f"replica {ask.replica}: no logs on node {self._node}"}], end=True)
+            return
+        path, arguments = found[0].path, ask.arguments
+        if not arguments.follow:
+            lines = [LogLine(line.at, line.stream, line.text) for line in logs.tail(path, arguments.tail)]
+            for start in range(0, len(lines), limits.AGENT_CALL_LINES_MAX):
+                if not await self._send(ask, lines[start : start + limits.AGENT_CALL_LINES_MAX]):
+                    return
+            await self._send(ask, [], end=True)
+            return
+        gathered: list[LogLine] = []
+        listening = asyncio.create_task(self._send_gathered(ask, gathered))
+        try:
+            async for line in logs.follow(path, self._ports.clock, lines=arguments.tail):
+                gathered.append(LogLine(line.at, line.stream, line.text))
+                while len(gathered) >= limits.AGENT_CALL_LINES_MAX and not listening.done():
+                    await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S)
+                if listening.done():
+                    return
+        finally:
+            await cancel_and_wait(listening)
+
+    async def _send_gathered(self, ask: AgentCall, gathered: list[LogLine]) -> None:
+        """Sends the gathered lines at short intervals. Returns when the caller has disconnected."""
+        while True:
+            rows, gathered[:] = list(gathered), []
+            if not await self._send(ask, rows):
+                return
+            await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S if rows else limits.LOG_FOLLOW_EVERY_S)
+
+    async def _exec(self, ask: AgentCall) -> None:
+        arguments = ask.arguments
+        found = [(t, d) for t, d in self._running() if (t.namespace, t.replica) == (ask.namespace, ask.replica)]
+        if not found:
+            await self._send(ask, [{"error": f"replica {ask.replica}: not running on node {self._node}"}], end=True)
+            return
+        task, driver = found[0]
+        _log.info("command_executed", task=task.id, command=arguments.command[:8])
+        try:
+            done = await driver.execute(
+                task.id,
+                arguments.command,
+                min(arguments.timeout_seconds, limits.AGENT_EXEC_MAX_S),
+                limits.AGENT_EXEC_OUTPUT_BYTES_MAX,
+            )
+        except TimeoutError:
+            await self._send(
+                ask, [{"error": f"command did not finish within {arguments.timeout_seconds:g} s"}], end=True
+            )
+            return
+        await self._send(ask, [ExecOutput(code=done.code, output=done.output)], end=True)
+
+    async def _usage(self, ask: AgentCall) -> None:
+        """CPU is the use within a short window, in millicores."""
+        before = {task.id: driver.usage(task.id) for task, driver in self._running()}
+        began = self._ports.clock.monotonic()
+        await self._ports.clock.sleep(_USAGE_WINDOW_S)
+        took_s = max(0.001, self._ports.clock.monotonic() - began)
+        rows = []
+        for task, driver in self._running():
+            was, now = before.get(task.id), driver.usage(task.id)
+            cpu = int((now.cpu_s - was.cpu_s) / took_s * 1000) if was is not None and now is not None else 0
+            rows.append(UsageRow(
+                namespace=task.namespace, workload=task.workload, replica=task.replica, cpu=max(0, cpu),
+                cpu_requested=task.resources.get(CPU, 0), memory=now.memory_bytes if now is not None else 0,
+                memory_requested=task.resources.get(MEMORY, 0), processes=now.processes if now is not None else 0,
+            ))  # fmt: skip
+        await self._send(ask, rows, end=True)
+
+
+async def _log_faults(work: Coroutine[Any, Any, None], ask: AgentCall) -> None:
+    try:
+        await work
+    except (Fault, OSError, TimeoutError) as fault:
+        _log.info("agent_call_failed", id=ask.id, kind=ask.arguments.kind, error=str(fault))

@@ -1,0 +1,227 @@
+"""The composition root: which parts make a global or a regional cell, and in which order they live.
+
+`Cell` is everything behind the network: store, gate, controllers, authority, scheduler, link. A server process puts the
+HTTP API in front of it; the simulation runs the very same class on virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from holdfast.authority.authority import Authority
+from holdfast.cell import fleet_gauges
+from holdfast.client.contract import Client, FencingToken
+from holdfast.controllers.informer import Informers
+from holdfast.controllers.leader_election import Election
+from holdfast.controllers.runner import Runner
+from holdfast.controllers.table import global_controllers, link_controllers, regional_controllers
+from holdfast.foundation.ports import Ports
+from holdfast.foundation.tasks import cancel_and_wait
+from holdfast.gate.events import EventLog
+from holdfast.gate.gate import Gate
+from holdfast.gate.local_client import LocalClient, PlacementService
+from holdfast.gate.principal import Principal, controller
+from holdfast.insight import replay
+from holdfast.link.link import Link
+from holdfast.link.override_expiry import OverrideExpiry
+from holdfast.link.peer_probes import PeerProbe
+from holdfast.model import limits
+from holdfast.model.decision import Decision
+from holdfast.model.kinds import kind_of
+from holdfast.model.override import Override
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.server.placement_forwarding import ForwardingPlacement
+from holdfast.store.contract import Store
+from holdfast.store.objects import Objects
+
+GLOBAL = "global"
+
+log = structlog.get_logger()
+
+
+PARTS = ("api", "controllers", "authority", "scheduler")
+"""What a process of a cell may run; several processes of one cell share its store. The link goes with controllers."""
+
+Forward = Callable[["Authority | None", Objects], ForwardingPlacement]
+
+
+class Cell:
+    """One cell in one process. `there` is a region's way to the global cell; None for the global cell itself."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        volatile: Store,
+        ports: Ports,
+        *,
+        identity: str,
+        there: Client | None = None,
+        probe: PeerProbe | None = None,
+        outlet: Callable[[Client], Client] = lambda client: client,
+        parts: frozenset[str] = frozenset(PARTS),
+        forward: Forward | None = None,
+        resync_s: float = limits.RESYNC_S,
+    ) -> None:
+        """`outlet` wraps the client of every part inside: where the simulation puts its faults. `probe` is how a region
+        looks at the others. `forward` makes the way to the authority where that may be another process."""
+        self.name = name
+        self.store = store
+        self.ports = ports
+        self.objects = Objects(store, volatile)
+        self.gate = Gate(name, self.objects, ports)
+        self.events = EventLog(self.objects, ports)
+        self.parts = parts
+        regional = name != GLOBAL
+        places = regional and "authority" in parts
+        self.authority = Authority(name, self.objects, ports, trail=self.gate.audit) if places else None
+        self.forwarding = forward(self.authority, self.objects) if forward is not None and regional else None
+        self.placement: PlacementService | None = self.forwarding or self.authority
+        self._outlet = outlet
+        self.informers = Informers(self.client_of("informers"), ports, resync_s=resync_s)
+        self.election = Election(self.client_of("election"), "controllers", identity, ports)
+        self._placing = Election(self.client_of("authority"), "authority", identity, ports)
+        self.runners = self._runners() if "controllers" in parts else []
+        self.scheduler: Scheduler | None = None
+        self.link: Link | None = None
+        copies = self.client_of("link") if regional else None
+        self._countdown = OverrideExpiry(self.informers.cache, self.client_of("override"), ports, copies)
+        self.informers.of(Override)
+        if regional:
+            if "scheduler" in parts:
+                self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
+            if there is not None and "controllers" in parts:
+                self.link = Link(
+                    name,
+                    there=there,
+                    mirrors=self.client_of("link"),
+                    here=self.informers,
+                    ports=ports,
+                    countdown=self._countdown,
+                    probe=probe,
+                )
+                for row in link_controllers(self.link):
+                    client = there if row.writes_peer else self.client_of(row.name)
+                    self.link.runners[row.name] = Runner(row, client, self.informers, ports, peer=self.link.peer)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def client_of(self, role: str) -> Client:
+        """The in-process client of one part, which writes under that part's own name."""
+        return self._outlet(self.client(controller(role, cell=self.name)))
+
+    def client(self, who: Principal) -> LocalClient:
+        return LocalClient(self.gate, who, placement=self.placement, events=self.events)
+
+    def _runners(self) -> list[Runner]:
+        table = global_controllers() if self.name == GLOBAL else regional_controllers(self.name)
+        return [Runner(item, self.client_of(item.name), self.informers, self.ports, self.election) for item in table]
+
+    async def start(self) -> None:
+        """Returns when the cell can be read and written; controllers take up their work in the background."""
+        await self.objects.start()
+        await self.informers.start()
+        if self.runners:
+            await self.election.start()
+        for runner in self.runners:
+            await runner.start()
+        if self.authority is not None:
+            await self._placing.start()
+            self._background("authority", lambda: self._placing.while_leading(self._lead_placement))
+        if self.scheduler is not None:
+            await self.scheduler.start()
+        if self.runners:
+            self._background("countdown", lambda: self.election.while_leading(self._count_down))
+        if self.link is not None:
+            self._background("link", lambda: self.election.while_leading(self._keep_link))
+        if self.name == GLOBAL:
+            self._background("gauges", self._gauge_fleet)
+        self._background("compaction", self._compact)
+        self._background("events", self.events.run)
+
+    async def stop(self) -> None:
+        """Stops in reverse. Leases are given back, so that a restart takes over at once."""
+        if self.scheduler is not None:
+            await self.scheduler.stop()
+        for runner in reversed(self.runners):
+            await runner.stop()
+        await cancel_and_wait(*reversed(self._tasks))
+        self._tasks.clear()
+        if self.authority is not None:
+            self.authority.stop()
+            await self._placing.stop()
+        await self.election.stop()
+        await self.informers.stop()
+        await self.gate.close()
+        await self.objects.close()
+
+    def ready(self) -> dict[str, bool]:
+        """What /readyz checks, by name."""
+        checks = {"informers": all(i.synced.is_set() for i in self.informers.all())}
+        if self.forwarding is not None:
+            checks["authority"] = self.forwarding.is_available
+        elif self.authority is not None:
+            checks["authority"] = self.authority.leading
+        return checks
+
+    def _background(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            try:
+                await work()
+            except Exception:
+                log.exception("component_failed", cell=self.name, part=name)
+                raise
+
+        self._tasks.append(asyncio.create_task(run(), name=f"{self.name} {name}"))
+
+    @property
+    def failed(self) -> str:
+        """The background part that ended by itself, if one did: the process should not go on without it."""
+        return next((t.get_name() for t in self._tasks if t.done() and not t.cancelled()), "")
+
+    async def _lead_placement(self, token: FencingToken) -> None:
+        """Makes placement commits while elected; a new term starts from the records, never from memory."""
+        assert self.authority is not None
+        try:
+            await self.authority.start(token)
+            await self.authority.run()
+            self._placing.token_rejected(token)
+        finally:
+            self.authority.stop()
+
+    async def _keep_link(self, token: FencingToken) -> None:
+        """The link is started again whatever ends it: a region without it only ages. One process of a cell has it."""
+        assert self.link is not None
+        while True:
+            try:
+                await self.link.run()
+            except Exception:
+                log.exception("link_failed", cell=self.name)
+            await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
+
+    async def _count_down(self, token: FencingToken) -> None:
+        """One process of a cell counts the time of its overrides; what another counted before is not known here."""
+        await self.informers.synced()
+        self._countdown.reset()
+        await self._countdown.run()
+
+    async def _gauge_fleet(self) -> None:
+        await self.informers.synced()
+        while True:
+            fleet_gauges.update_gauges(self.informers.cache, self.ports.clock.now())
+            await self.ports.clock.sleep(limits.FLEET_METRICS_EVERY_S)
+
+    async def _compact(self) -> None:
+        """History is kept for the last so many revisions, and as far as the decisions that are kept need it to be
+        replayed; not without end."""
+        while True:
+            await self.ports.clock.sleep(limits.COMPACT_EVERY_S)
+            if not self.election.leading:
+                continue
+            needed = replay.oldest_revision_needed(self.objects.list(kind_of(Decision))[0])
+            oldest = min(self.store.revision_back(limits.HISTORY_REVISIONS), needed or self.store.head)
+            oldest = max(oldest, self.store.revision_back(limits.HISTORY_REVISIONS_MAX))
+            if oldest > self.store.compacted:
+                await self.store.compact(oldest)

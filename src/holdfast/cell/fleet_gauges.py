@@ -1,0 +1,64 @@
+"""Prometheus gauges of the fleet's state, updated periodically from the global cell's cache, for alerts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from holdfast.foundation import metrics
+from holdfast.model.assignment import Assignment
+from holdfast.model.override import Override
+from holdfast.model.quota import Quota
+from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import HealthState, Region
+from holdfast.model.scheduler_policy import SchedulerPolicy
+from holdfast.model.tenant import Tenant
+from holdfast.model.times import parse_time
+from holdfast.model.view import View
+from holdfast.model.workload import Workload, WorkloadType
+from holdfast.scheduling.eviction import stuck_finalizers
+
+READS = (Region, Recovery, RecoveryBudget, Override, Quota, Workload, Tenant, Assignment, SchedulerPolicy)
+
+
+def update_gauges(view: View, now: float) -> None:
+    states = Counter(r.status.health.state for r in view.list(Region))
+    for state in HealthState:
+        metrics.FLEET_REGIONS.labels(state.value).set(states[state])
+    open_ones = [r for r in view.list(Recovery) if is_open(r)]
+    phases = Counter(r.status.phase for r in open_ones)
+    for phase in RecoveryPhase:
+        metrics.FLEET_RECOVERIES.labels(phase.value).set(phases[phase])
+    begun = [r.spec.started_at for r in open_ones if r.status.phase is RecoveryPhase.OPEN and r.spec.started_at]
+    metrics.FLEET_RECOVERY_AGE.set(max((now - parse_time(at) for at in begun), default=0.0))
+    budgets = view.list(RecoveryBudget)
+    metrics.FLEET_RECOVERY_SLOTS.labels("Wanted").set(sum(s.count for b in budgets for s in b.spec.slot_shapes))
+    metrics.FLEET_RECOVERY_SLOTS.labels("Kept").set(sum(b.status.admitted for b in budgets))
+    metrics.FLEET_RECOVERY_SLOTS.labels("Drawn").set(sum(b.status.consumed for b in budgets))
+    overrides = view.list(Override)
+    acting = Counter(o.status.phase for o in overrides)
+    for name in ("Pending", "Active"):
+        metrics.FLEET_OVERRIDES.labels(name).set(acting[name])
+    metrics.FLEET_NOT_REVERTED.set(sum(_is(o, "Reverted", "False") for o in overrides))
+    quotas = view.list(Quota)
+    metrics.FLEET_EXPIRED_GRANT_LEASES.set(sum(row.lease_expired for q in quotas for row in q.status.regions))
+    metrics.FLEET_OVER_QUOTA.set(sum(_is(q, "OverQuota", "True") for q in quotas))
+    going = [item for kind in (Tenant, Region, Workload, Assignment) for item in view.list(kind)]
+    metrics.FLEET_STUCK_FINALIZERS.set(len(stuck_finalizers.stuck_finalizers(going, (), now)))
+    metrics.FLEET_POLICIES_STOPPED.set(sum(p.status.stopped is not None for p in view.list(SchedulerPolicy)))
+    workloads = view.list(Workload)
+    metrics.FLEET_UNBACKED.set(sum(w.status.backing is not None and not w.status.backing.backed for w in workloads))
+    metrics.FLEET_PENDING_AGE.set(max((_waited_s(w, now) for w in workloads), default=0.0))
+
+
+def _waited_s(workload: Workload, now: float) -> float:
+    if workload.spec.type is not WorkloadType.SERVICE or workload.metadata.terminating:
+        return 0.0
+    for condition in workload.status.conditions:
+        if condition.type == "Serving" and condition.status == "False" and condition.last_transition_time:
+            return now - parse_time(condition.last_transition_time)
+    return 0.0
+
+
+def _is(item: Override | Quota, kind: str, status: str) -> bool:
+    return any(c.type == kind and c.status == status for c in item.status.conditions)

@@ -1,0 +1,245 @@
+"""In-memory cache of a cell's objects by kind, with indexes. An object's state never goes back in time.
+
+- Objects are shared and immutable.
+- Reads are synchronous and cost as much as they return. Lists are in key order.
+- Every change enters through `put`, `remove`, `replace_all` or `start_over`, which return the changes for the handlers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from holdfast.model.indexes import Index, indexes_of
+from holdfast.model.meta import Key, Object
+from holdfast.model.view import Measure, Totals
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+
+class CacheChange(NamedTuple, Generic[O]):
+    """One change of the cache. If the object was removed, `new` is None and `old` is its last state."""
+
+    new: O | None
+    old: O | None
+
+
+class _Ordered:
+    """Objects in key order. The list is cached until it changes."""
+
+    __slots__ = ("_keys", "_listed", "_sorted", "items")
+
+    def __init__(self) -> None:
+        self.items: dict[Key, Any] = {}
+        self._keys: list[Key] = []
+        """The keys of `items`, in order if `_sorted`. A burst of new keys is sorted once, on the next read."""
+        self._sorted = True
+        self._listed: tuple[Any, ...] | None = ()
+
+    def put(self, key: Key, item: Any) -> None:
+        if key not in self.items:
+            if self._sorted and self._keys and key < self._keys[-1]:
+                self._sorted = False
+            self._keys.append(key)
+        self.items[key] = item
+        self._listed = None
+
+    def remove(self, key: Key) -> None:
+        del self.items[key]
+        self._sort()
+        del self._keys[bisect_left(self._keys, key)]
+        self._listed = None
+
+    def list(self) -> tuple[Any, ...]:
+        if self._listed is None:
+            self._sort()
+            self._listed = tuple(map(self.items.__getitem__, self._keys))
+        return self._listed
+
+    def _sort(self) -> None:
+        if not self._sorted:
+            self._keys.sort()
+            self._sorted = True
+
+
+class _Kind:
+    """The cached objects of one kind."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.all = _Ordered()
+        self.indexes: dict[str, Index] = {_NAMESPACE: lambda item: (item.metadata.namespace,), **indexes_of(kind)}
+        self._indexed: dict[str, dict[str, _Ordered]] = {}
+        """Index → value → objects. An index is built on first use; most are never used."""
+        self.totals = Totals()
+        self.totals_of_all = Totals()
+        self.summed = False
+        """Whether a total was ever read."""
+        self.gone: dict[Key, int] = {}
+        """Removed keys with the revision of their removal, kept until a list is newer. A delayed or repeated event must
+        not bring the object back."""
+
+    def place(self, key: Key, item: Any, old: Any | None) -> None:
+        self.all.put(key, item)
+        if self.summed:
+            self.totals.update(old, item)
+            self.totals_of_all.update(old, item)
+        for name, buckets in self._indexed.items():
+            index = self.indexes[name]
+            values = tuple(index(item))
+            if old is not None:
+                for value in index(old):
+                    if value not in values:
+                        _take(buckets, value, key)
+            _put(buckets, values, key, item)
+
+    def take(self, key: Key, old: Any) -> None:
+        self.all.remove(key)
+        self.totals.update(old, None)
+        self.totals_of_all.update(old, None)
+        for name, buckets in self._indexed.items():
+            for value in self.indexes[name](old):
+                _take(buckets, value, key)
+
+    def by(self, name: str, value: str) -> Sequence[Any]:
+        buckets = self._indexed.get(name)
+        if buckets is None:
+            index = self.indexes[name]
+            buckets = self._indexed[name] = {}
+            for key, item in self.all.items.items():
+                _put(buckets, index(item), key, item)
+        bucket = buckets.get(value)
+        return () if bucket is None else bucket.list()
+
+
+_NAMESPACE = "metadata.namespace"
+
+
+def _put(buckets: dict[str, _Ordered], values: Iterable[str], key: Key, item: Any) -> None:
+    for value in values:
+        bucket = buckets.get(value)
+        if bucket is None:
+            bucket = buckets[value] = _Ordered()
+        bucket.put(key, item)
+
+
+def _take(buckets: dict[str, _Ordered], name: str, key: Key) -> None:
+    bucket = buckets.get(name)
+    if bucket is None or key not in bucket.items:
+        return  # an index may yield one value twice
+    bucket.remove(key)
+    if not bucket.items:
+        del buckets[name]
+
+
+def namespace_of(item: Any) -> str:
+    return str(item.metadata.namespace)
+
+
+def single_group(item: Any) -> str:
+    return ""
+
+
+class _Kinds(dict[type[Any], _Kind]):
+    """Creates the entry of a kind on first use."""
+
+    def __missing__(self, kind: type[Any]) -> _Kind:
+        made = self[kind] = _Kind(kind)
+        return made
+
+
+class Cache:
+    """The newest state that this process has observed. Implements `model.view.View`."""
+
+    def __init__(self) -> None:
+        self._kinds = _Kinds()
+
+    # Reading
+
+    def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        found: O | None = self._kinds[kind].all.items.get(Key(namespace, name))
+        return found
+
+    def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
+        known = self._kinds[kind]
+        return known.by(_NAMESPACE, namespace) if namespace else known.all.list()
+
+    def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
+        """Objects by an index of `model.indexes`. An unknown index raises KeyError."""
+        known = self._kinds[kind]
+        if index not in known.indexes:
+            raise KeyError(f"{kind.__name__} has no index {index} (expected one of {', '.join(known.indexes)})")
+        return known.by(index, value)
+
+    def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
+        known = self._kinds[kind]
+        totals = known.totals if namespace else known.totals_of_all
+        if not totals.is_tracked(measure):
+            known.summed = True
+            totals.track(measure, namespace_of if namespace else single_group, known.all.list())
+        return totals.total(measure, namespace)
+
+    def count(self, kind: type[Any]) -> int:
+        return len(self._kinds[kind].all.items)
+
+    # Changing
+
+    def put(self, item: O) -> CacheChange[O] | None:
+        """Stores a state, unless a newer state or a later removal is known."""
+        known, key = self._kinds[type(item)], item.key
+        old = known.all.items.get(key)
+        if old is item:
+            return None
+        revision = item.revision
+        if old is not None and old.revision >= revision:
+            return None
+        if known.gone and known.gone.get(key, 0) >= revision:
+            return None
+        known.place(key, item, old)
+        return CacheChange(item, old)
+
+    def remove(self, kind: type[O], key: Key, revision: int, last: O | None = None) -> CacheChange[O] | None:
+        """Removes the object unless its state is newer than the removal. `last` is its final state."""
+        known = self._kinds[kind]
+        old = known.all.items.get(key)
+        if old is not None and old.revision > revision:
+            return None
+        known.gone[key] = max(revision, known.gone.get(key, 0))
+        if old is None:
+            return None
+        known.take(key, old)
+        return CacheChange(None, last if last is not None else old)
+
+    def replace_all(self, kind: type[O], items: Iterable[O], revision: int) -> Sequence[CacheChange[O]]:
+        """Applies a full list of `revision`. Objects that are neither listed nor newer were deleted."""
+        known = self._kinds[kind]
+        changes = []
+        listed: set[Key] = set()
+        held = known.all.items
+        for item in items:
+            key = item.key
+            listed.add(key)
+            if held.get(key) is not item and (change := self.put(item)) is not None:
+                changes.append(change)
+        for key in [key for key in held if key not in listed]:
+            removed = self.remove(kind, key, revision)
+            if removed is not None:
+                changes.append(removed)
+        known.gone = {key: at for key, at in known.gone.items() if at > revision}
+        return changes
+
+    def reset_kind(self, kind: type[O], items: Iterable[O]) -> Sequence[CacheChange[O]]:
+        """Applies a full list and ignores known revisions: the cell was restored from a backup."""
+        known = self._kinds[kind]
+        known.gone.clear()
+        changes = []
+        listed = {item.key: item for item in items}
+        for key, old in [(key, old) for key, old in known.all.items.items() if key not in listed]:
+            known.take(key, old)
+            changes.append(CacheChange(None, old))
+        for key, item in listed.items():
+            old = known.all.items.get(key)
+            if old != item:
+                known.place(key, item, old)
+                changes.append(CacheChange(item, old))
+        return changes

@@ -1,0 +1,401 @@
+"""The table of controllers: which run in which cell, and what wakes each of them.
+
+Controllers of the link read two cells, the region and the global cell (`view.peer`), and run while the link is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from holdfast.controllers.controller import Controller, Decide, woken_by_object
+from holdfast.fleet import (
+    assign,
+    autoscale,
+    batch_ttl,
+    grants,
+    node_pools,
+    overrides,
+    policy,
+    post_restore,
+    region_health,
+    rollout,
+    workload_status,
+)
+from holdfast.fleet.recovery import backing, recover
+from holdfast.gate.garbage_collection import Collector
+from holdfast.link import break_glass, grant_sync, mirror, report
+from holdfast.link.link import Link
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.core import Lease
+from holdfast.model.endpoint import Endpoint
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.lease_page import LeasePage
+from holdfast.model.meta import Key
+from holdfast.model.node import Node
+from holdfast.model.node_pool import NodePool
+from holdfast.model.override import Override
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.quota import Grant, Quota
+from holdfast.model.recovery import Recovery
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.recovery_slot import RecoverySlot
+from holdfast.model.region import Region
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
+from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.tenant import Tenant
+from holdfast.model.view import View
+from holdfast.model.workload import Workload
+from holdfast.model.writes import Outcome, Write
+from holdfast.scheduling import endpoint_membership, node_health, replicate, slot_requests
+from holdfast.scheduling.eviction import drain, preempted, release, repair, stuck_finalizers
+
+
+def global_controllers() -> tuple[Controller, ...]:
+    return (
+        *_workload_controllers(),
+        *_revision_controllers(),
+        *_incident_controllers(),
+        _finalizers("global"),
+        garbage_collection("global"),
+    )
+
+
+def garbage_collection(cell: str) -> Controller:
+    """Deletes dependents of deleted owners, in every cell."""
+    here = Collector(cell)
+    return Controller(
+        name="collect",
+        decide=here.decide,
+        keys=here.keys,
+        wakes={kind.type: here.wake_for(kind) for kind in here.seen},
+        resync_s=limits.GARBAGE_COLLECTION_RESYNC_S,
+        batch=True,
+    )
+
+
+def _finalizers(cell: str) -> Controller:
+    """Tells of deletions that hang, in every cell."""
+    return Controller(
+        name="finalizers",
+        decide=stuck_finalizers.decider(cell),
+        keys=stuck_finalizers.keys,
+        wakes={},
+        reads=(*(kind.type for kind in stuck_finalizers.kinds_with_finalizers(cell)), Lease),
+        resync_s=limits.FINALIZER_CHECK_EVERY_S,
+    )
+
+
+def _workload_controllers() -> tuple[Controller, ...]:
+    """The way of a workload: where it goes, what it may spend, how it is doing."""
+    return (
+        Controller(
+            name="assign",
+            decide=post_restore.unless_restoring(assign.decide),
+            keys=assign.keys,
+            batch=True,
+            wakes={
+                Workload: assign.woken_by_workload,
+                Assignment: assign.woken_by_assignment,
+                Region: assign.woken_by_region,
+                PriorityClass: assign.woken_by_priority,
+                Override: assign.woken_by_override,
+            },
+            reads=(Tenant, Quota, Grant),
+        ),
+        Controller(
+            name="grant",
+            decide=grants.decide,
+            keys=grants.keys,
+            wakes={
+                Quota: grants.woken_by_any,
+                Grant: grants.woken_by_any,
+                Assignment: grants.woken_by_any,
+                Override: grants.woken_by_override,
+                Region: grants.woken_by_region,
+                PolicyRevision: grants.woken_by_policy,
+            },
+        ),
+        Controller(
+            name="policy",
+            decide=policy.decide,
+            keys=policy.keys,
+            wakes={SchedulerPolicy: policy.woken_by_policy, Region: policy.woken_by_region},
+            reads=(PolicyRevision,),
+        ),
+        Controller(
+            name="workload-status",
+            decide=workload_status.decide,
+            keys=workload_status.keys,
+            wakes={
+                Workload: workload_status.woken_by_workload,
+                Assignment: workload_status.woken_by_assignment,
+                Region: workload_status.woken_by_region,
+            },
+            batch=True,
+            debounce_s=limits.STATUS_DEBOUNCE_S,
+        ),
+    )
+
+
+def _revision_controllers() -> tuple[Controller, ...]:
+    """How a workload changes: its revision, its number, its end."""
+    return (
+        Controller(
+            name="rollout",
+            decide=rollout.decide,
+            keys=rollout.keys,
+            wakes={
+                Workload: rollout.woken_by_workload,
+                Assignment: rollout.woken_by_assignment,
+                Region: rollout.woken_by_region,
+            },
+            batch=True,
+            debounce_s=limits.STATUS_DEBOUNCE_S,
+        ),
+        Controller(
+            name="autoscale",
+            decide=autoscale.decide,
+            keys=autoscale.keys,
+            wakes={Workload: autoscale.woken_by_workload},
+            reads=(Assignment, Override),
+            resync_s=limits.AUTOSCALE_CHECK_EVERY_S,
+        ),
+        Controller(
+            name="batch-ttl",
+            decide=batch_ttl.decide,
+            keys=batch_ttl.keys,
+            wakes={Workload: batch_ttl.woken_by_workload},
+        ),
+    )
+
+
+def _incident_controllers() -> tuple[Controller, ...]:
+    """What is done when regions fail, and what people decide meanwhile."""
+    return (
+        Controller(
+            name="region-health",
+            decide=region_health.decide,
+            keys=region_health.keys,
+            wakes={Region: region_health.woken_by_region, Override: region_health.woken_by_override},
+            reads=(Assignment,),
+            resync_s=5.0,
+        ),
+        Controller(
+            name="backing",
+            decide=backing.decide,
+            keys=backing.keys,
+            wakes={
+                Region: backing.woken_by_region,
+                RecoveryBudget: backing.woken_by_spec,
+                Quota: backing.woken_by_spec,
+                Override: backing.woken_by_override,
+                Workload: backing.woken_by_workload,
+                Assignment: backing.woken_by_assignment,
+            },
+            reads=(PriorityClass, Tenant),
+            resync_s=10.0,
+        ),
+        Controller(
+            name="override",
+            decide=overrides.decide,
+            keys=overrides.keys,
+            wakes={Override: overrides.woken_by_override},
+            reads=(Region, Grant),
+            resync_s=5.0,
+        ),
+        Controller(
+            name="recover",
+            decide=post_restore.unless_restoring(recover.decide),
+            keys=recover.keys,
+            wakes={
+                Region: recover.woken_by_region,
+                Recovery: recover.woken_by_recovery,
+                Workload: recover.woken_by_workload,
+                RecoveryBudget: recover.woken_by_budget,
+            },
+            reads=(Assignment, PriorityClass, Tenant, Grant, Override),
+            resync_s=5.0,  # one key at a time: targets are chosen over all workloads together
+        ),
+    )
+
+
+def _leaving_controllers() -> tuple[Controller, ...]:
+    """How replicas give up their places, and the account of it."""
+    return (
+        Controller(
+            name="release",
+            decide=release.decide,
+            keys=release.keys,
+            wakes={
+                Replica: release.woken_by_replica,
+                Binding: release.woken_by_binding,
+                Node: release.woken_by_node,
+                Reservation: preempted.woken_by_reservation,
+                GrantCopy: release.woken_by_copy,
+            },
+            reads=(Assignment,),
+            batch=True,
+            sees_earlier_statuses=True,  # a disruption budget spans the replicas of a workload
+        ),
+        Controller(
+            name="drain",
+            decide=drain.decide,
+            keys=drain.keys,
+            wakes={Node: drain.woken_by_node, Replica: drain.woken_by_replica},
+            reads=(Assignment,),
+            resync_s=5.0,
+        ),
+    )
+
+
+def regional_controllers(region: str) -> tuple[Controller, ...]:
+    return (
+        Controller(
+            name="replicate",
+            decide=replicate.decider(region),
+            keys=replicate.keys,
+            wakes={
+                Assignment: replicate.woken_by_assignment,
+                Replica: replicate.woken_by_replica,
+                SchedulingRequest: replicate.woken_by_request,
+            },
+            batch=True,
+            min_interval_s=limits.WORKLOAD_DECISION_INTERVAL_S,
+        ),
+        Controller(
+            name="serve",
+            decide=endpoint_membership.decider(region),
+            keys=endpoint_membership.keys,
+            wakes={Replica: endpoint_membership.woken_by_replica, Endpoint: endpoint_membership.woken_by_endpoint},
+            batch=True,
+            min_interval_s=limits.WORKLOAD_DECISION_INTERVAL_S,
+        ),
+        *_leaving_controllers(),
+        Controller(
+            name="node-health",
+            decide=node_health.decide,
+            keys=node_health.keys,
+            wakes={
+                Node: node_health.woken_by_node,
+                LeasePage: node_health.woken_by_page,
+                Replica: node_health.woken_by_replica,
+            },
+            resync_s=limits.NODE_HEALTH_RESYNC_S,
+            batch=True,
+        ),
+        Controller(
+            name="repair",
+            decide=repair.decider(region),
+            keys=repair.keys,
+            wakes={},
+            reads=(Replica, Override, GrantCopy),
+            resync_s=limits.REPAIR_CHECK_EVERY_S,
+        ),
+        Controller(
+            name="override",
+            decide=overrides.decide,
+            keys=overrides.keys_of_region(region),
+            wakes={Override: overrides.woken_in_region(region)},
+            reads=(Region,),
+            resync_s=5.0,
+        ),
+        _finalizers(region),
+        Controller(
+            name="node-pool",
+            decide=node_pools.decider(region),
+            keys=node_pools.keys,
+            wakes={NodePool: node_pools.woken_by_pool, SchedulingRequest: node_pools.woken_by_request},
+            reads=(Node, Binding, Reservation, RecoverySlot, RecoveryBudget),
+            resync_s=limits.NODE_POOL_CHECK_EVERY_S,
+        ),
+        Controller(
+            name="recovery-slots",
+            decide=slot_requests.decider(region),
+            keys=slot_requests.keys,
+            wakes={RecoveryBudget: slot_requests.woken_by_budget, RecoverySlot: slot_requests.woken_by_hold, Node: slot_requests.woken_by_node},
+            reads=(Binding, Reservation, Tenant),
+            resync_s=10.0,  # one key at a time: budgets share the nodes
+        ),
+        garbage_collection(region),
+    )
+
+
+def link_controllers(link: Link) -> tuple[Controller, ...]:
+    """What a region and the global cell exchange object by object. The first two write here, the others there."""
+    region, countdown = link.region, link.countdown
+    return (
+        Controller(
+            name="link",
+            decide=_from_both_cells(
+                lambda key, there, here, now: mirror.mirror_writes(
+                    mirror.mirror_key(key), there, here, now, region=region, timed=countdown.mirrored_override
+                )
+            ),
+            keys=mirror.keys,
+            wakes=dict.fromkeys(mirror.MIRRORED_KINDS, mirror.woken_by_any),
+            peer_wakes={**dict.fromkeys(mirror.MIRRORED_KINDS, mirror.woken_by_any), Region: mirror.woken_by_region},
+        ),
+        Controller(
+            name="grant-sync",
+            decide=_from_both_cells(
+                lambda key, there, here, now: grant_sync.copy_writes(
+                    key, there, here, region, link.heard_s, ends_s=countdown.to_local_s
+                )
+            ),
+            keys=grant_sync.keys,
+            wakes={GrantCopy: woken_by_object},
+            peer_wakes={Grant: grant_sync.woken_by_grant},
+        ),
+        Controller(
+            name="grant-acknowledgement",
+            decide=_from_both_cells(
+                lambda key, there, here, now: grant_sync.acknowledgement(key, there, here, region, now)
+            ),
+            keys=grant_sync.keys,
+            wakes={GrantCopy: woken_by_object},
+            peer_wakes={Grant: grant_sync.woken_by_grant},
+            writes_peer=True,
+        ),
+        Controller(
+            name="assignment-report",
+            decide=_from_both_cells(lambda key, there, here, now: report.assignment_writes(key, there, here)),
+            prepare=link.prepare_assignment_report,
+            keys=lambda view: [a.key for a in view.peer.list(Assignment)],
+            wakes={
+                Assignment: woken_by_object,
+                Replica: report.woken_by_part,
+                SchedulingRequest: report.woken_by_part,
+                Node: report.woken_by_node,
+                Reservation: report.woken_by_reservation,
+                GrantCopy: report.woken_by_copy,
+            },
+            peer_wakes={Assignment: woken_by_object},
+            writes_peer=True,
+        ),
+        Controller(
+            name="endpoint-report",
+            decide=_from_both_cells(lambda key, there, here, now: report.endpoint_writes(key, there, here)),
+            keys=lambda view: [e.key for side in (view.peer, view) for e in side.list(Endpoint)],
+            wakes={Endpoint: woken_by_object},
+            peer_wakes={Endpoint: woken_by_object},
+            writes_peer=True,
+        ),
+        Controller(
+            name="break-glass-report",
+            decide=_from_both_cells(
+                lambda key, there, here, now: break_glass.record_writes(key, there, here, region, now)
+            ),
+            keys=lambda view: [o.key for o in view.list(Override)],
+            wakes={Override: woken_by_object},
+            peer_wakes={Override: woken_by_object},
+            writes_peer=True,
+        ),
+    )
+
+
+def _from_both_cells(writes: Callable[[Key, View, View, float], Iterable[Write]]) -> Decide:
+    """A decision about one key from the global cell, this region and the time."""
+    return lambda key, view, now: Outcome(writes=tuple(writes(key, view.peer, view, now)))

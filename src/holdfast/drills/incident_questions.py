@@ -1,0 +1,236 @@
+"""Answers the six incident questions from recorded object changes, events, decisions and counters. Pure.
+
+If nothing was recorded for a question, the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.drills.change_recorder import RecordedChange, group_value
+from holdfast.drills.counters import CounterReadings
+from holdfast.drills.platform_observer import Item
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.override import is_break_glass
+from holdfast.model.replica import Replica
+
+LINES_MAX = 8
+FIELDS_MAX = 4
+TEXT_CHARS_MAX = 160
+DESIRED_STATE_KINDS = frozenset(
+    {"Workload", "Assignment", "Override", "SchedulerPolicy", "PolicyRevision", "RecoveryBudget", "Quota", "Node"}
+)
+NON_CONTROLLER_ROLES = frozenset({"agent", "region", "link", "operator", "user"})
+"""Roles that report or request. All other roles are controllers."""
+SUMMARY_CONTROLLERS = frozenset({"workload-status", "grant", "backing", "grant-sync", "policy", "rollout"})
+"""Controllers that only summarize. They are named as first only if no other controller acted."""
+
+SUMMARY_KINDS = frozenset({"GrantCopy", "Grant", "Quota", "RecoveryBudget"})
+"""Kinds whose changes only summarize other changes."""
+HEARTBEAT_FIELDS = frozenset({"lastContactAt", "lastSequence", "at", "sequence"})
+"""Fields that change without any event."""
+
+
+def desired_state_changes(steps: Sequence[RecordedChange]) -> list[str]:
+    """Spec changes with their writer; created and deleted replicas as counts."""
+    told = [
+        f"+{s.at_s:.1f} s {s.cell}: {_who(s)}{s.op} {s.subject}{_what(s, 'spec')}"
+        for s in steps
+        if s.kind in DESIRED_STATE_KINDS and (s.op != "changed" or any(g.startswith("spec") for g in s.groups))
+    ]
+    counted = Counter((s.cell, s.op) for s in steps if s.kind == "Replica" and s.op != "changed")
+    told_last = [f"{cell}: replicate {op} {n} replica(s)" for (cell, op), n in sorted(counted.items())]
+    return [*_few(told), *told_last] or ["none: no spec changed in any cell"]
+
+
+def first_controllers(steps: Sequence[RecordedChange]) -> list[str]:
+    """The controllers that wrote after the failure, in order, each with its first write."""
+    seen: dict[str, RecordedChange] = {}
+    for step in steps:
+        if is_controller_decision(step):
+            for role in step.roles:
+                if role not in NON_CONTROLLER_ROLES:
+                    seen.setdefault(role, step)
+    first = [(r, s) for r, s in seen.items() if r not in SUMMARY_CONTROLLERS] or list(seen.items())
+    lines = [f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{_what(s)}" for role, s in first]
+    return _few(lines) or ["none: no controller wrote"]
+
+
+def is_controller_decision(step: RecordedChange) -> bool:
+    """Whether the change is a controller's decision: no report, summary, heartbeat or completed deletion."""
+    if step.op == "deleted" or step.kind in SUMMARY_KINDS or is_heartbeat_only(step):
+        return False
+    return any(role not in NON_CONTROLLER_ROLES for role in step.roles)
+
+
+def partial_progress(steps: Sequence[RecordedChange]) -> list[str]:
+    """Stages that replicas reached with times, pending reasons, progress of recoveries, and repairs."""
+    lines = [*_stages(steps), *_waits(steps), *_recoveries(steps), *_repairs(steps)]
+    return lines or ["none: nothing was in progress"]
+
+
+def _stages(steps: Sequence[RecordedChange]) -> Iterator[str]:
+    reached: dict[str, list[float]] = {}
+    last: dict[str, Stage] = {}
+    for step in steps:
+        if step.kind != "Replica" or step.after is None:
+            continue
+        now = stage(msgspec.convert(step.after, Replica))
+        uid = step.after["metadata"]["uid"]
+        was = last.get(uid)
+        if was is None and step.before is not None:
+            was = stage(msgspec.convert(step.before, Replica))
+        if now is not was:
+            reached.setdefault(now.value, []).append(step.at_s)
+        last[uid] = now
+    order = {s.value: i for i, s in enumerate(Stage)}
+    for name, times in sorted(reached.items(), key=lambda pair: order[pair[0]]):
+        yield f"{name}: {len(times)} replica(s), first +{times[0]:.1f} s, last +{times[-1]:.1f} s"
+
+
+def _waits(steps: Sequence[RecordedChange]) -> list[str]:
+    found: dict[str, float] = {}
+    for step in steps:
+        if step.kind == "SchedulingRequest" and step.after is not None:
+            for reason in step.after.get("status", {}).get("reasons", []):
+                found.setdefault(f"{step.namespace}/{step.name} pending: {reason['reason']}", step.at_s)
+    return _few([f"+{at_s:.1f} s {text}" for text, at_s in found.items()])
+
+
+def _recoveries(steps: Sequence[RecordedChange]) -> Iterator[str]:
+    latest: dict[str, Item] = {s.name: s.after for s in steps if s.kind == "Recovery" and s.after is not None}
+    for name, recovery in latest.items():
+        for row in recovery.get("status", {}).get("workloads", [])[:LINES_MAX]:
+            known = {k: v for k, v in row.items() if isinstance(v, int | str) and k not in ("tenant", "workload")}
+            yield f"Recovery {name}: {row['tenant']}/{row['workload']} {_brief(known)}"
+
+
+def _repairs(steps: Sequence[RecordedChange]) -> list[str]:
+    found = []
+    for step in steps:
+        if step.kind == "Replica" and "status.repair" in step.groups and step.after is not None:
+            block = step.after.get("status", {}).get("repair") or {}
+            said = f"{block.get('reason')} {block.get('state')}: {block.get('message')}" if block else "withdrawn"
+            found.append(f"+{step.at_s:.1f} s repair of {step.namespace}/{step.name}: {said}")
+    return _few(found)
+
+
+def telemetry_lines(moved: CounterReadings, events: Iterable[tuple[str, Item]], steps: Sequence[RecordedChange]) -> list[str]:
+    """Increased counters, emitted events and recorded decisions."""
+    lines = [f"{cell}: {series} +{value:g}" for (cell, series), value in sorted(moved.items()) if _telling(series)]
+    said = Counter((cell, e.get("reportingComponent", ""), e["reason"]) for cell, e in events)
+    spoken = [f"{cell}: event {reason} by {who}, {_times(n)}" for (cell, who, reason), n in said.most_common(LINES_MAX)]
+    made = Counter(
+        (s.cell, s.after["spec"].get("policyRevision", ""))
+        for s in steps if s.kind == "Decision" and s.op == "created" and s.after is not None
+    )  # fmt: skip
+    decided = [f"{cell}: {n} Decision(s) by policy revision {revision}" for (cell, revision), n in made.items()]
+    return [*_few(lines, LINES_MAX * 2), *spoken, *decided] or ["none: no counter increased and no event was emitted"]
+
+
+def _telling(series: str) -> bool:
+    """Whether the series is significant. Some counters increase all the time."""
+    usual = 'result="Accepted",verb="renew"' in series
+    return not usual and not series.startswith(("holdfast_store_", "holdfast_gate_commits"))
+
+
+def recovery_path(steps: Sequence[RecordedChange], left: Sequence[str]) -> list[str]:
+    """Recovery phases, ended overrides, reverted policies and released claims, and the result of the cleanup check."""
+    lines = []
+    freed: Counter[str] = Counter()
+    for step in steps:
+        if step.op == "deleted" and step.kind in ("Binding", "Reservation", "Replica"):
+            freed[f"{step.cell}: {step.kind}s deleted"] += 1
+        elif step.kind == "Recovery" and _was(step, "status", "phase") != _is(step, "status", "phase"):
+            lines.append(f"+{step.at_s:.1f} s recover: {step.subject} {_is(step, 'status', 'phase')}")
+        elif step.kind == "Override" and _was(step, "status", "phase") != _is(step, "status", "phase"):
+            now = _is(step, "status", "phase") or "deleted"
+            lines.append(f"+{step.at_s:.1f} s override: {step.subject} {now}")
+        elif step.kind in DESIRED_STATE_KINDS - {"Node"} and (step.op == "deleted" or step.kind == "SchedulerPolicy"):
+            lines.append(f"+{step.at_s:.1f} s {step.cell}: {_who(step)}{step.op} {step.subject}{_what(step, 'spec')}")
+    checked = "cleanup check: all resources returned" if not left else f"cleanup check: {len(left)} not returned"
+    return [*_few(lines, LINES_MAX * 2), *(f"{what}, {_times(n)}" for what, n in freed.items()), checked]
+
+
+def _who(step: RecordedChange) -> str:
+    """The writer, if it is unambiguous. Changes of user-owned fields are made by a user."""
+    people = {"operator", "user"}
+    if step.kind == "Override" and not is_break_glass(step.name):
+        people.add("region")  # a region writes only break-glass overrides
+    if step.roles and set(step.roles) <= people:
+        return "a user "
+    return f"{step.roles[0]} " if len(step.roles) == 1 else ""
+
+
+def _was(step: RecordedChange, *path: str) -> Any:
+    return _at(step.before, path)
+
+
+def _is(step: RecordedChange, *path: str) -> Any:
+    return _at(step.after, path)
+
+
+def _at(item: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        item = item.get(name) if isinstance(item, dict) else None
+    return item
+
+
+def _what(step: RecordedChange, under: str = "") -> str:
+    """The changed fields with old and new values."""
+    if step.op != "changed" or step.after is None:
+        return ""
+    groups = [g for g in step.groups if g.startswith(under)] if under else list(step.groups)
+    found: list[str] = []
+    for group in groups:
+        was, now = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
+        found += [text for text in _differences(was, now, group.rpartition(".")[2]) if not _beats(text)]
+    shown = "; ".join(found[:FIELDS_MAX])
+    return f" ({shown[:TEXT_CHARS_MAX]})" if shown else ""
+
+
+def _beats(text: str) -> bool:
+    return text.partition(" ")[0].rpartition(".")[2] in HEARTBEAT_FIELDS
+
+
+def is_heartbeat_only(step: RecordedChange) -> bool:
+    """Whether the change updates only heartbeat fields."""
+    if step.op != "changed" or step.after is None:
+        return False
+    for group in step.groups:
+        was, now = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
+        if not all(_beats(text) for text in _differences(was, now, group.rpartition(".")[2])):
+            return False
+    return True
+
+
+def _differences(was: Any, now: Any, name: str) -> Iterator[str]:
+    if isinstance(was, dict) or isinstance(now, dict):
+        old, new = was or {}, now or {}
+        if isinstance(old, dict) and isinstance(new, dict):
+            for key in sorted({*old, *new}):
+                if old.get(key) != new.get(key):
+                    yield from _differences(old.get(key), new.get(key), f"{name}.{key}")
+            return
+    if isinstance(was, list) or isinstance(now, list):
+        yield f"{name} changed"
+    else:
+        yield f"{name} {was if was is not None else 'unset'} → {now if now is not None else 'unset'}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _brief(known: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in known.items())
+
+
+def _few(lines: Sequence[str], most: int = LINES_MAX) -> list[str]:
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[:most], f"… and {len(lines) - most} more"]

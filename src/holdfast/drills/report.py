@@ -1,0 +1,75 @@
+"""The report of a drill: result, clock, violations, and answers to the six incident questions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+
+class IncidentAnswers(msgspec.Struct, frozen=True, rename="camel"):
+    """Answers to the six incident questions, as lines of text. Each line is a recorded fact."""
+
+    desired_state_changed: list[str]
+    acted_first: list[str]
+    partial_progress: list[str]
+    invariant_held: list[str]
+    telemetry: list[str]
+    recovery_path: list[str]
+
+
+QUESTIONS = {
+    "desired_state_changed": "What desired state changed?",
+    "acted_first": "Which controller acted first?",
+    "partial_progress": "What partial progress was recorded?",
+    "invariant_held": "Which invariant held?",
+    "telemetry": "Which telemetry proves it?",
+    "way_back": "What was the repair or rollback path?",
+}
+
+
+class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
+    """`facts` are the drill's own findings. In JSON their keys are at the top level."""
+
+    drill: str
+    passed: bool
+    clock: dict[str, float] = {}
+    violations: list[str] = []
+    failures: list[str] = []
+    unreturned: list[str] = []
+    facts: dict[str, Any] = {}
+    answers: IncidentAnswers | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for scripts, with the facts at the top level."""
+        told: dict[str, Any] = {"drill": self.drill, "passed": self.passed, **self.facts}
+        told |= {"clock": self.clock, "violations": self.violations, "failures": self.failures}
+        told["unreturned"] = self.unreturned
+        if self.answers is not None:
+            told["questions"] = {QUESTIONS[f]: getattr(self.answers, f) for f in QUESTIONS}
+        return told
+
+    def as_text(self) -> str:
+        lines = [f"drill {self.drill}: {'passed' if self.passed else 'FAILED'}"]
+        lines += [f"  {_words(name)}: {value}" for name, value in self.facts.items() if _plain(value)]
+        if self.clock:
+            lines.append("  clock (seconds after the failure):")
+            lines += [f"    {at_s:7.1f}  {stage}" for stage, at_s in sorted(self.clock.items(), key=lambda x: x[1])]
+        for title, items in (
+            ("violations", self.violations), ("failures", self.failures), ("not returned", self.unreturned),
+        ):  # fmt: skip
+            lines.append(f"  {title}: {'none' if not items else ''}")
+            lines += [f"    {item}" for item in items]
+        if self.answers is not None:
+            for field, question in QUESTIONS.items():
+                lines += [f"  {question}", *(f"    {line}" for line in getattr(self.answers, field))]
+        return "\n".join(lines)
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[A-Z]", lambda found: f" {found[0].lower()}", name)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)

@@ -1,0 +1,89 @@
+"""Finds stuck objects in all reachable cells: finalizers, repairs, leaked Reservations and orphaned Bindings."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from holdfast.drills.platform_observer import Item, PlatformObserver
+from holdfast.foundation.exit_codes import CommandError
+from holdfast.model.core import Lease
+from holdfast.model.times import parse_time
+from holdfast.scheduling.eviction import stuck_finalizers
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{stuck_finalizers.LEASE_NAMESPACE}/leases"
+
+
+def find_stuck_objects(watcher: PlatformObserver) -> list[dict[str, Any]]:
+    """One row per stuck object. `owner` must act; `deadline` is when it should have acted."""
+    found: list[dict[str, Any]] = []
+    for cell in ("global", *watcher.regions):
+        try:
+            found += _deletions(watcher, cell)
+            if cell != "global":
+                found += _repairs(watcher, cell) + _leaks(watcher, cell)
+        except CommandError as stop:
+            found.append({"cell": cell, "what": "Unreachable", "object": cell, "message": stop.message})
+    return found
+
+
+def _deletions(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
+    answer = watcher.api(cell).get(LEASES)
+    leases = [msgspec.convert(item, Lease) for item in answer["items"]]
+    rows = []
+    for kind in stuck_finalizers.kinds_with_finalizers(cell):
+        going = [i for i in watcher.list(kind.plural, cell) if i["metadata"].get("deletionTimestamp")]
+        items = [msgspec.convert(item, kind.type) for item in going]
+        for late in stuck_finalizers.stuck_finalizers(items, leases, time.time()):
+            rows.append(
+                {
+                    "cell": cell, "what": "FinalizerStuck", "object": _name(late.kind, late.namespace, late.name),
+                    "owner": late.owner, "since": late.deleted_at, "deadline": f"{late.deadline_seconds:.0f} s",
+                    "lastHeartbeat": late.heartbeat, "message": stuck_finalizers.stuck_message(late, time.time()),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _repairs(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
+    rows = []
+    for replica in watcher.list("replicas", cell):
+        block = replica.get("status", {}).get("repair")
+        if block and block.get("attempt") == replica["status"].get("placement", {}).get("attempt", 1):
+            rows.append(
+                {
+                    "cell": cell, "what": f"Repair{block.get('state', '')}", "object": _of(replica, "Replica"),
+                    "owner": "release" if block.get("state") == "ReleaseRequested" else "repair", "since": block.get("at", ""),
+                    "message": block.get("message", ""),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _leaks(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
+    """Expired Reservations, and Bindings without a replica. The authority releases both."""
+    replicas = {r["metadata"]["uid"] for r in watcher.list("replicas", cell)}
+    bindings = watcher.list("bindings", cell)
+    bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in bindings}
+    rows = [
+        {"cell": cell, "what": "OrphanedBinding", "object": _of(b, "Binding"), "owner": "authority",
+         "message": f"replica {b['spec']['replica']} is gone; its claim on node {b['spec']['node']} remains"}
+        for b in bindings
+        if b["spec"]["intent"]["replicaUid"] not in replicas and not b["spec"].get("quotaReleased")
+    ]  # fmt: skip
+    for item in watcher.list("reservations", cell):
+        meta, ends = item["metadata"], item["spec"].get("expiresAt", "")
+        if (meta["namespace"], meta["name"]) not in bound and ends and parse_time(ends) < time.time():
+            rows.append({"cell": cell, "what": "LeakedReservation", "object": _of(item, "Reservation"),
+                         "owner": "authority", "deadline": ends, "message": "expired and not bound"})  # fmt: skip
+    return rows
+
+
+def _of(item: Item, kind: str) -> str:
+    return _name(kind, item["metadata"].get("namespace", ""), item["metadata"]["name"])
+
+
+def _name(kind: str, namespace: str, name: str) -> str:
+    return f"{kind.lower()}/{namespace + '/' if namespace else ''}{name}"

@@ -1,0 +1,204 @@
+"""backing: whether every recovery promise holds, for the loss of any one region or zone. Owns Workload.status.backing.
+
+Only what is really kept counts: places that regions report as kept and undrawn, and the tenants' recovery allowances.
+All critical workloads are lost together and must fit together. The same function answers `holdfast plan --lose-region`,
+and admission asks it before a budget shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from holdfast.fleet.assign import open_zones
+from holdfast.fleet.recovery.need import CriticalWorkload, critical_workloads, target_refusal_reason
+from holdfast.fleet.recovery.slot_matching import MatchResult, RecoveryDemand, SlotGroup, match_slots
+from holdfast.model.assignment import Assignment
+from holdfast.model.meta import Key
+from holdfast.model.override import AVOIDANCES, Override, active_avoidances
+from holdfast.model.quantity import Amounts, amounts
+from holdfast.model.quota import Quota
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import Region
+from holdfast.model.tenant import Tenant, is_dedicated
+from holdfast.model.view import View
+from holdfast.model.workload import BackingBlock, Workload
+from holdfast.model.writes import Outcome, SetStatus, Write
+
+ALL_OBJECTIVES = Key("", "objectives")
+
+
+class Loss(msgspec.Struct, frozen=True, order=True):
+    region: str
+    zone: str = ""
+
+    def __str__(self) -> str:
+        return f"zone {self.zone} of region {self.region}" if self.zone else f"region {self.region}"
+
+
+class LossForecast(msgspec.Struct, frozen=True):
+    """What would happen: `safe` need nothing, `fit` says who recovers where and who stays short."""
+
+    loss: Loss
+    safe: tuple[CriticalWorkload, ...]
+    match: MatchResult
+
+
+def single_losses(view: View) -> list[Loss]:
+    """Every single region, and every single zone."""
+    found = []
+    for region in view.list(Region):
+        found.append(Loss(region.metadata.name))
+        found += [Loss(region.metadata.name, zone) for zone in region.spec.zones]
+    return found
+
+
+def forecast_loss(
+    loss: Loss, view: View, budgets: Sequence[RecoveryBudget], now: float, promised: Sequence[CriticalWorkload] | None = None
+) -> LossForecast:
+    """The whole picture of one loss. `promised` are the critical workloads, where they were found before."""
+    safe: list[CriticalWorkload] = []
+    items: list[RecoveryDemand] = []
+    regions = view.list(Region)
+    avoidances = active_avoidances(view.list(Override), now)
+    for critical in critical_workloads(view) if promised is None else promised:
+        options = _options(critical, regions, avoidances, loss)
+        if any(not need for _, need in options):
+            safe.append(critical)
+        else:
+            dedicated = is_dedicated(view.get(Tenant, critical.tenant))
+            closed = _closed_zones(critical.workload, regions, avoidances)
+            items.append(RecoveryDemand(critical.tenant, critical.name, critical.shape, options, closed, dedicated))
+    by_zone = any(item.closed for item in items)
+    groups = [g for region in regions for g in surviving_slots(region, budgets, loss, by_zone=by_zone)]
+    allowance = {q.metadata.namespace: amounts(q.spec.recovery_allowance) for q in view.list(Quota)}
+    return LossForecast(loss, tuple(safe), match_slots(items, groups, allowance))
+
+
+def _options(
+    critical: CriticalWorkload, regions: Sequence[Region], avoidances: Collection[Override], loss: Loss
+) -> tuple[tuple[str, int], ...]:
+    """Regions that may take it, and what it lacks there. Where a zone is lost, all it has may be in that zone."""
+    found = []
+    for region in regions:
+        name = region.metadata.name
+        lost_zone = loss.zone if name == loss.region else ""
+        if (name == loss.region and not loss.zone) or target_refusal_reason(critical, region, avoidances, lost_zone=lost_zone):
+            continue
+        need = critical.objective.min_serving if name == loss.region else critical.need(name)
+        found.append((name, need))
+    return tuple(sorted(found, key=lambda option: (option[1], option[0])))
+
+
+def _closed_zones(
+    workload: Workload, regions: Sequence[Region], avoidances: Collection[Override]
+) -> frozenset[tuple[str, str]]:
+    """The (region, zone) pairs whose places new replicas of the workload may not use."""
+    if not workload.spec.placement.zones and not avoidances:
+        return frozenset()
+    every = {(region.metadata.name, zone) for region in regions for zone in region.spec.zones}
+    return frozenset(every - {(r.metadata.name, zone) for r in regions for zone in open_zones(workload, r, avoidances)})
+
+
+def surviving_slots(region: Region, budgets: Sequence[RecoveryBudget], loss: Loss, *, by_zone: bool = False) -> list[SlotGroup]:
+    """Kept, undrawn places that survive the loss; no more of a shape than its budget asks for. `by_zone` keeps the
+    zones apart, which only matters where some workload may not use them all."""
+    report = region.status.report
+    name = region.metadata.name
+    if report is None or (name == loss.region and not loss.zone):
+        return []
+    found: list[SlotGroup] = []
+    for budget in budgets:
+        if budget.spec.region != name:
+            continue
+        for index, slot in enumerate(budget.spec.slot_shapes):
+            mine = [p for p in report.recovery_slots if p.budget == budget.metadata.name and p.shape_index == index]
+            left = [p for p in mine if not (name == loss.region and p.zone == loss.zone)]
+            shape = _smaller(amounts(slot.resources), left and amounts(left[0].resources))
+            wanted = slot.count
+            for zone in sorted({p.zone for p in left}) if by_zone else ("",):
+                free = min(wanted, sum(p.admitted - p.consumed for p in left if zone in ("", p.zone)))
+                found.append(SlotGroup(name, shape, budget.spec.tenants, free, zone))
+                wanted -= free
+    return found
+
+
+def _smaller(asked: Amounts, kept: object) -> Amounts:
+    """What a place is good for: what is asked for and what is kept, whichever is less while a change is under way."""
+    if not isinstance(kept, dict):
+        return asked
+    return {name: min(amount, kept.get(name, 0)) for name, amount in asked.items()}
+
+
+def unbacked_objectives(view: View, now: float, budgets: Sequence[RecoveryBudget] | None = None) -> dict[Key, str]:
+    """Every promise that some single loss would break, with the loss and the bottleneck."""
+    known = view.list(RecoveryBudget) if budgets is None else budgets
+    found: dict[Key, str] = {}
+    promised = critical_workloads(view)
+    for loss in single_losses(view) if promised else ():
+        for shortage in forecast_loss(loss, view, known, now, promised).match.shortages:
+            key = Key(shortage.demand.tenant, shortage.demand.name)
+            found.setdefault(key, f"if {loss} is lost: {shortage.message}")
+    return found
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision about all promises together."""
+    short = unbacked_objectives(view, now)
+    writes: list[Write] = []
+    for workload in view.list(Workload):
+        block: BackingBlock | None = None
+        if workload.spec.recovery is not None and not workload.metadata.terminating:
+            why = short.get(workload.key, "")
+            reason = Reason.NOT_BACKED if why else Reason.BACKED
+            said = why or "kept places and allowances cover the loss of any one region or zone"
+            block = BackingBlock(backed=not why, reason=reason, message=said)
+        if block != workload.status.backing:
+            writes.append(SetStatus("Workload", workload.key, workload.uid, blocks={"backing": block}))
+    return Outcome(writes=tuple(writes[:256]))
+
+
+def keys(view: View) -> Iterable[Key]:
+    return (ALL_OBJECTIVES,)
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    if new is not None and old is not None:
+        places = [r.status.report.recovery_slots if r.status.report is not None else () for r in (new, old)]
+        if places[0] == places[1] and new.status.health.state is old.status.health.state and new.spec == old.spec:
+            return ()
+    return (ALL_OBJECTIVES,)
+
+
+def woken_by_spec(new: object, old: object, view: View) -> Iterable[Key]:
+    """Budgets and quotas: only what was asked for matters here."""
+    return () if getattr(new, "spec", None) == getattr(old, "spec", None) else (ALL_OBJECTIVES,)
+
+
+def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
+    """An avoided region recovers nothing, so the beginning and the end of an avoidance matter."""
+    item = new or old
+    if item is None or item.spec.kind not in AVOIDANCES:
+        return ()
+    phases = [o.status.phase if o is not None else "" for o in (new, old)]
+    return (ALL_OBJECTIVES,) if phases[0] != phases[1] else ()
+
+
+def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
+    """Only one that was promised something, now or until now."""
+    if all(item is None or item.spec.recovery is None for item in (new, old)):
+        return ()
+    return woken_by_spec(new, old, view)
+
+
+def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
+    """Only of a workload that was promised something; should the workload come later, it wakes by itself."""
+    item = new or old
+    if item is None:
+        return ()
+    workload: Workload | None = view.get(Workload, item.spec.workload, item.metadata.namespace)
+    if workload is None or workload.spec.recovery is None:
+        return ()
+    return woken_by_spec(new, old, view)

@@ -1,0 +1,170 @@
+"""Builds the status of a Recovery (progress per workload, stage clock, condition) and of RecoveryBudgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.fleet.disruption_shares import with_share_peak
+from holdfast.fleet.recovery.need import CriticalWorkload
+from holdfast.model.assignment import Assignment, Purpose, assignment_name
+from holdfast.model.meta import Condition
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import Recovery, RecoveryPhase, RecoveryStatus, StageClock, WorkloadProgress
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import Region
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import SetStatus, Update, Write
+
+SUSPENSIONS_PER_PASS = 256
+
+
+def workload_progress(critical: CriticalWorkload, target: str, view: View, *, reason: str) -> WorkloadProgress:
+    standing = critical.counts_in(target)
+    own = view.get(Assignment, assignment_name(critical.name, target, Purpose.RECOVERY), critical.tenant)
+    message = ""
+    if not target:
+        reason, message = Reason.NO_TARGET.value, "no healthy region is allowed to run it"
+    elif not reason and standing.serving < critical.objective.min_serving:
+        reason = Reason.RECOVERING.value
+        if own is not None and own.status.pending:
+            reason, message = own.status.pending[0].reason, own.status.pending[0].message
+    return WorkloadProgress(
+        tenant=critical.tenant,
+        workload=critical.name,
+        target=target,
+        priority=critical.priority,
+        wanted=critical.objective.min_serving,
+        recovery_replicas=own.spec.replicas if own is not None else 0,
+        assigned=standing.assigned,
+        bound=standing.bound,
+        ready=standing.ready,
+        serving=standing.serving,
+        reason=reason,
+        message=message,
+    )
+
+
+def stage_clock(old: StageClock, rows: Sequence[WorkloadProgress], now: float) -> StageClock:
+    """A stage is reached when every workload has reached it. A reached stage stays."""
+    at = micro_text(now)
+
+    def reached(known: str, stage: str) -> str:
+        return known or (at if all(getattr(row, stage) >= row.wanted for row in rows) else "")
+
+    return StageClock(
+        detected_at=old.detected_at or at,
+        assigned_at=reached(old.assigned_at, "assigned"),
+        bound_at=reached(old.bound_at, "bound"),
+        ready_at=reached(old.ready_at, "ready"),
+        serving_at=reached(old.serving_at, "serving"),
+    )
+
+
+_PHASE_REASONS = {
+    RecoveryPhase.OPEN: Reason.RECOVERING,
+    RecoveryPhase.RECOVERED: Reason.RECOVERED,
+    RecoveryPhase.FAILING_BACK: Reason.FAILING_BACK,
+    RecoveryPhase.CLOSED: Reason.RECOVERY_CLOSED,
+}
+
+
+def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> Condition:
+    short = [row for row in status.workloads if row.serving < row.wanted]
+    message = f"{len(status.workloads) - len(short)} of {len(status.workloads)} critical workload(s) serve elsewhere"
+    reason = _PHASE_REASONS[status.phase]
+    if status.phase is RecoveryPhase.OPEN:
+        started_s = parse_time(recovery.spec.started_at) if recovery.spec.started_at else now
+        if now - started_s > recovery.spec.deadline_seconds:
+            reason = Reason.OBJECTIVE_MISSED
+        first = next((row for row in short if row.reason), None)
+        if first is not None:
+            message += f"; {first.tenant}/{first.workload}: {first.reason}"
+    return Condition(
+        type="Recovered",
+        status="False" if status.phase is RecoveryPhase.OPEN else "True",
+        reason=reason,
+        message=message,
+        observed_generation=recovery.metadata.generation,
+    )
+
+
+def status_write(recovery: Recovery, status: RecoveryStatus, now: float) -> SetStatus | None:
+    """The write of a changed status, or None if it is unchanged."""
+    condition = phase_condition(recovery, status, now)
+    known = next((c for c in recovery.status.conditions if c.type == condition.type), None)
+    same = known is not None and (known.status, known.reason, known.message) == (
+        condition.status, condition.reason, condition.message,
+    )  # fmt: skip
+    if status == recovery.status and same:
+        return None
+    blocks = {
+        field.encode_name: getattr(status, field.name)
+        for field in msgspec.structs.fields(RecoveryStatus)
+        if field.name not in ("conditions", "observed_generation")
+        and getattr(status, field.name) != getattr(recovery.status, field.name)
+    }
+    return SetStatus(
+        "Recovery",
+        recovery.key,
+        recovery.uid,
+        blocks=blocks,
+        conditions=(condition,),
+        observed_generation=recovery.metadata.generation,
+    )
+
+
+def suspension_writes(region: str, view: View, *, suspended: bool) -> Iterable[Write]:
+    """Writes that suspend or resume the region's Assignments. A suspended one creates no new replicas."""
+    found = 0
+    for item in view.by(Assignment, "region", region):
+        if item.spec.suspended == suspended or item.metadata.terminating or item.spec.purpose is not Purpose.NORMAL:
+            continue
+        if found == SUSPENSIONS_PER_PASS:
+            return
+        found += 1
+        spec = msgspec.structs.replace(item.spec, suspended=suspended, epoch=item.spec.epoch + 1)
+        yield Update(msgspec.structs.replace(item, spec=with_share_peak(spec, item)))
+
+
+def budget_writes(region: Region, view: View) -> list[Write]:
+    """Status writes of the region's budgets, from its report of admitted and consumed slots."""
+    report = region.status.report
+    if report is None:
+        return []
+    writes: list[Write] = []
+    for budget in view.list(RecoveryBudget):
+        if budget.spec.region != region.metadata.name:
+            continue
+        mine = [p for p in report.recovery_slots if p.budget == budget.metadata.name]
+        kept, drawn = sum(p.admitted for p in mine), sum(p.consumed for p in mine)
+        wanted = sum(slot.count for slot in budget.spec.slot_shapes)
+        zones = len({p.zone for p in mine if p.admitted})
+        fewest = max((slot.min_zones for slot in budget.spec.slot_shapes), default=1)
+        whole = kept >= wanted and zones >= min(fewest, wanted)
+        condition = Condition(
+            type="SlotsAdmitted",
+            status="True" if whole else "False",
+            reason=Reason.SLOTS_ADMITTED if whole else Reason.SLOTS_UNSCHEDULABLE,
+            message=f"{kept} of {wanted} slots admitted in {zones} zone(s), {drawn} in use",
+            observed_generation=budget.metadata.generation,
+        )
+        known = next((c for c in budget.status.conditions if c.type == "SlotsAdmitted"), None)
+        same = known is not None and (known.status, known.message) == (condition.status, condition.message)
+        current = budget.status.observed_generation == budget.metadata.generation
+        if same and current and (budget.status.admitted, budget.status.consumed) == (kept, drawn):
+            continue
+        blocks = {"held": kept, "drawn": drawn}
+        writes.append(
+            SetStatus(
+                "RecoveryBudget",
+                budget.key,
+                budget.uid,
+                blocks=blocks,
+                conditions=(condition,),
+                observed_generation=budget.metadata.generation,
+            )
+        )
+    return writes

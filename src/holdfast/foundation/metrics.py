@@ -1,0 +1,187 @@
+"""All Prometheus metrics, declared once. Counters end in `_total`, units come last, labels have bounded values.
+
+Hot loops call `.labels(…)` once and keep the child. Metrics never influence a decision.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+# Runtime: queues, controllers, informers, elections
+QUEUE_DEPTH = Gauge("holdfast_queue_depth_keys", "Keys waiting in the controller's queue.", ["controller"])
+QUEUE_WAIT = Histogram(
+    "holdfast_queue_wait_seconds", "Time from queueing a key to the start of its decision.", ["controller"],
+    buckets=_LATENCY_BUCKETS,
+)  # fmt: skip
+QUEUE_RETRIES = Counter("holdfast_queue_retries_total", "Keys requeued with backoff after a failure.", ["controller"])
+QUEUE_DROPPED = Counter("holdfast_queue_dropped_total", "Keys dropped by a full queue; a resync adds them again.",
+                        ["controller"])  # fmt: skip
+
+CONTROLLER_DECISIONS = Counter("holdfast_controller_decisions_total", "Decisions made.", ["controller"])
+CONTROLLER_WRITES = Counter("holdfast_controller_writes_total", "Writes committed.", ["controller"])
+CONTROLLER_COMMITS = Counter("holdfast_controller_commits_total", "Transactions committed.", ["controller"])
+CONTROLLER_CONFLICTS = Counter(
+    "holdfast_controller_conflicts_total", "Commits refused because an object had changed.", ["controller"]
+)
+CONTROLLER_ERRORS = Counter(
+    "holdfast_controller_errors_total", "Decisions that could not be applied, by reason.", ["controller", "reason"]
+)
+CONTROLLER_DURATION = Histogram(
+    "holdfast_controller_pass_seconds",
+    "Duration of one pass: deciding and applying.",
+    ["controller"],
+    buckets=_LATENCY_BUCKETS,
+)
+
+INFORMER_OBJECTS = Gauge("holdfast_informer_objects", "Objects in the cache.", ["cell", "kind"])
+INFORMER_LISTS = Counter("holdfast_informer_lists_total", "Full lists, by cause.", ["cell", "kind", "cause"])
+INFORMER_MISSED_EVENTS = Counter(
+    "holdfast_informer_missed_events_total",
+    "Changes found by a resync list that the watch did not deliver.",
+    ["cell", "kind"],
+)
+INFORMER_WATCH_ENDS = Counter(
+    "holdfast_informer_watch_ends_total", "Watches that ended, by reason.", ["cell", "kind", "reason"]
+)
+
+ELECTION_LEADING = Gauge("holdfast_election_leading", "1 while this process leads.", ["election"])
+ELECTION_CHANGES = Counter("holdfast_election_changes_total", "Elections won and lost here.", ["election", "change"])
+
+# Client
+CLIENT_CALLS = Histogram(
+    "holdfast_client_call_seconds",
+    "Duration of HTTP calls to another cell.",
+    ["verb", "outcome"],
+    buckets=_LATENCY_BUCKETS,
+)
+CLIENT_RETRIES = Counter("holdfast_client_retries_total", "Reads retried after a fault.", ["verb"])
+CLIENT_RETRIES_SUPPRESSED = Counter(
+    "holdfast_client_retries_suppressed_total", "Retries skipped because the retry budget was spent.", ["verb"]
+)
+CLIENT_READ_BACKS = Counter(
+    "holdfast_client_read_backs_total", "Commits without a response, by the result of reading back.", ["verdict"]
+)
+
+# Store
+STORE_COMMITS = Counter("holdfast_store_commits_total", "Commits made durable.")
+STORE_KEY_WRITES = Counter("holdfast_store_key_writes_total", "Key changes made durable.")
+STORE_CONFLICTS = Counter("holdfast_store_conflicts_total", "Commits refused because a compare failed.")
+STORE_GROUP = Histogram(
+    "holdfast_store_group_commits",
+    "Commits per group commit.",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024),
+)
+STORE_COMMIT = Histogram(
+    "holdfast_store_commit_seconds", "Duration of one transaction, including the sync.", buckets=_LATENCY_BUCKETS
+)
+STORE_QUEUE = Gauge("holdfast_store_queue_commits", "Commits waiting to be made durable.")
+STORE_COMPACTED = Gauge("holdfast_store_compacted_revision", "Oldest revision in the history.")
+STORE_WATCHERS = Gauge("holdfast_store_watchers", "Open watch streams.", ["kind"])
+STORE_WATCHERS_EXPIRED = Counter(
+    "holdfast_store_watchers_expired_total", "Watch streams closed because they fell behind.", ["kind"]
+)
+
+# Gate
+GATE_COMMITS = Counter("holdfast_gate_commits_total", "Commit requests to the gate, by result.", ["result"])
+GATE_JOINS = Counter("holdfast_gate_joins_total", "Node join requests, by result.", ["result"])
+GATE_RETRIES = Counter("holdfast_gate_retries_total", "Commits retried because of a concurrent write.")
+
+# The authority of a region
+AUTHORITY_RESPONSES = Counter(
+    "holdfast_authority_responses_total", "Responses to placement requests.", ["verb", "result", "reason"]
+)
+AUTHORITY_CONFLICTS = Counter("holdfast_authority_conflicts_total", "Commits refused because an object had changed.")
+AUTHORITY_READ_BACKS = Counter(
+    "holdfast_authority_read_backs_total", "Commits without a response, by the result of reading back.", ["verdict"]
+)
+AUTHORITY_COMMIT = Histogram(
+    "holdfast_authority_commit_seconds",
+    "Time from the first check of a batch to its durable response.",
+    ["verb"],
+    buckets=_LATENCY_BUCKETS,
+)
+AUTHORITY_LEASES = Gauge("holdfast_authority_leases", "Live node leases.")
+AUTHORITY_FENCES = Counter("holdfast_authority_fences_total", "Node epochs fenced.")
+AUTHORITY_CLAIMS = Gauge("holdfast_authority_claims", "Claims in the ledger, by state.", ["state"])
+EVENTS_DROPPED = Counter("holdfast_gate_events_dropped_total", "Events that could not be stored.")
+
+# The node agent
+AGENT_TASKS = Gauge("holdfast_agent_tasks", "Tasks on this node that run, start or stop.")
+AGENT_START = Histogram(
+    "holdfast_agent_start_seconds", "Time from the decision to start a task until it runs.", buckets=_LATENCY_BUCKETS
+)
+AGENT_EXITS = Counter("holdfast_agent_exits_total", "Task exits, by reason.", ["reason"])
+AGENT_REPORTS = Counter("holdfast_agent_reports_total", "Status writes, by result.", ["result"])
+AGENT_CERTIFICATE_REMAINING = Gauge(
+    "holdfast_agent_certificate_remaining_seconds", "Remaining validity of the agent's certificate."
+)
+LINK_CERTIFICATE_EXPIRY = Gauge(
+    "holdfast_link_certificate_expiry_timestamp_seconds",
+    "Expiry of the region's client certificate for the global cell.",
+)
+AGENT_LEASE_REMAINING = Gauge("holdfast_agent_lease_remaining_seconds", "Remaining lease time at the last renewal.")
+
+# The scheduler
+SCHEDULER_PLAN = Histogram(
+    "holdfast_scheduler_plan_seconds", "Duration of planning one batch.", buckets=_LATENCY_BUCKETS
+)
+SCHEDULER_PLANNED = Counter("holdfast_scheduler_planned_total", "Replicas planned, by outcome.", ["outcome"])
+SCHEDULER_RESPONSES = Counter(
+    "holdfast_scheduler_responses_total", "Responses of the authority to proposals.", ["result", "reason"]
+)
+SCHEDULER_UNANSWERED = Counter("holdfast_scheduler_unanswered_proposals_total", "Proposals without a response, by fault.", ["reason"])
+SCHEDULER_REQUESTS = Gauge("holdfast_scheduler_requests", "Requests in the queue, by state.", ["state"])
+SCHEDULER_ASSUMED = Gauge(
+    "holdfast_scheduler_assumed_placements", "Proposals counted as placed whose claim is not observed yet."
+)
+SCHEDULER_ASSUMED_EXPIRED = Counter(
+    "holdfast_scheduler_assumed_expired_total", "Accepted proposals whose claim was not observed in time."
+)
+
+SCHEDULER_SHADOW = Counter(
+    "holdfast_scheduler_shadow_total", "Replicas also planned with the shadow policy, by comparison.",
+    ["outcome"],
+)  # fmt: skip
+
+# Server
+SERVER_REQUESTS = Counter(
+    "holdfast_server_requests_total", "HTTP requests, by response code.", ["verb", "resource", "code"]
+)
+SERVER_DURATION = Histogram(
+    "holdfast_server_request_seconds", "Duration of requests, without watches.",
+    ["verb", "resource"], buckets=_LATENCY_BUCKETS,
+)  # fmt: skip
+SERVER_RUNNING = Gauge("holdfast_server_running_requests", "Requests in progress.", ["lane"])
+SERVER_REFUSED = Counter("holdfast_server_refused_total", "Requests refused with 429.", ["lane"])
+SERVER_WATCHES = Gauge("holdfast_server_watches", "Open watches.", ["lane"])
+SERVER_STALLED = Counter("holdfast_server_stalled_clients_total", "Streams closed because the client stopped reading.")
+SERVER_FORWARDED = Counter(
+    "holdfast_server_forwarded_total", "Placement calls forwarded to the elected authority.", ["verb", "outcome"]
+)
+SERVER_FAILURES = Counter("holdfast_server_failures_total", "Requests that failed with an internal server error.")
+
+# The fleet, from the global cell
+FLEET_REGIONS = Gauge("holdfast_fleet_regions", "Regions, by health.", ["state"])
+FLEET_RECOVERIES = Gauge("holdfast_fleet_recoveries", "Open recoveries, by phase.", ["phase"])
+FLEET_RECOVERY_AGE = Gauge(
+    "holdfast_fleet_recovery_age_seconds", "Time since the last report of the region of the oldest open recovery."
+)
+FLEET_UNBACKED = Gauge(
+    "holdfast_fleet_unbacked_objectives", "Recovery objectives that some single loss would break."
+)
+FLEET_RECOVERY_SLOTS = Gauge("holdfast_fleet_recovery_slots", "Recovery slots, by state.", ["state"])
+FLEET_OVERRIDES = Gauge(
+    "holdfast_fleet_overrides", "Overrides that are active or await approval, by phase.", ["phase"]
+)
+FLEET_NOT_REVERTED = Gauge(
+    "holdfast_fleet_overrides_not_reverted", "Ended overrides whose effect is not reverted yet."
+)
+FLEET_EXPIRED_GRANT_LEASES = Gauge(
+    "holdfast_fleet_expired_grant_leases", "Grants whose lease expired because the region is out of contact."
+)
+FLEET_OVER_QUOTA = Gauge("holdfast_fleet_tenants_over_quota", "Tenants whose usage exceeds their quota.")
+FLEET_STUCK_FINALIZERS = Gauge("holdfast_fleet_stuck_finalizers", "Finalizers of global objects past their deadline.")
+FLEET_POLICIES_STOPPED = Gauge("holdfast_fleet_policies_stopped", "Policies stopped by their guard.")
+FLEET_PENDING_AGE = Gauge("holdfast_fleet_pending_age_seconds", "Age of the oldest workload that does not serve fully.")

@@ -1,0 +1,148 @@
+"""From a verified credential to a principal. A failure is `Unauthorized` without details.
+
+The subject of a client certificate names the user (CN) and its groups (O). TLS has verified the chain; dates and
+revoked serials are checked again per request, because connections outlive both. A bearer token is looked up by its
+hash.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from holdfast.foundation.ports import Ports
+from holdfast.gate.principal import CONTROLLERS, HOLLOW_NODES, NODES, REGIONS, SERVERS, Principal, from_identity
+from holdfast.identity.certificates import RevokedSerials
+from holdfast.identity.node_certificates import parse_generation
+from holdfast.identity.tokens import TokenFile
+from holdfast.model import limits
+from holdfast.model.errors import Forbidden, Unauthorized
+from holdfast.model.join import NodeIdentity
+
+MAX_TOKEN_CHARS = 4096
+CERTIFICATES_CACHED = 4096
+_COMPONENT_GROUPS = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
+
+
+class Authenticator:
+    def __init__(
+        self, cell: str, ports: Ports, *, tokens: TokenFile | None = None, revoked: RevokedSerials | None = None,
+        node_issuer: str = "", identities: Callable[[str], NodeIdentity | None] = lambda node: None,
+    ) -> None:  # fmt: skip
+        """`node_issuer` is the common name of the region's node CA; `identities` looks up joined nodes."""
+        self._cell = cell
+        self._ports = ports
+        self._tokens = tokens
+        self._revoked = revoked
+        self._serials: frozenset[str] = frozenset()
+        self._reread_s = 0.0
+        self._node_issuer = node_issuer
+        self._identities = identities
+
+    def from_certificate(self, peer: Mapping[str, Any]) -> Principal:
+        """`peer` is the result of `SSLSocket.getpeercert()` for a certificate that TLS has verified."""
+        shown = _parse_certificate(
+            peer.get("subject", ()), str(peer.get("serialNumber", "")), peer.get("notBefore"), peer.get("notAfter")
+        )
+        if shown is None:
+            raise Unauthorized
+        why = self._rejection_reason(shown, peer.get("issuer", ()))
+        if why:
+            # The identity is proven: the audit log may name it, while the response reveals nothing.
+            raise Unauthorized(facts={"why": why, "principal": shown.principal})
+        return shown.principal
+
+    def _rejection_reason(self, shown: _CertificateContent, issuer: tuple[Any, ...]) -> str:
+        """Why a certificate that TLS verified is rejected; empty if it is accepted."""
+        who = shown.principal
+        if not shown.start_s <= self._ports.clock.now() < shown.end_s:
+            return "CertificateExpired"
+        if shown.serial in self._revoked_serials():
+            return "CertificateRevoked"
+        joined = bool(self._node_issuer) and _common_names(issuer) == [self._node_issuer]
+        if not who.node and not joined:
+            return ""
+        if joined and (NODES not in who.groups or not who.node or who.region != self._cell):
+            return "NotANode"  # the node CA may certify only nodes of its own region
+        identity = self._identities(who.node)
+        good = not joined if identity is None else identity.accepts(who.generation) if joined else not identity.revoked
+        return "" if good else "CertificateRevoked"
+
+    def _revoked_serials(self) -> frozenset[str]:
+        """The revoked serials, cached for REVOCATION_CACHE_S so that the file is not read on every request."""
+        now_s = self._ports.clock.monotonic()
+        if self._revoked is not None and now_s >= self._reread_s:
+            self._reread_s = now_s + limits.REVOCATION_CACHE_S
+            self._serials = self._revoked.all()
+        return self._serials
+
+    def from_bearer(self, header: str) -> Principal:
+        """`header` is the value of the Authorization header."""
+        scheme, _, token = header.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_CHARS:
+            raise Unauthorized
+        return self.from_token(token)
+
+    def from_token(self, token: str) -> Principal:
+        found = self._tokens.find(token) if self._tokens is not None else None
+        if found is None or found.is_expired(self._ports.clock.now()):
+            raise Unauthorized
+        if found.cells and self._cell not in found.cells:
+            raise Unauthorized
+        return from_identity(found.user, found.groups, credential=f"token:{found.name}")
+
+
+class _CertificateContent(msgspec.Struct, frozen=True):
+    """The content of a certificate. Its validity is checked separately on every request."""
+
+    principal: Principal
+    serial: str
+    start_s: float
+    end_s: float
+
+
+@lru_cache(maxsize=CERTIFICATES_CACHED)
+def _parse_certificate(
+    subject: tuple[Any, ...], serial: str, start: str | None, end: str | None
+) -> _CertificateContent | None:
+    """None for a certificate without exactly one common name or without readable dates."""
+    names: list[str] = []
+    groups: list[str] = []
+    generation = 0
+    for relative in subject:
+        for key, value in relative:
+            if key == "commonName":
+                names.append(value)
+            elif key == "organizationName":
+                groups.append(value)
+            elif key == "organizationalUnitName":
+                generation = parse_generation(value)
+    if len(names) != 1 or not names[0]:
+        return None
+    try:
+        start_s, end_s = ssl.cert_time_to_seconds(start or ""), ssl.cert_time_to_seconds(end or "")
+    except ValueError:
+        return None
+    principal = from_identity(names[0], tuple(groups), credential=f"certificate:{serial}", generation=generation)
+    return _CertificateContent(principal, serial.upper().lstrip("0"), start_s, end_s)
+
+
+def _common_names(name: tuple[Any, ...]) -> list[str]:
+    return [value for relative in name for key, value in relative if key == "commonName"]
+
+
+def impersonated_principal(by: Principal, user: str, groups: tuple[str, ...]) -> Principal:
+    """The principal that an operator acts as (`--as`). The caller must have authorized the verb `impersonate`.
+
+    Only people can be impersonated: acting as the authority or a node would bypass S5 and S6.
+    """
+    for group in groups:
+        if group in _COMPONENT_GROUPS:
+            why = "cannot impersonate components of the platform, only people"
+            raise Forbidden(f'groups "{group}" is forbidden: User "{by.name}" {why}')
+    return from_identity(user, groups, credential=f"impersonated by {by.name}")

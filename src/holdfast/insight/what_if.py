@@ -1,0 +1,282 @@
+"""What would happen: assignment, replication and planning of the real controllers, on copies. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.client.sync_api import ApiRefusal
+from holdfast.controllers.cache import Cache
+from holdfast.fleet import assign
+from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
+from holdfast.insight.spec_diff import WorkloadChange, workload_change
+from holdfast.insight.why_not import WhyNotQuery
+from holdfast.model.assignment import Assignment, Purpose, assignment_name
+from holdfast.model.binding import Binding
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import API_VERSION, Key, Object, ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import PolicyRules
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.view import View
+from holdfast.model.workload import Workload, default_workload, validate_workload, wanted_replicas
+from holdfast.model.writes import Create, Delete, Outcome, Update
+from holdfast.scheduling import replicate
+from holdfast.scheduling.plan import RequestPlan, plan
+from holdfast.scheduling.replica_requirements import requirements_of
+
+GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery", "Override")
+SEED = 1
+
+
+class PlannedPlacement(msgspec.Struct, frozen=True, rename="camel"):
+    """Where one replica would go, whom it would evict, or why it would wait."""
+
+    region: str
+    replica: str
+    node: str = ""
+    victims: tuple[str, ...] = ()
+    reason: str = ""
+    message: str = ""
+    to_fit: str = ""
+
+
+class PlannedRemoval(msgspec.Struct, frozen=True):
+    """A replica that would be asked to go; `node` is empty while it has none."""
+
+    region: str
+    replica: str
+    node: str = ""
+
+
+class RejectedChange(msgspec.Struct, frozen=True):
+    """A workload the server would not take, and its words."""
+
+    workload: str
+    why: str
+
+
+class WhatIfResult(msgspec.Struct, frozen=True):
+    """What would happen: who is refused, what changes in the workloads, who is placed where, and who goes."""
+
+    refused: tuple[RejectedChange, ...] = ()
+    changes: tuple[WorkloadChange, ...] = ()
+    placings: tuple[PlannedPlacement, ...] = ()
+    removals: tuple[PlannedRemoval, ...] = ()
+
+
+class ManifestWorkload(msgspec.Struct, frozen=True):
+    """A workload of a manifest, and the manifest as it was written."""
+
+    workload: Workload
+    document: dict[str, Any]
+
+
+def outlook_of_file(regions: RegionClients, manifests: Sequence[ManifestWorkload], *, rules: PolicyRules | None = None) -> WhatIfResult:
+    """Each workload as the global cell would assign it and the regions would place it, in the order given.
+
+    Of a rollout it shows the first step: the others follow as replicas of the step before serve.
+    """
+    now = now_s()
+    view = Cache()
+    for kind in GLOBAL_KINDS:
+        entry = BY_NAME[kind]
+        for item in list_all(regions.global_api, f"/apis/holdfast.dev/v1/{entry.plural}", {}):
+            view.put(msgspec.convert(item, entry.type))
+    found: list[PlannedPlacement] = []
+    removals: list[PlannedRemoval] = []
+    changes: list[WorkloadChange] = []
+    refused: list[RejectedChange] = []
+    for manifest in manifests:
+        given = manifest.workload
+        why = _admission(regions, manifest.document)
+        if why:
+            refused.append(RejectedChange(str(given.key), why))
+            continue
+        defaulted = default_workload(given)
+        stored = view.get(Workload, given.metadata.name, given.metadata.namespace)
+        changes.append(workload_change(defaulted, stored))
+        workload = _as_stored(defaulted, stored)
+        view.put(workload)
+        outcome = assign.decide(workload.key, view, now)
+        wishes = [
+            w.object for w in outcome.writes if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
+        ]
+        if wanted_replicas(workload) and not wishes and not _assigned(view, workload.key):
+            found.append(_no_region(workload, view.list(BY_NAME["Region"].type)))
+        for wish in wishes:
+            assert isinstance(wish, Assignment)
+            region = next((r for r in regions.reachable if r.name == wish.spec.region), None)
+            if region is not None:
+                found += _in_region(region, wish, rules, now)
+                removals += _removed(region, wish.key, wish, now)
+            else:
+                said = f"region {wish.spec.region} does not answer; it would be given {wish.spec.replicas} replica(s)"
+                found.append(PlannedPlacement(wish.spec.region, given.metadata.name, reason="RegionNotHealthy", message=said))
+        ended = {w.key for w in outcome.writes if isinstance(w, Delete) and w.kind == "Assignment"}
+        for assignment in _assigned(view, workload.key):
+            region = next((r for r in regions.reachable if r.name == assignment.spec.region), None)
+            if assignment.key in ended and region is not None:
+                removals += _removed(region, assignment.key, None, now)
+    return WhatIfResult(tuple(refused), tuple(c for c in changes if c), tuple(found), tuple(removals))
+
+
+def _admission(regions: RegionClients, document: dict[str, Any]) -> str:
+    """Why the server would refuse it, asked of the server itself by a dry run; empty when it would not."""
+    try:
+        regions.global_api.apply(document, "workloads", manager="holdfast-plan", dry_run=True)
+    except ApiRefusal as refusal:
+        return refusal.why
+    return ""
+
+
+def _assigned(view: View, workload: Key) -> list[Assignment]:
+    return [
+        a
+        for a in view.list(Assignment)
+        if (a.metadata.namespace, a.spec.workload) == (workload.namespace, workload.name)
+    ]
+
+
+def placings_of_drain(region: RegionClient, node: str, *, rules: PolicyRules | None = None) -> list[PlannedPlacement]:
+    """Where everything on a node would go if it were drained now."""
+    now = now_s()
+    builder = region.builder()
+    there: Node | None = region.get_object("Node", Key("", node))
+    assert there is not None
+    builder.upsert(msgspec.structs.replace(there, spec=msgspec.structs.replace(there.spec, drain=True)))
+    bound: list[Binding] = [b for b in region.list_objects("Binding") if b.spec.node == node and not b.spec.quota_released]
+    replicas = {(r.metadata.namespace, r.metadata.name): r for r in region.list_objects("Replica")}
+    found: list[PlannedPlacement] = []
+    for binding in bound:
+        replica = replicas.get((binding.metadata.namespace, binding.spec.replica))
+        if replica is None:
+            continue
+        builder.delete(binding)
+        found += _planned(region, request_for(replica, attempt=replica.status.placement.attempt + 1), rules, now)
+    return found
+
+
+def placings_of_recovery(
+    region: RegionClient, wanted: Sequence[tuple[Workload, int]], view: View, *, lost_zone: str = ""
+) -> list[PlannedPlacement]:
+    """Where a region would place what it is given to recover, in the order given, and what would make way for it.
+
+    With `lost_zone` the region's own nodes of that zone are gone.
+    """
+    now = now_s()
+    if lost_zone:
+        for node in [n for n in region.list_objects("Node") if n.spec.zone == lost_zone]:
+            region.builder().delete(node)
+    found: list[PlannedPlacement] = []
+    for workload, count in wanted:
+        name = assignment_name(workload.metadata.name, region.name, Purpose.RECOVERY)
+        stored = view.get(Assignment, name, workload.metadata.namespace)
+        have = stored.spec.replicas if stored is not None else 0
+        spec = assign.assignment_spec(workload, region.name, have + count, view, purpose=Purpose.RECOVERY)
+        if spec is not None:
+            wish = Assignment(metadata=assign.assignment_meta(workload, region.name, Purpose.RECOVERY), spec=spec)
+            found += _in_region(region, wish, None, now)
+    return found
+
+
+def workloads_in(documents: Iterable[Any]) -> list[ManifestWorkload]:
+    """The workloads of a manifest; other kinds in it change nothing here."""
+    kept = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
+    return [ManifestWorkload(msgspec.convert(d, Workload), {"apiVersion": API_VERSION, **d}) for d in kept]
+
+
+def problems(workload: Workload) -> list[str]:
+    return [f"{c.field}: {c.message}" for c in validate_workload(default_workload(workload), None)]
+
+
+def _as_stored(workload: Workload, stored: Workload | None) -> Workload:
+    """As the server would store it, so that the controllers take it for real."""
+    given = workload.metadata
+    old = stored.metadata if stored is not None else None
+    meta = msgspec.structs.replace(
+        given,
+        uid=old.uid if old is not None else f"planned-{given.namespace}-{given.name}",
+        generation=(old.generation if old is not None else 0) + 1,
+        resource_version=str(2**53),
+        creation_timestamp=old.creation_timestamp if old is not None else "2026-01-01T00:00:00Z",
+        finalizers=(ASSIGNMENTS_FINALIZER,),
+    )
+    status = stored.status if stored is not None else workload.status
+    return msgspec.structs.replace(workload, metadata=meta, status=status)
+
+
+def _no_region(workload: Workload, regions: Sequence[Any]) -> PlannedPlacement:
+    why = [f"{r.metadata.name}: {text}" for r in regions if (text := assign.region_refusal_reason(workload, r))]
+    message = "; ".join(why) or "no region takes it now"
+    return PlannedPlacement("", workload.metadata.name, reason="NoRegionAllowed", message=message)
+
+
+def _replicated(region: RegionClient, key: Key, wish: Assignment | None, now: float) -> Outcome:
+    """What the region would make of an assignment; None stands for one that is gone."""
+    view = Cache()
+    if wish is not None:
+        meta = wish.metadata
+        uid = meta.uid or f"planned-{meta.name}"
+        view.put(msgspec.structs.replace(wish, metadata=msgspec.structs.replace(meta, uid=uid, resource_version="1")))
+    for kind in ("Replica", "SchedulingRequest"):
+        for item in region.list_objects(kind):
+            view.put(item)
+    return replicate.decider(region.name)(key, view, now)
+
+
+def _removed(region: RegionClient, key: Key, wish: Assignment | None, now: float) -> list[PlannedRemoval]:
+    going = [w.key for w in _replicated(region, key, wish, now).writes if isinstance(w, Delete) and w.kind == "Replica"]
+    nodes = {r.key: r.status.placement.node for r in region.list_objects("Replica")}
+    return [PlannedRemoval(region.name, key.name, nodes.get(key, "")) for key in going]
+
+
+def _in_region(region: RegionClient, wish: Assignment, rules: PolicyRules | None, now: float) -> list[PlannedPlacement]:
+    outcome = _replicated(region, wish.key, wish, now)
+    made: list[Object] = [w.object for w in outcome.writes if isinstance(w, Create | Update)]
+    requests = [item for item in made if isinstance(item, SchedulingRequest)]
+    return [placing for request in requests for placing in _planned(region, request, rules, now)]
+
+
+def _planned(region: RegionClient, request: SchedulingRequest, rules: PolicyRules | None, now: float) -> list[PlannedPlacement]:
+    """Plans one request and takes its places, so that the next one sees them taken."""
+    from holdfast.scheduling.snapshot import ClaimKey
+
+    used = rules or region.policy(now).rules
+    members = tuple(m for m in request.spec.members if not region.builder().has_claim(m.uid))
+    ask = region.requirements_of(request, members)
+    snapshot = region.snapshot()
+    made: RequestPlan = plan(snapshot, [ask], used, now, SEED).request_plans[0]
+    found = [PlannedPlacement(region.name, p.member.name, p.node, p.victims) for p in made.proposals]
+    for p in made.proposals:
+        key = ClaimKey(ask.namespace, f"{p.member.name}.{p.member.attempt}")
+        region.builder().assume(key, ask.claim(p.node, p.member, p.devices, p.victims))
+    if made.unplaced:
+        main = made.refusals[0] if made.refusals else None
+        cure = WhyNotQuery(region.snapshot(), requirements_of(request, made.unplaced[:1]), used, now).suggested_fix()
+        found += [
+            PlannedPlacement(
+                region.name, m.name, reason=main.reason if main else "", message=main.message if main else "",
+                to_fit=cure.text,
+            )
+            for m in made.unplaced
+        ]  # fmt: skip
+    return found
+
+
+def request_for(replica: Replica, *, attempt: int) -> SchedulingRequest:
+    """The request that would place this replica alone."""
+    spec = replica.spec
+    return SchedulingRequest(
+        ObjectMeta(name=f"what-if-{replica.metadata.name}", namespace=replica.metadata.namespace),
+        SchedulingRequestSpec(
+            workload=spec.workload, assignment=spec.assignment, revision=spec.revision, template=spec.template,
+            placement=spec.placement, priority=spec.priority, reclaimable=spec.reclaimable, dedicated=spec.dedicated,
+            purpose=spec.purpose,
+            members=(RequestMember(replica.metadata.name, replica.uid, attempt),),
+        ),
+    )  # fmt: skip

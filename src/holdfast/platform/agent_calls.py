@@ -1,0 +1,69 @@
+"""Finds replicas and calls their agents through the regions' APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.client.sync_api import CellApi
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.layout import Layout
+from holdfast.platform.platform_status import connect_cell
+
+
+class ReplicaLocation(msgspec.Struct, frozen=True):
+    """A replica and its region. `node` is empty while the replica is not placed."""
+
+    api: CellApi
+    region: str
+    tenant: str
+    name: str
+    node: str
+
+
+def region_apis(state: str) -> list[tuple[str, CellApi]]:
+    layout = Layout(state)
+    platform = layout.load()
+    return [(region.name, connect_cell(layout, platform, region.name)) for region in platform.regions]
+
+
+def find_replicas(state: str, name: str) -> list[ReplicaLocation]:
+    """Replicas of `[TENANT/]REPLICA` or `[TENANT/]WORKLOAD` in all reachable regions."""
+    tenant, _, own = name.rpartition("/")
+    found, silent = [], []
+    for region, api in region_apis(state):
+        try:
+            items = api.list("replicas", tenant)
+        except CommandError as stop:
+            if stop.code is not ExitCode.UNREACHABLE:
+                raise
+            silent.append(region)
+            continue
+        for item in items:
+            if own in (item["metadata"]["name"], item["spec"]["workload"]):
+                node = item.get("status", {}).get("placement", {}).get("node", "")
+                meta = item["metadata"]
+                found.append(ReplicaLocation(api, region, meta["namespace"], meta["name"], node))
+    if not found:
+        unheard = f" (unreachable regions: {', '.join(silent)})" if silent else ""
+        raise CommandError(f"{name}: no such replica or workload in any region{unheard}", next_step="holdfast get replicas")
+    return sorted(found, key=lambda placed: (placed.tenant, placed.name))
+
+
+def call_replica_agent(placed: ReplicaLocation, **question: Any) -> Iterator[dict[str, Any]]:
+    path = f"/agent/v1/replicas/{quote(placed.tenant)}/{quote(placed.name)}"
+    yield from _answers(placed.api, path, question)
+
+
+def call_node_agent(api: CellApi, node: str, **question: Any) -> Iterator[dict[str, Any]]:
+    yield from _answers(api, f"/agent/v1/nodes/{quote(node)}", question)
+
+
+def _answers(api: CellApi, path: str, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for row in api.stream(path, question):
+        if "error" in row:
+            raise CommandError(str(row["error"]))
+        yield row

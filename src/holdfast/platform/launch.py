@@ -1,0 +1,403 @@
+"""`holdfast up`: prepares the directory, starts the supervisor, applies regions and samples, waits until all serves.
+
+- An existing platform is continued, never rebuilt.
+- In the foreground, the platform stops when this process ends, for whatever reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.client.sync_api import CellApi, cell_label
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.model.region import HealthState
+from holdfast.model.validation import check_dns_label
+from holdfast.platform.credentials import Credentials
+from holdfast.platform.join_tokens import issue_agent_tokens, remove_used_tokens
+from holdfast.platform.kubeconfig import write_kubeconfig
+from holdfast.platform.layout import REGIONS_MAX, Layout, Platform, design_platform, write_atomically
+from holdfast.platform.output import print_json, print_note
+from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader, connect_cell
+from holdfast.platform.processes import ProcessIdentity, is_alive, send_signal, wait_exited
+from holdfast.platform.progress import Display, make_display
+from holdfast.platform.sample_manifests import apply_manifests, region_manifests, sample_manifests
+from holdfast.platform.supervisor import python_command, running_supervisor
+
+POLL_EVERY_S = 0.5
+SUPERVISOR_START_S = 10.0
+STABLE_FOR_S = 10.0
+STOP_TIMEOUT_S = 90.0
+
+
+class PlatformSpec(msgspec.Struct, frozen=True):
+    """The platform that the command line requests."""
+
+    regions: tuple[str, ...]
+    agents: int
+    port_base: int
+    samples: bool
+    etcd_cells: tuple[str, ...] = ()
+    provider: bool = True
+
+
+def parse_regions(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    causes = [cause.message for name in names for cause in check_dns_label(name, name)]
+    if len(set(names)) != len(names):
+        causes.append("a region is named twice")
+    if "global" in names:
+        causes.append("`global` is reserved for the global cell")
+    if not 1 <= len(names) <= REGIONS_MAX:
+        causes.append(f"expected 1 to {REGIONS_MAX} regions, found {len(names)}")
+    if causes:
+        text = f"--regions {text}: invalid ({'; '.join(causes)})"
+        raise CommandError(text, next_step="--regions us-east,eu-west", code=ExitCode.USAGE)
+    return names
+
+
+def bring_up(
+    state: str, wanted: PlatformSpec, *, given: set[str], detach: bool, timeout_s: float, quiet: bool, as_json: bool
+) -> int:
+    layout = Layout(state)
+    running = running_supervisor(layout)
+    platform = prepare(layout, wanted, given=given, running=running is not None)
+    if running is not None and not detach:
+        raise CommandError(
+            f"platform {layout.root}: already running (supervisor {running.pid})",
+            next_step="holdfast up --detach to wait for it, or holdfast down",
+            code=ExitCode.CONFLICT,
+        )
+    with supervised(layout, platform, running, detach=detach, quiet=quiet) as supervisor:
+        shown = make_display(platform, quiet=quiet)
+        with shown:
+            if running is not None:
+                shown.say(f"already running (supervisor {running.pid})")
+            survey, served = wait_until_serving(layout, platform, supervisor, shown, timeout_s)
+        print_report(layout, platform, survey, served=served, detach=detach, as_json=as_json)
+        if not detach:
+            follow_supervisor_log(layout, supervisor, quiet=quiet)
+            return ExitCode.OK if served else ExitCode.TIMED_OUT
+    return ExitCode.OK if served else ExitCode.TIMED_OUT
+
+
+def prepare(layout: Layout, wanted: PlatformSpec, *, given: set[str], running: bool) -> Platform:
+    """The platform recorded in this directory, or a new one as requested."""
+    if layout.platform.exists():
+        platform = layout.load()
+        _check_same(layout, platform, wanted, given)
+    else:
+        platform = design_platform(
+            wanted.regions,
+            agents_per_region=wanted.agents,
+            port_base=wanted.port_base,
+            samples=wanted.samples,
+            etcd_cells=wanted.etcd_cells,
+            provider=wanted.provider,
+        )
+        _check_ports_free(platform)
+    layout.prepare()
+    Credentials(layout).prepare(platform)
+    if not layout.platform.exists():
+        layout.save(platform)
+    write_kubeconfig(layout, platform, layout.kubeconfig)
+    return platform
+
+
+def _check_same(layout: Layout, platform: Platform, wanted: PlatformSpec, given: set[str]) -> None:
+    """Raises if an option differs from the recorded platform. Options that are not given keep their recorded value."""
+    before: dict[str, tuple[object, object]] = {
+        "regions": (",".join(r.name for r in platform.regions), ",".join(wanted.regions)),
+        "agents": (platform.agents_per_region, wanted.agents),
+        "port_base": (platform.port_base, wanted.port_base),
+        "store": (_store_text(platform.etcd_cells), _store_text(wanted.etcd_cells)),
+        "no_provider": (_yes_no(not platform.provider), _yes_no(not wanted.provider)),
+    }
+    different = [name for name in sorted(given & before.keys()) if before[name][0] != before[name][1]]
+    if different:
+        found = "; ".join(
+            f"--{name.replace('_', '-')}: expected {before[name][0]}, found {before[name][1]}" for name in different
+        )
+        raise CommandError(
+            f"platform {layout.root}: options cannot change after creation ({found})",
+            next_step="omit these options, or add --state DIR to create a second platform",
+            code=ExitCode.CONFLICT,
+        )
+
+
+def _store_text(etcd_cells: tuple[str, ...]) -> str:
+    return ",".join(f"{cell}=etcd" for cell in etcd_cells) or "sqlite"
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _check_ports_free(platform: Platform) -> None:
+    for name, url in platform.cells:
+        port = int(url.rpartition(":")[2])
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                raise CommandError(
+                    f"{cell_label(name)}: port {port} is in use by another process",
+                    next_step=f"holdfast up --port-base {platform.port_base + 1000} --state .holdfast-2",
+                    code=ExitCode.CONFLICT,
+                ) from None
+
+
+@contextlib.contextmanager
+def supervised(
+    layout: Layout, platform: Platform, running: ProcessIdentity | None, *, detach: bool, quiet: bool
+) -> Iterator[ProcessIdentity]:
+    """Yields the running supervisor. In the foreground the platform is stopped at the end of the block."""
+    supervisor = running or start_supervisor(layout, detach=detach)
+    if not detach:
+        signal.signal(signal.SIGTERM, _as_interrupt)
+        signal.signal(signal.SIGHUP, _as_interrupt)
+    try:
+        yield supervisor
+    except KeyboardInterrupt:
+        if detach:
+            print_note("interrupted; the platform keeps running; next: holdfast down")
+        raise
+    finally:
+        if not detach:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if not quiet:
+                print_note("stopping")
+            send_signal(supervisor, signal.SIGTERM)
+            wait_exited(supervisor, STOP_TIMEOUT_S)
+            if not quiet:
+                print_note("stopped; next: holdfast up continues this platform")
+
+
+def start_supervisor(layout: Layout, *, detach: bool) -> ProcessIdentity:
+    """Starts the supervisor in its own session, so that Ctrl-C reaches only this command."""
+    words = ["supervise", "--state", str(layout.root)]
+    if not detach:
+        words += ["--with-parent", str(os.getpid())]
+    with layout.log("supervisor").open("ab") as log:
+        started = subprocess.Popen(
+            python_command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            cwd=layout.root,
+        )
+    deadline = time.monotonic() + SUPERVISOR_START_S
+    while time.monotonic() < deadline:
+        found = running_supervisor(layout)
+        if found is not None and found.pid == started.pid:
+            return found
+        if started.poll() is not None:
+            break
+        time.sleep(0.05)
+    text = f"supervisor: not started within {SUPERVISOR_START_S:g} s ({_last_line(layout)})"
+    raise CommandError(text, next_step=f"read {layout.log('supervisor')}")
+
+
+def _last_line(layout: Layout) -> str:
+    try:
+        lines = layout.log("supervisor").read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def wait_until_serving(
+    layout: Layout, platform: Platform, supervisor: ProcessIdentity, shown: Display, timeout_s: float
+) -> tuple[PlatformStatus, bool]:
+    """Polls until everything serves or the time is over. Applies regions and samples as soon as cells are ready."""
+    deadline = time.monotonic() + timeout_s
+    surveyor = PlatformStatusReader(layout, platform)
+    regions = samples = enrolled = False
+    # In a continued platform the user's workloads may be broken. That does not keep `up` from finishing.
+    continued, settled_at = layout.applied.exists(), 0.0
+    try:
+        while True:
+            survey = surveyor.read()
+            shown.show(survey)
+            if not enrolled:
+                enrolled = try_apply(lambda: issue_agent_tokens(layout, platform))
+            if not regions and survey.cells[0].ready:
+                regions = try_apply(lambda: apply_manifests(surveyor.api("global"), region_manifests(platform)))
+            elif regions and not samples and regions_ready(platform, survey):
+                samples = try_apply(lambda: apply_samples(layout, platform, surveyor.api("global"), shown.say))
+            elif samples and is_serving(platform, survey):
+                remove_used_tokens(layout, platform)
+                return survey, True
+            if not (samples and continued and is_serving(platform, survey, but_stuck=True)):
+                settled_at = 0.0
+            elif not settled_at:
+                settled_at = time.monotonic()
+            elif time.monotonic() - settled_at >= STABLE_FOR_S:
+                remove_used_tokens(layout, platform)
+                return survey, True
+            if not is_alive(supervisor):
+                text = f"supervisor: exited ({_last_line(layout)})"
+                raise CommandError(text, next_step=f"read {layout.log('supervisor')}")
+            if time.monotonic() >= deadline:
+                return survey, False
+            time.sleep(POLL_EVERY_S)
+    finally:
+        surveyor.close()
+
+
+def try_apply(act: Callable[[], None]) -> bool:
+    """Runs `act` and returns True; returns False if the API is not ready, so that the caller retries."""
+    try:
+        act()
+    except CommandError as stop:
+        if stop.code is ExitCode.UNREACHABLE or getattr(stop, "status", 0) in (409, 429, 503, 504):
+            return False
+        raise
+    return True
+
+
+def regions_ready(platform: Platform, survey: PlatformStatus) -> bool:
+    """Whether all regions are healthy and have all their nodes. Workloads applied earlier would be assigned only to the
+    regions that are ready."""
+    wanted = {region.name: len(region.agents) for region in platform.regions}
+    return all(
+        cell.health == HealthState.HEALTHY and cell.live_nodes >= wanted[cell.name]
+        for cell in survey.cells
+        if cell.name in wanted
+    )
+
+
+def apply_samples(layout: Layout, platform: Platform, api: CellApi, say: Callable[[str], None]) -> None:
+    """Applies the samples once per platform, so that later changes by the user are kept."""
+    if not platform.samples or layout.applied.exists():
+        return
+    manifests, remarks = sample_manifests(platform)
+    apply_manifests(api, manifests)
+    for remark in remarks:
+        say(remark)
+    write_atomically(layout.applied, b"")
+
+
+def is_serving(platform: Platform, survey: PlatformStatus, *, but_stuck: bool = False) -> bool:
+    """Whether all nodes and workloads are ready. With `but_stuck`, workloads that report a reason are ignored."""
+    nodes_wanted = sum(len(region.agents) for region in platform.regions)
+    nodes = sum(node.schedulable for node in survey.nodes)
+    return (
+        survey.complete
+        and nodes >= nodes_wanted
+        and all(workload.done or (but_stuck and workload.stuck) for workload in survey.workloads)
+    )
+
+
+def print_report(layout: Layout, platform: Platform, survey: PlatformStatus, *, served: bool, detach: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "serving": served,
+                "url": platform.global_url,
+                "kubeconfig": str(layout.kubeconfig),
+                "state": str(layout.root),
+                "survey": msgspec.to_builtins(survey),
+            }
+        )
+        return
+    kubeconfig, state = _short(str(layout.kubeconfig)), _short(str(layout.root))
+    flag = "" if state == ".holdfast" else f" --state {state}"
+    command = command_path()
+    ending = f"\n{command} down{flag} stops the platform." if detach else "\nCtrl-C stops the platform."
+    if not served:
+        print_note("\nNot everything serves yet:")
+        for line in not_ready_lines(layout, survey):
+            print_note(f"  {line}")
+        print_note(f"  next: {command} status{flag}")
+        print_note(ending)
+        return
+    print_note("\nHoldfast is up." + (" Not serving:" if (lines := not_serving_lines(survey)) else ""))
+    for line in lines:
+        print_note(f"  {line}")
+    print_note(f"  API         {platform.global_url}")
+    print_note(f"  kubeconfig  {kubeconfig}")
+    print_note("\nTry:")
+    print_note(f"  kubectl --kubeconfig {kubeconfig} get workloads -A")
+    print_note(f"  {_curl(layout, platform)}")
+    print_note(f"  {command} status{flag}")
+    print_note(ending)
+
+
+def command_path() -> str:
+    """The command as the user can type it: its path if the shell would not find this installation."""
+    beside = Path(sys.executable).with_name("holdfast")
+    found = shutil.which("holdfast")
+    if not beside.exists() or (found is not None and os.path.samefile(found, beside)):
+        return "holdfast"
+    return _short(str(beside))
+
+
+def not_serving_lines(survey: PlatformStatus) -> list[str]:
+    return [
+        f"{w.tenant}/{w.name}: {' '.join(f'{s}:{n}' for s, n in w.stages.items()) or 'no replicas yet'} {w.reason}"
+        for w in survey.workloads
+        if not w.done
+    ]
+
+
+def not_ready_lines(layout: Layout, survey: PlatformStatus) -> list[str]:
+    """Workloads, nodes, cells and processes that are not ready, with reasons."""
+    told = not_serving_lines(survey)
+    told += [f"node {n.region}/{n.name}: {n.reason}" for n in survey.nodes if not n.schedulable]
+    told += [
+        f"{cell_label(cell.name)}: {cell.message}; see {layout.log('cell-' + cell.name)}"
+        for cell in survey.cells
+        if not cell.ready
+    ]
+    told += [
+        f"{p.name}: {p.last_exit}, restarted {p.restarts} times; see {p.log}" for p in survey.processes if p.restarts
+    ]
+    return told
+
+
+def _curl(layout: Layout, platform: Platform) -> str:
+    """A curl command to a serving replica of risk-api, or the command that lists its endpoints."""
+    try:
+        told = connect_cell(layout, platform, "global").get("/endpoints/payments/risk-api")
+        for address in told["workloads"].get("risk-api", []):
+            if address.get("ports"):
+                return f"curl http://{address['address']}:{next(iter(address['ports'].values()))}/"
+    except CommandError:
+        pass
+    return "holdfast endpoints payments/risk-api"
+
+
+def _short(path: str) -> str:
+    """The path relative to the working directory, if that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") and len(relative) < len(path) else path
+
+
+def follow_supervisor_log(layout: Layout, supervisor: ProcessIdentity, *, quiet: bool) -> None:
+    """Prints the supervisor's log until the supervisor exits or the user interrupts this command."""
+    with contextlib.suppress(KeyboardInterrupt), layout.log("supervisor").open(errors="replace") as log:
+        log.seek(0, os.SEEK_END)
+        while is_alive(supervisor):
+            line = log.readline()
+            if not line:
+                wait_exited(supervisor, 0.25)
+            elif not quiet:
+                print_note(line.rstrip())
+
+
+def _as_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,225 @@
+"""The files of a platform and its recorded design.
+
+`platform.json` is written once, when the platform is created. Ports, regions and agents never change afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+
+REGIONS_MAX = 20
+AGENTS_PER_REGION_MAX = 50
+ZONES_PER_REGION = 2
+AGENT_PORT_OFFSET = 100
+PORTS_PER_AGENT = 50
+GPUS_PER_GPU_NODE = 2
+GPU_MODELS = ("A100", "L4", "H100")
+CPUS, MEMORY, DISK = "8", "32Gi", "200Gi"
+
+
+class AgentPlan(msgspec.Struct, frozen=True, rename="camel"):
+    """One agent process. Its declared capacity is not checked against the machine."""
+
+    name: str
+    zone: str
+    ports: tuple[int, int]
+    capacity: dict[str, str]
+    gpus: tuple[tuple[str, str], ...] = ()
+
+
+class RegionPlan(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    zones: tuple[str, ...]
+    residency: tuple[str, ...]
+    port: int
+    agents: tuple[AgentPlan, ...]
+    cost: int = 100
+    endpoint: str = ""
+    """URL of the region's cell on another machine; empty for a local platform."""
+
+    @property
+    def url(self) -> str:
+        return self.endpoint or f"https://127.0.0.1:{self.port}"
+
+
+class Platform(msgspec.Struct, frozen=True, rename="camel"):
+    """The design of a platform, as recorded by the first `holdfast up`."""
+
+    port_base: int
+    regions: tuple[RegionPlan, ...]
+    agents_per_region: int
+    samples: bool = True
+    etcd_cells: tuple[str, ...] = ()
+    """Cells stored in the platform's etcd cluster. The others use SQLite."""
+    provider: bool = True
+    """Whether the platform runs the node provider, which also pushes CPU metrics."""
+    endpoint: str = ""
+    """URL of the global cell on another machine; empty for a local platform."""
+
+    @property
+    def global_url(self) -> str:
+        return self.endpoint or f"https://127.0.0.1:{self.port_base}"
+
+    @property
+    def cells(self) -> tuple[tuple[str, str], ...]:
+        """Name and URL of every cell, the global cell first."""
+        return (("global", self.global_url), *((r.name, r.url) for r in self.regions))
+
+
+class Layout:
+    """Absolute paths in a platform's directory."""
+
+    def __init__(self, state: str | Path) -> None:
+        self.root = Path(os.path.abspath(state))
+        self.platform = self.root / "platform.json"
+        self.pki = self.root / "pki"
+        self.tokens = self.root / "tokens.json"
+        self.kubeconfig = self.root / "kubeconfig"
+        self.logs = self.root / "logs"
+        self.run = self.root / "run"
+        self.lock = self.run / "supervisor.lock"
+        self.supervisor = self.run / "supervisor.json"
+        self.applied = self.root / "samples-applied"
+
+    def cell(self, name: str) -> Path:
+        return self.root / "cells" / name
+
+    def agent(self, name: str) -> Path:
+        return self.root / "agents" / name
+
+    def identity(self, agent: str) -> Path:
+        """Certificate and key of an agent. The file exists after the agent has joined."""
+        return self.agent(agent) / "identity" / "node.pem"
+
+    def join_token(self, agent: str) -> Path:
+        """File from which an agent reads its join token."""
+        return self.root / "joining" / agent
+
+    def log(self, process: str) -> Path:
+        return self.logs / f"{process}.log"
+
+    def record(self, process: str) -> Path:
+        """File with the pid, start time and restart count of a supervised process."""
+        return self.run / "processes" / f"{process}.json"
+
+    def held_down(self, process: str) -> Path:
+        """While this file exists, the supervisor does not restart the process. Drills use it."""
+        return self.run / "held-down" / process
+
+    def prepare(self) -> None:
+        """Creates the directories with mode 0700, because they contain keys and tokens."""
+        for folder in (self.root, self.pki, self.logs, self.run, self.run / "processes"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def remote(self) -> bool:
+        """Whether `--state` is a kubeconfig of a remote platform, of which only the API is available."""
+        return self.root.is_file()
+
+    def load(self) -> Platform:
+        """The recorded platform, or the remote platform of the kubeconfig. Raises if there is none."""
+        if self.remote:
+            return remote_platform(self.root)
+        try:
+            return msgspec.json.decode(self.platform.read_bytes(), type=Platform)
+        except FileNotFoundError:
+            raise CommandError(
+                f"platform {self.root}: not found (platform.json is missing)",
+                next_step="holdfast up, or add --state with the platform's directory or a kubeconfig",
+                code=ExitCode.UNREACHABLE,
+            ) from None
+        except msgspec.ValidationError as error:
+            raise CommandError(
+                f"{self.platform}: written by another version of holdfast ({error})",
+                next_step="use that version, or delete the directory",
+            ) from None
+
+    def save(self, platform: Platform) -> None:
+        write_atomically(self.platform, msgspec.json.format(msgspec.json.encode(platform), indent=2))
+
+
+def remote_platform(kubeconfig: Path) -> Platform:
+    """The platform as the global cell reports it, without agents and processes."""
+    from holdfast.platform import remote_access
+
+    regions = [
+        RegionPlan(
+            name=item["metadata"]["name"], zones=tuple(item["spec"].get("zones", ())),
+            residency=tuple(item["spec"].get("residency", ())), port=0, agents=(), cost=item["spec"].get("cost", 100),
+            endpoint=remote_access.cell_access(kubeconfig, item["metadata"]["name"], item["spec"].get("endpoint", "")).url,
+        )
+        for item in remote_access.region_objects(kubeconfig)
+    ]  # fmt: skip
+    there = remote_access.cell_access(kubeconfig, remote_access.GLOBAL).url
+    return Platform(port_base=0, regions=tuple(regions), agents_per_region=0, samples=False, endpoint=there)
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replaces the file atomically."""
+    new = path.with_name(f".{path.name}.new")
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    os.replace(new, path)
+
+
+def design_platform(
+    regions: tuple[str, ...],
+    *,
+    agents_per_region: int,
+    port_base: int,
+    samples: bool,
+    etcd_cells: tuple[str, ...] = (),
+    provider: bool = True,
+) -> Platform:
+    """Designs a platform. Ports: global cell = base, region i = base + 1 + i, agents from base + 100."""
+    planned: list[RegionPlan] = []
+    number = 0
+    for index, name in enumerate(regions):
+        zones = tuple(f"{name}-{'abcdefgh'[z]}" for z in range(ZONES_PER_REGION))
+        agents: list[AgentPlan] = []
+        for position in range(agents_per_region):
+            first_port = port_base + AGENT_PORT_OFFSET + number * PORTS_PER_AGENT
+            model = GPU_MODELS[index % len(GPU_MODELS)]
+            gpus = tuple((f"gpu-{g}", model) for g in range(GPUS_PER_GPU_NODE)) if position == 0 else ()
+            agents.append(
+                AgentPlan(
+                    name=f"{name}-{position + 1}",
+                    zone=zones[position % len(zones)],
+                    ports=(first_port, first_port + PORTS_PER_AGENT - 1),
+                    capacity={"cpu": CPUS, "memory": MEMORY, "disk": DISK},
+                    gpus=gpus,
+                )
+            )
+            number += 1
+        planned.append(
+            RegionPlan(
+                name=name,
+                zones=zones,
+                residency=(name.partition("-")[0],),
+                port=port_base + 1 + index,
+                agents=tuple(agents),
+                cost=100 + 10 * index,
+            )
+        )
+    last_port = port_base + AGENT_PORT_OFFSET + number * PORTS_PER_AGENT
+    if port_base < 1024 or last_port > 65535:
+        raise CommandError(
+            f"--port-base {port_base}: not enough ports for {number} agents (expected ports within 1024-65535, found "
+            f"{port_base}-{last_port})",
+            next_step="choose another --port-base, or fewer --agents",
+            code=ExitCode.USAGE,
+        )
+    return Platform(
+        port_base=port_base,
+        regions=tuple(planned),
+        agents_per_region=agents_per_region,
+        samples=samples,
+        etcd_cells=etcd_cells,
+        provider=provider,
+    )

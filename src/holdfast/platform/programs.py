@@ -1,0 +1,89 @@
+"""The command lines of the platform's processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from holdfast.platform import local_etcd
+from holdfast.platform.credentials import Credentials
+from holdfast.platform.layout import AgentPlan, Layout, Platform, RegionPlan
+from holdfast.platform.supervisor import Program, path_with_venv, python_command
+
+GLOBAL_START_ORDER, REGION_START_ORDER, AGENT_START_ORDER, PROVIDER_START_ORDER = 0, 1, 2, 3
+PROVIDER = "provider"
+CELL_STOP_S = 10.0
+AGENT_STOP_S = 20.0
+
+
+def programs(platform: Platform, layout: Layout) -> list[Program]:
+    """All programs in start order: etcd members, global cell, regional cells, agents, node provider."""
+    kept = local_etcd.etcd_programs(platform, layout)
+    kept.append(_cell("global", platform.port_base, layout, rank=GLOBAL_START_ORDER, more=_store(platform, "global")))
+    for region in platform.regions:
+        more = ("--global-url", platform.global_url, *_store(platform, region.name))
+        kept.append(_cell(region.name, region.port, layout, rank=REGION_START_ORDER, more=more))
+    for region in platform.regions:
+        kept.extend(agent_program(agent, region, layout) for agent in region.agents)
+    if platform.provider:
+        argv = python_command("pool", "provide", "--measure", "--state", str(layout.root))
+        kept.append(Program(name=PROVIDER, argv=argv, start_order=PROVIDER_START_ORDER))
+    return kept
+
+
+def _store(platform: Platform, cell: str) -> tuple[str, ...]:
+    if cell not in platform.etcd_cells:
+        return ()
+    return ("--store", "etcd", "--etcd-endpoints", ",".join(local_etcd.etcd_endpoints(platform)))
+
+
+def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, ...] = ()) -> Program:
+    files = Credentials(layout).cell(name)
+    options = (
+        "--cell", name,
+        "--state", str(layout.cell(name)),
+        "--host", "127.0.0.1",
+        "--port", str(port),
+        "--tls-cert", str(files.cert),
+        "--tls-key", str(files.key),
+        "--client-ca", str(files.ca),
+        "--tokens", str(layout.tokens),
+    )  # fmt: skip
+    if rank == REGION_START_ORDER:
+        link = Credentials(layout).link(name)
+        nodes, nodes_key = Credentials(layout).nodes(name)
+        more = (*more, "--link-cert", str(link.cert), "--link-key", str(link.key))
+        more = (*more, "--node-ca", str(nodes), "--node-ca-key", str(nodes_key))
+    return Program(
+        name=f"cell-{name}",
+        argv=python_command("serve", *options, *more),
+        start_order=rank,
+        stop_signals=((int(signal.SIGTERM), CELL_STOP_S),),
+    )
+
+
+def agent_program(agent: AgentPlan, region: RegionPlan, layout: Layout, *, pool: str = "") -> Program:
+    options = [
+        "--name", agent.name,
+        "--region", region.name,
+        "--zone", agent.zone,
+        "--url", region.url,
+        "--ca", str(Credentials(layout).ca),
+        "--join-token-file", str(layout.join_token(agent.name)),
+        "--state", str(layout.agent(agent.name)),
+        "--ports", f"{agent.ports[0]}-{agent.ports[1]}",
+        "--stop-work-on-exit",
+    ]  # fmt: skip
+    if pool:
+        options += ["--pool", pool]
+    for resource, amount in agent.capacity.items():
+        options += ["--capacity", f"{resource}={amount}"]
+    for device, model in agent.gpus:
+        options += ["--gpu", f"{device}={model}"]
+    return Program(
+        name=f"agent-{agent.name}",
+        argv=python_command("agent", *options),
+        start_order=AGENT_START_ORDER,
+        env={"PATH": path_with_venv(os.environ.get("PATH", os.defpath))},
+        stop_signals=((int(signal.SIGTERM), AGENT_STOP_S),),
+    )

@@ -1,0 +1,53 @@
+"""Shadow plans: plans a batch also with the policy in its shadow stage, and compares the results.
+
+It proposes nothing. At most one shadow plan runs per `limits.SHADOW_PLANS_EVERY_S`, whatever the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from holdfast.controllers.informer import Informers
+from holdfast.foundation import metrics
+from holdfast.foundation.ports import Ports
+from holdfast.model import limits
+from holdfast.model.decision import Shadow
+from holdfast.model.scheduler_policy import PolicyRevision
+from holdfast.scheduling.active_policy import shadow_policy
+from holdfast.scheduling.plan import plan
+from holdfast.scheduling.plan.planner import SchedulePlan
+from holdfast.scheduling.plan.victim_selection import SiblingStatusSource
+from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.shadow_comparison import compare_plans
+
+
+class ShadowPlans:
+    def __init__(self, informers: Informers, ports: Ports) -> None:
+        self._informers = informers
+        self._ports = ports
+        self._last_mono_s = float("-inf")
+        self._counts = {what: metrics.SCHEDULER_SHADOW.labels(what) for what in ("Same", "Other", "Gained", "Lost")}
+
+    def compare(self, made: SchedulePlan, asks: Sequence[ReplicaRequirements], now: float, standing: SiblingStatusSource) -> list[Shadow | None]:
+        """The comparison for each request of a plan; all None without a shadow policy or within the rate limit."""
+        nothing: list[Shadow | None] = [None] * len(made.request_plans)
+        policy = shadow_policy(self._informers.cache.list(PolicyRevision))
+        mono_s = self._ports.clock.monotonic()
+        if policy is None or mono_s - self._last_mono_s < limits.SHADOW_PLANS_EVERY_S:
+            return nothing
+        self._last_mono_s = mono_s
+        try:
+            would = plan(made.snapshot, asks, policy.rules, now, made.seed, standing=standing)
+        except Exception:
+            # A failing shadow policy must not stop the active one.
+            structlog.get_logger().exception("shadow_plan_failed", revision=policy.revision)
+            return nothing
+        found = [compare_plans(real, other, policy.revision) for real, other in zip(made.request_plans, would.request_plans, strict=True)]
+        for shadow in found:
+            self._counts["Same"].inc(shadow.same)
+            self._counts["Other"].inc(shadow.different)
+            self._counts["Gained"].inc(shadow.additional)
+            self._counts["Lost"].inc(shadow.missing)
+        return list(found)

@@ -1,0 +1,108 @@
+"""Derives Assignment.status from the region's replicas and scheduling requests. Pure; nothing is carried over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
+from holdfast.model.lifecycle import (
+    PLACED_STAGES,
+    STARTED_STAGES,
+    Stage,
+    current_execution,
+    final_phase,
+    stage,
+)
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Phase, Replica
+from holdfast.model.scheduling_request import SchedulingRequest
+
+FAILURES_REPORTED_MAX = 3
+"""Failure reasons listed per Assignment; the most frequent are kept. Enough to explain a bad revision."""
+_COMING_UP = (Stage.BOUND, Stage.STARTING, Stage.RUNNING)
+
+
+def assignment_status(
+    assignment: Assignment,
+    replicas: Sequence[Replica],
+    requests: Sequence[SchedulingRequest],
+    held_back: int = 0,
+    to_leave: int = 0,
+) -> AssignmentStatus:
+    """The status. `replicas` counts unfinished replicas and finished ones that are still bound: any that could run."""
+    stages: Counter[Stage] = Counter()
+    ended: Counter[Phase] = Counter()
+    failures: Counter[tuple[str, str]] = Counter()
+    live = updated = updated_serving = 0
+    ordinals: list[int] = []
+    for replica in replicas:
+        at, end = stage(replica), final_phase(replica)
+        current = replica.spec.revision == assignment.spec.revision
+        stages[at] += 1
+        counts = end is None or bool(replica.status.placement.binding)
+        live += counts
+        if counts and replica.spec.exclusive is not None:
+            ordinals.append(replica.spec.ordinal)
+        if end is not None:
+            ended[end] += 1
+        else:
+            updated += current
+        updated_serving += current and at is Stage.SERVING
+        if at in _COMING_UP and (why := _failure(replica)):
+            failures[why] += 1
+    queued = stages[Stage.QUEUED]
+    return AssignmentStatus(
+        observed_generation=assignment.metadata.generation,
+        observed_epoch=assignment.spec.epoch,
+        replicas=live,
+        ordinals=tuple(sorted(ordinals)),
+        queued=queued,
+        bound=sum(stages[s] for s in PLACED_STAGES) + stages[Stage.STOPPING],
+        started=sum(stages[s] for s in STARTED_STAGES),
+        ready=stages[Stage.READY] + stages[Stage.SERVING],
+        serving=stages[Stage.SERVING],
+        revision=assignment.spec.revision,
+        updated=updated,
+        updated_serving=updated_serving,
+        unknown=stages[Stage.UNKNOWN],
+        evictions_blocked=held_back,
+        pending_evictions=to_leave,
+        succeeded=ended[Phase.SUCCEEDED],
+        failed=ended[Phase.FAILED],
+        pending=_pending(queued, requests),
+        failing=_failing(failures),
+    )
+
+
+def _failing(failures: Counter[tuple[str, str]]) -> tuple[PendingReason, ...]:
+    """The most frequent first."""
+    ranked = sorted(failures.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(PendingReason(reason=why, count=count, message=how) for (why, how), count in ranked[:FAILURES_REPORTED_MAX])
+
+
+def _failure(replica: Replica) -> tuple[str, str] | None:
+    """Why a bound replica is not ready. The text is the same after each restart, so that equal failures group."""
+    ran = current_execution(replica)
+    if ran is None:
+        return None
+    left = ran.last_exit
+    if left is not None and left.reason:
+        how = f"signal {left.signal}" if left.signal else f"exit code {left.code}" if left.code is not None else ""
+        return left.reason, how
+    return (str(ran.reason), "") if ran.reason == Reason.BECAME_UNREADY else None
+
+
+def _pending(queued: int, requests: Sequence[SchedulingRequest]) -> tuple[PendingReason, ...]:
+    """The main reason of each request; the full counts are on the SchedulingRequest."""
+    if not queued:
+        return ()
+    told = [r for r in requests if r.status.pending and r.status.reasons]
+    if not told:
+        return (PendingReason(reason=Reason.WAITING, count=queued, message="not scheduled yet"),)
+    return tuple(
+        PendingReason(
+            reason=r.status.reasons[0].reason, count=min(queued, r.status.pending), message=r.status.reasons[0].message
+        )
+        for r in told
+    )

@@ -1,0 +1,46 @@
+"""Equivalence classes of scheduling requests: if one request of a class is unschedulable, all of them are.
+
+Invariant: two requests with the same key pass and fail the same filters on every node, whatever else is placed.
+Gangs, requests with spread or affinity rules, a deadline or the right to preempt, and recovery work have no class.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.assignment import Purpose
+from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.scratch import Scratch
+
+
+def equivalence_key(request: SchedulingRequest) -> bytes:
+    """The request's equivalence class in the queue; empty if it has none."""
+    spec = request.spec
+    alone = spec.gang is not None or spec.may_preempt or spec.deadline or spec.purpose is Purpose.RECOVERY
+    if alone or spec.placement.spread or spec.placement.affinity:
+        return b""
+    template = spec.template
+    return msgspec.msgpack.encode(
+        (
+            request.metadata.namespace, spec.priority, spec.purpose, spec.reclaimable, spec.dedicated, spec.placement,
+            template.driver, template.resources, template.gpu_models, template.labels, template.ports,
+        )
+    )  # fmt: skip
+
+
+def refusal_cache_key(scratch: Scratch, ask: ReplicaRequirements) -> bytes:
+    """Key under which a plan caches refusals: equal keys get the same refusals, with the same messages, until the plan
+    places another replica. Empty if the refusals depend on more than these requirements."""
+    placement = ask.placement
+    if ask.gang_min or ask.may_preempt or ask.uses_recovery_slots or placement.spread or placement.affinity:
+        return b""
+    # Anti-affinity guards match other workloads by label, so workload and labels matter only if the tenant has guards.
+    guarded = any(True for _ in scratch.guards(ask.namespace))
+    return msgspec.msgpack.encode(
+        (
+            ask.namespace, ask.workload if guarded else "", ask.labels if guarded else (), ask.amounts, placement,
+            ask.template.driver, ask.template.gpu_models, ask.fixed_ports, ask.open_ports, ask.reclaimable,
+            ask.dedicated, ask.quota_headroom, [override.metadata.name for override in scratch.avoidances(ask)],
+        )
+    )  # fmt: skip

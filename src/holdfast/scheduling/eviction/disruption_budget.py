@@ -1,0 +1,92 @@
+"""Applies the region's disruption share: how many replicas of a workload may be unavailable here by voluntary action.
+
+`maxUnavailable` covers all regions of a workload. The global cell gives each region a share in its Assignment
+(`disruptionShare`); without a share, the whole budget applies to this region. The Assignment's current value counts,
+not the value a replica was created with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from holdfast.model.assignment import Assignment
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.node import Node
+from holdfast.model.replica import Replica
+from holdfast.model.view import View
+from holdfast.model.workload import WorkloadType
+
+
+def disruption_share(replica: Replica, assignment: Assignment | None) -> int:
+    """The region's disruption share, from the Assignment."""
+    if assignment is None:
+        return replica.spec.disruption.max_unavailable
+    whole = assignment.spec.disruption.max_unavailable
+    share = assignment.spec.disruption_share
+    return whole if share is None else min(share, whole)
+
+
+def eviction_blocked_reason(replica: Replica, view: View) -> str:
+    """Why the disruption budget forbids evicting the replica now; empty if eviction is allowed."""
+    if not _counts(replica):
+        return ""
+    assignment: Assignment | None = view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)
+    mates = view.by(Replica, "workload", f"{replica.metadata.namespace}/{replica.spec.workload}")
+    return blocked_reason_among(replica, assignment, mates)
+
+
+def _counts(replica: Replica) -> bool:
+    return replica.spec.type is WorkloadType.SERVICE and stage(replica) is Stage.SERVING
+
+
+def is_allowed_while_not_serving(replica: Replica) -> bool:
+    """Whether eviction is allowed only because the replica does not serve. That may change with its next revision."""
+    return replica.spec.type is WorkloadType.SERVICE and not _counts(replica)
+
+
+def blocked_reason_among(replica: Replica, assignment: Assignment | None, mates: Iterable[Replica]) -> str:
+    """`why_it_stays` for given siblings: the replicas of the workload in the region.
+
+    All but the region's share of them must keep serving. A replica that does not serve may be evicted.
+    """
+    if not _counts(replica):
+        return ""
+    away_max = disruption_share(replica, assignment)
+    if away_max == 0:
+        return _none_may(replica, assignment)
+    staying = [r for r in mates if not r.metadata.terminating]
+    away = [r for r in staying if stage(r) is not Stage.SERVING]
+    if len(away) < away_max:
+        return ""
+    named = ", ".join(f"{r.metadata.name} is {stage(r).value}" for r in sorted(away, key=lambda r: r.key)[:3])
+    return f"disruption budget: {len(away)} of {len(staying)} replicas are unavailable (allowed {away_max}): {named}"
+
+
+def _none_may(replica: Replica, assignment: Assignment | None) -> str:
+    whole = (assignment.spec if assignment is not None else replica.spec).disruption.max_unavailable
+    if whole:
+        return (
+            f"disruption budget: this region has no share of maxUnavailable {whole} at the moment; "
+            "a share was requested from the global cell"
+        )
+    return "disruption budget: disruption.maxUnavailable is 0"
+
+
+def draining_measure(node: Node) -> Mapping[str, int]:
+    return _DRAINING if node.spec.drain else _STAYING
+
+
+_DRAINING: Mapping[str, int] = {"nodes": 1}
+_STAYING: Mapping[str, int] = {}
+
+
+def blocked_drain_evictions(replicas: Sequence[Replica], view: View) -> int:
+    """Number of these replicas that serve on draining nodes and stay only because of the disruption budget."""
+    count = 0
+    if not view.total(Node, "", draining_measure):
+        return count
+    for replica in replicas:
+        node: Node | None = view.get(Node, replica.status.placement.node) if replica.status.placement.node else None
+        if node is not None and node.spec.drain and eviction_blocked_reason(replica, view):
+            count += 1
+    return count

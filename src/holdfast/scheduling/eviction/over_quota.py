@@ -1,0 +1,73 @@
+"""Replicas to evict after an emergency quota ended while usage exceeds the remaining limit. Pure.
+
+The fewest replicas that bring usage within the limit: lowest priority first, then highest ordinal. They are pending
+again until quota is available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.model.assignment import Purpose
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.lifecycle import final_phase
+from holdfast.model.meta import Key
+from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
+from holdfast.model.quota import GrantClass
+from holdfast.model.replica import Replica
+from holdfast.model.template import requests
+from holdfast.model.view import View
+
+
+def eviction_reason(replica: Replica, view: View) -> str:
+    """Why the replica must be evicted; empty if it stays."""
+    if replica.spec.purpose is not Purpose.NORMAL:
+        return ""
+    tenant = replica.metadata.namespace
+    excess = quota_excess(view.list(GrantCopy, tenant))
+    if not excess:
+        return ""
+    if replica.uid not in {r.uid for r in over_quota_victims(view.list(Replica, tenant), excess)}:
+        return ""
+    over = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
+    return f"tenant {tenant} exceeds its quota in this region ({over}) after its emergency quota ended"
+
+
+def quota_excess(copies: Sequence[GrantCopy]) -> Amounts:
+    """Usage beyond the limit; empty unless the tenant has an emergency grant, which is the only cause."""
+    if not any(c.spec.grant_class is GrantClass.EMERGENCY for c in copies):
+        return {}
+    limit: Amounts = {}
+    used: Amounts = {}
+    for copy in copies:
+        if copy.spec.grant_class in (GrantClass.NORMAL, GrantClass.EMERGENCY):
+            add(limit, amounts(copy.spec.limit))
+            add(used, amounts(copy.status.used))
+    return shortfall(used, limit)
+
+
+def over_quota_victims(replicas: Sequence[Replica], excess: Amounts) -> list[Replica]:
+    """The fewest replicas whose claims cover the excess; replicas that already stop count first."""
+    left = dict(excess)
+    found: list[Replica] = []
+    holding = [r for r in replicas if r.status.placement.binding and final_phase(r) is None]
+    normal = [r for r in holding if r.spec.purpose is Purpose.NORMAL]
+
+    def order(replica: Replica) -> tuple[object, ...]:
+        release = replica.status.release
+        leaving = release is not None and release.attempt == replica.status.placement.attempt
+        return (not leaving, replica.spec.priority, -replica.spec.ordinal, replica.key)
+
+    for replica in sorted(normal, key=order):
+        if not any(amount > 0 for amount in left.values()):
+            break
+        found.append(replica)
+        add(left, requests(replica.spec.template), times=-1)
+    return found
+
+
+def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
+    """All bound replicas of the tenant, but only while it exceeds its quota: limits and usage change often."""
+    if new is None or not quota_excess(view.list(GrantCopy, new.metadata.namespace)):
+        return ()
+    return [r.key for r in view.list(Replica, new.metadata.namespace) if r.status.placement.binding]

@@ -1,0 +1,182 @@
+"""Release reason of replicas that were nominated as preemption victims. Pure; used by `release`.
+
+The planner proved that the preemptor fits after its victims leave, and the authority reserved the capacity. Disruption
+budgets are checked again here with current serving counts, for all victims of a nomination together: either all of
+them may be evicted, or none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Reservation, ReservationPhase
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.meta import Key
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.view import View
+from holdfast.model.workload import WorkloadType
+from holdfast.scheduling.eviction.disruption_budget import disruption_share
+
+VICTIM_INDEX = "victim"
+
+
+def nomination_of(replica: Replica, view: View) -> Reservation | None:
+    """The nominated Reservation that waits for the release of this replica."""
+    placed = replica.status.placement
+    if not placed.binding:
+        return None
+    name = f"{replica.metadata.namespace}/{placed.binding}"
+    waiting: Iterable[Reservation] = view.by(Reservation, VICTIM_INDEX, name)
+    nominated = (r for r in waiting if r.status.phase is ReservationPhase.NOMINATED)
+    return next(iter(sorted(nominated, key=lambda r: r.key)), None)
+
+
+def preemption_reason(replica: Replica, view: View) -> tuple[Reason, str, str] | None:
+    """Reason, requester and message of a preemption; None if the replica stays for now."""
+    nomination = nomination_of(replica, view)
+    if nomination is None or not all_victims_evictable(nomination, view):
+        return None
+    spec = nomination.spec
+    message = (
+        f"preempted on node {spec.node} by {nomination.metadata.namespace}/{spec.replica} "
+        f"(priority {spec.priority}, this replica has {replica.spec.priority})"
+    )
+    return Reason.PREEMPTED, "preempt", message
+
+
+def all_victims_evictable(nomination: Reservation, view: View) -> bool:
+    """Whether every victim of the nomination may be evicted now, including those that stop already."""
+    return not over_budget_workload(victims_of(nomination, view), lambda victim: _mates(victim, view))
+
+
+def _mates(victim: Replica, view: View) -> SiblingCounts:
+    workload = victim.spec.workload
+    kept = view.total(Replica, victim.metadata.namespace, sibling_measure)
+    staying, serving = kept.get((workload, "staying"), 0), kept.get((workload, "serving"), 0)
+    assignment: Assignment | None = view.get(Assignment, victim.spec.assignment, victim.metadata.namespace)
+    if assignment is None or not assignment.spec.disruption.max_unavailable:
+        return SiblingCounts(staying, serving)
+    return SiblingCounts(staying, serving, disruption_share(victim, assignment))
+
+
+def nomination_measure(reservation: Reservation) -> Mapping[str, int]:
+    return _NOMINATED if reservation.status.phase is ReservationPhase.NOMINATED else _OTHER
+
+
+_NOMINATED: Mapping[str, int] = {"reservations": 1}
+_OTHER: Mapping[str, int] = {}
+
+
+def blocked_preemptions(replicas: Sequence[Replica], view: View) -> int:
+    """Number of these replicas of one workload that are nominated and stay only because of the disruption budget."""
+    if not replicas or not view.total(Reservation, "", nomination_measure):
+        return 0
+    mates = _mates(replicas[0], view)
+    if mates.total <= _away_max(replicas[0], mates):
+        return 0  # the budget allows all replicas to be unavailable
+    held: dict[Key, list[Replica]] = {}
+    wanting: dict[Key, Reservation] = {}
+    for replica in replicas:
+        asked = replica.status.release
+        if asked is not None and asked.attempt == replica.status.placement.attempt:
+            continue  # it is being released
+        found = nomination_of(replica, view)
+        if found is not None:
+            wanting[found.key] = found
+            held.setdefault(found.key, []).append(replica)
+    wanted = [replica for group in held.values() for replica in group]
+    if not wanted or _within_budget(wanted, mates):
+        return 0  # the workload's own budget blocks none of them
+    return sum(len(held[key]) for key, found in wanting.items() if not all_victims_evictable(found, view))
+
+
+class SiblingCounts(NamedTuple):
+    """Replicas of a workload in the region that are not being deleted, and how many of them serve.
+
+    `away_max` is the region's disruption share; None means that the workload's whole budget applies.
+    """
+
+    total: int
+    serving: int
+    max_unavailable: int | None = None
+
+
+def count_siblings(replicas: Iterable[Replica]) -> SiblingCounts:
+    staying = [r for r in replicas if not r.metadata.terminating]
+    return SiblingCounts(len(staying), sum(stage(r) is Stage.SERVING for r in staying))
+
+
+def sibling_measure(replica: Replica) -> dict[tuple[str, str], int]:
+    """One replica's contribution to its workload's counts, for a total that the view maintains."""
+    if replica.metadata.terminating:
+        return {}
+    workload = replica.spec.workload
+    if stage(replica) is not Stage.SERVING:
+        return {(workload, "staying"): 1}
+    return {(workload, "staying"): 1, (workload, "serving"): 1}
+
+
+def over_budget_workload(victims: Iterable[Replica], mates: Callable[[Replica], SiblingCounts]) -> str:
+    """The workload whose disruption budget these victims would exceed; empty if all may be evicted.
+
+    `mates` returns the sibling counts of a victim's workload.
+    """
+    leaving: dict[str, list[Replica]] = {}
+    for victim in victims:
+        workload = charged_workload(victim)
+        if workload:
+            leaving.setdefault(workload, []).append(victim)
+    for workload, replicas in leaving.items():
+        if not _within_budget(replicas, mates(replicas[0])):
+            return workload
+    return ""
+
+
+def charged_workload(victim: Replica) -> str:
+    """The workload whose disruption budget the victim counts against; empty if it is reclaimable or does not serve."""
+    if victim.spec.reclaimable or victim.spec.type is not WorkloadType.SERVICE or stage(victim) is not Stage.SERVING:
+        return ""
+    return f"{victim.metadata.namespace}/{victim.spec.workload}"
+
+
+def victims_of(nomination: Reservation, view: View) -> list[Replica]:
+    found = []
+    for name in victim_names(nomination):
+        namespace, _, claim = name.partition("/")
+        replica: Replica | None = view.get(Replica, claim.rpartition(".")[0], namespace)
+        if replica is not None and replica.status.placement.binding == claim:
+            found.append(replica)
+    return found
+
+
+def victim_names(nomination: Reservation) -> list[str]:
+    """The victims as `tenant/claim`; a bare name belongs to the preemptor's tenant."""
+    own = nomination.metadata.namespace
+    return [name if "/" in name else f"{own}/{name}" for name in nomination.spec.victims]
+
+
+def _within_budget(victims: Sequence[Replica], mates: SiblingCounts) -> bool:
+    """Whether enough replicas of the workload would keep serving without these victims."""
+    return mates.serving - len(victims) >= mates.total - _away_max(victims[0], mates)
+
+
+def _away_max(victim: Replica, mates: SiblingCounts) -> int:
+    return max(1, victim.spec.disruption.max_unavailable) if mates.max_unavailable is None else mates.max_unavailable
+
+
+def termination_grace_s(replica: Replica, reason: str) -> float:
+    """Termination grace period: the template's, but at most RECLAIM_GRACE_S for preempted reclaimable replicas."""
+    own = replica.spec.template.termination_grace_seconds
+    yields = replica.spec.reclaimable and reason == Reason.PREEMPTED
+    return min(own, limits.RECLAIM_GRACE_S) if yields else own
+
+
+def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
+    """The victims of a nomination."""
+    if new is None or new.status.phase is not ReservationPhase.NOMINATED:
+        return ()
+    return [victim.key for victim in victims_of(new, view)]

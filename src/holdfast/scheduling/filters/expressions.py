@@ -1,0 +1,39 @@
+"""The policy's own filter expressions: a node must pass every one of them; one that fails refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import PolicyRules
+from holdfast.scheduling import policy_expressions
+from holdfast.scheduling.filters.refusal import Refusal
+from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.scratch import Scratch
+from holdfast.scheduling.snapshot import Bools
+
+
+def key(ask: ReplicaRequirements, rules: PolicyRules) -> tuple[Any, ...]:
+    """What the answer depends on besides the nodes; empty for a policy without expressions."""
+    return (rules.filter_expressions, policy_expressions.requirements_key(ask)) if rules.filter_expressions else ()
+
+
+def refuse(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules) -> list[Refusal]:
+    static = scratch.snapshot.static
+    refused: Bools = np.zeros(len(static.has_node), dtype=np.bool_)
+    request = policy_expressions.request_facts(ask)
+    for slot, node in enumerate(static.nodes):
+        if node is None:
+            continue
+        facts = {"node": policy_expressions.node_facts(node), "request": request}
+        refused[slot] = not all(_passes(e.expression, facts) for e in rules.filter_expressions)
+    return [(Reason.EXPRESSION_REFUSED, refused)]
+
+
+def _passes(text: str, facts: dict[str, Any]) -> bool:
+    try:
+        return policy_expressions.evaluate_filter(text, facts)
+    except (policy_expressions.EvaluationFailed, RuntimeError):
+        return False

@@ -1,0 +1,40 @@
+"""Node labels against the selector and the expressions; each test runs once per distinct value of its key."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.model.placement_rules import Expression, Operator, matches_expression
+from holdfast.model.reasons import Reason
+from holdfast.scheduling.filters.refusal import Refusal
+from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.scratch import Scratch
+from holdfast.scheduling.snapshot import Bools, Snapshot
+
+
+def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
+    expressions = expressions_of(ask)
+    if not expressions:
+        return []
+    snapshot = scratch.snapshot
+    matched: Bools = np.ones(len(snapshot.static.has_node), dtype=np.bool_)
+    for expression in expressions:
+        matched &= _matching(snapshot, expression)
+    return [(Reason.LABELS_DO_NOT_MATCH, ~matched)]
+
+
+def expressions_of(ask: ReplicaRequirements) -> tuple[Expression, ...]:
+    """The selector is a list of In expressions with one value each."""
+    selector = (
+        Expression(key=key, operator=Operator.IN, values=(value,))
+        for key, value in sorted(ask.placement.node_selector.items())
+    )
+    return (*selector, *ask.placement.expressions)
+
+
+def _matching(snapshot: Snapshot, expression: Expression) -> Bools:
+    column = snapshot.static.labels.get(expression.key)
+    if column is None:  # no node has the label
+        return np.full(len(snapshot.static.has_node), matches_expression(expression, {}), dtype=np.bool_)
+    key = expression.key
+    return column.where(lambda value: matches_expression(expression, {} if value is None else {key: value}))

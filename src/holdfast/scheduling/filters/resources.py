@@ -1,0 +1,35 @@
+"""Whether what is asked for still fits, by the capacity rule (S2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.model.quantity import CPU, MEMORY
+from holdfast.model.reasons import Reason
+from holdfast.scheduling.filters.refusal import Refusal
+from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.scratch import Scratch
+from holdfast.scheduling.snapshot import Counts
+
+_REASONS = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY}
+
+
+def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
+    refusals: list[Refusal] = []
+    for name, amount in ask.amounts.items():
+        free = free_of(scratch, ask, name)
+        refusals.append((reason_for(name), free < amount))
+    return refusals
+
+
+def reason_for(resource: str) -> Reason:
+    return _REASONS.get(resource, Reason.INSUFFICIENT_RESOURCE)
+
+
+def free_of(scratch: Scratch, ask: ReplicaRequirements, resource: str) -> Counts:
+    """What work of this class may still take of a resource, per slot; nothing where nobody ever offered it."""
+    row = scratch.snapshot.resources.get(resource)
+    if row is None:
+        return np.zeros(scratch.room.shape[1], dtype=np.int64)
+    free: Counts = (scratch.room if ask.reclaimable or ask.uses_recovery_slots else scratch.least_room)[row]
+    return free

@@ -1,0 +1,178 @@
+"""CEL expressions of a policy, used as filters and scores: checked when the policy is written, bounded in cost.
+
+- An expression reads `node` (name, zone, pool, tenant, labels, capacity, drivers, cachedArtifacts, taints) and
+  `request` (tenant, workload, labels, resources, priority, reclaimable). Amounts are integers in base units.
+- A policy is admitted only if each expression compiles, has the right type, is within the cost limit and evaluates
+  for a sample node.
+- A later evaluation error never fails a plan: a filter refuses the node, a score is 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import isfinite
+from typing import Any
+
+import msgspec
+from cel_expr_python import cel
+
+from holdfast.model import limits
+from holdfast.model.node import Node, node_capacity
+from holdfast.scheduling.replica_requirements import ReplicaRequirements
+
+_FACTS = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
+_POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
+_LOOP = re.compile(r"\.\s*(all|exists|exists_one|map|filter)\s*\(")
+
+SAMPLE_NODE: dict[str, Any] = {
+    "name": "n1", "zone": "z1", "pool": "default", "tenant": "", "labels": {},
+    "capacity": {"cpu": 8000, "memory": 2**34}, "drivers": ["process"], "warm": [], "taints": [],
+}  # fmt: skip
+SAMPLE_REQUEST: dict[str, Any] = {
+    "tenant": "t", "workload": "w", "labels": {}, "resources": {"cpu": 1000, "memory": 2**30}, "priority": 0,
+    "reclaimable": False,
+}  # fmt: skip
+
+
+_REQUEST = re.compile(r"\brequest\b")
+_NODE = re.compile(r"\bnode\b")
+_NODE_FIELD = re.compile(r"\bnode\.(\w+)")
+
+
+class ExpressionError(msgspec.Struct, frozen=True):
+    """An error in an expression. Line and column count from 1; 0 means the whole expression."""
+
+    line: int
+    column: int
+    message: str
+
+    @property
+    def text(self) -> str:
+        where = f"line {self.line}, column {self.column}: " if self.line else ""
+        return f"{where}{self.message}"
+
+
+class EvaluationFailed(Exception):
+    """The expression has no valid value for these inputs."""
+
+
+@lru_cache(maxsize=1)
+def _env() -> Any:
+    return cel.NewEnv(variables={"node": _FACTS, "request": _FACTS})
+
+
+@lru_cache(maxsize=limits.COMPILED_EXPRESSIONS_CACHED_MAX)
+def _compiled(text: str) -> Any:
+    return _env().compile(text)
+
+
+def find_error(text: str, *, score: bool) -> ExpressionError | None:
+    """The error that forbids the expression in a policy; None if it is valid."""
+    loops = _LOOP.findall(text)
+    if len(loops) > limits.EXPRESSION_LOOPS_MAX:
+        at = [m.start() for m in _LOOP.finditer(text)][limits.EXPRESSION_LOOPS_MAX]
+        line = text.count("\n", 0, at) + 1
+        column = at - (text.rfind("\n", 0, at) + 1) + 2
+        return ExpressionError(line, column, f"too many loops (at most {limits.EXPRESSION_LOOPS_MAX}, found {len(loops)})")
+    try:
+        compiled = _compiled(text)
+    except RuntimeError as wrong:
+        return _wrong(str(wrong))
+    allowed = (cel.Type.INT, cel.Type.UINT, cel.Type.DOUBLE, cel.Type.DYN) if score else (cel.Type.BOOL, cel.Type.DYN)
+    found = compiled.return_type()
+    if found not in allowed:
+        kind = "a number" if score else "true or false"
+        return ExpressionError(0, 0, f"wrong result type (expected {kind}, found {found.name()})")
+    try:
+        facts = {"node": SAMPLE_NODE, "request": SAMPLE_REQUEST}
+        evaluate_score(text, facts) if score else evaluate_filter(text, facts)
+    except EvaluationFailed as unsound:
+        if "Key not found" in str(unsound):
+            return None  # a label that real nodes may have
+        return ExpressionError(0, 0, f"evaluation for a sample node failed: {unsound}")
+    return None
+
+
+def never_true_reason(text: str, zones: Sequence[str]) -> str:
+    """Why the filter is false for every node, if that follows from the zones alone; else empty."""
+    if _REQUEST.search(text):
+        return ""
+    read = set(_NODE_FIELD.findall(text))
+    if not read <= {"zone"} or (not read and _NODE.search(text)) or (read and not zones):
+        return ""
+    try:
+        for zone in zones or (SAMPLE_NODE["zone"],):
+            if evaluate_filter(text, {"node": {**SAMPLE_NODE, "zone": zone}, "request": SAMPLE_REQUEST}):
+                return ""
+    except EvaluationFailed:
+        return ""
+    if not read:
+        return "the filter is false for every node, so no replica could be scheduled"
+    return f"the filter is false in every zone ({', '.join(zones)}), so no replica could be scheduled"
+
+
+def evaluate_filter(text: str, facts: Mapping[str, Any]) -> bool:
+    value = _value(text, facts)
+    if not isinstance(value, bool):
+        raise EvaluationFailed(f"wrong result (expected true or false, found {value})")
+    return value
+
+
+def evaluate_score(text: str, facts: Mapping[str, Any]) -> int:
+    """The value as a score: an integer, clamped to 0 to 100."""
+    value = _value(text, facts)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise EvaluationFailed(f"wrong result (expected a number, found {value})")
+    if not isfinite(value):
+        raise EvaluationFailed(f"wrong result (expected a finite number, found {value})")
+    return max(0, min(100, int(value)))
+
+
+def _value(text: str, facts: Mapping[str, Any]) -> Any:
+    try:
+        found = _compiled(text).eval(data=facts)
+    except RuntimeError as wrong:
+        raise EvaluationFailed(_wrong(str(wrong)).message) from wrong
+    if found.type() == cel.Type.ERROR:
+        raise EvaluationFailed(str(found.value()))
+    return found.plain_value()
+
+
+def _wrong(message: str) -> ExpressionError:
+    found = _POSITION.search(message)
+    if found is None:
+        return ExpressionError(0, 0, message.split("\n", 1)[0].removeprefix("INVALID_ARGUMENT: ").removeprefix("INTERNAL: "))
+    return ExpressionError(int(found.group(1)), int(found.group(2)), found.group(3))
+
+
+def node_facts(node: Node) -> dict[str, Any]:
+    spec = node.spec
+    return {
+        "name": node.metadata.name,
+        "zone": spec.zone,
+        "pool": spec.pool,
+        "tenant": spec.tenant,
+        "labels": dict(node.metadata.labels),
+        "capacity": dict(node_capacity(node)),
+        "drivers": list(spec.drivers),
+        "warm": list(node.status.execution.cached_artifacts),
+        "taints": [taint.key for taint in spec.taints],
+    }
+
+
+def request_facts(ask: ReplicaRequirements) -> dict[str, Any]:
+    return {
+        "tenant": ask.namespace,
+        "workload": ask.workload,
+        "labels": dict(ask.labels),
+        "resources": dict(ask.amounts),
+        "priority": ask.priority,
+        "reclaimable": ask.reclaimable,
+    }
+
+
+def requirements_key(ask: ReplicaRequirements) -> tuple[Any, ...]:
+    """The part of the requirements that an expression can read."""
+    return (ask.namespace, ask.workload, ask.labels, tuple(sorted(ask.amounts.items())), ask.priority, ask.reclaimable)

@@ -1,0 +1,76 @@
+"""The scheduler's estimate of a tenant's remaining quota in the region: grants minus usage.
+
+The estimate lets the scheduler report QuotaExceeded at once instead of planning a request that the authority would
+reject. It is advisory: only the authority spends quota. There is no estimate (None) where the authority uses more than
+this sum: for expired grant leases and for recovery work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.model.decision import DecisionInputs
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.grant_limit import spending_limit
+from holdfast.model.quantity import CPU, Amounts, amount_text, amounts, shortfall
+from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduling_request import RefusalCount
+from holdfast.scheduling.replica_requirements import ReplicaRequirements
+
+
+def headroom_of(
+    copies: Iterable[GrantCopy], used: Mapping[str, int], now: float, *, emergency: bool = True
+) -> Amounts | None:
+    """Remaining quota by resource: empty without a grant, None if only the authority can tell."""
+    limit = spending_limit(copies, GrantClass.NORMAL, now, emergency=emergency)
+    if not limit.copies:
+        return {}
+    if limit.over or shortfall(limit.held, limit.spendable):
+        return None
+    return {CPU: 0, **{name: max(0, amount - used.get(name, 0)) for name, amount in limit.spendable.items()}}
+
+
+def recorded_headroom(asked: DecisionInputs) -> Amounts | None:
+    """The headroom recorded in a Decision. Zero amounts are not stored, so a used-up grant is restored as CPU 0."""
+    if not asked.headroom_known:
+        return None
+    return {CPU: 0, **amounts(asked.quota_headroom)} if asked.has_grant else {}
+
+
+def affordable_members(ask: ReplicaRequirements) -> int:
+    """Number of members that the tenant's headroom covers."""
+    if ask.quota_headroom is None:
+        return len(ask.members)
+    if not ask.quota_headroom:
+        return 0
+    wanted = len(ask.members)
+    each = (ask.quota_headroom.get(name, 0) // amount for name, amount in ask.amounts.items() if amount)
+    return min((wanted, *each))
+
+
+def quota_cost(ask: ReplicaRequirements, placed: int) -> Amounts:
+    """Quota used by `placed` members; nothing for recovery work."""
+    return {name: amount * placed for name, amount in ask.amounts.items()} if not ask.uses_recovery_slots else {}
+
+
+def headroom_after(room: Amounts | None, taken: Mapping[str, int]) -> Amounts | None:
+    if not room or not taken:
+        return room
+    return {name: max(0, amount - taken.get(name, 0)) for name, amount in room.items()}
+
+
+def headroom_refusal(ask: ReplicaRequirements) -> RefusalCount:
+    """Why the headroom does not cover the next member, with the authority's wording."""
+    room = ask.quota_headroom or {}
+    if not room:
+        message = f"tenant {ask.namespace} has no Normal grant in this region; next: an operator creates its Quota"
+        return RefusalCount(reason=Reason.NO_GRANT, message=message)
+    over = [
+        f"{name}: available {amount_text(name, room.get(name, 0))}, requested {amount_text(name, amount)}"
+        for name, amount in ask.amounts.items()
+        if amount > room.get(name, 0)
+    ]
+    named = "; ".join(over) or "used up by requests planned before"
+    message = f"exceeds the quota of tenant {ask.namespace} in this region ({named})"
+    return RefusalCount(reason=Reason.QUOTA_EXCEEDED, message=message)

@@ -1,0 +1,125 @@
+"""Requirements of identical replicas, read once from their SchedulingRequest: resources, rules and pending members."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.assignment import Purpose
+from holdfast.model.binding import DeviceClaim
+from holdfast.model.placement_rules import PlacementRules, required_anti_affinity
+from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
+from holdfast.model.template import Template, requests, template_hash
+from holdfast.scheduling.snapshot.claim import Labels, SnapshotClaim
+
+
+class ReplicaRequirements(msgspec.Struct, frozen=True):
+    """Requirements of the request's pending members.
+
+    `bound` counts gang members that have a node already. `evictions` is the number of victims the tenant may still
+    cause in this minute. `room` is the tenant's quota headroom in this region; None if it is unknown.
+    """
+
+    namespace: str
+    name: str
+    workload: str
+    template: Template
+    placement: PlacementRules
+    members: tuple[RequestMember, ...]
+    amounts: dict[str, int]
+    labels: Labels
+    fixed_ports: tuple[int, ...]
+    open_ports: int
+    reclaimable: bool
+    dedicated: bool
+    bound_members: int
+    gang_min: int
+    uses_recovery_slots: bool = False
+    """Recovery work may use capacity reserved for recovery; the authority chooses the recovery slot."""
+    priority: int = 0
+    may_preempt: bool = False
+    max_unavailable: int = 0
+    evictions_left: int = 0
+    quota_headroom: dict[str, int] | None = None
+    excluded_victims: tuple[str, ...] = ()
+    """Claims (tenant/claim) that the authority recently refused to evict for this request."""
+    template_hash: str = ""
+    """Identifies gang members. It is part of every claim, so that a committed claim equals the assumed one."""
+
+    @property
+    def gpu_milli(self) -> int:
+        return self.amounts.get(GPU, 0)
+
+    @property
+    def whole_gpus(self) -> int:
+        """Number of whole GPUs; 0 for a share of one."""
+        return self.gpu_milli // WHOLE_GPU_MILLI
+
+    @property
+    def rescores_each_placement(self) -> bool:
+        """Whether each placement must be scored anew, because it changes a node by more than a subtraction."""
+        return bool(self.gpu_milli or self.fixed_ports)
+
+    def claim(
+        self, node: str, member: RequestMember, devices: tuple[DeviceClaim, ...], victims: tuple[str, ...] = ()
+    ) -> SnapshotClaim:
+        """The claim of one member on the node, as it is after its victims are released."""
+        return SnapshotClaim(
+            node=node,
+            namespace=self.namespace,
+            replica_uid=member.uid,
+            workload=self.workload,
+            template_hash=self.template_hash,
+            labels=self.labels,
+            amounts=tuple(self.amounts.items()),
+            reclaimable=self.reclaimable,
+            devices=tuple((d.id, d.milli) for d in devices),
+            ports=self.fixed_ports,
+            open_ports=self.open_ports,
+            priority=self.priority,
+            max_unavailable=self.max_unavailable,
+            nominated=bool(victims),
+            victims=victims,
+            anti_affinity=required_anti_affinity(self.placement) if self.placement.affinity else (),
+            ordinary=not self.uses_recovery_slots,
+        )
+
+
+def requirements_of(
+    request: SchedulingRequest,
+    members: tuple[RequestMember, ...] | None = None,
+    *,
+    bound: int = 0,
+    evictions: int = 0,
+    room: dict[str, int] | None = None,
+    spared: tuple[str, ...] = (),
+) -> ReplicaRequirements:
+    """Requirements of all members, or of the given pending ones. Recovery work does not use the tenant's headroom."""
+    spec = request.spec
+    template = spec.template
+    draws = spec.purpose is Purpose.RECOVERY and not spec.reclaimable
+    fixed = tuple(port.port for port in template.ports if port.port)
+    return ReplicaRequirements(
+        namespace=request.metadata.namespace,
+        name=request.metadata.name,
+        workload=spec.workload,
+        template=template,
+        placement=spec.placement,
+        members=spec.members if members is None else members,
+        amounts=requests(template),
+        labels=tuple(sorted(template.labels.items())),
+        fixed_ports=fixed,
+        open_ports=len(template.ports) - len(fixed),
+        reclaimable=spec.reclaimable,
+        dedicated=spec.dedicated,
+        bound_members=bound,
+        gang_min=spec.gang.min_available if spec.gang is not None else 0,
+        uses_recovery_slots=draws,
+        priority=spec.priority,
+        may_preempt=spec.may_preempt,
+        max_unavailable=spec.max_unavailable,
+        evictions_left=evictions,
+        quota_headroom=None if draws else room,
+        excluded_victims=spared,
+        template_hash=template_hash(template),
+    )

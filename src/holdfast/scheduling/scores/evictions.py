@@ -1,0 +1,24 @@
+"""For firm work, prefers nodes with the least reclaimable work, because that would be evicted next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.scheduling.scores.candidate import CandidateState
+from holdfast.scheduling.snapshot import Counts
+from holdfast.scheduling.snapshot.frozen import percent
+
+
+def score(at: CandidateState) -> Counts:
+    return at.cached_for_request("evictions", _score)
+
+
+def _score(at: CandidateState) -> Counts:
+    scratch = at.scratch
+    snapshot = scratch.snapshot
+    if at.requirements.reclaimable:
+        return np.full(len(snapshot.static.has_node), 100, dtype=np.int64)
+    # Resources of reclaimable work, including proposals of this plan.
+    reclaimable = scratch.firm_room + snapshot.recovery_reserved - scratch.room
+    share: Counts = percent(reclaimable, snapshot.capacity, snapshot.static.largest_capacity).max(axis=0)
+    return np.clip(100 - share, 0, 100)

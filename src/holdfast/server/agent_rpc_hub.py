@@ -1,0 +1,181 @@
+"""Routes calls to agents (logs, exec, usage) over the stream that each agent opened. No server connects to a node.
+
+An agent keeps `GET /node/v1/NODE/calls` open, reads one call per line, and posts results to
+`/node/v1/NODE/responses/ID` until it is done or the caller is gone. A client sends `POST /agent/v1/…` and receives the
+results as a stream.
+
+A call is sent only to the node it is about. A slow reader delays only its own call. An agent is connected to one API
+server; only that server can reach it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.gate.authorize import access_refusal
+from holdfast.model import limits
+from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind
+from holdfast.model.errors import BadRequest, Fault, Forbidden, NotFound, Refused, Unavailable
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.replica import Replica
+from holdfast.server.request import Request, Response, StreamResponse, json_response
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+_REPLICA, _NODE = BY_NAME["Replica"], BY_NAME["Node"]
+_NDJSON = "application/x-ndjson"
+_decoder = msgspec.json.Decoder(AgentCallArguments)
+_encoder = msgspec.json.Encoder()
+
+
+class AgentRpcHub:
+    """Connected agents and pending calls. Bounded: a full queue delays the agent's post."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, asyncio.Queue[AgentCall | None]] = {}
+        self.pending: dict[str, asyncio.Queue[bytes | None]] = {}
+        self.responding: dict[str, None] = {}
+        """Calls to which the agent has responded at least once, possibly with an empty chunk."""
+
+
+async def agent_stream(app: Application, request: Request) -> StreamResponse:
+    """`GET /node/v1/NODE/calls`: a newer stream of the same agent ends the older one."""
+    node = _caller_node(request)
+    before = app.agent_rpc.agents.get(node)
+    if before is not None:
+        before.put_nowait(None)
+    queue: asyncio.Queue[AgentCall | None] = asyncio.Queue()
+    app.agent_rpc.agents[node] = queue
+    return StreamResponse(_call_lines(app, node, queue), content_type=_NDJSON)
+
+
+async def _call_lines(app: Application, node: str, queue: asyncio.Queue[AgentCall | None]) -> AsyncIterator[bytes]:
+    try:
+        yield b"\n"
+        while True:
+            try:
+                async with asyncio.timeout(limits.AGENT_CALL_KEEPALIVE_S):
+                    ask = await queue.get()
+            except TimeoutError:
+                yield b"\n"  # keepalive: both sides notice a dead connection
+                continue
+            if ask is None:
+                return
+            yield _encoder.encode(ask) + b"\n"
+    finally:
+        if app.agent_rpc.agents.get(node) is queue:
+            del app.agent_rpc.agents[node]
+
+
+async def agent_response(app: Application, request: Request) -> Response:
+    """`POST /node/v1/NODE/responses/ID`: `more` in the response says whether the caller is still connected."""
+    node = _caller_node(request)
+    ask_id = request.target.parameters["id"]
+    queue = app.agent_rpc.pending.get(ask_id)
+    if queue is None or not ask_id.startswith(f"{node}."):
+        return json_response({"more": False})
+    data = await request.body()
+    if data or ask_id not in app.agent_rpc.responding:
+        app.agent_rpc.responding[ask_id] = None
+        await queue.put(data or b"\n")
+    if request.flag("end"):
+        await queue.put(None)
+    return json_response({"more": ask_id in app.agent_rpc.pending})
+
+
+def _caller_node(request: Request) -> str:
+    node = request.target.parameters["node"]
+    if not request.principal.is_node(node):
+        raise Forbidden(f'node {node}: User "{request.principal.name}" is not its agent')
+    return node
+
+
+async def call_replica_agent(app: Application, request: Request) -> StreamResponse:
+    """`POST /agent/v1/replicas/TENANT/REPLICA`: logs, or exec."""
+    tenant, name = request.target.parameters["tenant"], request.target.parameters["replica"]
+    question = _decode_arguments(await request.body())
+    if question.kind is AgentCallKind.EXEC:
+        refused = access_refusal(request.principal, "create", "replicas", "exec", tenant, name, cell=app.cell)
+    else:
+        refused = access_refusal(request.principal, "get", "replicas", "", tenant, name, cell=app.cell)
+    _require_access(app, request, refused, question)
+    replica = app.objects.get(_REPLICA, tenant, name) if app.cell != "global" else None
+    if not isinstance(replica, Replica):
+        raise NotFound(f"replica {tenant}/{name}: not found in the {app.cell} cell")
+    node = replica.status.placement.node
+    if not node:
+        raise NotFound(f"replica {tenant}/{name}: not placed on a node")
+    ask = AgentCall(id="", arguments=question, namespace=tenant, replica=name)
+    return StreamResponse(send_call(app, node, ask), content_type=_NDJSON)
+
+
+async def call_node_agent(app: Application, request: Request) -> StreamResponse:
+    """`POST /agent/v1/nodes/NODE`: resource use of its tasks."""
+    node = request.target.parameters["node"]
+    question = _decode_arguments(await request.body())
+    _require_access(app, request, access_refusal(request.principal, "get", "nodes", "", "", node, cell=app.cell), question)
+    if app.cell == "global" or app.objects.get(_NODE, "", node) is None:
+        raise NotFound(f"node {node}: not found in the {app.cell} cell")
+    return StreamResponse(send_call(app, node, AgentCall(id="", arguments=question)), content_type=_NDJSON)
+
+
+def _decode_arguments(body: bytes) -> AgentCallArguments:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise BadRequest(f"agent call: cannot decode the request ({wrong})") from wrong
+
+
+def _require_access(app: Application, request: Request, refused: Refused | None, question: AgentCallArguments) -> None:
+    if refused is not None:
+        app.gate.audit.record_refusal(request.principal, "ask", question.kind, refused.reason, message=refused.message)
+        raise Forbidden(refused.message, facts=refused.facts)
+
+
+def send_call(app: Application, node: str, ask: AgentCall) -> AsyncGenerator[bytes]:
+    """Sends the call to the agent. Yields chunks of complete JSON lines, some of them blank."""
+    agent = app.agent_rpc.agents.get(node)
+    if agent is None:
+        raise Unavailable(f"node {node}: its agent is not connected to this server; next: retry, or restart the agent")
+    if len(app.agent_rpc.pending) >= limits.AGENT_CALLS_MAX:
+        raise Unavailable(f"too many agent calls in progress (limit {limits.AGENT_CALLS_MAX}); next: retry later")
+    ask_id = f"{node}.{app.ports.ids.uid()}"
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(limits.AGENT_CALL_CHUNKS_MAX)
+    app.agent_rpc.pending[ask_id] = queue
+    agent.put_nowait(msgspec.structs.replace(ask, id=ask_id))
+    return _response_chunks(app, ask_id, queue, ask.arguments)
+
+
+async def _response_chunks(
+    app: Application, ask_id: str, queue: asyncio.Queue[bytes | None], question: AgentCallArguments
+) -> AsyncGenerator[bytes]:
+    """Runs until the agent is done. A blank line now and then keeps the connection alive."""
+    first = True
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(limits.AGENT_CALL_KEEPALIVE_S):
+                    data = await queue.get()
+            except TimeoutError:
+                if first and question.kind is not AgentCallKind.EXEC:
+                    error = f"the agent did not respond within {limits.AGENT_CALL_KEEPALIVE_S:g} s"
+                    yield _encoder.encode({"error": error}) + b"\n"
+                    return
+                yield b"\n"
+                continue
+            if data is None:
+                return
+            first = False
+            yield data
+    except Fault:
+        return
+    finally:
+        app.agent_rpc.pending.pop(ask_id, None)
+        app.agent_rpc.responding.pop(ask_id, None)
+        while not queue.empty():  # unblocks a post that waits for space in the queue
+            queue.get_nowait()

@@ -1,0 +1,95 @@
+"""Router: matches paths against the route table and resolves the target of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from holdfast.server.resources import SERVED, Resource
+
+MAX_PATH = 2048
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One row: methods, a pattern with `{names}`, and the handler. The values of `access` are documented with the
+    table.
+
+    `label` selects what is authorized: resources, reviews, or the path alone.
+    """
+
+    methods: tuple[str, ...]
+    pattern: str
+    handler: Callable[..., Any]
+    access: str = "authorized"
+    label: str = ""
+
+
+class RouteTarget(msgspec.Struct):
+    """What a request addresses. Resource requests have a `resource`, others only their path."""
+
+    resource: Resource | None = None
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+    verb: str = ""
+    parameters: dict[str, str] = {}
+    route: Route | None = None
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A parsed pattern: its fixed segments after the first, and the positions of its names."""
+
+    fixed: tuple[tuple[int, str], ...]
+    named: tuple[tuple[int, str], ...]
+    route: Route
+
+
+class Router:
+    """Finds the routes of a path. Routes are tried in order among those with the same length and first segment."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._rows: dict[tuple[int, str], list[_Row]] = {}
+        for route in routes:
+            segments = tuple(route.pattern.strip("/").split("/"))
+            fixed = tuple((at, segment) for at, segment in enumerate(segments) if at and not segment.startswith("{"))
+            named = tuple((at, segment[1:-1]) for at, segment in enumerate(segments) if segment.startswith("{"))
+            self._rows.setdefault((len(segments), segments[0]), []).append(_Row(fixed, named, route))
+
+    def find(self, path: str) -> list[tuple[Route, dict[str, str]]]:
+        """All routes whose pattern matches, with their parameters. The caller selects by method."""
+        if len(path) > MAX_PATH:
+            return []
+        segments = path.strip("/").split("/")
+        found = []
+        for row in self._rows.get((len(segments), segments[0]), ()):
+            for at, segment in row.fixed:
+                if segments[at] != segment:
+                    break
+            else:
+                parameters = {name: segments[at] for at, name in row.named}
+                if all(parameters.values()):
+                    found.append((row.route, parameters))
+        return found
+
+
+def resource_target(parameters: dict[str, str]) -> RouteTarget | None:
+    """The target of a resource route; None if there is no such resource."""
+    group = parameters.get("group", "")
+    plural = parameters.get("plural", "namespaces")
+    resource = SERVED.get((group, plural))
+    if resource is None or parameters.get("version", "v1") != "v1":
+        return None
+    subresource = parameters.get("subresource", "")
+    if subresource and subresource not in resource.subresources:
+        return None
+    namespace = parameters.get("namespace", "")
+    if namespace and not resource.kind.namespaced:
+        return None
+    if resource.kind.namespaced and not namespace and "name" in parameters:
+        return None
+    return RouteTarget(
+        resource=resource, namespace=namespace, name=parameters.get("name", ""), subresource=subresource,
+        parameters=parameters,
+    )  # fmt: skip

@@ -1,0 +1,227 @@
+"""Simulated operators and tenants: create the initial objects, and restate the desired state at the end of a run.
+
+A failed call leaves the caller uncertain whether it took effect. `calm` writes every object again, so that the
+convergence check has an unambiguous target. `users.py` acts in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.client.contract import Client
+from holdfast.model.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object, ObjectMeta
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
+from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
+from holdfast.model.region import Region, RegionSpec
+from holdfast.model.scheduler_policy import SchedulerPolicy
+from holdfast.model.tenant import Isolation, Tenant, TenantSpec
+from holdfast.model.workload import Workload, WorkloadType
+from holdfast.model.writes import Create, Delete, Update
+from holdfast.sim import workload_profiles
+from holdfast.sim.fault_injection import FaultInjector
+from holdfast.sim.workload_profiles import (
+    DEDICATED_TENANT,
+    PRIORITY_LEVELS,
+    PROFILES,
+    SCARCE_RESOURCE,
+    with_spec,
+)
+
+SLOTS_PER_REGION = 4
+"""Recovery slots that each region reserves."""
+LOST_AFTER_S = 20.0
+DEDICATED_NODES_MIN = 12
+"""Minimum nodes per region for some of them to be dedicated to a tenant."""
+CRITICAL_PROFILES = frozenset({"critical", "vital"})
+"""Profiles with a recovery objective. Regions reserve recovery slots if one of them is present."""
+NEIGHBOUR = "neighbour"
+"""Second workload for affinity and anti-affinity rules."""
+WorkloadName = tuple[str, str]
+
+
+class DesiredObjects(msgspec.Struct):
+    """The expected end state: each service with its replica count, None for a deleted service."""
+
+    services: dict[WorkloadName, int | None] = {}
+    workloads: dict[WorkloadName, Workload] = {}
+    batches: set[WorkloadName] = set()
+    tenants: list[str] = []
+    quotas: dict[str, Quota] = {}
+    last_number: int = 0
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """The regions, tenants, quotas and workload profiles of a run."""
+
+    regions: tuple[Region, ...]
+    tenants: tuple[str, ...]
+    hard: dict[str, Any]
+    profiles: tuple[str, ...]
+    has_dedicated_tenant: bool = False
+    """Whether a further tenant has dedicated machines."""
+
+
+def make_topology(regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, sorts: tuple[str, ...]) -> Topology:
+    """Builds the topology. Together the quotas are about as large as the machines, so that quota is scarce."""
+    tags = ("us", "eu", "ap")
+    made = tuple(
+        Region(
+            metadata=ObjectMeta(name=name),
+            spec=RegionSpec(
+                zones=zones_of(name),
+                residency=(tags[n % len(tags)],),
+                cost=100 + 10 * n,
+                endpoint=f"sim://{name}",
+                lost_after_seconds=LOST_AFTER_S,
+            ),
+        )
+        for n, name in enumerate(regions)
+    )
+    cpu = max(4, len(regions) * min(nodes_per_region, 7) * 3 // 2 // len(tenants))
+    hard = {"cpu": str(cpu), "memory": f"{4 * cpu}Gi", "gpu": str(2 * len(regions)), SCARCE_RESOURCE: str(len(regions))}
+    return Topology(made, tuple(tenants), hard, sorts, "dedicated" in sorts and nodes_per_region >= DEDICATED_NODES_MIN)
+
+
+def zones_of(region: str) -> tuple[str, ...]:
+    return (f"{region}-a", f"{region}-b")
+
+
+async def create_initial_objects(client: Client, land: Topology, chance: random.Random, chaos: FaultInjector | None = None) -> DesiredObjects:
+    """Creates regions, priority classes, tenants, quotas and one workload per profile. `chaos` may omit workloads."""
+    wanted = DesiredObjects(tenants=[*land.tenants, *([DEDICATED_TENANT] if land.has_dedicated_tenant else [])])
+    allowance: dict[str, Any] = {"cpu": "4", "memory": "4Gi"}
+    for name in wanted.tenants:
+        # Half of the first tenant's quota is protected from preemption by other tenants.
+        protected: dict[str, Any] = {"cpu": str(int(land.hard["cpu"]) // 2)} if name == land.tenants[0] else {}
+        spec = QuotaSpec(hard=land.hard, protected=protected, recovery_allowance=allowance)
+        wanted.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=spec)
+    items: list[Object] = [
+        *land.regions,
+        *(
+            PriorityClass(
+                metadata=ObjectMeta(name=n), spec=PriorityClassSpec(rank, reclaimable=spare, may_preempt=takes)
+            )
+            for n, rank, spare, takes in PRIORITY_LEVELS
+        ),
+        SchedulerPolicy(metadata=ObjectMeta(name="default")),
+        *(Tenant(metadata=ObjectMeta(name=name)) for name in land.tenants),
+        *([Tenant(metadata=ObjectMeta(name=DEDICATED_TENANT), spec=TenantSpec(Isolation.DEDICATED))] if land.has_dedicated_tenant else []),
+        *wanted.quotas.values(),
+        *(_budget(region.metadata.name) for region in land.regions if not CRITICAL_PROFILES.isdisjoint(land.profiles)),
+    ]
+    for item in items:
+        await create_object(client, item)
+    for tenant, name, sort in _first_work(land):
+        regions = land.regions[-1:] if sort == "resident" else land.regions
+        own = random.Random(chance.getrandbits(64))
+        for each in (name, NEIGHBOUR) if sort == "sociable" else (name,):
+            made = PROFILES[sort](tenant, each, regions, own)
+            act = f"user creates {tenant}/{each}"
+            if chaos is None or chaos.allows(act):
+                await create_desired(client, wanted, made)
+                if chaos is not None:
+                    chaos.record_user_action(act, f"{made.spec.replicas} of profile {sort}")
+    return wanted
+
+
+def _first_work(land: Topology) -> Iterator[tuple[str, str, str]]:
+    """Tenant, name and profile of the initial workloads: base profiles, and one workload of each other profile."""
+    first = land.tenants[0]
+    for tenant in land.tenants:
+        yield tenant, "api", "service"
+        yield tenant, "ledger", "exclusive"
+    yield first, "web", "service"
+    yield first, "records", "resident"
+    for number, sort in enumerate(sort for sort in land.profiles if sort not in workload_profiles.BASE_PROFILES):
+        tenant = DEDICATED_TENANT if sort == "dedicated" and land.has_dedicated_tenant else land.tenants[number % len(land.tenants)]
+        yield tenant, f"{sort}0", sort
+
+
+def _budget(region: str) -> RecoveryBudget:
+    slot = SlotShape(resources={"cpu": "500m", "memory": "512Mi"}, count=SLOTS_PER_REGION, min_zones=2)
+    spec = RecoveryBudgetSpec(region=region, slot_shapes=(slot,), starts_per_second=2.0)
+    return RecoveryBudget(metadata=ObjectMeta(name=f"kept-{region}"), spec=spec)
+
+
+async def create_desired(client: Client, wanted: DesiredObjects, workload: Workload) -> None:
+    """Adds the workload to the desired state and creates it. It stays desired even if the call fails."""
+    name = (workload.metadata.namespace, workload.metadata.name)
+    if workload.spec.type is WorkloadType.BATCH:
+        wanted.batches.add(name)
+    else:
+        wanted.services[name] = workload.spec.replicas
+        wanted.workloads[name] = workload_profiles.with_repaired_template(workload)  # `calm` creates the repaired template
+    await create_object(client, workload)
+
+
+async def restate_desired(client: Client, wanted: DesiredObjects) -> None:
+    """Writes the desired state again, so that it is unambiguous after lost calls."""
+    for tenant, quota in sorted(wanted.quotas.items()):
+        if tenant in wanted.tenants:
+            stored_quota = await client.get(Quota, "quota", tenant)
+            if stored_quota is not None and stored_quota.spec != quota.spec:
+                try:
+                    await client.commit([Update(msgspec.structs.replace(stored_quota, spec=quota.spec))])
+                except Invalid:  # the stored quota is larger and in use, so it stays
+                    wanted.quotas[tenant] = stored_quota
+            continue
+        gone = await client.get(Tenant, tenant)
+        if gone is not None and not gone.metadata.terminating:
+            await client.commit([Delete("Tenant", gone.key, gone.uid)])
+    for name, count in sorted(wanted.services.items()):
+        stored = await client.get(Workload, name[1], name[0])
+        if name[0] not in wanted.tenants:
+            wanted.services[name] = None
+        elif count is None:
+            if stored is not None and not stored.metadata.terminating:
+                await client.commit([Delete("Workload", stored.key, stored.uid)])
+        elif stored is None:
+            await create_object(client, _fresh(wanted.workloads[name], count))
+        elif stored.metadata.terminating:
+            wanted.services[name] = None
+        else:
+            final = with_spec(workload_profiles.with_repaired_template(stored), replicas=count)
+            if final.spec != stored.spec:
+                await client.commit([Update(final)])
+
+    for name in sorted(wanted.batches):
+        stored = await client.get(Workload, name[1], name[0])
+        if stored is not None and workload_profiles.is_hopeless(stored) and not stored.metadata.terminating:
+            await client.commit([Delete("Workload", stored.key, stored.uid)])
+
+
+async def create_object(client: Client, item: Object) -> None:
+    try:
+        await client.commit([Create(item)])
+    except AlreadyExists:
+        kind = kind_of(item)
+        assert await client.get(kind.type, item.metadata.name, item.metadata.namespace) is not None
+
+
+async def edit_spec(client: Client, kind: type[Any], name: str, namespace: str, **changes: Any) -> None:
+    """Changes fields of an object's spec with read, modify, write; retries after a conflict."""
+    for _ in range(5):
+        stored = await client.get(kind, name, namespace)
+        if stored is None:
+            return
+        spec = msgspec.structs.replace(stored.spec, **changes)
+        if spec == stored.spec:
+            return
+        try:
+            await client.commit([Update(msgspec.structs.replace(stored, spec=spec))])
+            return
+        except (Conflict, NotFound, Forbidden):
+            await asyncio.sleep(0.5)
+
+
+def _fresh(workload: Workload, replicas: int) -> Workload:
+    meta = ObjectMeta(name=workload.metadata.name, namespace=workload.metadata.namespace)
+    return Workload(metadata=meta, spec=msgspec.structs.replace(workload.spec, replicas=replicas))

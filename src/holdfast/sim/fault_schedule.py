@@ -1,0 +1,328 @@
+"""Scheduled faults: a list with name, time and target of each fault, drawn from the seed before the run.
+
+Removing one fault changes no other, so that a failing run can be shrunk (`sim/shrink.py`). A scenario declares its own
+list (`sim/scenarios`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.errors import Fault
+from holdfast.sim import operators
+from holdfast.sim.fault_injection import SCHEDULED_FAULTS, FaultKind
+from holdfast.sim.ports import random_stream
+from holdfast.sim.releases import ReleaseVersion
+
+if TYPE_CHECKING:
+    from holdfast.sim.hosts import AgentHost, CellHost
+    from holdfast.sim.simulation import Simulation
+
+MEAN_INTERVAL_S = 45.0
+"""Mean interval between two faults of one enabled kind."""
+GLOBAL = "global"
+
+
+class ScheduledFault(msgspec.Struct, frozen=True):
+    """`target` is a cell, node, zone or tenant, depending on the kind. `amount` is a step, a rate or a count."""
+
+    name: str
+    kind: FaultKind
+    at_s: float
+    target: str
+    for_s: float = 10.0
+    amount: float = 0.0
+
+
+class FaultTargets(msgspec.Struct, frozen=True):
+    """The possible targets of faults."""
+
+    regions: tuple[str, ...]
+    nodes: tuple[str, ...]
+    zones: tuple[str, ...]
+    tenants: tuple[str, ...]
+
+
+_NODES = frozenset(
+    {
+        FaultKind.AGENT_CRASH,
+        FaultKind.AGENT_PAUSE,
+        FaultKind.NODE_LOSS,
+        FaultKind.AGENT_CUT,
+        FaultKind.AGENT_CUT_ONE_WAY,
+        FaultKind.CORDON,
+        FaultKind.DRAIN,
+        FaultKind.NODE_DELETED,
+        FaultKind.NODE_SHRINKS,
+        FaultKind.NODE_BROKEN,
+        FaultKind.NODE_TAINTED,
+    }
+)
+_REGIONS = frozenset(
+    {
+        FaultKind.LINK_CUT,
+        FaultKind.LINK_CUT_ONE_WAY,
+        FaultKind.REGION_ISOLATED,
+        FaultKind.REGION_LOSS,
+        FaultKind.REPLICA_DELETED,
+        FaultKind.OVERRIDE_GIVEN,
+        FaultKind.BREAK_GLASS,
+    }
+)
+_ZONES = frozenset({FaultKind.ZONE_LOSS, FaultKind.ZONE_AVOIDED})
+_TENANTS = frozenset({FaultKind.QUOTA_CHANGED, FaultKind.TENANT_DELETED, FaultKind.BURST})
+ONCE_PER_RUN = frozenset(
+    {FaultKind.REGION_LOSS, FaultKind.REGION_ISOLATED, FaultKind.TENANT_DELETED, FaultKind.ZONE_LOSS, FaultKind.DISK_FULL, FaultKind.CLOCK_WILD}
+)
+"""At most once in a run."""
+
+DURATIONS_S: dict[FaultKind, tuple[float, float]] = {
+    FaultKind.CELL_PAUSE: (3.0, 120.0),
+    FaultKind.AGENT_PAUSE: (3.0, 120.0),
+    FaultKind.STORE_DOWN: (1.0, 30.0),
+    FaultKind.REGION_LOSS: (20.0, 90.0),
+    FaultKind.CORDON: (5.0, 90.0),
+    FaultKind.DRAIN: (5.0, 90.0),
+    FaultKind.ZONE_AVOIDED: (5.0, 60.0),
+    FaultKind.NEXT_RELEASE: (5.0, 90.0),
+    FaultKind.FORMER_RELEASE: (5.0, 90.0),
+}
+DEFAULT_DURATION_S = (0.5, 60.0)
+
+
+def draw_schedule(seed: int, enabled: Iterable[FaultKind], where: FaultTargets, faults_s: float) -> tuple[ScheduledFault, ...]:
+    """The scheduled faults of a run, in order of time."""
+    found: list[ScheduledFault] = []
+    wanted = frozenset(enabled)
+    for kind in SCHEDULED_FAULTS:
+        if kind not in wanted:
+            continue
+        chance = random_stream(seed, f"troubles/{kind}")
+        at_s, number = chance.expovariate(1.0 / MEAN_INTERVAL_S), 0
+        while at_s < faults_s and not (number and kind in ONCE_PER_RUN):
+            number += 1
+            for_s = chance.uniform(*DURATIONS_S.get(kind, DEFAULT_DURATION_S))
+            target = chance.choice(_targets(kind, where))
+            found.append(ScheduledFault(f"{kind}#{number}", kind, at_s, target, for_s, _amount(kind, chance)))
+            at_s += 2.0 + chance.expovariate(1.0 / MEAN_INTERVAL_S)
+    return tuple(sorted(found, key=lambda t: (t.at_s, t.name)))
+
+
+def _targets(kind: FaultKind, where: FaultTargets) -> tuple[str, ...]:
+    if kind in _NODES:
+        return where.nodes
+    if kind in _REGIONS:
+        return where.regions
+    if kind in _ZONES:
+        return where.zones
+    if kind in _TENANTS:
+        return where.tenants
+    if kind is FaultKind.CACHES_STALE:
+        kinds = ("Replica", "SchedulingRequest")
+        return (GLOBAL, *where.regions, *(f"{region}/{kind}" for region in where.regions for kind in kinds))
+    if kind in (FaultKind.CLOCK_STEP, FaultKind.CLOCK_DRIFT, FaultKind.CLOCK_WILD):
+        return (GLOBAL, *where.regions, *where.nodes)
+    if kind in (FaultKind.NEXT_RELEASE, FaultKind.FORMER_RELEASE):
+        cells = (GLOBAL, *where.regions)
+        return (*cells * max(1, len(where.nodes) // len(cells)), *where.nodes)  # cells as often as nodes
+    return (GLOBAL, *where.regions)
+
+
+def _amount(kind: FaultKind, chance: random.Random) -> float:
+    if kind is FaultKind.CLOCK_STEP:
+        return chance.choice((-1.0, 1.0)) * 10 ** chance.uniform(-1.0, 2.5)
+    if kind is FaultKind.CLOCK_DRIFT:
+        # Leases tolerate CLOCK_DRIFT between two clocks, so each clock may deviate by half of it.
+        return 1.0 + chance.uniform(-0.49, 0.49) * limits.CLOCK_DRIFT
+    if kind is FaultKind.CLOCK_WILD:
+        return 1.0 + chance.choice((-1.0, 1.0)) * chance.uniform(0.03, 0.3)
+    if kind is FaultKind.CRASH_AT_AWAIT:
+        return float(chance.randint(1, 400))
+    if kind is FaultKind.TIMEOUT_AT:
+        return float(chance.choice((-1, 1)) * chance.randint(1, 60))
+    if kind is FaultKind.QUOTA_CHANGED:
+        return chance.choice((0.5, 0.75, 1.25))
+    return chance.random()
+
+
+async def inject_scheduled(world: Simulation, trouble: ScheduledFault) -> None:
+    """Waits until the fault's time, injects it and ends it."""
+    await asyncio.sleep(trouble.at_s)
+    if world.faults.healed or not world.faults.allows(trouble.name):
+        return
+    world.faults.record(trouble.kind, trouble.name, _told(trouble))
+    try:
+        await _happen(world, trouble)
+    except Fault:
+        return  # an operator's request was refused or its response was lost: the fault has no effect
+    if trouble.kind not in _FELT_LATER:
+        world.faults.effective_counts[trouble.kind] += 1
+
+
+def _told(trouble: ScheduledFault) -> str:
+    """Target and duration or amount, for the failure report."""
+    if trouble.kind is FaultKind.POLICY_CHANGED:
+        return operators.describe_policy_change(trouble.amount)
+    if trouble.kind in _BY_AMOUNT:
+        return f"{trouble.target}, {trouble.amount:.4g}"
+    return trouble.target if trouble.kind in _AT_ONCE else f"{trouble.target}, for {trouble.for_s:.1f} s"
+
+
+_BY_AMOUNT = frozenset(
+    {
+        FaultKind.CLOCK_STEP, FaultKind.CLOCK_DRIFT, FaultKind.CLOCK_WILD, FaultKind.CRASH_AT_AWAIT, FaultKind.TIMEOUT_AT, FaultKind.QUOTA_CHANGED,
+        FaultKind.REPLICA_DELETED,
+    }
+)  # fmt: skip
+_FELT_LATER = frozenset({FaultKind.TIMEOUT_AT, FaultKind.CRASH_AT_AWAIT, FaultKind.DISK_FULL})
+"""Faults that take effect later, at a commit or step."""
+_AT_ONCE = frozenset({FaultKind.BURST, FaultKind.NODE_DELETED, FaultKind.TENANT_DELETED, FaultKind.COMPACTION})
+
+
+async def _happen(world: Simulation, trouble: ScheduledFault) -> None:
+    match trouble.kind:
+        case (
+            FaultKind.CELL_CRASH
+            | FaultKind.CELL_PAUSE
+            | FaultKind.CRASH_AT_AWAIT
+            | FaultKind.TIMEOUT_AT
+            | FaultKind.STORE_DOWN
+            | FaultKind.DISK_FULL
+            | FaultKind.COMPACTION
+            | FaultKind.OVERLOAD
+        ):
+            await _to_cell(world.cell(trouble.target), trouble)
+        case FaultKind.AGENT_CRASH | FaultKind.AGENT_PAUSE | FaultKind.NODE_LOSS:
+            await _to_agent(world.agent(trouble.target), trouble)
+        case FaultKind.ROLLING_RESTART:
+            for cell in world.cells():
+                cell.crash()
+                await asyncio.sleep(0.5 + trouble.amount)
+                cell.boot()
+                await asyncio.sleep(trouble.for_s / 4)
+        case FaultKind.ZONE_LOSS:
+            await _power_cut([a for a in world.agents if a.zone == trouble.target], [], trouble.for_s)
+        case FaultKind.REGION_LOSS:
+            region = world.cell(trouble.target)
+            await _power_cut([a for a in world.agents if a.region is region], [region], trouble.for_s)
+        case FaultKind.LINK_CUT | FaultKind.LINK_CUT_ONE_WAY | FaultKind.AGENT_CUT | FaultKind.AGENT_CUT_ONE_WAY | FaultKind.REGION_ISOLATED:
+            await _cut(world, _paths(world, trouble), trouble.for_s)
+        case FaultKind.CLOCK_STEP:
+            world.clock(trouble.target).step_s += trouble.amount
+        case FaultKind.CLOCK_DRIFT:
+            world.clock(trouble.target).drift(trouble.amount)
+        case FaultKind.CLOCK_WILD:
+            # The invariants assume clocks within the bound, so S7 is not checked for leases on this clock.
+            world.checkers.exclude_clock(trouble.target)
+            world.clock(trouble.target).drift(trouble.amount)
+        case FaultKind.CACHES_STALE:
+            world.faults.stall_caches(trouble.target, trouble.for_s)
+        case FaultKind.NODE_BROKEN:
+            world.agent(trouble.target).machine.start_disabled = True
+            await asyncio.sleep(trouble.for_s)
+            world.agent(trouble.target).machine.start_disabled = False
+        case FaultKind.NEXT_RELEASE:
+            await _as_release(world, trouble, ReleaseVersion.NEXT)
+        case FaultKind.FORMER_RELEASE:
+            await _as_release(world, trouble, ReleaseVersion.PREVIOUS)
+        case FaultKind.NODE_SHRINKS:
+            await world.agent(trouble.target).shrink(trouble.for_s)
+        case _:
+            await operators.apply_operator_fault(world, trouble)
+
+
+async def _to_cell(cell: CellHost, trouble: ScheduledFault) -> None:
+    match trouble.kind:
+        case FaultKind.CELL_CRASH:
+            cell.crash()
+            await asyncio.sleep(trouble.for_s)
+            cell.boot()
+        case FaultKind.CELL_PAUSE:
+            cell.pause(trouble.for_s)
+        case FaultKind.CRASH_AT_AWAIT:
+            cell.crash_after_steps(int(trouble.amount))
+        case FaultKind.TIMEOUT_AT:
+            cell.disk.timeout_at_commit = int(trouble.amount)
+        case FaultKind.OVERLOAD:
+            cell.overloaded = True
+            await asyncio.sleep(trouble.for_s)
+            cell.overloaded = False
+        case FaultKind.STORE_DOWN:
+            cell.disk.unavailable = True
+            await asyncio.sleep(trouble.for_s)
+            cell.disk.unavailable = False
+        case FaultKind.DISK_FULL:
+            # The store fails at its next write. Later an operator frees disk space and restarts the cell.
+            cell.disk.full = True
+            await asyncio.sleep(trouble.for_s)
+            cell.disk.full = False
+            if cell.store_failed:
+                cell.crash()
+                cell.boot()
+        case FaultKind.COMPACTION:
+            await cell.disk.store.compact(cell.disk.store.head)
+
+
+async def _to_agent(agent: AgentHost, trouble: ScheduledFault) -> None:
+    match trouble.kind:
+        case FaultKind.AGENT_PAUSE:
+            agent.pause(trouble.for_s)
+            return
+        case FaultKind.NODE_LOSS:
+            agent.lose_power()
+        case _:
+            agent.crash()
+    await asyncio.sleep(trouble.for_s)
+    agent.boot()
+
+
+async def _as_release(world: Simulation, trouble: ScheduledFault, release: ReleaseVersion) -> None:
+    """Restarts the host as another release and later as the current one, both on the same disk."""
+    host = world.host(trouble.target)
+    host.switch_release(release)
+    await asyncio.sleep(trouble.for_s)
+    if not (world.faults.healed and world.keeps_mixed_releases):
+        host.switch_release(ReleaseVersion.CURRENT)
+
+
+async def _power_cut(agents: list[AgentHost], cells: list[CellHost], for_s: float) -> None:
+    for agent in agents:
+        agent.lose_power()
+        agent.held_down = True
+    for cell in cells:
+        cell.crash()
+        cell.held_down = True
+    await asyncio.sleep(for_s)
+    hosts: list[CellHost | AgentHost] = [*cells, *agents]
+    for host in hosts:
+        host.held_down = False
+        host.boot()
+
+
+def _paths(world: Simulation, trouble: ScheduledFault) -> list[tuple[str, str]]:
+    """The network directions that the fault blocks."""
+    if trouble.kind in (FaultKind.AGENT_CUT, FaultKind.AGENT_CUT_ONE_WAY):
+        agent = world.agent(trouble.target)
+        both = [(agent.caller, agent.region.name), (agent.region.name, agent.caller)]
+    else:
+        both = [(f"region/{trouble.target}", GLOBAL), (GLOBAL, f"region/{trouble.target}")]
+    if trouble.kind in (FaultKind.LINK_CUT_ONE_WAY, FaultKind.AGENT_CUT_ONE_WAY):
+        return [both[trouble.amount < 0.5]]
+    if trouble.kind is FaultKind.REGION_ISOLATED:
+        callers = [a.caller for a in world.agents if a.region.name == trouble.target] + ["operator"]
+        both += [path for caller in callers for path in ((caller, trouble.target), (trouble.target, caller))]
+    return both
+
+
+async def _cut(world: Simulation, paths: list[tuple[str, str]], for_s: float) -> None:
+    for source, target in paths:
+        world.network.cut(source, target)
+    await asyncio.sleep(for_s)
+    for source, target in paths:
+        world.network.restore(source, target)

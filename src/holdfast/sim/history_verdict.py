@@ -1,0 +1,54 @@
+"""Result of the checkers on recorded histories: violations, what was checked, and what a history cannot show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.sim.checkers import Violation
+
+CHECKED = (
+    "S1 S2 S4, attempts, recovery slots, preemption (placement)",
+    "S3 (quota), protected quota (protection)",
+    "S5 S6 (ownership)",
+    "S7, expired reservations (exclusive_succession)",
+    "S8, by the times in the records (expiry)",
+    "S9 the order of revisions, S10, generations, identities (records)",
+    "one policy per decision, no scale-up while replicas are pending (decisions)",
+    "disruption budget over all cells (disruption)",
+    "no oscillation (churn)",
+)
+"""Checked in every history, with the checker."""
+NOT_CHECKED = (
+    "S7 on machines: a store does not record which tasks ran",
+    "S9 for clients: a store does not record responses and watch events",
+    "S5 of elections: the log does not record the term that a renewal compared",
+    "S8 in true time: the clocks in the records are trusted",
+    "convergence and load: a history does not show when the system was to be quiet",
+)
+"""Not visible in a history. Simulations check these."""
+
+
+class HistoryVerdict(msgspec.Struct, frozen=True):
+    """`unattributed` commits are older than the audit log, so their writer is unknown. `gaps` are checks that these
+    histories do not allow."""
+
+    violations: tuple[Violation, ...]
+    commits: int
+    changes: int
+    unattributed: int
+    objects: int = 0
+    cells: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.commits} commits, {self.changes} changes, {len(self.violations)} violations"
+
+    def lines(self) -> Iterator[str]:
+        """Violations, what was checked, and what could not be checked."""
+        yield from map(str, self.violations)
+        yield f"checked: {len(self.cells)} cells ({', '.join(self.cells)}), {self.objects} objects; at every commit:"
+        yield from (f"  {what}" for what in CHECKED)
+        yield "not checked:"
+        yield from (f"  {what}" for what in (*self.gaps, *NOT_CHECKED))

@@ -1,0 +1,130 @@
+"""Mutation testing: applies each mutation of `sim/mutations` and counts the seeds until a checker catches it. The same
+seeds without a mutation are the control and must pass.
+
+A mutation with a scenario is tried in those seeds of the ordinary run that start from the scenario. Seeds are counted
+from the first seed of the search, including seeds that were not run, so that the count is an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import nullcontext
+from itertools import islice
+
+import msgspec
+
+from holdfast.sim.loop import SimulationStuck
+from holdfast.sim.mutations import Mutation, applied_mutation
+from holdfast.sim.scenario_files import base_scenario
+from holdfast.sim.shrink import failure_kind
+from holdfast.sim.simulation import Simulation
+
+PLAIN_SEEDS = 1
+"""Plain seeds tried before the seeds of a mutation's scenario."""
+SEEDS_PER_MUTATION = 25
+"""Default maximum of seeds per mutation, and of seeds of its scenario."""
+SEED_SPAN = 5000
+"""Span of seeds that is searched for a scenario."""
+MEDIAN_MAX = 25
+"""Maximum median of seeds over the whole catalogue. A larger median fails the run: the simulation is too weak."""
+
+
+class TrialRequest(msgspec.Struct, frozen=True):
+    """One requested run: a seed with a mutation, or without one (empty name)."""
+
+    name: str
+    seed: int
+
+
+class TrialResult(msgspec.Struct, frozen=True):
+    """Result of one run. `by` is the violated invariant, empty if it passed; `executed` tells if the mutation ran."""
+
+    seed: int
+    invariant: str = ""
+    message: str = ""
+    digest: str = ""
+    executed: bool = True
+    mutation_error: str = ""
+
+
+class MutationCaught(msgspec.Struct, frozen=True):
+    """Result of one search. `seed` caught the mutation (None: not caught), `by` is the violated invariant.
+
+    `tried` are the seeds that were run, `idle` is the number of them in which the mutation was never called.
+    """
+
+    name: str
+    tried: tuple[int, ...]
+    seed: int | None = None
+    invariant: str = ""
+    message: str = ""
+    not_executed: int = 0
+
+
+def run_trial(seed: int, name: str = "") -> TrialResult:
+    """Runs a seed with or without a mutation, up to the first violation."""
+    with applied_mutation(name) if name else nullcontext() as patch:
+        world = Simulation(seed)
+        world.checkers.on_violation = world.loop.stop
+        digest = by = what = ""
+        try:
+            outcome = world.run()
+            digest, by = outcome.digest, failure_kind(outcome)
+            what = next(iter((*outcome.unconverged, *outcome.failures)), "")
+        except SimulationStuck as stuck:
+            by, what = "livelock", str(stuck)
+        except RuntimeError:
+            if not world.checkers.violations:
+                raise
+        if world.checkers.violations:
+            first = world.checkers.violations[0]
+            by, what = first.invariant, str(first)
+    executed, tripped = (patch.executed, patch.mutation_error) if patch is not None else (True, "")
+    return TrialResult(seed, by, what, digest, executed, tripped)
+
+
+class ControlRun:
+    """Runs without mutation. `said` maps each seed to its failure, empty if it passed."""
+
+    def __init__(self) -> None:
+        self.failures: dict[int, str] = {}
+
+    @property
+    def failing_seeds(self) -> list[int]:
+        return [seed for seed, by in sorted(self.failures.items()) if by]
+
+
+def search(name: str, seeds: Iterable[int]) -> Generator[TrialRequest, TrialResult, MutationCaught]:
+    """Requests runs with the mutation until a seed fails that passes without it. The caller runs them.
+
+    An error inside the mutation itself is not a catch; it raises.
+    """
+    tried: list[int] = []
+    idle = 0
+    for seed in seeds:
+        found = yield TrialRequest(name, seed)
+        tried.append(seed)
+        idle += not found.executed
+        if found.mutation_error:
+            raise RuntimeError(f"mutation {name}: the mutation itself failed: {found.mutation_error}")
+        if found.invariant and not (yield TrialRequest("", seed)).invariant:
+            return MutationCaught(name, tuple(tried), seed, found.invariant, found.message, idle)
+    return MutationCaught(name, tuple(tried), not_executed=idle)
+
+
+def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
+    """The seeds to try, in order: plain seeds, or a few plain seeds and then those of the mutation's scenario."""
+    if not mutation.scenario:
+        yield from range(first, first + seeds)
+        return
+    yield from range(first, first + PLAIN_SEEDS)
+    below = first + SEED_SPAN
+    yield from islice(seeds_from_scenario(mutation.scenario, first=first + PLAIN_SEEDS, below=below), seeds)
+
+
+def seeds_from_scenario(scenario: str, *, first: int = 1, below: int = SEED_SPAN) -> Iterator[int]:
+    """Seeds of the ordinary run that start from a scenario."""
+    for seed in range(first, below):
+        base = base_scenario(seed)
+        if base is not None and base.title.partition(" (")[0] == scenario:
+            yield seed

@@ -1,0 +1,132 @@
+"""Mistakes of whoever decides: elections, policies, preemption, the autoscaler, and commits whose answer was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+
+from holdfast.authority.commits import Commits
+from holdfast.controllers.leader_election import NAMESPACE, Election
+from holdfast.fleet import autoscale
+from holdfast.model.core import Lease
+from holdfast.model.errors import Fault
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.writes import Update
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.scheduling.active_policy import ActivePolicy
+from holdfast.scheduling.eviction import preempted
+from holdfast.sim.mutations.patch import Mutation, Patch
+from holdfast.store.contract import Txn
+
+AGAIN_AFTER_S = 5.0
+RULES_KEPT_S = 20.0
+
+
+def bind_retried_blindly(patch: Patch) -> None:
+    """A commit without an answer is simply made again a moment later, whatever has happened to its objects."""
+
+    async def again(self: Any, txn: Any, probe: Any, token: Any, unknown: Any) -> Any:
+        await self._clock.sleep(AGAIN_AFTER_S)
+        term = tuple(c for c in txn.compares if c.key.startswith("/terms/"))
+        return await self._objects.commit(None, Txn(term, txn.writes, txn.appends))
+
+    patch.set(Commits, "_find_out", again)
+
+
+def lease_revoked_in_finally(patch: Patch) -> None:
+    """Whatever ends a leadership gives the lease back as it is found, without asking whose it is by now."""
+    lose = Election.__dict__["_lose"]
+
+    async def revoke(self: Any) -> None:
+        with contextlib.suppress(Fault):
+            lease = await self._client.get(Lease, self.name, NAMESPACE)
+            if lease is not None:
+                spec = msgspec.structs.replace(lease.spec, holder_identity="")
+                await self._client.commit([Update(msgspec.structs.replace(lease, spec=spec))])
+
+    def revoking(self: Any, why: str) -> None:
+        led = self._token is not None
+        lose(self, why)
+        if led:
+            self._revoking = asyncio.get_running_loop().create_task(revoke(self))
+
+    patch.set(Election, "_lose", revoking)
+
+
+def policy_read_twice(patch: Patch) -> None:
+    """The rules are those of an earlier read, the name that is written down is read anew."""
+    launch = Scheduler.__dict__["_launch"]
+
+    def mixed(self: Any, parts: Any, policy: Any) -> None:
+        now = self._ports.clock.monotonic()
+        read_s, rules = getattr(self, "_first_read", (now, policy.rules))
+        if now - read_s > RULES_KEPT_S:
+            read_s, rules = now, policy.rules
+        self._first_read = (read_s, rules)
+        launch(self, parts, ActivePolicy(policy.revision, policy.sequence, rules))
+
+    patch.set(Scheduler, "_launch", mixed)
+
+
+def evicted_without_destination(patch: Patch) -> None:
+    """Reclaimable work leaves as soon as something stronger waits, whether or not that would then have a place."""
+    why = preempted.__dict__["preemption_reason"]
+
+    def at_once(replica: Any, view: Any) -> Any:
+        found = why(replica, view)
+        if found is not None or not replica.spec.reclaimable or not replica.status.placement.binding:
+            return found
+        rank = replica.spec.priority
+        waiting = [r for r in view.list(Replica) if stage(r) is Stage.QUEUED and r.spec.priority > rank]
+        if not waiting:
+            return None
+        return Reason.PREEMPTED, "preempt", f"{waiting[0].key} waits and is stronger"
+
+    patch.set(preempted, "preemption_reason", at_once)
+
+
+def pending_ignored(patch: Patch) -> None:
+    """The autoscaler asks for more although what it asked for before has no place yet."""
+    patch.set(autoscale, "scale_up_blocked_reason", lambda current, seen: "")
+
+
+TABLE = (
+    Mutation(
+        "bind-retried-blindly",
+        "a commit without an answer is made again without comparing anything",
+        bind_retried_blindly,
+        "bind retried blindly after a timeout",
+        scenario="lost-answers",
+    ),
+    Mutation(
+        "lease-revoked-in-finally",
+        "whatever ends a leadership gives back a lease that may be another's",
+        lease_revoked_in_finally,
+        "lease revoked in a finally",
+    ),
+    Mutation(
+        "policy-read-twice",
+        "a decision is made by one policy and names another",
+        policy_read_twice,
+        "policy revision read twice within one decision",
+        scenario="policy-in-the-middle",
+    ),
+    Mutation(
+        "evicted-without-destination",
+        "reclaimable work makes way for what has no place even then",
+        evicted_without_destination,
+        "reclaimable work evicted without a destination for the drawer",
+    ),
+    Mutation(
+        "autoscaler-ignores-pending",
+        "the autoscaler asks for more while replicas wait for a place",
+        pending_ignored,
+        "autoscaler ignores pending reasons",
+        scenario="autoscaler-under-low-readiness",
+    ),
+)

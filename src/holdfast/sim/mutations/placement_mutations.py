@@ -1,0 +1,204 @@
+"""Mistakes of reserve, bind and release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.authority import placement_checks
+from holdfast.authority import release as releasing
+from holdfast.authority.ledger import Ledger
+from holdfast.authority.node_account import NodeAccount
+from holdfast.authority.reserve import ReserveJob
+from holdfast.model import placement_eligibility as eligibility
+from holdfast.model.binding import DesiredRunState
+from holdfast.model.placement_api import ReleaseAction
+from holdfast.model.replica import PlacementBlock
+from holdfast.model.writes import Outcome
+from holdfast.scheduling import filters as gates
+from holdfast.scheduling import quota_headroom, replicate
+from holdfast.scheduling.eviction import release
+from holdfast.sim.mutations.patch import Mutation, Patch
+from holdfast.store.contract import Txn
+from holdfast.store.head import StoreHead
+
+
+def residency_ignored(patch: Patch) -> None:
+    """Neither the share-out, nor the planner, nor the authority looks at where the law lets the work be."""
+    patch.set(eligibility, "satisfies_residency", lambda rules, tags: True)
+
+
+def _leave_out_filter(patch: Patch, name: str) -> None:
+    """The planner goes without one of its filters, wherever its table keeps it."""
+    for table, rows in list(vars(gates).items()):
+        if isinstance(rows, tuple) and any(isinstance(row, tuple) and str(row[0]) == name for row in rows):
+            patch.set(gates, table, tuple(row for row in rows if str(row[0]) != name))
+            return
+    raise LookupError(f"the planner has no filter {name}")
+
+
+def quota_left_out(patch: Patch) -> None:
+    """And the planner does not look at what the tenant can pay for, or it would hardly ever propose too much."""
+    patch.set(Ledger, "limit_refusal", lambda *_: None)
+    patch.set(quota_headroom, "affordable_members", lambda ask: len(ask.members))
+
+
+def ledger_left_out(patch: Patch) -> None:
+    """And the planner does not look at resources either, or it would hardly ever propose too much."""
+    patch.set(NodeAccount, "shortage", lambda *_: {})
+    _leave_out_filter(patch, "Resources")
+
+
+def token_not_checked(patch: Patch) -> None:
+    """The store takes a commit whatever has become of the term that it names."""
+    stage = StoreHead.__dict__["stage"]
+
+    def unchecked(self: Any, txn: Txn) -> Any:
+        kept = tuple(c for c in txn.compares if not c.key.startswith("/terms/"))
+        return stage(self, Txn(kept, txn.writes, txn.appends))
+
+    patch.set(StoreHead, "stage", unchecked)
+
+
+def freed_without_proof(patch: Patch) -> None:
+    """Release asks for the stop and does not wait for it: the place is given away while the work may still run."""
+    carry_on = release.__dict__["_carry_on"]
+
+    def hasty(replica: Any, binding: Any, node: Any, asked: Any, now: float) -> Any:
+        if binding is not None and binding.spec.desired is DesiredRunState.STOP:
+            return Outcome(releases=(release._item(replica, ReleaseAction.FREE, asked),), requeue_after_s=1.0)
+        return carry_on(replica, binding, node, asked, now)
+
+    def unproven(self: Any, item: Any, replica: Any, binding: Any) -> Any:
+        return releasing.free_step(self._state, replica, binding, item.reason)
+
+    patch.set(release, "_carry_on", hasty)
+    patch.set(releasing.ReleaseHandler, "_free", unproven)
+
+
+def identity_reused(patch: Patch) -> None:
+    """A replica that comes back under its old name has its old uid."""
+    from hashlib import sha256
+
+    def uid(assignment: Any, name: str, *_: Any) -> str:
+        text = sha256(f"{assignment.uid}/{name}".encode()).hexdigest()
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
+
+    patch.set(replicate, "_uid", uid)
+
+
+class _Forgetful:
+    """An authority's state that has forgotten which replicas hold a claim."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def replica(self, namespace: str, name: str) -> Any:
+        found = self._state.replica(namespace, name)
+        if found is None:
+            return None
+        blank = PlacementBlock(attempt=found.status.placement.attempt)
+        return msgspec.structs.replace(found, status=msgspec.structs.replace(found.status, placement=blank))
+
+
+def claimed_twice(patch: Patch) -> None:
+    """A proposal that comes again is carried out again: nobody looks whether the replica holds a claim, and each claim
+    has a name of its own."""
+    plan, want = ReserveJob.__dict__["plan"], ReserveJob.__dict__["_want"]
+
+    def carried_out(self: Any, item: Any) -> Any:
+        kept, self._state = self._state, _Forgetful(self._state)
+        try:
+            return plan(self, item)
+        finally:
+            self._state = kept
+
+    def named(self: Any, item: Any, replica: Any) -> Any:
+        found = want(self, item, replica)
+        held = sum(key.startswith(f"{found.namespace}/{found.name}") for key in self._state.ledger.claims)
+        return found if not held else msgspec.structs.replace(found, name=f"{found.name}.{held + 1}")
+
+    patch.set(ReserveJob, "plan", carried_out)
+    patch.set(ReserveJob, "_want", named)
+    patch.set(ReserveJob, "_name_in_use", lambda self, item: None)
+
+
+def old_attempt_accepted(patch: Patch) -> None:
+    patch.set(placement_checks, "attempt_refusal", lambda *_: None)
+
+
+def finalizer_removed_early(patch: Patch) -> None:
+    decide = release.__dict__["decide"]
+
+    def early(key: Any, view: Any, now: float) -> Any:
+        from holdfast.model.replica import Replica
+
+        replica = view.get(Replica, key.name, key.namespace)
+        if replica is not None and replica.metadata.terminating:
+            return release._let_go(replica)
+        return decide(key, view, now)
+
+    patch.set(release, "decide", early)
+
+
+TABLE = (
+    Mutation(
+        "residency-ignored",
+        "residency is checked nowhere",
+        residency_ignored,
+        "residency ignored on reassignment",
+        scenario="drained-in-turn",
+    ),
+    Mutation(
+        "quota-check-skipped",
+        "the tenant's limit is left out of the check of a placement",
+        quota_left_out,
+        "quota left out of the transaction",
+    ),
+    Mutation(
+        "capacity-check-skipped",
+        "the node's capacity is left out of the check of a placement",
+        ledger_left_out,
+        "ledger left out of the transaction",
+    ),
+    Mutation(
+        "token-not-checked",
+        "commits do not compare the fencing token",
+        token_not_checked,
+        "fencing token not checked",
+        scenario="late-commits",
+    ),
+    Mutation(
+        "freed-before-stop-confirmed",
+        "a place is freed without waiting for the stop",
+        freed_without_proof,
+        "drain does not wait for the stop",
+    ),
+    Mutation(
+        "uid-reused",
+        "a replica made again under its name has the uid it had",
+        identity_reused,
+        "uid reuse on recreate",
+    ),
+    Mutation(
+        "proposal-applied-twice",
+        "a proposal that is delivered twice is carried out twice",
+        claimed_twice,
+        scenario="duplicate-reservation-race",
+    ),
+    Mutation(
+        "old-attempt-accepted",
+        "a proposal for a released attempt is accepted",
+        old_attempt_accepted,
+    ),
+    Mutation(
+        "finalizer-removed-early",
+        "a replica's finalizer goes before its place is freed",
+        finalizer_removed_early,
+        "finalizer removed early",
+    ),
+)

@@ -1,0 +1,330 @@
+"""Mistakes in how repeated, late and foreign things are handled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.authority.claims import grant_class
+from holdfast.authority.ledger import Ledger
+from holdfast.authority.node_account import NodeAccount
+from holdfast.authority.release import ReleaseHandler
+from holdfast.controllers.informer import Informer
+from holdfast.controllers.workqueue import Workqueue
+from holdfast.fleet import overrides, workload_status
+from holdfast.foundation.backoff import Backoff
+from holdfast.gate import stamp, write_plan
+from holdfast.gate.local_client import LocalClient
+from holdfast.link.override_expiry import OverrideExpiry
+from holdfast.model.assignment import Assignment
+from holdfast.model.errors import Refused
+from holdfast.model.quantity import add
+from holdfast.model.workload import Workload
+from holdfast.scheduler.request_queue import NEVER, RequestQueue
+from holdfast.scheduling import quota_headroom
+from holdfast.scheduling.refusal_summary import RetryEvent
+from holdfast.sim.mutations.patch import Mutation, Patch
+
+CLIENT_FAST_S = 30.0
+FAR_S = 1e6
+
+
+def release_repeated(patch: Patch) -> None:
+    """A release that arrives again is carried out again, on whatever place the replica has by now."""
+    one = ReleaseHandler.__dict__["plan"]
+
+    def again(self: Any, item: Any) -> Any:
+        replica = self._state.replica(item.namespace, item.replica)
+        if replica is not None and replica.uid == item.replica_uid:
+            item = msgspec.structs.replace(item, attempt=replica.status.placement.attempt)
+        return one(self, item)
+
+    patch.set(ReleaseHandler, "plan", again)
+
+
+def release_by_name(patch: Patch) -> None:
+    """A release means whoever bears the name now."""
+    one = ReleaseHandler.__dict__["plan"]
+
+    def named(self: Any, item: Any) -> Any:
+        replica = self._state.replica(item.namespace, item.replica)
+        if replica is not None:
+            attempt = replica.status.placement.attempt
+            item = msgspec.structs.replace(item, replica_uid=replica.uid, attempt=attempt)
+        return one(self, item)
+
+    patch.set(ReleaseHandler, "plan", named)
+
+
+def override_by_other_clock(patch: Patch) -> None:
+    """The end of an override is taken from the clock of whoever asked for it, which is half a minute fast."""
+    patch.set(overrides, "_deadline", lambda override, now: now + override.spec.ttl_seconds + CLIENT_FAST_S)
+
+
+def override_by_wall_clock(patch: Patch) -> None:
+    """A region takes the end of an override as the global cell states it, and judges it by its own wall clock."""
+    patch.set(OverrideExpiry, "mirrored_override", lambda self, source, copy: source)
+    patch.set(OverrideExpiry, "due_writes", lambda self: [])
+
+
+def status_touches_spec(patch: Patch) -> None:
+    """A write of a status changes what is wanted, and nobody looks who may."""
+    blocks_set = stamp.__dict__["set_blocks"]
+
+    def touching(kind: Any, before: Any, write: Any, *, now: str) -> Any:
+        after = blocks_set(kind, before, write, now=now)
+        if isinstance(after, Assignment):
+            spec = msgspec.structs.replace(after.spec, reason="seen", epoch=after.spec.epoch + 1)
+            after = msgspec.structs.replace(after, spec=spec)
+        return after
+
+    patch.set(stamp, "set_blocks", touching)
+    patch.set(write_plan, "unowned_changes", lambda *_, **__: ())
+    patch.set(write_plan.WritePlan, "_status_only", lambda *_: None)
+
+
+class _Behind:
+    """A view in which one workload is as it was a generation ago."""
+
+    def __init__(self, view: Any, former: Workload) -> None:
+        self._view = view
+        self._former = former
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    def get(self, kind: Any, name: str, namespace: str = "") -> Any:
+        return self._former if kind is Workload else self._view.get(kind, name, namespace)
+
+
+def status_of_the_past(patch: Patch) -> None:
+    """A status that was made from an older spec overwrites the one made from the newer: every other look is at the
+    workload as it was a generation ago, as with two writers of which one hears late; and nobody refuses what is older.
+    """
+    decide = workload_status.__dict__["decide"]
+    known: dict[Any, tuple[Workload, Workload]] = {}
+    """By uid: the newest, and the newest of the generation before."""
+    looks = [0]
+
+    def behind(key: Any, view: Any, now: float) -> Any:
+        found = view.get(Workload, key.name, key.namespace)
+        if found is None:
+            return decide(key, view, now)
+        newest, former = known.get(found.uid, (found, found))
+        if found.metadata.generation > newest.metadata.generation:
+            former = newest
+        known[found.uid] = (found, former)
+        looks[0] += 1
+        return decide(key, _Behind(view, former) if looks[0] % 2 else view, now)
+
+    blocks_set = stamp.__dict__["set_blocks"]
+
+    def as_said(kind: Any, before: Any, write: Any, *, now: str) -> Any:
+        after = blocks_set(kind, before, write, now=now)
+        if kind.name == "Workload" and write.observed_generation:
+            status = msgspec.structs.replace(after.status, observed_generation=write.observed_generation)
+            after = msgspec.structs.replace(after, status=status)
+        return after
+
+    patch.set(workload_status, "decide", behind)
+    patch.set(stamp, "set_blocks", as_said)
+    patch.set(write_plan, "owners", lambda *_, **__: frozenset())
+
+
+def watch_crosses_tenants(patch: Patch) -> None:
+    watch = LocalClient.__dict__["watch"]
+
+    def everything(self: Any, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
+        return watch(self, kind, "", after=after, fields=fields)
+
+    patch.set(LocalClient, "watch", everything)
+
+
+def drawn_twice(patch: Patch) -> None:
+    """A recovery place that someone uses already is given to another as well."""
+
+    def any_place(self: Any, want: Any, allowed: Any) -> tuple[str, ...]:
+        known = [name for name in sorted(allowed) if name in self.holds]
+        return tuple(known[:1])
+
+    patch.set(NodeAccount, "choose_slots", any_place)
+
+
+def retried_without_pause(patch: Patch) -> None:
+    """Whatever failed is tried again at once, for as long as it takes."""
+    patch.set(Backoff, "next_s", lambda self: 0.001)
+    retry = Workqueue.__dict__["retry"]
+
+    def at_once(self: Any, key: Any, *, least_s: float = 0.0) -> float:
+        retry(self, key)
+        self.add(key)
+        return 0.0
+
+    patch.set(Workqueue, "retry", at_once)
+
+
+def wake_up_lost(patch: Patch) -> None:
+    """Quota that is free again wakes nobody who waits for it, nor is such work tried again by itself; whatever else may
+    help still wakes it."""
+    in_vain = RequestQueue.__dict__["record_failure"]
+
+    def unheard(
+        self: Any, waiting: Any, refusals: Any, now: float, *, wake_on: tuple[str, ...] = (), **more: Any
+    ) -> float:
+        waits_for_quota = RetryEvent.GRANT_CHANGED in wake_on
+        if waits_for_quota:
+            wake_on = tuple(event for event in wake_on if event not in (RetryEvent.GRANT_CHANGED, RetryEvent.CAPACITY_FREED))
+        pause_s = in_vain(self, waiting, refusals, now, wake_on=wake_on, **more)
+        if waits_for_quota:
+            self._set(waiting, now + FAR_S)
+        return float(pause_s)
+
+    patch.set(RequestQueue, "record_failure", unheard)
+
+
+def nobody_woken(patch: Patch) -> None:
+    """Nothing wakes work that waits, and it is not tried again by itself either."""
+    patch.set(RequestQueue, "retry_on_events", lambda self, events, now: False)
+    in_vain = RequestQueue.__dict__["record_failure"]
+
+    def for_ever(self: Any, waiting: Any, refusals: Any, now: float, **more: Any) -> float:
+        pause_s = in_vain(self, waiting, refusals, now, **more)
+        waiting.due_at = NEVER
+        return float(pause_s)
+
+    patch.set(RequestQueue, "record_failure", for_ever)
+    patch.set(RequestQueue, "resync", lambda self, now: None)
+
+
+def older_list_taken(patch: Patch) -> None:
+    """A list of a member that lags is taken for the truth: what it does not know is forgotten."""
+    listing = Informer.__dict__["_list"]
+
+    async def lagging(self: Any, cause: str) -> int:
+        found = int(await listing(self, cause))
+        stale = getattr(self, "_stale_items", None)
+        self._stale_items = tuple(self.cache.list(self.kind))
+        if cause in ("resync", "expired") and stale is not None:
+            changes = self.cache.start_over(self.kind, stale)
+            self._hand_out(changes)
+        return found
+
+    patch.set(Informer, "_list", lagging)
+
+
+def quota_leaked(patch: Patch) -> None:
+    """What a claim took of the quota is not given back when the claim goes."""
+    drop = Ledger.__dict__["drop"]
+
+    def leaking(self: Any, key: str) -> Any:
+        gone = drop(self, key)
+        if gone is not None:
+            self.put(msgspec.structs.replace(gone, amounts=dict(gone.amounts)))
+        return gone
+
+    patch.set(Ledger, "drop", leaking)
+
+
+def quota_leaked_on_refusal(patch: Patch) -> None:
+    """The quota is taken first; a reserve that is then refused does not give it back. The planner does not look at what
+    the tenant can pay for, or hardly any would be refused."""
+    check = Ledger.__dict__["check"]
+
+    def leaking(self: Any, node: Any, want: Any, limit: Any) -> Any:
+        found = check(self, node, want, limit)
+        if isinstance(found, Refused):
+            add(self.used.setdefault((want.namespace, grant_class(want.capacity_class)), {}), want.amounts)
+        return found
+
+    patch.set(Ledger, "check", leaking)
+    patch.set(quota_headroom, "affordable_members", lambda ask: len(ask.members))
+
+
+TABLE = (
+    Mutation(
+        "release-repeated",
+        "a release that arrives again is carried out again",
+        release_repeated,
+        "non-idempotent release",
+        scenario="drained-in-turn",
+    ),
+    Mutation(
+        "release-by-name",
+        "a release means whoever bears the name now",
+        release_by_name,
+        "release by name, not identity",
+        scenario="drained-in-turn",
+    ),
+    Mutation(
+        "override-by-other-clock",
+        "an override's end is taken from its requester's clock",
+        override_by_other_clock,
+        "override TTL by the client's clock",
+    ),
+    Mutation(
+        "override-by-wall-clock",
+        "an override's end is judged by a region's wall clock",
+        override_by_wall_clock,
+        scenario="override-by-skewed-clock",
+    ),
+    Mutation(
+        "status-touches-spec",
+        "a write of a status changes the spec",
+        status_touches_spec,
+        "status write touches spec",
+    ),
+    Mutation(
+        "stale-status-overwrites",
+        "a status about an older generation overwrites a newer one",
+        status_of_the_past,
+        "stale observedGeneration overwrite",
+    ),
+    Mutation(
+        "watch-crosses-tenants",
+        "a watch of one namespace is told of all",
+        watch_crosses_tenants,
+        "watch crosses tenants",
+    ),
+    Mutation(
+        "slot-consumed-twice",
+        "a recovery place is given to two claims",
+        drawn_twice,
+        "recovery draws twice",
+        scenario="recovery-crowded",
+    ),
+    Mutation(
+        "retry-without-backoff",
+        "failures are retried at once and for ever",
+        retried_without_pause,
+        "unbounded retry",
+    ),
+    Mutation(
+        "quota-wakeup-lost",
+        "quota that is free again wakes nobody who waits for it",
+        wake_up_lost,
+        "wake-up lost on quota release",
+    ),
+    Mutation(
+        "no-wakeups",
+        "nothing wakes work that waits",
+        nobody_woken,
+    ),
+    Mutation(
+        "stale-list-accepted",
+        "the list of a lagging member is taken for the truth",
+        older_list_taken,
+        "list from a lagging member after restart",
+    ),
+    Mutation(
+        "quota-leaked",
+        "the quota of a claim that went is not given back",
+        quota_leaked,
+    ),
+    Mutation(
+        "quota-leaked-on-refusal",
+        "the quota of a reserve that is refused is not given back",
+        quota_leaked_on_refusal,
+        "quota leaked on a rejected reserve",
+    ),
+)

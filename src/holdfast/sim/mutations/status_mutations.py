@@ -1,0 +1,100 @@
+"""Mistakes of watches, statuses and records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.controllers.informer import Informer
+from holdfast.fleet import workload_status
+from holdfast.gate import write_plan
+from holdfast.gate.local_client import LocalClient
+from holdfast.model.kinds import kind_of
+from holdfast.sim.mutations.patch import Mutation, Patch
+from holdfast.store.contract import Txn
+from holdfast.store.follower import Follower
+
+
+def watch_resumes_at_now(patch: Patch) -> None:
+    watch = LocalClient.__dict__["watch"]
+
+    def from_now(self: Any, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
+        return watch(self, kind, namespace, after=self._objects.head(kind_of(kind)), fields=fields)
+
+    patch.set(LocalClient, "watch", from_now)
+
+
+def compaction_ignored(patch: Patch) -> None:
+    """After `Expired` the informer takes only the new revision from the list, and never compares either."""
+    listing = Informer.__dict__["_list"]
+
+    async def skip(self: Any, cause: str) -> int:
+        if cause == "first":
+            return int(await listing(self, cause))
+        if cause == "expired":
+            found = await self._client.list(self.kind, fields=self.fields or None)
+            self.revision = max(self.revision, found.revision)
+        return 0
+
+    patch.set(Informer, "_list", skip)
+
+
+def audit_after_commit(patch: Patch) -> None:
+    """The audit record is written in a transaction of its own, after the one that it is about."""
+    commit = Follower.__dict__["commit"]
+
+    async def recorded_later(self: Any, txn: Txn) -> Any:
+        if not txn.writes or not txn.appends:
+            return await commit(self, txn)
+        committed = await commit(self, Txn(txn.compares, txn.writes, ()))
+        await commit(self, Txn((), (), txn.appends))
+        return committed
+
+    patch.set(Follower, "commit", recorded_later)
+
+
+def observed_too_much(patch: Patch) -> None:
+    """A status claims to be about a generation that does not exist yet."""
+    decide = workload_status.__dict__["decide"]
+
+    def ahead(key: Any, view: Any, now: float) -> Any:
+        outcome = decide(key, view, now)
+        writes = tuple(
+            msgspec.structs.replace(w, observed_generation=w.observed_generation + 1)
+            if getattr(w, "observed_generation", 0)
+            else w
+            for w in outcome.writes
+        )
+        return msgspec.structs.replace(outcome, writes=writes)
+
+    patch.set(workload_status, "decide", ahead)
+    patch.set(write_plan, "_observed_causes", lambda *_: ())
+
+
+TABLE = (
+    Mutation(
+        "watch-resumes-at-now",
+        "a watch goes on at the head instead of where it was",
+        watch_resumes_at_now,
+        'watch resumes at "now"',
+    ),
+    Mutation(
+        "compaction-ignored",
+        "after a compaction nothing is listed again",
+        compaction_ignored,
+        "compaction ignored",
+        scenario="watches-expire",
+    ),
+    Mutation(
+        "audit-after-commit",
+        "the audit record is written after the commit, not in it",
+        audit_after_commit,
+        "audit written after commit",
+    ),
+    Mutation(
+        "observed-generation-ahead",
+        "a status names a generation that does not exist",
+        observed_too_much,
+    ),
+)

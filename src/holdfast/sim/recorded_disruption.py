@@ -1,0 +1,58 @@
+"""Checks the disruption budget over the recorded histories of several cells.
+
+Commits of one cell keep their order; commits of different cells are ordered by record times, and their clocks may
+differ. So a violation across cells counts only if it lasts longer than the clock tolerance. A violation within one
+cell counts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from holdfast.sim.checkers import ObservedCommit, Violation
+from holdfast.sim.checkers.disruption import DisruptionChecker
+
+BUDGET_KINDS = frozenset({"Workload", "Assignment", "Replica"})
+CLOCK_SKEW_MAX_S = 2.0
+"""Tolerance for clock differences between cells, and between record time and commit."""
+
+
+class PossibleViolation(msgspec.Struct, frozen=True):
+    """A possible violation. `alone` means that it involves one region only."""
+
+    workload: str
+    violation: Violation
+    from_s: float
+    alone: bool
+
+
+class RecordedDisruption:
+    """`commits` are the commits of all cells, those of each cell in order."""
+
+    def __init__(self, commits: Iterable[ObservedCommit]) -> None:
+        self._commits = sorted(commits, key=lambda commit: commit.wall_s)
+        self._checker = DisruptionChecker()
+        self._open: dict[str, list[PossibleViolation]] = {}
+        """Violations that have not ended, by workload uid."""
+
+    def violations(self) -> list[Violation]:
+        found = [breach for commit in self._commits for breach in self._see(commit)]
+        lasting = [breach for breaches in self._open.values() for breach in breaches]
+        return [breach.violation for breach in sorted((*found, *lasting), key=lambda breach: breach.from_s)]
+
+    def _see(self, commit: ObservedCommit) -> Iterator[PossibleViolation]:
+        """Violations that end with this commit and lasted long enough to count."""
+        workloads = {change.item.spec.workload_uid: None for change in commit.changes if change.kind.name == "Replica"}
+        broken = list(self._checker.check(commit))
+        for uid in workloads:
+            if not self._checker.is_over_budget(uid):
+                for breach in self._open.pop(uid, ()):
+                    if breach.alone or commit.wall_s - breach.from_s > CLOCK_SKEW_MAX_S:
+                        yield breach
+        for promise, what, objects in broken:
+            uid = next((uid for uid in workloads if self._checker.is_over_budget(uid)), "")
+            alone = len(self._checker.affected_regions(uid)) == 1
+            violation = Violation(promise, commit.at_s, commit.cell, what, objects)
+            self._open.setdefault(uid, []).append(PossibleViolation(uid, violation, commit.wall_s, alone))

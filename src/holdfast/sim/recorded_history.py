@@ -1,0 +1,330 @@
+"""Checks invariants on the recorded histories of real cells, with the checkers of the simulation.
+
+- Commits are rebuilt from the store's history, and their writer, time and term from the audit log.
+- Grants and limits of two cells are compared by epoch, because their clocks may differ.
+- The disruption budget over all cells is ordered by record times, with a clock tolerance (`sim/recorded_disruption.py`).
+- The result lists what a history cannot show.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.gate.audit import AUDIT_LOG, AuditRecord, decode_record
+from holdfast.link.restore_handshake import GLOBAL_INCARNATION_TERM
+from holdfast.model import codec, limits
+from holdfast.model.election_term import Term
+from holdfast.model.errors import StoreFailed
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.kinds import kind_of_store_key
+from holdfast.model.ownership import UNOWNED
+from holdfast.model.quantity import amounts, shortfall
+from holdfast.model.quota import Grant, grant_name
+from holdfast.model.times import parse_time
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit, Violation
+from holdfast.sim.checkers.churn import ChurnChecker
+from holdfast.sim.checkers.decisions import DecisionsChecker
+from holdfast.sim.checkers.exclusive_succession import ExclusiveSuccessionChecker
+from holdfast.sim.checkers.expiry import ExpiryChecker
+from holdfast.sim.checkers.ownership import TERM_KEY, OwnershipChecker
+from holdfast.sim.checkers.placement import PlacementChecker
+from holdfast.sim.checkers.protection import ProtectionChecker
+from holdfast.sim.checkers.quota import GLOBAL, QuotaChecker
+from holdfast.sim.checkers.records import RecordsChecker
+from holdfast.sim.history_verdict import HistoryVerdict
+from holdfast.sim.recorded_disruption import BUDGET_KINDS, RecordedDisruption
+from holdfast.store import schema
+from holdfast.store.backup import RESTORE_MARKER
+from holdfast.store.contract import (
+    Change,
+    Committed,
+    Compare,
+    LogRecord,
+    Put,
+    Remove,
+    Store,
+    StoredEntry,
+    Txn,
+)
+from holdfast.store.etcd.keys import etcd_revision_of
+from holdfast.store.history import HistoryReader
+
+CommitChanges = tuple[Change, ...]
+"""The changes of one commit."""
+
+
+class RecordedHistory(msgspec.Struct, frozen=True):
+    """The history of a cell: its state at the start of the history, and all commits since."""
+
+    cell: str
+    first: tuple[StoredEntry, ...]
+    commits: tuple[CommitChanges, ...]
+    audit: tuple[AuditRecord, ...]
+
+
+def read_sqlite(cell: str, path: Path) -> RecordedHistory:
+    """The history of a cell in a SQLite file, which may be in use."""
+    if not path.exists():
+        raise StoreFailed(f"{path}: file not found")
+    connection = schema.open_reader(path)
+    history = HistoryReader(connection)
+    try:
+        with history.snapshot():
+            marks = history.meta()
+            first, _ = history.range("", marks["compacted"], "", 0) if marks["compacted"] else ((), False)
+            changes = list(_sqlite_changes(history, marks["compacted"], marks["revision"]))
+            rows: list[Any] = connection.execute("SELECT revision, last FROM history").fetchall()
+            records = history.log(AUDIT_LOG, 0, marks["sequence"], 1 << 62)
+    finally:
+        history.close()
+    last_of: dict[int, int] = dict(rows)
+    groups = itertools.groupby(changes, key=lambda change: last_of[change.revision])
+    return RecordedHistory(cell, tuple(first), tuple(tuple(group) for _, group in groups), _decoded(records))
+
+
+def _sqlite_changes(history: HistoryReader, after: int, through: int) -> Iterator[Change]:
+    while found := history.changes(after, through):
+        yield from found
+        after = found[-1].revision
+
+
+async def read_etcd(cell: str, store: Store) -> RecordedHistory:
+    """The history of a cell in etcd since the last compaction."""
+    head = await store.newest_revision()
+    after = store.compacted
+    first = (await store.range("", at=after)).entries if after else ()
+    changes: list[Change] = []
+    watch = store.watch("", after=after)
+    while after < head:
+        changes += await anext(watch)
+        after = changes[-1].revision
+    groups = itertools.groupby(changes, key=lambda change: etcd_revision_of(change.revision))
+    records = [record async for record in _log(store)]
+    return RecordedHistory(cell, tuple(first), tuple(tuple(group) for _, group in groups), _decoded(records))
+
+
+async def _log(store: Store) -> AsyncIterator[LogRecord]:
+    after = 0
+    while found := await store.read_log(AUDIT_LOG, after=after, limit=limits.BACKUP_PAGE_RECORDS):
+        for record in found:
+            yield record
+        after = found[-1].sequence
+
+
+def _decoded(records: Iterable[LogRecord]) -> tuple[AuditRecord, ...]:
+    return tuple(decode_record(record.value) for record in records)
+
+
+class AuditIndex:
+    """Audit records by change: a record names the replaced revision, or the uid of a created object."""
+
+    def __init__(self, records: Iterable[AuditRecord]) -> None:
+        self._by: dict[tuple[str, str, str, str], AuditRecord] = {}
+        for record in records:
+            for entry in record.entries if record.result == "Committed" else ():
+                self._by[entry.kind, entry.namespace, entry.name, str(entry.before or entry.uid)] = record
+
+    def of(self, change: ObservedChange) -> AuditRecord | None:
+        meta, kind = change.item.metadata, change.kind.name
+        mark = str(change.old.revision) if change.old is not None else meta.uid
+        exact = self._by.get((kind, meta.namespace, meta.name, mark))
+        return exact or self._by.get((kind, meta.namespace, meta.name, ""))
+
+
+def check_histories(pasts: Sequence[RecordedHistory]) -> HistoryVerdict:
+    """Checks the histories of all cells, the global cell first."""
+    granted: dict[tuple[str, int], dict[str, Grant]] = {}
+    ordered = sorted(pasts, key=lambda past: past.cell != GLOBAL)
+    judges = []
+    for past in ordered:
+        one = _Judge(past, granted, grants_known=ordered[0].cell == GLOBAL)
+        one.run()
+        judges.append(one)
+    together = RecordedDisruption(commit for one in judges for commit in one.disrupting).violations()
+    return HistoryVerdict(
+        violations=(*(violation for one in judges for violation in one.violations), *together),
+        commits=sum(one.commits for one in judges),
+        changes=sum(one.changes for one in judges),
+        unattributed=sum(one.unattributed for one in judges),
+        objects=sum(one.objects for one in judges),
+        cells=tuple(past.cell for past in ordered),
+        gaps=tuple(gap for one in judges for gap in one.gaps()),
+    )
+
+
+def _meant(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
+    """The Grant of a limit: the first that covers it. Epochs of a recreated tenant start again, so several may
+    match."""
+    wanted = amounts(copy.spec.limit)
+    return next((g for g in lives if not shortfall(wanted, amounts(g.spec.limit))), lives[-1])
+
+
+class _Judge:
+    """Checks one cell. `granted` collects the Grants of the global cell by key and epoch, for the regions."""
+
+    def __init__(self, past: RecordedHistory, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool) -> None:
+        self._past = past
+        self._granted = granted
+        self._grants_known = grants_known
+        self._state: dict[str, Any] = {}
+        self._there: dict[str, Any] = {}
+        self._authors = AuditIndex(past.audit)
+        self._records = RecordsChecker(past.cell)
+        self._ownership = OwnershipChecker(past.cell)
+        self._placement = PlacementChecker(past.cell)
+        self._replacing = ExclusiveSuccessionChecker()
+        self._quota = QuotaChecker(lambda cell: self._state if cell == past.cell else self._there)
+        self._decisions = DecisionsChecker(past.cell)
+        self._protection = ProtectionChecker()
+        self._expiry = ExpiryChecker(past.cell, {}, set())
+        self._unrest = ChurnChecker()
+        self._keys: set[str] = set()
+        self._attributed = False
+        self._wall_s = 0.0
+        self._first_s = 0.0
+        self.violations: list[Violation] = []
+        self.disrupting: list[ObservedCommit] = []
+        """Commits that concern disruption budgets, for the check over all cells."""
+        self.commits = self.changes = self.unattributed = 0
+
+    @property
+    def objects(self) -> int:
+        return len(self._keys)
+
+    def gaps(self) -> Iterator[str]:
+        """What of this cell could not be judged, as its store does not know it."""
+        cell = self._past.cell
+        if self._past.first:
+            known = len(self._past.first)
+            yield f"{cell}: the time before its compaction; {known} entries are trusted"
+        if self.unattributed:
+            yield f"{cell}: S5 and S6 of {self.unattributed} commits older than its audit log"
+        if cell != GLOBAL and not self._grants_known:
+            yield f"{cell}: limits against grants, because the global cell's history is missing"
+
+    def run(self) -> None:
+        begun = [Change(entry.key, entry.revision, entry, None) for entry in self._past.first]
+        if begun:
+            self._take_as_given(begun)
+        filling = bool(self._past.commits) and any(change.key == RESTORE_MARKER for change in self._past.commits[0])
+        for written in self._past.commits:
+            if filling:
+                # A restore or migration writes objects in key order. They were checked where they were created.
+                filling = not any(change.key == RESTORE_MARKER and change.entry is None for change in written)
+                self._take_as_given(written)
+            else:
+                self._judge(written)
+
+    def _take_as_given(self, written: Sequence[Change]) -> None:
+        changed, _ = self._apply(written)
+        commit = ObservedCommit(self._past.cell, 0.0, 0.0, Txn(), tuple(changed), self._state)
+        for _ in (*self._placement.check(commit), *self._ownership.check(commit, "restore")):
+            pass
+        for _ in (*self._replacing.check(commit), *self._unrest.check(commit), *self._expiry.check(commit)):
+            pass
+        self._remember(commit)
+
+    def _remember(self, commit: ObservedCommit) -> None:
+        if any(change.kind.name in BUDGET_KINDS for change in commit.changes):
+            self.disrupting.append(msgspec.structs.replace(commit, state={}))
+
+    def _judge(self, written: CommitChanges) -> None:
+        self.commits += 1
+        self.changes += len(written)
+        writes = tuple(Put(c.key, c.entry.value) if c.entry is not None else Remove(c.key) for c in written)
+        revisions = tuple(change.revision for change in written)
+        self._say(self._records.check_revisions(Txn(writes=writes), Committed(revisions[-1], revisions)))
+        changed, kept = self._apply(written)
+        found = [record for change in changed if (record := self._authors.of(change)) is not None]
+        if found:
+            self._attributed = True
+            self._wall_s = max(self._wall_s, parse_time(found[0].time))
+            self._first_s = self._first_s or self._wall_s
+        term = next((record.term for record in found if record.term), 0)
+        txn = Txn((Compare(TERM_KEY, term),) if term else (), writes)
+        at_s = self._wall_s - self._first_s
+        commit = ObservedCommit(self._past.cell, at_s, self._wall_s, txn, tuple(changed), self._state)
+        self._say(f for f in self._records.check(commit, kept) if not self._went_back(f))
+        self._say(self._placement.check(commit))
+        self._say(self._replacing.check(commit))
+        self._say(self._decisions.check(commit))
+        self._say(self._protection.check(commit))
+        self._say(self._expiry.check(commit))
+        self._say(self._unrest.check(commit))
+        self._remember(commit)
+        self._say(self._quota.check(self._with_its_grants(commit)))
+        self._judge_author(commit, found)
+
+    def _went_back(self, found: Finding) -> bool:
+        """Whether the finding is allowed: only a restored global cell may return copies to older generations."""
+        heard: Term | None = self._state.get(f"/terms/{GLOBAL_INCARNATION_TERM}")
+        kind = kind_of_store_key(found[2][0]) if found[2] else None
+        mirrored = kind is not None and kind.home.value == GLOBAL and self._past.cell != GLOBAL
+        return mirrored and found[0] == "observedGeneration" and heard is not None and heard.spec.term > 1
+
+    def _judge_author(self, commit: ObservedCommit, found: Sequence[AuditRecord]) -> None:
+        # Lease renewals and the pruning of old Decisions have no audit record per object.
+        commit = msgspec.structs.replace(commit, changes=tuple(c for c in commit.changes if c.kind.name != "LeasePage"))
+        pruned = all(change.kind.name == "Decision" and change.new is None for change in commit.changes)
+        if pruned or (not found and not self._attributed):
+            owned = [change for change in commit.changes if change.kind.name not in UNOWNED]
+            self.unattributed += bool(owned) and not pruned
+            commit = msgspec.structs.replace(commit, changes=tuple(c for c in commit.changes if c not in owned))
+        self._say(self._ownership.check(commit, found[0].principal if found else ""))
+
+    def _with_its_grants(self, commit: ObservedCommit) -> ObservedCommit:
+        """The commit, with each Grant presented at the epoch that the region's limit names."""
+        if commit.cell == GLOBAL:
+            for change in commit.changes:
+                if isinstance(change.new, Grant):
+                    lives = self._granted.setdefault((change.key, change.new.spec.epoch), {})
+                    lives[change.new.uid] = change.new
+            return commit
+        kept = []
+        for change in commit.changes:
+            if change.kind.name == "GrantCopy" and change.new is not None:
+                copy = change.new
+                key = f"/grants/{copy.metadata.namespace}/{grant_name(commit.cell, copy.spec.grant_class)}"
+                lives = self._granted.get((key, copy.spec.epoch), {})
+                if not self._grants_known or not lives:
+                    continue
+                self._there[key] = _meant(copy, list(lives.values()))
+            kept.append(change)
+        return msgspec.structs.replace(commit, changes=tuple(kept))
+
+    def _apply(self, written: Sequence[Change]) -> tuple[list[ObservedChange], list[int]]:
+        changed: list[ObservedChange] = []
+        revisions: list[int] = []
+        for change in written:
+            kind = kind_of_store_key(change.key)
+            if kind is None:
+                continue
+            old = self._state.pop(change.key, None)
+            new = codec.decode(kind, change.entry.value, change.revision) if change.entry is not None else None
+            if new is not None:
+                self._state[change.key] = new
+            changed.append(ObservedChange(change.key, kind, old, new))
+            self._keys.add(change.key)
+            revisions.append(change.revision)
+        return changed, revisions
+
+    def _say(self, found: Iterable[Finding]) -> None:
+        at_s = self._wall_s - self._first_s
+        self.violations += [Violation(p, at_s, self._past.cell, what, objects) for p, what, objects in found]
+
+
+def check_platform(state: Path) -> HistoryVerdict:
+    """Checks all cells of a platform's directory, or one cell's directory or file."""
+    if state.is_file():
+        return check_histories([read_sqlite(state.parent.name, state)])
+    files = sorted(state.glob("cells/*/store.sqlite")) or sorted(state.glob("store.sqlite"))
+    if not files:
+        raise StoreFailed(
+            f"{state}: no cell found (expected a platform's directory, a cell's directory or store.sqlite)"
+        )
+    return check_histories([read_sqlite(file.parent.name, file) for file in files])

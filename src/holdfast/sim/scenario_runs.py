@@ -1,0 +1,91 @@
+"""Runs declared scenarios (`sim/scenario_files.py`) with a few seeds each and reports the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from holdfast.sim import failure_report
+from holdfast.sim.scenario_expectations import unmet_expectations
+from holdfast.sim.scenario_files import Scenario, load_scenario, scenario_names
+from holdfast.sim.shrink import RunSpec, run_to_result
+from holdfast.sim.simulation import RunOutcome, RunRecording
+from holdfast.sim.single_run import report_shrunk, with_mutation
+
+SEEDS_PER_SCENARIO = 2
+"""Number of seeds per scenario."""
+
+
+class ScenarioRun(msgspec.Struct, frozen=True):
+    """One run of one variant. `missed` are its unmet expectations."""
+
+    title: str
+    subject: RunSpec
+    outcome: RunOutcome
+    recording: RunRecording
+    unmet: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome.ok and not self.unmet
+
+    def failure_lines(self) -> list[str]:
+        broken = failure_report.failure_lines(self.outcome, most=failure_report.FAILURES_SHOWN)
+        return [*broken, *(f"unmet expectation: {text}" for text in self.unmet)]
+
+
+def run_variants(scenario: Scenario, seed: int, *, every: bool = False) -> Iterator[ScenarioRun]:
+    """Runs every variant with one seed."""
+    for title, planned in scenario.variants(every=every):
+        subject = RunSpec(seed, scenario.size_for(planned), scenario.operation_faults, planned)
+        outcome, telling = run_to_result(subject.simulation())
+        yield ScenarioRun(title, subject, outcome, telling, tuple(unmet_expectations(scenario, planned, outcome, telling)))
+
+
+class ScenarioOptions(msgspec.Struct, frozen=True):
+    """Scenario name or `all`, first seed, mutation to apply (`bug`), whether to add the values of long runs (`every`),
+    and the time limit for shrinking a failed run."""
+
+    name: str
+    first: int = 1
+    mutation: str = ""
+    all_values: bool = False
+    shrink_s: float = 0.0
+
+
+def run_scenarios(asked: ScenarioOptions, told: Callable[[str], None]) -> int:
+    """Runs the scenarios. Prints a line per run and a report of each failed run. Returns 0 if all passed."""
+    known = scenario_names()
+    chosen = known if asked.name == "all" else [asked.name]
+    if not set(chosen) <= set(known):
+        told(f"error: scenario {asked.name}: not found (expected one of {', '.join(known)})")
+        return 2
+    failed = 0
+    with with_mutation(asked.mutation):
+        for each in chosen:
+            for seed in range(asked.first, asked.first + (1 if asked.mutation else SEEDS_PER_SCENARIO)):
+                for played in run_variants(load_scenario(each), seed, every=asked.all_values):
+                    told(f"{played.title}: {failure_report.headline(played.outcome)}")
+                    failed += not played.ok
+                    if not played.ok:
+                        _tell(played, asked, told)
+    told(f"{failed} scenario runs failed" if failed else "all scenarios passed")
+    return 1 if failed else 0
+
+
+def _tell(played: ScenarioRun, asked: ScenarioOptions, told: Callable[[str], None]) -> None:
+    for line in played.failure_lines():
+        told(f"  {line}")
+    first = (played.outcome, played.recording)
+    if played.outcome.ok:
+        return
+    if asked.shrink_s > 0:
+        report_shrunk(played.subject, first, asked.shrink_s, told)
+    else:
+        told(failure_report.LEGEND)
+        for line in failure_report.timeline(*first):
+            told(line)
+    bug, name = f" --mutation {asked.mutation}" if asked.mutation else "", played.title.partition(" (")[0]
+    told("")
+    told(f"reproduce:       python -m holdfast.sim --scenario {name} --from {played.outcome.seed}{bug}")

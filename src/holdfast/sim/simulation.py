@@ -1,0 +1,393 @@
+"""One simulation from one seed: setup, fault phase, healing, and the check that the system converges."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.config import AgentConfig
+from holdfast.model import limits
+from holdfast.model.errors import Fault
+from holdfast.model.scheduler_policy import PartitionMode, PolicyRules, SchedulerPolicy
+from holdfast.sim import actors, fault_schedule, operators, users, workload_profiles
+from holdfast.sim.checkers import Violation
+from holdfast.sim.checkers.checker_set import CheckerSet
+from holdfast.sim.checkers.convergence import ConvergenceCheck
+from holdfast.sim.checkers.leaked_objects import leaked_objects
+from holdfast.sim.checkers.pending_reasons import unexplained_waits
+from holdfast.sim.checkers.quota_wakeups import QuotaWakeupChecker
+from holdfast.sim.clients import RemoteClient
+from holdfast.sim.commit_history import CommitHistory
+from holdfast.sim.coverage import Coverage
+from holdfast.sim.determinism_guards import forbid_real_world
+from holdfast.sim.disk import Disk
+from holdfast.sim.fault_injection import REPAIRED_BY_RESYNC, FaultInjector, FaultKind, InjectedFault
+from holdfast.sim.hosts import NEVER_S, AgentHost, CellHost, HostContext, agent_config
+from holdfast.sim.loop import VirtualLoop
+from holdfast.sim.machine import TaskRun
+from holdfast.sim.network import Network
+from holdfast.sim.node_provider import SimNodeProvider
+from holdfast.sim.ports import EPOCH_S, SimClock, SimPorts, random_stream
+from holdfast.sim.releases import ReleaseVersion
+from holdfast.sim.scenario_files import WorldSize, base_scenario, drawn_size
+
+CHECK_EVERY_S = 5.0
+SETUP_ATTEMPTS_MAX = 600
+GLOBAL = "global"
+FAILURES_MAX = 5
+MIXED_RELEASES_FRACTION = 0.5
+"""Share of simulations in which processes of another release keep it after healing. The mixed system must converge."""
+FREQUENT_GC = (300, 5, 5)
+
+
+class RunOutcome(msgspec.Struct, frozen=True):
+    """The result of a run. `objects` are the keys involved in its failures, for the timeline."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    unconverged: tuple[str, ...]
+    failures: tuple[str, ...]
+    simulated_s: float
+    converged_in_s: float
+    node_hours: float
+    commits: int
+    steps: int
+    faults: dict[str, int]
+    digest: str
+    objects: tuple[str, ...] = ()
+    base_scenario: str = ""
+    """The scenario that the seed started from, if any."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations and not self.unconverged and not self.failures
+
+
+class SetupRefusedError(RuntimeError):
+    """A cell refused a setup write for too long. The run fails, but can still be reported."""
+
+
+class RunRecording(msgspec.Struct, frozen=True):
+    """The data of a finished run for the failure report."""
+
+    injected: tuple[InjectedFault, ...]
+    history: CommitHistory
+    coverage: Coverage
+    user_actions: tuple[InjectedFault, ...] = ()
+    """Actions of users."""
+    healed_s: float = 0.0
+    """End of the fault phase; 0 if the run ended before."""
+
+
+class Simulation:
+    """`only` restricts faults and user actions to the named ones. `planned` replaces the drawn fault schedule. With
+    `breach_by_s` the run ends at the first violation, or at that time."""
+
+    def __init__(
+        self,
+        seed: int,
+        shape: WorldSize | None = None,
+        *,
+        enabled: Iterable[FaultKind] | None = None,
+        only: frozenset[str] | None = None,
+        planned: tuple[fault_schedule.ScheduledFault, ...] | None = None,
+        breach_by_s: float | None = None,
+    ) -> None:
+        self.seed = seed
+        self._breach_by_s = breach_by_s
+        self._reached: list[str] = []
+        as_drawn = shape is None and planned is None and enabled is None
+        base = self.base_scenario = base_scenario(seed) if as_drawn else None
+        self.size = shape or (base.size if base is not None else drawn_size(seed) if as_drawn else WorldSize())
+        self.loop = VirtualLoop(random_stream(seed, "schedule"))
+        also = base.operation_faults if base is not None else frozenset()
+        self.faults = FaultInjector(seed, self.loop.time, enabled=enabled, also=also, only=only)
+        if not self.size.resync_enabled:
+            self.faults.enabled -= REPAIRED_BY_RESYNC
+        self.keeps_mixed_releases = random_stream(seed, "releases").random() < MIXED_RELEASES_FRACTION
+        self.checkers = CheckerSet(self.loop)
+        self.network = Network(self.loop, self.faults, random_stream(seed, "network"))
+        self.desired = actors.DesiredObjects()
+        self.profiles = workload_profiles.draw_profiles(random_stream(seed, "sorts")) if self.size.profiles is None else self.size.profiles
+        self._setting = HostContext(
+            seed,
+            self.loop,
+            self.faults,
+            self.network,
+            self.checkers,
+            self.checkers.task_started,
+            watches_enabled=self.size.watches_enabled,
+            resync_s=limits.RESYNC_S if self.size.resync_enabled else NEVER_S,
+        )
+        self.global_cell = self._cell(GLOBAL)
+        self.regions = [self._cell(name) for name in self.size.regions]
+        for region in self.regions:
+            region.global_host = self.global_cell
+            region.peers = {other.name: other for other in self.regions}
+        chance = random_stream(seed, "machines")
+        self.agents = [
+            AgentHost(
+                region, agent_config(region.name, n, actors.zones_of(region.name), chance), self._setting
+            )
+            for region in self.regions
+            for n in range(self.size.nodes_per_region)
+        ]  # fmt: skip
+        self._people_clock = SimClock(self.loop)
+        self.operator = self.operator_client(GLOBAL)
+        self.fault_schedule = (
+            planned if planned is not None else (*(base.faults if base is not None else ()), *self._drawn())
+        )
+
+    def _cell(self, name: str) -> CellHost:
+        disk = Disk(name)
+        host = CellHost(name, disk, self._setting)
+        disk.commit_observers.append(self.checkers.commit_observer(name, host.clock.now, lambda: disk.commit_latency_s, lambda: disk.writer_release))
+        disk.on_commit_attempt = self.checkers.commit_attempted
+        return host
+
+    def _drawn(self) -> tuple[fault_schedule.ScheduledFault, ...]:
+        where = fault_schedule.FaultTargets(
+            regions=self.size.regions,
+            nodes=tuple(agent.name for agent in self.agents),
+            zones=tuple(zone for region in self.size.regions for zone in actors.zones_of(region)),
+            tenants=self.size.tenants,
+        )
+        return fault_schedule.draw_schedule(self.seed, self.faults.enabled, where, self.size.faults_s)
+
+    # Hosts
+
+    def cells(self) -> list[CellHost]:
+        return [self.global_cell, *self.regions]
+
+    def cell(self, name: str) -> CellHost:
+        return next(cell for cell in self.cells() if cell.name == name)
+
+    def agent(self, name: str) -> AgentHost:
+        return next(agent for agent in self.agents if agent.name == name)
+
+    def host(self, name: str) -> CellHost | AgentHost:
+        return next((cell for cell in self.cells() if cell.name == name), None) or self.agent(name)
+
+    def new_agent_host(self, region: CellHost, config: AgentConfig) -> AgentHost:
+        return AgentHost(region, config, self._setting)
+
+    def clock(self, name: str) -> SimClock:
+        cell = next((cell for cell in self.cells() if cell.name == name), None)
+        return cell.clock if cell is not None else self.agent(name).machine.clock
+
+    def operator_client(self, cell: str, who: str = "operator") -> RemoteClient:
+        """The client of a person for one cell. Watch faults do not affect it."""
+        ports = SimPorts(self._people_clock, self.seed, f"{who}/{cell}")
+        return RemoteClient(self.network, who, self.cell(cell), ports, self.checkers)
+
+    # The story
+
+    def run(self) -> RunOutcome:
+        """Lives through the story once. A world is used up afterwards, and nothing of it is left."""
+        with _no_collecting():
+            try:
+                return self.run_without_teardown()
+            finally:
+                self._dismantle()
+
+    def run_without_teardown(self, *, collecting: bool = False) -> RunOutcome:
+        """Runs without teardown, for a process that exits afterwards."""
+        asyncio.set_event_loop(self.loop)
+        try:
+            with forbid_real_world() as reached, _collecting() if collecting else _no_collecting():
+                self._reached = reached
+                by_s = self._breach_by_s
+                story = self._story() if by_s is None else self._until_broken(by_s)
+                settled_in_s, left = self.loop.run_until_complete(story)
+            return self._outcome(settled_in_s, left)
+        finally:
+            asyncio.set_event_loop(None)
+
+    def recording(self) -> RunRecording:
+        coverage = self.checkers.coverage
+        coverage.finish_seed(_by_name(self.faults.injected_counts), _by_name(self.faults.effective_counts))
+        acts = tuple(self.faults.user_actions)
+        return RunRecording(tuple(self.faults.injected), self.checkers.history, coverage, acts, self.faults.healed_s)
+
+    def _outcome(self, settled_in_s: float, left: ConvergenceCheck | None) -> RunOutcome:
+        objects = dict.fromkeys(key for violation in self.checkers.violations for key in violation.objects)
+        if left is not None:
+            objects.update(left.objects)
+        return RunOutcome(
+            seed=self.seed,
+            violations=tuple(self.checkers.violations),
+            unconverged=tuple(left.problems) if left is not None else (),
+            failures=(*self._reached, *_dropped(self.loop), *_failures(self.loop.failures))[:FAILURES_MAX],
+            simulated_s=self.loop.time(),
+            converged_in_s=settled_in_s,
+            node_hours=self.loop.time() * self.size.nodes_per_region * len(self.size.regions) / 3600,
+            commits=self.checkers.commits,
+            steps=self.loop.steps,
+            faults={kind.value: count for kind, count in sorted(self.faults.injected_counts.items())},
+            digest=f"{self.loop.digest:016x}",
+            objects=tuple(objects),
+            base_scenario=self.base_scenario.title if self.base_scenario is not None else "",
+        )
+
+    def _dismantle(self) -> None:
+        """Drops all references, so that the memory is free for the next simulation."""
+        self.regions.clear()
+        self.agents.clear()
+        del self.global_cell, self.operator, self.network, self._setting
+        self.loop.shut_down()
+
+    async def _until_broken(self, by_s: float) -> tuple[float, ConvergenceCheck | None]:
+        story = self.loop.create_task(self._story())
+        while not story.done() and not self.checkers.violations and self.loop.time() < by_s:
+            await asyncio.sleep(1.0)
+        return story.result() if story.done() else (0.0, None)
+
+    async def _story(self) -> tuple[float, ConvergenceCheck | None]:
+        for host in self.cells():
+            host.boot()
+        await asyncio.sleep(1.0)
+        for agent in self.agents:
+            agent.boot()
+        chance = random_stream(self.seed, "people")
+        land = actors.make_topology(self.size.regions, self.size.tenants, self.size.nodes_per_region, self.profiles)
+        self.desired = await self._persist(lambda: actors.create_initial_objects(self.operator, land, chance, self.faults))
+        if self.size.partition_mode is not PartitionMode.WAIT:
+            rules = PolicyRules(partition_mode=self.size.partition_mode)
+            await self._persist(lambda: actors.edit_spec(self.operator, SchedulerPolicy, "default", "", rules=rules))
+        if "pooled" in self.profiles:
+            self.loop.create_task(SimNodeProvider(self).run())
+        self.faults.start()
+        going_on: list[asyncio.Task[None]] = []
+        if self.size.users_active:
+            changing = users.act_as_users(self.operator, self.desired, land, chance, self.faults)
+            going_on.append(self.loop.create_task(changing))
+        going_on += [self.loop.create_task(fault_schedule.inject_scheduled(self, trouble)) for trouble in self.fault_schedule]
+        looking = [self.loop.create_task(users.watch_own_workloads(self.operator, tenant)) for tenant in self.size.tenants]
+        await asyncio.sleep(self.size.faults_s)
+        self.faults.heal()
+        await self._heal()
+        await asyncio.gather(*going_on)
+        for task in looking:
+            task.cancel()
+        await self._heal()
+        try:
+            return await self._settle()
+        except SetupRefusedError as refused:
+            self._reached.append(str(refused))
+            return self.size.convergence_timeout_s, None
+
+    async def _persist(self, act: Callable[[], Awaitable[Any]]) -> Any:
+        """Retries a setup action every second. Raises after TRIES_MAX failures."""
+        for _ in range(SETUP_ATTEMPTS_MAX):
+            try:
+                return await act()
+            except Fault as fault:
+                refusal = fault
+                await asyncio.sleep(1.0)
+        raise SetupRefusedError(f"a setup write was refused {SETUP_ATTEMPTS_MAX} times: {refusal}")
+
+    async def _heal(self) -> None:
+        self.network.heal()
+        hosts: list[CellHost | AgentHost] = [*self.cells(), *self.agents]
+        for host in hosts:
+            if host.release is not ReleaseVersion.CURRENT and not self.keeps_mixed_releases:
+                host.switch_release(ReleaseVersion.CURRENT)
+            host.heal()
+        for clock in (*(c.clock for c in self.cells()), *(a.machine.clock for a in self.agents)):
+            clock.step_s = 0.0
+            clock.drift(1.0)
+
+    def _standing(self) -> tuple[int, list[tuple[AgentHost, list[TaskRun]]]]:
+        """The number of stored changes and the running tasks. While they are unchanged, a check gives the same."""
+        return self.checkers.change_count, [(agent, agent.machine.running()) for agent in self.agents]
+
+    async def _settle(self) -> tuple[float, ConvergenceCheck | None]:
+        healed_s = self.loop.time()
+        await self._persist(lambda: operators.undo_operator_changes(self))
+        await self._persist(lambda: actors.restate_desired(self.operator, self.desired))
+        quiet_since_s = -1.0
+        left: ConvergenceCheck | None = None
+        looked_at = self._standing()
+        waited: set[tuple[str, str]] = set()
+        waking = QuotaWakeupChecker(self.checkers, self.size.regions, self.loop.time(), watching=self.size.watches_enabled)
+        rested: dict[tuple[str, str], int] = {}
+        while self.loop.time() - healed_s < self.size.convergence_timeout_s + 2 * self.size.stable_s:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if left is None or looked_at != self._standing():
+                looked_at = self._standing()
+                left = ConvergenceCheck(self.checkers, self.desired, self.size.regions, self.agents, waited)
+                waking.observe(self.loop.time())
+            now_s = self.loop.time()
+            for region, found in waking.overdue(now_s):
+                self.checkers.report(region, (found,))
+            if left.problems:
+                if now_s - healed_s > self.size.convergence_timeout_s and len(left.problems) > left.still_running:
+                    break
+                quiet_since_s = -1.0
+                self.checkers.churn.set_quiet_since(None)
+            elif quiet_since_s < 0 or any(left.waiting.get(name, 0) < count for name, count in rested.items()):
+                # The quiet phase starts here. It starts again when a pending replica got its room.
+                quiet_since_s, rested = now_s, left.waiting
+                self.checkers.churn.set_quiet_since(now_s)
+            elif now_s - quiet_since_s >= self.size.stable_s:
+                self.checkers.report(GLOBAL, self.checkers.churn.quiet_phase_writes(now_s))
+                self._look_at_rest(EPOCH_S + now_s)
+                return quiet_since_s - healed_s, None
+        if left is not None and not left.problems:
+            left.problems.append(f"converged, but not stable for {self.size.stable_s:g} s")
+        return self.size.convergence_timeout_s, left
+
+    def _look_at_rest(self, wall_s: float) -> None:
+        """Checks of the quiet phase beyond convergence: no leaked objects, and a reason for every pending replica."""
+        states = {cell.name: self.checkers.state(cell.name) for cell in self.cells()}
+        for where, breach in leaked_objects(states, wall_s):
+            self.checkers.report(where, (breach,))
+        for where, state in states.items():
+            self.checkers.report(where, unexplained_waits(where, state, wall_s))
+
+
+@contextmanager
+def _collecting() -> Iterator[None]:
+    """Collects garbage very often. If a result depends on the collector, the digest differs."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*FREQUENT_GC)
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable()
+        gc.set_threshold(*thresholds)
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Disables the garbage collector, because its timing depends on the history of the interpreter."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _by_name(counts: Counter[FaultKind]) -> dict[str, int]:
+    return {kind.value: count for kind, count in counts.items() if count}
+
+
+def _dropped(loop: VirtualLoop) -> Iterator[str]:
+    for name, times in loop.unclosed_generators.items():
+        yield f"{name}: not closed {times} times; next: read it inside contextlib.aclosing"
+
+
+def _failures(contexts: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for context in contexts:
+        error = context.get("exception")
+        if error is not None:
+            yield f"{context.get('message', '')}: {type(error).__name__}: {error}"

@@ -1,0 +1,83 @@
+"""What drills conclude from a recorded history: who acted, in which order, and whether a promise was broken in it."""
+
+from __future__ import annotations
+
+from holdfast.drills import counters, history_checks, incident_questions
+from holdfast.drills.change_recorder import RecordedChange, changed_groups, in_commit_order, writer_roles
+
+
+def step(at_s, kind, after, before=None, *, cell="east", revision=1, name="x", op=""):
+    groups = tuple(changed_groups(kind, before, after)) if after is not None else ()
+    op = op or ("deleted" if after is None else "changed" if before is not None else "created")
+    roles = writer_roles(kind, groups, before, after, op=op) if after is not None else ()
+    return RecordedChange(at_s, cell, revision, kind, "acme", name, op, groups, roles, before, after)
+
+
+def binding(uid, node, *, replica="r1", desired="Run", policy="p1"):
+    spec = {"node": node, "desired": desired, "policyRevision": policy, "intent": {"replicaUid": replica}}
+    return {"metadata": {"uid": uid, "name": uid}, "spec": spec}
+
+
+def test_two_live_bindings_at_once_are_found_and_one_after_the_other_are_not():
+    first, second = binding("b1", "n1"), binding("b2", "n2")
+    broken, looked = history_checks.check_unique_bindings([step(1, "Binding", first), step(2, "Binding", second)])
+    assert looked == 2 and len(broken) == 1 and "bound twice" in broken[0]
+    stopped = binding("b1", "n1", desired="Stop")
+    fine, _ = history_checks.check_unique_bindings(
+        [step(1, "Binding", first), step(2, "Binding", stopped, first), step(3, "Binding", second)]
+    )
+    assert fine == []
+
+
+def test_a_binding_that_changes_its_node_or_revision_breaks_s10():
+    before = binding("b1", "n1")
+    for after in (binding("b1", "n2"), binding("b1", "n1", policy="p2")):
+        broken, looked = history_checks.check_immutable_decisions([step(1, "Binding", after, before)])
+        assert looked == 1 and len(broken) == 1 and broken[0].startswith("S10")
+    assert history_checks.check_immutable_decisions([step(1, "Binding", binding("b1", "n1", desired="Stop"), before)])[0] == []
+
+
+def test_an_attempt_that_goes_back_is_found():
+    def at(attempt):
+        return {"metadata": {"uid": "u", "name": "x"}, "spec": {}, "status": {"placement": {"attempt": attempt}}}
+
+    assert history_checks.check_attempts_increase([step(1, "Replica", at(1)), step(2, "Replica", at(2))])[0] == []
+    assert len(history_checks.check_attempts_increase([step(1, "Replica", at(2)), step(2, "Replica", at(1))])[0]) == 1
+
+
+def test_changes_of_one_cell_are_in_the_order_of_their_commits_however_they_were_heard():
+    heard = [
+        step(1.5, "Node", {"metadata": {"name": "n"}}, revision=7, name="late word"),
+        step(1.1, "Node", {"metadata": {"name": "n"}}, revision=9, name="early word"),
+        step(1.2, "Node", {"metadata": {"name": "n"}}, revision=3, cell="west", name="elsewhere"),
+    ]
+    assert [(s.name, s.at_s) for s in in_commit_order(heard)] == [
+        ("late word", 1.1), ("early word", 1.1), ("elsewhere", 1.2),
+    ]  # fmt: skip
+
+
+def test_the_first_to_act_is_neither_a_report_nor_a_sum_nor_a_pulse():
+    def region(**health):
+        return {"metadata": {"name": "east"}, "spec": {}, "status": {"health": health}}
+
+    calm, pulse = region(state="Healthy", lastContactAt="1"), region(state="Healthy", lastContactAt="2")
+    lost = region(state="Lost", lastContactAt="2")
+    used = {"metadata": {"name": "normal"}, "spec": {}, "status": {"used": {"cpu": "1"}}}
+    steps = [
+        step(0.1, "Region", pulse, calm, name="east"),
+        step(0.2, "GrantCopy", used, {"metadata": {"name": "normal"}, "spec": {}, "status": {}}),
+        step(0.3, "Region", lost, pulse, name="east"),
+    ]
+    (line,) = incident_questions.first_controllers(steps)
+    assert line.startswith("+0.3 s region-health (east) changed Region acme/east") and "Healthy → Lost" in line
+    assert incident_questions.first_controllers(steps[:2]) == ["none: no controller wrote"]
+    assert incident_questions.desired_state_changes(steps) == ["none: no spec changed in any cell"]
+
+
+def test_counters_of_a_process_that_was_started_anew_count_from_zero():
+    began, again = (
+        {("a", counters.START_TIME_METRIC): 1.0, ("a", "x_total"): 5.0},
+        {("a", counters.START_TIME_METRIC): 2.0, ("a", "x_total"): 5.0},
+    )
+    assert counters.counter_increases(began, again) == {("a", "x_total"): 5.0}
+    assert counters.counter_increases(began, {("a", counters.START_TIME_METRIC): 1.0, ("a", "x_total"): 5.0}) == {}

@@ -1,0 +1,101 @@
+"""How `status` and `up` read a platform: stages, what is done, what it waits for."""
+
+from __future__ import annotations
+
+import msgspec
+from tests import factories
+
+from holdfast.cli.commands.status import as_text
+from holdfast.model.meta import Condition
+from holdfast.model.node import ContactState
+from holdfast.model.replica import ExecutionBlock, Phase
+from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadStatus, WorkloadType
+from holdfast.platform.layout import design_platform
+from holdfast.platform.platform_status import CellView, PlatformStatus, ProcessView, node_view, workload_view
+from holdfast.platform.progress import progress_rows, workload_progress
+
+
+def with_status(item: Workload, **status: object) -> Workload:
+    return msgspec.structs.replace(item, status=WorkloadStatus(**status))  # type: ignore[arg-type]
+
+
+def test_a_workload_without_replicas_says_what_it_waits_for() -> None:
+    why = Condition(type="Assigned", status="False", reason="NoRegionAllowed", message="no region carries eu")
+    view = workload_view(with_status(factories.workload(), conditions=(why,)), [])
+    assert not view.done
+    assert view.stages == {}
+    assert view.reason == "NoRegionAllowed: no region carries eu"
+    summary = Summary(regions=(RegionProgress(region="eu-west", pending_reason="InsufficientCpu"),))
+    assert workload_view(with_status(factories.workload(), summary=summary), []).reason == "eu-west: InsufficientCpu"
+
+
+def test_work_that_cannot_serve_by_itself_is_told_from_work_that_only_needs_time() -> None:
+    """`up` on a platform that was stopped waits for the second and not for the first."""
+    item = factories.workload(replicas=1)
+    starting = factories.bound_status(execution=ExecutionBlock(attempt=1, phase=Phase.STARTING))
+    crashing = factories.bound_status(execution=ExecutionBlock(attempt=1, phase=Phase.BACKING_OFF, restarts=3))
+    assert not workload_view(item, [("us-east", factories.replica(0, status=starting))]).stuck
+    assert workload_view(item, [("us-east", factories.replica(0, status=crashing))]).stuck
+    for reason, stuck in (("Waiting", False), ("InsufficientCpu", True)):
+        summary = Summary(regions=(RegionProgress(region="eu-west", pending_reason=reason),))
+        assert workload_view(with_status(item, summary=summary), []).stuck is stuck
+
+
+def test_a_service_is_done_when_its_replicas_and_its_summary_agree() -> None:
+    item = factories.workload(replicas=2)
+    serving = factories.serving_status()
+    own = [("us-east", factories.replica(ordinal, status=serving)) for ordinal in range(2)]
+    early = workload_view(item, own)
+    assert early.stages == {"Serving": 2}
+    assert early.regions == {"us-east": 2}
+    assert not early.done, "global has not heard of it yet, so its Endpoint may not be there either"
+    assert workload_view(with_status(item, summary=Summary(serving=2)), own).done
+    half = [own[0], ("eu-west", factories.replica(1))]
+    view = workload_view(with_status(item, summary=Summary(serving=2)), half)
+    assert not view.done
+    assert view.stages == {"Queued": 1, "Serving": 1}
+    assert workload_progress(view) == "1 of 2 serving (eu-west 1, us-east 1)"
+
+
+def test_replicas_of_an_older_life_of_the_name_do_not_count() -> None:
+    item = factories.workload(replicas=1)
+    reborn = msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, uid="another"))
+    assert workload_view(reborn, [("us-east", factories.replica(0, status=factories.serving_status()))]).stages == {}
+
+
+def test_a_batch_is_done_once_it_runs_or_ended() -> None:
+    shape = Batch(completions=4, parallelism=2)
+    item = factories.workload(type=WorkloadType.BATCH, batch=shape)
+    running = factories.replica(0, factories.batch_assignment(4, 2), status=factories.serving_status(serving=False))
+    assert not workload_view(item, []).done
+    view = workload_view(item, [("us-east", running)])
+    assert view.done
+    assert workload_progress(view) == "1 running, 0 of 4 succeeded"
+    assert workload_view(with_status(item, summary=Summary(succeeded=4)), []).done
+
+
+def test_nodes_say_why_nothing_may_be_placed_on_them() -> None:
+    assert node_view("us-east", factories.node()).schedulable
+    lost = node_view("us-east", factories.node(contact=ContactState.EXPIRED))
+    assert not lost.schedulable
+    assert lost.reason == "NodeUnreachable"
+
+
+def test_text_shows_everything_that_is_wrong() -> None:
+    survey = PlatformStatus(
+        state="x",
+        supervisor_pid=0,
+        processes=(
+            ProcessView(name="cell-global", running=False, restarts=3, last_exit="exited with code 1", log="g.log"),
+        ),
+        cells=(CellView(name="global", url="https://127.0.0.1:7400", ready=False, message="refused"),),
+        nodes=(node_view("us-east", factories.node(contact=ContactState.EXPIRED)),),
+        workloads=(workload_view(factories.workload(), []),),
+    )
+    text = as_text(survey)
+    for expected in ("no supervisor", "refused", "NodeUnreachable", "cell-global: not running", "g.log", "0/3"):
+        assert expected in text
+    platform = design_platform(("us-east",), agents_per_region=1, port_base=7400, samples=True)
+    rows = {what: (how, there) for what, how, there in progress_rows(platform, survey)}
+    assert rows["cells ready"] == ("0 of 1", False)
+    assert rows["cell-global"][0].startswith("exited with code 1, restarted 3 times")

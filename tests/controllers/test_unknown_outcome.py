@@ -1,0 +1,104 @@
+"""A commit of unknown outcome is repeated only when its effect is absent, and its outcome is never guessed."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+from virtual import VirtualPorts, run
+
+from holdfast.foundation.unknown_outcome import NoProof, resolve
+from holdfast.model import limits
+from holdfast.model.errors import Ambiguous, Conflict, Overloaded, Unavailable
+
+T = TypeVar("T")
+_DONE = "done"
+
+
+class Script:
+    """Answers looks and repeats from lists, the last entry for ever."""
+
+    def __init__(self, looks: list[str | NoProof | Exception], repeats: list[str | Exception | None]) -> None:
+        self.looks, self.repeats = looks, repeats
+        self.looked = self.repeated = 0
+        self.took_s = 0.0
+        self.ports = VirtualPorts()
+
+    async def look(self) -> str | NoProof:
+        self.looked += 1
+        return _next(self.looks)
+
+    async def repeat(self) -> str | None:
+        self.repeated += 1
+        return _next(self.repeats)
+
+    async def _resolve(self, *, repeats: bool) -> str:
+        began_s = self.ports.clock.monotonic()
+        try:
+            return await resolve(
+                "commit",
+                Ambiguous("lost"),
+                self.look,
+                self.repeat if repeats else None,
+                clock=self.ports.clock,
+                pause_s=lambda: 1.0,
+            )
+        finally:
+            self.took_s = self.ports.clock.monotonic() - began_s
+
+    def outcome(self, *, repeats: bool = True) -> str:
+        found: list[str] = []
+
+        async def main() -> None:
+            found.append(await self._resolve(repeats=repeats))
+
+        run(main)
+        return found[0]
+
+
+def _next(entries: list[T | Exception]) -> T:
+    entry = entries.pop(0) if len(entries) > 1 else entries[0]
+    if isinstance(entry, Exception):
+        raise entry
+    return entry
+
+
+def test_effect_that_is_there_is_not_repeated() -> None:
+    script = Script([Unavailable(), _DONE], [])
+    assert script.outcome() == _DONE and script.repeated == 0
+
+
+def test_absent_effect_is_repeated() -> None:
+    assert Script([NoProof.ABSENT], [_DONE]).outcome() == _DONE
+
+
+def test_refused_repeat_is_looked_at_before_the_refusal_counts() -> None:
+    arrived_late = Script([NoProof.ABSENT, _DONE], [Conflict("moved")])
+    assert arrived_late.outcome() == _DONE
+    with pytest.raises(Conflict, match="moved"):
+        Script([NoProof.ABSENT], [Conflict("moved")]).outcome()
+
+
+def test_replaced_effect_stays_unknown_and_is_not_repeated() -> None:
+    script = Script([NoProof.REPLACED], [_DONE])
+    with pytest.raises(Ambiguous, match=r"reading back does not show.*lost"):
+        script.outcome()
+    assert (script.looked, script.repeated) == (1, 0)
+
+
+def test_absent_effect_without_repeat_stays_unknown() -> None:
+    with pytest.raises(Ambiguous):
+        Script([NoProof.ABSENT], []).outcome(repeats=False)
+
+
+def test_look_that_proves_another_write_came_first_ends_it() -> None:
+    with pytest.raises(Conflict, match="another"):
+        Script([Conflict("another")], []).outcome()
+
+
+def test_faults_that_last_stay_unknown_after_the_last_attempt() -> None:
+    script = Script([NoProof.ABSENT], [Overloaded(retry_after_s=2.0)])
+    with pytest.raises(Ambiguous):
+        script.outcome()
+    assert script.repeated == limits.READ_BACK_ATTEMPTS
+    assert script.took_s >= 2.0 * limits.READ_BACK_ATTEMPTS

@@ -1,0 +1,85 @@
+"""Simulated platform: all nodes of a region are drained, and its pending replicas spill over.
+
+The checkers of the simulation fail if replicas oscillate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.fleet.staged import REPLICAS, Staged, template
+
+from holdfast.model.assignment import Assignment
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.placement_rules import PlacementRules
+from holdfast.model.workload import Disruption, Workload, WorkloadSpec
+from holdfast.sim import actors
+from holdfast.sim.simulation import WorldSize
+
+REGIONS = ("east", "north", "west")
+
+
+class Full(Staged):
+    """A workload in two of three regions. All nodes of one of them are drained for ten minutes."""
+
+    full = ""
+    seconds = 0.0
+    before: dict[str, int]
+    after: dict[str, int]
+    at_last: dict[str, int]
+
+    async def _story(self):
+        await self.bring_up()
+        self.before = await self._shares()
+        self.full = max(self.before, key=lambda name: (self.before[name], name))
+        await self._drain(on=True)
+        began = self.loop.time()
+        await self.until(self._moved, 300)
+        self.seconds = self.loop.time() - began
+        self.after = await self._shares()
+        await asyncio.sleep(600.0)
+        await self._drain(on=False)
+        settled = await self._settle()
+        self.at_last = await self._shares()
+        return settled
+
+    def work(self):
+        yield from self.tenant()
+        yield Workload(
+            metadata=ObjectMeta(name="risk", namespace="pay"),
+            spec=WorkloadSpec(
+                replicas=REPLICAS, template=template(), placement=PlacementRules(spread_regions=2),
+                disruption=Disruption(max_unavailable=REPLICAS),
+            ),
+        )  # fmt: skip
+
+    async def _drain(self, *, on):
+        for agent in self.agents:
+            if agent.region.name != self.full:
+                continue
+            client, name = self.operator_client(self.full), agent.name
+            await self._persist(lambda client=client, name=name: actors.edit_spec(client, Node, name, "", drain=on))
+
+    async def _shares(self):
+        held = (await self.operator.list(Assignment)).items
+        return {a.spec.region: a.spec.replicas for a in held if a.spec.workload == "risk" and a.spec.replicas}
+
+    async def standing(self):
+        return await self._shares()
+
+    async def _moved(self):
+        return self.full not in await self._shares() and await self.all_serve()
+
+
+@pytest.mark.slow
+def test_pending_replicas_of_a_drained_region_serve_elsewhere():
+    world = Full(1, WorldSize(regions=REGIONS, nodes_per_region=3), enabled=())
+    outcome = world.run()
+    assert outcome.violations == () and outcome.failures == ()
+    assert outcome.unconverged == ()
+    assert len(world.before) == 2 and sum(world.after.values()) == REPLICAS
+    assert world.full not in world.after and len(world.after) <= 2, "spreadRegions is respected"
+    assert 60 <= world.seconds < 240
+    assert world.at_last == world.after, "placed replicas do not move back"

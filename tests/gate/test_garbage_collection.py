@@ -1,0 +1,253 @@
+"""Garbage collection, run by the real runtime over a real gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.gate.conftest import (
+    OPERATOR,
+    USER,
+    World,
+    assignment,
+    binding,
+    by,
+    link_at_global,
+    replica,
+    with_meta,
+    workload,
+)
+
+from holdfast.controllers.informer import Informers
+from holdfast.controllers.runner import Runner
+from holdfast.controllers.table import garbage_collection
+from holdfast.gate.local_client import LocalClient
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Binding
+from holdfast.model.core import Lease
+from holdfast.model.decision import Decision, DecisionSpec
+from holdfast.model.endpoint import Endpoint, EndpointSpec
+from holdfast.model.errors import Conflict
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object, ObjectMeta, OwnerReference
+from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.replica import Replica
+from holdfast.model.tenant import Tenant
+from holdfast.model.workload import Workload
+from holdfast.model.writes import Delete, Update
+
+
+class Running:
+    """A world whose collector runs."""
+
+    def __init__(self, world: World) -> None:
+        client = LocalClient(world.gate, by("collect", world.cell))
+        self.informers = Informers(client, world.ports)
+        controller = garbage_collection(world.cell)
+        self.runner = Runner(controller, client, self.informers, world.ports, None)
+
+    async def start(self) -> None:
+        await self.informers.start()
+        await self.runner.start()
+
+    async def stop(self) -> None:
+        await self.runner.stop()
+        await self.informers.stop()
+
+
+@pytest.fixture
+async def collected(world: World) -> AsyncIterator[World]:
+    running = Running(world)
+    await running.start()
+    yield world
+    await running.stop()
+
+
+@pytest.fixture
+async def collected_north(north: World) -> AsyncIterator[World]:
+    running = Running(north)
+    await running.start()
+    yield north
+    await running.stop()
+
+
+async def until(true: Callable[[], Any], what: str) -> None:
+    try:
+        async with asyncio.timeout(5):
+            while not true():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        pytest.fail(f"never came true: {what}")
+
+
+def owned_by(*owners: Object, block: bool = False) -> tuple[OwnerReference, ...]:
+    return tuple(
+        OwnerReference(
+            api_version="holdfast.dev/v1", kind=kind_of(o).name, name=o.metadata.name, uid=o.uid,
+            block_owner_deletion=block,
+        )
+        for o in owners
+    )  # fmt: skip
+
+
+async def finish(world: World, item: Any) -> None:
+    """What `assign` does at the end of a workload."""
+    held = world.get(Workload, item.metadata.name, "shop")
+    left = tuple(f for f in held.metadata.finalizers if f != "holdfast.dev/assignments")
+    await world.do(by("assign"), Update(with_meta(held, finalizers=left)))
+
+
+async def test_dependent_of_unknown_kind_is_kept(collected: World) -> None:
+    """Its owner may be there: only a release that knows the kind could say."""
+    owner = await collected.create(USER, workload())
+    tomorrow = OwnerReference(api_version="holdfast.dev/v2", kind="Tomorrow", name="t", uid="t-1")
+    await collected.create(by("assign"), with_meta(assignment("north"), owner_references=(tomorrow,)))
+    await collected.create(by("assign"), with_meta(assignment("south"), owner_references=owned_by(owner)))
+    await collected.do(USER, Delete("Workload", owner.key, owner.uid))
+    await finish(collected, owner)
+    await until(lambda: collected.get(Assignment, "web.south.normal", "shop") is None, "what is known is collected")
+    assert collected.get(Assignment, "web.north.normal", "shop") is not None
+
+
+async def test_dependents_of_deleted_owner_are_collected(collected: World) -> None:
+    owner = await collected.create(USER, workload())
+    other = await collected.create(USER, workload("other"))
+    await collected.create(by("assign"), with_meta(assignment("north"), owner_references=owned_by(owner)))
+    await collected.create(by("assign"), with_meta(assignment("south"), owner_references=owned_by(owner, other)))
+    await collected.create(by("assign"), assignment("west"))
+    await collected.do(USER, Delete("Workload", owner.key, owner.uid))
+    assert collected.get(Assignment, "web.north.normal", "shop"), "not while the owner exists"
+    await finish(collected, owner)
+    await until(lambda: collected.get(Assignment, "web.north.normal", "shop") is None, "its only owner is gone")
+    await until(
+        lambda: collected.get(Assignment, "web.south.normal", "shop").metadata.owner_references == owned_by(other),
+        "the reference to the gone owner is dropped",
+    )
+    assert collected.get(Assignment, "web.west.normal", "shop")
+
+
+async def test_dependent_of_recreated_owner_is_collected(collected: World) -> None:
+    owner = await collected.create(USER, workload())
+    await collected.do(by("assign"), Update(with_meta(owner, finalizers=())))
+    old = owned_by(owner)
+    await collected.do(USER, Delete("Workload", owner.key, owner.uid))
+    await collected.create(USER, workload())
+    await collected.create(by("assign"), with_meta(assignment(), owner_references=old))
+    await until(lambda: collected.get(Assignment, "web.north.normal", "shop") is None, "the uid does not match")
+
+
+async def test_foreground_deletion_waits_for_blocking_dependents(collected: World) -> None:
+    owner = await collected.create(USER, workload())
+    refs = owned_by(owner, block=True)
+    kept = with_meta(assignment(), owner_references=refs, finalizers=("example.com/slow",))
+    dependent = await collected.create(by("assign"), kept)
+    await collected.do(USER, Delete("Workload", owner.key, owner.uid, propagation="Foreground"))
+    await until(
+        lambda: collected.get(Assignment, dependent.metadata.name, "shop").metadata.terminating, "dependents go first"
+    )
+    await finish(collected, owner)
+    held = collected.get(Workload, "web", "shop")
+    assert held.metadata.finalizers == ("foregroundDeletion",)
+    going = collected.get(Assignment, dependent.metadata.name, "shop")
+    await collected.do(OPERATOR, Update(with_meta(going, finalizers=())))
+    await until(lambda: collected.get(Workload, "web", "shop") is None, "then the owner")
+
+
+async def test_orphan_deletion_keeps_dependents(collected: World) -> None:
+    owner = await collected.create(USER, workload())
+    await collected.create(by("assign"), with_meta(assignment(), owner_references=owned_by(owner)))
+    await collected.do(USER, Delete("Workload", owner.key, owner.uid, propagation="Orphan"))
+    await until(
+        lambda: "orphan" not in collected.get(Workload, "web", "shop").metadata.finalizers,
+        "the finalizer is taken away",
+    )
+    await finish(collected, owner)
+    await until(lambda: collected.get(Workload, "web", "shop") is None, "the owner is gone")
+    left = collected.get(Assignment, "web.north.normal", "shop")
+    assert left is not None and left.metadata.owner_references == ()
+
+
+async def test_tenant_with_unseen_workload_is_not_removed(world: World) -> None:
+    await world.create(USER, workload("late"))
+    shop = world.get(Tenant, "shop")
+    await world.do(OPERATOR, Delete("Tenant", shop.key, shop.uid))
+    going = world.get(Tenant, "shop")
+    blind = with_meta(going, finalizers=())
+    with pytest.raises(Conflict, match="not empty: 1 workloads"):
+        await world.do(by("collect"), Update(blind))
+    assert world.get(Tenant, "shop") is not None
+
+
+async def test_terminating_tenant_is_emptied_in_order(collected: World) -> None:
+    made = await collected.create(USER, workload())
+    await collected.create(
+        OPERATOR, Quota(metadata=ObjectMeta(name="quota", namespace="shop"), spec=QuotaSpec({"cpu": 8}))
+    )
+    await collected.create(by("assign"), assignment())
+    await collected.create(by("assign"), Lease(metadata=ObjectMeta(name="l", namespace="shop")))
+    slice_ = Endpoint(
+        metadata=ObjectMeta(name="web.north", namespace="shop"), spec=EndpointSpec(workload="web", region="north")
+    )
+    await collected.create(link_at_global(), slice_)
+    shop = collected.get(Tenant, "shop")
+    await collected.do(OPERATOR, Delete("Tenant", shop.key, shop.uid))
+    await until(lambda: collected.get(Workload, "web", "shop").metadata.terminating, "work goes first")
+    assert collected.get(Assignment, "web.north.normal", "shop") and collected.get(Quota, "quota", "shop")
+    await finish(collected, made)
+    await until(lambda: collected.get(Tenant, "shop") is None, "the tenant goes last")
+    assert collected.get(Quota, "quota", "shop") is None and collected.get(Lease, "l", "shop") is None
+    assert collected.get(Endpoint, "web.north", "shop") is None
+
+
+async def test_collector_deletion_with_existing_owner_is_refused(world: World) -> None:
+    """Its cache may lag: the gate looks at current state before it lets a dependent go."""
+    owner = await world.create(USER, workload())
+    made = await world.create(by("assign"), with_meta(assignment(), owner_references=owned_by(owner)))
+    with pytest.raises(Conflict, match="owner Workload web still exists"):
+        await world.do(by("collect"), Delete("Assignment", made.key, made.uid))
+
+
+async def test_region_collector_removes_leftovers_but_no_claims(collected_north: World) -> None:
+    north = collected_north
+    rep = await north.create(by("replicate", "north"), replica())
+    await north.plant(binding())
+    await north.plant(
+        Decision(metadata=ObjectMeta(name="d", namespace="shop"), spec=DecisionSpec(request="r", workload="web"))
+    )
+    claim = north.get(Binding, "web-north-0.1", "shop")
+    await north.plant(with_meta(claim, owner_references=owned_by(rep)))
+    shop = north.get(Tenant, "shop")
+    await north.do(by("link", "north"), Delete("Tenant", shop.key, shop.uid))
+    await north.do(by("replicate", "north"), Delete("Replica", rep.key, rep.uid))
+    going = north.get(Replica, "web-north-0", "shop")
+    assert north.get(Decision, "d", "shop"), "not while a replica is left"
+    await north.do(by("release", "north"), Update(with_meta(going, finalizers=())))
+    await until(lambda: north.get(Decision, "d", "shop") is None, "then its leftovers go")
+    assert north.get(Binding, "web-north-0.1", "shop"), "a claim is freed on proof, by the authority"
+
+
+async def test_resync_finds_leftovers_without_event(north: World) -> None:
+    await north.plant(
+        Decision(metadata=ObjectMeta(name="d", namespace="long-gone"), spec=DecisionSpec(request="r", workload="web"))
+    )
+    running = Running(north)
+    await running.start()
+    await until(lambda: north.get(Decision, "d", "long-gone") is None, "a look at everything finds it")
+    await running.stop()
+
+
+async def test_replicas_of_deleted_assignment_are_collected(collected_north: World) -> None:
+    north = collected_north
+    link = by("link", "north")
+    held = await north.create(link, with_meta(assignment(), uid="global-uid"))
+    await north.create(by("replicate", "north"), with_meta(replica(), owner_references=owned_by(held)))
+    await north.do(link, Delete("Assignment", held.key, held.uid))
+    await until(lambda: north.get(Replica, "web-north-0", "shop").metadata.terminating, "its owner is gone")
+
+
+def test_collector_watches_owners_but_not_claims() -> None:
+    controller = garbage_collection("north")
+    assert Binding not in controller.wakes, "claims are not its business"
+    assert Assignment in controller.wakes, "copies may own something"

@@ -1,0 +1,383 @@
+"""Override expiry on the monotonic clock: wall clock skew, clock steps and restarts."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.factories import cache_of, meta, region, with_new_revision
+
+from holdfast.client.contract import CommitReceipt
+from holdfast.controllers.cache import Cache
+from holdfast.link import break_glass, grant_sync, mirror
+from holdfast.link.global_clock import GlobalClock
+from holdfast.link.override_expiry import OverrideExpiry
+from holdfast.model import limits
+from holdfast.model.meta import Key
+from holdfast.model.override import (
+    ACTIVE,
+    EXPIRED,
+    REVOKED,
+    Override,
+    OverrideKind,
+    OverrideScope,
+    OverrideSpec,
+    is_in_force,
+)
+from holdfast.model.override import OverrideStatus as Status
+from holdfast.model.quota import Grant, GrantClass, GrantSpec, grant_name
+from holdfast.model.region import RegionHealth
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.writes import Create, SetStatus, Update
+
+TRUE_S = 1_800_000_000.0
+
+
+class Clock:
+    """Wall clock and monotonic clock of one machine."""
+
+    def __init__(self) -> None:
+        self.true_s, self.skew_s = 0.0, 0.0
+
+    def now(self) -> float:
+        return TRUE_S + self.true_s + self.skew_s
+
+    def monotonic(self) -> float:
+        return 5_000.0 + self.true_s
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nobody sleeps here")
+
+
+class Ports:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.random = random.Random(1)
+        self.ids = None
+
+
+class UnusedClient:
+    """A client that must not be used: the tests only read the writes that are due."""
+
+    cell = "east"
+
+    async def commit(self, writes: object, **more: object) -> CommitReceipt:
+        raise AssertionError("nothing is committed here")
+
+
+class RegionHarness:
+    """A region and the global cell, whose clock is exact. Writes of the link are applied here."""
+
+    def __init__(self, skew_s: float = 0.0) -> None:
+        self.ports = Ports()
+        self.ports.clock.skew_s = skew_s
+        self.here = Cache()
+        self.revision = 0
+        self.boot()
+
+    def boot(self) -> None:
+        self.countdown = OverrideExpiry(self.here, UnusedClient(), self.ports, UnusedClient())
+        self.cut = False
+
+    def report(self) -> None:
+        """Sends one report and processes the response."""
+        clock = self.ports.clock
+        self.countdown.clock.record_sent(int(clock.true_s * 1000), clock.monotonic())
+        health = RegionHealth(last_contact_at=micro_text(TRUE_S + clock.true_s), last_sequence=int(clock.true_s * 1000))
+        own = region("east")
+        self.countdown.clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=health)))
+
+    def mirror(self, source: Override) -> None:
+        writes = mirror.mirror_writes(
+            (Override, source.key), cache_of(source), self.here, 0.0, region="east", timed=self.countdown.mirrored_override
+        )
+        for write in writes:
+            assert isinstance(write, Create | Update)
+            self.put(write.object)
+
+    def put(self, item: Override) -> None:
+        self.revision += 1
+        self.here.put(with_new_revision(item, metadata=msgspec.structs.replace(item.metadata, resource_version=str(self.revision))))
+
+    def look(self) -> None:
+        for write in self.countdown.due_writes():
+            assert isinstance(write, Update), "a mirrored copy is replaced as a whole"
+            self.put(write.object)
+
+    def acts(self) -> bool:
+        copy = self.here.get(Override, "o")
+        return copy is not None and is_in_force(copy, self.ports.clock.now())
+
+
+def override_created_at(true_s: float, ttl_s: float, kind: OverrideKind = OverrideKind.AVOID_REGION) -> Override:
+    spec = OverrideSpec(kind=kind, scope=OverrideScope(region="east"), reason="x", ttl_seconds=ttl_s)
+    status = Status(phase=ACTIVE, expires_at=micro_text(TRUE_S + true_s + ttl_s))
+    return Override(metadata=meta("o"), spec=spec, status=status)
+
+
+@given(
+    skew_s=st.floats(-7200, 7200),
+    ttl_s=st.floats(5, 3600),
+    steps=st.lists(st.tuples(st.floats(0.1, 400), st.floats(-3600, 3600), st.booleans()), max_size=12),
+)
+def test_override_expires_in_time_whatever_the_wall_clock_does(skew_s, ttl_s, steps):
+    east = RegionHarness(skew_s)
+    east.report()
+    source = override_created_at(0.0, ttl_s)
+    east.mirror(source)
+    assert east.acts(), "clock skew alone does not end it"
+    for passed_s, step_s, heard in steps:
+        east.ports.clock.true_s += passed_s
+        east.ports.clock.skew_s += step_s
+        if heard:
+            east.report()
+            east.mirror(source)
+        east.look()
+        if east.ports.clock.true_s >= ttl_s:
+            assert not east.acts()
+        elif east.ports.clock.true_s * (1 + 2 * limits.CLOCK_DRIFT) + 1 < ttl_s:
+            assert east.acts(), "a clock step does not end it early"
+
+
+def test_override_is_not_mirrored_as_active_without_global_clock():
+    east = RegionHarness()
+    east.mirror(override_created_at(0.0, 60.0))
+    assert east.here.get(Override, "o") is None
+    east.report()
+    east.mirror(override_created_at(0.0, 60.0))
+    assert east.acts()
+
+
+def test_remaining_time_counts_from_sending_the_report():
+    clock = GlobalClock()
+    assert clock.remaining_s(TRUE_S + 100, 0.0) is None
+    clock.record_sent(7, 1_000.0)
+    late = RegionHealth(last_contact_at=micro_text(TRUE_S + 30), last_sequence=7)
+    own = region("east")
+    assert clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=late)))
+    assert clock.remaining_s(TRUE_S + 100, 1_000.0) == pytest.approx(70.0)
+    stale = msgspec.structs.replace(late, last_sequence=8)
+    assert not clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=stale)))
+
+
+@pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
+def test_restart_ends_permissive_overrides_and_keeps_forbidding_ones(kind):
+    east = RegionHarness()
+    east.report()
+    source = override_created_at(0.0, 600.0, kind)
+    east.mirror(source)
+    east.ports.clock.true_s = 100.0
+    east.boot()
+    east.mirror(source)
+    east.look()
+    assert east.acts() is (kind is OverrideKind.AVOID_REGION)
+    east.report()
+    east.mirror(source)
+    assert east.acts(), "in contact with the global cell, it is in force again"
+    east.ports.clock.true_s = 601.0
+    east.ports.clock.skew_s = -3600.0
+    east.look()
+    assert not east.acts()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_revoked_override_stays_ended_while_global_status_lags(lost):
+    """Otherwise the copy would alternate between ended and active while the global controllers are down."""
+    east = RegionHarness()
+    east.report()
+    source = override_created_at(0.0, 60.0, OverrideKind.RAISE_PRIORITY)
+    east.mirror(source)
+    source = with_new_revision(source, spec=msgspec.structs.replace(source.spec, revoked=True))
+    east.mirror(source)
+    assert not east.acts()
+    if lost:
+        east.boot()
+    else:
+        east.ports.clock.true_s = 61.0
+    east.look()
+    ended = east.here.get(Override, "o")
+    assert ended is not None and (ended.spec.revoked, ended.status.phase) == (True, EXPIRED)
+    for _ in range(3):
+        east.mirror(source)
+        east.look()
+    assert east.here.get(Override, "o") is ended, "nothing more is written"
+    final = with_new_revision(source, status=msgspec.structs.replace(source.status, phase=REVOKED))
+    east.mirror(final)
+    assert east.here.get(Override, "o").status.phase == REVOKED
+
+
+@pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
+def test_expired_override_stays_ended_if_the_global_cell_lost_its_time(kind):
+    """The global cell restarted with its clock stepped back, so its status still shows remaining time."""
+    east = RegionHarness()
+    east.report()
+    source = override_created_at(0.0, 60.0, kind)
+    east.mirror(source)
+    east.ports.clock.true_s = 61.0
+    east.look()
+    assert not east.acts()
+    east.boot()
+    health = RegionHealth(last_contact_at=micro_text(TRUE_S + 10.0), last_sequence=7)
+    east.countdown.clock.record_sent(7, east.ports.clock.monotonic())
+    own = region("east")
+    assert east.countdown.clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=health)))
+    ended = east.here.get(Override, "o")
+    east.mirror(source)
+    east.look()
+    assert not east.acts() and east.here.get(Override, "o") is ended
+
+
+def test_home_clock_stepped_back_does_not_extend_an_override():
+    ports, here = Ports(), Cache()
+    home = OverrideExpiry(here, UnusedClient(), ports)
+    here.put(override_created_at(0.0, 60.0))
+    assert home.due_writes() == []
+    ports.clock.true_s, ports.clock.skew_s = 61.0, -300.0
+    (write,) = home.due_writes()
+    assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
+
+
+@pytest.mark.parametrize("skew_s", [-26.0, 26.0])
+def test_stored_expiry_follows_a_clock_stepped_back_at_home(skew_s):
+    ports, here = Ports(), Cache()
+    home = OverrideExpiry(here, UnusedClient(), ports)
+    here.put(override_created_at(0.0, 60.0))
+    assert home.due_writes() == []
+    ports.clock.true_s, ports.clock.skew_s = 20.0, skew_s
+    writes = home.due_writes()
+    if skew_s > 0:
+        assert writes == [], "an expiry is never extended, whatever the clock says"
+        return
+    (write,) = writes
+    assert write.blocks == {"phase": ACTIVE, "expiresAt": micro_text(TRUE_S + 60.0 + skew_s)}
+    status = msgspec.structs.replace(here.get(Override, "o").status, expires_at=write.blocks["expiresAt"])
+    here.put(with_new_revision(here.get(Override, "o"), status=status))
+    assert home.due_writes() == [], "written once"
+    following = OverrideExpiry(here, UnusedClient(), ports)
+    following.reset()
+    ports.clock.true_s = 59.0
+    assert following.due_writes() == []
+    ports.clock.true_s = 61.0
+    assert [w.blocks["phase"] for w in following.due_writes()] == [EXPIRED]
+
+
+@pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
+def test_clock_stepped_back_while_down_extends_no_permissive_override(kind):
+    ports, here = Ports(), Cache()
+    here.put(override_created_at(0.0, 60.0, kind))
+    own = region("east")
+    health = RegionHealth(last_contact_at=micro_text(TRUE_S + 59.0), last_sequence=1)
+    here.put(with_new_revision(own, status=msgspec.structs.replace(own.status, health=health)))
+    following = OverrideExpiry(here, UnusedClient(), ports)
+    following.reset()
+    ports.clock.true_s, ports.clock.skew_s = 61.0, -30.0
+    following.due_writes()
+    ports.clock.true_s = 63.0
+    ended = [w.blocks["phase"] for w in following.due_writes()] == [EXPIRED]
+    assert ended is (kind is OverrideKind.RAISE_PRIORITY)
+
+
+@pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
+@pytest.mark.parametrize("skew_s", [0.0, -3600.0])
+def test_permissive_break_glass_override_ends_with_a_restart(kind, skew_s):
+    """The wall clock may have been stepped back meanwhile, so the time in force is unknown."""
+    ports, here = Ports(), Cache()
+    override = override_created_at(0.0, 600.0, kind)
+    named = msgspec.structs.replace(override.metadata, name="break-glass-east-1")
+    here.put(msgspec.structs.replace(override, metadata=named))
+    home = OverrideExpiry(here, UnusedClient(), ports, UnusedClient())
+    home.reset()
+    ports.clock.true_s, ports.clock.skew_s = 100.0, skew_s
+    writes = home.due_writes()
+    if kind is OverrideKind.AVOID_REGION:
+        ends = [(w.blocks["phase"], w.blocks["expiresAt"]) for w in writes]
+        whole = (ACTIVE, micro_text(TRUE_S + 100.0 + skew_s + 600.0))
+        assert ends == ([whole] if skew_s else []), "a forbidding override stays, for its full time at most"
+        return
+    (write,) = writes
+    assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
+    assert "give it again" in write.conditions[0].message
+
+
+def test_break_glass_override_lasts_its_full_time():
+    ports, here = Ports(), Cache()
+    home = OverrideExpiry(here, UnusedClient(), ports, UnusedClient())
+    home.reset()
+    assert home.due_writes() == []
+    override = override_created_at(0.0, 600.0, OverrideKind.RAISE_PRIORITY)
+    named = msgspec.structs.replace(override.metadata, name="break-glass-east-1")
+    here.put(msgspec.structs.replace(override, metadata=named))
+    assert home.due_writes() == []
+    ports.clock.true_s, ports.clock.skew_s = 601.0, -3600.0
+    (write,) = home.due_writes()
+    assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
+
+
+@given(skew_s=st.floats(-7200, 7200), sent_ago_s=st.floats(0, 30))
+def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s, sent_ago_s):
+    east = RegionHarness(skew_s)
+    ends = micro_text(TRUE_S + 90.0)
+    meant = Grant(
+        metadata=meta(grant_name("east", GrantClass.EMERGENCY), "acme"),
+        spec=GrantSpec(region="east", grant_class=GrantClass.EMERGENCY, limit={"cpu": "4"}, ends_at=ends),
+    )
+
+    def until_s(heard_s: float) -> float:
+        (write,) = grant_sync.copy_writes(
+            Key("acme", "emergency"), cache_of(meant), cache_of(), "east", heard_s, ends_s=east.countdown.to_local_s
+        )
+        return parse_time(write.object.spec.spend_until)
+
+    assert until_s(east.ports.clock.now()) < east.ports.clock.now(), "nothing is spent before the global clock is known"
+    east.report()
+    east.ports.clock.true_s += sent_ago_s
+    left_s = until_s(east.ports.clock.now()) - east.ports.clock.now()
+    assert left_s <= 90.0 - sent_ago_s + 1e-3
+    assert left_s >= 90.0 - sent_ago_s * (1 + 2 * limits.CLOCK_DRIFT) - 1e-3, "the lease is not much shorter"
+
+
+# Break-glass overrides
+
+
+def local_override(**status: str) -> Override:
+    spec = OverrideSpec(
+        kind=OverrideKind.PAUSE_REPAIR, scope=OverrideScope(region="east"), reason="x", requester="ann",
+        ttl_seconds=600.0,
+    )  # fmt: skip
+    return Override(metadata=meta("break-glass-east-1"), spec=spec, status=Status(**status))
+
+
+def test_break_glass_record_carries_the_remaining_time():
+    now = TRUE_S + 200
+    mine = local_override(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600))
+    assert not list(break_glass.record_writes(mine.key, cache_of(), cache_of(local_override()), "east", now)), "not active yet"
+    (write,) = break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", now)
+    told = write.object.spec
+    assert (told.requester, told.ttl_seconds, told.revoked) == ("ann", 400.0, False)
+    assert (told.break_glass.region, told.break_glass.uid, told.break_glass.asked_seconds) == ("east", mine.uid, 600.0)
+
+
+def test_break_glass_override_ended_before_contact_is_recorded_as_ended():
+    over = local_override(phase=EXPIRED, expires_at=micro_text(TRUE_S + 600))
+    (write,) = break_glass.record_writes(over.key, cache_of(), cache_of(over), "east", TRUE_S + 900)
+    assert write.object.spec.revoked
+    long_ago = TRUE_S + 600 + limits.ENDED_OVERRIDE_RETENTION_S
+    assert not list(break_glass.record_writes(over.key, cache_of(), cache_of(over), "east", long_ago))
+
+
+def test_revoking_either_side_of_a_break_glass_override_ends_both():
+    mine = local_override(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600))
+    (made,) = break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", TRUE_S)
+    record = with_new_revision(made.object, status=Status(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600)))
+    key = (Override, mine.key)
+    assert not list(mirror.mirror_writes(key, cache_of(record), cache_of(mine), 0.0, region="east"))
+    assert not list(mirror.mirror_writes(key, cache_of(), cache_of(mine), 0.0, region="east")), "unreported is not deleted"
+    revoked = with_new_revision(record, spec=msgspec.structs.replace(record.spec, revoked=True))
+    (write,) = mirror.mirror_writes(key, cache_of(revoked), cache_of(mine), 0.0, region="east")
+    assert write.object.spec.revoked and write.object.spec.reason == mine.spec.reason
+    ended = local_override(phase="Revoked", expires_at=micro_text(TRUE_S + 5))
+    (write,) = break_glass.record_writes(mine.key, cache_of(record), cache_of(ended), "east", TRUE_S + 5)
+    assert write.object.spec.revoked

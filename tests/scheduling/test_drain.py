@@ -1,0 +1,129 @@
+"""Node drain: disruption budgets are respected, and the blocking replica is named."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.factories import binding, bound_status, cache_of, node, replica, serving_status, with_new_revision
+
+from holdfast.model.binding import DesiredRunState
+from holdfast.model.meta import Key
+from holdfast.model.node import DrainBlock, NodeExecution, Quarantine
+from holdfast.model.placement_api import ReleaseAction
+from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, TrafficBlock
+from holdfast.model.workload import Disruption
+from holdfast.scheduling.eviction import drain, release
+
+T0 = 1_767_225_600.0
+
+
+def serving(ordinal: int, where: str = "n1", *, away: int = 1):
+    made = replica(ordinal, status=serving_status(where, name=f"api-us-east-{ordinal}"))
+    return with_new_revision(made, spec=msgspec.structs.replace(made.spec, disruption=Disruption(max_unavailable=away)))
+
+
+def starting(ordinal: int, where: str = "n2"):
+    return replica(ordinal, status=bound_status(where, name=f"api-us-east-{ordinal}"))
+
+
+def stopping(item):
+    block = ReleaseBlock(attempt=1, reason="Drained")
+    return with_new_revision(item, status=msgspec.structs.replace(item.status, release=block))
+
+
+def goes(item, *others) -> bool:
+    items = (item, *others)
+    found = release.decide(item.key, cache_of(*items, *(binding(i) for i in items), node(drain=True), node("n2")), T0)
+    return bool(found.writes)
+
+
+def test_drain_evicts_within_disruption_budget():
+    mates = [serving(n, "n2") for n in (1, 2)]
+    assert goes(serving(0), *mates)
+    assert not goes(serving(0), stopping(mates[0]), mates[1])
+    assert not goes(serving(0), mates[0], starting(2))
+    assert goes(serving(0, away=2), mates[0], starting(2))
+
+
+def test_drain_with_zero_budget_evicts_nothing():
+    assert not goes(serving(0, away=0), serving(1, "n2"))
+
+
+def test_drain_evicts_replica_that_does_not_serve():
+    assert goes(starting(0, "n1"), starting(1))
+
+
+def test_release_of_not_serving_replica_requires_its_observed_revision():
+    """The replica may start to serve before the decision is committed."""
+    for item, guarded in ((starting(0, "n1"), True), (serving(0), False)):
+        mate = serving(1, "n2")
+        seen = cache_of(item, mate, binding(item), binding(mate), node(drain=True), node("n2"))
+        (write,) = release.decide(item.key, seen, T0).writes
+        assert write.blocks["release"].reason == "Drained"
+        assert write.if_revision == (item.revision if guarded else 0)
+    lost = release.decide(starting(0).key, cache_of(item := starting(0), binding(item)), T0).writes[0]
+    assert lost.blocks["release"].reason == "NodeLost" and not lost.if_revision, (
+        "an involuntary release needs no revision"
+    )
+
+
+def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> DrainBlock:
+    machine = node(drain=True, drain_seconds=seconds)
+    if since:
+        machine = with_new_revision(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(since=since)))
+    (write,) = drain.decide(Key("", "n1"), cache_of(machine, *items), now).writes
+    return write.blocks["drain"]
+
+
+def test_drain_status_names_blocking_replica_and_reason():
+    block = drained(serving(0), stopping(serving(1, "n2")))
+    assert (block.phase, block.remaining) == ("Draining", 1)
+    (who,) = block.blocked
+    assert (who.replica, who.reason) == ("acme/api-us-east-0", "BudgetExhausted")
+    assert who.message == "disruption budget: 1 of 2 replicas are unavailable (allowed 1): api-us-east-1 is Stopping"
+    assert who.message in block.message
+
+
+def test_drain_past_deadline_is_overdue_and_names_replicas():
+    block = drained(serving(0, away=0), since="2026-01-01T00:00:00Z", now=T0 + 61)
+    assert block.phase == "Overdue" and "not drained within 60 s" in block.message
+    assert "acme/api-us-east-0: disruption budget: disruption.maxUnavailable is 0" in block.message
+
+
+def test_drain_status_lists_permanently_blocked_replica_first():
+    others = [stopping(serving(n)) if n % 2 else serving(n) for n in range(20)]
+    block = drained(*others, serving(20, away=0))
+    assert block.blocked[0].replica == "acme/api-us-east-20"
+    assert block.message.startswith("21 replicas remain: acme/api-us-east-20: disruption budget: ")
+    assert not any("stopping" in blocked.message for blocked in block.blocked), "stopping replicas are listed last"
+
+
+def test_drain_of_empty_node_is_drained_and_status_is_removed_after_undrain():
+    assert drained().phase == "Drained"
+    machine = node()
+    left = with_new_revision(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(phase="Drained")))
+    (write,) = drain.decide(Key("", "n1"), cache_of(left), T0).writes
+    assert write.blocks == {"drain": None}
+
+
+def test_release_waits_for_drain_delay_before_stop():
+    item = stopping(serving(0))
+    withdrawn = TrafficBlock(serving=False, attempt=1, since="2026-01-01T00:00:00Z")
+    item = with_new_revision(item, status=msgspec.structs.replace(item.status, traffic=withdrawn))
+    early = release.decide(item.key, cache_of(item, binding(item), node()), T0 + 0.5)
+    assert early.releases == () and early.requeue_after_s == pytest.approx(1.5)
+    (ask,) = release.decide(item.key, cache_of(item, binding(item), node()), T0 + 2.1).releases
+    assert ask.action is ReleaseAction.STOP
+    told = binding(item, desired=DesiredRunState.STOP)
+    assert release.decide(item.key, cache_of(item, told, node()), T0 + 0.5).releases == ()
+
+
+def test_replica_that_cannot_start_is_released_from_quarantined_node():
+    failing = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason="DiskFull", message="no room")
+    item = replica(0, status=bound_status("n1", name="api-us-east-0", execution=failing))
+    well, ill = node(), node()
+    evidence = NodeExecution(epoch=1, reconciled=True, quarantine=Quarantine(reason="DiskFull"))
+    ill = with_new_revision(ill, status=msgspec.structs.replace(ill.status, execution=evidence))
+    assert release.decide(item.key, cache_of(item, binding(item), well), T0).writes == ()
+    (write,) = release.decide(item.key, cache_of(item, binding(item), ill), T0).writes
+    assert write.blocks["release"].reason == "NodeQuarantined"

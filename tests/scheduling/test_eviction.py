@@ -1,0 +1,229 @@
+"""release and serve: each step of a release waits for proof of the previous one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.factories import (
+    assignment,
+    binding,
+    bound_status,
+    cache_of,
+    meta,
+    node,
+    replica,
+    serving_status,
+    with_new_revision,
+)
+
+from holdfast.model.binding import BindingStatus, DesiredRunState
+from holdfast.model.endpoint import Endpoint
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
+from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.meta import Key
+from holdfast.model.node import ContactState, FenceBlock
+from holdfast.model.placement_api import ReleaseAction
+from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaContact
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.workload import Disruption
+from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.scheduling import endpoint_membership, node_health
+from holdfast.scheduling.eviction import disruption_budget, release
+
+serve_here = endpoint_membership.decider("us-east")
+
+
+MADE_S = parse_time(node().metadata.creation_timestamp)
+
+
+def leased(at_s):
+    return LeasePage(metadata=meta("0"), spec=LeasePageSpec(page=0, leases={"n1": NodeLease(1, at_s, 15.0)}))
+
+
+def released(item, reason="ScaledDown"):
+    block = ReleaseBlock(attempt=item.status.placement.attempt, reason=reason)
+    return with_new_revision(item, status=msgspec.structs.replace(item.status, release=block))
+
+
+def test_release_of_healthy_replica_writes_nothing():
+    item = replica(status=serving_status())
+    assert release.decide(item.key, cache_of(item, binding(item), node()), 1.0).writes == ()
+
+
+@pytest.mark.parametrize(
+    ("why", "item", "machine"),
+    [
+        ("OwnerDeleted", replica(status=serving_status(), terminating=True), node()),
+        ("NodeLost", replica(status=serving_status()), None),
+    ],
+)
+def test_release_records_decision_before_acting(why, item, machine):
+    items = [item, binding(item), *([machine] if machine else [])]
+    outcome = release.decide(item.key, cache_of(*items), 1.0)
+    (write,) = outcome.writes
+    assert isinstance(write, SetStatus) and write.blocks["release"].reason == why and outcome.releases == ()
+
+
+def test_release_reason_of_deleted_replica_depends_on_assignment():
+    going = replica(status=serving_status(), terminating=True)
+    for wanted, why in ((1, "Deleted"), (0, "OwnerDeleted")):
+        items = [going, binding(going), node(), assignment(replicas=wanted)]
+        (write,) = release.decide(going.key, cache_of(*items), 1.0).writes
+        assert write.blocks["release"].reason == why
+    mate = replica(1, status=serving_status())
+    (write,) = release.decide(going.key, cache_of(going, binding(going), node(), assignment(replicas=1), mate), 1.0).writes
+    assert write.blocks["release"].reason == "ScaledDown"
+
+
+def test_unconfirmed_provisional_replica_is_released():
+    now = 1_800_000_000.0
+    item = replica(status=serving_status())
+    claim = binding(item, run_until=micro_text(now + 60))
+    spec = GrantCopySpec(limit={"cpu": "6"}, provisional={"cpu": "3"}, lease_expires_at=micro_text(now + 60))
+    for used, why in (("3", ""), ("5", "ProvisionalWithdrawn")):
+        status = GrantCopyStatus(used={"cpu": used}, observed_generation=1)
+        copy = GrantCopy(metadata=meta("normal", "acme", generation=1), spec=spec, status=status)
+        writes = release.decide(item.key, cache_of(item, claim, node(), copy), now).writes
+        assert [w.blocks["release"].reason for w in writes] == ([why] if why else [])
+    over = msgspec.structs.replace(claim, status=BindingStatus(phase=Phase.STOPPED))
+    (write,) = release.decide(item.key, cache_of(item, over, node()), now + 61).writes
+    assert write.blocks["release"].reason == "ProvisionalExpired"
+
+
+def test_release_withdraws_traffic_before_stop():
+    item = released(replica(status=serving_status()))
+    claim = binding(item)
+    assert release.decide(item.key, cache_of(item, claim, node()), 1.0).releases == ()
+    outcome = serve_here(Key("acme", "api"), cache_of(item), 1.0)
+    assert any(isinstance(w, SetStatus) and w.blocks["traffic"].serving is False for w in outcome.writes)
+    quiet = with_new_revision(item, status=msgspec.structs.replace(item.status, traffic=None))
+    (ask,) = release.decide(item.key, cache_of(quiet, claim, node()), 1.0).releases
+    assert ask.action is ReleaseAction.STOP and ask.attempt == 1
+
+
+def test_release_frees_claims_only_after_stop_acknowledged():
+    item = released(replica(status=bound_status()))
+    stopping = binding(item, desired=DesiredRunState.STOP)
+    assert release.decide(item.key, cache_of(item, stopping, node()), 1.0).releases == ()
+    acknowledged = msgspec.structs.replace(stopping, status=BindingStatus(phase=Phase.STOPPED))
+    (ask,) = release.decide(item.key, cache_of(item, acknowledged, node()), 1.0).releases
+    assert ask.action is ReleaseAction.FREE
+
+
+def test_release_for_lost_node_requires_fence():
+    item = replica(status=bound_status())
+    claim = binding(item, node_epoch=3)
+    silent = node(epoch=3, contact=ContactState.EXPIRED)
+    assert release.decide(item.key, cache_of(item, claim, silent), 1.0).writes == ()
+    fenced = with_new_revision(silent, status=msgspec.structs.replace(silent.status, fence=FenceBlock(fenced_epoch=3)))
+    (write,) = release.decide(item.key, cache_of(item, claim, fenced), 1.0).writes
+    assert write.blocks["release"].reason == "NodeLost"
+
+
+def test_release_removes_finalizer_of_unplaced_terminating_replica():
+    item = replica(terminating=True)
+    (write,) = release.decide(item.key, cache_of(item), 1.0).writes
+    assert isinstance(write, Update) and write.object.metadata.finalizers == ()
+
+
+def test_failed_service_replica_is_released():
+    ran = ExecutionBlock(attempt=1, phase=Phase.FAILED, message="gave up")
+    item = replica(status=bound_status(execution=ran))
+    (write,) = release.decide(item.key, cache_of(item, binding(item), node()), 1.0).writes
+    assert write.blocks["release"].reason == "Exited"
+
+
+def test_drain_releases_second_replica_only_after_first():
+    wanted = assignment(replicas=2)
+    both = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(2)]
+    draining = node(drain=True)
+    claims = [binding(r) for r in both]
+    (write,) = release.decide(both[0].key, cache_of(*both, *claims, draining), 1.0).writes
+    assert write.blocks["release"].reason == "Drained"
+    first_gone = released(both[0])
+    waits = release.decide(both[1].key, cache_of(first_gone, both[1], *claims, draining), 1.0)
+    assert waits.writes == () and waits.requeue_after_s
+
+
+def test_eviction_beyond_disruption_share_is_blocked():
+    """The disruption budget covers all regions; a region uses only its share."""
+    wanted = assignment(replicas=3, disruption=Disruption(max_unavailable=2))
+    all_ = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(3)]
+    draining = node(drain=True)
+
+    def why(share, *replicas):
+        given = with_new_revision(wanted, spec=msgspec.structs.replace(wanted.spec, disruption_share=share))
+        return disruption_budget.eviction_blocked_reason(replicas[0], cache_of(given, *replicas, draining)), disruption_budget.blocked_drain_evictions(
+            replicas, cache_of(given, *replicas, draining)
+        )
+
+    assert why(None, *all_) == ("", 0), "without a share the whole budget applies"
+    assert why(1, *all_) == ("", 0)
+    words, held = why(0, *all_)
+    assert "this region has no share of maxUnavailable 2" in words and held == 3
+    words, held = why(1, all_[0], released(all_[1]), all_[2])
+    assert "1 of 3 replicas are unavailable (allowed 1): api-us-east-1 is Stopping" in words and held == 2
+    assert why(5, all_[0], released(all_[1]), all_[2])[0] == "", "never above the budget itself"
+    assert why(5, all_[0], released(all_[1]), released(all_[2]))[0], "never above the budget itself"
+    changed = with_new_revision(wanted, spec=msgspec.structs.replace(wanted.spec, disruption=Disruption(max_unavailable=0)))
+    assert "disruption.maxUnavailable is 0" in disruption_budget.eviction_blocked_reason(all_[0], cache_of(changed, *all_, draining)), (
+        "the Assignment's current value counts"
+    )
+
+
+def test_endpoint_lists_only_eligible_replicas():
+    wanted = assignment(replicas=5)
+    good = replica(0, wanted, status=serving_status(serving=False))
+    lost = replica(1, wanted, status=serving_status(contact=ReplicaContact(lost=True, attempt=1)))
+    going = replica(2, wanted, status=serving_status(), terminating=True)
+    stale = replica(3, wanted, status=serving_status(attempt=2))
+    stale = with_new_revision(
+        stale,
+        status=msgspec.structs.replace(
+            stale.status, execution=msgspec.structs.replace(stale.status.execution, attempt=1)
+        ),
+    )
+    bound = replica(4, wanted, status=bound_status())
+    outcome = serve_here(Key("acme", "api"), cache_of(good, lost, going, stale, bound), 10.0)
+    (slice_,) = [w.object for w in outcome.writes if isinstance(w, Create)]
+    assert isinstance(slice_, Endpoint) and [a.replica for a in slice_.spec.addresses] == ["api-us-east-0"]
+
+
+def test_lost_mark_of_former_node_does_not_stop_serving():
+    wanted = assignment(replicas=1)
+    moved = replica(
+        0, wanted, status=serving_status(attempt=2, contact=ReplicaContact(lost=True, attempt=1, node="n0"))
+    )
+    assert stage(moved) is Stage.SERVING
+    assert endpoint_membership.serving_eligibility(moved, 10.0) == (True, None)
+    page = leased(MADE_S + 100.0)
+    heard = node_health.decide(Key("", "n1"), cache_of(node(), page, moved), MADE_S + 110.0)
+    assert not [w for w in heard.writes if w.kind == "Replica"], "the mark of the former node does not count"
+    (_, marked) = node_health.decide(Key("", "n1"), cache_of(node(), page, moved), MADE_S + 116.0).writes
+    contact = marked.blocks["contact"]
+    assert (contact.lost, contact.attempt, contact.node) == (True, 2, "n1")
+    assert node_health.woken_by_replica(moved, replica(0, wanted, status=serving_status(attempt=1)), cache_of()) == (
+        Key("", "n1"),
+    )
+
+
+def test_expired_lease_marks_node_and_replica():
+    machine = node(contact=ContactState.NO_LEASE)
+    item = replica(status=serving_status())
+    page = leased(MADE_S + 100.0)
+    live = node_health.decide(Key("", "n1"), cache_of(machine, page, item), MADE_S + 110.0)
+    assert live.writes[0].blocks["contact"].state is ContactState.LIVE and live.requeue_after_s == pytest.approx(5.05)
+    heard = with_new_revision(machine, status=msgspec.structs.replace(machine.status, contact=live.writes[0].blocks["contact"]))
+    late = node_health.decide(Key("", "n1"), cache_of(heard, page, item), MADE_S + 116.0)
+    assert late.writes[0].blocks["contact"].state is ContactState.EXPIRED
+    assert late.writes[1].blocks["contact"].lost is True
+
+
+def test_lease_of_removed_node_does_not_affect_new_node_of_same_name():
+    machine = node(contact=ContactState.NO_LEASE)
+    before = replica(status=serving_status(contact=ReplicaContact(lost=True, attempt=1, node="n1")))
+    early = node_health.decide(Key("", "n1"), cache_of(machine, leased(MADE_S - 100.0), before), MADE_S + 1.0)
+    assert early.writes == (), "the old lease marks neither the node nor its replicas"
+    late = node_health.decide(Key("", "n1"), cache_of(machine, leased(MADE_S - 10.0), before), MADE_S + 6.0)
+    assert late.writes[0].blocks["contact"].state is ContactState.EXPIRED, "a lease that expires after the creation counts"

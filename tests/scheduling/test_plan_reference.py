@@ -1,0 +1,461 @@
+"""The planner against a slow reference in plain Python that scores every node for every replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests import factories
+
+from holdfast.model.binding import Binding, BindingSpec, CapacityClass, DeviceClaim, Intent
+from holdfast.model.node import Device, Node, node_capacity, unschedulable_reason
+from holdfast.model.placement_rules import (
+    AffinityRule,
+    Expression,
+    Operator,
+    PlacementRules,
+    SpreadRule,
+    Taint,
+    TaintEffect,
+    Toleration,
+    matches_expression,
+    tolerates,
+)
+from holdfast.model.quantity import amounts
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec
+from holdfast.model.scheduler_policy import PolicyRules, ScoreName, WeightedScore
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Port, Template
+from holdfast.model.workload import Gang
+from holdfast.scheduling.plan import plan, requirements_of, tie_number
+from holdfast.scheduling.snapshot import SnapshotBuilder
+from holdfast.scheduling.snapshot.builder import build_snapshot
+
+ZONES = ("a", "b", "c")
+ROOMS: list[dict[str, int] | None] = [
+    None,
+    None,
+    {"cpu": 3_000, "memory": 6 * 2**30, "gpu": 1_300},
+    {"cpu": 100_000, "memory": 2**40},
+    {"cpu": 100_000},
+    {},
+]
+"""What the tenant may still spend."""
+
+
+def can_pay(room: dict[str, int] | None, amounts: dict[str, int]) -> bool:
+    """Whether one more is paid for; without any grant nothing is, not even what costs nothing."""
+    return room is None or (bool(room) and all(room.get(name, 0) >= amount for name, amount in amounts.items()))
+
+
+class Slow:
+    """State as lists of claims; every question goes over all of them."""
+
+    def __init__(self, nodes: list[Node], claims: list[dict[str, Any]], holds: list[RecoverySlot]) -> None:
+        self.nodes, self.claims, self.holds = nodes, claims, holds
+
+    def on(self, node: Node) -> list[dict[str, Any]]:
+        return [c for c in self.claims if c["node"] == node.metadata.name]
+
+    def used(self, node: Node, resource: str, *, reclaimable: bool | None = None) -> int:
+        return sum(
+            c["amounts"].get(resource, 0)
+            for c in self.on(node)
+            if reclaimable is None or c["reclaimable"] is reclaimable
+        )
+
+    def fits(self, node: Node, ask: dict[str, Any]) -> bool:
+        """The capacity rule of the design, word by word."""
+        capacity = node_capacity(node)
+        for resource, amount in ask["amounts"].items():
+            firm = self.used(node, resource, reclaimable=False)
+            loose = self.used(node, resource, reclaimable=True)
+            held = sum(
+                amounts(h.spec.resources).get(resource, 0) for h in self.holds if h.spec.node == node.metadata.name
+            )
+            if ask["reclaimable"]:
+                if firm + loose + amount > capacity.get(resource, 0):
+                    return False
+            elif max(firm + held, firm + loose) + amount > capacity.get(resource, 0):
+                return False
+        return True
+
+    def gpus_free(self, node: Node) -> dict[str, int]:
+        free = {d.id: d.milli for d in node.spec.devices}
+        for claim in self.on(node):
+            for device, milli in claim["devices"]:
+                free[device] -= milli
+        return free
+
+    def devices(self, node: Node, ask: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:
+        milli = ask["amounts"].get("gpu", 0)
+        if not milli:
+            return ()
+        free = self.gpus_free(node)
+        wanted = [d.id for d in node.spec.devices if not ask["models"] or d.model in ask["models"]]
+        if milli >= 1000:
+            whole = [i for i in wanted if free[i] >= 1000][: milli // 1000]
+            return tuple((i, 1000) for i in whole) if len(whole) == milli // 1000 else None
+        fitting = sorted((free[i], list(free).index(i), i) for i in wanted if free[i] >= milli)
+        return ((fitting[0][2], milli),) if fitting else None
+
+    def eligible(self, node: Node, ask: dict[str, Any]) -> bool:
+        rules: PlacementRules = ask["placement"]
+        return (
+            not unschedulable_reason(node)
+            and (not rules.zones or node.spec.zone in rules.zones)
+            and all(node.metadata.labels.get(k) == v for k, v in rules.node_selector.items())
+            and all(matches_expression(e, node.metadata.labels) for e in rules.expressions)
+            and not any(
+                t.effect is not TaintEffect.PREFER_NO_SCHEDULE and not tolerates(rules.tolerations, t)
+                for t in node.spec.taints
+            )
+        )
+
+    def own(self, node: Node, ask: dict[str, Any]) -> int:
+        return sum(c["workload"] == ask["workload"] for c in self.on(node))
+
+    def zone_counts(self, ask: dict[str, Any]) -> dict[str, int]:
+        zones = {n.spec.zone for n in self.nodes if self.eligible(n, ask)}
+        return {z: sum(self.own(n, ask) for n in self.nodes if n.spec.zone == z) for z in sorted(zones)}
+
+    def spread_ok(self, node: Node, ask: dict[str, Any]) -> bool:
+        zones = self.zone_counts(ask)
+        fewest = min(self.own(n, ask) for n in self.nodes if self.eligible(n, ask))
+        for rule in ask["placement"].spread:
+            if rule.preferred:
+                continue
+            if rule.topology == "zone" and zones[node.spec.zone] + 1 - min(zones.values()) > rule.max_skew:
+                return False
+            if rule.topology == "node" and self.own(node, ask) + 1 - fewest > rule.max_skew:
+                return False
+        return True
+
+    def near(self, node: Node, ask: dict[str, Any], rule: AffinityRule) -> bool:
+        there = [node] if rule.topology == "node" else [n for n in self.nodes if n.spec.zone == node.spec.zone]
+        return any(
+            c["workload"] != ask["workload"] and rule.workload_labels.items() <= c["labels"].items()
+            for n in there
+            for c in self.on(n)
+        )
+
+    def feasible(self, node: Node, ask: dict[str, Any]) -> bool:
+        return (
+            self.eligible(node, ask)
+            and all(self.near(node, ask, r) is not r.apart for r in ask["placement"].affinity if not r.preferred)
+            and self.fits(node, ask)
+            and self.devices(node, ask) is not None
+            and not any(p in c["ports"] for c in self.on(node) for p in ask["ports"])
+        )
+
+    def score(self, node: Node, ask: dict[str, Any], rules: PolicyRules) -> int:
+        capacity = node_capacity(node)
+        shares = []
+        for resource in sorted({"cpu", "memory", *ask["amounts"]}):
+            used = self.used(node, resource) + ask["amounts"].get(resource, 0)
+            shares.append(used * 100 // max(capacity.get(resource, 0), 1))
+        zones = self.zone_counts(ask)
+        disliked = sum(
+            t.effect is TaintEffect.PREFER_NO_SCHEDULE and not tolerates(ask["placement"].tolerations, t)
+            for t in node.spec.taints
+        )
+        even = max(0, min(100, 100 - (max(shares) - min(shares))))
+        free = self.gpus_free(node)
+        milli = ask["amounts"].get("gpu", 0)
+        any_gpus = any(n.spec.devices for n in self.nodes)
+        if any_gpus and not milli:
+            even = even // 2 if any(v > 0 for v in free.values()) else even
+        elif any_gpus and milli < 1000:
+            models = {d.id: d.model for d in node.spec.devices}
+            begun = [
+                i for i, v in free.items() if milli <= v < 1000 and (not ask["models"] or models[i] in ask["models"])
+            ]
+            even = even if begun else even // 2
+        preferred = [r for r in ask["placement"].affinity if r.preferred]
+        value = {
+            ScoreName.BALANCE: max(0, min(100, 100 - max(shares))),
+            ScoreName.PACKING: max(0, min(100, sum(shares) // len(shares))),
+            ScoreName.SPREAD: 75 // (1 + zones[node.spec.zone] - min(zones.values())) + 25 // (1 + self.own(node, ask)),
+            ScoreName.TAINTS: max(0, 100 - 25 * disliked),
+            ScoreName.FRAGMENTATION: even,
+            ScoreName.LOCALITY: sum(self.near(node, ask, r) is not r.apart for r in preferred)
+            * 100
+            // max(1, len(preferred)),
+        }
+        return sum(value[s.name] * s.weight for s in rules.scores)
+
+    def place(self, ask: dict[str, Any], rules: PolicyRules, seed: int) -> tuple[str, int] | None:
+        allowed = [n for n in self.nodes if self.feasible(n, ask) and self.spread_ok(n, ask)]
+        if not allowed:
+            return None
+        ranked = sorted(
+            allowed,
+            key=lambda n: (-self.score(n, ask, rules), tie_number(seed, n.metadata.name), n.metadata.name),
+        )
+        best = ranked[0]
+        score = self.score(best, ask, rules)
+        self.claims.append(
+            {
+                "node": best.metadata.name, "amounts": ask["amounts"], "reclaimable": ask["reclaimable"],
+                "devices": self.devices(best, ask), "ports": ask["ports"], "workload": ask["workload"],
+                "labels": ask["labels"],
+            }
+        )  # fmt: skip
+        return best.metadata.name, score
+
+
+# What worlds are made of
+
+taints = st.sampled_from(
+    [
+        (),
+        (),
+        (Taint(key="dirty"),),
+        (Taint(key="slow", effect=TaintEffect.PREFER_NO_SCHEDULE),),
+        (Taint(key="slow", effect=TaintEffect.PREFER_NO_SCHEDULE), Taint(key="odd", value="1")),
+    ]
+)
+
+
+@st.composite
+def node_lists(draw: Any) -> list[Node]:
+    made = []
+    for number in range(draw(st.integers(1, 7))):
+        devices = tuple(
+            Device(id=f"g{i}", model=draw(st.sampled_from(["x", "y"])))
+            for i in range(draw(st.sampled_from([0, 0, 1, 3])))
+        )
+        item = factories.node(
+            f"n{number}",
+            zone=draw(st.sampled_from(ZONES)),
+            capacity={"cpu": draw(st.integers(1, 6)), "memory": f"{draw(st.integers(1, 8))}Gi"},
+            devices=devices,
+            taints=draw(taints),
+            unschedulable=draw(st.sampled_from([False, False, False, True])),
+        )
+        labels = draw(st.sampled_from([{}, {"disk": "ssd"}, {"disk": "hdd", "rack": "7"}, {"rack": "9"}]))
+        made.append(msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, labels=labels)))
+    return made
+
+
+placements = st.builds(
+    PlacementRules,
+    zones=st.sampled_from([(), (), ("a", "b")]),
+    node_selector=st.sampled_from([{}, {}, {"disk": "ssd"}]),
+    expressions=st.sampled_from(
+        [
+            (),
+            (),
+            (Expression(key="rack", operator=Operator.GT, values=("7",)),),
+            (Expression(key="disk", operator=Operator.NOT_IN, values=("hdd",)),),
+        ]
+    ),
+    tolerations=st.sampled_from([(), (Toleration(key="dirty", exists=True),), (Toleration(key="", exists=True),)]),
+    spread=st.sampled_from(
+        [
+            (),
+            (),
+            (SpreadRule(topology="zone"),),
+            (SpreadRule(topology="node"),),
+            (SpreadRule(topology="zone", max_skew=2), SpreadRule(topology="node", max_skew=2)),
+        ]
+    ),
+    affinity=st.sampled_from(
+        [
+            (),
+            (),
+            (AffinityRule(workload_labels={"app": "old"}),),
+            (AffinityRule(workload_labels={"app": "old"}, topology="zone", apart=True),),
+            (AffinityRule(workload_labels={"app": "w0"}, topology="zone", preferred=True),),
+        ]
+    ),
+)
+resources = st.sampled_from(
+    [
+        {"cpu": "500m", "memory": "1Gi"},
+        {"cpu": "1"},
+        {"memory": "3Gi"},
+        {"cpu": "250m", "gpu": "1"},
+        {"gpu": "300m"},
+        {"gpu": "2"},
+        {},
+    ]
+)
+
+
+@st.composite
+def request_lists(draw: Any) -> list[SchedulingRequest]:
+    made = []
+    for number in range(draw(st.integers(1, 3))):
+        asked = draw(resources)
+        template = Template(
+            command=("x",),
+            resources=asked,
+            gpu_models=draw(st.sampled_from([(), ("x",)])) if "gpu" in asked else (),
+            ports=draw(st.sampled_from([(), (), (Port(name="p", port=8080),)])),
+            labels={"app": f"w{number}"},
+        )
+        members = tuple(RequestMember(name=f"r{number}-{i}", uid=f"u{number}-{i}") for i in range(draw(st.integers(1, 14))))
+        spec = SchedulingRequestSpec(
+            workload=f"w{number}", assignment="x", revision="1", template=template, placement=draw(placements),
+            reclaimable=draw(st.booleans()), members=members,
+        )  # fmt: skip
+        made.append(SchedulingRequest(metadata=factories.meta(f"q{number}", "acme"), spec=spec))
+    return made
+
+
+@st.composite
+def old_bindings(draw: Any, nodes: list[Node]) -> list[Binding]:
+    made = []
+    for number in range(draw(st.integers(0, 6))):
+        where = draw(st.sampled_from(nodes))
+        devices = ()
+        if where.spec.devices and draw(st.booleans()):
+            devices = (DeviceClaim(id=where.spec.devices[0].id, milli=100),)
+        spec = BindingSpec(
+            replica=f"o{number}", intent=Intent(replica_uid=f"o{number}", template_hash="h", attempt=1),
+            node=where.metadata.name, template=Template(labels={"app": "old"}),
+            workload=draw(st.sampled_from(["w0", "z"])),
+            resources={"cpu": "300m", **({"gpu": "100m"} if devices else {})}, devices=devices,
+            capacity_class=draw(st.sampled_from([CapacityClass.FIRM, CapacityClass.RECLAIMABLE])),
+        )  # fmt: skip
+        made.append(Binding(metadata=factories.meta(f"o{number}.1", "acme"), spec=spec))
+    return made
+
+
+rule_sets = st.builds(
+    PolicyRules,
+    scores=st.sampled_from(
+        [
+            PolicyRules().scores,
+            (WeightedScore(name=ScoreName.PACKING, weight=3),),
+            (
+                WeightedScore(name=ScoreName.FRAGMENTATION, weight=2),
+                WeightedScore(name=ScoreName.LOCALITY, weight=1),
+                WeightedScore(name=ScoreName.SPREAD, weight=1),
+            ),
+            (),
+        ]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.data(), node_lists(), request_lists(), rule_sets, st.integers(0, 3))
+def test_plan_equals_reference_planner(
+    data: st.DataObject, nodes: list[Node], requests: list[SchedulingRequest], rules: PolicyRules, seed: int
+) -> None:
+    bindings = data.draw(old_bindings(nodes))
+    held = data.draw(st.sampled_from([{}, {"cpu": "1"}]))
+    holds = [RecoverySlot(metadata=factories.meta("h0"), spec=RecoverySlotSpec(budget="b", node="n0", resources=held))] if held else []
+    snapshot = build_snapshot("here", [*nodes, *bindings, *holds])
+    room = data.draw(st.sampled_from(ROOMS))
+    made = plan(snapshot, [requirements_of(r, room=room) for r in requests], rules, 0.0, seed)
+    left = dict(room) if room is not None else None
+
+    claims = [
+        {
+            "node": b.spec.node, "amounts": amounts(b.spec.resources), "ports": (), "workload": b.spec.workload,
+            "reclaimable": b.spec.capacity_class is CapacityClass.RECLAIMABLE, "labels": b.spec.template.labels,
+            "devices": [(d.id, d.milli) for d in b.spec.devices],
+        }
+        for b in bindings
+    ]  # fmt: skip
+    slow = Slow(nodes, claims, holds)
+    for request, outcome in zip(requests, made.request_plans, strict=True):
+        template = request.spec.template
+        ask = {
+            "amounts": amounts(template.resources), "placement": request.spec.placement, "labels": template.labels,
+            "reclaimable": request.spec.reclaimable, "workload": request.spec.workload, "models": template.gpu_models,
+            "ports": [p.port for p in template.ports],
+        }  # fmt: skip
+        looked_at = can_pay(left, ask["amounts"])
+        assert outcome.feasible == (sum(slow.feasible(n, ask) for n in nodes) if looked_at else 0)
+        expected = []
+        short = False
+        for _ in request.spec.members:
+            short = not can_pay(left, ask["amounts"])
+            found = slow.place(ask, rules, seed) if not short else None
+            if found is None:
+                break
+            expected.append(found)
+            if left is not None:
+                left = {name: amount - ask["amounts"].get(name, 0) for name, amount in left.items()}
+        assert [(p.node, p.score) for p in outcome.proposals] == expected
+        for proposal in outcome.proposals:
+            assert proposal.score == sum(part.value * part.weight for part in proposal.scores)
+        assert len(outcome.unplaced) == len(request.spec.members) - len(expected)
+        if outcome.unplaced:
+            refused = sum(r.nodes for r in outcome.refusals)
+            assert refused == (0 if short else len(nodes)), "every node has exactly one first reason"
+            over = (
+                {Reason.QUOTA_EXCEEDED if room else Reason.NO_GRANT} if short else {r.reason for r in outcome.refusals}
+            )
+            assert outcome.refusals[0].reason in over
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), node_lists(), request_lists())
+def test_snapshot_and_plan_are_independent_of_event_order(
+    data: st.DataObject, nodes: list[Node], requests: list[SchedulingRequest]
+) -> None:
+    """The snapshot depends only on the final objects, not on the order of additions, changes and removals."""
+    bindings = data.draw(old_bindings(nodes))
+    items = [*nodes, *bindings]
+    plain = build_snapshot("here", items)
+    builder = SnapshotBuilder("here")
+    shuffled = data.draw(st.permutations(items))
+    extra = factories.node("gone", zone="a")
+    builder.upsert(extra)
+    for item in shuffled:
+        builder.upsert(item)
+        if data.draw(st.booleans()):
+            builder.delete(item)
+            builder.upsert(item)
+    builder.delete(extra)
+    other = builder.freeze(0)
+    assert other.hash == plain.hash
+    asks = [requirements_of(r) for r in requests]
+    left, right = plan(plain, asks, PolicyRules(), 0.0, 7), plan(other, asks, PolicyRules(), 0.0, 7)
+    assert [a.proposals for a in left.request_plans] == [a.proposals for a in right.request_plans]
+    assert [a.refusals for a in left.request_plans] == [a.refusals for a in right.request_plans]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(node_lists(), request_lists(), st.integers(1, 14))
+def test_planned_gang_is_placed_as_a_whole_or_leaves_no_trace(
+    nodes: list[Node], requests: list[SchedulingRequest], minimum: int
+) -> None:
+    snapshot = build_snapshot("here", nodes)
+    gang = msgspec.structs.replace(
+        requests[0], spec=msgspec.structs.replace(requests[0].spec, gang=Gang(min_available=minimum))
+    )
+    after = requests[1:]
+    made = plan(snapshot, [requirements_of(gang), *map(requirements_of, after)], PolicyRules(), 0.0, 1)
+    first = made.request_plans[0]
+    minimum = min(minimum, len(gang.spec.members)) if first.proposals else minimum
+    assert not first.proposals or len(first.proposals) >= minimum
+    if not first.proposals:
+        alone = plan(snapshot, list(map(requirements_of, after)), PolicyRules(), 0.0, 1)
+        assert [a.proposals for a in alone.request_plans] == [a.proposals for a in made.request_plans[1:]], (
+            "the rejected gang changed the plan"
+        )
+
+
+def test_fixed_port_in_dynamic_range_reduces_dynamic_ports_in_same_plan() -> None:
+    """The node has two dynamic ports; a fixed port in the range leaves one."""
+    snapshot = build_snapshot("here", [factories.node("n1", port_range=(20007, 20008))])
+    asks = []
+    for name, ports, members in (("fixed", (Port("http", 20007),), 1), ("open", (Port("http"),), 2)):
+        template = Template(command=("serve",), resources={"cpu": "1"}, ports=ports)
+        spec = SchedulingRequestSpec(
+            workload=name, assignment=name, revision="1", template=template,
+            members=tuple(RequestMember(f"{name}-{n}", f"uid-{name}-{n}") for n in range(members)),
+        )  # fmt: skip
+        asks.append(requirements_of(SchedulingRequest(factories.meta(name, "acme"), spec)))
+    fixed, others = plan(snapshot, asks, PolicyRules(), 1_767_225_610.0, seed=7).request_plans
+    assert len(fixed.proposals) == len(others.proposals) == 1
+    assert [refusal.reason for refusal in others.refusals] == [Reason.PORTS_EXHAUSTED]

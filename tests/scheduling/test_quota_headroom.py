@@ -1,0 +1,193 @@
+"""Quota headroom in the planner: requests beyond quota are refused at once and block no other request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests import factories
+from tests.controllers.virtual import until
+from tests.scheduling.test_scheduler import Region, in_region
+
+from holdfast.model.assignment import Purpose
+from holdfast.model.binding import CapacityClass
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import PolicyRules
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+from holdfast.model.workload import Gang
+from holdfast.scheduling.plan import RequestPlan, plan, requirements_of
+from holdfast.scheduling.plan.decision_record import decision_inputs
+from holdfast.scheduling.quota_headroom import headroom_of, recorded_headroom
+from holdfast.scheduling.snapshot import SnapshotBuilder
+from holdfast.scheduling.snapshot.builder import build_snapshot
+
+NOW = 1_767_225_600.0
+LATER, BEFORE = "2026-01-01T01:00:00Z", "2025-12-31T23:00:00Z"
+ENOUGH = {"cpu": 8_000, "memory": 2**40}
+
+
+def copy(limit: dict[str, str], kind: GrantClass = GrantClass.NORMAL, **spec: Any) -> GrantCopy:
+    return GrantCopy(factories.meta(kind.value.lower(), "acme"), GrantCopySpec(kind, limit, **spec))
+
+
+@pytest.mark.parametrize(
+    ("copies", "used", "room"),
+    [
+        ([], {}, {}),
+        ([copy({"cpu": "4"})], {}, {"cpu": 4_000}),
+        ([copy({"cpu": "4"})], {"cpu": 1_500}, {"cpu": 2_500}),
+        ([copy({"cpu": "4"})], {"cpu": 9_000}, {"cpu": 0}),
+        ([copy({"memory": "1Ki"})], {}, {"cpu": 0, "memory": 1_024}),
+        ([copy({"cpu": "4"}), copy({"cpu": "2"}, GrantClass.EMERGENCY)], {"cpu": 5_000}, {"cpu": 1_000}),
+        ([copy({"cpu": "4"}, GrantClass.RECOVERY)], {}, {}),
+        ([copy({"cpu": "4"}, provisional={"cpu": "1"})], {}, {"cpu": 3_000}),
+        ([copy({"cpu": "4"}, spend_until=LATER)], {}, {"cpu": 4_000}),
+        ([copy({"cpu": "4"}, spend_until=BEFORE)], {}, None),
+        ([copy({"cpu": "4"}), copy({"cpu": "2"}, GrantClass.EMERGENCY, spend_until=BEFORE)], {}, None),
+        ([copy({}, GrantClass.EMERGENCY, spend_until=BEFORE), copy({"cpu": "4"})], {"cpu": 1_000}, {"cpu": 3_000}),
+        (
+            [copy({"cpu": "0"}, GrantClass.EMERGENCY, spend_until=BEFORE), copy({"memory": "1Ki"})],
+            {"cpu": 500},
+            {"cpu": 0, "memory": 1_024},
+        ),
+        ([copy({}, spend_until=BEFORE)], {}, None),
+    ],
+)
+def test_headroom_is_grants_minus_usage(
+    copies: list[GrantCopy], used: dict[str, int], room: dict[str, int] | None
+) -> None:
+    assert headroom_of(copies, used, NOW) == room
+
+
+def request(name: str, count: int, *, cpu: str = "1", namespace: str = "acme", **spec: Any) -> SchedulingRequest:
+    members = tuple(RequestMember(f"{name}-{n}", f"{name}{n}") for n in range(count))
+    template = Template(command=("serve",), resources={"cpu": cpu, "memory": "1Gi"})
+    spec = {"workload": name, "assignment": name, "revision": "1", "template": template, "members": members, **spec}
+    return SchedulingRequest(factories.meta(name, namespace), SchedulingRequestSpec(**spec))
+
+
+def planned(*wanted: tuple[SchedulingRequest, dict[str, int] | None], cpus: str = "8") -> tuple[RequestPlan, ...]:
+    snapshot = build_snapshot("here", [factories.node("n0", capacity={"cpu": cpus, "memory": "64Gi"})])
+    return plan(snapshot, [requirements_of(item, room=room) for item, room in wanted], PolicyRules(), NOW, 1).request_plans
+
+
+def reasons(outcome: RequestPlan) -> list[str]:
+    return [refusal.reason for refusal in outcome.refusals]
+
+
+def test_plan_beyond_headroom_places_covered_members_only() -> None:
+    (made,) = planned((request("w", 5), {"cpu": 2_500, "memory": 2**40}))
+    assert [p.member.name for p in made.proposals] == ["w-0", "w-1"]
+    assert [m.name for m in made.unplaced] == ["w-2", "w-3", "w-4"]
+    assert reasons(made) == [Reason.QUOTA_EXCEEDED]
+    expected = "exceeds the quota of tenant acme in this region (cpu: available 500m, requested 1)"
+    assert made.refusals[0].message == expected
+
+
+def test_headroom_is_reduced_by_earlier_plans_of_same_tenant_only() -> None:
+    room = {"cpu": 3_000, "memory": 2**40}
+    first, second, other = planned(
+        (request("a", 2), room), (request("b", 2), room), (request("c", 2, namespace="else"), room)
+    )
+    assert (len(first.proposals), len(second.proposals), len(other.proposals)) == (2, 1, 2)
+    assert reasons(second) == [Reason.QUOTA_EXCEEDED]
+    assert second.requirements.quota_headroom == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}, (
+        "the recorded headroom excludes earlier plans"
+    )
+
+
+def test_equivalent_requests_beyond_quota_record_actual_headroom() -> None:
+    room = {"cpu": 3_000, "memory": 2**40}
+    made = planned((request("a", 2), room), (request("b", 1, cpu="2"), room), (request("c", 1, cpu="2"), room))
+    assert [len(outcome.proposals) for outcome in made] == [2, 0, 0]
+    assert made[1].requirements.quota_headroom == made[2].requirements.quota_headroom == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}
+
+
+def test_request_beyond_quota_takes_no_capacity_from_next_request() -> None:
+    poor, next_one = planned((request("a", 8), {"cpu": 0}), (request("b", 8, namespace="else"), ENOUGH))
+    assert not poor.proposals and len(next_one.proposals) == 8
+
+
+def test_plan_without_grant_is_refused_with_no_grant() -> None:
+    (made,) = planned((request("w", 1), {}))
+    assert reasons(made) == [Reason.NO_GRANT] and not made.proposals
+
+
+def test_node_refusals_precede_quota_refusal_if_nodes_are_full() -> None:
+    (made,) = planned((request("w", 9), {"cpu": 8_500, "memory": 2**40}), cpus="4")
+    assert len(made.proposals) == 4
+    assert reasons(made) == [Reason.INSUFFICIENT_CPU, Reason.QUOTA_EXCEEDED]
+
+
+def test_gang_beyond_quota_leaves_no_trace() -> None:
+    gang, after = planned(
+        (request("g", 4, gang=Gang(min_available=4)), {"cpu": 3_000, "memory": 2**40}),
+        (request("a", 8, namespace="else"), ENOUGH),
+    )
+    assert not gang.proposals and len(gang.unplaced) == 4
+    assert Reason.QUOTA_EXCEEDED in reasons(gang) and Reason.GANG_INCOMPLETE in reasons(gang)
+    assert len(after.proposals) == 8
+
+
+@pytest.mark.parametrize("room", [None, {}, {"cpu": 0}, {"cpu": 0, "memory": 2**30}, ENOUGH])
+def test_recorded_headroom_gives_same_plan(room: dict[str, int] | None) -> None:
+    item = request("w", 3)
+    (made,) = planned((item, room))
+    again = recorded_headroom(decision_inputs(made.requirements))
+    assert (again is None, bool(again)) == (room is None, bool(room))
+    (repeated,) = planned((item, again))
+    assert (repeated.proposals, repeated.unplaced, repeated.refusals) == (made.proposals, made.unplaced, made.refusals)
+
+
+def test_recovery_requirements_have_no_headroom_limit() -> None:
+    item = request("w", 1, purpose=Purpose.RECOVERY)
+    assert requirements_of(item, room={}).quota_headroom is None
+    made = requirements_of(request("x", 1), room=ENOUGH)
+    assert made.claim("n0", made.members[0], ()).ordinary and not requirements_of(item).claim("n0", made.members[0], ()).ordinary
+
+
+def test_ordinary_usage_excludes_recovery_and_provisional_claims() -> None:
+    builder = SnapshotBuilder("here")
+    for name, more in (
+        ("a", {}),
+        ("b", {"capacity_class": CapacityClass.RECLAIMABLE}),
+        ("c", {"capacity_class": CapacityClass.RECOVERY}),
+        ("d", {"run_until": LATER}),
+        ("e", {"quota_released": True}),
+    ):
+        item = factories.binding(factories.replica(), resources={"cpu": "1"}, **more)
+        builder.upsert(factories.with_new_revision(item, metadata=factories.meta(f"{name}.1", "acme")))
+    assert builder.ordinary_use("acme") == {"cpu": 2_000}
+
+
+def test_scheduler_reports_quota_exceeded_without_proposing() -> None:
+    async def test(region: Region) -> None:
+        await region.cell.grant(limit={"cpu": "2", "memory": "1000Gi"})
+        await until(lambda: bool(region.informers.cache.list(GrantCopy)))
+        await asyncio.sleep(1.0)
+        await region.request("web", await region.replicas(5))
+        await until(lambda: region.stored().status.pending == 3)
+        status = region.stored().status
+        assert [r.reason for r in status.reasons] == [Reason.QUOTA_EXCEEDED]
+        assert sum(len(sent.items) for sent in region.outlet.proposed) == 2, "nothing beyond quota was proposed"
+        await region.cell.grant()
+        await until(lambda: len(region.bound()) == 5, within_s=5)
+
+    in_region(test)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_cached_refusals_do_not_include_quota_of_other_request(first: int) -> None:
+    """Two equivalent infeasible requests, one within quota: each gets the refusals it would get alone."""
+    room = {"cpu": 4000, "memory": 64 * 2**30}
+    asked = [(request("a", first, cpu="4"), room), (request("b", 3 - first, cpu="4"), room)]
+    together = planned(*asked, cpus="2")
+    for one, made in zip(asked, together, strict=True):
+        (alone,) = planned(one, cpus="2")
+        assert made.refusals == alone.refusals
+        paid = len(one[0].spec.members) == 1
+        assert (Reason.QUOTA_EXCEEDED in [r.reason for r in made.refusals]) is not paid

@@ -1,0 +1,90 @@
+"""The checker of what is left over: every sort of it is seen, and what is still of use is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.factories import TEMPLATE, assignment, binding, bound_status, meta, replica, workload
+
+from holdfast.model.assignment import Purpose
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object, OwnerReference
+from holdfast.model.override import ACTIVE, EXPIRED, Override, OverrideKind, OverrideSpec, OverrideStatus
+from holdfast.model.recovery import Recovery, RecoveryPhase, RecoverySpec, RecoveryStatus
+from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec, RecoverySlotStatus, SlotConsumer
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.times import micro_text
+from holdfast.sim.checkers.leaked_objects import EXPIRY_WRITE_MAX_S, leaked_objects
+
+NOW_S = 1_800_000_000.0
+RUNS = replica(1, status=bound_status(name="api-1"))
+CLAIM = binding(RUNS)
+
+
+def found(*items: Object, cell: str = "east") -> list[str]:
+    state = {kind_of(type(i)).store_key(i.metadata.namespace, i.metadata.name): i for i in items}
+    return [
+        what for where, (promise, what, _) in leaked_objects({cell: state}, NOW_S) if (where, promise) == (cell, "leak")
+    ]
+
+
+def hold(claim: str) -> RecoverySlot:
+    status = RecoverySlotStatus(consumer=SlotConsumer(replica_uid=RUNS.uid, claim=claim) if claim else None)
+    return RecoverySlot(metadata=meta("kept-1"), spec=RecoverySlotSpec(budget="kept", node="n1"), status=status)
+
+
+def override(ended_s: float, phase: str = ACTIVE) -> Override:
+    spec = OverrideSpec(kind=OverrideKind.PAUSE_REPAIR, reason="an incident")
+    return Override(
+        metadata=meta("pause"), spec=spec, status=OverrideStatus(phase=phase, expires_at=micro_text(NOW_S - ended_s))
+    )
+
+
+def asks(uid: str) -> SchedulingRequest:
+    members = (RequestMember(name="api-1", uid=uid),)
+    spec = SchedulingRequestSpec(
+        workload="api", assignment="api-east", revision="r", template=TEMPLATE, members=members
+    )
+    return SchedulingRequest(metadata=meta("ask", "acme"), spec=spec)
+
+
+def recovery(phase: RecoveryPhase) -> Recovery:
+    return Recovery(metadata=meta("west-1"), spec=RecoverySpec(region="west"), status=RecoveryStatus(phase=phase))
+
+
+def owned(uid: str) -> Object:
+    owner = OwnerReference(api_version="holdfast.dev/v1", kind="Workload", name="api", uid=uid)
+    made = workload("owned")
+    return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, owner_references=(owner,)))
+
+
+BORROWS = assignment(purpose=Purpose.RECOVERY)
+
+
+def test_what_is_of_use_is_not_left_over() -> None:
+    claim = f"{CLAIM.metadata.namespace}/{CLAIM.metadata.name}"
+    here = (RUNS, CLAIM, hold(claim), asks(RUNS.uid), override(-60.0), workload(), owned(workload().uid))
+    assert not found(*here)
+    assert not found(hold(""), override(EXPIRY_WRITE_MAX_S - 1.0))
+    assert not found(override(3600.0, EXPIRED))
+    assert not found(BORROWS, recovery(RecoveryPhase.FAILING_BACK), cell="global")
+
+
+@pytest.mark.parametrize(
+    ("items", "cell", "says"),
+    [
+        ((replica(1, terminating=True),), "east", "still has finalizers: holdfast.dev/release"),
+        ((CLAIM,), "east", "is a claim of replica"),
+        ((RUNS, hold("acme/gone.1")), "east", "is consumed by claim acme/gone.1, which is gone"),
+        ((RUNS, asks("another")), "east", "has no existing member"),
+        ((override(EXPIRY_WRITE_MAX_S + 1.0),), "global", "is still Active"),
+        ((owned("another"),), "global", "belongs to Workload api, which is gone"),
+        ((BORROWS, recovery(RecoveryPhase.CLOSED)), "global", "no Recovery is open"),
+    ],
+    ids=["deleted", "claim", "draw", "request", "override", "dependent", "borrowed"],
+)
+def test_what_nobody_needs_is_told(items: tuple[Any, ...], cell: str, says: str) -> None:
+    (what,) = found(*items, cell=cell)
+    assert says in what
