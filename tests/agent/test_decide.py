@@ -1,4 +1,4 @@
-"""The agent's decisions as tables: what is wanted and what is known, and what follows."""
+"""The agent's decisions as tables: desired state and observation, and the expected action."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def tenured(left_s: float) -> Lease:
 NEVER = Exit(reason="NeverStarted", message="stopped before the task was started")
 
 TABLE = [
-    # wanted to run
+    # desired: run
     ("starts what is bound", bound(), ABSENT, LIVE, Verdict(Start(1))),
     ("starts nothing without a lease", bound(), ABSENT, LAPSED, Verdict()),
     ("starts nothing while fenced", bound(), ABSENT, FENCED, None),
@@ -98,7 +98,7 @@ TABLE = [
      Verdict(Start(3))),
     ("nor is a stop by an agent that died", ONCE, ended(143, reason="StoppedAsAsked", failures=0), LIVE,
      Verdict(Start(3))),
-    # wanted to stop
+    # desired: stop
     ("stops on request", STOP, RUNNING, LIVE, Verdict(Stop(4.0, "Drained"))),
     ("stops without a lease too", STOP, RUNNING, LAPSED, Verdict(Stop(4.0, "Drained"))),
     ("never started", STOP, ABSENT, LIVE, Verdict(Acknowledge(Phase.STOPPED, NEVER))),
@@ -109,7 +109,7 @@ TABLE = [
     ("no more urgent", bound(desired=Desired.STOP, stop_grace_seconds=60), STOPPING, LIVE, Verdict()),
     ("success survives a later stop", bound(RestartPolicy.NEVER, desired=Desired.STOP), ended(0), LIVE,
      Verdict(Acknowledge(Phase.SUCCEEDED, Exit(code=0, reason="Exited")))),
-    # claims that are over
+    # ended claims
     ("kills what is not bound", None, RUNNING, LIVE, Verdict(Stop(0.0, "Deleted"))),
     ("hastens a stop", None, STOPPING, LIVE, Verdict(Stop(0.0, "Deleted"))),
     ("forgets what ended and is not bound", None, ended(), LIVE, Verdict(Forget())),
@@ -163,7 +163,7 @@ def test_decide_never_starts_without_lease_nor_acknowledges_while_running(
     if isinstance(action, Start):
         assert lease is LIVE and binding is not None and local.state in (State.ABSENT, State.ENDED)
     if isinstance(action, Acknowledge | Forget):
-        assert local.state in (State.ABSENT, State.ENDED), "nothing is said to be over while it may run"
+        assert local.state in (State.ABSENT, State.ENDED), "a task that may run is never acknowledged as ended"
 
 
 @pytest.mark.parametrize(
