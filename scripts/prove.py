@@ -1,12 +1,12 @@
-"""`make prove`: every demonstration that takes longer than CI may, in named stages.
+"""`make prove`: the tests that are too long for CI, in named stages.
 
-    make prove                       all of them, hours on two cores
-    make prove STAGE=drills,kills    some
-    make prove STAGE=list            what there is
-    HOLDFAST_KILLS=10000 make prove STAGE=disks     in another size
+    make prove                       all stages, hours on two cores
+    make prove STAGE=drills,kills    some stages
+    make prove STAGE=list            list the stages
+    HOLDFAST_KILLS=10000 make prove STAGE=disks     with another size
 
-Every test that is slow or starts platforms is run by exactly one stage: `platforms` and `slow` take all that no other
-stage names. docs/proof.md says which promise each stage stands for.
+Every slow test and every test with platforms belongs to exactly one stage: `platforms` and `slow` run all tests that no
+other stage names. docs/proof.md says which invariant each stage tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from staged import Command, Say, Stage, run_stages
 LOGS = Path(".prove")
 PYTHON = ".venv/bin/python"
 TEST_TIMEOUT_S = 3600
-"""Of one test that names none itself; in its long size some take many minutes."""
+"""Timeout of a test without its own. Long sizes take many minutes."""
 
 NAMED = {
     "drills": (
@@ -35,12 +35,12 @@ NAMED = {
     "requests": ("tests/api/test_bad_input.py", "tests/server/test_fuzz.py"),
     "thousand": ("tests/e2e/test_agent_thousand.py", "tests/e2e/test_agent_serving.py"),
 }  # fmt: skip
-"""Tests by the stage that runs them."""
+"""Tests by stage."""
 
 
 def tests(marks: str, *places: str, **sizes: int | str) -> Command:
-    """The tests with these marks in these places, in their long size; a missing tool fails them. A size that the
-    environment names already is left as it is."""
+    """The tests with these marks in these paths, in their long size. A missing tool fails them. Sizes in the
+    environment take precedence."""
     words = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", "-m", marks)
     asked = {f"HOLDFAST_{name}": str(size) for name, size in sizes.items()}
     asked = {name: os.environ.get(name, size) for name, size in asked.items()}
@@ -48,7 +48,7 @@ def tests(marks: str, *places: str, **sizes: int | str) -> Command:
 
 
 def rest(marks: str, *more: str) -> Command:
-    """The tests with these marks that no stage names."""
+    """The tests with these marks that belong to no other stage."""
     named = [place for places in NAMED.values() for place in places]
     return tests(marks, *more, *(f"--deselect={place}" for place in named))
 
@@ -60,14 +60,14 @@ def module(*words: str) -> Command:
 def stages(workers: int) -> tuple[Stage, ...]:
     several = ("--workers", str(workers))
     return (
-        Stage("worlds", "600 simulated worlds", (module("holdfast.sim", "--seeds", "600", *several),), 10),
+        Stage("simulations", "600 simulations", (module("holdfast.sim", "--seeds", "600", *several),), 10),
         Stage(
-            "scenarios", "every scenario with every value, the leader dead at each of 300 awaits",
+            "scenarios", "every scenario with every value, the leader crashed at each of 300 awaits",
             (module("holdfast.sim", "--scenario", "all", "--every"),), 20,
         ),
         Stage(
-            "planted", "every planted bug is caught, the control is clean",
-            (module("holdfast.sim", "--plant", "all", "--seeds", "25", *several),), 5,
+            "mutations", "every mutation is caught, the control passes",
+            (module("holdfast.sim", "--mutation", "all", "--seeds", "25", *several),), 5,
         ),
         Stage("slow", "slow tests in their long size", (rest("slow and not e2e", "-n", str(workers)),), 40),
         Stage(
@@ -75,26 +75,26 @@ def stages(workers: int) -> tuple[Stage, ...]:
             (tests("slow or not slow", *NAMED["disks"], POWER_LOSSES=20_000, KILLS=1_000),), 15,
         ),
         Stage(
-            "stores", "100,000 operations with the same answers on memory, SQLite and etcd",
+            "stores", "100,000 operations with equal results on memory, SQLite and etcd",
             (tests("not e2e", *NAMED["stores"], SCRIPT_OPERATIONS=100_000),), 60,
         ),
         Stage(
-            "requests", "a million requests that no client would send",
+            "requests", "a million invalid requests",
             (tests("slow or not slow", *NAMED["requests"], FUZZ="long", FUZZ_STORMS=500),), 15,
         ),
         Stage(
-            "chaos", "etcd and a region on it under faults, several times over",
+            "chaos", "etcd, and a region on etcd, under faults",
             (tests("slow or e2e", *NAMED["chaos"], FAILOVER_ROUNDS=10, CHAOS_ROUNDS=3),), 40,
         ),
         Stage(
-            "kills", "agents, watchdogs and cells killed 200 times under running work",
+            "kills", "agents, watchdogs and cells killed 200 times while tasks run",
             (tests("e2e", *NAMED["kills"], KILL_ROUNDS=200),), 40,
         ),
-        Stage("drills", "regions lost, cut off and restored, on the clock", (tests("e2e", *NAMED["drills"]),), 30),
-        Stage("thousand", "a thousand replicas, forty under a rollout", (tests("e2e", *NAMED["thousand"]),), 25),
-        Stage("platforms", "everything else that starts platforms", (rest("e2e"),), 25),
+        Stage("drills", "regions lost, partitioned and restored", (tests("e2e", *NAMED["drills"]),), 30),
+        Stage("thousand", "a thousand replicas, and a rollout of forty", (tests("e2e", *NAMED["thousand"]),), 25),
+        Stage("platforms", "all other tests with platforms", (rest("e2e"),), 25),
         Stage(
-            "bench", "what is measured, within its bounds",
+            "bench", "all benchmarks, with their bounds",
             (module("bench"), module("bench", "openb", "--trace", "all")), 60,
         ),
     )  # fmt: skip
@@ -102,18 +102,18 @@ def stages(workers: int) -> tuple[Stage, ...]:
 
 def main(arguments: list[str], say: Say) -> int:
     parser = argparse.ArgumentParser(prog="prove", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("stages", nargs="?", default="", help="names with commas; `list` for what there is")
-    parser.add_argument("--workers", type=int, default=2, help="how many worlds run at once")
+    parser.add_argument("stages", nargs="?", default="", help="stage names separated by commas, or `list`")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel simulations")
     chosen = parser.parse_args(arguments)
     known = {stage.name: stage for stage in stages(chosen.workers)}
     if chosen.stages == "list":
         for stage in known.values():
-            say(f"{stage.name:10} about {stage.minutes:3} min  {stage.says}")
+            say(f"{stage.name:11} about {stage.minutes:3} min  {stage.description}")
         return 0
     names = [name for name in chosen.stages.split(",") if name] or list(known)
     unknown = [name for name in names if name not in known]
     if unknown:
-        say(f"prove: there is no stage {', '.join(unknown)}; there are: {', '.join(known)}")
+        say(f"error: stage {', '.join(unknown)}: not found (expected one of {', '.join(known)})")
         return 2
     return run_stages([known[name] for name in names], LOGS, say)
 

@@ -1,9 +1,9 @@
-"""Runs named stages one after the other and says how each ended.
+"""Runs named stages one after the other and reports their results.
 
-A stage is a few commands; each must end with 0. What they print is kept in a file per stage; the terminal gets a line
-when a stage begins and ends, one a minute in between, and the end of the file when it failed. What always holds: a
-failed stage does not keep the later ones from running, an interrupted one ends with everything it started, and the
-summary names every stage that was asked for, also those that were not run.
+- A stage is a list of commands; each must exit with 0. Their output goes to one log file per stage.
+- The terminal shows start, end and progress of each stage, and the end of the log if a stage fails.
+- A failed stage does not stop later stages. An interrupted stage ends with all its processes.
+- The summary lists all requested stages, including those that were not run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import IO
 PROGRESS_EVERY_S = 60.0
 LOOK_EVERY_S = 0.2
 STOP_S = 120.0
-"""How long an interrupted command has for ending what it started."""
+"""Time for an interrupted command to stop its processes, before SIGKILL."""
 TAIL_LINES = 40
 TAIL_BYTES = 64 * 1024
 LINE_CHARACTERS = 110
@@ -38,10 +38,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Stage:
-    """`minutes` is about how long it takes on two cores with nothing else to do."""
+    """`minutes` is the typical duration on two idle cores."""
 
     name: str
-    says: str
+    description: str
     commands: tuple[Command, ...]
     minutes: int
 
@@ -58,7 +58,7 @@ class Result:
 
 
 class Interruption:
-    """Whether somebody asked to stop; how often, as the second time means at once."""
+    """Counts interrupts. The second one stops at once."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -69,7 +69,7 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """SIGINT, SIGTERM and SIGHUP are asked for, and not raised, until the end of the block."""
+    """Records SIGINT, SIGTERM and SIGHUP instead of raising, until the end of the block."""
     interruption = Interruption()
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -80,7 +80,7 @@ def interruptible() -> Iterator[Interruption]:
 
 
 def run_stages(stages: Sequence[Stage], logs: Path, say: Say) -> int:
-    """0 when all went well, 1 when one failed, 130 when it was interrupted."""
+    """Returns 0 if all stages passed, 1 if one failed, 130 if interrupted."""
     results = [Result(stage) for stage in stages]
     logs.mkdir(parents=True, exist_ok=True)
     with interruptible() as interruption:
@@ -89,7 +89,7 @@ def run_stages(stages: Sequence[Stage], logs: Path, say: Say) -> int:
                 break
             stage = result.stage
             log = logs / f"{stage.name}.log"
-            say(f"[{number}/{len(results)}] {stage.name}: {stage.says}; about {stage.minutes} min, see {log}")
+            say(f"[{number}/{len(results)}] {stage.name}: {stage.description}; about {stage.minutes} min, see {log}")
             _run(result, log, interruption, say)
             say(f"[{number}/{len(results)}] {stage.name}: {result.verdict} after {clock(result.took_s)}")
         for line in summary(results):
@@ -102,8 +102,8 @@ def run_stages(stages: Sequence[Stage], logs: Path, say: Say) -> int:
 def summary(results: Sequence[Result]) -> list[str]:
     width = max(len(result.stage.name) for result in results)
     rows = [f"  {result.stage.name:{width}}  {clock(result.took_s):>8}  {result.verdict}" for result in results]
-    well = sum(result.ok for result in results)
-    return ["", f"  {'stage':{width}}  {'time':>8}  result", *rows, f"{well} of {len(results)} stages went well"]
+    passed = sum(result.ok for result in results)
+    return ["", f"  {'stage':{width}}  {'time':>8}  result", *rows, f"{passed} of {len(results)} stages passed"]
 
 
 def clock(seconds: float) -> str:
@@ -122,7 +122,7 @@ def _run(result: Result, log: Path, interruption: Interruption, say: Say) -> Non
                 result.verdict = "interrupted"
                 break
             if code != 0:
-                result.verdict = f"failed: `{' '.join(command.words)[:LINE_CHARACTERS]}` ended with {code}"
+                result.verdict = f"failed: `{' '.join(command.words)[:LINE_CHARACTERS]}` exited with {code}"
                 for line in tail(log, TAIL_LINES):
                     say(f"    {line}")
                 break
@@ -145,7 +145,7 @@ def _progress(name: str, log: Path, began_s: float, say: Say) -> Callable[[], No
 
 
 def _one(command: Command, output: IO[bytes], interruption: Interruption, told: Callable[[], None]) -> int | str:
-    """Runs it in a process group of its own, which is gone when this returns."""
+    """Runs the command in its own process group, which has ended when this returns."""
     try:
         process = subprocess.Popen(
             command.words, env={**os.environ, **command.env}, stdin=subprocess.DEVNULL, stdout=output,
@@ -160,15 +160,14 @@ def _one(command: Command, output: IO[bytes], interruption: Interruption, told: 
         if not _over(process):
             _interrupt(process, interruption)
     finally:
-        # What is left of the group is nothing, unless the command died before what it had started. The command is
-        # not yet waited for, so that its number is still its own.
+        # Kills remaining processes of the group. The command is not reaped yet, so its pid cannot be reused.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     return process.returncode
 
 
 def _interrupt(process: subprocess.Popen[bytes], interruption: Interruption) -> None:
-    """As ^C does; a second one, or too long a farewell, is the end."""
+    """Sends SIGINT and waits until the command ends, a second interrupt comes, or STOP_S is over."""
     os.killpg(process.pid, signal.SIGINT)
     deadline_s = time.monotonic() + STOP_S
     while not _over(process) and interruption.asked < 2 and time.monotonic() < deadline_s:
@@ -180,7 +179,7 @@ def _over(process: subprocess.Popen[bytes]) -> bool:
 
 
 def tail(path: Path, lines: int) -> list[str]:
-    """The last lines that say anything."""
+    """The last non-empty lines of the file."""
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""A region for an agent to live in: the real store, gate and client, the authority's own lease book, and drivers."""
+"""A region for agent tests: the real store, gate and client, the authority's lease book, and scripted drivers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TENANT = "acme"
 
 
 class Desk:
-    """The part of an authority an agent talks to. Renewals are judged by the authority's own lease book."""
+    """The part of an authority that an agent calls. The authority's own lease book answers renewals."""
 
     def __init__(self, ports: Ports) -> None:
         self.book = LeaseBook(15.0)
@@ -102,7 +102,7 @@ class World:
         return done.objects
 
     async def bind(self, name: str, template: Template, *, node: str = "n1", attempt: int = 1, **spec: Any) -> Binding:
-        """A replica placed on the node, as replicate and the authority would leave it."""
+        """A replica bound to the node, as replicate and the authority would leave it."""
         made = Replica(
             metadata=ObjectMeta(name=name, namespace=TENANT),
             spec=ReplicaSpec(workload="api", workload_uid="w", assignment="a", revision="r", template=template),
@@ -137,7 +137,7 @@ class World:
         await self.write("authority", Delete("Binding", binding.key, binding.uid))
 
     async def fence(self, epoch: int, name: str = "n1") -> None:
-        """On the record of the node alone: whoever answers its renewals does not know."""
+        """Sets the fence only in the Node: the renewal endpoint does not know of it."""
         node = self.node(name)
         assert node is not None
         block = FenceBlock(fenced_epoch=epoch, reason="LeaseExpired")
@@ -168,7 +168,7 @@ class World:
 
 
 class Noting:
-    """The agent's client, with a note of every commit it made, and a switch that cuts it off."""
+    """The agent's client. Records every commit, and can be partitioned."""
 
     def __init__(self, world: World, client: LocalClient) -> None:
         self._world, self._client = world, client
@@ -184,7 +184,7 @@ class Noting:
 
 
 class Behaviour(msgspec.Struct):
-    """How scripted work behaves: when it ends by itself, how long it takes to stop, when its probes pass."""
+    """How a scripted task behaves: when it ends by itself, how long a stop takes, when its probes pass."""
 
     start_s: float = 0.02
     run_s: float | None = None
@@ -195,7 +195,7 @@ class Behaviour(msgspec.Struct):
 
 
 class ScriptedDriver(Driver):
-    """Work in virtual time. Outlives agents: a second supervisor on the same driver finds it."""
+    """Tasks in virtual time. They outlive agents: a second supervisor on the same driver finds them."""
 
     def __init__(self, ports: Ports) -> None:
         self.ports = ports
@@ -329,7 +329,7 @@ def task(id_: str, *command: str, run: int = 1, env: dict[str, str] | None = Non
 
 
 async def eventually(fact: Callable[[], Any], *, within_s: float = 10.0) -> Any:
-    """Polls a fact in real time, with a deadline."""
+    """Polls a condition in real time, with a deadline."""
     deadline = time.monotonic() + within_s
     while not (found := fact()):
         assert time.monotonic() < deadline, f"did not become true within {within_s} s"

@@ -1,4 +1,4 @@
-"""Makes `import agent_world` work from these tests, and mounts small disks for those that fill them."""
+"""Makes `import agent_world` work, and mounts small disks for tests that fill them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to people's questions, over a scripted stream; the work, its logs and commands are real."""
+"""Agent calls over a scripted stream; tasks, logs and commands are real."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKin
 
 
 class Wire:
-    """Questions put in come out of `asks`; answers are kept by id."""
+    """Calls put into it arrive at the agent; responses are recorded by call id."""
 
     def __init__(self) -> None:
         self.questions: asyncio.Queue[AgentCall] = asyncio.Queue()
@@ -77,7 +77,7 @@ async def test_followed_logs_end_when_caller_disconnects(wire: Wire) -> None:
     await eventually(lambda: len(wire.told.get("2", [])) > 10)
     texts = [row["text"] for row in wire.told["2"]]
     numbers = [int(text.split()[1]) for text in texts]
-    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "none lost, none twice"
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "no line is lost or repeated"
     wire.listening = False
     await eventually(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "ask:2"])
 

@@ -1,4 +1,4 @@
-"""The agent's decisions as tables: what is wanted and what is known, and what follows."""
+"""The agent's decisions as tables: desired state and observation, and the expected action."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def tenured(left_s: float) -> LeaseState:
 NEVER = ExitStatus(reason="NeverStarted", message="stopped before the task was started")
 
 TABLE = [
-    # wanted to run
+    # desired: run
     ("starts what is bound", bound(), ABSENT, LIVE, TaskDecision(StartTask(1))),
     ("starts nothing without a lease", bound(), ABSENT, LAPSED, TaskDecision()),
     ("starts nothing while fenced", bound(), ABSENT, FENCED, None),
@@ -98,7 +98,7 @@ TABLE = [
      TaskDecision(StartTask(3))),
     ("nor is a stop by an agent that died", ONCE, ended(143, reason="StoppedOnRequest", failures=0), LIVE,
      TaskDecision(StartTask(3))),
-    # wanted to stop
+    # desired: stop
     ("stops on request", STOP, RUNNING, LIVE, TaskDecision(StopTask(4.0, "Drained"))),
     ("stops without a lease too", STOP, RUNNING, LAPSED, TaskDecision(StopTask(4.0, "Drained"))),
     ("never started", STOP, ABSENT, LIVE, TaskDecision(Acknowledge(Phase.STOPPED, NEVER))),
@@ -109,7 +109,7 @@ TABLE = [
     ("no more urgent", bound(desired=DesiredRunState.STOP, stop_grace_seconds=60), STOPPING, LIVE, TaskDecision()),
     ("success survives a later stop", bound(RestartPolicy.NEVER, desired=DesiredRunState.STOP), ended(0), LIVE,
      TaskDecision(Acknowledge(Phase.SUCCEEDED, ExitStatus(code=0, reason="Exited")))),
-    # claims that are over
+    # ended claims
     ("kills what is not bound", None, RUNNING, LIVE, TaskDecision(StopTask(0.0, "Deleted"))),
     ("hastens a stop", None, STOPPING, LIVE, TaskDecision(StopTask(0.0, "Deleted"))),
     ("forgets what ended and is not bound", None, ended(), LIVE, TaskDecision(ForgetTask())),
@@ -163,7 +163,7 @@ def test_decide_never_starts_without_lease_nor_acknowledges_while_running(
     if isinstance(action, StartTask):
         assert lease is LIVE and binding is not None and local.state in (TaskState.ABSENT, TaskState.ENDED)
     if isinstance(action, Acknowledge | ForgetTask):
-        assert local.state in (TaskState.ABSENT, TaskState.ENDED), "nothing is said to be over while it may run"
+        assert local.state in (TaskState.ABSENT, TaskState.ENDED), "a task that may run is never acknowledged as ended"
 
 
 @pytest.mark.parametrize(

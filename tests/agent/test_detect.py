@@ -1,4 +1,4 @@
-"""What an agent finds on its machine: never more than it may use itself."""
+"""Detected capacity: never more than the agent itself may use."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_gpus_are_detected_by_uuid_unless_configured(tmp_path: Path, monkeypatch
     monkeypatch.setattr("holdfast.agent.config.detect_devices", lambda: found)
     node = {"name": "n1", "region": "r", "zone": "z", "state_dir": str(tmp_path)}
     assert load(**node).devices == found
-    assert load(**node, devices=()).devices == (), "none is an answer too"
+    assert load(**node, devices=()).devices == (), "an empty configuration overrides detection"
 
 
 def test_task_environment_shows_only_assigned_gpus() -> None:
@@ -70,7 +70,7 @@ def test_task_environment_shows_only_assigned_gpus() -> None:
     node = msgspec.structs.replace(config(), devices=(Device(id=first), Device(id=second)))
     assert seen(node, first) == (first, first)
     assert seen(node) == ("", "void")
-    assert seen(config()) == (None, None), "a node without any says nothing"
+    assert seen(config()) == (None, None), "a node without GPUs sets no variable"
 
 
 def seen(node: object, *claimed: str) -> tuple[str | None, str | None]:

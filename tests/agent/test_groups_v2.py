@@ -1,8 +1,7 @@
-"""Version 2 of control groups on the kernel that runs this: how an agent's group hands controllers on.
+"""cgroup v2 on the present kernel: how an agent delegates controllers to its tasks.
 
-Where a system runs version 2 alone, every test of limits runs on it (test_trouble.py). Where memory and processes are
-counted by version 1 beside it, as here often, the rules of version 2 are the kernel's all the same: they are tried with
-a controller that nobody else uses.
+If the system uses only v2, test_trouble.py tests all limits on it. If v1 holds memory and pids, as is common, the
+delegation rules of v2 are tested with a controller that nothing else uses.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def unified() -> Path:
-    """Where version 2 is mounted."""
+    """Mount point of cgroup v2."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     found = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
     if found is None or not os.access(found / "cgroup.procs", os.W_OK):
@@ -46,7 +45,7 @@ def unified() -> Path:
 
 @pytest.fixture
 def own(unified: Path) -> Iterator[Path]:
-    """A group as a service manager makes it for an agent, with controllers delegated to it."""
+    """A group as a service manager creates it for an agent, with delegated controllers."""
     made = unified / f"holdfast-test-{os.getpid()}"
     made.mkdir()
     yield made
@@ -58,7 +57,7 @@ def own(unified: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def controller(unified: Path, own: Path) -> Iterator[str]:
-    """One that version 2 has to give, passed on to the group of the agent."""
+    """A v2 controller, delegated to the agent's group."""
     free = (unified / "cgroup.controllers").read_text().split()
     if not free:
         skip_or_fail("version 2 has no controller to give: all are bound to version 1")
@@ -66,7 +65,7 @@ def controller(unified: Path, own: Path) -> Iterator[str]:
     passed_on = name in (unified / "cgroup.subtree_control").read_text().split()
     (unified / "cgroup.subtree_control").write_text(f"+{name}")
     yield name
-    for folder in sorted((own, *own.rglob("*")), reverse=True):  # what still has it keeps it from being taken back
+    for folder in sorted((own, *own.rglob("*")), reverse=True):  # cannot be withdrawn while a child group uses it
         if folder.is_dir():
             with contextlib.suppress(OSError):
                 (folder / "cgroup.subtree_control").write_text(f"-{name}")
@@ -85,11 +84,11 @@ def test_agent_alone_in_cgroup_moves_to_child_and_delegates_controllers(
         assert agent.stdout is not None
         assert agent.stdout.readline().split() == ["cgroup2"]
         assert (own / "agent" / "cgroup.procs").read_text().split() == [str(agent.pid)]
-        assert not (own / "cgroup.procs").read_text().split(), "the kernel refuses controllers below processes"
+        assert not (own / "cgroup.procs").read_text().split(), "a group with processes cannot delegate"
         base = own / "holdfast" / "n1"
         for folder in (own, own / "holdfast", base):
             assert (folder / "cgroup.subtree_control").read_text().split() == [controller]
-        # A task's group has the controller, takes the work, cannot go while that runs, and goes when it has ended.
+        # The task's group has the controller, and is removed only after its process has ended.
         task = base / "t"
         task.mkdir()
         assert (task / "cgroup.controllers").read_text().split() == [controller]

@@ -1,4 +1,4 @@
-"""Many pretended nodes against the region's real gate and authority, in virtual time: the contract of real ones."""
+"""Hollow nodes against the region's real gate and authority, in virtual time."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_hollow_node_after_fence_stops_tasks_and_gets_new_epoch() -> None:
         await virtual.until(lambda: world.ready("a"), within_s=5)
         world.desk.away = True
         await virtual.until(lambda: node(world, 2).status.fence.fenced_epoch == 1, within_s=60)
-        assert host.running == 1, "a node that is cut off keeps its work"
+        assert host.running == 1, "a partitioned node keeps its tasks"
         world.desk.away = False
         await virtual.until(lambda: node(world, 2).status.execution.epoch == 2, within_s=30)
         await virtual.until(lambda: node(world, 2).status.execution.reconciled, within_s=30)

@@ -1,4 +1,4 @@
-"""Joining: a token becomes a certificate. A real TLS server, gate and files; only the wall clock is moved."""
+"""Node join: a token is exchanged for a certificate. Real TLS server, gate and files; only the wall clock is moved."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MovedClock(SystemClock):
 
 
 class Region:
-    """One region's cell behind TLS, and two certificate authorities: the platform's and its own for nodes."""
+    """One region's cell behind TLS, with two CAs: the platform's and the node CA."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -149,9 +149,9 @@ def a_node(name: str) -> Node:
 
 async def test_join_issues_certificate_valid_for_own_node_only(region: Region) -> None:
     identity = await joined(region, await region.token())
-    assert stat.S_IMODE(identity.path.stat().st_mode) == 0o600, "the key is its owner's alone"
+    assert stat.S_IMODE(identity.path.stat().st_mode) == 0o600, "only the owner can read the key"
     assert sorted(p.name for p in identity.path.parent.iterdir()) == ["node.pem", "token"]
-    assert b"secret" not in (identity.path.parent / "token").read_bytes(), "tokens are kept as hashes"
+    assert b"secret" not in (identity.path.parent / "token").read_bytes(), "tokens are stored as hashes"
     client = region.client(identity.path)
     try:
         await client.commit([Create(a_node("n1"))])
@@ -170,7 +170,7 @@ async def test_single_use_token_retried_by_same_node_counts_once(region: Region)
     key = new_key()
     first = await region.join(token, "n1", key)
     again = await region.join(token, "n1", key)
-    assert first.generation == again.generation, "the answer was lost and is given again"
+    assert first.generation == again.generation, "a retry after a lost response"
     for node, other in (("n2", new_key()), ("n1", new_key())):
         with pytest.raises(Forbidden, match="no uses left \\(limit 1, used by n1"):
             await region.join(token, node, other)
@@ -227,7 +227,7 @@ async def test_join_with_invalid_request_is_refused_without_using_token(region: 
             await client.join(JoinRequest(token=token, node="../n1", csr=good))
     finally:
         await client.close()
-    assert (await region.join(token, "n1")).generation >= 1, "none of that used the token up"
+    assert (await region.join(token, "n1")).generation >= 1, "none of these used the token"
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ async def test_reports_of_revoked_agent_are_kept_until_it_joins_again(region: Re
         await region.revoke("n1")
         block = NodeExecution(epoch=1, running=3)
         reports.put(SetStatus("Node", Key("", "n1"), uid, blocks={"execution": block}))
-        assert not await reports.flush(), "it is not told"
+        assert not await reports.flush(), "the response does not say why"
         (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
         keeping = asyncio.create_task(identity.keep_valid(client))
         await _until_async(reports.flush)
@@ -298,7 +298,7 @@ async def test_certificate_after_second_join_is_rejected(region: Region) -> None
 
 
 async def test_join_after_identity_removal_uses_higher_generation(region: Region) -> None:
-    """Else whoever kept the old certificate would be the node again as soon as it joins anew."""
+    """Otherwise an old certificate would be valid again as soon as the node joins again."""
     old = await joined(region, await region.token())
     held = region.identity("n1")
     await region.gate.commit(ADA, [Delete("NodeIdentity", held.key, held.uid)])
@@ -330,7 +330,7 @@ async def test_stream_of_revoked_certificate_is_ended(region: Region, monkeypatc
 
 @pytest.mark.slow
 async def test_certificate_renewal_interrupts_no_request(region: Region) -> None:
-    """Until it was renewed twice a reader at full speed sees no refusal."""
+    """A continuous reader sees no refusal during two renewals."""
     identity = await joined(region, await region.token(certificate_seconds=10.0))
     client = region.client(identity.path)
     serials, generation = {region.identity("n1").spec.serial}, region.identity("n1").spec.generation
@@ -349,7 +349,7 @@ async def test_certificate_renewal_interrupts_no_request(region: Region) -> None
 
 
 async def test_certificate_of_node_ca_for_other_identity_is_rejected(region: Region) -> None:
-    """A stolen key of a region's authority makes no operator, no region and no node of another region."""
+    """A stolen node CA key cannot create an operator, a region, or a node of another region."""
     now_s = region.clock.now()
     for name, groups in (
         ("ada", (OPERATORS,)), ("holdfast:region:west", ("holdfast:regions",)), ("holdfast:node:east:n1", (NODES,)),

@@ -1,4 +1,4 @@
-"""Containers under the same contract as processes; and a clear word where no runtime is installed."""
+"""OCI containers under the same contract as processes, and the error without a runtime."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def runc() -> str:
 
 
 def bundle(folder: Path) -> str:
-    """A root of its own with the node's programs in it."""
+    """A bundle whose root contains the node's programs."""
     (folder / "rootfs" / "usr").mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):
         (folder / "rootfs" / name).symlink_to(f"usr/{name}")
@@ -73,7 +73,7 @@ def text(driver: OciDriver, name: str) -> str:
 async def test_container_starts_executes_commands_and_stops_gracefully(driver: OciDriver, tmp_path: Path) -> None:
     await driver.start(made("a", bundle(tmp_path / "bundle")))
     await eventually(lambda: "of hello" in text(driver, "a"))
-    assert text(driver, "a").startswith("pid 1 "), "it has its processes to itself"
+    assert text(driver, "a").startswith("pid 1 "), "it has its own PID namespace"
     inside = await driver.execute("a", ("cat", "/proc/1/comm"), 10.0)
     assert (inside.code, inside.output) == (0, "sh")
     exit_ = await driver.stop("a", 10.0)

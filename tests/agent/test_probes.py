@@ -1,4 +1,4 @@
-"""Single checks against real servers and commands, and what many of them come to."""
+"""Single probe checks against real servers and commands, and thresholds over many checks."""
 
 from __future__ import annotations
 

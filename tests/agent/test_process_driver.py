@@ -1,4 +1,4 @@
-"""The process driver with real processes: starting, ending, surviving, and never twice."""
+"""The process driver with real processes: start, exit, adoption, and never twice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_stop_sends_sigterm_and_returns_same_exit_again(driver: ProcessDri
     exit_ = await driver.stop("a", 5.0)
     assert (exit_.signal, exit_.code, exit_.reason) == ("SIGTERM", 143, "StoppedOnRequest")
     assert exit_.at and not alive(started.pid)
-    assert (await driver.stop("a", 5.0)) == exit_, "stopping again says the same"
+    assert (await driver.stop("a", 5.0)) == exit_, "a second stop returns the same exit"
 
 
 async def test_exit_code_and_signal_are_reported(driver: ProcessDriver) -> None:
@@ -86,7 +86,7 @@ async def test_task_ignoring_sigterm_is_killed_with_its_children_after_grace(dri
     assert 0.4 <= loop.time() - began < 3.0
     assert exit_.signal == "SIGKILL" and "0.4 s" in exit_.message
     escaped = int(text.split("child ")[1].split()[0])
-    assert not alive(started.pid) and not alive(escaped), "work in another session is part of the work"
+    assert not alive(started.pid) and not alive(escaped), "processes in other sessions belong to the task"
 
 
 async def test_second_stop_with_shorter_grace_kills_earlier(driver: ProcessDriver) -> None:
@@ -131,7 +131,7 @@ async def test_stop_sends_checkpoint_signal_before_sigterm(  # noqa: PLR0917 - o
     began = time.monotonic()
     exit_ = await driver.stop("t", 2.0)
     assert notes.read_text().split() == words and exit_.signal == signal_
-    assert at_least_s <= time.monotonic() - began < at_most_s + 1.0, "half of the grace for each"
+    assert at_least_s <= time.monotonic() - began < at_most_s + 1.0, "half of the grace period for each signal"
 
 
 async def test_orphans_of_ended_task_are_killed(driver: ProcessDriver) -> None:
@@ -158,7 +158,7 @@ async def test_failed_start_reports_reason_and_later_run_works(
     with pytest.raises(StartFailed) as failure:
         await driver.start(task("a", *command, **given))
     assert failure.value.reason == reason and words in failure.value.message
-    # The next run is another matter, and the failed one is not announced as an exit.
+    # The next run works, and the failed start is not reported by next_exit.
     await driver.start(task("a", "sh", "-c", "exit 0", run=2))
     assert (await driver.next_exit()).run == 2
 
@@ -174,7 +174,7 @@ async def test_task_log_stays_within_size_limits(driver: ProcessDriver, tmp_path
 
 
 def shim_says(driver: ProcessDriver, folder: TaskDir) -> str:
-    """What one more shim for run 1 answers, as soon as it has ended."""
+    """The start report of a second shim for run 1, after it has exited."""
     read, write = os.pipe()
     pid = driver._spawn(folder, 1, write)
     os.close(write)
@@ -189,7 +189,7 @@ async def test_repeated_start_of_same_run_returns_running_task(driver: ProcessDr
     assert await driver.start(one) == started
     with pytest.raises(StartFailed, match="is still running"):
         await driver.start(task("a", "sleep", "60", run=2))
-    # A second shim for the run, as an agent that lost its memory would start, does nothing.
+    # A second shim for the run, as an agent without its records would start, does nothing.
     assert shim_says(driver, TaskDir(tmp_path / "a")) == "already started"
     record = TaskDir(tmp_path / "a").started(1)
     assert record is not None and record.pid == started.pid and alive(started.pid)
@@ -230,7 +230,7 @@ asyncio.run(main())
 
 
 def agent_that_dies(root: Path, *tasks: tuple[str, str]) -> list[int]:
-    """A process that starts tasks and is then killed without a chance to clean up; the pids of the work."""
+    """Runs a process that starts tasks and is killed without cleanup. Returns the pids of the tasks."""
     script = textwrap.dedent(CHILD).format(path=[str(HERE), str(HERE.parent)], root=str(root), tasks=list(tasks))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -252,10 +252,10 @@ async def test_tasks_survive_sigkill_of_agent_and_are_adopted(driver: ProcessDri
     found = {f.task.id: f for f in await second.inspect()}
     assert (found["ticker"].pid, found["ticker"].exit) == (ticker, None)
     assert found["sleeper"].pid == sleeper and alive(sleeper)
-    assert found["done"].exit is not None and found["done"].exit.code == 4, "an end nobody watched is known"
+    assert found["done"].exit is not None and found["done"].exit.code == 4, "the exit without an agent is recorded"
 
     seen = len(log_text(second, "ticker"))
-    await eventually(lambda: len(log_text(second, "ticker")) > seen)  # logs do not need an agent
+    await eventually(lambda: len(log_text(second, "ticker")) > seen)  # logging continues without an agent
     go.touch()
     ended = await second.next_exit()
     assert (ended.task_id, ended.exit.code) == ("ticker", 7)
@@ -264,7 +264,7 @@ async def test_tasks_survive_sigkill_of_agent_and_are_adopted(driver: ProcessDri
 
 
 async def test_sigkill_of_shim_kills_its_task(driver: ProcessDriver, tmp_path: Path) -> None:
-    """Work without its shim would have no logs, no evidence and nobody to stop it."""
+    """Without its shim a task would have no log, no exit record and no way to stop it."""
     started = await driver.start(task("a", "sh", "-c", "setsid sleep 300 & echo child $!; wait"))
     text = await eventually(lambda: log_text(driver, "a"))
     os.kill(TaskDir(tmp_path / "a").shim_pid(), signal.SIGKILL)
@@ -332,7 +332,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 async def test_agent_killed_during_start_never_starts_task_twice(tmp_path: Path) -> None:
-    """The agent is killed while it starts six tasks, a little later each time; the next one knows the truth of all."""
+    """The agent is killed while it starts six tasks, a little later each time; the next agent finds the exact state."""
     outcomes = set()
     for step in range(14):
         root = tmp_path / f"round-{step}"
@@ -355,11 +355,11 @@ async def test_agent_killed_during_start_never_starts_task_twice(tmp_path: Path)
                     assert found[name].exit.reason == "NeverStarted"
                 run = 2 if name in found else 1
                 await second.start(task(name, "sh", "-c", script, run=run))
-        await asyncio.sleep(0.2)  # late shims of the dead agent have their chance
+        await asyncio.sleep(0.2)  # gives late shims of the dead agent time to act
         for index in range(6):
             lines = root / f"t{index}" / "work" / "started"
             await eventually(lines.exists)
-            assert lines.read_text() == "run\n", "one task, one start"
+            assert lines.read_text() == "run\n", "each task starts once"
             await second.stop(f"t{index}", 0.0)
         await second.close()
     assert "running" in outcomes

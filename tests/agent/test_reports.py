@@ -1,4 +1,4 @@
-"""What an agent's reports gather, let wait and send, in virtual time."""
+"""How the agent's report queue collects, delays and sends reports, in virtual time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READY = ExecutionBlock(phase=Phase.RUNNING, attempt=1, ready=True, reason=Reason
 
 
 class Region:
-    """Takes every word, and remembers when it came."""
+    """Accepts every report and records when it arrived."""
 
     def __init__(self, unanswered: int = 0, late_s: float = 0.0) -> None:
         self.heard: list[tuple[float, Phase]] = []
@@ -44,7 +44,7 @@ class Region:
 
 
 def said(words: list[tuple[float, ExecutionBlock]], region: Region | None = None) -> list[tuple[float, Phase]]:
-    """When the region hears what, if the agent says these things at these moments."""
+    """When the region receives which phase, if the agent reports these blocks at these times."""
     region = region or Region()
 
     async def main() -> None:
@@ -81,20 +81,20 @@ def test_failure_is_reported_at_once() -> None:
 
 
 def test_report_after_unanswered_one_is_resent() -> None:
-    """Nothing else happens, and nothing is ever listed again: the last word must be the newest all the same."""
+    """Without any other event or list, the last report that the region has must be the newest."""
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
     heard = [phase for _, phase in said([(0.0, failed), (0.05, READY)], Region(unanswered=1, late_s=3.0))]
-    assert heard == [Phase.RUNNING, Phase.RUNNING, Phase.RUNNING], "merged before it was sent"
+    assert heard == [Phase.RUNNING, Phase.RUNNING, Phase.RUNNING], "merged before sending"
     heard = [phase for _, phase in said([(0.0, failed), (0.2, READY)], Region(unanswered=1, late_s=3.0))]
     assert heard == [Phase.RUNNING, Phase.BACKING_OFF, Phase.RUNNING]
-    assert len(said([(0.0, failed), (0.2, READY)])) == 2, "what was answered is not repeated"
+    assert len(said([(0.0, failed), (0.2, READY)])) == 2, "an answered report is not resent"
 
 
 def test_identical_report_does_not_cancel_the_resend() -> None:
-    """The agent looks at its work every moment and may say the same: what is late may still come behind that."""
+    """The agent may repeat a report; the unanswered one may still arrive after it."""
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
     words = [(0.0, failed), (0.2, READY), (0.9, READY), (1.4, READY)]
     told = said(words, Region(unanswered=1, late_s=3.0))
     heard = [phase for _, phase in told]
     assert heard.count(Phase.BACKING_OFF) == 1 and heard[-1] is Phase.RUNNING, told
-    assert len(told) <= len(words) + 1, "and when the moment is over, so is the doubt"
+    assert len(told) <= len(words) + 1, "there is one resend only"

@@ -1,4 +1,4 @@
-"""When a node is known to be unable to start work, and when that is over."""
+"""When start failures quarantine a node, and when the quarantine ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor with scripted work in virtual time, against the real gate, store and lease book."""
+"""The supervisor with scripted tasks in virtual time, against the real gate, store and lease book."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBED = {"ports": (Port(name="http"),)}
 
 
 class Scene:
-    """One region, one node; agents come and go, the driver's work stays."""
+    """One region and one node. Agents come and go; the driver's tasks stay."""
 
     def __init__(self) -> None:
         self.ports = virtual.VirtualPorts()
@@ -93,7 +93,7 @@ def test_task_is_started_reported_stopped_and_acknowledged() -> None:
             assert (block.phase, block.attempt, block.restarts) == (Phase.RUNNING, 1, 0)
             assert block.pid and block.started_at and block.ready_since
             said = [w for batch in s.world.commits for w in batch if isinstance(w, SetStatus) and w.kind == "Replica"]
-            assert len(said) == 1, "starting and ready fall into one flush and are one write"
+            assert len(said) == 1, "starting and ready are merged into one write"
 
             await s.world.ask_to_stop("a", stop_reason="Drained")
             await s.until(lambda: s.world.binding("a").status.acknowledged_at)
@@ -156,7 +156,7 @@ def test_batch_task_ends_as_succeeded_or_failed_for_good() -> None:
             assert len(runs) == limits.RESTARTS_ON_FAILURE_MAX + 1
             before = len(s.driver.log)
             await asyncio.sleep(400)
-            assert len(s.driver.log) == before, "what ended for good is not started again"
+            assert len(s.driver.log) == before, "a task that ended for good is not restarted"
 
     play(body)
 
@@ -248,7 +248,7 @@ def test_fenced_agent_stops_tasks_and_registers_under_new_epoch() -> None:
 
 
 def test_renewal_of_fenced_epoch_is_not_accepted() -> None:
-    """The node's own record says that it was fenced; whoever answers the renewal has lost that."""
+    """The Node says that it was fenced; the renewal endpoint has lost that."""
 
     async def body(s: Scene) -> None:
         async with s.agent():
@@ -273,13 +273,13 @@ def test_restarted_agent_keeps_epoch_and_reports_no_unready_task() -> None:
             await s.world.bind("gone", template())
             await s.until(lambda: s.world.ready("a") and s.world.ready("gone"))
         before = s.world.replica("a").status.execution
-        assert s.driver.running() == ["a", "gone"], "work outlives its agent"
+        assert s.driver.running() == ["a", "gone"], "tasks outlive their agent"
         await s.world.free("gone")
         said_before = len(s.world.commits)
         async with s.agent():
             await s.until(lambda: s.driver.running() == ["a"])
             await asyncio.sleep(10)
-            assert s.world.replica("a").status.execution == before, "an agent's restart does not look like the work's"
+            assert s.world.replica("a").status.execution == before, "an agent restart does not look like a task restart"
             assert s.node().status.execution.epoch == 1
             unready = [
                 w for batch in s.world.commits[said_before:] for w in batch
@@ -313,11 +313,11 @@ def test_partitioned_agent_keeps_tasks_running_and_reports_later() -> None:
             await s.world.bind("x", template(), exclusive=Exclusivity())
             await s.until(lambda: s.world.ready("a") and s.world.ready("x"))
             s.world.desk.away = True
-            await s.until(lambda: s.driver.running() == ["a"])  # exclusive work ends with the lease
+            await s.until(lambda: s.driver.running() == ["a"])  # the exclusive task ends with the lease
             await asyncio.sleep(60)
             assert s.driver.running() == ["a"]
             s.world.desk.away = False
-            await s.until(lambda: s.driver.running() == ["a", "x"])  # not fenced meanwhile: it may run again
+            await s.until(lambda: s.driver.running() == ["a", "x"])  # not fenced in the meantime: it may run again
             await s.until(lambda: s.world.ready("x") and s.world.replica("x").status.execution.restarts == 1)
 
     play(body)
@@ -359,7 +359,7 @@ def test_refused_report_does_not_block_others() -> None:
             await s.until(s.reconciled)
             await s.world.bind("a", template())
             b = await s.world.bind("b", template())
-            # The region took b's replica away from this node between the bind and the first report.
+            # The region moved b's replica to another node between the bind and the first report.
             moved = PlacementBlock(attempt=2, node="n2", binding="b.2")
             await s.world.write(
                 "authority",

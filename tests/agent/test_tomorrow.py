@@ -1,4 +1,4 @@
-"""An agent that was taken back reads the files the next release left: its facts, its tasks, its records of runs."""
+"""A downgraded agent reads the files of the next release: persisted state, tasks and run records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What work can do to a node, and what the node then says: each trouble has a name, and the agent goes on."""
+"""Misbehaving tasks: each failure has its reason, and the agent keeps working."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.foundation.ports import SystemClock
 from holdfast.model import limits
 from holdfast.model.template import Artifact
 
-# A fork bomb next door makes other tests fail: these have the machine to themselves.
+# A concurrent fork bomb would fail other tests, so these run alone.
 pytestmark = pytest.mark.e2e
 
 MIB = 1024 * 1024
@@ -71,7 +71,7 @@ async def end_all(driver: ProcessDriver, root: Path) -> None:
 
 
 def _interpreter() -> str:
-    """One that a task's own user may run too: that of a virtual environment may live in somebody's home."""
+    """A Python that a task's own uid may execute: a virtual environment may be in a private home directory."""
     system = Path("/usr/bin/python3")
     return str(system) if system.exists() else sys.executable
 
@@ -83,7 +83,7 @@ def python(name: str, script: str, *, memory_bytes: int = 0, run: int = 1, **mor
 
 
 async def is_well(driver: ProcessDriver, name: str = "well") -> None:
-    """The driver still starts and ends work."""
+    """The driver still starts and stops tasks."""
     await driver.start(python(name, "print('well')"))
     assert (await driver.next_exit()).exit.code == 0
 
@@ -195,7 +195,7 @@ async def test_full_disk_loses_log_lines_but_not_the_task(small_disk: Path) -> N
     )
     await driver.start(python("loud", script))
     ended = await driver.next_exit()
-    assert ended.exit.code == 5, "its end is known although the disk is full"
+    assert ended.exit.code == 5, "the exit is recorded although the disk is full"
     assert "bytes of its output were lost (No space left" in ended.exit.message
     with pytest.raises(StartFailed) as failure:
         await driver.start(python("next", "pass"))
@@ -230,7 +230,7 @@ async def test_artifact_is_fetched_once_verified_and_cached(driver: ProcessDrive
     assert text(driver, "a") == "7000\nunpacked and run"
     warm = ArtifactCache(tmp_path / "artifacts").cached_digests()
     assert set(warm) == {digest(model), digest(tmp_path / "bundle.tar.gz")}
-    model.unlink()  # it is kept by digest: the source is not needed again
+    model.unlink()  # cached by digest: the source is not needed again
     await driver.start(python("b", "print(len(open('model.bin','rb').read()))", artifacts=wanted[:1]))
     assert (await driver.next_exit()).exit.code == 0
 
@@ -282,5 +282,5 @@ def test_artifact_cache_evicts_only_unused_artifacts_above_limit(
         if index:
             store.release(f"t{index}")
         kept.append(digest(source))
-    assert kept[0] in store.cached_digests(), "what a task uses is never evicted"
+    assert kept[0] in store.cached_digests(), "an artifact in use is never evicted"
     assert len(store.cached_digests()) == 3

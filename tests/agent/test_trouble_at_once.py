@@ -1,4 +1,4 @@
-"""Everything that can be wrong with work, at once on one real agent: each has its name; a neighbour notices nothing."""
+"""Many failing tasks at once on one real agent: each has its reason, and a healthy task is unaffected."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
 
         asked = len(world.desk.asked)
         await eventually(lambda: len(world.desk.asked) > asked, within_s=30)
-        assert not running.done(), "the agent is well"
-        assert world.node().status.execution.quarantine is None, "none of it was the node's fault"
+        assert not running.done(), "the agent is healthy"
+        assert world.node().status.execution.quarantine is None, "the node is not quarantined"
         mine = said(world, "well")
-        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "its neighbour noticed nothing"
+        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "the healthy task was unaffected"
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 30)
@@ -121,7 +121,7 @@ def logs_of(state: Path, name: str) -> list[Path]:
 
 
 async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, world: World) -> None:
-    """The whole agent lives on it: what it must remember, what it runs, and what that writes."""
+    """State directory, tasks and logs are all on the full disk."""
     running = asyncio.create_task(run_agent(config(state_dir=str(small_disk)), world.agent(), world.ports))
     try:
         await eventually(lambda: world.node() and world.node().status.execution.reconciled)
@@ -135,15 +135,15 @@ async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, w
             await eventually(lambda n=name: "DiskFull" in reasons(world, n), within_s=30)
         asked = len(world.desk.asked)
         await eventually(lambda: len(world.desk.asked) > asked + 1, within_s=30)
-        assert not running.done(), "the agent is well: it renews its lease"
-        assert world.ready("flood"), "it is told what it loses when it ends, and not stopped for it"
+        assert not running.done(), "the agent still renews its lease"
+        assert world.ready("flood"), "lost output is reported at the exit; the task is not stopped for it"
         mine = said(world, "well")
-        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "its neighbour noticed nothing"
+        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "the healthy task was unaffected"
 
         await world.ask_to_stop("flood", stop_grace_seconds=1.0)
         await eventually(lambda: world.binding("flood").status.acknowledged_at, within_s=30)
         assert "bytes of its output were lost (No space left" in world.binding("flood").status.last_exit.message
-        await world.free("flood")  # its logs go with it, and there is room again
+        await world.free("flood")  # its logs are deleted with it, which frees space
         for name in ("next", "another"):
             await eventually(lambda n=name: world.ready(n), within_s=60)
     finally:

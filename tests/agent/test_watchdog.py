@@ -1,4 +1,6 @@
-"""Exclusive work ends before the lease it runs under, whoever is dead or stopped: counted by the work itself."""
+"""Exclusive tasks end before their lease, even if the agent or the shim is dead or suspended. The task itself
+records it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from holdfast.model import limits
 from holdfast.samples import witness
 from witness_intervals import intervals
 
-# They measure seconds against leases: these have the machine to themselves.
+# These compare seconds with leases, so they run alone.
 pytestmark = pytest.mark.e2e
 
 LEASE_S = limits.WATCHDOG_LEAD_S + 2.0
@@ -73,7 +75,7 @@ async def running(tmp_path: Path, count: int = 1) -> None:
 
 
 def guard_of(driver: ProcessDriver, folder: TaskDir) -> int:
-    """The shim's other child."""
+    """The guard process of a shim."""
     shim, work = folder.shim_pid(), folder.started(1)
     assert work is not None
     children = Path(f"/proc/{shim}/task/{shim}/children").read_text().split()
@@ -104,7 +106,7 @@ async def test_start_under_lease_of_other_epoch_is_refused(driver: ProcessDriver
     await driver.start(exclusive(tmp_path))
     await running(tmp_path)
     driver.set_lease(8, now() + 600)
-    # Nothing wakes the watchdog early: the agent that changes its epoch has stopped everything itself before.
+    # Nothing wakes the watchdog early: an agent that changes its epoch has stopped all tasks before.
     with pytest.raises(StartFailed) as late:
         await driver.start(exclusive(tmp_path, "late"))
     assert late.value.reason == "NeverStarted"
@@ -122,7 +124,7 @@ async def test_exclusive_task_ignoring_sigterm_is_killed_before_lease_expiry(
 
 
 async def test_start_after_lease_expiry_is_refused(driver: ProcessDriver, tmp_path: Path) -> None:
-    """An agent that was stopped between its decision and its start must not start work of a lease that is over."""
+    """An agent suspended between decision and start must not start a task under an expired lease."""
     driver.set_lease(7, now() - 1)
     with pytest.raises(StartFailed) as failure:
         await driver.start(exclusive(tmp_path))
@@ -146,14 +148,14 @@ async def test_exclusive_task_with_suspended_shim_ends_before_lease_expiry(
 
 
 async def test_sigkill_of_shim_kills_processes_in_other_sessions(driver: ProcessDriver, tmp_path: Path) -> None:
-    """Nobody else is there to do it: the driver is not asked until long after."""
+    """Only the guard can do it: the driver does not run until long after."""
     driver.set_lease(7, now() + 600)
     await driver.start(exclusive(tmp_path, WITNESS_FORK="1"))
     await running(tmp_path, 2)
     folder = TaskDir(tmp_path / "tasks" / "only")
     killed = now()
     subprocess.run(["kill", "-9", str(folder.shim_pid())], check=True)
-    time.sleep(1.0)  # the event loop, and with it the driver, does nothing meanwhile
+    time.sleep(1.0)  # blocks the event loop, and with it the driver
     assert last_seen(tmp_path) < killed + 0.9
     assert (await driver.next_exit()).exit.reason == "Killed"
 
@@ -182,7 +184,7 @@ async def test_provisional_task_ends_at_its_moved_deadline(driver: ProcessDriver
 
 
 async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp_path: Path) -> None:
-    """What tells work how long it may run, and to end, has its room from the start."""
+    """The space for lease renewals and stop requests is reserved in advance."""
     driver = ProcessDriver(small_disk / "tasks", SystemClock())
     try:
         driver.set_lease(7, now() + LEASE_S)
@@ -196,7 +198,7 @@ async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp
             driver.set_lease(7, now() + LEASE_S)
             driver.set_run_until("only", now() + LEASE_S)
             await asyncio.sleep(0.2)
-        assert last_seen(tmp_path) > now() - 1.0, "it runs on, past the end it began with"
+        assert last_seen(tmp_path) > now() - 1.0, "it runs past its first deadline"
         assert (await driver.stop("only", 5.0)).reason == "StoppedOnRequest"
     finally:
         await driver.stop("only", 0.0)
@@ -215,7 +217,7 @@ async def test_unreadable_deadline_counts_as_passed(driver: ProcessDriver, tmp_p
 
 @pytest.mark.parametrize("step", ["+3600s", "-3600s"])
 async def test_wall_clock_step_does_not_move_the_deadline(tmp_path: Path, step: str) -> None:
-    """The whole tree of shim, guard and work lives an hour off, as after a step of the node's clock."""
+    """Shim, guard and task all see a wall clock that is an hour off."""
     library = Path(__file__).parents[2] / ".tools" / "bin" / "libfaketime"
     if not library.exists():
         skip_or_fail("libfaketime is missing; next: make tools")

@@ -1,4 +1,4 @@
-"""The agent as it is run: real processes, probes and files against the real gate and store; and its samples."""
+"""The complete agent: real processes, probes and files against the real gate and store; and the samples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def world() -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True)
 async def nothing_left(tmp_path: Path) -> AsyncIterator[None]:
-    """Work outlives agents by design; it must not outlive tests."""
+    """Tasks outlive agents by design, but must not outlive tests."""
     yield
     if (tmp_path / "tasks").exists():
         driver = ProcessDriver(tmp_path / "tasks", SystemPorts().clock)
@@ -96,12 +96,12 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
             "api", REGION, "n1", "a", 5)  # fmt: skip
         pid = world.replica("a").status.execution.pid
         assert told["pid"] == pid
-        # The work is killed from outside: evidence, and a restart.
+        # The task is killed from outside: it is reported and restarted.
         os.kill(pid, signal.SIGKILL)
         await eventually(lambda: world.ready("a") and world.replica("a").status.execution.restarts == 1)
         before = world.replica("a").status.execution
         assert before.last_exit.signal == "SIGKILL" and before.pid != pid
-    assert (await ask(ports["http"]))["pid"] == before.pid, "the agent has gone, the work has not"
+    assert (await ask(ports["http"]))["pid"] == before.pid, "the task outlives the agent"
 
     async with agent(world, tmp_path):
         await eventually(lambda: world.desk.asked[-1] == ("n1", 1))
@@ -112,7 +112,7 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
         await world.ask_to_stop("a")
         await eventually(lambda: world.binding("a").status.acknowledged_at)
         assert world.binding("a").status.phase is Phase.STOPPED
-        assert world.binding("a").status.last_exit.code == 0, "the sample ends well when asked"
+        assert world.binding("a").status.last_exit.code == 0, "the sample exits cleanly on SIGTERM"
 
 
 async def test_agent_with_stop_work_on_exit_stops_tasks(world: World, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_second_agent_on_state_directory_is_refused(tmp_path: Path) -> None:
     text = json.loads((tmp_path / "agent.json").read_text())
     (tmp_path / "agent.json").write_text(json.dumps({**text, "boot": "an earlier boot"}))
     third = FileStateStore(tmp_path)
-    assert (third.load().epoch, third.load().lease_until_mono_s) == (4, 0.0), "a clock does not outlive its boot"
+    assert (third.load().epoch, third.load().lease_until_mono_s) == (4, 0.0), "a monotonic time is void after a reboot"
     third.close()
 
 

@@ -1,4 +1,4 @@
-"""The supervisor against the region's real authority, in virtual time: registering, being cut off, fenced, and back."""
+"""The supervisor against the region's real authority, in virtual time: registration, partition, fence and rejoin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from holdfast.store.contract import Put, Txn
 
 
 class Reached:
-    """The way from the agent to the authority, which can be cut."""
+    """The connection from the agent to the authority, which can be partitioned."""
 
     def __init__(self, authority: Authority, world: World) -> None:
         self._authority, self._world = authority, world
@@ -77,7 +77,7 @@ def test_partitioned_agent_is_fenced_and_rejoins() -> None:
 
         world.desk.away = True
         await virtual.until(lambda: node().status.fence.fenced_epoch == 1, within_s=60)
-        assert driver.running() == ["a"], "committed work that is not exclusive runs on"
+        assert driver.running() == ["a"], "committed tasks that are not exclusive keep running"
         world.desk.away = False
         await virtual.until(lambda: node().status.execution.epoch == 2 and node().status.execution.reconciled)
         assert driver.running() == [] and driver.log == ["start a run 1", "stop a run 1"]
@@ -94,7 +94,7 @@ def test_partitioned_agent_is_fenced_and_rejoins() -> None:
 
 
 class Beside(NamedTuple):
-    """An agent that remembers something, and the authority of its region, both running."""
+    """An agent with persisted state and the authority of its region, both running."""
 
     world: World
     authority: Authority
@@ -128,15 +128,15 @@ async def remembering(facts: PersistedState) -> AsyncIterator[Beside]:
 
 
 def test_lease_from_older_cell_incarnation_is_rejected() -> None:
-    """The agent has heard incarnation 3; a process that still serves the data of before is not its cell any more."""
+    """The agent has seen incarnation 3; a process that still serves the data before the restore is not its cell."""
 
     async def main() -> None:
         async with remembering(PersistedState(epoch=1, incarnation=3)) as (world, _, memory, driver):
             await virtual.until(lambda: world.node() is not None)
             await world.bind("a", template(), node_epoch=1)
             await asyncio.sleep(60)
-            assert memory.load().lease_until_mono_s == 0.0, "it took a lease from the past"
-            assert driver.running() == [], "it started what the past wants"
+            assert memory.load().lease_until_mono_s == 0.0, "it accepted a lease of an older incarnation"
+            assert driver.running() == [], "it started a task of an older incarnation"
             life = Term(ObjectMeta(name=INCARNATION_TERM, uid="life"), TermSpec("joined", 4))
             key = BY_NAME["Term"].store_key("", INCARNATION_TERM)
             await world.objects.commit(None, Txn(writes=(Put(key, encode(life), life),)))
@@ -147,7 +147,7 @@ def test_lease_from_older_cell_incarnation_is_rejected() -> None:
 
 
 def test_registration_gets_epoch_above_known_fenced_epoch() -> None:
-    """It was fenced up to epoch 7, and the region has forgotten that: the node was removed long ago."""
+    """The agent was fenced up to epoch 7; the region has forgotten that, because the Node was deleted long ago."""
 
     async def main() -> None:
         async with remembering(PersistedState(epoch=7, fenced_epoch=7)) as (world, authority, memory, _):

@@ -1,4 +1,4 @@
-"""What an agent says of its node and its work where worlds and whole agents never say it."""
+"""Reports of nodes and tasks that neither simulations nor whole-agent tests produce."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.store.contract import Put, Txn
 
 
 def said_of_node(traits: NodeTraits, given: AgentConfig, bound: dict[str, str] | None = None) -> dict[str, str]:
-    """The reasons of the node's conditions, by type, once an agent with these traits has come to rest."""
+    """The reasons of the node's conditions, by type, after an agent with these traits has settled."""
     found: dict[str, str] = {}
 
     async def main() -> None:
@@ -86,7 +86,7 @@ def test_task_ended_without_reason_is_reported_backing_off() -> None:
 
 
 def test_node_report_lost_by_cell_is_sent_again() -> None:
-    """As when the cell was of a release for a while that does not know all of it, and rewrote the Node."""
+    """As when the cell ran an older release for a while, which rewrote the Node without unknown fields."""
 
     async def main() -> None:
         ports = virtual.VirtualPorts()
@@ -110,7 +110,7 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         await virtual.until(lambda: world.node().status.execution == told)
         revision = world.node().revision
         await ports.clock.sleep(3 * limits.AGENT_RESYNC_S)
-        assert world.node().revision == revision, "and then nothing more"
+        assert world.node().revision == revision, "nothing is sent after that"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await world.close()

@@ -1,6 +1,6 @@
-"""A real API server in a process of its own: `python cell_process.py FOLDER CELL`. Prints one line when it listens.
+"""A real API server in its own process: `python cell_process.py FOLDER CELL`. Prints one line when it listens.
 
-Store, gate, application and TLS are those of production; only the controllers are missing, so that tests play them.
+Store, gate, application and TLS are those of production. There are no controllers; tests play their part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ USERS = {
 
 
 async def first_objects(gate: Gate) -> None:
-    """What every platform starts with: tenants, a priority class, a quota and a region."""
+    """Initial objects of a platform: tenants, a priority class, a quota and a region."""
     operator = LocalClient(gate, from_identity("setup", (OPERATORS,), credential="setup"))
     await operator.commit(
         [
@@ -59,7 +59,7 @@ async def first_objects(gate: Gate) -> None:
 
 
 async def main(folder: Path, cell: str) -> None:
-    configure(cell=cell, component="api", level="debug")  # every request is then told of
+    configure(cell=cell, component="api", level="debug")  # logs every request
     ports = SystemPorts()
     now_s = ports.clock.now()
     pki = folder / "pki"

@@ -24,7 +24,7 @@ MINORS = ("1.32", "1.33", "1.31", "1.30", "1.29", "1.28", "1.27")
 
 
 def found_kubectls() -> dict[str, str]:
-    """Every kubectl on this machine by its minor version; the newest well-tested one first."""
+    """Every kubectl on this machine by minor version, the newest well-tested one first."""
     found: dict[str, str] = {}
     places = [Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if p]
     places += [p.resolve().parent for p in map(Path, filter(None, [shutil.which("kubectl")]))]
@@ -46,7 +46,7 @@ KUBECTLS = found_kubectls()
 
 
 class Cell:
-    """One server process and everything needed to talk to it."""
+    """One server process and everything needed to call it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class Cell:
         user: str = "operator",
         content_type: str = "application/json",
     ) -> tuple[int, Any]:
-        """One request; the answer decoded, whatever its code."""
+        """One request; the decoded response, whatever its status."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, method=method)
         request.add_header("Content-Type", content_type)
@@ -105,12 +105,12 @@ class Cell:
             return refused.code, _decoded(refused.read())
 
     def _opener(self, user: str) -> urllib.request.OpenerDirector:
-        """Straight to the server, whatever proxies the environment names."""
+        """Connects directly, ignoring proxies of the environment."""
         secure = urllib.request.HTTPSHandler(context=self.context(user))
         return urllib.request.build_opener(urllib.request.ProxyHandler({}), secure)
 
     def revision(self) -> str:
-        """The newest revision: what must not move when nothing is stored."""
+        """The newest revision, which must not change if nothing is stored."""
         _, found = self.call("GET", "/apis/holdfast.dev/v1/tenants?limit=1")
         revision: str = found["metadata"]["resourceVersion"]
         return revision
@@ -162,7 +162,7 @@ class Kubectl:
         )  # fmt: skip
 
     def run(self, *words: str, user: str = "operator", given: str = "", code: int | None = 0, **more: Any) -> str:
-        """What the command printed; fails the test when it ended in another way than expected."""
+        """The output of the command; fails the test if the exit code is not the expected one."""
         process = self.start(*words, user=user, **more)
         printed, _ = process.communicate(given, timeout=60)
         if code is not None:
@@ -171,7 +171,7 @@ class Kubectl:
 
 
 def _versions() -> list[Any]:
-    """One version is tried always, the others where there is time."""
+    """One version is always tested, the others only in long runs."""
     first, *others = list(KUBECTLS) or ["none"]
     return [first, *(pytest.param(minor, marks=pytest.mark.slow) for minor in others)]
 
@@ -185,18 +185,18 @@ def kubectl(request: pytest.FixtureRequest, cell: Cell, tmp_path: Path) -> Kubec
 
 @pytest.fixture
 def newest(cell: Cell, tmp_path: Path) -> Kubectl:
-    """One kubectl, for what need not be tried with every version."""
+    """One kubectl, for tests that need only one version."""
     if not KUBECTLS:
         skip_or_fail("no kubectl found: install one (or kubectl.1.32 and the like) on PATH to run these tests")
     return Kubectl(next(iter(KUBECTLS.values())), cell, tmp_path)
 
 
 def eventually(check: Callable[[], Any], *, within_s: float = 20.0) -> Any:
-    """What `check` gives once it is true; fails after a while."""
+    """The result of `check` once it is true; fails after a timeout."""
     deadline = time.monotonic() + within_s
     while True:
         found = check()
         if found:
             return found
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)

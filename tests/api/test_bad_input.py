@@ -1,4 +1,4 @@
-"""Hostile and careless clients against the running server: clear refusals, nothing stored, a server unharmed."""
+"""Invalid and hostile requests against the running server: clear refusals, nothing stored, a healthy server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RELAXED = settings(
 
 
 class Line:
-    """One connection that is kept, as a client would; opened again when the server closes it."""
+    """One persistent connection, reopened when the server closes it."""
 
     def __init__(self, cell: Cell, user: str = "operator") -> None:
         self._cell, self._user = cell, user
@@ -70,7 +70,7 @@ def line(cell: Cell) -> Iterator[Line]:
 
 @pytest.mark.slow
 def test_requests_generated_from_schema_never_cause_server_error(cell: Cell, line: Line) -> None:
-    """Schemathesis makes requests from the server's own OpenAPI document, valid and not."""
+    """Schemathesis generates requests from the server's own OpenAPI document, valid and invalid."""
     _, root = line.call("GET", "/openapi/v3")
     _, document = line.call("GET", root["paths"]["apis/holdfast.dev/v1"]["serverRelativeURL"])
     schema = schemathesis.openapi.from_dict(document)
@@ -78,7 +78,7 @@ def test_requests_generated_from_schema_never_cause_server_error(cell: Cell, lin
     assert len(operations) > 80
     for operation in operations:
         if operation.method.upper() == "DELETE" and "{name}" not in operation.path:
-            continue  # emptying whole collections would only make the rest find nothing
+            continue  # deleting collections would leave nothing for the other requests
 
         @RELAXED
         @given(case=operation.as_strategy())
@@ -144,7 +144,7 @@ def test_malformed_body_is_refused_quickly(cell: Cell, line: Line, body: bytes, 
 
 
 def test_half_open_connections_do_not_delay_others(cell: Cell, line: Line) -> None:
-    """Some never speak TLS, some stop in the middle of their headers: others are served meanwhile."""
+    """Some never speak TLS, some stop in the middle of their headers; other clients are served meanwhile."""
     address = ("127.0.0.1", cell.facts["port"])
     silent = [socket.create_connection(address) for _ in range(50)]
     half = []

@@ -1,4 +1,4 @@
-"""Stock kubectl against a real server: what people type works, with every version found on this machine."""
+"""Stock kubectl against a real server, with every version found on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATH = "/apis/holdfast.dev/v1/namespaces/shop/workloads"
 
 @pytest.fixture(autouse=True)
 def clean(cell: Cell) -> None:
-    """Every test starts without workloads; finalizers go as the assign controller would take them."""
+    """Every test starts without workloads; finalizers are removed as the assign controller would."""
     _, found = cell.call("GET", PATH)
     for item in found["items"]:
         drop(cell, item["metadata"]["name"])
@@ -41,7 +41,7 @@ def drop(cell: Cell, name: str) -> None:
 
 
 def finish(cell: Cell, name: str) -> None:
-    """What the assign controller does once nothing is left of a workload: it lets go of it."""
+    """Removes the finalizer, as the assign controller does once nothing of a workload is left."""
     patch = json.dumps({"metadata": {"finalizers": None}}).encode()
     cell.call("PATCH", f"{PATH}/{name}", patch, content_type="application/merge-patch+json")
 
@@ -142,7 +142,7 @@ def test_kubectl_migrates_to_server_side_apply_once(newest: Kubectl, tmp_path: P
     manifest(tmp_path, replicas=4)
     before = newest.cell.log().count('"verb":"patch"')
     newest.run("apply", "--server-side", "-f", path)
-    # A request is logged once it was answered, which is a moment after kubectl has its answer.
+    # A request is logged just after kubectl has received its response.
     deadline = time.monotonic() + 5
     while newest.cell.log().count('"verb":"patch"') == before and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -155,7 +155,7 @@ def test_kubectl_diff_and_dry_run_store_nothing(kubectl: Kubectl, tmp_path: Path
     kubectl.run("apply", "-f", path)
     before = kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}")
     if not old(kubectl):
-        assert kubectl.run("diff", "-f", path) == "", "what was just applied differs in nothing"
+        assert kubectl.run("diff", "-f", path) == "", "the applied object has no difference"
     manifest(tmp_path, replicas=9)
     if not old(kubectl):
         said = kubectl.run("diff", "-f", path, code=1)

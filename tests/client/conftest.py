@@ -1,4 +1,4 @@
-"""Makes the scripted cell of the runtime tests importable here."""
+"""Makes the scripted cell of the runtime tests importable."""
 
 from __future__ import annotations
 

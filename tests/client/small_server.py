@@ -1,6 +1,6 @@
-"""A small HTTP API over the scripted cell, with faults at the seams of one call: before, after, instead of an answer.
+"""A small HTTP API over the scripted cell, with faults before, after or instead of a response.
 
-Speaks the real codec; it exists to misbehave in ways the real server is built not to.
+Uses the real codec. It misbehaves in ways that the real server never does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The client over real sockets: lost answers, overload, broken streams, pages."""
+"""The client over real sockets: lost responses, overload, broken streams, pages."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_read_retries_are_bounded_by_budget(server: SmallServer, client: H
     asked = [client.get(Endpoint, "a", "t") for _ in range(100)]
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(result, Unavailable) for result in results)
-    # Each asked once, and all of them together repeated no more than the budget allows.
+    # Each call is sent once, and all retries together stay within the budget.
     assert len(server.requests) < 100 + limits.RETRY_BUDGET_BURST * 1.5
 
 

@@ -1,4 +1,4 @@
-"""A commit without an answer takes effect exactly once, or its caller hears that nobody knows."""
+"""A commit without a response takes effect exactly once, or raises Ambiguous."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_update_without_response_is_recognised_by_content() -> None:
         client.after_commit = [no_answer()]
         done = await client.commit([Update(moved(held, "east"))])
         assert done.objects[0] == cell.all(Endpoint)[0]
-        # Now someone else replaces it before we look: nobody can know.
+        # Another writer replaces it before the read back: the result is unknown.
         held = cell.all(Endpoint)[0]
         client.before_commit = [no_answer()]
         cell.put(moved(held, "north"))
@@ -108,7 +108,7 @@ def test_lost_status_write_is_repeated_with_read_revision() -> None:
         assert isinstance(sent, SetStatus) and sent.if_revision == region.revision
         client.after_commit = [no_answer()]
         await client.commit([write])
-        assert len(cell.commits) == 2, "it is there already: nothing is sent again"
+        assert len(cell.commits) == 2, "it took effect: nothing is sent again"
 
     run(main)
 
@@ -123,7 +123,7 @@ def test_deletion_without_response_is_done_when_uid_is_gone() -> None:
         again = cell.put(endpoint())
         client.before_commit = [no_answer()]
         await client.commit([Delete("Endpoint", held.key, held.uid)])
-        assert cell.all(Endpoint) == [again], "a recreated namesake is never hit"
+        assert cell.all(Endpoint) == [again], "a recreated object of the same name is not deleted"
 
     run(main)
 
@@ -188,7 +188,7 @@ def test_read_back_compares_conditions_without_times() -> None:
 
 
 class LateClient(ScriptedClient):
-    """Loses answers, loses requests, and delivers some requests late, when nobody waits for them any more."""
+    """Loses responses, loses requests, and delivers some requests late."""
 
     def __init__(self, cell: ScriptedCell, ports: Any, chance: random.Random) -> None:
         super().__init__(cell, ports)
@@ -220,7 +220,7 @@ class LateClient(ScriptedClient):
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_counter_with_lost_responses_counts_each_commit_once(seed: int) -> None:
-    """A counter raised by compare-and-swap: what was acknowledged is there, and nothing counts twice."""
+    """A counter incremented by compare-and-swap: acknowledged increments are present, none counts twice."""
 
     async def main() -> None:
         chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What a neighbour of another release says: the unknown is left out, the rest counts, what decides is not guessed."""
+"""Messages of another release: unknown fields are dropped, the rest counts, and unknown kinds are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODE = BY_NAME["Node"]
 
 
 def commit(**more: Any) -> bytes:
-    """A status of a node, with whatever else is said."""
+    """A status write of a Node, with additional fields."""
     said = SetStatus("Node", Key("", "n1"), "u", {"execution": NodeExecution(epoch=3, running=2)})
     tree = msgspec.json.decode(wire.encode_commit([said]))
     tree["writes"][0].update(more)

@@ -1,4 +1,4 @@
-"""The client against the real server: real application, gate and objects behind real sockets."""
+"""The client against the real server: application, gate and objects behind real sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from holdfast.store.objects import Objects
 
 
 class Running:
-    """A regional cell's server, and clients of it."""
+    """The server of a regional cell, and its clients."""
 
     def __init__(self, folder: Path) -> None:
         self.ports = SystemPorts()

@@ -1,4 +1,4 @@
-"""Clusters for the tests of the store on etcd: one that many tests share, and one that a test may break."""
+"""etcd clusters for tests: one shared by many tests, and one that a test may break."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[etcd_cl
 
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[etcd_cluster.Cluster]:
-    """Three members that belong to this test alone."""
+    """Three members used by this test alone."""
     with etcd_cluster.running_cluster(tmp_path / "etcd", 3) as cluster:
         yield cluster

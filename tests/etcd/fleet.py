@@ -33,7 +33,7 @@ PARTS = {
 
 
 class Proxy:
-    """Passes connections on to the first target that takes them, until it is cut."""
+    """Forwards connections to the first target that accepts them, until it is cut."""
 
     def __init__(self, *targets: int) -> None:
         self._targets = targets
@@ -53,7 +53,7 @@ class Proxy:
         return self
 
     def cut(self) -> None:
-        """Nothing passes any more; connections that stood are silent, as on a cut wire, and then reset."""
+        """Forwards nothing any more; existing connections go silent and are then reset."""
         self.is_cut = True
         for writer in list(self._open):
             writer.transport.abort()
@@ -62,7 +62,7 @@ class Proxy:
         self.is_cut = False
 
     def stall(self) -> None:
-        """What is sent from now on is on its way and does not arrive, until it is let through."""
+        """Holds back data sent from now on, until it is let through."""
         self.held.clear()
         self.arrived = False
         self._flowing.clear()
@@ -121,7 +121,7 @@ class Fleet:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, nodes: int, names: Sequence[str] = tuple(PARTS)) -> None:
-        """`names` are the processes of the region that run; without hollow nodes others may join."""
+        """`names` are the region's processes to start; without hollow nodes, other nodes may join."""
         self._certificates()
         TokenFile(self.folder / "tokens.json").issue("unused", "unused", ())
         self.front = await Proxy(self.ports["api-1"], self.ports["api-2"]).start()
@@ -144,7 +144,7 @@ class Fleet:
         ])  # fmt: skip
 
     def run(self, name: str, words: list[str] | None = None) -> None:
-        """Starts a process, or the one of this name again."""
+        """Starts or restarts a process."""
         if words is not None:
             self._argv[name] = [sys.executable, "-m", "holdfast.cli", *words]
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -172,7 +172,7 @@ class Fleet:
         return {name: process.poll() for name, process in self._processes.items()}
 
     async def ask(self, where: str, path: str, body: Any = None, method: str = "") -> Any:
-        """One request of the operator's; raises on anything but success."""
+        """One request of the operator; raises unless it succeeds."""
         port = self.front.port if where == "front" and self.front else self.ports[where]
         pki = self.folder / "pki"
         context = client_tls_context(f"{pki}/ca.crt", f"{pki}/operator.crt", f"{pki}/operator.key")
@@ -187,7 +187,7 @@ class Fleet:
             return said
 
     async def until(self, what: str, true: Any, timeout_s: float) -> float:
-        """Waits until an asynchronous predicate holds; answers how long it took."""
+        """Waits until an asynchronous predicate holds. Returns how long it took."""
         began = time.monotonic()
         last: object = None
         while time.monotonic() - began < timeout_s:

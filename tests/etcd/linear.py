@@ -1,7 +1,7 @@
-"""Is a history of concurrent calls linearizable? Searches for an order that explains every answer (Wing and Gong).
+"""Checks whether a history of concurrent calls is linearizable, by searching for a valid order (Wing and Gong).
 
-A model says which states may follow a call, given what the caller was told. Calls whose answer never came may have
-taken effect at any time after they were sent, or not at all.
+A model says which states may follow a call, given its response. A call without a response may have taken effect at any
+time after it was sent, or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNKNOWN = None
 
 @dataclass(frozen=True)
 class Call:
-    """`asked` is for the model alone, as is `told`; a call without an answer is `answered` never."""
+    """`asked` and `told` are read only by the model; a call without a response is `answered` never."""
 
     asked: Any
     told: Any
@@ -30,7 +30,7 @@ Model = Callable[[Any, Call], Iterable[Any]]
 
 
 def linearizable(calls: Sequence[Call], first: Hashable, model: Model) -> bool:
-    """Whether some order, in which no call moves outside of its own time, explains every answer."""
+    """Whether some order, consistent with the times of the calls, explains every response."""
     ordered = sorted(calls, key=lambda call: call.sent)
     answered = sum(1 << n for n, call in enumerate(ordered) if call.answered != NEVER)
     dead: set[tuple[int, Any]] = set()
@@ -43,7 +43,7 @@ def linearizable(calls: Sequence[Call], first: Hashable, model: Model) -> bool:
             continue
         dead.add((done, state))
         left = [n for n in range(len(ordered)) if not done >> n & 1]
-        # Whatever comes next must have been sent before the first of the others was answered.
+        # The next call must have been sent before the first response of the others.
         horizon = min(ordered[n].answered for n in left)
         for n in left:
             if ordered[n].sent > horizon:
@@ -66,7 +66,7 @@ class Write:
 
 
 def register(state: str, call: Call) -> Iterable[str]:
-    """One key, read, and written with a compare. A write is told whether it happened."""
+    """One key with reads and conditional writes. The response to a write says whether it happened."""
     if isinstance(call.asked, Read):
         return (state,) if call.told == state else ()
     write: Write = call.asked
@@ -78,7 +78,7 @@ def register(state: str, call: Call) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """A claim of one replica to one node; `bind` makes a reserved one binding, or both at once."""
+    """A claim of one replica on one node; `bind` binds a reserved claim, or reserves and binds at once."""
 
     node: str
     reserve: bool = True
@@ -86,7 +86,7 @@ class Place:
 
 
 def replica(state: tuple[str, str], call: Call) -> Iterable[tuple[str, str]]:
-    """One replica at one attempt: (stage, node), from nothing to Reserved to Bound. Told is (result, node)."""
+    """One replica at one attempt: (stage, node), from none to Reserved to Bound. The response is (result, node)."""
     stage, at = state
     asked: Place = call.asked
     outcomes: list[tuple[Any, tuple[str, str]]] = [(("Rejected", ""), state)]
@@ -105,13 +105,13 @@ def replica(state: tuple[str, str], call: Call) -> Iterable[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Take:
-    """A claim of one owner to one whole device."""
+    """A claim of one owner on a whole device."""
 
     owner: str
 
 
 def device(state: str, call: Call) -> Iterable[str]:
-    """One exclusive device: its owner, or nobody. Told is the result."""
+    """One exclusive device: its owner, or none. The response is the result."""
     asked: Take = call.asked
     free = not state
     if call.told is UNKNOWN:

@@ -1,4 +1,4 @@
-"""Backup, restore and moving between stores; and an old backup restored under running work."""
+"""Backup, restore and moves between stores, and an old backup restored under running work."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ async def test_damaged_backup_is_refused(tmp_path):
 
 
 async def region(place: StoreLocation, clock: object = None) -> Cell:
-    """A cell with an authority on whichever store."""
+    """A cell with an authority on the given store."""
     cell = Cell(await opened(place), clock or ManualClock())
     await cell.objects.start()
     return cell
 
 
 async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_path):
-    """Bound and granted less since the backup: the restored cell must not believe the old state."""
+    """Since the backup more was bound and less was granted: the restored cell must not trust the old state."""
     here = place
     cell = await region(here)
     await cell.node()
@@ -119,7 +119,7 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
     first, second = await cell.replica("web-0"), await cell.replica("web-1")
     assert (await cell.place(first)).result is PlacementOutcome.ACCEPTED
     await storage.back_up(here, tmp_path / "old")
-    # Since then: another binding on n2, a node nobody knew, and a lower limit, acknowledged.
+    # Since the backup: another binding on n2, which is a new node, and a lower acknowledged limit.
     assert (await cell.place(second, "n2")).result is PlacementOutcome.ACCEPTED
     later = await cell.renew("n3", 0)
     await cell.grant(limit={"cpu": "2", "memory": "100Gi"})
@@ -129,11 +129,11 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
     assert await storage.restore(here, tmp_path / "old", replace=True) == 2
     cell = await region(here, cell.clock)
     await cell.lead()
-    assert cell.objects.head(kind_of(Binding)) > seen, "a revision was given out twice"
+    assert cell.objects.head(kind_of(Binding)) > seen, "a revision was assigned twice"
     assert cell.authority.restore_in_progress
     (known,) = cell.every(Binding)
     assert (known.spec.desired, known.spec.stop_reason) == (DesiredRunState.STOP, Reason.RESTORE_IN_PROGRESS), "an agent would start it"
-    # Nothing is bound, and agents of before are told to stop everything and register anew.
+    # Nothing is bound, and the old agents must stop all tasks and register again.
     second = cell.get_replica("web-1")
     with pytest.raises(Unavailable) as refused:
         await cell.place(second, "n1")
@@ -144,14 +144,14 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
         assert answer.reason in (Reason.NODE_FENCED, Reason.NODE_NOT_FOUND)
     fresh = 2 * limits.EPOCHS_PER_INCARNATION + 1
     anew = [(await cell.renew(name, 0)).epoch for name in ("n1", "n2")]
-    assert anew == [fresh, fresh], "an epoch was given out twice"
+    assert anew == [fresh, fresh], "an epoch was assigned twice"
     for _ in range(5):
         await cell.clock.advance(4.5)
         for name in ("n1", "n2"):
             await cell.renew(name, fresh)
     await cell.authority.tick()
     assert not cell.authority.restore_in_progress
-    # Nothing is spent on a grant that the global cell has not renewed; then under the limit of today.
+    # No quota is spent before the global cell renews the grant; then the present limit applies.
     for name in ("n1", "n2"):
         node = cell.get_node(name)
         execution = msgspec.structs.replace(node.status.execution, epoch=fresh)
@@ -169,7 +169,7 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
 
 
 async def test_agent_does_not_start_bindings_of_a_backup(tmp_path):
-    """It is connected again before its lease is over, and reads its bindings before it hears that it was fenced."""
+    """The agent reconnects before its lease expires, and reads its Bindings before it learns that it was fenced."""
     cell = await Cell.open(tmp_path / "store.sqlite")
     await cell.node()
     await cell.grant()
@@ -178,7 +178,7 @@ async def test_agent_does_not_start_bindings_of_a_backup(tmp_path):
     binding = cell.binding("web-0.1")
     await cell.close()
     live, now = LeaseState(epoch=1, expires_mono_s=1010.0), Now(wall_s=START_S, mono_s=1000.0)
-    assert desired_state(binding, live, now).run, "before the restore it would"
+    assert desired_state(binding, live, now).run, "before the restore it would start"
     kind = kind_of(Binding)
     stored = Put(kind.store_key(TENANT, "web-0.1"), codec.encode(binding))
     (put, _), incarnation = restore_records.restored_entries("us-east", [stored], START_S, "uid", 1)
@@ -194,7 +194,7 @@ async def test_each_restore_increases_incarnation(tmp_path):
     await cell.close()
     await storage.back_up(here, tmp_path / "first")
     for expected in (2, 3, 4):
-        # Even the same old backup again begins a new one.
+        # Restoring the same backup again starts another incarnation.
         assert await storage.restore(here, tmp_path / "first", replace=True) == expected
     store = SqliteStore(here.file)
     assert (await store.get(restore_records.incarnation_key())) is not None

@@ -1,4 +1,4 @@
-"""A region of many processes on a three-member cluster, under faults. `make prove` runs them three times over."""
+"""A region of many processes on a three-member cluster, under faults. `make prove` runs it three times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEALED_S = 90.0
 
 
 class Client:
-    """Works on a few keys and writes down what it asked, when, and what it was told."""
+    """Writes and reads a few keys, and records each call with its times and response."""
 
     def __init__(self, store: EtcdStore, seed: int) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class Client:
             await asyncio.sleep(self._chance.uniform(0.01, 0.06))
 
     async def _step(self, key: str, value: str) -> bool:
-        """Whether a write was acknowledged."""
+        """Returns whether a write was acknowledged."""
         sent = time.monotonic()
         try:
             now = await self._store.get(key)
@@ -73,7 +73,7 @@ class Client:
             self._note(key, Call(Write(value, held), UNKNOWN, sent, NEVER))
             return False
         except Fault:
-            return False  # refused for certain: nothing happened
+            return False  # definitely refused: nothing happened
         self._note(key, Call(Write(value, held), True, sent, time.monotonic()))
         return True
 
@@ -107,7 +107,7 @@ def workload(name: str, replicas: int) -> dict[str, Any]:
 
 
 async def apply(fleet: Fleet, path: str, body: dict[str, Any]) -> bool:
-    """Creates it, or finds that an attempt whose answer was lost did."""
+    """Creates the object, or finds that an attempt with a lost response did."""
     try:
         await fleet.ask("global", path, body)
     except RuntimeError as error:
@@ -136,7 +136,7 @@ async def lease(fleet: Fleet, name: str, where: str = "front") -> dict[str, Any]
 
 
 async def alarm(fleet: Fleet, action: int) -> None:
-    """Raises or clears NOSPACE, as a member does whose quota is used up."""
+    """Raises or clears NOSPACE, as a member with an exhausted quota does."""
     async with grpc.aio.insecure_channel(fleet.cluster.endpoints[0].partition("://")[2]) as channel:
         call = channel.unary_unary(
             wire.path_of("Alarm"), request_serializer=lambda m: m.SerializeToString(),
@@ -217,7 +217,7 @@ async def faults(fleet: Fleet) -> dict[str, float]:
 
 
 async def killed_between_reserve_and_bind(fleet: Fleet) -> None:
-    """Urgent work takes a node from other work; while its places are reserved and not yet bound, all schedulers die."""
+    """Urgent work preempts other work; while its claims are reserved and not yet bound, all schedulers are killed."""
     shop = "/apis/holdfast.dev/v1/namespaces/shop/workloads"
     mark = int(time.time()) % 100000
     fleet.start_hollow(f"apart-{mark}", 2, "--prefix", f"hollow-{mark}-", "--label", f"apart=n{mark}")
@@ -232,7 +232,7 @@ async def killed_between_reserve_and_bind(fleet: Fleet) -> None:
             await fleet.until(f"{name} to run", partial(_placed, fleet, name, replicas), 30)
     deadline = time.monotonic() + 30
     while not await _reserved(fleet, f"high-{mark}"):
-        assert time.monotonic() < deadline, "no reservation was seen that waits to be bound"
+        assert time.monotonic() < deadline, "no unbound reservation was observed"
         await asyncio.sleep(0.02)
     for name in ("s-1", "s-2"):
         fleet.signal(name, signal.SIGKILL)
@@ -254,7 +254,7 @@ async def _reserved(fleet: Fleet, workload_name: str) -> bool:
 
 
 async def _placed(fleet: Fleet, workload_name: str, wanted: int) -> bool:
-    """Whether the workload has so many replicas, and all of them are bound."""
+    """Whether the workload has this many replicas, all of them bound."""
     found = (await fleet.ask("front", "/apis/holdfast.dev/v1/replicas"))["items"]
     mine = [item for item in found if item["spec"]["workload"] == workload_name]
     return len(mine) == wanted and all(item["status"].get("placement", {}).get("binding") for item in mine)
@@ -281,11 +281,11 @@ async def everything(fleet: Fleet) -> Any:
 
 
 async def check_history(store: EtcdStore, folder: Path) -> str:
-    """S1 to S10 at every commit of both cells, from their whole histories and audit logs."""
+    """Checks S1 to S10 at every commit of both cells, from their complete histories and audit logs."""
     region = await read_etcd(REGION, store)
     verdict = check_histories([read_sqlite("global", folder / "global" / "store.sqlite"), region])
     assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
-    assert not verdict.unattributed, "the audit log does not reach back to the beginning"
+    assert not verdict.unattributed, "the audit log is incomplete"
     left = {entry.key for entry in (await store.range("")).entries}
     bound = sum(key.startswith("/bindings/") for key in left)
     replicas = sum(key.startswith("/replicas/") for key in left)
@@ -329,7 +329,7 @@ async def test_region_survives_faults_of_all_components(own_cluster, tmp_path):
 
 
 async def check_clients(clients: list[Client], store: EtcdStore) -> None:
-    """Every answer explained by one order per key, and no acknowledged write lost (S9)."""
+    """One order per key explains every response, and no acknowledged write is lost (S9)."""
     keys = sorted({key for client in clients for key in client.history})
     operations = 0
     for key in keys:

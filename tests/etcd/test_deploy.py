@@ -1,4 +1,4 @@
-"""What deploy/ ships is what systemd and etcd take, and names only options that exist."""
+"""The files in deploy/ are valid for systemd and etcd, and use only existing options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNIT = DEPLOY / "systemd" / "holdfast-cell@.service"
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
 def test_systemd_unit_is_valid_and_hardened(tmp_path):
-    # The program's place is the operator's; here it only has to exist.
+    # The operator chooses the path of the program; here it only has to exist.
     unit = tmp_path / "holdfast-cell@us-east.service"
     unit.write_text(UNIT.read_text().replace("/opt/holdfast/bin/holdfast", sys.executable))
     said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)

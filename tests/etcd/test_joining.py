@@ -1,4 +1,4 @@
-"""Nodes join a region that several servers serve over etcd: whichever they ask, all of them know, and none forgets."""
+"""Nodes join a region with several servers on etcd: every server knows every join and revocation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RACES = 8
 
 
 class Door:
-    """A region's servers, as nodes and operators reach each of them."""
+    """A region's servers, as nodes and operators reach them."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -102,11 +102,11 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
         for server in SERVERS:
             await fleet.until(server, partial(fleet.ask, server, TOKENS), 60)
 
-        # A token made at one server is used at the other a moment later, by a real agent.
+        # A token created at one server is used at the other a moment later, by a real agent.
         agent = door.agent("api-1", "n1", await door.token("api-2", "first"))
         await fleet.until("the agent to register", partial(lease_epoch, fleet, "api-2", "n1"), 60)
 
-        # Its certificate is believed at the server that did not give it, and renewed there; the new one counts at both.
+        # Its certificate is accepted and renewed at the other server; the new one is accepted at both.
         pem = tmp_path / "n1" / "identity" / "node.pem"
         key = new_key()
         given = await door.client("api-2", pem).renew_certificate(RenewalRequest(make_csr(key, "n1")))
@@ -115,7 +115,7 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
         for client in shown:
             assert (await client.get(Node, "n1")) is not None
 
-        # A token for one node, asked for at both servers at the same moment: one joins.
+        # A single-use token used at both servers at once: one node joins.
         for race in range(RACES):
             token = await door.token(SERVERS[race % 2], f"race-{race}")
             answers = await asyncio.gather(
@@ -125,7 +125,7 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
             assert len(won) == 1, answers
             assert all(isinstance(a, JoinResponse | Forbidden) or getattr(a, "code", 0) == 409 for a in answers), answers
 
-        # Revoked at one, refused at both, however the other hears of it.
+        # Revoked at one server, refused at both.
         await door.revoke("api-1", "n1")
         assert await is_refused(shown[0])
         await fleet.until("the other server to refuse it", partial(is_refused, shown[1]), 20)

@@ -1,4 +1,4 @@
-"""The check of linearizability itself: it takes what a real register may answer, and refuses what none could."""
+"""The linearizability checker itself: it accepts histories that a register can produce, and rejects all others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.etcd.linear import (
 
 
 def answered_truly(seed: int, calls: int) -> tuple[list[Call], str]:
-    """What concurrent clients of one real register write down: each call takes effect at a moment of its own."""
+    """A history of concurrent clients of a real register: each call takes effect at one moment."""
     chance = random.Random(seed)
     value, history = "", []
     for number in range(calls):
@@ -54,17 +54,17 @@ def test_history_of_register_is_linearizable(seed, calls):
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(4, 30), st.data())
 def test_history_impossible_for_register_is_rejected(seed, calls, data):
-    """A lost write, a value from nowhere, a value from before: each breaks a history that was whole."""
+    """A lost write, a value never written, or a stale value: each breaks a valid history."""
     history, _ = answered_truly(seed, calls)
     known = [Call(c.asked, c.told, c.sent, c.answered) for c in history if c.told is not UNKNOWN]
     made = [Call(Write("w1", ""), True, 0.0, 1.0), Call(Write("w2", "w1"), True, 2.0, 3.0)]
     broken = data.draw(
         st.sampled_from(
             [
-                [*made, Call(Read(), "w1", 4.0, 5.0)],  # the newer write was acknowledged, and is gone
-                [*made, Call(Read(), "w2", 4.0, 5.0), Call(Read(), "w1", 6.0, 7.0)],  # seen, and then gone
-                [*made, Call(Write("w3", "w1"), True, 4.0, 5.0)],  # a compare that cannot have held
-                [*made, Call(Write("w3", "w2"), False, 4.0, 5.0)],  # refused for no reason
+                [*made, Call(Read(), "w1", 4.0, 5.0)],  # an acknowledged write is lost
+                [*made, Call(Read(), "w2", 4.0, 5.0), Call(Read(), "w1", 6.0, 7.0)],  # a value read before is lost
+                [*made, Call(Write("w3", "w1"), True, 4.0, 5.0)],  # a compare that cannot have succeeded
+                [*made, Call(Write("w3", "w2"), False, 4.0, 5.0)],  # refused without reason
                 [*known, Call(Read(), "from nowhere", 50.0, 51.0)],
             ]
         )

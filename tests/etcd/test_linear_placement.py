@@ -1,5 +1,6 @@
-"""Reserve and bind are linearizable: several clients, two authorities that take over from each other, and etcd under
-faults. Every answer the clients were given is explained by one order per replica, and per device."""
+"""Reserve and bind are linearizable: several clients, two authorities that replace each other, and etcd under faults.
+One order per replica and per device explains every response.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ FAULTS_ROUNDS = 3 if os.environ.get("HOLDFAST_PROVE") else 1
 
 
 class Pair:
-    """Two servers of one region, each behind wires of its own; one of them is the authority."""
+    """Two servers of one region, each behind its own proxies; one of them is the authority."""
 
     def __init__(self, cells: list[Cell], wires: list[list[Proxy]]) -> None:
         self.cells = cells
@@ -50,7 +51,7 @@ class Pair:
         return cls(cells, wires)
 
     async def take_over(self) -> None:
-        """The other one is elected, whatever the first is doing."""
+        """The other server is elected, whatever the first is doing."""
         other = 1 - self.leading
         for _ in range(100):
             try:
@@ -133,7 +134,7 @@ class Clients:
             calls.append(Call(asked, UNKNOWN, sent, NEVER))
             return
         except Fault:
-            return  # refused for certain: nothing happened
+            return  # definitely refused: nothing happened
         result = str(answer.result)
         told = (result, answer.node if result != "Rejected" else "") if whole else result
         calls.append(Call(asked, told, sent, time.monotonic()))
@@ -185,7 +186,7 @@ async def test_reserve_and_bind_are_linearizable_under_faults(own_cluster):
 
 async def faults(pair: Pair, cluster: object) -> None:
     await asyncio.sleep(0.3)
-    # Calls are on their way when another takes over; they arrive afterwards.
+    # Calls are in flight when another authority takes over, and arrive afterwards.
     for wire in pair.wires[pair.leading]:
         wire.stall()
     await asyncio.sleep(0.2)
@@ -201,7 +202,7 @@ async def faults(pair: Pair, cluster: object) -> None:
     await asyncio.sleep(2)
     member.start()
     await asyncio.sleep(1)
-    # The authority is cut off from etcd, and taken over from; then it comes back.
+    # The authority is partitioned from etcd and replaced; then it reconnects.
     cut = pair.leading
     for wire in pair.wires[cut]:
         wire.cut()
@@ -213,7 +214,7 @@ async def faults(pair: Pair, cluster: object) -> None:
 
 
 async def settle(pair: Pair, clients: Clients) -> None:
-    """Once more, in peace: what every replica and device came to must fit all that was said before."""
+    """A last round without faults: the final state of every replica and device must fit all earlier responses."""
     async with asyncio.timeout(60):
         cell = pair.cells[pair.leading]
         for number in range(REPLICAS):

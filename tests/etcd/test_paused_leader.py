@@ -1,4 +1,4 @@
-"""A leader that was paused with a write on its way: etcd itself refuses that write, as its term is over (S5)."""
+"""A paused leader with a write in flight: etcd refuses that write, because the term has ended (S5)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def until(true: Callable[[], object], within_s: float = 10.0) -> None:
 
 
 async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp_path):
-    """The transaction itself is held back on the wire, beyond the reach of the process that sent it."""
+    """The transaction itself is held back in the proxy, out of reach of the process that sent it."""
     member = int(shared_cluster.endpoints[0].rpartition(":")[2])
     wire = await Proxy(member).start()
     clock = ManualClock()
@@ -53,7 +53,7 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
         with pytest.raises(Fault) as refused:
             await writing
         assert "not the region's authority" in refused.value.message
-        assert not slow.authority.leading, "it still believes that it leads"
+        assert not slow.authority.leading, "it still believes that it is the leader"
         await other.store.newest()
         (binding,) = other.every(Binding)
         assert binding.spec.node == "n2"
@@ -67,7 +67,7 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
 
 
 async def test_new_leader_waits_full_ttl_before_fencing(shared_cluster):
-    """On etcd: the nodes were silent for long before the takeover, and only the time since it counts."""
+    """The nodes were silent long before the takeover; only the time since the takeover counts."""
     clock = ManualClock()
     target = EtcdTarget(endpoints=shared_cluster.endpoints)
     first = Cell(await open_store("takeover", target), clock)
@@ -94,7 +94,7 @@ async def test_new_leader_waits_full_ttl_before_fencing(shared_cluster):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_writes_of_suspended_former_leader_are_refused(own_cluster, tmp_path):
-    """SIGSTOP with a write on the wire, past the lease; another leads; then both the process and the wire go on."""
+    """SIGSTOP with a write in flight, beyond the lease; another process leads; then process and proxy continue."""
     fleet = Fleet(tmp_path, own_cluster)
     try:
         await fleet.start(NODES)
@@ -104,10 +104,10 @@ async def test_writes_of_suspended_former_leader_are_refused(own_cluster, tmp_pa
         leader = fleet.leader_of("authority", await lease(fleet, "authority"))
         for wire in fleet.wires[leader]:
             wire.stall()
-        # Agents renew all the time, so that the authority always has a commit to make.
+        # Agents renew continuously, so the authority always has a commit to make.
         await until(lambda: any(PAGE in wire.held for wire in fleet.wires[leader]))
         fleet.signal(leader, signal.SIGSTOP)
-        fleet.signal("hollow", signal.SIGSTOP)  # and now nobody else has a reason to write that key
+        fleet.signal("hollow", signal.SIGSTOP)  # from now on nothing else writes that key
 
         other = next(name for name in ("api-1", "api-2") if name != leader)
 
@@ -119,9 +119,9 @@ async def test_writes_of_suspended_former_leader_are_refused(own_cluster, tmp_pa
         for wire in fleet.wires[leader]:
             wire.let_through()
         await until(lambda: all(wire.arrived for wire in fleet.wires[leader] if wire.held))
-        # What etcd was sent before this question it has judged before it answers it.
+        # etcd processes earlier requests before it answers this one.
         for _ in range(10):
-            assert written_at(fleet) == before, "a write of the paused leader took effect under another's term"
+            assert written_at(fleet) == before, "a write of the paused leader took effect in another leader's term"
             await asyncio.sleep(0.1)
         fleet.signal(leader, signal.SIGCONT)
         fleet.signal("hollow", signal.SIGCONT)
@@ -141,6 +141,6 @@ async def test_writes_of_suspended_former_leader_are_refused(own_cluster, tmp_pa
 
 
 def written_at(fleet: Fleet) -> int:
-    """The revision at which etcd last took a write of the page of leases; 0 when the first one is still held."""
+    """etcd revision of the last write to the lease page; 0 while the first one is held back."""
     told = json.loads(fleet.cluster.ctl("get", f"/holdfast/{REGION}/data/leasepages/page-0", "-w", "json"))
     return int(told["kvs"][0]["mod_revision"]) if "kvs" in told else 0

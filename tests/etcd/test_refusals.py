@@ -1,4 +1,4 @@
-"""What cannot work is said at once, in words that name the next step, and nothing is written."""
+"""Configurations that cannot work are refused at once, with the next step, and nothing is written."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_old_etcd_version_is_refused(shared_cluster, monkeypatch):
 
 @pytest.fixture
 def tls(tmp_path):
-    """A cluster that asks for client certificates, and what a client needs."""
+    """A cluster that requires client certificates, with the files of a client."""
     now = time.time()
     make_ca(tmp_path / "pki", now_s=now)
     server = issue(tmp_path / "pki", "etcd", "etcd", now_s=now, server=True, client=True, ips=("127.0.0.1",))
@@ -114,7 +114,7 @@ async def test_wrong_user_or_password_is_refused(tmp_path):
         target = EtcdTarget(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "word"))
         store = await open_store("here", target, tmp_path)
         await store.commit(put("/k"))
-        # A token that etcd no longer knows is replaced, and the write is made once.
+        # An expired etcd token is replaced, and the write happens once.
         store._calls._token = "gone.1"
         await store.commit(Txn(compares=(Compare("/l", 0),), writes=(Put("/l", b""),)))
         await store.close()
@@ -152,7 +152,7 @@ async def test_wiped_cell_at_next_start_is_refused(shared_cluster, tmp_path):
 
 
 async def fails(store) -> str:
-    """Waits until the store has stopped, and says why."""
+    """Waits until the store has stopped. Returns the message."""
     for _ in range(200):
         try:
             await store.get("/k")
@@ -215,7 +215,7 @@ async def test_cluster_out_of_space_refuses_writes_until_resolved(tmp_path):
 
 
 async def _accepted(store, txn: Txn) -> int:
-    """The alarm is gone when every member has heard of it."""
+    """Retries until every member has cleared the alarm."""
     for _ in range(100):
         with contextlib.suppress(Unavailable):
             return (await store.commit(txn)).revision
@@ -229,7 +229,7 @@ async def _in_turn(commits) -> None:
 
 
 def _make_room(cluster: etcd_cluster.Cluster) -> None:
-    """What an operator does: throw the past away, give the file back its free pages, raise the quota."""
+    """What an operator does: compact, defragment and raise the quota."""
     revision = cluster.ctl("get", "/x", "-w", "fields").partition('"Revision" : ')[2].split("\n")[0]
     cluster.ctl("compact", revision)
     (member,) = cluster.members

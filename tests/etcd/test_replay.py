@@ -1,4 +1,4 @@
-"""Decisions of a region that keeps its objects in etcd replay bit for bit from its history, after a restart too."""
+"""Decisions of a region on etcd replay bit for bit from its history, also after a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.store.etcd.target import EtcdTarget
 
 DECISIONS = 1_000 if os.environ.get("HOLDFAST_PROVE") else 40
 
-# The day passes on the clock of the wall, as etcd has no other.
+# Runs in real time, because etcd has no virtual clock.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800 if DECISIONS > 40 else 300)]
 
 

@@ -1,4 +1,4 @@
-"""`holdfast up --store etcd`: the whole thread on a local cluster of three; and cells of different stores together."""
+"""`holdfast up --store etcd`: a platform on a local three-member cluster, and cells on different stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cell's gate over a store in memory, on a clock that tests move."""
+"""A cell's gate over an in-memory store, with a clock that tests move."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from holdfast.store.objects import Objects
 
 
 class ManualClock:
-    """Wall time stands still until a test moves it; sleeping is real but short."""
+    """Wall time stands still until a test moves it; sleeps are real but short."""
 
     def __init__(self) -> None:
         self.now_s = 1_800_000_000.0
@@ -81,21 +81,21 @@ def link_at_global(region: str = "north") -> Principal:
 
 
 class World:
-    """One cell with what tests need to make and look at objects."""
+    """One cell, with helpers to create and read objects."""
 
     def __init__(self, cell: str, store: MemoryStore, objects: Objects, ports: TestPorts) -> None:
         self.cell, self.store, self.objects, self.ports = cell, store, objects, ports
         self.gate = Gate(cell, objects, ports)
 
     async def do(self, who: Principal, *writes: Write, **options: Any) -> Any:
-        """The first object of the commit."""
+        """Commits the writes and returns the first object."""
         return (await self.gate.commit(who, writes, **options)).objects[0]
 
     async def create(self, who: Principal, item: Object) -> Any:
         return await self.do(who, Create(item))
 
     async def plant(self, item: Object) -> Any:
-        """Puts an object that only the authority writes, the way it does: straight into the store."""
+        """Stores an object that only the authority writes, directly into the store."""
         from holdfast.model import codec
         from holdfast.model.kinds import kind_of
 

@@ -1,7 +1,6 @@
-"""The authorization matrix: principals by resources by verbs by places, held against a table written by hand.
+"""The authorization matrix: principals, resources, verbs and scopes, compared with a table written by hand.
 
-The table below is independent of the code: it lists what is allowed, line by line, and everything it does not list must
-be refused.
+The table is independent of the code: it lists what is allowed, and everything else must be refused.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ NAMESPACED = {
 }  # fmt: skip
 PLACES = ("", "shop", "bank")
 
-# principal → (resources, verbs, namespaces) that are allowed without any name or selector; "" is the cluster scope.
+# principal → (resources, verbs, namespaces) allowed without a name or selector; "" is the cluster scope.
 _ALL_NAMESPACED = " ".join(sorted(NAMESPACED))
 ALLOWED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "operator": [("*", " ".join(VERBS), PLACES)],
@@ -94,7 +93,7 @@ def test_authorization_matrix_in_region_matches_table() -> None:
 @pytest.mark.parametrize(
     ("who", "verb", "resource", "sub", "ns", "name", "fields", "cell", "allowed"),
     [
-        # Tenants: their own by name, never the list of all.
+        # Tenants: their own by name, never a list of all.
         ("shop user", "get", "tenants", "", "", "shop", {}, "global", True),
         ("shop user", "get", "tenants", "", "", "bank", {}, "global", False),
         ("shop user", "get", "namespaces", "", "", "shop", {}, "global", True),
@@ -135,11 +134,11 @@ def test_authorization_matrix_in_region_matches_table() -> None:
         ("region north", "list", "workloads", "", "shop", "", {}, "global", False),
         ("region north", "list", "quotas", "", "shop", "", {}, "global", False),
         ("region north", "list", "tenants", "", "", "", {}, "south", False),
-        # Controllers: what ownership says.
+        # Controllers: as field ownership says.
         ("scheduler", "patch", "schedulingrequests", "status", "shop", "s", {}, "north", True),
         ("scheduler", "patch", "replicas", "status", "shop", "s", {}, "north", False),
         ("scheduler", "delete", "bindings", "", "shop", "s", {}, "north", False),
-        # Everyone who is someone.
+        # Every authenticated principal.
         ("nobody", "create", "selfsubjectaccessreviews", "", "", "", {}, "global", True),
         ("nobody", "create", "selfsubjectrulesreviews", "", "", "", {}, "global", True),
         ("nobody", "create", "subjectaccessreviews", "", "", "", {}, "global", False),

@@ -1,4 +1,4 @@
-"""What a commit makes of an object: identity, versions, defaults, no-ops, conflicts, tokens, dry runs."""
+"""Effects of a commit: identity, revisions, defaults, no-ops, conflicts, fencing tokens, dry runs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_update_without_change_keeps_revision_and_audit(world: World) -> N
     again = await world.do(USER, Update(made))
     assert again is made
     equal = with_spec(made, template=msgspec.structs.replace(made.spec.template, resources={"cpu": "1000m"}))
-    assert (await world.do(USER, Update(equal))).revision == made.revision, "defaulting makes it the same"
+    assert (await world.do(USER, Update(equal))).revision == made.revision, "defaults make it equal"
     assert world.store.head == head
     assert len(await world.audit()) == records
 
@@ -217,7 +217,7 @@ async def test_older_condition_never_replaces_newer(world: World) -> None:
     assert second.last_transition_time != first.last_transition_time
     await world.do(USER, Update(with_spec(world.get(Workload, "web", "shop"), replicas=2)))
     await say("False", 2)
-    assert (await say("True", 1)).status == "False", "an older observation never replaces a newer"
+    assert (await say("True", 1)).status == "False", "an older condition never replaces a newer one"
 
 
 async def test_observed_generation_never_decreases_nor_exceeds_generation(world: World) -> None:
@@ -231,7 +231,7 @@ async def test_observed_generation_never_decreases_nor_exceeds_generation(world:
     with pytest.raises(Conflict, match="expected observedGeneration 2 or newer"):
         await world.do(who, SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}}, observed_generation=1))
     assert world.get(Workload, "web", "shop").status.summary.ready == 2
-    # The autoscaler owns another block: its older look neither lowers the count nor loses its block.
+    # The autoscaler owns another block: its older observation neither lowers observedGeneration nor loses its block.
     scaled = await world.do(
         by("autoscale"), SetStatus("Workload", made.key, made.uid, {"scale": {"replicas": 3}}, observed_generation=1)
     )
@@ -301,7 +301,7 @@ async def test_commit_above_write_limit_is_refused(world: World) -> None:
 
 
 class _AnswerLost(MemoryStore):
-    """Loses the answers of commits: after they happened, or instead of them."""
+    """Loses responses of commits: after the commit, or instead of it."""
 
     lose = ""
 
@@ -337,7 +337,7 @@ async def test_ambiguous_commit_is_read_back(lossy: World, monkeypatch: pytest.M
 
 
 async def test_concurrent_writers_on_sqlite_all_succeed(tmp_path: Path) -> None:
-    """The store knows of a write before it is published: a loser waits for that, and then wins."""
+    """The store knows of a write before it is published: a losing writer waits for that, then succeeds."""
     store = SqliteStore(tmp_path / "cell.db")
     objects = Objects(store, MemoryStore())
     await objects.start()
@@ -378,6 +378,6 @@ async def test_event_updates_leave_no_audit_record(world: World) -> None:
     more = await world.do(USER, Update(msgspec.structs.replace(made, count=2)))
     assert (more.count, more.metadata.generation) == (2, 0)
     assert await world.do(USER, Delete("Event", made.key, made.uid)) is None
-    assert len(await world.audit()) == records, "events are for people and leave no trail"
+    assert len(await world.audit()) == records, "events have no audit record"
     with pytest.raises(BadRequest, match="commit them separately"):
         await world.do(USER, Create(with_meta(made, name="f", resource_version="")), Create(workload()))

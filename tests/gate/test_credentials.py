@@ -1,4 +1,4 @@
-"""Certificates, tokens, and the principals they stand for; every state a credential can be in."""
+"""Certificates, tokens and their principals, in every state a credential can have."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_expired_revoked_or_foreign_token_is_unauthorized(tmp_path: Path, ports:
         auth.from_token(regional)
     assert Authenticator("north", ports, tokens=file).from_token(regional).name == "b"
     assert auth.from_token(lasting).name == "c"
-    # Another process revokes it; the file is read again.
+    # Another process revokes it; the file is reread.
     assert TokenFile(tmp_path / "tokens.json").revoke("lasting")
     with pytest.raises(Unauthorized):
         auth.from_token(lasting)
@@ -150,7 +150,7 @@ def test_issue_keeps_existing_certificate_until_it_expires_soon(tmp_path: Path, 
 
 
 async def test_issued_certificates_authenticate_both_sides_of_tls(tmp_path: Path) -> None:
-    """A real handshake both ways, and one with a stranger's certificate."""
+    """A real handshake both ways, and one with a certificate of another CA."""
     import time
 
     now = time.time()

@@ -1,4 +1,4 @@
-"""Exclusive work is made only while its region has the ordinal, judged in the transaction that makes it (S7)."""
+"""Exclusive replicas are created only while their region holds the ordinal, checked in the same transaction (S7)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_ordinary_replica_needs_no_assignment(north: World) -> None:
 
 
 async def test_replica_creation_in_flight_fails_after_ordinal_withdrawal(north: World) -> None:
-    """Planned while the region had it, carried out after the region has said that it has it no more."""
+    """Planned while the region held the ordinal, committed after the region reported that it does not."""
     held = await north.create(LINK, given(0))
     plan = WritePlan("north", north.objects, north.ports, REPLICATE)
     plan.add([Create(exclusive(0))], None)

@@ -1,4 +1,4 @@
-"""Wrong, hostile or careless input about the fleet: each is refused with what to do instead."""
+"""Invalid or dangerous input about the fleet: each is refused with the next step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_incomplete_override_is_refused(world: World, spec: dict[str, Any]
 async def test_override_approval_by_requester_is_refused(world: World) -> None:
     kind = OverrideKind.DECLARE_REGION_LOST
     stored = await world.create(OPERATOR, override(kind=kind))
-    assert stored.spec.requester == "ann", "who asks is not for the asker to say"
+    assert stored.spec.requester == "ann", "the requester is the authenticated user"
     with pytest.raises(Fault, match="the requester cannot approve it"):
         await approve(world, OPERATOR, stored, "ann")
     approved = await approve(world, SECOND, stored, "sue")
@@ -138,7 +138,7 @@ async def test_break_glass_override_is_accepted_only_while_partitioned(north: Wo
 async def test_region_can_report_only_its_own_break_glass_overrides(world: World) -> None:
     told = BreakGlass(region="north", uid="u", requested_ttl_seconds=600.0)
     record = await world.create(link_at_global(), given_in_region(requester="ann", break_glass=told))
-    assert record.spec.requester == "ann", "the region says who asked"
+    assert record.spec.requester == "ann", "the region reports the requester"
     wrong = (
         given_in_region("break-glass-north-2", break_glass=told, kind=OverrideKind.EMERGENCY_QUOTA, quota={"cpu": "9"}),
         given_in_region("break-glass-north-3", break_glass=told, ttl_seconds=9000.0),

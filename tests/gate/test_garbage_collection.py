@@ -1,4 +1,4 @@
-"""Garbage collection, run by the real runtime over a real gate."""
+"""Garbage collection by the real controller runtime over a real gate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from holdfast.model.writes import Delete, Update
 
 
 class Running:
-    """A world whose collector runs."""
+    """A world with a running collector."""
 
     def __init__(self, world: World) -> None:
         client = LocalClient(world.gate, by("collect", world.cell))
@@ -93,14 +93,14 @@ def owned_by(*owners: Object, block: bool = False) -> tuple[OwnerReference, ...]
 
 
 async def finish(world: World, item: Any) -> None:
-    """What `assign` does at the end of a workload."""
+    """Removes the finalizer of a workload, as `assign` does at its end."""
     held = world.get(Workload, item.metadata.name, "shop")
     left = tuple(f for f in held.metadata.finalizers if f != "holdfast.dev/assignments")
     await world.do(by("assign"), Update(with_meta(held, finalizers=left)))
 
 
 async def test_dependent_of_unknown_kind_is_kept(collected: World) -> None:
-    """Its owner may be there: only a release that knows the kind could say."""
+    """Its owner may exist: only a release that knows the kind can tell."""
     owner = await collected.create(USER, workload())
     tomorrow = OwnerReference(api_version="holdfast.dev/v2", kind="Tomorrow", name="t", uid="t-1")
     await collected.create(by("assign"), with_meta(assignment("north"), owner_references=(tomorrow,)))
@@ -202,7 +202,7 @@ async def test_terminating_tenant_is_emptied_in_order(collected: World) -> None:
 
 
 async def test_collector_deletion_with_existing_owner_is_refused(world: World) -> None:
-    """Its cache may lag: the gate looks at current state before it lets a dependent go."""
+    """The collector's cache may be stale: the gate checks current state before it deletes a dependent."""
     owner = await world.create(USER, workload())
     made = await world.create(by("assign"), with_meta(assignment(), owner_references=owned_by(owner)))
     with pytest.raises(Conflict, match="owner Workload web still exists"):
@@ -225,7 +225,7 @@ async def test_region_collector_removes_leftovers_but_no_claims(collected_north:
     assert north.get(Decision, "d", "shop"), "not while a replica is left"
     await north.do(by("release", "north"), Update(with_meta(going, finalizers=())))
     await until(lambda: north.get(Decision, "d", "shop") is None, "then its leftovers go")
-    assert north.get(Binding, "web-north-0.1", "shop"), "a claim is freed on proof, by the authority"
+    assert north.get(Binding, "web-north-0.1", "shop"), "only the authority releases a claim, on proof"
 
 
 async def test_resync_finds_leftovers_without_event(north: World) -> None:
@@ -249,5 +249,5 @@ async def test_replicas_of_deleted_assignment_are_collected(collected_north: Wor
 
 def test_collector_watches_owners_but_not_claims() -> None:
     controller = garbage_collection("north")
-    assert Binding not in controller.wakes, "claims are not its business"
-    assert Assignment in controller.wakes, "copies may own something"
+    assert Binding not in controller.wakes, "it does not watch claims"
+    assert Assignment in controller.wakes, "mirrors may own objects"

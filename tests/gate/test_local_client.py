@@ -1,4 +1,4 @@
-"""The in-process client: reads, watches, events, and the way to the authority."""
+"""The in-process client: reads, watches, events, and placement calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_local_client_reads_lists_and_watches_shared_objects(world: World)
     (changed, new) = [seen for seen in await anext(watch)]
     assert (changed.object.spec.replicas, changed.old.spec.replicas, changed.deleted) == (2, 1, False)
     assert (new.object.metadata.name, new.old) == ("b", None)
-    assert new.object is world.get(Workload, "b", "shop"), "shared, never copied or decoded again"
+    assert new.object is world.get(Workload, "b", "shop"), "shared, not copied or decoded again"
 
 
 async def test_local_client_watch_by_field_filters(north: World) -> None:

@@ -1,4 +1,4 @@
-"""Bad policies are refused where they are written, with the position of the error."""
+"""Invalid policies are refused on write, with the position of the error."""
 
 from __future__ import annotations
 

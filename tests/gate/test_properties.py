@@ -1,4 +1,4 @@
-"""What holds for any sequence of writes and for any data at all."""
+"""Properties that hold for any sequence of writes and any data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _fresh() -> World:
 
 
 def _write(step: str, value: Any, item: Any) -> tuple[Any, Any]:
-    """Who writes what for a step."""
+    """The principal and the write of a step."""
     match step:
         case "scale":
             return USER, Update(with_spec(item, replicas=value))
@@ -73,7 +73,7 @@ def test_revision_and_generation_match_changes(steps: list[tuple[str, Any]]) -> 
             if before is None:
                 if step == "create":
                     made = await world.create(USER, workload())
-                    assert made.uid not in uids, "an identity is never used twice"
+                    assert made.uid not in uids, "a uid is never reused"
                     uids.add(made.uid)
                 continue
             try:
@@ -94,7 +94,7 @@ def test_revision_and_generation_match_changes(steps: list[tuple[str, Any]]) -> 
             assert grew == int(after.spec != before.spec or went)
             assert before.status.observed_generation <= after.status.observed_generation <= after.metadata.generation
         records = [r for r in await world.audit() if r.result == "Committed"]
-        assert sum(len(r.entries) for r in records) == world.store.head, "one entry per change, none more"
+        assert sum(len(r.entries) for r in records) == world.store.head, "exactly one audit entry per change"
         await world.objects.close()
 
     asyncio.run(run())
@@ -103,7 +103,7 @@ def test_revision_and_generation_match_changes(steps: list[tuple[str, Any]]) -> 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from([k for k in ALL if k.home is not Home.REGION]), _data, _data, _data)
 def test_random_object_raises_only_faults(kind: Any, spec: Any, status: Any, labels: Any) -> None:
-    """Objects built past all type checks are answered with a Fault, or stored as what their bytes say."""
+    """Objects built without type checks raise a Fault, or are stored as their bytes decode."""
 
     async def run() -> None:
         world = await _fresh()

@@ -1,4 +1,4 @@
-"""The memory of joins and revocations beside a store: nothing it was told is forgotten, whatever tears or returns."""
+"""The revocation journal beside a store: no recorded revocation is lost, whatever is torn or restored."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_restored_identities_keep_revocations_and_later_joins() -> None:
     since = [{"a": node("a", 5, 5)}, {"b": node("b", 9), "c": node("c", 12)}]
     kept = restore_identities(SAVED, since, None)
     assert facts(identities_in_backup(kept)) == {"a": (5, 5), "b": (9, 0), "c": (12, 0)}
-    assert len(kept) == 3, "a join token may have been used up or taken back since: none comes back"
+    assert len(kept) == 3, "join tokens are dropped: they may have been used or revoked since"
     assert facts(identities_in_backup(restore_identities(SAVED, [{"b": fully_revoked(node("b", 7))}], None)))["b"] == (7, 7)
 
 
@@ -132,12 +132,12 @@ async def test_restore_merges_replaced_store_and_journals(tmp_path: Path) -> Non
     RevocationJournal(here.journal).rewrite({"a": node("a", 5), "b": node("b", 9)})
 
     await storage.restore(here, tmp_path / "saved", replace=True)
-    assert facts(held(here)) == {"a": (5, 5), "b": (9, 0)}, "one from the data that was given up, one from the journal"
+    assert facts(held(here)) == {"a": (5, 5), "b": (9, 0)}, "one from the replaced store, one from the journal"
 
     new = StoreLocation(cell="us-east", state=tmp_path / "new")
     with pytest.raises(StoreFailed, match="no revocation journal covers"):
         await storage.restore(new, tmp_path / "saved", replace=False)
-    assert not new.file.exists(), "it asks before it does anything"
+    assert not new.file.exists(), "nothing is changed before the operator decides"
     await storage.restore(new, tmp_path / "saved", replace=False, journals=[here.journal])
     assert facts(held(new)) == {"a": (5, 0), "b": (9, 0)}
     distrusting = StoreLocation(cell="us-east", state=tmp_path / "third")

@@ -1,4 +1,4 @@
-"""Who may write what, where: ownership, homes, scopes, finalizers, metadata, admission; and what the audit shows."""
+"""Who may write what, and where: ownership, home cells, scopes, finalizers, metadata, admission, audit."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_principal_without_role_cannot_write(world: World) -> None:
             await world.do(viewer, write)
 
 
-# Homes and mirrors
+# Home cells and mirrors
 
 
 async def test_region_refuses_write_to_global_kind(north: World) -> None:
@@ -137,7 +137,7 @@ async def test_mirror_keeps_identity_of_original(north: World) -> None:
     copy = await north.do(link, Update(going))
     assert copy.metadata.terminating and copy.metadata.generation == 5
     bare = await north.do(link, Update(with_meta(copy, finalizers=())))
-    assert bare is not None, "a copy goes when the link says so, not by itself"
+    assert bare is not None, "only the link removes a mirror"
     assert await north.do(link, Update(bare)) is bare
     with pytest.raises(Forbidden):
         await north.do(by("collect", "north"), Delete("Assignment", copy.key, copy.uid))
@@ -235,7 +235,7 @@ async def test_lease_renewal_leaves_no_audit_record(world: World) -> None:
     assert made.metadata.generation == 0
     records = len(await world.audit())
     await world.do(by("assign"), Update(with_spec(made, holder_identity="me")))
-    assert len(await world.audit()) == records, "renewing a lease is a heartbeat, not an act"
+    assert len(await world.audit()) == records, "a lease renewal is not audited"
 
 
 # Namespaces
@@ -254,7 +254,7 @@ async def test_create_in_missing_or_terminating_namespace_is_refused(world: Worl
 
 
 async def test_create_racing_with_tenant_deletion_is_refused(world: World) -> None:
-    """The tenant's revision is part of the transaction: it cannot start to go between the check and the commit."""
+    """The tenant's revision is compared in the transaction: its deletion cannot start between check and commit."""
     shop = world.get(Tenant, "shop")
     objects, real = world.objects, world.objects.commit
 

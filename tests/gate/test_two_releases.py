@@ -1,5 +1,6 @@
-"""Two processes of one cell, one of the next release, on one store: each follows the other live and loses nothing that
-both know."""
+"""Two processes of one cell, one of them of the next release, on one store: each follows the other and loses no field
+that both know.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ async def test_unknown_fields_survive_write_without_change(world: World, beside:
     held = world.get(Workload, "web", "shop")
     await world.do(USER, Update(held))
     again = world.objects.entry(WORKLOAD, "shop", "web")
-    assert again is not None and again.revision == entry.revision, "nobody corrects what is only unknown"
+    assert again is not None and again.revision == entry.revision, "unknown fields alone cause no write"
     await world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 2}}))
     less = world.objects.entry(WORKLOAD, "shop", "web")
-    assert less is not None and UNKNOWN.encode() not in less.value, "dropped by whoever rewrites it"
+    assert less is not None and UNKNOWN.encode() not in less.value, "dropped by the release that rewrites it"

@@ -43,14 +43,14 @@ def test_a_failed_stage_is_told_with_its_last_words_and_the_others_run(staged: M
     said: list[str] = []
     assert staged.run_stages(stages, tmp_path, said.append) == 1
     assert "    why" in said
-    assert any(re.fullmatch(r"\[2/4\] second: failed: `.*` ended with 3 after \d+:\d\d min", line) for line in said), (
+    assert any(re.fullmatch(r"\[2/4\] second: failed: `.*` exited with 3 after \d+:\d\d min", line) for line in said), (
         said
     )
     ends = [line.split() for line in said[-5:-1]]
     assert [(words[0], words[3].rstrip(":")) for words in ends] == [
         ("first", "ok"), ("second", "failed"), ("third", "failed"), ("last", "ok"),
     ]  # fmt: skip
-    assert said[-1] == "2 of 4 stages went well"
+    assert said[-1] == "2 of 4 stages passed"
     assert "never" not in (tmp_path / "second.log").read_text().splitlines()
     assert (tmp_path / "last.log").read_text().splitlines()[-1] == "7"
 
@@ -161,7 +161,7 @@ def test_stages_are_listed_and_one_that_is_not_there_is_told(prove: ModuleType) 
     assert prove.main(["list"], said.append) == 0
     assert len(said) == len(prove.stages(2))
     assert prove.main(["drills,nothing"], said.append) == 2
-    assert "there is no stage nothing; there are: worlds" in said[-1]
+    assert "stage nothing: not found (expected one of simulations" in said[-1]
 
 
 def test_stages_run_where_they_are_asked_for(prove: ModuleType) -> None:
@@ -169,4 +169,4 @@ def test_stages_run_where_they_are_asked_for(prove: ModuleType) -> None:
     made = subprocess.run(
         [sys.executable, str(SCRIPTS / "prove.py"), "list"], capture_output=True, text=True, cwd=os.sep, check=True
     )
-    assert made.stdout.startswith("worlds ")
+    assert made.stdout.startswith("simulations ")

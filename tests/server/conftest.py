@@ -1,4 +1,4 @@
-"""The application in process: real objects, gate and authentication, spoken to over ASGI."""
+"""The application in process: real objects, gate and authentication, called over ASGI."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reply:
 
 
 class Api:
-    """Requests as some user. The certificate is what TLS would have handed over."""
+    """Requests as some user. The certificate is what TLS would have provided."""
 
     def __init__(self, app: Application, user: str = "ada", headers: Iterable[tuple[str, str]] = ()) -> None:
         self.app = app
@@ -125,7 +125,7 @@ class Api:
 
 
 class Watching:
-    """A watch that is open: `async with api.watch(…) as events: await events.next()`."""
+    """An open watch: `async with api.watch(…) as events: await events.next()`."""
 
     def __init__(self, api: Api, path: str, headers: list[tuple[str, str]]) -> None:
         self._api, self._path, self._headers = api, path, headers
@@ -165,7 +165,7 @@ class Watching:
                 self.started.set()
                 return
             *lines, self._rest = (self._rest + message.get("body", b"")).split(b"\n")
-            for line in filter(None, lines):  # agents' streams have blank ones
+            for line in filter(None, lines):  # agent streams contain blank lines
                 self._lines.put_nowait(json.loads(line))
             if not message.get("more_body"):
                 if self._rest:
@@ -176,7 +176,7 @@ class Watching:
 
 
 class World:
-    """One cell: its objects, its gate, and the application in front."""
+    """One cell: its objects, its gate, and the application."""
 
     def __init__(self, cell: str, folder: Path) -> None:
         self.cell = cell

@@ -1,4 +1,4 @@
-"""core/v1 nodes and pods: what kubectl's cordon and drain ask for, of the nodes and bindings that are there."""
+"""core/v1 nodes and pods, as kubectl's cordon and drain use them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_core_node_shows_core_and_holdfast_fields(api: Api, region: World)
 
 
 async def test_node_conditions_have_heartbeat_time_of_lease(api: Api, region: World) -> None:
-    """`kubectl describe node` shows a time that is not there as one of the year 1."""
+    """`kubectl describe node` shows a missing time as one of the year 1."""
     lease = NodeLease(epoch=1, renewed_at_s=parse_time("2026-02-03T04:05:06Z"), ttl_s=15.0)
     page = LeasePage(metadata=ObjectMeta(name="page-0"), spec=LeasePageSpec(page=0, leases={"n1": lease}))
     await region.commit(Create(page), role="authority")
@@ -72,9 +72,9 @@ async def test_node_conditions_have_heartbeat_time_of_lease(api: Api, region: Wo
     assert {c["lastHeartbeatTime"] for c in other["status"]["conditions"]} == {other["metadata"]["creationTimestamp"]}
     assert (await api.get("/api/v1/nodes/n1")).json["status"] == heard["status"]
     plain = (await api.get("/apis/holdfast.dev/v1/nodes/n1")).json
-    assert "lastHeartbeatTime" not in str(plain), "a heartbeat is no part of the node"
+    assert "lastHeartbeatTime" not in str(plain), "a heartbeat is not part of the Node"
     done = await api.call("PUT", "/api/v1/nodes/n1", {**heard, "spec": {**heard["spec"], "unschedulable": True}})
-    assert done.code == 200 and node(region).spec.unschedulable, "what was read can be written back"
+    assert done.code == 200 and node(region).spec.unschedulable, "the object as read can be written back"
 
 
 async def test_uncordon_also_ends_a_drain(api: Api, region: World) -> None:
@@ -84,7 +84,7 @@ async def test_uncordon_also_ends_a_drain(api: Api, region: World) -> None:
     await api.merge("/apis/holdfast.dev/v1/nodes/n1", {"spec": {"drain": True, "drainSeconds": 60}})
     await api.call("PATCH", "/api/v1/nodes/n1", {"spec": {"unschedulable": None}}, type=STRATEGIC)
     spec = node(region).spec
-    assert (spec.unschedulable, spec.drain, spec.drain_seconds) == (False, False, 0.0), "uncordon ends a drain as well"
+    assert (spec.unschedulable, spec.drain, spec.drain_seconds) == (False, False, 0.0), "uncordon also ends a drain"
 
 
 async def test_pods_of_node_are_its_bindings(api: Api) -> None:
@@ -136,8 +136,8 @@ async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: A
     waits = await api.post(f"{POD}/eviction", EVICTION)
     assert waits.code == 429
     assert "shop/web-0: disruption budget: disruption.maxUnavailable is 0" in waits.json["message"]
-    assert node(region).spec.drain, "the wish stands"
-    # Told when to come back, client-go asks ten times within the one request, and kubectl forgets its --timeout.
+    assert node(region).spec.drain, "the drain request stays"
+    # With Retry-After, client-go would retry ten times within one request, and kubectl would exceed its --timeout.
     assert "retry-after" not in waits.headers and "retryAfterSeconds" not in waits.json["details"]
 
 
@@ -169,7 +169,7 @@ async def test_discovery_lists_eviction_subresource(api: Api) -> None:
 
 
 async def answered(region: World, lines: list[dict[str, str]]) -> None:
-    """What an agent does: hears the question on its stream, and posts what it finds until there is no more."""
+    """Plays the agent: reads the call from its stream and posts the rows."""
     node = Api(region.app, "holdfast:node:west:n1")
     async with node.watch("/node/v1/n1/calls") as asks:
         ask = await asks.next()

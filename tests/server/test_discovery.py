@@ -1,4 +1,4 @@
-"""Discovery, version, OpenAPI, health and reviews: what clients ask before they do anything."""
+"""Discovery, version, OpenAPI, health and reviews: the first requests of every client."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_openapi_document_has_extensions_for_kubectl(api: Api) -> None:
 
 
 def _dangling(document: Any) -> set[str]:
-    """References to schemas that are not there."""
+    """References to missing schemas."""
     found: set[str] = set()
 
     def look(node: Any) -> None:

@@ -1,7 +1,6 @@
-"""Thousands of requests no client would send: never a 5xx, always a Status, nothing stored by what was refused.
+"""Thousands of malformed requests: never a 5xx, always a Status, and nothing stored.
 
-Requests are made from valid ones by seeded mutation, so that they get past the first check, and a failure can be run
-again.
+Requests are valid ones with seeded mutations, so that they pass the first checks and a failure can be reproduced.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", 
 
 
 def mutated(chance: random.Random, value: Any, depth: int = 0) -> Any:
-    """`value` with something wrong somewhere in it."""
+    """`value` with an error somewhere in it."""
     roll = chance.random()
     if depth > 5 or roll < 0.15:
         return chance.choice(VALUES)

@@ -1,4 +1,4 @@
-"""Scale, commits, notices, placement, endpoints, metrics and turns."""
+"""Scale, commits, notices, placement, endpoints, metrics and flow control."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_scale_subresource_reads_and_validates_replicas(api: Api) -> None:
     done = await api.merge(f"{WORKLOADS}/web/scale", {"spec": {"replicas": 5}})
     assert (done.code, done.json["spec"]["replicas"], done.json["kind"]) == (200, 5, "Scale")
     found["spec"]["replicas"] = 6
-    assert (await api.put(f"{WORKLOADS}/web/scale", found, type="")).code == 409, "its revision is old"
+    assert (await api.put(f"{WORKLOADS}/web/scale", found, type="")).code == 409, "its revision is stale"
     fresh = (await api.get(f"{WORKLOADS}/web/scale")).json
     fresh["spec"]["replicas"] = 6
     assert (await api.put(f"{WORKLOADS}/web/scale", fresh, type="")).json["spec"]["replicas"] == 6
@@ -128,7 +128,7 @@ async def test_user_can_create_and_patch_event(api: Api) -> None:
 
 
 class Authority:
-    """Answers every call and remembers who asked: what the application hands on is what is tested."""
+    """Accepts every call and records the caller."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, Any, Any]] = []
@@ -209,7 +209,7 @@ async def test_metrics_require_operator_unless_open(api: Api, world: World) -> N
     assert (await api.as_user("").get("/metrics")).code == 200
 
 
-# Turns -----------------------------------------------------------------------------------------------------------
+# Flow control ----------------------------------------------------------------------------------------------------
 
 
 def user(name: str, tenant: str) -> Principal:
@@ -254,7 +254,7 @@ async def test_full_flow_is_refused_while_others_are_served(narrow: FlowControl)
     assert refused.value.retry_after_s >= 1
     held.append(asyncio.create_task(hold(user("b", "two"), "two")))
     await asyncio.sleep(0)
-    assert not held[-1].done(), "another tenant still has room to wait"
+    assert not held[-1].done(), "another tenant still has room in the queue"
     operator = from_identity("ada", ("holdfast:operators",), credential="test")
     async with asyncio.timeout(1), narrow.admit(operator, ""):
         pass

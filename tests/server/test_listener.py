@@ -1,4 +1,4 @@
-"""The listener on real sockets: TLS, certificates, slow and half-open clients, and the end."""
+"""The listener on real sockets: TLS, certificates, slow and half-open clients, and shutdown."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Client:
             return int(head.split()[1]), json.loads(await self.reader.readexactly(size) or b"null")
 
     async def closed(self, within_s: float = 5.0) -> bytes:
-        """Everything until the server hangs up."""
+        """Everything until the server closes the connection."""
         async with asyncio.timeout(within_s):
             return await self.reader.read()
 
@@ -125,7 +125,7 @@ async def test_slow_body_is_answered_with_408_and_closed(
     await client.send(head.encode() + b'{"metadata"')
     code, said = await client.answer()
     assert (code, said["kind"]) == (408, "Status")
-    assert await client.closed() == b"", "the connection is not used again"
+    assert await client.closed() == b"", "the connection is closed"
     client.close()
 
 
@@ -138,7 +138,7 @@ async def test_body_announced_too_large_is_refused_before_transfer(plain: Listen
     client.close()
     stranger = await Client.to(plain.port)
     await stranger.send(f"POST {WORKLOADS} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode())
-    assert (await stranger.answer())[0] == 401, "nobody waits for the body of a stranger"
+    assert (await stranger.answer())[0] == 401, "the body of an unauthenticated client is not awaited"
     stranger.close()
 
 
@@ -172,12 +172,12 @@ async def test_responses_are_single_writes_in_request_order(plain: Listener, mon
     head, _, body = (await client.closed()).partition(b"\r\n\r\n")
     assert b"connection: close" in head
     assert body == b""
-    assert len(written) == 3, "three answers, three writes"
+    assert len(written) == 3, "three responses, three writes"
     client.close()
 
 
 class _Overheard:
-    """A transport whose writes are heard; everything else goes straight through."""
+    """A transport that records writes."""
 
     def __init__(self, transport: asyncio.Transport, write: Callable[[bytes], None]) -> None:
         self._transport = transport
@@ -190,7 +190,7 @@ class _Overheard:
 async def test_watcher_that_stops_reading_is_disconnected(
     plain: Listener, world: World, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half-open watchers: the socket's buffers fill, the stream is ended, and nothing stays behind."""
+    """Half-open watchers: the socket buffers fill, the stream is ended, and no resources are left."""
     monkeypatch.setattr(limits, "SEND_STALL_TIMEOUT_S", 0.3)
     token = world.tokens.issue("t", "ada", (OPERATORS,))
     clients = [await Client.to(plain.port) for _ in range(5)]
@@ -255,7 +255,7 @@ async def test_listener_stop_ends_streams_cleanly(world: World, api: Api) -> Non
     await client.send(head.encode())
     await client.reader.readuntil(b"\r\n\r\n")
     await server_listener.stop()
-    assert (await client.closed()).endswith(b"0\r\n\r\n"), "the stream was ended and not cut"
+    assert (await client.closed()).endswith(b"0\r\n\r\n"), "the stream ended cleanly"
     client.close()
     with pytest.raises(ConnectionError):
         await Client.to(server_listener.port)

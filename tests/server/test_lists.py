@@ -1,4 +1,4 @@
-"""Lists: selectors, pages of one state, revisions, and the forms they come in."""
+"""Lists: selectors, consistent pages, revisions, and response forms."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_accept_header_selects_json_or_is_refused(api: Api) -> None:
 
 
 def test_table_columns_of_every_kind_render_bare_object() -> None:
-    """Every cell of every kind can be made from a bare object: a broken column would only show as an empty one."""
+    """A broken column would only show as an empty one."""
     for resource in RESOURCES:
         kind = resource.kind
         assert kind.name in tables.COLUMNS, kind.name
@@ -187,7 +187,7 @@ def test_table_columns_of_every_kind_render_bare_object() -> None:
 
 
 def bare(type_: type[Any]) -> Any:
-    """An object with every required field filled in."""
+    """An object with every required field set."""
     import msgspec
 
     def made(info: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Creating, reading, changing and deleting objects: the rules every Kubernetes client relies on."""
+"""Create, read, update and delete: the rules that every Kubernetes client relies on."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_dry_run_stores_nothing(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     changed = await api.merge(f"{WORKLOADS}/web?dryRun=All", {"spec": {"replicas": 9}})
     assert changed.json["spec"]["replicas"] == 9
-    stored = await api.get(f"{WORKLOADS}/web")  # `kubectl diff` compares with this one: only what changes may differ
+    stored = await api.get(f"{WORKLOADS}/web")  # `kubectl diff` compares with this object
     assert changed.json["metadata"]["resourceVersion"] == stored.json["metadata"]["resourceVersion"]
     assert (await api.delete(f"{WORKLOADS}/web?dryRun=All")).code == 200
     assert (await api.get(f"{WORKLOADS}/web")).json["spec"]["replicas"] == 3

@@ -1,4 +1,4 @@
-"""Patches of every type, on data and over the API."""
+"""All patch types, on data and over the API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_invalid_json_patch_raises_and_keeps_input(patch: Any, fault: type[Fault
     target = {"a": 1, "l": [1], "d": {}}
     with pytest.raises(fault):
         json_patch(target, patch)
-    assert target == {"a": 1, "l": [1], "d": {}}, "the input is never changed"
+    assert target == {"a": 1, "l": [1], "d": {}}, "the input is never modified"
 
 
 @given(plain, plain)
@@ -95,7 +95,7 @@ async def test_json_patch_over_api_applies_or_is_refused(api: Api) -> None:
 
 
 async def test_patch_with_stale_revision_is_refused(api: Api) -> None:
-    """How kopf writes: the patch is refused when someone else was faster."""
+    """As kopf writes: the patch is refused if another writer was faster."""
     item = (await api.post(WORKLOADS, workload())).json
     await api.merge(f"{WORKLOADS}/web", {"spec": {"replicas": 8}})
     operations = [

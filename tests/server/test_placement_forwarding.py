@@ -1,4 +1,4 @@
-"""A placement call that is passed on carries its caller's name, believed only from a server of the same cell."""
+"""A forwarded placement call carries its caller's name, accepted only from a server of the same cell."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_forwarded_call_with_invalid_header_is_forbidden(header):
 
 
 class _Objects:
-    """What a server knows of the election."""
+    """The election lease as a server sees it."""
 
     def __init__(self, holder: str) -> None:
         self._lease = Lease(ObjectMeta(name="authority"), LeaseSpec(holder_identity=holder))

@@ -1,4 +1,4 @@
-"""A policy that names what is not there is refused with the place of the mistake, by HTTP as people write it."""
+"""A policy with unknown names is refused with the position of the error, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes in: JSON, YAML and protobuf, well formed or not."""
+"""Request bodies: JSON, YAML and protobuf, valid and invalid."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def envelope(api_version: str, kind: str, raw: bytes) -> bytes:
 
 
 def test_protobuf_namespace_of_kubectl_decodes_without_zero_values() -> None:
-    """kubectl 1.32 and later: zero values and empty messages are written out and must not show up."""
+    """kubectl 1.32 and later encodes zero values and empty messages; they must not appear in the result."""
     labels = field(11, field(1, b"team") + field(2, b"red"))
     meta = (
         field(1, b"blue")

@@ -1,4 +1,4 @@
-"""The schema tree: true to the types, and what passes a walk always converts."""
+"""The schema tree matches the types, and data that passes it always converts."""
 
 from __future__ import annotations
 

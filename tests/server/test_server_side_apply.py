@@ -1,4 +1,4 @@
-"""Server-side apply: who owns what, conflicts, and fields that go away."""
+"""Server-side apply: field ownership, conflicts, and removed fields."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_field_applied_by_two_managers_stays_until_both_drop_it(api: Api) 
     dropped = workload()
     del dropped["spec"]["replicas"]
     left = (await api.apply(WEB, dropped, "a")).json
-    assert left["spec"]["replicas"] == 3, "b still wants it"
+    assert left["spec"]["replicas"] == 3, "b still owns it"
     assert (await api.apply(WEB, {"spec": {"replicas": 5}, "metadata": {}}, "b")).json["spec"]["replicas"] == 5
 
 
@@ -80,7 +80,7 @@ async def test_apply_merges_keyed_list_items(api: Api) -> None:
     gone = (await api.apply(WEB, {"metadata": {}, "spec": {}}, "b")).json
     assert [port["name"] for port in gone["spec"]["template"]["ports"]] == ["http"]
     clash = {"metadata": {}, "spec": {"template": {"ports": [{"name": "http", "port": 80}]}}}
-    assert (await api.apply(WEB, clash, "b")).code == 200, "a never said which port"
+    assert (await api.apply(WEB, clash, "b")).code == 200, "a does not own the port"
     mine = workload()
     mine["spec"]["template"]["ports"] = [{"name": "http", "port": 81}]
     refused = await api.apply(WEB, mine, "a")
@@ -199,12 +199,12 @@ def test_apply_sequence_leaves_only_owned_fields(steps: list[tuple[str, Any]]) -
         done = applied(live, owners, config, manager)
         live, owners = done.data, done.owners
         again = applied(live, owners, config, manager)
-        assert (again.data, again.owners) == (live, owners), "an apply repeated changes nothing"
+        assert (again.data, again.owners) == (live, owners), "a repeated apply changes nothing"
         assert owners[Owner(manager, APPLY)].paths == owned_paths(SCHEMA, config)
         everyone = frozenset().union(*(entry.paths for entry in owners.values()))
         leaves = {path for path in owned_paths(SCHEMA, live) if not path[-1].startswith("k:")}
         kept = {path for path in leaves if path[-1] == "f:name" or path == ("f:spec",)}
-        assert leaves - kept <= everyone, "whatever nobody wants any more is gone"
+        assert leaves - kept <= everyone, "a field without owner is removed"
     assert parse(render(owners)) == {owner: entry for owner, entry in owners.items() if entry.paths}
 
 

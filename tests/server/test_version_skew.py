@@ -1,4 +1,4 @@
-"""The server for a neighbour of another release: it answers, and warns of what it left out."""
+"""The server with a client of another release: it accepts the write and warns about dropped fields."""
 
 from __future__ import annotations
 

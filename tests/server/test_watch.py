@@ -1,4 +1,4 @@
-"""Watches: every change once and in order, from exactly where they start."""
+"""Watches: every change once and in order, from exactly the starting revision."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_watch_from_compacted_revision_is_expired(
     for n in range(3):
         await api.merge(f"{WORKLOADS}/a", {"spec": {"replicas": 5 + n}})
     await world.store.compact(world.store.head)
-    # Recent changes stay in memory whatever the store has forgotten; a server that starts anew has only the store.
+    # Recent changes stay in memory even if the store has compacted them; a restarted server has only the store.
     world.objects = world.app.objects = Objects(world.store, MemoryStore())
     await world.objects.start()
     async with api.watch(f"{WORKLOADS}?watch=true&resourceVersion={head - 1}") as events:
@@ -168,7 +168,7 @@ async def test_stalled_watcher_is_disconnected(api: Api, world: World, monkeypat
         await api.post(WORKLOADS, workload("a"))
         await asyncio.wait_for(events._task, 5)
         streams = world.objects._durable.caches["Workload"].streams
-        assert not streams._by_namespace, "nothing may be kept for a client that is gone"
+        assert not streams._by_namespace, "nothing is kept for a disconnected client"
         events.reading.set()
 
 

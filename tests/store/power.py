@@ -1,8 +1,8 @@
-"""A disk that loses what was not synced: everything SQLite asks of it is recorded, and any moment can be cut off.
+"""A simulated disk that loses unsynced writes: SQLite's calls are recorded, and the record can be cut at any point.
 
-`Recorder` stands between SQLite and the real files and writes down what happened, in order. `Disk` plays such a record
-back: what was synced is on it; of what was written since, each sector is there or not, or is torn. The pessimism is
-that of a disk with a cache under a file system that keeps the order of nothing but what a sync of it makes durable.
+`Recorder` sits between SQLite and the real files and records events in order. `Disk` replays a record: synced data is
+present; of later writes each sector is present, missing or torn. This models a disk with a write cache under a file
+system that orders nothing except what a sync makes durable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Event = tuple[Any, ...]
 
 
 class Recorder(apsw.VFS):
-    """The default of this process from now on. `events` grows as SQLite works, and with what is said to it."""
+    """The default VFS of this process from now on. `events` records SQLite's calls and explicit notes."""
 
     def __init__(self) -> None:
         super().__init__("recorded", "unix", makedefault=True)
@@ -54,7 +54,7 @@ class _Recorded(apsw.VFSFile):
         self._events.append(("truncate", self._name, newsize))
 
     def xSync(self, flags: int) -> None:
-        # Another thread may write meanwhile: only what was there when the sync began is durable by it.
+        # Another thread may write concurrently: only data written before the sync began becomes durable.
         until = len(self._events)
         super().xSync(flags)
         self._events.append(("sync", self._name, until))
@@ -71,7 +71,7 @@ class _File:
 
 
 class Disk:
-    """The state of a directory after a number of events; `lose_power` tells what may be left of it."""
+    """The state of a directory after a number of events; `lose_power` returns a possible state after a power loss."""
 
     def __init__(self, start: dict[str, bytes]) -> None:
         self._files = {name: _File(content, synced=True) for name, content in start.items()}
@@ -107,7 +107,7 @@ class Disk:
                 del self._files[name]
 
     def lose_power(self, chance: random.Random) -> dict[str, bytes]:
-        """One of the many things that may be found afterwards."""
+        """One possible state after a power loss."""
         kept = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
         found: dict[str, bytes] = {}
         for name, file in self._files.items():
@@ -144,7 +144,7 @@ def _apply_in_part(content: bytearray, event: Event, kept: float, chance: random
         if roll >= kept:
             continue
         if kept < 1.0 and roll > kept * 0.95:
-            # Torn: begun, and then whatever the head had.
+            # Torn: the beginning of the write, then random bytes.
             begun = chance.randrange(len(sector) + 1)
             sector = sector[:begun] + chance.randbytes(len(sector) - begun)
         _apply(content, ("write", name, offset + at, sector))

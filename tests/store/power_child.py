@@ -1,4 +1,4 @@
-"""A process that writes to a store on a recorded disk, until it was told of enough commits; then its record is kept.
+"""Writes to a store on a recorded disk until enough commits are acknowledged, then saves the record.
 
 Usage: power_child.py PATH RECORD SEED COMMITS SYNCHRONOUS.
 """
@@ -18,7 +18,7 @@ import writing_child
 from holdfast.model import limits
 from holdfast.store.sqlite import SqliteStore
 
-# The log is copied into the file every few commits, by both who may do it.
+# Checkpoints run every few commits, both by the checkpointer and by the writer.
 limits.STORE_CHECKPOINT_PAGES = 40  # type: ignore[misc]
 limits.STORE_CHECKPOINT_PAGES_MAX = 60  # type: ignore[misc]
 
@@ -45,7 +45,7 @@ async def main() -> None:
     tasks.append(asyncio.create_task(writing_child.watch(store)))
     await enough.wait()
     Path(record).write_bytes(pickle.dumps(list(disk.events)))
-    # No farewell: closing would write down what is to be lost.
+    # No clean shutdown: closing would make the lost data durable.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The write-ahead log is copied into the file beside the commits, and does not grow for ever."""
+"""The write-ahead log is checkpointed beside the commits and does not grow without bound."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_wal_is_checkpointed_while_store_is_open(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             while path.stat().st_size < limits.STORE_CHECKPOINT_PAGES * PAGE_BYTES:
                 await asyncio.sleep(0.02)
-        # A log that was copied whole is written anew from its beginning.
+        # A completely checkpointed log is overwritten from its beginning.
         await write(store, 1_000, 10 * limits.STORE_CHECKPOINT_PAGES // pages)
         assert log.stat().st_size < 1.5 * limits.STORE_CHECKPOINT_PAGES_MAX * PAGE_BYTES
     finally:

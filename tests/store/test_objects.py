@@ -1,4 +1,4 @@
-"""Objects over a store: reads, indexes, pages, and streams that deliver exactly what follows a list."""
+"""Objects over a store: reads, indexes, pages, and streams that deliver exactly the changes after a list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVENT = kinds.BY_NAME["Event"]
 
 
 class WatchOnly:
-    """A store as one over the network: it can be watched, but tells nobody by itself."""
+    """A store like one over the network: it can be watched but calls no subscribers."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -253,7 +253,7 @@ async def test_stream_resumes_from_any_revision(objects, monkeypatch):
 
 
 async def test_stream_of_unchanged_kind_is_live_at_once(objects, backing):
-    """History before this process began holds nothing of the kind: the stream is live at once."""
+    """History before this process started has no change of the kind."""
     for i in range(5):
         await save(objects, factories.node(f"n{i}"))
     second = Objects(backing, MemoryStore())
@@ -319,7 +319,9 @@ async def test_wait_for_revision_returns_when_reached_or_timed_out(objects):
 
 
 async def test_wait_for_revision_cancelled_with_result_is_cancelled(objects):
-    """In the same turn of the loop: a task that took the result for its answer would never end."""
+    """Cancelled in the same iteration of the event loop as the result: a swallowed cancellation would never end the
+    task.
+    """
     head = await save(objects, factories.workload())
     waiting = asyncio.create_task(objects.wait_for(WORKLOAD, head + 1, timeout_s=5))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The parts stores are made of: ordered keys, and the bounded volatile store."""
+"""Building blocks of stores: ordered keys, and the bounded volatile store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader that follows all objects whose field begins with something: what one process for many nodes needs."""
+"""Lists and streams by prefix of a field value, as a process for many hollow nodes uses them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_prefix_filter_lists_and_streams_only_matching_objects(objects) ->
     assert [(change.new, change.old.metadata.name) for change in gone] == [(None, "e")]
     await stream.aclose()
     await exact.aclose()
-    assert not objects._cache(BINDING).streams._prefixes.get("node"), "a stream that ended leaves nothing behind"
+    assert not objects._cache(BINDING).streams._prefixes.get("node"), "a closed stream leaves no entry"
 
 
 @pytest.mark.parametrize(

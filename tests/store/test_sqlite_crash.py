@@ -1,4 +1,4 @@
-"""A killed process, a full disk, a second process: nothing that was acknowledged is lost."""
+"""A killed process, a full disk, a second process: no acknowledged commit is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_sigkill_at_any_moment_loses_no_acknowledged_commit(tmp_path):
         lines += child.stdout.read().splitlines(keepends=True)
         child.stdout.close()
         child.wait()
-        # The last line may have been cut short.
+        # The last line may be truncated.
         witness.hear([line for line in lines if line.endswith("\n")])
         await witness.check(path)
     assert witness.told > KILLS

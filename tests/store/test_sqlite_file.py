@@ -1,4 +1,4 @@
-"""The file itself: what is refused, what the schema enforces, what is on disk when something becomes visible."""
+"""The SQLite file: refused files, constraints of the schema, and durability before visibility."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_visible_revision_is_on_disk(tmp_path):
 
 
 async def test_failed_write_stops_store_for_all_callers(tmp_path):
-    """A row that the schema refuses stands for any error of the disk: written behind the store's back."""
+    """A row inserted behind the store's back violates the schema; it stands for any disk error."""
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 3, keys=1)
     watch = store.watch("", after=store.head)

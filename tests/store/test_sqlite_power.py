@@ -1,7 +1,7 @@
-"""The power goes at any moment: nothing that was acknowledged or shown is lost, and the file is whole.
+"""Power loss at any moment: nothing acknowledged or visible is lost, and the file is intact.
 
-A process writes on a recorded disk (`power.py`); afterwards the record is cut off in many places, and what may be left
-on a disk then is opened as a store. `HOLDFAST_POWER_LOSSES` is how often.
+A process writes on a recorded disk (`power.py`). The record is then cut at many points, and each possible disk state is
+opened as a store. `HOLDFAST_POWER_LOSSES` sets how often.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIVES_PER_FILE = 4
 
 
 def live(folder: Path, seed: int, synchronous: str = "FULL") -> list[Event]:
-    """One life on the files in `folder`, as its disk saw it."""
+    """Runs one process on the files in `folder` and returns its disk record."""
     record = folder.with_name("record")
     words = [folder / "cell.db", record, seed, COMMITS_PER_LIFE, synchronous]
     subprocess.run([sys.executable, str(CHILD), *map(str, words)], check=True, timeout=120)
@@ -35,7 +35,7 @@ def live(folder: Path, seed: int, synchronous: str = "FULL") -> list[Event]:
 
 
 class Story:
-    """Lives on one file, each ended by a loss of power; the last loss of a life is what the next begins with."""
+    """Runs on one file, each ended by a power loss; the last state of a run is the start of the next."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self._folder = folder
@@ -84,7 +84,7 @@ async def test_power_loss_loses_no_acknowledged_commit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_store_without_full_sync_fails_power_loss_check(tmp_path: Path) -> None:
-    """SQLite's synchronous=NORMAL keeps a file whole, survives every kill, and loses what was acknowledged."""
+    """SQLite's synchronous=NORMAL keeps the file intact and survives every kill, but loses acknowledged commits."""
     story = Story(tmp_path, random.Random(0))
     with pytest.raises(AssertionError, match=r"visible|lost"):
         await story.live_and_lose(LOSSES_PER_LIFE, synchronous="NORMAL")

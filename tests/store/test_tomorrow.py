@@ -1,4 +1,4 @@
-"""What the next release left in a real file is read by this one: unknown fields, kinds and records are no damage."""
+"""This release reads a file that the next release wrote: unknown fields, kinds and records do no harm."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def until(true: Callable[[], Any], what: str) -> None:
 
 
 class Platform:
-    """A global cell on a file, run after run."""
+    """A global cell on a file, started several times."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Platform:
         await self.store.close()
 
     async def scale(self, name: str, replicas: int) -> None:
-        """As people do: once more when a controller was faster."""
+        """Retries if a controller was faster."""
         for _ in range(limits.READ_BACK_ATTEMPTS):
             found = await self.client.get(Workload, name, "acme")
             assert found is not None
@@ -72,7 +72,7 @@ class Platform:
         pytest.fail("somebody was faster every time")
 
     async def upgraded_for_a_while(self) -> int:
-        """The next release has run on this file: it rewrote everything, and made something of a kind of its own."""
+        """Rewrites the file as the next release would: every object, plus one of an unknown kind."""
         store = SqliteStore(self.path)
         page = await store.range("")
         puts = tuple(Put(entry.key, entry.value) for entry in page.entries)
@@ -105,17 +105,17 @@ async def test_cell_runs_on_store_written_by_next_release(tmp_path: Path) -> Non
         entry = await platform.store.get(kinds.BY_NAME["Tenant"].store_key("", "acme"))
         assert entry is not None
         served = msgspec.json.decode(codec.wire_bytes(kinds.BY_NAME["Tenant"], entry.value, entry.revision))
-        assert served[UNKNOWN] == UNKNOWN_VALUE and served["metadata"][UNKNOWN] == UNKNOWN_VALUE, "kept while nobody rewrites it"
-        # What this release rewrites has what this release knows.
+        assert served[UNKNOWN] == UNKNOWN_VALUE and served["metadata"][UNKNOWN] == UNKNOWN_VALUE, "kept until the object is rewritten"
+        # An object that this release rewrites has only fields that it knows.
         await platform.scale("web", 7)
         key = kinds.BY_NAME["Workload"].store_key("acme", "web")
         after = await platform.store.get(key)
-        assert after is not None and UNKNOWN.encode() not in after.value, "dropped by whoever rewrites it"
+        assert after is not None and UNKNOWN.encode() not in after.value, "dropped by the release that rewrites it"
         found = await platform.client.get(Workload, "web", "acme")
         assert found is not None and found.spec.replicas == 7
         assert await platform.client.get(Region, "east") is not None
         other = await platform.store.get(f"{UNKNOWN_KIND_KEY}x")
-        assert other is not None and other.value == b'{"metadata":{"name":"x"}}', "a kind that is unknown is left alone"
+        assert other is not None and other.value == b'{"metadata":{"name":"x"}}', "an unknown kind is left alone"
     finally:
         await platform.stop()
 
@@ -147,7 +147,7 @@ async def test_objects_with_unknown_fields_are_read(tmp_path: Path) -> None:
 async def test_unknown_enum_value_stops_cell_naming_the_object(
     tmp_path: Path,
 ) -> None:
-    """Nobody here would know how to act on it, and a guess could be wrong about what may run where."""
+    """This release would not know how to act on it, and a guess could violate placement rules."""
     store = SqliteStore(tmp_path / "cell.db")
     item = factories.node("n1")
     key = NODE.store_key("", "n1")

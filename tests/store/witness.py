@@ -1,4 +1,4 @@
-"""What processes that write to a store were told, over all their lives, held against the file that is left."""
+"""Compares the acknowledgements of all writer processes with the file that is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.store.sqlite import SqliteStore
 
 
 class Witness:
-    """Hears what `writing_child.py` says."""
+    """Reads the output of `writing_child.py`."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[str, tuple[int, str]] = {}
@@ -31,7 +31,7 @@ class Witness:
                 case ["seen", _, revision]:
                     self.seen = max(self.seen, int(revision))
                 case ["open", head]:
-                    assert int(head) >= self.seen, "something visible was gone after a restart"
+                    assert int(head) >= self.seen, "a visible change was lost after a restart"
 
     async def check(self, path: Path) -> None:
         store = SqliteStore(path)

@@ -1,7 +1,7 @@
-"""A process that writes to a store and tells its parent of every acknowledgement, until killed or the disk is full.
+"""Writes to a store and prints every acknowledgement, until it is killed or the disk is full.
 
 Usage: writing_child.py PATH SEED [FILE_LIMIT_BYTES]. Prints one line per acknowledged commit: `ack KEY VALUE REVISION`,
-and `seen KEY REVISION` for what a watcher was shown.
+and `seen KEY REVISION` for each change delivered to a watcher.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.store.sqlite import SqliteStore
 
 
 def say(*words: object) -> None:
-    # One write per line, straight to the pipe: what the parent reads was said, whatever happens next.
+    # One unbuffered write per line: the parent reads each line even if this process is killed next.
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 

@@ -1,1 +1,1 @@
-"""Small programs to run on a platform: real processes with real ports, standard library only, quick to start."""
+"""Sample programs for a platform: small processes that use only the standard library and start fast."""

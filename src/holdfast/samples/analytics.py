@@ -1,6 +1,6 @@
-"""analytics: work that may be taken away at any time. Asked to stop it writes a checkpoint, and goes on from there.
+"""analytics: reclaimable work. On SIGTERM it writes a checkpoint, from which the next run continues.
 
-The checkpoint is `checkpoint.json` in its working directory; `CHECKPOINT` names another place.
+The checkpoint is `checkpoint.json` in the working directory, or the file that `CHECKPOINT` names.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def restore() -> None:
     try:
         with open(PATH, encoding="utf-8") as f:
             _state.update(json.load(f))
-        log_line(f"analytics goes on from row {_state['rows']}")
+        log_line(f"analytics continues at row {_state['rows']}")
     except (OSError, ValueError):
-        log_line("analytics begins at the first row")
+        log_line("analytics starts at the first row")
 
 
 def work() -> None:
@@ -33,7 +33,7 @@ def work() -> None:
         _state["sum"] = (_state["sum"] + row * row) % 1_000_003
     _state["rows"] += ROWS_PER_TICK
     if _state["rows"] % LOG_EVERY_ROWS == 0:
-        log_line(f"analytics has seen {_state['rows']} rows")
+        log_line(f"analytics has processed {_state['rows']} rows")
 
 
 def checkpoint() -> None:

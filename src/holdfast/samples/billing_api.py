@@ -1,4 +1,4 @@
-"""billing-api: a service that keeps a count of invoices while it runs."""
+"""billing-api: a service that counts invoices in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _issued = {"invoices": 0}
 
 
 def answer(path: str) -> dict[str, Any] | None:
-    """`/` tells who answers; `/invoices/new` issues the next one."""
+    """`/` identifies the replica; `/invoices/new` issues an invoice."""
     if path == "/":
         return dict(_issued)
     if path == "/invoices/new":

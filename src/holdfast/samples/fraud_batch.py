@@ -1,6 +1,6 @@
-"""fraud-batch: computes for some seconds and ends with code 0; asked to stop, it ends at once with 143.
+"""fraud-batch: a batch task that computes for some seconds and exits with 0. On SIGTERM it exits at once.
 
-`FRAUD_SECONDS` (default 6) is how long; `FRAUD_FAIL=1` makes it end with code 1 instead.
+`FRAUD_SECONDS` (default 6) is the duration; with `FRAUD_FAIL=1` it exits with 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BUSY_FRACTION = 0.2
 
 
 def score(seed: int) -> int:
-    """Some arithmetic that takes a moment and always comes to the same."""
+    """A deterministic computation that takes a moment."""
     value = seed
     for _ in range(2000):
         value = (value * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -26,7 +26,7 @@ def score(seed: int) -> int:
 def main() -> int:
     total_s = float(os.environ.get("FRAUD_SECONDS") or 6)
     told = task_identity()
-    log_line(f"fraud-batch {told['replica']} begins on {told['node']} with devices {os.environ.get('HOLDFAST_DEVICES', '')}")
+    log_line(f"fraud-batch {told['replica']} starts on {told['node']} with devices {os.environ.get('HOLDFAST_DEVICES', '')}")
     began, found, looked = time.monotonic(), 0, 0
     for index in range(ROUNDS):
         until = began + total_s * (index + 1) / ROUNDS
@@ -34,9 +34,9 @@ def main() -> int:
             found += score(looked) == 0
             looked += 1
             time.sleep(min(left, 0.002 / BUSY_FRACTION))
-        log_line(f"fraud-batch {index + 1}/{ROUNDS}: {looked} looked at, {found} suspicious")
+        log_line(f"fraud-batch {index + 1}/{ROUNDS}: {looked} checked, {found} suspicious")
     if os.environ.get("FRAUD_FAIL"):
-        log_line("fraud-batch fails, as asked")
+        log_line("fraud-batch fails, because FRAUD_FAIL is set")
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""risk-api: a service that scores payments and says which replica did."""
+"""risk-api: a service that scores payments. Every response names the replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _count = {"answered": 0}
 
 
 def answer(path: str) -> dict[str, Any] | None:
-    """`/` tells who answers; `/score/AMOUNT` gives a score from 0 to 100 that depends on the amount alone."""
+    """`/` identifies the replica; `/score/AMOUNT` returns a score from 0 to 100 that depends only on the amount."""
     _count["answered"] += 1
     if path == "/":
         return dict(_count)

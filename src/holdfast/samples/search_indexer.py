@@ -1,6 +1,6 @@
-"""search-indexer: a worker that holds an index in memory and keeps adding to it, with a port that shows how far it is.
+"""search-indexer: a worker that builds an index in memory and reports its progress over HTTP.
 
-`INDEX_MEMORY_MB` (default 32) bounds the index; `INDEX_DOCUMENTS_PER_TICK` (default 50) is its pace.
+`INDEX_MEMORY_MB` (default 32) bounds the index; `INDEX_DOCUMENTS_PER_TICK` (default 50) sets the speed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG_EVERY_DOCUMENTS = 1000
 
 
 class Index:
-    """Bounded: when it is full, the oldest documents make room."""
+    """A bounded index: when it is full, new documents replace the oldest."""
 
     def __init__(self) -> None:
         self.documents: list[bytes] = []

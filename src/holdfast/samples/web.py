@@ -1,7 +1,7 @@
-"""The server the samples share: HTTP/1.1 over one poll loop, in a few milliseconds of start-up.
+"""HTTP/1.1 server of the samples: one poll loop that starts within milliseconds.
 
-`/healthz` answers while the process lives, `/readyz` once the sample says so, anything else is the sample's own JSON.
-SIGTERM ends it: the listener closes first, then the sample's last act runs.
+`/healthz` succeeds while the process runs, `/readyz` after the warm-up; other paths are served by the sample as JSON.
+On SIGTERM the listener closes first, then the sample's exit handler runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEXTS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 
 def task_identity() -> dict[str, Any]:
-    """What the platform told this process about itself."""
+    """Identity of the task, from the environment variables that the agent sets."""
     names = ("workload", "tenant", "region", "zone", "node", "replica")
     told: dict[str, Any] = {name: os.environ.get(f"HOLDFAST_{name.upper()}", "") for name in names}
     told["epoch"] = int(os.environ.get("HOLDFAST_EPOCH") or 0)
@@ -37,7 +37,7 @@ def log_line(text: str) -> None:
 
 
 class Sample:
-    """One program: what it answers, what it does between requests, what it does last."""
+    """One program: its request handler, its periodic work, and its exit handler."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Sample:
         _Server(self, address, port).serve()
         if self.on_exit is not None:
             self.on_exit()
-        log_line(f"{self.name} ended")
+        log_line(f"{self.name} stopped")
         return 0
 
     def _stop(self, *_: object) -> None:
@@ -139,7 +139,7 @@ class _Server:
             self._close(fd)
 
     def _answer(self, connection: socket.socket, head: str) -> bool:
-        """Whether the connection stays open."""
+        """Sends the response. Returns whether the connection stays open."""
         words = head.split(None, 2)
         code, body = self.sample.respond(words[1].partition("?")[0] if len(words) > 1 else "/")
         data = json.dumps(body).encode()

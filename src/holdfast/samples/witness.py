@@ -1,8 +1,8 @@
-"""witness: work that must never run twice at a time, and that keeps the evidence itself.
+"""witness: an exclusive task that records when it runs, to detect two instances at the same time.
 
-Each process writes `<replica>.<pid>.<start>` into `WITNESS_DIR`, holding when it began and when it last ran, on a clock
-that all processes of the machine share and that nobody can step. Overlapping intervals of one replica are a breach.
-`WITNESS_FORK=1` does the same from a grandchild in a session of its own; `WITNESS_STUBBORN=1` ignores SIGTERM.
+Each process writes its start time and its last running time to `<replica>.<pid>.<start>` in `WITNESS_DIR`, on the boot
+clock, which is shared by all processes and cannot be stepped. Overlapping intervals of one replica violate S7.
+`WITNESS_FORK=1` does the same in a grandchild with its own session; `WITNESS_STUBBORN=1` ignores SIGTERM.
 """
 
 from __future__ import annotations

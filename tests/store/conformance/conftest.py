@@ -1,7 +1,7 @@
-"""The stores that the conformance suite holds to the contract. A new store joins by one line in `SUBJECTS`.
+"""The stores that the conformance suite checks. A new store is one more line in `SUBJECTS`.
 
-The etcd subjects are real clusters, started when the first test asks for one and ended with the session; every opened
-place is a cell of its own in them.
+The etcd subjects are real clusters, started on first use and stopped with the session; every opened store is a cell of
+its own in them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.store.sqlite import SqliteStore
 
 @dataclass(frozen=True)
 class Subject:
-    """How to open a store; a durable one opened again at the same place holds what it held."""
+    """How to open a store. A durable store reopened at the same location has the same content."""
 
     name: str
     open: Callable[[Path], Awaitable[Store]]

@@ -1,4 +1,4 @@
-"""Random histories against a reference that only keeps a list of commits and computes every answer from it."""
+"""Random operations compared with a reference that keeps a list of commits and computes every result from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIXES = ["", "/a", "/a/", "/a/2", "/b/", "/z"]
 
 
 class Reference:
-    """Every change ever made, oldest first. Slow and obvious."""
+    """Every change, oldest first. Slow and simple."""
 
     def __init__(self) -> None:
         self.commits: list[list[Change]] = []
@@ -75,7 +75,7 @@ write = st.one_of(st.builds(Put, key, st.binary(max_size=3), st.none()), st.buil
 writes = st.lists(write, max_size=5, unique_by=lambda w: w.key).map(tuple)
 fraction = st.floats(0, 1)
 operation = st.one_of(
-    # What is compared: keys at the revision they really have, or off by some.
+    # Compares use the actual revision of a key, or a wrong one.
     st.tuples(st.just("commit"), writes, st.lists(st.tuples(key, st.sampled_from([0, 0, 0, 0, -1, 1])), max_size=3)),
     st.tuples(st.just("append"), st.binary(max_size=3)),
     st.tuples(st.just("together"), st.lists(writes, min_size=2, max_size=6)),
@@ -122,7 +122,7 @@ class Run:
         assert [record.value for record in await self.store.read_log("log")] == self.reference.log
 
     async def together(self, several: list[tuple[Put | Remove, ...]]) -> None:
-        """Commits on their way at once keep the order they were made in."""
+        """Concurrent commits keep the order in which they were issued."""
         txns = [Txn(writes=own) for own in several]
         for txn in txns:
             self.reference.commit(txn)
@@ -190,7 +190,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runner():
-    """One loop for all examples: a gRPC channel leaves its last words to the loop it was made on."""
+    """One event loop for all examples: a gRPC channel needs the loop it was created on."""
     with asyncio.Runner() as made:
         yield made
 

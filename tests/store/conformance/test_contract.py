@@ -1,4 +1,4 @@
-"""Every sentence of the contract, one by one."""
+"""Each sentence of the store contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def next_item(watch):
 
 
 async def is_quiet(watch) -> bool:
-    """Whether a watch has nothing to say (asked of stores that have published everything already)."""
+    """Whether a watch has nothing to deliver, on a store that has published everything."""
     try:
         await asyncio.wait_for(anext(watch), 0.05)
     except TimeoutError:
@@ -140,11 +140,11 @@ async def test_exactly_one_of_racing_writers_wins(store):
 
 
 async def test_losing_writer_can_read_the_winning_value(store):
-    """Else a loser would read the old state, decide the same, and spin until the winner is on disk."""
+    """Otherwise a loser would read the old state, decide the same, and spin until the winner is on disk."""
     at = await put(store, "/k", b"0")
 
     async def write(value: bytes) -> bytes:
-        """What is seen by whoever loses."""
+        """Returns the value that a losing writer reads."""
         try:
             await store.commit(Txn(compares=(Compare("/k", at),), writes=(Put("/k", value),)))
         except Conflict:
@@ -176,14 +176,14 @@ async def test_read_after_commit_returns_new_value(store):
 
 
 async def test_commit_in_flight_is_not_visible(store):
-    """Head, reads and watches move together, and only when the commit does."""
+    """Head, reads and watches advance together, and only with the commit."""
     for i in range(30):
         key, head = f"/k/{i}", store.head
         watch = store.watch("/k/", after=head)
         watching = asyncio.create_task(anext(watch))
         writing = asyncio.create_task(put(store, key))
         while not writing.done():
-            # A store over the network may move while it is asked: what it answers lies between before and after.
+            # A store over the network may advance during the call: the result lies between before and after.
             before = store.head > head
             found = await store.get(key) is not None
             assert before <= found <= (store.head > head)
@@ -293,7 +293,7 @@ async def test_watch_never_splits_a_commit(store):
         while sum(counts.values()) < sum(sizes):
             item = await next_item(watch)
             commits = {change.key.split("/")[3] for change in item}
-            assert not commits & set(counts), "a commit was split over two items"
+            assert not commits & set(counts), "a commit was split into two items"
             for change in item:
                 commit = change.key.split("/")[3]
                 counts[commit] = counts.get(commit, 0) + 1
@@ -434,7 +434,7 @@ async def test_trim_keeps_newest_records_and_never_reuses_sequence(store):
     assert (await store.read_log("audit"))[0].sequence > last
 
 
-# Passing on, closing, opening again
+# Attached objects, close, reopen
 
 
 async def test_attached_object_is_returned_or_dropped(store):

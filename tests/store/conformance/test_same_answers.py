@@ -1,4 +1,4 @@
-"""One long random script over every store: the answers are the same. It certifies the store the simulation uses."""
+"""One long random script over every store gives the same results. It certifies the store of the simulation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAST_OPERATIONS = OPERATIONS if os.environ.get("HOLDFAST_PROVE") else OPERATIONS
 
 
 async def answers(store: Store, seed: int, operations: int) -> list[Any]:
-    """Runs the script; what it does next never depends on anything but the seed and earlier answers."""
+    """Runs the script; each step depends only on the seed and on earlier results."""
     chance = random.Random(seed)
     found: list[Any] = []
     for step in range(operations):
@@ -58,7 +58,7 @@ async def answers(store: Store, seed: int, operations: int) -> list[Any]:
 
 
 async def _changes(store: Store, after: int) -> list[Change]:
-    """Everything after a revision, however the watch cuts it into items."""
+    """Everything after a revision, independent of how the watch batches it."""
     changes: list[Change] = []
     watch = store.watch("/k/", after=after)
     while after < store.head:

@@ -1,8 +1,7 @@
-"""Bugs to plant: mutations of production code, kept outside of it, each switchable.
+"""Mutations of production code, to test that the simulation catches bugs.
 
-The simulation is worth as much as the bugs it would find. Each mutation takes one defence away, or makes a mistake that
-people make; where two defences stand one behind the other, the mutation takes both, or it would look harmless for the
-wrong reason.
+Each mutation removes one defence or makes a typical mistake. If a second defence would hide the mistake, the mutation
+removes both. Production code does not know about mutations.
 """
 
 from __future__ import annotations
@@ -53,23 +52,23 @@ CATALOGUE = (
     "watch crosses tenants",
     "audit written after commit",
     "lease revoked in a finally",
-    "recovery draws twice",
+    "recovery slot consumed twice",
     "grant shrunk without acknowledgement",
-    "reclaimable work evicted without a destination for the drawer",
+    "reclaimable work evicted without a node for the preemptor",
 )
-"""The mistakes that must be among them, each by at least one mutation."""
+"""Mistakes that the mutations must cover, each with at least one mutation."""
 
 
 def find_mutation(name: str) -> Mutation:
     for mutation in MUTATIONS:
         if mutation.name == name:
             return mutation
-    raise LookupError(f"there is no bug {name!r} to plant; there are: {', '.join(m.name for m in MUTATIONS)}")
+    raise LookupError(f"mutation {name}: not found (expected one of {', '.join(m.name for m in MUTATIONS)})")
 
 
 @contextmanager
 def applied_mutation(name: str) -> Iterator[Patch]:
-    """Inside, production code has this bug."""
+    """Applies the mutation inside the block."""
     patch = Patch()
     try:
         find_mutation(name).apply(patch)

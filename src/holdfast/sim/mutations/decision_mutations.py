@@ -1,4 +1,4 @@
-"""Mistakes of whoever decides: elections, policies, preemption, the autoscaler, and commits whose answer was lost."""
+"""Mutations of decisions: elections, policies, preemption, autoscaling, and commits without a response."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULES_KEPT_S = 20.0
 
 
 def bind_retried_blindly(patch: Patch) -> None:
-    """A commit without an answer is simply made again a moment later, whatever has happened to its objects."""
+    """A commit without a response is repeated without its compares."""
 
     async def again(self: Any, txn: Any, probe: Any, token: Any, unknown: Any) -> Any:
         await self._clock.sleep(AGAIN_AFTER_S)
@@ -39,7 +39,7 @@ def bind_retried_blindly(patch: Patch) -> None:
 
 
 def lease_revoked_in_finally(patch: Patch) -> None:
-    """Whatever ends a leadership gives the lease back as it is found, without asking whose it is by now."""
+    """A leader that loses its term clears the lease, even if another leader holds it by now."""
     lose = Election.__dict__["_lose"]
 
     async def revoke(self: Any) -> None:
@@ -59,7 +59,7 @@ def lease_revoked_in_finally(patch: Patch) -> None:
 
 
 def policy_read_twice(patch: Patch) -> None:
-    """The rules are those of an earlier read, the name that is written down is read anew."""
+    """The planner uses rules of an earlier read; the recorded revision is read again."""
     launch = Scheduler.__dict__["_launch"]
 
     def mixed(self: Any, parts: Any, policy: Any) -> None:
@@ -74,7 +74,7 @@ def policy_read_twice(patch: Patch) -> None:
 
 
 def evicted_without_destination(patch: Patch) -> None:
-    """Reclaimable work leaves as soon as something stronger waits, whether or not that would then have a place."""
+    """Reclaimable work is evicted as soon as higher-priority work is pending, even if that would not fit."""
     why = preempted.__dict__["preemption_reason"]
 
     def at_once(replica: Any, view: Any) -> Any:
@@ -85,46 +85,46 @@ def evicted_without_destination(patch: Patch) -> None:
         waiting = [r for r in view.list(Replica) if stage(r) is Stage.QUEUED and r.spec.priority > rank]
         if not waiting:
             return None
-        return Reason.PREEMPTED, "preempt", f"{waiting[0].key} waits and is stronger"
+        return Reason.PREEMPTED, "preempt", f"{waiting[0].key} is pending and has higher priority"
 
     patch.set(preempted, "preemption_reason", at_once)
 
 
 def pending_ignored(patch: Patch) -> None:
-    """The autoscaler asks for more although what it asked for before has no place yet."""
+    """The autoscaler adds replicas although earlier ones are still pending."""
     patch.set(autoscale, "scale_up_blocked_reason", lambda current, seen: "")
 
 
 TABLE = (
     Mutation(
         "bind-retried-blindly",
-        "a commit without an answer is made again without comparing anything",
+        "a commit without a response is repeated without its compares",
         bind_retried_blindly,
         "bind retried blindly after a timeout",
         scenario="lost-answers",
     ),
     Mutation(
         "lease-revoked-in-finally",
-        "whatever ends a leadership gives back a lease that may be another's",
+        "a former leader clears a lease that another leader holds",
         lease_revoked_in_finally,
         "lease revoked in a finally",
     ),
     Mutation(
         "policy-read-twice",
-        "a decision is made by one policy and names another",
+        "a decision uses one policy revision and names another",
         policy_read_twice,
         "policy revision read twice within one decision",
         scenario="policy-in-the-middle",
     ),
     Mutation(
         "evicted-without-destination",
-        "reclaimable work makes way for what has no place even then",
+        "reclaimable work is evicted for a replica that does not fit even then",
         evicted_without_destination,
-        "reclaimable work evicted without a destination for the drawer",
+        "reclaimable work evicted without a node for the preemptor",
     ),
     Mutation(
         "autoscaler-ignores-pending",
-        "the autoscaler asks for more while replicas wait for a place",
+        "the autoscaler adds replicas while replicas are pending",
         pending_ignored,
         "autoscaler ignores pending reasons",
         scenario="autoscaler-under-low-readiness",

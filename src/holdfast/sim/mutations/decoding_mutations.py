@@ -1,4 +1,4 @@
-"""Mistakes of reading what a neighbour of another release says, or has left on the disk."""
+"""Mutations of decoding messages and stored objects of another release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.store import kind_cache
 
 
 def _check(kind: Kind, data: bytes) -> None:
-    """What is done, rightly, to what people write."""
+    """The strict check that applies to users' writes."""
     found = schema.Findings()
     schema.walk(schema.schema_of(kind), msgspec.json.decode(data), found)
     if found.unknown:
@@ -23,7 +23,7 @@ def _check(kind: Kind, data: bytes) -> None:
 
 
 def unknown_refused(patch: Patch) -> None:
-    """The strictness that people's mistakes deserve, for what other processes say as well."""
+    """Messages of other processes are decoded strictly."""
     decode = wire.__dict__["decode_object"]
     blocks = wire.__dict__["_blocks"]
 
@@ -43,7 +43,7 @@ def unknown_refused(patch: Patch) -> None:
 
 
 def unknown_stops_the_cell(patch: Patch) -> None:
-    """What is stored is read as strictly: an object that the next release wrote is taken for damage."""
+    """Stored objects are decoded strictly: objects of the next release count as corrupt."""
     read = kind_cache.__dict__["object_of"]
 
     def strictly(kind: Kind, entry: Any) -> Any:
@@ -60,12 +60,12 @@ def unknown_stops_the_cell(patch: Patch) -> None:
 TABLE = (
     Mutation(
         "unknown-field-refused",
-        "a message of the next release is refused for a field that this one does not know",
+        "a message with an unknown field is refused",
         unknown_refused,
     ),
     Mutation(
         "unknown-field-stops-cell",
-        "a stored object with a field that this release does not know counts as damaged",
+        "a stored object with an unknown field counts as corrupt",
         unknown_stops_the_cell,
     ),
 )

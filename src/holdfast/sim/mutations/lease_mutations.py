@@ -1,4 +1,4 @@
-"""Mistakes with leases, fences and watchdogs."""
+"""Mutations of leases, fences and watchdogs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRESH_S = 60.0
 
 
 def heartbeat_trusted(patch: Patch) -> None:
-    """A node that missed one heartbeat counts as gone."""
+    """A node is fenced after one missed heartbeat."""
     patch.set(LeaseBook, "grace_s", property(lambda self: limits.NODE_RENEW_EVERY_S * 1.25 + 2.0))
 
 
@@ -29,12 +29,12 @@ def no_watchdog(patch: Patch) -> None:
 
 
 def watchdog_late(patch: Patch) -> None:
-    """The watchdog lets exclusive work run on for twenty seconds after the lease has ended."""
+    """The watchdog stops exclusive tasks twenty seconds after the lease has expired."""
     _permits(patch, lambda until_mono_s: until_mono_s + LATE_S)
 
 
 def _permits(patch: Patch, allowed: Callable[[float], float]) -> None:
-    """Watchdogs are told other ends than the lease has, and the agent leaves it to them."""
+    """Watchdogs get another deadline than the lease, and the agent itself does not stop tasks."""
 
     def permit(self: Any) -> None:
         lease = self._registration.lease
@@ -50,7 +50,7 @@ def _permits(patch: Patch, allowed: Callable[[float], float]) -> None:
 
 
 def counted_from_reply(patch: Patch) -> None:
-    """The holder counts its lease from the answer; neither the grantor nor the agent leaves time for that."""
+    """The agent measures its lease from the response, and the safety margins of authority and agent are removed."""
     heard = Registration.__dict__["_apply_response"]
 
     def late(self: Any, answer: Any, sent_mono_s: float) -> Any:
@@ -63,7 +63,7 @@ def counted_from_reply(patch: Patch) -> None:
 
 
 def start_with_fresh_deadline(patch: Patch) -> None:
-    """A start gives its work a minute of its own, whatever is left of the lease."""
+    """A started task gets a deadline of one minute, whatever remains of the lease."""
     start = TaskSupervisor.__dict__["_start"]
 
     def of_its_own(self: Any, unit: Any, run: int) -> None:
@@ -76,7 +76,7 @@ def start_with_fresh_deadline(patch: Patch) -> None:
 
 
 def takeover_fences_at_once(patch: Patch) -> None:
-    """A new authority takes the age of leases from their records, and fences without waiting a full term."""
+    """A new authority trusts the recorded lease times and fences without waiting a full lease."""
     load = LeaseBook.__dict__["load"]
 
     def hasty(self: Any, pages: Any, now_s: float, monotonic_s: float) -> None:
@@ -101,13 +101,13 @@ def removed_node_unnoticed(patch: Patch) -> None:
 TABLE = (
     Mutation(
         "one-missed-heartbeat-fences",
-        "one missed heartbeat counts as proof that a node is gone",
+        "a node is fenced after one missed heartbeat",
         heartbeat_trusted,
         "repair trusts a missed heartbeat",
     ),
     Mutation(
         "no-watchdog",
-        "nothing ends exclusive work whose lease has ended",
+        "exclusive tasks are not stopped when the lease expires",
         no_watchdog,
         "no watchdog for exclusive work",
     ),
@@ -119,25 +119,25 @@ TABLE = (
     ),
     Mutation(
         "lease-counted-from-reply",
-        "the lease is counted from the reply, and the grantor leaves no time for that",
+        "the lease is measured from the response, without a safety margin",
         counted_from_reply,
         "deadline counted from the reply, not the request",
         scenario="leases-run-out",
     ),
     Mutation(
         "start-with-fresh-deadline",
-        "a start counts a deadline of its own, not the lease's",
+        "a started task gets its own deadline instead of the lease's",
         start_with_fresh_deadline,
         "start uses a fresh deadline of its own",
     ),
     Mutation(
         "takeover-fences-at-once",
-        "a new authority does not wait a term before it fences",
+        "a new authority fences without waiting a full lease",
         takeover_fences_at_once,
     ),
     Mutation(
         "removed-node-not-noticed",
-        "an agent does not notice that its node was removed",
+        "an agent does not notice that its Node was deleted",
         removed_node_unnoticed,
     ),
 )

@@ -1,5 +1,6 @@
-"""How a bug is planted: attributes of production code are replaced from outside, counted as they are called, and put
-back. A mutation that is never called proves nothing, and one that trips over itself proves less: both are told.
+"""Patches of production code: attributes are replaced, their calls are counted, and the originals are restored.
+
+A mutation that was never called, or that failed itself, is reported.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ PACKAGE = "holdfast/sim/mutations"
 
 
 class Patch:
-    """Replaces attributes and remembers what was there. `calls` counts how often each replacement was called."""
+    """Replaces attributes and restores them. `calls` counts the calls of each replacement."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any]] = []
         self.calls: dict[str, int] = {}
         self.mutation_error = ""
-        """The error of a replacement that failed by its own fault, such as a signature that has changed since."""
+        """Error inside a replacement itself, such as a changed signature."""
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         self._saved.append((owner, name, owner.__dict__[name]))
@@ -61,7 +62,7 @@ class Patch:
         return counted
 
     def _note(self, label: str, error: Exception) -> None:
-        """Whose mistake it is shows the last frame: this package's, or the code's that the bug made stumble."""
+        """Records the error if its last frame is in this package, not in mutated production code."""
         last: TracebackType | None = error.__traceback__
         while last is not None and last.tb_next is not None:
             last = last.tb_next
@@ -70,7 +71,7 @@ class Patch:
 
     @property
     def executed(self) -> bool:
-        """Whether any replacement was called; where only data was replaced that cannot be told, and counts as so."""
+        """Whether a replacement was called. True if only data was replaced, because that cannot be observed."""
         return not self.calls or any(self.calls.values())
 
     def undo(self) -> None:
@@ -80,11 +81,10 @@ class Patch:
 
 
 class Mutation(msgspec.Struct, frozen=True):
-    """One bug to plant: `says` is the mistake in words, `plant` makes it.
+    """One mutation: `says` describes the mistake, `plant` applies it.
 
-    `entry` is the mistake of the catalogue that it stands for, empty for those beyond it. `scenario` names the declared
-    worlds (`sim/scenarios`) in which it can show, for what drawn worlds hardly reach. `equivalent` is the proof that
-    nobody can tell it from the code as it is; a bug that has one and is caught all the same is told.
+    `entry` is the catalogue entry that it covers, if any. `scenario` is the scenario that exposes it, if drawn runs
+    hardly reach it. `equivalent` explains why the mutation cannot be observed; a caught mutation with it is reported.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Mistakes of reserve, bind and release."""
+"""Mutations of reserve, bind and release."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from holdfast.store.head import StoreHead
 
 
 def residency_ignored(patch: Patch) -> None:
-    """Neither the share-out, nor the planner, nor the authority looks at where the law lets the work be."""
+    """Assign, planner and authority ignore residency."""
     patch.set(eligibility, "satisfies_residency", lambda rules, tags: True)
 
 
 def _leave_out_filter(patch: Patch, name: str) -> None:
-    """The planner goes without one of its filters, wherever its table keeps it."""
+    """Removes one filter from the planner's tables."""
     for table, rows in list(vars(gates).items()):
         if isinstance(rows, tuple) and any(isinstance(row, tuple) and str(row[0]) == name for row in rows):
             patch.set(gates, table, tuple(row for row in rows if str(row[0]) != name))
@@ -39,19 +39,19 @@ def _leave_out_filter(patch: Patch, name: str) -> None:
 
 
 def quota_left_out(patch: Patch) -> None:
-    """And the planner does not look at what the tenant can pay for, or it would hardly ever propose too much."""
+    """The planner's quota check is disabled too; otherwise it would hardly ever propose too much."""
     patch.set(Ledger, "limit_refusal", lambda *_: None)
     patch.set(quota_headroom, "affordable_members", lambda ask: len(ask.members))
 
 
 def ledger_left_out(patch: Patch) -> None:
-    """And the planner does not look at resources either, or it would hardly ever propose too much."""
+    """The planner's resource filter is removed too; otherwise it would hardly ever propose too much."""
     patch.set(NodeAccount, "shortage", lambda *_: {})
     _leave_out_filter(patch, "Resources")
 
 
 def token_not_checked(patch: Patch) -> None:
-    """The store takes a commit whatever has become of the term that it names."""
+    """The store does not compare the term of a commit."""
     stage = StoreHead.__dict__["stage"]
 
     def unchecked(self: Any, txn: Txn) -> Any:
@@ -62,7 +62,7 @@ def token_not_checked(patch: Patch) -> None:
 
 
 def freed_without_proof(patch: Patch) -> None:
-    """Release asks for the stop and does not wait for it: the place is given away while the work may still run."""
+    """Release requests the stop and frees the claim at once, while the task may still run."""
     carry_on = release.__dict__["_carry_on"]
 
     def hasty(replica: Any, binding: Any, node: Any, asked: Any, now: float) -> Any:
@@ -78,7 +78,7 @@ def freed_without_proof(patch: Patch) -> None:
 
 
 def identity_reused(patch: Patch) -> None:
-    """A replica that comes back under its old name has its old uid."""
+    """A replica recreated under its name gets its old uid."""
     from hashlib import sha256
 
     def uid(assignment: Any, name: str, *_: Any) -> str:
@@ -89,7 +89,7 @@ def identity_reused(patch: Patch) -> None:
 
 
 class _Forgetful:
-    """An authority's state that has forgotten which replicas hold a claim."""
+    """The authority's state without the claims of replicas."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
@@ -106,8 +106,7 @@ class _Forgetful:
 
 
 def claimed_twice(patch: Patch) -> None:
-    """A proposal that comes again is carried out again: nobody looks whether the replica holds a claim, and each claim
-    has a name of its own."""
+    """A repeated proposal creates a second claim with another name, because the existing claim is ignored."""
     plan, want = ReserveJob.__dict__["plan"], ReserveJob.__dict__["_want"]
 
     def carried_out(self: Any, item: Any) -> Any:
@@ -155,13 +154,13 @@ TABLE = (
     ),
     Mutation(
         "quota-check-skipped",
-        "the tenant's limit is left out of the check of a placement",
+        "placement does not check the tenant's limit",
         quota_left_out,
         "quota left out of the transaction",
     ),
     Mutation(
         "capacity-check-skipped",
-        "the node's capacity is left out of the check of a placement",
+        "placement does not check the node's capacity",
         ledger_left_out,
         "ledger left out of the transaction",
     ),
@@ -174,30 +173,30 @@ TABLE = (
     ),
     Mutation(
         "freed-before-stop-confirmed",
-        "a place is freed without waiting for the stop",
+        "a claim is freed without waiting for the stop",
         freed_without_proof,
         "drain does not wait for the stop",
     ),
     Mutation(
         "uid-reused",
-        "a replica made again under its name has the uid it had",
+        "a recreated replica has its old uid",
         identity_reused,
         "uid reuse on recreate",
     ),
     Mutation(
         "proposal-applied-twice",
-        "a proposal that is delivered twice is carried out twice",
+        "a proposal that is delivered twice is applied twice",
         claimed_twice,
         scenario="duplicate-reservation-race",
     ),
     Mutation(
         "old-attempt-accepted",
-        "a proposal for a released attempt is accepted",
+        "a proposal for an ended attempt is accepted",
         old_attempt_accepted,
     ),
     Mutation(
         "finalizer-removed-early",
-        "a replica's finalizer goes before its place is freed",
+        "a replica's finalizer is removed before its claim",
         finalizer_removed_early,
         "finalizer removed early",
     ),

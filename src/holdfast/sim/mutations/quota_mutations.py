@@ -1,4 +1,4 @@
-"""Mistakes with grants, ordinals and the queue."""
+"""Mutations of grants, ordinals, disruption budgets and the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.sim.mutations.patch import Mutation, Patch
 
 
 def shrink_unacknowledged(patch: Patch) -> None:
-    """What a region still enforces is not counted: a smaller limit frees at once."""
+    """A lowered grant frees its quota before the region has acknowledged it."""
     share_out = grants.__dict__["divide_quota"]
 
     def blind(hard: Any, caps: Any, wanted: Any, current: Any, enforced: Any, *more: Any, **named: Any) -> Any:
@@ -42,7 +42,7 @@ def acknowledged_too_early(patch: Patch) -> None:
 
 
 def lease_from_the_cache(patch: Patch) -> None:
-    """Reading a grant from the cache renews its lease: a region that is cut off goes on spending for ever."""
+    """Reading a grant from the cache renews its lease, so that a partitioned region spends forever."""
     from holdfast.link.link import Link
 
     beat = Link.__dict__["_beat"]
@@ -64,7 +64,7 @@ def lease_from_the_cache(patch: Patch) -> None:
 
 
 def provisional_without_part(patch: Patch) -> None:
-    """Provisional work is not counted against the part that was set aside for it."""
+    """Provisional work is not limited by the provisional quota."""
     from holdfast.authority.ledger import Ledger
 
     patch.set(Ledger, "_over_provisional", lambda *_: None)
@@ -88,17 +88,17 @@ def ordinal_in_two_regions(patch: Patch) -> None:
 
 
 def ordinal_moved_too_early(patch: Patch) -> None:
-    """An ordinal may go elsewhere as soon as its Assignment says so, not when its region has let go."""
+    """An ordinal moves when its Assignment changes, before the region has released it."""
     patch.set(ordinals, "has_released", lambda *_: True)
 
 
 def tenure_not_waited_for(patch: Patch) -> None:
-    """An ordinal of scope Global moves as soon as it was taken away, while the region's tenure still runs."""
+    """An ordinal of scope Global moves at its withdrawal, while the region's tenure is valid."""
     patch.set(ordinals, "has_tenure_expired", lambda assignment: assignment.spec.withdrawal is not None)
 
 
 def tenure_ignored(patch: Patch) -> None:
-    """Agents let exclusive work of scope Global run as long as their own lease, whatever the region's tenure."""
+    """Agents run exclusive work of scope Global for their own lease and ignore the region's tenure."""
     from holdfast.agent.supervisor import TaskSupervisor
     from holdfast.agent.task_decision import LeaseState
 
@@ -107,25 +107,25 @@ def tenure_ignored(patch: Patch) -> None:
 
 
 def member_hogs(patch: Patch) -> None:
-    """A member that needs no place any more keeps being planned before its mates: nobody leaves it out."""
+    """A finished member of a request is still planned before its siblings."""
     patch.set(InFlightProposals, "_leave_out", lambda self, waiting, member: None)
 
 
 def budget_of_each_region(patch: Patch) -> None:
-    """Every region takes the whole disruption budget for its own."""
+    """Every region uses the whole disruption budget."""
     patch.set(assign, "disruption_shares", lambda workload, regions, stored: {})
 
 
 TABLE = (
     Mutation(
         "budget-per-region",
-        "the disruption budget is counted by each region for itself",
+        "every region uses the whole disruption budget",
         budget_of_each_region,
         scenario="drained-in-turn",
     ),
     Mutation(
         "grant-shrink-unacknowledged",
-        "a shrunk grant frees its quota before the region has acknowledged",
+        "a lowered grant frees its quota before the region has acknowledged it",
         shrink_unacknowledged,
         "grant shrunk without acknowledgement",
     ),
@@ -136,45 +136,45 @@ TABLE = (
     ),
     Mutation(
         "grant-lease-renewed-from-cache",
-        "a region renews its grants' lease by reading its own cache",
+        "a region renews its grant leases by reading its own cache",
         lease_from_the_cache,
         scenario="cut-off-provisional",
     ),
     Mutation(
         "provisional-share-ignored",
-        "provisional work is not held to its part of the grant",
+        "provisional work is not limited by the provisional quota",
         provisional_without_part,
         scenario="cut-off-provisional",
     ),
     Mutation(
         "finished-batch-keeps-grant",
-        "batch work that is done still counts as demand",
+        "finished batch work still counts as demand",
         finished_batch_keeps_grant,
     ),
     Mutation(
         "ordinal-in-two-regions",
-        "each region numbers exclusive replicas by itself",
+        "every region numbers exclusive replicas on its own",
         ordinal_in_two_regions,
     ),
     Mutation(
         "ordinal-moved-before-release",
-        "an ordinal moves before its region has let go of it",
+        "an ordinal moves before its region has released it",
         ordinal_moved_too_early,
     ),
     Mutation(
         "tenure-wait-skipped",
-        "an ordinal of scope Global moves while a tenure still runs",
+        "an ordinal of scope Global moves while the tenure is valid",
         tenure_not_waited_for,
     ),
     Mutation(
         "tenure-ignored",
-        "agents do not end work of scope Global with the region's tenure",
+        "agents do not stop work of scope Global when the tenure ends",
         tenure_ignored,
         scenario="tenure",
     ),
     Mutation(
         "finished-member-still-planned",
-        "a finished member of a request keeps taking its mates' place",
+        "a finished member of a request is still planned before its siblings",
         member_hogs,
     ),
 )

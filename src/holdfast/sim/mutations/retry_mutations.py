@@ -1,4 +1,4 @@
-"""Mistakes in how repeated, late and foreign things are handled."""
+"""Mutations of retries, duplicates, stale data and identities."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAR_S = 1e6
 
 
 def release_repeated(patch: Patch) -> None:
-    """A release that arrives again is carried out again, on whatever place the replica has by now."""
+    """A repeated release is applied to the replica's current attempt."""
     one = ReleaseHandler.__dict__["plan"]
 
     def again(self: Any, item: Any) -> Any:
@@ -44,7 +44,7 @@ def release_repeated(patch: Patch) -> None:
 
 
 def release_by_name(patch: Patch) -> None:
-    """A release means whoever bears the name now."""
+    """A release is applied by name, whatever the uid."""
     one = ReleaseHandler.__dict__["plan"]
 
     def named(self: Any, item: Any) -> Any:
@@ -58,18 +58,18 @@ def release_by_name(patch: Patch) -> None:
 
 
 def override_by_other_clock(patch: Patch) -> None:
-    """The end of an override is taken from the clock of whoever asked for it, which is half a minute fast."""
+    """The expiry of an override is computed on the requester's clock, which is half a minute fast."""
     patch.set(overrides, "_deadline", lambda override, now: now + override.spec.ttl_seconds + CLIENT_FAST_S)
 
 
 def override_by_wall_clock(patch: Patch) -> None:
-    """A region takes the end of an override as the global cell states it, and judges it by its own wall clock."""
+    """A region copies the expiry of an override and compares it with its own wall clock."""
     patch.set(OverrideExpiry, "mirrored_override", lambda self, source, copy: source)
     patch.set(OverrideExpiry, "due_writes", lambda self: [])
 
 
 def status_touches_spec(patch: Patch) -> None:
-    """A write of a status changes what is wanted, and nobody looks who may."""
+    """A status write changes the spec, and the ownership check is disabled."""
     blocks_set = stamp.__dict__["set_blocks"]
 
     def touching(kind: Any, before: Any, write: Any, *, now: str) -> Any:
@@ -85,7 +85,7 @@ def status_touches_spec(patch: Patch) -> None:
 
 
 class _Behind:
-    """A view in which one workload is as it was a generation ago."""
+    """A view with one workload at its previous generation."""
 
     def __init__(self, view: Any, former: Workload) -> None:
         self._view = view
@@ -99,12 +99,11 @@ class _Behind:
 
 
 def status_of_the_past(patch: Patch) -> None:
-    """A status that was made from an older spec overwrites the one made from the newer: every other look is at the
-    workload as it was a generation ago, as with two writers of which one hears late; and nobody refuses what is older.
-    """
+    """A status of an older generation overwrites a newer one, as with two writers of which one has a stale cache. The
+    check that refuses older statuses is disabled."""
     decide = workload_status.__dict__["decide"]
     known: dict[Any, tuple[Workload, Workload]] = {}
-    """By uid: the newest, and the newest of the generation before."""
+    """By uid: the newest object, and the newest object of the generation before."""
     looks = [0]
 
     def behind(key: Any, view: Any, now: float) -> Any:
@@ -142,7 +141,7 @@ def watch_crosses_tenants(patch: Patch) -> None:
 
 
 def drawn_twice(patch: Patch) -> None:
-    """A recovery place that someone uses already is given to another as well."""
+    """A consumed recovery slot is given to another claim."""
 
     def any_place(self: Any, want: Any, allowed: Any) -> tuple[str, ...]:
         known = [name for name in sorted(allowed) if name in self.holds]
@@ -152,7 +151,7 @@ def drawn_twice(patch: Patch) -> None:
 
 
 def retried_without_pause(patch: Patch) -> None:
-    """Whatever failed is tried again at once, for as long as it takes."""
+    """Failures are retried at once, without backoff and without end."""
     patch.set(Backoff, "next_s", lambda self: 0.001)
     retry = Workqueue.__dict__["retry"]
 
@@ -165,8 +164,8 @@ def retried_without_pause(patch: Patch) -> None:
 
 
 def wake_up_lost(patch: Patch) -> None:
-    """Quota that is free again wakes nobody who waits for it, nor is such work tried again by itself; whatever else may
-    help still wakes it."""
+    """Free quota does not wake requests that are pending for quota, and they are not retried by time. Other events
+    still wake them."""
     in_vain = RequestQueue.__dict__["record_failure"]
 
     def unheard(
@@ -184,7 +183,7 @@ def wake_up_lost(patch: Patch) -> None:
 
 
 def nobody_woken(patch: Patch) -> None:
-    """Nothing wakes work that waits, and it is not tried again by itself either."""
+    """No event wakes pending requests, and they are not retried by time."""
     patch.set(RequestQueue, "retry_on_events", lambda self, events, now: False)
     in_vain = RequestQueue.__dict__["record_failure"]
 
@@ -198,7 +197,7 @@ def nobody_woken(patch: Patch) -> None:
 
 
 def older_list_taken(patch: Patch) -> None:
-    """A list of a member that lags is taken for the truth: what it does not know is forgotten."""
+    """The list of a lagging store member is accepted: newer objects are dropped from the cache."""
     listing = Informer.__dict__["_list"]
 
     async def lagging(self: Any, cause: str) -> int:
@@ -214,7 +213,7 @@ def older_list_taken(patch: Patch) -> None:
 
 
 def quota_leaked(patch: Patch) -> None:
-    """What a claim took of the quota is not given back when the claim goes."""
+    """The quota of a removed claim is not released."""
     drop = Ledger.__dict__["drop"]
 
     def leaking(self: Any, key: str) -> Any:
@@ -227,8 +226,7 @@ def quota_leaked(patch: Patch) -> None:
 
 
 def quota_leaked_on_refusal(patch: Patch) -> None:
-    """The quota is taken first; a reserve that is then refused does not give it back. The planner does not look at what
-    the tenant can pay for, or hardly any would be refused."""
+    """A refused reserve does not release its quota. The planner's quota check is disabled, so that refusals happen."""
     check = Ledger.__dict__["check"]
 
     def leaking(self: Any, node: Any, want: Any, limit: Any) -> Any:
@@ -244,86 +242,86 @@ def quota_leaked_on_refusal(patch: Patch) -> None:
 TABLE = (
     Mutation(
         "release-repeated",
-        "a release that arrives again is carried out again",
+        "a repeated release is applied again",
         release_repeated,
         "non-idempotent release",
         scenario="drained-in-turn",
     ),
     Mutation(
         "release-by-name",
-        "a release means whoever bears the name now",
+        "a release is applied by name instead of uid",
         release_by_name,
         "release by name, not identity",
         scenario="drained-in-turn",
     ),
     Mutation(
         "override-by-other-clock",
-        "an override's end is taken from its requester's clock",
+        "an override's expiry is computed on its requester's clock",
         override_by_other_clock,
         "override TTL by the client's clock",
     ),
     Mutation(
         "override-by-wall-clock",
-        "an override's end is judged by a region's wall clock",
+        "an override's expiry is compared with a region's wall clock",
         override_by_wall_clock,
         scenario="override-by-skewed-clock",
     ),
     Mutation(
         "status-touches-spec",
-        "a write of a status changes the spec",
+        "a status write changes the spec",
         status_touches_spec,
         "status write touches spec",
     ),
     Mutation(
         "stale-status-overwrites",
-        "a status about an older generation overwrites a newer one",
+        "a status of an older generation overwrites a newer one",
         status_of_the_past,
         "stale observedGeneration overwrite",
     ),
     Mutation(
         "watch-crosses-tenants",
-        "a watch of one namespace is told of all",
+        "a watch of one namespace delivers all namespaces",
         watch_crosses_tenants,
         "watch crosses tenants",
     ),
     Mutation(
         "slot-consumed-twice",
-        "a recovery place is given to two claims",
+        "a recovery slot is given to two claims",
         drawn_twice,
-        "recovery draws twice",
+        "recovery slot consumed twice",
         scenario="recovery-crowded",
     ),
     Mutation(
         "retry-without-backoff",
-        "failures are retried at once and for ever",
+        "failures are retried without backoff",
         retried_without_pause,
         "unbounded retry",
     ),
     Mutation(
         "quota-wakeup-lost",
-        "quota that is free again wakes nobody who waits for it",
+        "free quota does not wake pending requests",
         wake_up_lost,
         "wake-up lost on quota release",
     ),
     Mutation(
         "no-wakeups",
-        "nothing wakes work that waits",
+        "no event wakes pending requests",
         nobody_woken,
     ),
     Mutation(
         "stale-list-accepted",
-        "the list of a lagging member is taken for the truth",
+        "the list of a lagging store member is accepted",
         older_list_taken,
         "list from a lagging member after restart",
     ),
     Mutation(
         "quota-leaked",
-        "the quota of a claim that went is not given back",
+        "the quota of a removed claim is not released",
         quota_leaked,
     ),
     Mutation(
         "quota-leaked-on-refusal",
-        "the quota of a reserve that is refused is not given back",
+        "the quota of a refused reserve is not released",
         quota_leaked_on_refusal,
         "quota leaked on a rejected reserve",
     ),

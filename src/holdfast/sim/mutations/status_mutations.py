@@ -1,4 +1,4 @@
-"""Mistakes of watches, statuses and records."""
+"""Mutations of watches, statuses and audit records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def watch_resumes_at_now(patch: Patch) -> None:
 
 
 def compaction_ignored(patch: Patch) -> None:
-    """After `Expired` the informer takes only the new revision from the list, and never compares either."""
+    """After `Expired` the informer takes only the revision of the list, and it never resyncs."""
     listing = Informer.__dict__["_list"]
 
     async def skip(self: Any, cause: str) -> int:
@@ -41,7 +41,7 @@ def compaction_ignored(patch: Patch) -> None:
 
 
 def audit_after_commit(patch: Patch) -> None:
-    """The audit record is written in a transaction of its own, after the one that it is about."""
+    """The audit record is written in a second transaction."""
     commit = Follower.__dict__["commit"]
 
     async def recorded_later(self: Any, txn: Txn) -> Any:
@@ -55,7 +55,7 @@ def audit_after_commit(patch: Patch) -> None:
 
 
 def observed_too_much(patch: Patch) -> None:
-    """A status claims to be about a generation that does not exist yet."""
+    """A status has an observedGeneration that does not exist yet."""
     decide = workload_status.__dict__["decide"]
 
     def ahead(key: Any, view: Any, now: float) -> Any:
@@ -75,26 +75,26 @@ def observed_too_much(patch: Patch) -> None:
 TABLE = (
     Mutation(
         "watch-resumes-at-now",
-        "a watch goes on at the head instead of where it was",
+        "a watch resumes at the head instead of its last revision",
         watch_resumes_at_now,
         'watch resumes at "now"',
     ),
     Mutation(
         "compaction-ignored",
-        "after a compaction nothing is listed again",
+        "after a compaction the informer does not list again",
         compaction_ignored,
         "compaction ignored",
         scenario="watches-expire",
     ),
     Mutation(
         "audit-after-commit",
-        "the audit record is written after the commit, not in it",
+        "the audit record is written in a second transaction",
         audit_after_commit,
         "audit written after commit",
     ),
     Mutation(
         "observed-generation-ahead",
-        "a status names a generation that does not exist",
+        "a status has an observedGeneration that does not exist",
         observed_too_much,
     ),
 )
