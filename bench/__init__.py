@@ -1,1 +1,1 @@
-"""Measurements of Holdfast on this machine. `python -m bench` runs all, `python -m bench NAME` one."""
+"""Benchmarks of Holdfast. `python -m bench` runs all, `python -m bench NAME` runs one."""

@@ -1,9 +1,8 @@
-"""Runs the measurements: `python -m bench` all of them, `python -m bench NAME…` some, with options a part of one.
+"""Runs benchmarks: `python -m bench` runs all, `python -m bench NAME…` some. Options select a part of one.
 
-Each is a module here with `async def run() -> dict`: its figures are printed as a table and kept in
-`bench/out/NAME.json` with the revision they belong to. Ratios and bounds are of one run; `BOUNDS` of a module are
-checked, and a figure outside of them ends the program with status 1. A part (`--shape spread`) is kept in a file of its
-own and answers for the bounds of what it measured; a run of another size than the module's answers for none.
+Each benchmark is a module with `async def run() -> dict`. Its figures are printed as a table and stored in
+`bench/out/NAME.json` with the Git revision. Figures outside the module's `BOUNDS` exit with 1. A partial run
+(`--shape spread`) has its own file, and only its figures are checked. A run of another size is not checked.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("store", "authority", "etcd", "planner", "api", "pipeline", "recovery", "openb")
-"""In the order they are run: from the parts to the whole."""
+"""In the order in which they run."""
 OUT = Path(__file__).parent / "out"
 
 
 class Unknown(Exception):
-    """An option names something that is not there; the message says what is."""
+    """An option has an unknown value. The message lists the known ones."""
 
 
 class Skipped(Exception):
-    """What a benchmark needs is not here; the message says what and how to name it."""
+    """A benchmark cannot run, because data or a program is missing. The message names it."""
 
 
 def revision() -> str:
-    """The commit that was measured; a `+` says that the tree had changes of its own."""
+    """The measured commit, with a `+` if the tree has uncommitted changes."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")
@@ -49,7 +48,7 @@ def _git(*words: str) -> str:
 
 
 def flat(figures: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted names."""
+    """Flattens nested figures to dotted names."""
     found: dict[str, Any] = {}
     for name, value in figures.items():
         if isinstance(value, Mapping):
@@ -60,16 +59,16 @@ def flat(figures: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def outside(figures: Mapping[str, Any], bounds: Mapping[str, tuple[float | None, float | None]]) -> list[str]:
-    """Every figure that is missing or not within its bounds, in words."""
+    """Messages for figures that are missing or outside their bounds."""
     wrong = []
     for name, (least, most) in bounds.items():
         value = figures.get(name)
         if value is None:
-            wrong.append(f"{name} is missing")
+            wrong.append(f"{name}: missing")
         elif least is not None and value < least:
-            wrong.append(f"{name} is {value:,}; at least {least:,} is asked for")
+            wrong.append(f"{name}: too low (expected at least {least:,}, found {value:,})")
         elif most is not None and value > most:
-            wrong.append(f"{name} is {value:,}; at most {most:,} is asked for")
+            wrong.append(f"{name}: too high (expected at most {most:,}, found {value:,})")
     return wrong
 
 
@@ -81,11 +80,11 @@ def table(name: str, figures: Mapping[str, Any], took_s: float) -> str:
 
 
 SIZES = ("nodes", "replicas")
-"""Options that change what figures can be compared with."""
+"""Options that change the size, so that the bounds do not apply."""
 
 
 def measure(name: str, options: dict[str, Any]) -> list[str]:
-    """Runs one, prints and keeps its figures; answers what is outside of its bounds."""
+    """Runs one benchmark, prints and stores its figures. Returns messages for figures outside their bounds."""
     module = importlib.import_module(f"bench.{name}")
     began = time.monotonic()
     figures = flat(asyncio.run(module.run(**options)))
@@ -94,7 +93,7 @@ def measure(name: str, options: dict[str, Any]) -> list[str]:
     kept = {"name": name, "revision": revision(), "figures": figures}
     (OUT / f"{name}{_suffix(options)}.json").write_text(json.dumps(kept, indent=2) + "\n")
     if any(size in options for size in SIZES):
-        print(f"{name}: bounds hold for the full size and were not checked", flush=True)
+        print(f"{name}: bounds not checked, because the size is not the default", flush=True)
         return []
     asked = getattr(module, "BOUNDS", {})
     if _suffix(options):
@@ -103,14 +102,14 @@ def measure(name: str, options: dict[str, Any]) -> list[str]:
 
 
 def _suffix(options: Mapping[str, Any]) -> str:
-    """Names the part that was measured; nothing for the whole."""
+    """File name suffix of a partial run; empty for a full run."""
     words = [str(word) for key, value in options.items() if key != "data"
              for word in (value if isinstance(value, tuple) else (f"{key}{value}",))]  # fmt: skip
     return "".join(f"-{word}" for word in words)
 
 
 def _options(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    """What was asked for, as far as the benchmark takes it."""
+    """The given options that the benchmark supports."""
     given = {
         "data": chosen.data,
         "shapes": tuple(chosen.shape),
@@ -127,13 +126,15 @@ def _options(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(NAMES)}")
-    parser.add_argument("--data", default="", help="where published traces are kept (openb); by default ../shared/data")
-    parser.add_argument("--shape", action="append", default=[], help="one shape of the pipeline; may be repeated")
-    parser.add_argument("--nodes", type=int, default=0, help="how many nodes (pipeline, planner; recovery: per region)")
-    parser.add_argument("--replicas", type=int, default=0, help="how many replicas (pipeline)")
-    parser.add_argument("--trace", action="append", default=[], help="one trace of openb, or `all`; may be repeated")
-    parser.add_argument("--policy", action="append", default=[], help="one policy of openb; may be repeated")
-    parser.add_argument("--seed", action="append", default=[], type=int, help="one seed of openb; may be repeated")
+    parser.add_argument("--data", default="", help="directory of the published traces (openb); default ../shared/data")
+    parser.add_argument("--shape", action="append", default=[], help="shape (pipeline); may be repeated")
+    parser.add_argument(
+        "--nodes", type=int, default=0, help="number of nodes (pipeline, planner; recovery: per region)"
+    )
+    parser.add_argument("--replicas", type=int, default=0, help="number of replicas (pipeline)")
+    parser.add_argument("--trace", action="append", default=[], help="trace, or `all` (openb); may be repeated")
+    parser.add_argument("--policy", action="append", default=[], help="policy (openb); may be repeated")
+    parser.add_argument("--seed", action="append", default=[], type=int, help="seed (openb); may be repeated")
     return parser
 
 
@@ -141,19 +142,19 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     unknown = [name for name in chosen.names if name not in NAMES]
     if unknown:
-        print(f"bench: there is no {', '.join(unknown)}; there are: {', '.join(NAMES)}", file=sys.stderr)
+        print(f"error: benchmark {', '.join(unknown)}: not found (expected {', '.join(NAMES)})", file=sys.stderr)
         return 2
     wrong: list[str] = []
     for name in chosen.names or NAMES:
         try:
             wrong += [f"{name}: {words}" for words in measure(name, _options(name, chosen))]
         except Unknown as error:
-            print(f"bench: {error}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr)
             return 2
         except Skipped as reason:
             print(f"{name} skipped: {reason}", flush=True)
     for words in wrong:
-        print(f"bench: {words}", file=sys.stderr)
+        print(f"error: {words}", file=sys.stderr)
     return 1 if wrong else 0
 
 

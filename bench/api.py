@@ -1,8 +1,8 @@
-"""What a real cell answers over HTTPS: a process with a SQLite file (synchronous=FULL), TLS, authentication and audit.
+"""Throughput of one cell over HTTPS: a process with SQLite (synchronous=FULL), TLS, authentication and audit.
 
-- creates/s of single objects from 64 clients, against the same with one commit per request;
-- rows/s in atomic commits of 256, against single-row commits, each from one client that waits for its answer;
-- watch fan-out to 500 watchers; memory per 10,000 objects; the cost of 5,000 nodes that heartbeat.
+- creates/s of single objects from 64 clients, with and without group commit;
+- rows/s in commits of 256, compared with single-row commits, each from one client;
+- watch fan-out to 500 watchers; memory per 10,000 objects; CPU time of 5,000 node heartbeats.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def writes(creates: int, batches: int, singles: int) -> dict[str, float]:
 
 
 class _Watch(asyncio.Protocol):
-    """One watcher: counts the events of its stream, and remembers when each came."""
+    """One watcher. Records the arrival time of each event."""
 
     def __init__(self, message: bytes) -> None:
         self._message = message
@@ -143,7 +143,7 @@ async def _watch(url: str, context: ssl.SSLContext, after: int) -> _Watch:
 
 
 async def fan_out(made: Bed, cell: Process, watchers: int, events: int) -> dict[str, float]:
-    """Every watcher gets every event; the delay is from the answer to the create to the arrival of its event."""
+    """Delay from the response to a create to the arrival of its event, over all watchers."""
     from holdfast.client.http import HttpClient
 
     client: HttpClient = made.client("global")
@@ -174,7 +174,7 @@ async def fan_out(made: Bed, cell: Process, watchers: int, events: int) -> dict[
 
 
 async def memory(made: Bed, cell: Process, objects: int) -> dict[str, float]:
-    """Resident memory that typical objects add: Workloads, as their users post them, with no region to send them to."""
+    """Resident memory of Workload objects, without a region."""
     from bench.pipeline import workload_requests
 
     client = made.client("global")
@@ -187,7 +187,7 @@ async def memory(made: Bed, cell: Process, objects: int) -> dict[str, float]:
 
 
 async def heartbeats(nodes: int, seconds: float) -> dict[str, float]:
-    """What an idle region spends on nodes that renew their leases every five seconds, in pages."""
+    """CPU time of an idle region for node lease renewals."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
         made.start_cell("global")
         await until_ready(made, "global")
@@ -201,7 +201,7 @@ async def heartbeats(nodes: int, seconds: float) -> dict[str, float]:
         made.start_hollow(nodes)
         await until_placing(client, nodes)
         await client.close()
-        await asyncio.sleep(2.0)  # registration is over; what follows is the steady state
+        await asyncio.sleep(2.0)  # wait for the end of registration
         used, began = cell.cpu_s(), time.perf_counter()
         await asyncio.sleep(seconds)
         busy = (cell.cpu_s() - used) / (time.perf_counter() - began)

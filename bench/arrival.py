@@ -1,8 +1,8 @@
-"""How long one replica takes from its arrival to a durable binding, on an idle region with many nodes.
+"""Latency from the arrival of one replica to its durable Binding, on an idle region with many nodes.
 
-Single-replica workloads are posted one after another, each when the one before is bound. Two times are kept of each: in
-the region (from the moment its Assignment could be read there to the moment its Binding could), and from the POST at
-the global cell. Both ends are watch events of the region's API, which come after the commit is on disk.
+Single-replica workloads are created one after another. Two latencies are measured: in the region, from the Assignment
+to the Binding, and from the POST at the global cell to the Binding. All times are those of watch events, which are sent
+after the commit is durable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.model.meta import Object
 ARRIVALS = 300
 WARM_UP = 20
 BETWEEN_S = 0.05
-"""The region idles between two arrivals."""
+"""Pause between two arrivals, in which the region is idle."""
 EACH_MOST_S = 10.0
 NODE = f"{PREFIX}00000"
 
@@ -33,7 +33,7 @@ Kind = TypeVar("Kind", bound=Object)
 
 
 class _Moments:
-    """When the first object of each workload was seen."""
+    """Time of the first watch event of each workload."""
 
     def __init__(self) -> None:
         self.at: dict[str, float] = {}
@@ -56,7 +56,7 @@ class _Moments:
 
 
 async def measure(made: Bed, *, arrivals: int) -> dict[str, float]:
-    """Milliseconds, at the middle, at 99 of 100, and at worst."""
+    """Latencies in milliseconds: median, 99th percentile and maximum."""
     clients = [made.client(REGION), made.client(REGION)]
     assigned, bound = _Moments(), _Moments()
     tasks = [

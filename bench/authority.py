@@ -1,4 +1,4 @@
-"""How long the authority takes to reserve and bind batches of 256 on 5,000 nodes, over the memory and SQLite stores."""
+"""Time of the authority to reserve and bind batches of 256 on 5,000 nodes, with the memory and SQLite stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 from holdfast.authority.authority import Authority
 from holdfast.client.contract import FencingToken
 from holdfast.foundation.ports import SystemPorts
-from holdfast.gate.principal import controller
 from holdfast.model import codec, limits
 from holdfast.model.binding import Intent
 from holdfast.model.election_term import Term, TermSpec
@@ -28,6 +27,7 @@ from holdfast.model.placement_api import (
     ReserveItem,
     ReserveRequest,
 )
+from holdfast.model.principal import controller
 from holdfast.model.replica import Replica, ReplicaSpec
 from holdfast.model.template import Port, Template, template_hash
 from holdfast.store.contract import Put, Store, Txn
@@ -59,7 +59,9 @@ def _replica(index: int) -> Replica:
 async def measure(store: Store) -> dict[str, Any]:
     objects, ports = Objects(store, MemoryStore()), SystemPorts()
     await objects.start()
-    status = NodeStatus(contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
+    status = NodeStatus(
+        contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True)
+    )
     spec = NodeSpec("z1", capacity={"cpu": "16", "memory": "64Gi"})
     nodes = [Node(ObjectMeta(name=f"n-{i}", uid=f"node-{i}"), spec, status) for i in range(NODES)]
     now = ports.clock.now()
@@ -108,7 +110,7 @@ async def measure(store: Store) -> dict[str, Any]:
 
 
 async def run() -> dict[str, Any]:
-    """CPU is of the whole process: checks, encoding, store, publication and the authority's own followers."""
+    """CPU time is that of the whole process: checks, encoding, store, watch events and the authority's watches."""
     memory = await measure(MemoryStore())
     with tempfile.TemporaryDirectory() as place:
         sqlite = await measure(SqliteStore(Path(place) / "cell.db"))

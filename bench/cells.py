@@ -1,5 +1,7 @@
-"""Real cells for a benchmark: the very processes `holdfast serve` and `holdfast hollow` start, with TLS and a CA of
-their own, in a directory that goes away. Also what the kernel says of their processor time and memory."""
+"""Cells for benchmarks: processes of `holdfast serve` and `holdfast hollow` with TLS, in a temporary directory.
+
+Also reads the CPU time and memory of these processes from the kernel.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ import msgspec
 from holdfast.client.http import HttpClient
 from holdfast.client.resources import client_tls_context
 from holdfast.foundation.ports import SystemPorts
-from holdfast.gate.principal import HOLLOW_NODES, OPERATORS, REGIONS, TENANT_PREFIX
 from holdfast.identity.certificates import issue, make_ca
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.principal import HOLLOW_NODES, OPERATORS, REGIONS, TENANT_PREFIX
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
@@ -43,12 +45,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _end_with_parent() -> None:
-    """However the benchmark ends, its cells end with it."""
+    """Makes the process end with the benchmark, however that ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Process:
-    """A child process, and what it has used so far."""
+    """A child process with its CPU time and memory."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
@@ -68,12 +70,12 @@ class Process:
         return self._child.pid
 
     def cpu_s(self) -> float:
-        """Processor time of its threads that live, to the nanosecond: a tick is too coarse for what idles."""
+        """CPU time of its live threads in nanosecond resolution. Clock ticks are too coarse for idle processes."""
         threads = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
     def memory_bytes(self, what: str = "VmRSS") -> int:
-        """Resident memory now (VmRSS) or at its peak (VmHWM)."""
+        """Resident memory at present (VmRSS) or at its peak (VmHWM)."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(what + ":"):
                 return int(line.split()[1]) * 1024
@@ -95,14 +97,14 @@ class Process:
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The files of one user."""
+    """Certificate files of one user."""
 
     cert: str
     key: str
 
 
 class Bed:
-    """A directory with a CA, and the processes started in it. `close` ends them."""
+    """A directory with a CA and the processes started in it. `close` stops them."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -115,14 +117,14 @@ class Bed:
         self.processes: list[Process] = []
         self.urls: dict[str, str] = {}
         self.region_store: tuple[str, ...] = ()
-        """Options that say where regions keep their objects; SQLite without any."""
+        """Store options of regions; SQLite if empty."""
 
     def _user(self, name: str, user: str, groups: tuple[str, ...]) -> Identity:
         made = issue(self._pki, name, user, groups, now_s=time.time())
         return Identity(str(made.certificate), str(made.key))
 
     def start_cell(self, cell: str, *, program: Sequence[str] = ("-m", "holdfast.cli")) -> Process:
-        """`program` is what takes the arguments of `holdfast serve`."""
+        """Starts a cell. `program` is the Python program that takes the command line of `holdfast`."""
         server = issue(
             self._pki, f"cell-{cell}", f"holdfast-cell-{cell}", now_s=time.time(), server=True, client=False,
             dns=("localhost",), ips=("127.0.0.1",),
@@ -182,7 +184,7 @@ def bed(place: Path) -> Iterator[Bed]:
 
 
 async def until_ready(made: Bed, cell: str) -> None:
-    """Until the cell's API says that it is ready."""
+    """Waits until the cell's API is ready."""
     import aiohttp
 
     context = made.tls(made.operator)
@@ -199,7 +201,7 @@ async def until_ready(made: Bed, cell: str) -> None:
 
 
 async def first_objects(client: HttpClient, *, region: bool) -> None:
-    """A tenant with ample quota, and the region where there is one."""
+    """Creates a tenant with ample quota, and optionally the region."""
     ample: dict[str, Amount] = {"cpu": "1000000", "memory": "1000Ti", "gpu": "100000"}
     writes = [Create(Tenant(ObjectMeta(name=TENANT))), Create(PriorityClass(ObjectMeta(name="standard")))]
     if region:
@@ -210,7 +212,7 @@ async def first_objects(client: HttpClient, *, region: bool) -> None:
 
 
 async def until_placing(client: HttpClient, nodes: int, *, within_s: float = 90.0) -> None:
-    """Until the global cell knows the region as healthy, with so many live nodes."""
+    """Waits until the region is healthy and has this many live nodes in the global cell."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         region = await client.get(Region, REGION)

@@ -1,8 +1,7 @@
-"""The same work on memory, SQLite and a three-member etcd, in one run: commits, reserve and bind, the whole pipeline.
+"""Commits, placement and the whole pipeline on memory, SQLite and a three-member etcd cluster, and etcd's raw puts as
+the upper limit.
 
-Beside them etcd's own puts, as the limit.
-
-The members run on this machine, from a folder that is removed: they share its disk and its cores with the measurement.
+The etcd members run on this machine in a temporary directory and share its disk and cores with the benchmark.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ async def _opened(endpoints: tuple[str, ...], folder: Path) -> Store:
         with contextlib.suppress(Exception):
             return await open_store("commits", EtcdTarget(endpoints=endpoints), folder)
         await asyncio.sleep(0.2)
-    raise Skipped("the etcd members did not come up")
+    raise Skipped("the etcd cluster did not start")
 
 
 async def _commits(store: Store) -> dict[str, float]:
@@ -102,7 +101,7 @@ async def _commits(store: Store) -> dict[str, float]:
 
 
 async def _raw_puts(endpoint: str) -> float:
-    """Puts of the same value with nothing of ours around them: what the cluster and gRPC give here."""
+    """Puts/s of the same value directly over gRPC."""
     async with grpc.aio.insecure_channel(endpoint.partition("://")[2]) as channel:
         call = channel.unary_unary(
             wire.path_of("Txn"),
@@ -140,7 +139,7 @@ async def run(nodes: int = NODES, replicas: int = REPLICAS) -> dict[str, Any]:
 
 
 async def _pipeline(endpoints: tuple[str, ...], nodes: int, replicas: int) -> dict[str, Any]:
-    """From the POST of workloads to the last binding, with the region's objects on each store in turn."""
+    """The pipeline benchmark with the region on each store."""
     etcd = ("--store", "etcd", "--etcd-endpoints", ",".join(endpoints))
     stores = {"memory": ("--store", "memory"), "sqlite": (), "etcd": etcd}
     found: dict[str, Any] = {}
@@ -153,7 +152,7 @@ async def _pipeline(endpoints: tuple[str, ...], nodes: int, replicas: int) -> di
 
 
 async def _placing(endpoints: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    """Reserve and bind through the authority, as `bench authority` does, on the three stores."""
+    """The authority benchmark on each store."""
     found = {"placing on memory": await measure(MemoryStore())}
     store: Store = SqliteStore(folder / "placing.db")
     found["placing on sqlite"] = await measure(store)

@@ -1,6 +1,6 @@
-"""The leanest client there can be: kept connections over TLS, requests made beforehand, answers only measured.
+"""Minimal HTTPS client for benchmarks: persistent connections and prepared requests.
 
-A full HTTP client would cost more processor time than the server it measures. Runs in a process of its own.
+A full HTTP client would need more CPU time than the measured server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class Refused(Exception):
-    """An answer that is not a success."""
+    """A response with an error status."""
 
 
 def request(url: str, method: str, path: str, body: bytes = b"", *, content: str = "application/json") -> bytes:
@@ -28,7 +28,7 @@ def request(url: str, method: str, path: str, body: bytes = b"", *, content: str
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time."""
+    """One persistent connection, with one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -60,7 +60,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(exc or ConnectionError("the server closed the connection"))
 
     async def ask(self, message: bytes) -> bytes:
-        """The body of the answer; raises `Refused` when it is not a success."""
+        """Sends a request and returns the body of the response. Raises `Refused` for an error status."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(message)
@@ -84,14 +84,14 @@ async def connect(url: str, context: ssl.SSLContext) -> Connection:
 
 
 class Sent(NamedTuple):
-    """How long each answer took, and all of them from the first request on; connecting is not counted."""
+    """Latency of each response, and the total time without connecting."""
 
     took: list[float]
     seconds: float
 
 
 async def send_all(url: str, context: ssl.SSLContext, messages: Sequence[bytes], clients: int) -> Sent:
-    """Sends everything over so many kept connections."""
+    """Sends all requests over `clients` persistent connections."""
     lines = [await connect(url, context) for _ in range(clients)]
     left: Iterator[bytes] = iter(messages)
     took: list[float] = []

@@ -1,4 +1,4 @@
-"""What the pipeline is fed with, and how its outcome is counted from outside: workloads as bytes, and two counters."""
+"""Load of the pipeline benchmark: workload requests as bytes, and counters of the outcome through the API."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from holdfast.model.workload import Workload, WorkloadSpec
 
 LOOK_EVERY_S = 0.05
 LOOK_AT_ALL_EVERY_S = 1.0
-"""Where every object has to be read to know."""
+"""Interval of counts that read every object."""
 MOST_S = 180.0
 RESOURCES = {"cpu": "100m", "memory": "500Mi"}
-"""What scheduler_perf's pods ask for."""
+"""Requests of the pods in scheduler_perf."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -93,26 +93,26 @@ def workload_requests(url: str, count: int, replicas: int) -> list[bytes]:
 
 
 class Watcher:
-    """Counts from outside, at little cost to the cells: a list of one item says how many follow."""
+    """Counts objects through the API at low cost: a list with limit 1 returns the remaining item count."""
 
     def __init__(self, made: Bed) -> None:
         self._made = made
 
     async def until_bound(self, wanted: int, tenant: str = TENANT) -> float:
-        """The moment when the region's API showed so many bindings of a tenant."""
+        """Waits until the region has this many Bindings of the tenant. Returns the time."""
         path = f"/apis/holdfast.dev/v1/namespaces/{tenant}/bindings?limit=1"
         return await self._until("bound", REGION, path, _counted, wanted)
 
     async def until_ready(self, wanted: int, tenant: str = TENANT) -> float:
-        """The moment when the global API showed so many replicas as ready."""
+        """Waits until the global cell shows this many ready replicas. Returns the time."""
         return await self._until("ready", "global", workloads_path(tenant), _ready, wanted)
 
     async def until_waiting(self, wanted: int, tenant: str) -> float:
-        """The moment when the status of so many workloads of a tenant said what in the region keeps them waiting."""
+        """Waits until this many workloads of the tenant have a pending reason. Returns the time."""
         queued = f"/apis/holdfast.dev/v1/namespaces/{tenant}/schedulingrequests?limit=1"
         await self._until("queued", REGION, queued, _counted, wanted)
         told = workloads_path(tenant)
-        return await self._until("told why they wait", "global", told, _told, wanted, every_s=LOOK_AT_ALL_EVERY_S)
+        return await self._until("pending with a reason", "global", told, _told, wanted, every_s=LOOK_AT_ALL_EVERY_S)
 
     async def _until(
         self,

@@ -1,13 +1,13 @@
-"""`holdfast serve` with a store that writes every commit by itself: what group commit is measured against.
+"""`holdfast` with a store that syncs every commit separately: the baseline for group commit.
 
-Takes the command line of `holdfast`. Only the size of a group differs from the real thing.
+It takes the command line of `holdfast`. Only the group size differs.
 """
 
 from __future__ import annotations
 
 from holdfast.cli.app import run
-from holdfast.model import limits
+from holdfast.store import writer
 
 if __name__ == "__main__":
-    limits.STORE_GROUP_COMMITS_MAX = 1
+    writer.STORE_GROUP_COMMITS_MAX = 1
     raise SystemExit(run())

@@ -1,11 +1,11 @@
 """Placement quality: the openb GPU trace (Alibaba cluster-trace-gpu-v2023), replayed on the planner.
 
-The protocol of the published results (Weng et al., ATC 2023): pods arrive in the given order of each seed, never leave,
-and are dropped when they do not fit; equal scores go to the node of the lowest given rank; GPU allocation is read when
-the load that has arrived reaches so many percent of the cluster's GPUs. Data: `--data DIR`, by default ../shared/data.
+Protocol of the published results (Weng et al., ATC 2023): pods arrive in the given order of each seed, never leave, and
+are dropped if they do not fit; equal scores go to the node with the lowest given rank; GPU allocation is read when the
+arrived load reaches a percentage of the cluster's GPUs. Data: `--data DIR`, default ../shared/data.
 
-By default the trace `default` with ten seeds; `--trace all` takes all seventeen and compares `gpu-shape`, the policy
-that is shipped as examples/policies/gpu-shape.yaml, with the published best fit and fragmentation gradient on each.
+By default the trace `default` runs with ten seeds. `--trace all` runs all seventeen and compares the policy
+examples/policies/gpu-shape.yaml with the published best fit and fragmentation gradient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TIE_SEED = 0
 
 
 SHIPPED = "gpu-shape"
-"""The policy that answers for the bounds."""
+"""The policy to which the bounds apply."""
 _PUBLISHED = {"best-fit": "05-BestFit", "gradient": "06-FGD"}
 
 BOUNDS = {
@@ -50,7 +50,7 @@ BOUNDS = {
 
 
 def _shipped(name: str) -> PolicyRules:
-    """The rules of examples/policies, the very ones an operator would apply."""
+    """The rules of a policy in examples/policies."""
     manifest = msgspec.yaml.decode((EXAMPLES / f"{name}.yaml").read_bytes())
     return msgspec.convert(manifest["spec"]["rules"], PolicyRules)
 
@@ -123,7 +123,9 @@ def _node(node: TraceNode) -> Node:
         capacity={"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"},
         devices=tuple(Device(id=f"gpu-{number}", model=node.model) for number in range(node.gpus)),
     )
-    status = NodeStatus(contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
+    status = NodeStatus(
+        contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True)
+    )
     return Node(ObjectMeta(name=node.name, uid=node.name), spec, status)
 
 
@@ -155,7 +157,7 @@ def load(data: Path, name: str) -> Trace:
     home = data / "openb"
     files = [home / "csv" / "openb_node_list_gpu_node.csv.gz", home / "csv" / f"openb_pod_list_{name}.csv.gz"]
     if not all(file.exists() for file in files):
-        raise Skipped(f"no trace in {data}; --data names the directory that holds openb/")
+        raise Skipped(f"no trace in {data}; next: --data DIR with the directory that contains openb/")
     nodes = tuple(
         TraceNode(row["sn"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
         for row in _rows(files[0])
@@ -192,20 +194,20 @@ def _lines(path: Path) -> Iterable[str]:
 
 
 def _one(data: str, name: str, policy: str, seed: int) -> float:
-    """Allocation at full load, for one seed. In a process of its own."""
+    """Allocation at full load for one seed. Runs in a worker process."""
     trace = load(Path(data), name)
     return replay(trace.nodes, trace.pods, trace.orders[seed], trace.ranks[seed], policy)[LOAD]
 
 
 def every_trace(data: Path) -> tuple[str, ...]:
-    """All for which an order of arrival is given, the default first."""
+    """All traces with an arrival order, `default` first."""
     files = sorted((data / "openb" / "derived").glob("arrival_order_*.txt.gz"))
     names = [file.name.removeprefix("arrival_order_").removesuffix(".txt.gz") for file in files]
     return ("default", *(name for name in names if name != "default"))
 
 
 def published(data: Path) -> dict[tuple[str, str], float]:
-    """The published means at full load over ten seeds, by trace and policy."""
+    """Published means over ten seeds at full load, by trace and policy."""
     found: dict[tuple[str, str], float] = {}
     summary = data / "openb" / "expected" / "reference_summary.csv"
     with summary.open() as file:
@@ -219,7 +221,7 @@ def published(data: Path) -> dict[tuple[str, str], float]:
 async def run(
     *, data: str = "", traces: Sequence[str] = ("default",), policies: Sequence[str] = (), seeds: Sequence[int] = SEEDS
 ) -> dict[str, Any]:
-    """The mean over the seeds at full load, for each trace and policy, beside the published ones."""
+    """Mean over the seeds at full load for each trace and policy, with the published values."""
     place = data or str(HOME)
     load(Path(place), "default")  # says what is missing before anything is started
     whole = "all" in traces
@@ -251,7 +253,7 @@ def _check(data: Path, traces: Sequence[str], policies: Sequence[str]) -> None:
     known = every_trace(data)
     unknown = [name for name in traces if name not in known]
     if unknown:
-        raise Unknown(f"there is no trace {', '.join(unknown)}; there are: all, {', '.join(known)}")
+        raise Unknown(f"trace {', '.join(unknown)}: not found (expected all, {', '.join(known)})")
     unknown = [name for name in policies if name not in POLICIES]
     if unknown:
-        raise Unknown(f"there is no policy {', '.join(unknown)}; there are: {', '.join(POLICIES)}")
+        raise Unknown(f"policy {', '.join(unknown)}: not found (expected {', '.join(POLICIES)})")

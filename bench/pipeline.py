@@ -1,8 +1,8 @@
-"""From the first POST to the last binding: 10,000 replicas on 5,000 hollow nodes, through the real API.
+"""Time from the first POST to the last Binding: 10,000 replicas on 5,000 hollow nodes, through the API.
 
-A global cell and one region, each a process on a SQLite file with synchronous=FULL, TLS, authentication and audit on; a
-process of hollow nodes that heartbeat and follow their bindings. `bench/shapes.py` says what is posted in each shape;
-`arrival` is the time of single replicas on an idle region, in `bench/arrival.py`. Every shape has a fresh world.
+A global cell and one region run as processes with SQLite (synchronous=FULL), TLS, authentication and audit, and a
+process of hollow nodes. `bench/shapes.py` defines the shapes; `arrival` (`bench/arrival.py`) measures single replicas
+on an idle region. Every shape starts new cells.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLIENTS = 64
 CHURN_EVERY_S = 0.25
 CHURN_REPLICAS = 20
 CHURN_LIVES = 8
-"""A churning workload is deleted when so many younger ones were made."""
+"""A churn workload is deleted after this many newer ones were created."""
 NAMES = (*SHAPES, "arrival")
 
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
@@ -55,15 +55,15 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "preemption_seconds": (None, 8),
     "arrival_p99_ms": (None, 25),
 }
-"""What is asked for at full size."""
+"""Bounds at full size."""
 
-
+# The cells are idle below this CPU time per second. Heartbeats of thousands of nodes stay below it.
 AT_REST_CPU_S = 0.25
 REST_SECONDS_MAX = 60
 
 
 class Stage:
-    """A whole small world, ready to place."""
+    """A global cell, a region and hollow nodes, ready to schedule."""
 
     def __init__(self, made: Bed) -> None:
         self.made = made
@@ -88,18 +88,17 @@ class Stage:
         return {name: part.cpu_s() for name, part in self.parts.items()}
 
     async def rest(self) -> None:
-        """Until nothing is left to do of what came before, checkpoints and reports included: measured is what its
-        being there costs, not its coming. What always goes on, heartbeats of thousands of nodes, is below this."""
+        """Waits until the cells are idle, so that the setup does not affect the measurement."""
         for _ in range(REST_SECONDS_MAX):
             before = sum(self.used().values())
             await asyncio.sleep(1.0)
             if sum(self.used().values()) - before < AT_REST_CPU_S:
                 return
-        raise TimeoutError(f"the cells are not at rest after {REST_SECONDS_MAX} s")
+        raise TimeoutError(f"the cells are not idle after {REST_SECONDS_MAX} s")
 
 
 async def _beside(client: HttpClient) -> None:
-    """Another tenant, a class that may preempt, and a policy that does not count evictions."""
+    """Creates a second tenant, a preempting priority class, and a policy without preemption limits."""
     rules = PolicyRules(preemption=PreemptionRules(per_tenant_per_minute=1_000_000))
     ample: Any = {"cpu": "1000000", "memory": "1000Ti", "gpu": "100000"}
     await client.commit(
@@ -114,7 +113,7 @@ async def _beside(client: HttpClient) -> None:
 
 
 async def place(made: Bed, shape: Shape, nodes: int, replicas: int) -> dict[str, float]:
-    """One shape in a fresh world."""
+    """Measures one shape with new cells."""
     stage = Stage(made)
     await stage.build(nodes, *shape.hollow)
     watcher = Watcher(made)
@@ -146,7 +145,7 @@ async def place(made: Bed, shape: Shape, nodes: int, replicas: int) -> dict[str,
 
 
 async def _before(made: Bed, watcher: Watcher, shape: Shape, nodes: int, replicas: int) -> None:
-    """What is there first: placed as far as it fits, or waiting in the region's queue."""
+    """Creates the existing workloads and waits until they are placed or pending."""
     assert shape.before is not None
     url = made.urls["global"]
     messages = posts(url, shape.before(nodes, replicas), BESIDE)
@@ -162,7 +161,7 @@ async def _before(made: Bed, watcher: Watcher, shape: Shape, nodes: int, replica
 
 @contextlib.asynccontextmanager
 async def _churning(made: Bed) -> AsyncIterator[None]:
-    """Other work comes and goes, and a node is cordoned and uncordoned, for as long as this lasts."""
+    """Creates and deletes other workloads and cordons a node repeatedly inside the block."""
     task = asyncio.create_task(_churn(made))
     try:
         yield
@@ -186,9 +185,9 @@ async def _churn(made: Bed) -> None:
             if number >= CHURN_LIVES:
                 old = f"{workloads_path(BESIDE)}/churn{number - CHURN_LIVES:05}"
                 await at_global.ask(request(globe, "DELETE", old))
-            wish = msgspec.json.encode({"spec": {"unschedulable": number % 2 == 0}})
+            patch = msgspec.json.encode({"spec": {"unschedulable": number % 2 == 0}})
             path = f"/apis/holdfast.dev/v1/nodes/{arrival.NODE}"
-            await at_region.ask(request(region, "PATCH", path, wish, content="application/merge-patch+json"))
+            await at_region.ask(request(region, "PATCH", path, patch, content="application/merge-patch+json"))
             number += 1
             await asyncio.sleep(CHURN_EVERY_S)
     finally:
@@ -197,7 +196,7 @@ async def _churn(made: Bed) -> None:
 
 
 async def measure(name: str, nodes: int, replicas: int, store: tuple[str, ...] = ()) -> dict[str, float]:
-    """`store`: options of `serve` that say where the region keeps its objects; SQLite without any."""
+    """Measures one shape. `store` has the region's store options; SQLite if empty."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place_, bed(Path(place_)) as made:
         made.region_store = store
         if name == "arrival":
@@ -209,10 +208,10 @@ async def measure(name: str, nodes: int, replicas: int, store: tuple[str, ...] =
 
 
 async def run(nodes: int = NODES, replicas: int = REPLICAS, shapes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """All shapes, or those named; `backlog` brings `workloads` along, as its cost is the difference."""
+    """Measures all shapes, or the named ones. `backlog` includes `workloads`, because its cost is the difference."""
     unknown = [name for name in shapes if name not in NAMES]
     if unknown:
-        raise Unknown(f"there is no shape {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+        raise Unknown(f"shape {', '.join(unknown)}: not found (expected {', '.join(NAMES)})")
     wanted = [name for name in NAMES if not shapes or name in shapes or (name == "workloads" and "backlog" in shapes)]
     found: dict[str, dict[str, float]] = {}
     for name in wanted:

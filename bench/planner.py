@@ -1,7 +1,7 @@
-"""How fast the planner chooses: like replicas, and replicas that all differ, on 100 to 20,000 nodes.
+"""Speed of the planner for identical and for different replicas, on 100 to 20,000 nodes.
 
-Every batch is planned from a snapshot of its own that counts the batches before; what was planned is assumed, as the
-scheduler does. Both are part of the time. `memory_mb` is what the planner's state adds to the process.
+Every batch is planned on a new snapshot and then assumed, as in the scheduler; both are part of the time. `memory_mb`
+is the memory of the planner's state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder
 
 NODES = (100, 1_000, 5_000, 20_000)
 ASKED_AT = 5_000
-"""The number of nodes that bounds are given for."""
+"""Number of nodes to which the bounds apply."""
 ZONES = 3
 BATCH = 256
 LIKE_REPLICAS = 10_000
@@ -37,7 +37,9 @@ BOUNDS = {
 
 def _builder(nodes: int) -> SnapshotBuilder:
     builder = SnapshotBuilder("bench")
-    status = NodeStatus(contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
+    status = NodeStatus(
+        contact=ContactBlock(state=ContactState.LIVE), execution=NodeExecution(epoch=1, reconciled=True)
+    )
     for number in range(nodes):
         spec = NodeSpec(
             zone=f"zone-{number % ZONES}", capacity={"cpu": 8 + number % 3 * 8, "memory": f"{32 + number % 5 * 8}Gi"}
@@ -54,7 +56,7 @@ def _ask(name: str, replicas: int, cpu_milli: int) -> ReplicaRequirements:
 
 
 def _run(builder: SnapshotBuilder, batches: list[list[ReplicaRequirements]]) -> tuple[int, float]:
-    """How many were placed, and the seconds it took, each batch from a snapshot that counts the ones before."""
+    """Plans all batches. Returns the number of placed replicas and the seconds."""
     placed = 0
     began = time.perf_counter()
     for revision, asks in enumerate(batches, 1):
@@ -74,7 +76,7 @@ def _resident_mb() -> float:
 
 async def run(nodes: int | Sequence[int] = ()) -> dict[str, float]:
     """Replicas planned and assumed per second, snapshots included."""
-    keep_freed_memory()  # as in a cell: rows of thousands of nodes would else be mapped and unmapped for every replica
+    keep_freed_memory()  # as in a cell; otherwise large arrays are mapped and unmapped for every replica
     sizes = (nodes,) if isinstance(nodes, int) else nodes or NODES
     figures: dict[str, float] = {}
     for size in sizes:

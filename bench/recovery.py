@@ -1,9 +1,8 @@
-"""A region lost at scale: three regions of hollow nodes, hundreds of critical workloads, and the clock.
+"""Recovery from a region loss at scale: three regions of hollow nodes and hundreds of critical workloads.
 
-A global cell and three regions, each a process on a SQLite file with synchronous=FULL, TLS, authentication and audit
-on; a process of hollow nodes per region. One region's cell and nodes are killed with SIGKILL; every workload that
-served there must have its promised replicas serving in another region. Meanwhile the control plane's own load is
-watched from outside: writes per second, and how deep its queues get.
+A global cell and three regions run as processes with SQLite (synchronous=FULL), TLS, authentication and audit, with one
+process of hollow nodes per region. One region's cell and nodes are killed. Every workload that served there must serve
+`minServing` in another region. Writes per second and queue depths of the control plane are recorded.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "queue_keys_peak": (None, 5_000),
     "scheduler_due_peak": (None, 1_000),
 }
-"""What is asked for at full size: the promise allows 300 s, this asks for 120 with detection included."""
+"""Bounds at full size. The recovery objective is 300 s; this requires 120 s including detection."""
 
 
 class Loads:
-    """What the cells that are left say of themselves, every so often."""
+    """Metrics of the remaining cells, read every second."""
 
     def __init__(self, made: Bed, cells: tuple[str, ...]) -> None:
         self._made = made
@@ -109,7 +108,7 @@ def _zones(region: str) -> tuple[str, ...]:
 async def build(
     made: Bed, nodes: int, workloads: int
 ) -> tuple[HttpClient, dict[str, tuple[Process, Process]], dict[str, float]]:
-    """Cells, nodes, quota, budgets: everything but the work."""
+    """Creates cells, nodes, quota and recovery budgets."""
     made.start_cell("global")
     await until_ready(made, "global")
     parts: dict[str, tuple[Process, Process]] = {}
@@ -284,7 +283,7 @@ async def _all_serve(client: HttpClient, workloads: int) -> bool:
 
 
 async def run(nodes: int = NODES, workloads: int = 0) -> dict[str, Any]:
-    """`nodes` are those of one region; for each two of them there is one critical workload, as at full size."""
+    """Runs with `nodes` per region, and one critical workload for two nodes unless `workloads` is set."""
     workloads = workloads or max(3, nodes * WORKLOADS // NODES)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
         return await lose(made, nodes, workloads)

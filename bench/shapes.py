@@ -1,4 +1,4 @@
-"""The shapes of load the pipeline is measured with: what is there before, and what is then posted.
+"""Load shapes of the pipeline benchmark: the existing workloads and the measured ones.
 
 They follow Kubernetes' scheduler_perf (SchedulingBasic, TopologySpreading, SchedulingPodAntiAffinity,
 Unschedulable, PreemptionBasic, SchedulingWithMixedChurn): nodes of 4 CPU and 32Gi, replicas of 100m and 500Mi.
@@ -16,19 +16,19 @@ from holdfast.model.workload import Disruption
 
 PER_WORKLOAD = 500
 LATER = ("--start-delay", "300")
-"""Hollow work that does not begin while bindings are counted, as in scheduler_perf, where nodes run nothing."""
+"""Hollow tasks start after the measurement, because nodes in scheduler_perf run nothing."""
 BESIDE = "beside"
-"""The tenant of work that is there before the measured work comes."""
+"""Tenant of the existing workloads."""
 NODE_MILLI = 4_000
 LOW_MILLI, HIGH_MILLI = 900, 3_000
-"""Four of the low rank fill a node; three have to leave for one of the high rank, as in PreemptionBasic."""
+"""Four low-priority replicas fill a node; a high-priority replica preempts three, as in PreemptionBasic."""
 
 
 class Shape(NamedTuple):
-    """`posted` makes the bodies that are timed, `before` those that are placed, or left waiting, first.
+    """`posted` creates the measured requests, `before` those of the existing workloads, of which `placed_before`
+    replicas are placed and the others stay pending.
 
-    `most_nodes`, `most_replicas` and `per_node` bound the size from above; so many of `before` get a place as
-    `placed_before` says.
+    `most_nodes`, `most_replicas` and `per_node` limit the size.
     """
 
     posted: Callable[[int], list[bytes]]
@@ -42,13 +42,13 @@ class Shape(NamedTuple):
     hollow: tuple[str, ...] = LATER
 
     def size(self, nodes: int, replicas: int) -> tuple[int, int]:
-        """As asked for, and no more than the shape has room for."""
+        """The requested size, limited by the shape."""
         nodes = min(nodes, self.most_nodes)
         return nodes, max(1, min(replicas, self.most_replicas, int(nodes * self.per_node)))
 
 
 def in_workloads(replicas: int) -> list[bytes]:
-    """20 workloads of 500, for 10,000."""
+    """Workloads of 500 replicas."""
     return [workload_body(name, count) for name, count in _parts(replicas, PER_WORKLOAD)]
 
 
@@ -57,7 +57,7 @@ def singles(replicas: int) -> list[bytes]:
 
 
 def all_different(replicas: int) -> list[bytes]:
-    """No two ask for the same: processors rise by a milli, memory by another step."""
+    """Single replicas that all have different requests."""
     return [
         workload_body(name, 1, resources={"cpu": f"{100 + number % 1_009}m", "memory": f"{400 + number % 211}Mi"})
         for number, (name, _) in enumerate(_parts(replicas, 1))
@@ -65,13 +65,13 @@ def all_different(replicas: int) -> list[bytes]:
 
 
 def spread(replicas: int) -> list[bytes]:
-    """Evenly over the zones, one more at most."""
+    """Workloads spread evenly over zones, with maximum skew 1."""
     rules = PlacementRules(spread=(SpreadRule(topology="zone", max_skew=1),))
     return [workload_body(name, count, placement=rules) for name, count in _parts(replicas, PER_WORKLOAD)]
 
 
 def anti_affinity(replicas: int) -> list[bytes]:
-    """No two of all these on one node: apart from the other workloads by label, and among themselves by spread."""
+    """At most one replica per node: anti-affinity between workloads and node spread within a workload."""
     green = {"color": "green"}
     rules = PlacementRules(
         affinity=(AffinityRule(workload_labels=green, topology="node", apart=True),),
@@ -82,13 +82,13 @@ def anti_affinity(replicas: int) -> list[bytes]:
 
 
 def unplaceable(nodes: int, replicas: int) -> list[bytes]:
-    """As many as are measured, each a request of its own, and none fits any node."""
+    """As many unschedulable single replicas as are measured."""
     more = {"cpu": f"{NODE_MILLI + 1_000}m", "memory": "500Mi"}
     return [workload_body(name, 1, tenant=BESIDE, resources=more) for name, _ in _parts(replicas, 1, "b")]
 
 
 def low_rank(nodes: int, replicas: int) -> list[bytes]:
-    """Every node full of work that may leave, and that nobody sends traffic to while it does."""
+    """Low-priority workloads that fill every node and may be evicted without drain delay."""
     low = {"cpu": f"{LOW_MILLI}m", "memory": "500Mi"}
     whole = nodes * (NODE_MILLI // LOW_MILLI)
     return [
@@ -108,7 +108,7 @@ def high_rank(replicas: int) -> list[bytes]:
 
 
 def _parts(replicas: int, each: int, letter: str = "w") -> list[tuple[str, int]]:
-    """Names and sizes of workloads that make up so many replicas."""
+    """Names and sizes of workloads with this total of replicas."""
     found = [(f"{letter}{number:05}", each) for number in range(replicas // each)]
     rest = replicas % each
     return [*found, (f"{letter}{len(found):05}", rest)] if rest else found

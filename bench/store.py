@@ -1,4 +1,4 @@
-"""How fast the store is here: commits, rows, streams, and the memory objects take. `python -m bench.store`."""
+"""Store throughput: commits, rows and watch streams, and memory of objects."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def commits(store: SqliteStore) -> dict[str, float]:
 
 
 async def fan_out() -> dict[str, float]:
-    """Every subscriber reads every change of the kind."""
+    """Changes/s delivered to many subscribers of one kind."""
     objects = Objects(MemoryStore(), MemoryStore())
     await objects.start()
     total = FAN_OUT_COMMITS * FAN_OUT_ROWS
@@ -111,7 +111,7 @@ async def fan_out() -> dict[str, float]:
 
 
 async def memory(place: Path) -> dict[str, float]:
-    """What reopening a file of typical objects adds, with everything decoded."""
+    """Memory and time to open a file of typical objects and decode them."""
     store = SqliteStore(place / "memory.db")
     for start in range(0, OBJECTS, BATCH_ROWS):
         rows = (Put(p.key, p.value) for p in map(put, range(start, min(start + BATCH_ROWS, OBJECTS))))

@@ -3,14 +3,16 @@
     python scripts/generate_docs.py            write the pages
     python scripts/generate_docs.py --check    list outdated pages and exit with 1
 
-The pages are reasons, metrics, command line and lifecycle. tests/tidy runs the check.
+The pages are reasons, metrics, command line, lifecycle and limits. tests/tidy runs the check.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -116,11 +118,63 @@ def cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def limits_page() -> str:
+    """Every limit of the production code: a public numeric constant of a module that has a comment or docstring."""
+    told = "A limit that several packages share is in `model/limits.py`. Every other limit stands beside its user."
+    lines = [MADE, "# Limits", "", told]
+    source = ROOT / "src" / "holdfast"
+    for package in sorted(path.parent for path in source.glob("*/__init__.py")):
+        rows = [row for path in sorted(package.rglob("*.py")) for row in _limit_rows(path, path.relative_to(source))]
+        if rows and package.name not in ("drills", "samples", "sim"):
+            lines += ["", f"## {package.name}", "", "| limit | value | module | meaning |", "|---|---|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _limit_rows(path: Path, shown: Path) -> Iterator[str]:
+    text = path.read_text()
+    source = text.splitlines()
+    for statement, following in pairwise([*ast.parse(text).body, ast.Pass()]):
+        if not isinstance(statement, ast.Assign) or not _is_number(statement.value):
+            continue
+        name = ast.unparse(statement.targets[0])
+        meaning = _comment_above(source[: statement.lineno - 1])
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            meaning = meaning or " ".join(str(following.value.value).split())
+        if meaning and re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+            value = " ".join((ast.get_source_segment(text, statement.value) or "").split()).replace("limits.", "")
+            sentence = re.split(r"(?<=\.) (?=[A-Z0-9`])", meaning)[0]
+            yield f"| `{name}` | `{value}` | `{shown}` | {sentence} |"
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Whether an expression is made of numbers and other limits. A table of numbers by name counts too."""
+    match value:
+        case ast.Constant(value=number):
+            return isinstance(number, int | float) and not isinstance(number, bool)
+        case ast.BinOp(left=left, right=right):
+            return _is_number(left) and _is_number(right)
+        case ast.UnaryOp(operand=operand):
+            return _is_number(operand)
+        case ast.Dict(values=[_, *_] as values):
+            return all(_is_number(one) for one in values)
+        case ast.Attribute(value=ast.Name(id="limits"), attr=name) | ast.Name(id=name):
+            return name.isupper()
+    return False
+
+
+def _comment_above(lines: list[str]) -> str:
+    comment: list[str] = []
+    while lines and lines[-1].startswith("# "):
+        comment.insert(0, lines.pop().removeprefix("# "))
+    return " ".join(comment)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reasons.md": reasons_page,
     "metrics.md": metrics_page,
     "lifecycle.md": lifecycle_page,
     "cli.md": cli_page,
+    "limits.md": limits_page,
 }
 
 

@@ -27,7 +27,6 @@ from holdfast.authority.lease_book import LeaseBook
 from holdfast.foundation.ports import Ports
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import NODES, Principal, controller, from_identity
 from holdfast.model import times
 from holdfast.model.binding import Binding, BindingSpec, DesiredRunState, Intent, claim_name
 from holdfast.model.errors import Refused, Unavailable
@@ -35,6 +34,7 @@ from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, Object, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
 from holdfast.model.placement_api import PlacementOutcome, PlacementResponse, PlacementResult, RenewRequest
+from holdfast.model.principal import NODES, Principal, controller, from_identity
 from holdfast.model.replica import ExitStatus, PlacementBlock, Replica, ReplicaSpec
 from holdfast.model.template import Port, Probe, Template, template_hash
 from holdfast.model.tenant import Tenant

@@ -11,7 +11,7 @@ import pytest
 from tests.requirements import skip_or_fail
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "controllers"))
 
 
 @pytest.fixture

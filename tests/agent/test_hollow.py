@@ -12,8 +12,8 @@ from test_with_authority import Reached, elected
 from holdfast.agent.hollow import DelayRange, HollowConfig, HollowDelays, HollowHost
 from holdfast.authority.authority import Authority
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import HOLLOW_NODES, from_identity
 from holdfast.model.node import Node
+from holdfast.model.principal import HOLLOW_NODES, from_identity
 from holdfast.model.replica import Phase
 from holdfast.model.template import Probe, Probes, RestartPolicy, TcpProbe
 

@@ -16,13 +16,13 @@ import pytest
 from agent_world import eventually, task
 
 from holdfast.agent import shim
-from holdfast.agent.drivers.contract import Driver, StartFailed
+from holdfast.agent.drivers.contract import PROBE_OUTPUT_BYTES_MAX, Driver, StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.records import StartedRecord, TaskDir
+from holdfast.agent.drivers.records import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, StartedRecord, TaskDir
 from holdfast.foundation.ports import SystemClock
-from holdfast.model import limits
 
 HERE = Path(__file__).parent
+IMPORT_PATH = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 
 def alive(pid: int) -> bool:
@@ -164,12 +164,12 @@ async def test_failed_start_reports_reason_and_later_run_works(
 
 
 async def test_task_log_stays_within_size_limits(driver: ProcessDriver, tmp_path: Path) -> None:
-    total = limits.LOG_FILE_BYTES_MAX * (limits.LOG_FILES_MAX + 2)
+    total = LOG_FILE_BYTES_MAX * (LOG_FILES_MAX + 2)
     script = f"import sys\nfor _ in range({total // 100}): sys.stdout.write('x' * 99 + chr(10))\nprint('the end')"
     await driver.start(task("a", sys.executable, "-S", "-c", script))
     await driver.next_exit()
     sizes = [path.stat().st_size for path in (tmp_path / "a").glob("output.log*")]
-    assert len(sizes) <= limits.LOG_FILES_MAX and max(sizes) <= limits.LOG_FILE_BYTES_MAX
+    assert len(sizes) <= LOG_FILES_MAX and max(sizes) <= LOG_FILE_BYTES_MAX
     assert log_text(driver, "a").rstrip().endswith("the end")
 
 
@@ -231,7 +231,7 @@ asyncio.run(main())
 
 def agent_that_dies(root: Path, *tasks: tuple[str, str]) -> list[int]:
     """Runs a process that starts tasks and is killed without cleanup. Returns the pids of the tasks."""
-    script = textwrap.dedent(CHILD).format(path=[str(HERE), str(HERE.parent)], root=str(root), tasks=list(tasks))
+    script = textwrap.dedent(CHILD).format(path=IMPORT_PATH, root=str(root), tasks=list(tasks))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pids = [int(process.stdout.readline()) for _ in tasks]
@@ -292,7 +292,7 @@ async def test_reused_pid_is_not_mistaken_for_the_task(tmp_path: Path) -> None:
 async def test_forgotten_tasks_keep_logs_of_newest_only(
     driver: ProcessDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "AGENT_ENDED_TASKS_MAX", 2)
+    monkeypatch.setattr("holdfast.agent.drivers.process.AGENT_ENDED_TASKS_MAX", 2)
     for name in ("a", "b", "c"):
         await driver.start(task(name, "echo", name))
         await driver.next_exit()
@@ -307,7 +307,7 @@ async def test_execute_returns_code_and_bounded_output(driver: ProcessDriver) ->
     assert (result.code, result.output) == (2, "port 1")
     assert (await driver.execute("a", ("no-such-program",), 5.0)).code == 127
     flood = await driver.execute("a", ("sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x"), 5.0)
-    assert flood.code == 0 and len(flood.output) <= limits.PROBE_OUTPUT_BYTES_MAX
+    assert flood.code == 0 and len(flood.output) <= PROBE_OUTPUT_BYTES_MAX
     with pytest.raises(TimeoutError):
         await driver.execute("a", ("sleep", "60"), 0.1)
 
@@ -337,7 +337,7 @@ async def test_agent_killed_during_start_never_starts_task_twice(tmp_path: Path)
     for step in range(14):
         root = tmp_path / f"round-{step}"
         script = "echo run >> started; exec sleep 300"
-        text = HASTY.format(path=[str(HERE), str(HERE.parent)], root=str(root), script=script)
+        text = HASTY.format(path=IMPORT_PATH, root=str(root), script=script)
         process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         await asyncio.sleep(step * 0.008)

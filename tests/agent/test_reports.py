@@ -8,10 +8,10 @@ from typing import Any
 
 import virtual
 
+from holdfast.agent.limits import AGENT_FLUSH_EVERY_S
 from holdfast.agent.reports import ReportQueue
-from holdfast.agent.status_blocks import max_delay_s
+from holdfast.agent.status_blocks import STARTING_REPORT_DELAY_S, max_delay_s
 from holdfast.client.contract import CommitReceipt
-from holdfast.model import limits
 from holdfast.model.errors import Ambiguous
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
@@ -67,7 +67,7 @@ def test_quick_start_is_reported_once() -> None:
 
 
 def test_slow_start_is_reported_after_delay() -> None:
-    after_s = round(limits.STARTING_REPORT_DELAY_S + limits.AGENT_FLUSH_EVERY_S, 1)
+    after_s = round(STARTING_REPORT_DELAY_S + AGENT_FLUSH_EVERY_S, 1)
     with_pid = ExecutionBlock(phase=Phase.STARTING, attempt=1, pid=7, reason=Reason.STARTED)
     told = said([(0.0, STARTING), (1.0, with_pid), (5.0, READY)])
     assert told == [(after_s, Phase.STARTING), (5.1, Phase.RUNNING)]

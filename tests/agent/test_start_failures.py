@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.start_failures import StartFailures
-from holdfast.model import limits
+from holdfast.agent.start_failures import QUARANTINE_S, START_FAILURES_WINDOW_S, StartFailures
 
 
 def failed(book: StartFailures, workload: str, at_s: float, reason: str = "StartError") -> None:
@@ -23,8 +22,8 @@ def test_start_failures_of_several_workloads_quarantine_until_expiry():
         failed(book, name, float(n), "DiskFull")
     found = book.quarantine(3.0)
     assert found is not None and found.reason == "DiskFull" and "acme/a, acme/b" in found.message and found.until
-    assert book.recheck_in_s(3.0) == limits.QUARANTINE_S - 1.0
-    assert book.quarantine(2.0 + limits.QUARANTINE_S) is None
+    assert book.recheck_in_s(3.0) == QUARANTINE_S - 1.0
+    assert book.quarantine(2.0 + QUARANTINE_S) is None
 
 
 def test_successful_start_ends_quarantine():
@@ -43,5 +42,5 @@ def test_start_failures_outside_window_do_not_count():
     book = StartFailures()
     failed(book, "acme/a", 0.0)
     failed(book, "acme/b", 1.0)
-    failed(book, "acme/a", limits.START_FAILURES_WINDOW_S + 2.0)
-    assert book.quarantine(limits.START_FAILURES_WINDOW_S + 3.0) is None
+    failed(book, "acme/a", START_FAILURES_WINDOW_S + 2.0)
+    assert book.quarantine(START_FAILURES_WINDOW_S + 3.0) is None

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 import virtual
 from agent_world import Behaviour, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
 
+from holdfast.agent.limits import AGENT_RESYNC_S
 from holdfast.agent.supervisor import TaskSupervisor
+from holdfast.agent.task_decision import RESTARTS_ON_FAILURE_MAX
 from holdfast.model import limits, times
 from holdfast.model.meta import Key
 from holdfast.model.node import Node
@@ -153,7 +155,7 @@ def test_batch_task_ends_as_succeeded_or_failed_for_good() -> None:
                 assert s.world.binding(name).status.phase is phase
                 assert s.world.phase(name) == phase
             runs = [line for line in s.driver.log if line.startswith("start bad")]
-            assert len(runs) == limits.RESTARTS_ON_FAILURE_MAX + 1
+            assert len(runs) == RESTARTS_ON_FAILURE_MAX + 1
             before = len(s.driver.log)
             await asyncio.sleep(400)
             assert len(s.driver.log) == before, "a task that ended for good is not restarted"
@@ -257,7 +259,7 @@ def test_renewal_of_fenced_epoch_is_not_accepted() -> None:
             await s.until(lambda: s.world.ready("a"))
             epoch = s.node().status.execution.epoch
             await s.world.fence(epoch)
-            await s.until(lambda: s.driver.running() == [], within_s=2 * limits.AGENT_RESYNC_S)
+            await s.until(lambda: s.driver.running() == [], within_s=2 * AGENT_RESYNC_S)
             await s.until(lambda: s.node().status.execution.epoch == epoch + 1 and s.reconciled())
             await s.world.bind("b", template(), node_epoch=epoch + 1)
             await s.until(lambda: s.world.ready("b"))

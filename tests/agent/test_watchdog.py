@@ -24,15 +24,15 @@ from holdfast.agent.cgroups import NoIsolation, RlimitIsolation, TaskIsolation, 
 from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import TaskDir, kill_marked
+from holdfast.agent.task_decision import WATCHDOG_KILL_LEAD_S, WATCHDOG_LEAD_S
 from holdfast.foundation.ports import SystemClock
-from holdfast.model import limits
 from holdfast.samples import witness
 from witness_intervals import intervals
 
 # These compare seconds with leases, so they run alone.
 pytestmark = pytest.mark.e2e
 
-LEASE_S = limits.WATCHDOG_LEAD_S + 2.0
+LEASE_S = WATCHDOG_LEAD_S + 2.0
 
 
 @pytest.fixture(params=["groups", "plain"])
@@ -88,7 +88,7 @@ async def test_exclusive_task_without_renewal_ends_before_lease_expiry(driver: P
     await driver.start(exclusive(tmp_path))
     ended = await driver.next_exit()
     assert ended.exit.reason == "LeaseExpired" and ended.exit.signal == "SIGTERM"
-    assert last_seen(tmp_path) < end - limits.WATCHDOG_KILL_LEAD_S
+    assert last_seen(tmp_path) < end - WATCHDOG_KILL_LEAD_S
 
 
 async def test_exclusive_task_runs_until_end_of_renewed_lease(driver: ProcessDriver, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_exclusive_task_runs_until_end_of_renewed_lease(driver: ProcessDri
     driver.set_lease(7, first + 1.5)
     ended = await driver.next_exit()
     assert ended.exit.reason == "LeaseExpired" and started.pid
-    assert first - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < first + 1.5
+    assert first - WATCHDOG_LEAD_S < last_seen(tmp_path) < first + 1.5
 
 
 async def test_start_under_lease_of_other_epoch_is_refused(driver: ProcessDriver, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_exclusive_task_ignoring_sigterm_is_killed_before_lease_expiry(
     await driver.start(exclusive(tmp_path, WITNESS_STUBBORN="1"))
     ended = await driver.next_exit()
     assert (ended.exit.reason, ended.exit.signal) == ("LeaseExpired", "SIGKILL")
-    assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end
+    assert end - WATCHDOG_LEAD_S < last_seen(tmp_path) < end
 
 
 async def test_start_after_lease_expiry_is_refused(driver: ProcessDriver, tmp_path: Path) -> None:
@@ -175,12 +175,12 @@ async def test_killed_guard_is_restarted(driver: ProcessDriver, tmp_path: Path) 
 
 async def test_provisional_task_ends_at_its_moved_deadline(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
-    provisional = msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end)
+    provisional = msgspec.structs.replace(exclusive(tmp_path), exclusive=False, run_until_mono_s=end)
     await driver.start(provisional)
     driver.set_run_until("only", end + 1.0)
     ended = await driver.next_exit()
     assert ended.exit.reason == "ProvisionalExpired"
-    assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end + 1.0
+    assert end - WATCHDOG_LEAD_S < last_seen(tmp_path) < end + 1.0
 
 
 async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp
     driver = ProcessDriver(small_disk / "tasks", SystemClock())
     try:
         driver.set_lease(7, now() + LEASE_S)
-        both = msgspec.structs.replace(exclusive(tmp_path), until_mono_s=now() + LEASE_S)
+        both = msgspec.structs.replace(exclusive(tmp_path), run_until_mono_s=now() + LEASE_S)
         await driver.start(both)
         (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
         with pytest.raises(OSError, match="No space left"):
@@ -207,7 +207,7 @@ async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp
 
 async def test_unreadable_deadline_counts_as_passed(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
-    await driver.start(msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end))
+    await driver.start(msgspec.structs.replace(exclusive(tmp_path), exclusive=False, run_until_mono_s=end))
     await running(tmp_path)
     driver.set_run_until("only", now() + 600)
     (tmp_path / "tasks" / "only" / "run-1" / "until").write_bytes(b"9999999")
@@ -223,14 +223,14 @@ async def test_wall_clock_step_does_not_move_the_deadline(tmp_path: Path, step: 
         skip_or_fail("libfaketime is missing; next: make tools")
     script = f"""
 import asyncio, sys
-sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parent.parent)]!r}
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2])]!r}
 import test_watchdog as t
 from pathlib import Path
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.foundation.ports import SystemClock
 async def main():
     driver = ProcessDriver(Path({str(tmp_path / "tasks")!r}), SystemClock())
-    driver.permit(7, t.now() + t.LEASE_S)
+    driver.set_lease(7, t.now() + t.LEASE_S)
     print(t.now() + t.LEASE_S, flush=True)
     await driver.start(t.exclusive(Path({str(tmp_path)!r})))
     print((await driver.next_exit()).exit.reason, flush=True)

@@ -25,7 +25,6 @@ from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.main import run_agent
 from holdfast.agent.persisted_state import FileStateStore, PersistedState
 from holdfast.foundation.ports import SystemPorts
-from holdfast.model import limits
 from holdfast.model.errors import Invalid, Unavailable
 from holdfast.model.replica import Phase
 from holdfast.model.template import HttpProbe, Port, Probe, Probes
@@ -167,7 +166,7 @@ def test_configuration_is_validated_and_merged_into_stored_node(tmp_path: Path) 
 
 
 async def test_followed_log_loses_no_line_across_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LOG_FILE_BYTES_MAX", 4096)
+    monkeypatch.setattr("holdfast.agent.drivers.records.LOG_FILE_BYTES_MAX", 4096)
     driver = ProcessDriver(tmp_path, SystemPorts().clock)
     lines = "for i in $(seq 1 60); do echo line $i; [ $((i % 20)) = 0 ] && sleep 0.5; done"
     script = f"{lines}; echo oops >&2; printf half; sleep 30"

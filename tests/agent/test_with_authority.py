@@ -14,7 +14,6 @@ from holdfast.agent.persisted_state import PersistedState
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.authority.authority import Authority
 from holdfast.client.contract import FencingToken
-from holdfast.gate.principal import Principal
 from holdfast.model.codec import encode
 from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
 from holdfast.model.errors import Unavailable
@@ -22,6 +21,7 @@ from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
 from holdfast.model.placement_api import PlacementResponse, RenewRequest
+from holdfast.model.principal import Principal
 from holdfast.model.replica import Phase
 from holdfast.store.contract import Put, Txn
 

@@ -17,11 +17,11 @@ from holdfast.foundation.log import configure
 from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import CONTROLLERS, OPERATORS, TENANT_PREFIX, from_identity
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.certificates import issue, make_ca
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.principal import CONTROLLERS, OPERATORS, TENANT_PREFIX, from_identity
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region, RegionSpec

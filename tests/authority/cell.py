@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from holdfast.authority.authority import Authority
+from holdfast.authority.heartbeats import LEASE_BATCH_DELAY_S
 from holdfast.client.contract import FencingToken
-from holdfast.gate.principal import Principal, controller
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.binding import Binding, DeviceClaim, Intent
 from holdfast.model.election_term import Term, TermSpec
 from holdfast.model.errors import Ambiguous
@@ -41,6 +41,7 @@ from holdfast.model.placement_api import (
     ReserveItem,
     ReserveRequest,
 )
+from holdfast.model.principal import Principal, controller
 from holdfast.model.quota import GrantClass, grant_name
 from holdfast.model.replica import Phase, Replica, ReplicaSpec
 from holdfast.model.template import Template, template_hash
@@ -306,7 +307,7 @@ class Cell:
         if not self._tasks:
             await self.authority.tick()
         else:
-            gathered_s = limits.LEASE_BATCH_DELAY_S + 0.05
+            gathered_s = LEASE_BATCH_DELAY_S + 0.05
             await (self.clock.advance(gathered_s) if hasattr(self.clock, "advance") else asyncio.sleep(gathered_s))
         return (await waiting).results[0]
 

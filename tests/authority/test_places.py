@@ -24,7 +24,9 @@ from holdfast.store.contract import Committed, Compare, Remove, Txn
 
 
 async def wish(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
-    await cell.put(RecoverySlot(ObjectMeta(name=name, uid=f"uid-{name}"), RecoverySlotSpec("b", node, resources={"cpu": cpu})))
+    await cell.put(
+        RecoverySlot(ObjectMeta(name=name, uid=f"uid-{name}"), RecoverySlotSpec("b", node, resources={"cpu": cpu}))
+    )
 
 
 async def test_slot_that_fits_is_admitted_and_counted(cell: Cell) -> None:
@@ -45,7 +47,7 @@ async def test_slot_that_does_not_fit_is_refused_and_not_counted(cell: Cell) -> 
     await wish(cell, "h1", "6")
     await cell.authority.tick()
     (hold,) = cell.every(RecoverySlot)
-    assert is_rejected(hold) and "cpu by" in hold.status.kept.message
+    assert is_rejected(hold) and "cpu by" in hold.status.admission.message
     cell.check_ledger()
 
 
@@ -68,14 +70,14 @@ async def test_slot_consumer_is_set_with_claim_and_cleared_after_release(cell: C
     await cell.authority.tick()
     one = await cell.replica("r-0", template={"resources": {"cpu": "2"}}, purpose=Purpose.RECOVERY)
     assert (await cell.place(one)).result is PlacementOutcome.ACCEPTED
-    assert cell.every(RecoverySlot)[0].status.draw.replica_uid == one.uid, "in the same commit as the claim"
+    assert cell.every(RecoverySlot)[0].status.consumer.replica_uid == one.uid, "in the same commit as the claim"
     cell.check_ledger()
     placed = cell.get_replica("r-0")
     await cell.release(placed, ReleaseAction.STOP)
     await cell.acknowledge(placed.status.placement.binding)
     await cell.release(placed, ReleaseAction.FREE)
     await cell.authority.tick()
-    assert cell.every(RecoverySlot)[0].status.draw is None
+    assert cell.every(RecoverySlot)[0].status.consumer is None
     cell.check_ledger()
 
 
@@ -141,7 +143,7 @@ async def test_slot_is_either_consumed_or_deleted(cell: Cell, first: str, later:
     both = (drawing, after(ending)) if first == "draw" else (after(drawing), ending)
     answer, ended = await asyncio.gather(*both)
     assert answer.result is PlacementOutcome.ACCEPTED
-    drawn = [name for claim in cell.every(Reservation) for name in claim.spec.holds]
+    drawn = [name for claim in cell.every(Reservation) for name in claim.spec.recovery_slots]
     left = [h.metadata.name for h in cell.every(RecoverySlot)]
     await turns()
     assert drawn == ([] if ended else ["h1"]) and left == drawn
@@ -156,7 +158,7 @@ async def test_recovery_without_preemption_evicts_only_reclaimable_work(
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead()
     template = {"resources": {"cpu": "7"}}
-    low = await cell.replica("low", template=template, reclaimable=reclaimable, rank=50)
+    low = await cell.replica("low", template=template, reclaimable=reclaimable, priority=50)
     assert (await cell.place(low)).result is PlacementOutcome.ACCEPTED
     await cell.put(
         Assignment(
@@ -164,7 +166,7 @@ async def test_recovery_without_preemption_evicts_only_reclaimable_work(
             AssignmentSpec(workload="web", workload_uid="w", region="us-east", revision="1", template=Template()),
         )
     )
-    high = await cell.replica("high", template=template, purpose=Purpose.RECOVERY, rank=9)
+    high = await cell.replica("high", template=template, purpose=Purpose.RECOVERY, priority=9)
     answer = await cell.place(high, victims=("low.1",))
     assert (answer.reason == Reason.WAITING_FOR_VICTIMS) is taken, answer
     if not taken:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.authority.cell import TENANT, Cell
 
+from holdfast.authority.provisional import PROVISIONAL_RUN_S
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
 from holdfast.model.binding import Binding
@@ -39,8 +40,8 @@ async def cut_off(
     heard_s = cell.clock.now() - LEASE_S - 1.0
     both = {"cpu": limit, "memory": "1000Gi"}, {"cpu": provisional, "memory": "500Gi"}
     await cell.grant(
-        limit=both[0], provisional=both[1] if provisional else {}, heard_at=micro_text(heard_s),
-        spend_until=micro_text(heard_s + LEASE_S),
+        limit=both[0], provisional=both[1] if provisional else {}, last_contact_at=micro_text(heard_s),
+        lease_expires_at=micro_text(heard_s + LEASE_S),
     )  # fmt: skip
     rules = PolicyRules(partition_mode=mode)
     spec = PolicyRevisionSpec(policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=rules)
@@ -58,7 +59,7 @@ async def in_touch(cell: Cell, **spec: Any) -> None:
     copy = cell.objects.get(kind_of(GrantCopy), TENANT, "us-east.normal")
     assert isinstance(copy, GrantCopy)
     now = cell.clock.now()
-    lease = {"heard_at": micro_text(now), "spend_until": micro_text(now + LEASE_S)}
+    lease = {"last_contact_at": micro_text(now), "lease_expires_at": micro_text(now + LEASE_S)}
     meta = msgspec.structs.replace(copy.metadata, generation=copy.metadata.generation + 1)
     changed = msgspec.structs.replace(copy.spec, **lease, **spec)
     await cell.put(msgspec.structs.replace(copy, metadata=meta, spec=changed))
@@ -78,7 +79,7 @@ async def test_reclaimable_work_in_partition_is_placed_provisionally(cell: Cell)
     await cut_off(cell)
     answer = await cell.place(await spare(cell))
     assert answer.result is PlacementOutcome.ACCEPTED
-    assert run_until_s(cell, "web-0.1") == pytest.approx(cell.clock.now() + limits.PROVISIONAL_RUN_S)
+    assert run_until_s(cell, "web-0.1") == pytest.approx(cell.clock.now() + PROVISIONAL_RUN_S)
     cell.check_ledger()
 
 
@@ -149,7 +150,7 @@ async def test_provisional_claim_is_renewed_up_to_maximum(cell: Cell) -> None:
     heard_s = cell.clock.now() - LEASE_S - 1.0
     await cell.place(await spare(cell))
     first_s = run_until_s(cell, "web-0.1")
-    await cell.clock.advance(limits.PROVISIONAL_RUN_S / 2 - 10)
+    await cell.clock.advance(PROVISIONAL_RUN_S / 2 - 10)
     await cell.authority.tick()
     assert run_until_s(cell, "web-0.1") == first_s, "it is renewed only in its second half"
     for _ in range(20):

@@ -196,8 +196,8 @@ async def test_nominated_reservation_is_promoted_after_victims_are_released(cell
     await cell.place(victim)
     peer = await cell.replica("peer", template={"resources": {"cpu": "6"}})
     (refused,) = await cell.reserve(cell.item(peer, victims=("low.1",)), bind=False)
-    assert refused.reason == "VictimNotAllowed" and "rank 0 is not below 0" in refused.message
-    high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})
+    assert refused.reason == "VictimNotAllowed" and "priority 0 is not below 0" in refused.message
+    high = await cell.replica("high", priority=10, template={"resources": {"cpu": "6"}})
     assert (await cell.place(high)).reason == "InsufficientCpu"
     item = cell.item(high, victims=("low.1",))
     (held,) = await cell.reserve(item, bind=False)
@@ -232,7 +232,7 @@ async def test_recovery_slot_capacity_is_refused_to_firm_work(cell: Cell) -> Non
     refused = await cell.place(firm)
     assert refused.reason == "InsufficientCpu" and refused.facts["held"] == {"cpu": "4"}
     # Naming the slot does not help work that is not recovery.
-    assert (await cell.place(firm, holds=("h1",))).reason == "InsufficientCpu"
+    assert (await cell.place(firm, recovery_slots=("h1",))).reason == "InsufficientCpu"
     loose = await cell.replica("loose", template={"resources": {"cpu": "6"}}, reclaimable=True)
     assert (await cell.place(loose)).result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
@@ -246,11 +246,11 @@ async def test_recovery_claim_consumes_matching_slot_once(cell: Cell) -> None:
     one, two = [await cell.replica(f"r-{i}", template=shape, purpose=Purpose.RECOVERY) for i in range(2)]
     # It need not name a slot: the closest fit on its node is consumed.
     assert (await cell.place(one)).result is PlacementOutcome.ACCEPTED
-    assert cell.every(Reservation)[0].spec.holds == ("h1",)
+    assert cell.every(Reservation)[0].spec.recovery_slots == ("h1",)
     cell.check_ledger()
-    assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"  # a slot is consumed once
+    assert (await cell.place(two, recovery_slots=("h1",))).reason == "InsufficientCpu"  # a slot is consumed once
     await cell.lead()
-    assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"
+    assert (await cell.place(two, recovery_slots=("h1",))).reason == "InsufficientCpu"
 
 
 async def test_binding_removed_by_other_writer_leaves_ledger(cell: Cell) -> None:
@@ -275,7 +275,7 @@ async def test_usage_is_reported_with_limit_generation(cell: Cell) -> None:
 
 
 async def test_decisions_beyond_limit_are_pruned(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "DECISIONS_MAX", 3)
+    monkeypatch.setattr("holdfast.authority.background_jobs.DECISIONS_MAX", 3)
     for number in range(5):
         await cell.put(Decision(ObjectMeta(name=f"d{number}", namespace=TENANT), DecisionSpec("r", "w")))
     await cell.authority.tick()
@@ -330,7 +330,7 @@ async def test_new_authority_rebuilds_equal_ledger(cell: Cell) -> None:
 async def test_nomination_is_extended_while_victims_stop_up_to_maximum(cell: Cell) -> None:
     low = await cell.replica("low", template={"resources": {"cpu": "6"}})
     await cell.place(low)
-    high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})
+    high = await cell.replica("high", priority=10, template={"resources": {"cpu": "6"}})
     (held,) = await cell.reserve(cell.item(high, victims=("low.1",)))
     assert (held.reason, held.binding) == ("WaitingForVictims", "")
     await cell.release(low, STOP)
@@ -351,7 +351,7 @@ async def test_nomination_is_extended_while_victims_stop_up_to_maximum(cell: Cel
 async def test_reservation_is_bound_after_victims_are_released(cell: Cell) -> None:
     low = await cell.replica("low", template={"resources": {"cpu": "6"}})
     await cell.place(low)
-    high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})
+    high = await cell.replica("high", priority=10, template={"resources": {"cpu": "6"}})
     await cell.reserve(cell.item(high, victims=("low.1",)))
     await cell.release(low, STOP)
     await cell.acknowledge("low.1")

@@ -293,7 +293,9 @@ async def test_dynamic_ports_are_allocated_in_rotation(cell: Cell) -> None:
 async def test_reserve_without_grant_beyond_quota_or_after_lease_is_refused(cell: Cell) -> None:
     other = await cell.replica("b", tenant="team-b")
     assert refused(await cell.place(other), "NoGrant") == {"tenant": "team-b", "class": "Normal"}
-    await cell.grant("team-b", limit={"cpu": "1500m", "memory": "8Gi"}, spend_until=micro_text(cell.clock.now() + 10))
+    await cell.grant(
+        "team-b", limit={"cpu": "1500m", "memory": "8Gi"}, lease_expires_at=micro_text(cell.clock.now() + 10)
+    )
     assert (await cell.place(other)).result is PlacementOutcome.ACCEPTED
     more = await cell.replica("c", tenant="team-b")
     facts = refused(await cell.place(more), "QuotaExceeded")

@@ -24,9 +24,9 @@ def test_figures_outside_their_bounds_are_named() -> None:
     bounds = {"gain": (2.0, None), "missing": (1.0, None), "lost": (None, 0)}
     wrong = harness.outside({"gain": 1.5, "lost": 3}, bounds)
     assert wrong == [
-        "gain is 1.5; at least 2.0 is asked for",
-        "missing is missing",
-        "lost is 3; at most 0 is asked for",
+        "gain: too low (expected at least 2.0, found 1.5)",
+        "missing: missing",
+        "lost: too high (expected at most 0, found 3)",
     ]
     assert harness.outside({"gain": 2.0, "missing": 1, "lost": 0}, bounds) == []
 
@@ -48,7 +48,7 @@ def test_figures_are_kept_with_name_and_revision(tmp_path, monkeypatch, capsys) 
     assert kept["name"] == "planner"
     assert kept["revision"]
     assert kept["figures"] == {"per_s": 12, "nested.ms": 3.5}
-    assert "per_s is 12; at least 20 is asked for" in capsys.readouterr().err
+    assert "per_s: too low (expected at least 20, found 12)" in capsys.readouterr().err
 
 
 def test_a_benchmark_without_its_data_says_so(tmp_path, capsys) -> None:

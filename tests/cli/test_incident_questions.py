@@ -34,7 +34,10 @@ def test_a_binding_that_changes_its_node_or_revision_breaks_s10():
     for after in (binding("b1", "n2"), binding("b1", "n1", policy="p2")):
         broken, looked = history_checks.check_immutable_decisions([step(1, "Binding", after, before)])
         assert looked == 1 and len(broken) == 1 and broken[0].startswith("S10")
-    assert history_checks.check_immutable_decisions([step(1, "Binding", binding("b1", "n1", desired="Stop"), before)])[0] == []
+    assert (
+        history_checks.check_immutable_decisions([step(1, "Binding", binding("b1", "n1", desired="Stop"), before)])[0]
+        == []
+    )
 
 
 def test_an_attempt_that_goes_back_is_found():

@@ -35,7 +35,8 @@ def test_fields_that_change_are_named_with_both_values() -> None:
 def test_a_smaller_workload_is_a_change_though_nothing_is_placed(capsys: Any) -> None:
     """Once this said that nothing would change, of a file that takes two replicas away."""
     outlook = WhatIfResult(
-        changes=(workload_change(workload(replicas=1), workload(replicas=2)),), removals=(PlannedRemoval("us-east", "api-1", "n1"),)
+        changes=(workload_change(workload(replicas=1), workload(replicas=2)),),
+        removals=(PlannedRemoval("us-east", "api-1", "n1"),),
     )
     assert print_what_if("text", outlook) == ExitCode.PLAN_CHANGES
     said = capsys.readouterr().out
@@ -54,7 +55,9 @@ def test_what_the_server_would_refuse_cannot_be_placed(capsys: Any) -> None:
 def test_nothing_is_nothing_and_the_same_cure_is_told_once(capsys: Any) -> None:
     assert print_what_if("text", WhatIfResult()) == ExitCode.OK
     assert capsys.readouterr().out == "nothing would change\n"
-    waits = tuple(PlannedPlacement("us-east", f"api-{i}", reason="InsufficientCpu", message="x", to_fit="less") for i in (0, 1))
+    waits = tuple(
+        PlannedPlacement("us-east", f"api-{i}", reason="InsufficientCpu", message="x", to_fit="less") for i in (0, 1)
+    )
     assert as_text(WhatIfResult(placings=waits)).count("to fit: less") == 1
 
 

@@ -20,6 +20,7 @@ from small_server import SmallServer
 from holdfast.client.http import HttpClient
 from holdfast.controllers.informer import Informers
 from holdfast.foundation.ports import SystemPorts
+from holdfast.foundation.retry_budget import RETRY_BUDGET_BURST
 from holdfast.identity import certificates
 from holdfast.model import limits
 from holdfast.model.codec import object_wire_bytes
@@ -143,7 +144,7 @@ async def test_read_retries_are_bounded_by_budget(server: SmallServer, client: H
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(result, Unavailable) for result in results)
     # Each call is sent once, and all retries together stay within the budget.
-    assert len(server.requests) < 100 + limits.RETRY_BUDGET_BURST * 1.5
+    assert len(server.requests) < 100 + RETRY_BUDGET_BURST * 1.5
 
 
 async def test_watch_yields_typed_events_and_ends_with_unavailable(server: SmallServer, client: HttpClient) -> None:

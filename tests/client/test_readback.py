@@ -15,7 +15,7 @@ from scripted import ScriptedCell, ScriptedClient, meta, no_answer
 from virtual import VirtualPorts, run
 
 from holdfast.client.contract import CommitReceipt, FencingToken
-from holdfast.client.readback import ReadBackResult, judge
+from holdfast.client.readback import ReadBackResult, read_back_result
 from holdfast.model.election_term import Term, TermSpec
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import AlreadyExists, Ambiguous, Conflict, Fault, StaleToken, Unavailable
@@ -183,8 +183,8 @@ def test_read_back_compares_conditions_without_times() -> None:
     held = msgspec.structs.replace(region, status=msgspec.structs.replace(region.status, conditions=(said,)))
     later = msgspec.structs.replace(said, last_transition_time="2026-02-02T00:00:00Z")
     write = SetStatus("Region", region.key, region.uid, conditions=(later,))
-    assert judge(write, held) is ReadBackResult.LOOKS_DONE
-    assert judge(write, region) is ReadBackResult.NOT_DONE
+    assert read_back_result(write, held) is ReadBackResult.LOOKS_DONE
+    assert read_back_result(write, region) is ReadBackResult.NOT_DONE
 
 
 class LateClient(ScriptedClient):

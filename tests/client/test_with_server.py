@@ -17,12 +17,12 @@ from holdfast.controllers.runner import Runner
 from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import controller
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import AlreadyExists, Conflict, Expired, Forbidden, Unauthorized
 from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.principal import controller
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update

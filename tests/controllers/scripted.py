@@ -97,7 +97,7 @@ class ScriptedCell:
         return CommitReceipt(self.revision, done)
 
     def _check(self, write: Write) -> None:
-        kind, key = readback.named(write)
+        kind, key = readback.write_target(write)
         held = self.objects.get((kind.type, key))
         if isinstance(write, Create):
             if held is not None:
@@ -113,7 +113,7 @@ class ScriptedCell:
             raise Conflict(f"{kind.name} {key} is another")
 
     def _do(self, write: Write) -> Any:
-        kind, key = readback.named(write)
+        kind, key = readback.write_target(write)
         held = self.objects.get((kind.type, key))
         match write:
             case Create() | Update():
@@ -195,7 +195,9 @@ class ScriptedClient:
                 moved.cancel()
                 broke.cancel()
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         return await readback.commit(self, writes, token=token, ports=self._ports)
 
     async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
@@ -209,7 +211,9 @@ class ScriptedClient:
     async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
         self._fail([])
         self._cell.released += request.items
-        return PlacementResponse(results=tuple(PlacementResult(result=self._cell.release_result) for _ in request.items))
+        return PlacementResponse(
+            results=tuple(PlacementResult(result=self._cell.release_result) for _ in request.items)
+        )
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
         self._cell.notices += notices

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from virtual import VirtualPorts, run
 
-from holdfast.cell.cell import GLOBAL, Cell
-from holdfast.gate.principal import OPERATORS, from_identity
+from holdfast.cell.cell import COMPACT_EVERY_S, GLOBAL, Cell
 from holdfast.model import codec, limits
 from holdfast.model.decision import Decision, DecisionSpec
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.principal import OPERATORS, from_identity
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create
 from holdfast.scheduling.plan.planner import PLANNER_VERSION
@@ -57,7 +57,7 @@ class History:
 
     async def passed(self) -> int:
         """The compacted revision after one compaction interval."""
-        await self.ports.clock.sleep(limits.COMPACT_EVERY_S + 1.0)
+        await self.ports.clock.sleep(COMPACT_EVERY_S + 1.0)
         return self.store.compacted
 
 
@@ -76,8 +76,8 @@ def with_history(test: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HISTORY_REVISIONS", KEPT)
-    monkeypatch.setattr(limits, "HISTORY_REVISIONS_MAX", MOST)
+    monkeypatch.setattr("holdfast.cell.cell.HISTORY_REVISIONS", KEPT)
+    monkeypatch.setattr("holdfast.cell.cell.HISTORY_REVISIONS_MAX", MOST)
 
 
 def test_compaction_removes_only_history_beyond_limit() -> None:

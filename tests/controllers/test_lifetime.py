@@ -117,7 +117,11 @@ def test_second_signal_exits_at_once_with_json_logs() -> None:
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM
     lines = [json.loads(line) for line in errors.splitlines()]
-    assert [line["event"] for line in lines] == ["process_started", "process_stopping", "process_killed_by_second_signal"]
+    assert [line["event"] for line in lines] == [
+        "process_started",
+        "process_stopping",
+        "process_killed_by_second_signal",
+    ]
     assert all(line["cell"] == "west" and line["component"] == "test" for line in lines)
 
 

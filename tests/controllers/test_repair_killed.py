@@ -14,26 +14,27 @@ import pytest
 from tests.factories import replica
 from virtual import VirtualPorts, run
 
+from holdfast.cell.controller_table import regional_controllers
 from holdfast.client.contract import CommitReceipt, FencingToken, Listing
 from holdfast.controllers.informer import Informers
 from holdfast.controllers.runner import Runner
-from holdfast.controllers.table import regional_controllers
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import controller
 from holdfast.model import input_freshness, limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.principal import controller
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.model.tenant import Tenant
 from holdfast.model.times import micro_text
 from holdfast.model.writes import Create, Notice, SetStatus, Update, Write
+from holdfast.scheduling.eviction.repair import REPAIRS_PER_MINUTE
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
 REGION = "west"
-STUCK = limits.REPAIRS_PER_MINUTE + 3
+STUCK = REPAIRS_PER_MINUTE + 3
 CALLS = 10
 """Kill points; a complete run makes fewer calls."""
 REPAIR = next(c for c in regional_controllers(REGION) if c.name == "repair")
@@ -68,7 +69,9 @@ class Mortal:
     def watch(self, kind: type[Any], namespace: str = "", **more: Any) -> Any:
         return self._client.watch(kind, namespace, **more)
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         return await self._call(lambda: self._client.commit(writes, token=token, brief=brief))
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
@@ -136,11 +139,13 @@ class Cell:
     async def asked_at(self) -> dict[str, str]:
         found = (await self.client("repair").list(Replica)).items
         return {
-            r.metadata.name: r.status.repair.at for r in found if r.status.repair and r.status.repair.state == "ReleaseRequested"
+            r.metadata.name: r.status.repair.at
+            for r in found
+            if r.status.repair and r.status.repair.state == "ReleaseRequested"
         }
 
 
-DONE = sorted(["ReleaseRequested"] * limits.REPAIRS_PER_MINUTE + ["AwaitingApproval"] * 3)
+DONE = sorted(["ReleaseRequested"] * REPAIRS_PER_MINUTE + ["AwaitingApproval"] * 3)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after it"])
@@ -179,7 +184,10 @@ def test_repair_pause_and_approval_survive_crash() -> None:
         for item in (await cell.client("repair").list(Replica)).items:
             block = item.status.repair
             assert (
-                block is not None and block.reason == "StageDeadlineExceeded" and "since" in block.message and block.attempt == 1
+                block is not None
+                and block.reason == "StageDeadlineExceeded"
+                and "since" in block.message
+                and block.attempt == 1
             )
         await cell.objects.close()
 
@@ -191,13 +199,15 @@ def test_repair_approval_past_contact_age_is_ignored(silent_s: float) -> None:
     async def main() -> None:
         cell = Cell()
         await cell.fill()
-        heard_at = micro_text(cell.ports.clock.now() - silent_s)
-        spec = GrantCopySpec(limit={"cpu": "9"}, last_contact_at=heard_at, lease_expires_at=heard_at)
+        last_contact_at = micro_text(cell.ports.clock.now() - silent_s)
+        spec = GrantCopySpec(limit={"cpu": "9"}, last_contact_at=last_contact_at, lease_expires_at=last_contact_at)
         copy = GrantCopy(ObjectMeta(name="normal", namespace="acme"), spec)
         await cell.client("grant-sync").commit([Create(copy)])
         await cell.override(OverrideKind.APPROVE_REPAIR, acts=True)
         await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
-        assert await cell.states() == (["ReleaseRequested"] * STUCK if silent_s < input_freshness.OVERRIDE.seconds else DONE)
+        assert await cell.states() == (
+            ["ReleaseRequested"] * STUCK if silent_s < input_freshness.OVERRIDE.seconds else DONE
+        )
         await cell.objects.close()
 
     run(main)

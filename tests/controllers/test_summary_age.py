@@ -8,10 +8,10 @@ import pytest
 from virtual import VirtualPorts, run
 
 from holdfast.cell.cell import GLOBAL, Cell
-from holdfast.gate.principal import OPERATORS, REGIONS, from_identity
 from holdfast.model import input_freshness
 from holdfast.model.assignment import Assignment
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.principal import OPERATORS, REGIONS, from_identity
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region, RegionReport, RegionSpec
@@ -76,7 +76,9 @@ def test_region_with_stale_summary_gets_no_new_assignment(old: bool) -> None:
         await fleet.report()
         await fleet.workload("first")
         await until_assigned(fleet, "first")
-        await fleet.rest(input_freshness.REGION_SUMMARY.seconds + 5 if old else input_freshness.REGION_SUMMARY.seconds - 20)
+        await fleet.rest(
+            input_freshness.REGION_SUMMARY.seconds + 5 if old else input_freshness.REGION_SUMMARY.seconds - 20
+        )
         await fleet.workload("second")
         await fleet.rest(10)
         assert ("second" in await fleet.assigned()) is not old

@@ -13,7 +13,7 @@ from virtual import VirtualPorts, run, until
 from holdfast.client.contract import CommitReceipt, FencingToken
 from holdfast.controllers.controller import Controller, ControllerView, woken_by_object
 from holdfast.controllers.informer import Informers
-from holdfast.controllers.runner import Runner
+from holdfast.controllers.runner import LINK_BATCH_MAX, Runner
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.link.report import endpoint_writes
 from holdfast.model import limits
@@ -29,7 +29,9 @@ class Refusing(ScriptedClient):
     refused = ""
     calls = 0
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         self.calls += 1
         assert token is None, "a token of this cell means nothing in the other"
         if any(isinstance(w, Create) and w.object.metadata.name == self.refused for w in writes):
@@ -111,9 +113,9 @@ def test_keys_of_one_burst_are_committed_together() -> None:
 def test_a_full_batch_does_not_wait_and_is_bounded() -> None:
     async def main() -> None:
         async with Region() as region:
-            region.put(*(f"e{number:03}" for number in range(2 * limits.LINK_BATCH_MAX)))
+            region.put(*(f"e{number:03}" for number in range(2 * LINK_BATCH_MAX)))
             await until(lambda: len(region.there.commits) == 2, within_s=limits.LINK_FLUSH_EVERY_S / 2, step_s=0.001)
-            assert {len(writes) for writes in region.there.commits} == {limits.LINK_BATCH_MAX}
+            assert {len(writes) for writes in region.there.commits} == {LINK_BATCH_MAX}
 
     run(main)
 
@@ -138,7 +140,7 @@ def test_while_the_other_cell_does_not_answer_calls_are_few_and_afterwards_all_k
     async def main() -> None:
         async with Region() as region:
             region.client.before_commit = [fault] * 10_000  # type: ignore[list-item]
-            names = [f"e{number:04}" for number in range(10 * limits.LINK_BATCH_MAX)]
+            names = [f"e{number:04}" for number in range(10 * LINK_BATCH_MAX)]
             region.put(*names)
             await asyncio.sleep(10)
             before = region.client.calls

@@ -14,10 +14,10 @@ from holdfast.controllers.leader_election import Election
 from holdfast.controllers.runner import Runner
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import controller
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import StaleToken
 from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.principal import controller
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Outcome

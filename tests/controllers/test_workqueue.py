@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual import VirtualPorts, run, until
 
-from holdfast.controllers.workqueue import QueueClosed, Workqueue
+from holdfast.controllers.workqueue import DEBOUNCE_FREE_KEYS_BURST, QueueClosed, Workqueue
 from holdfast.foundation.backoff import delay_s
 from holdfast.foundation.retry_budget import RetryBudget
-from holdfast.model import limits
 from holdfast.model.meta import Key
 
 
@@ -66,13 +65,13 @@ def test_debounce_delays_only_keys_beyond_burst() -> None:
     async def main() -> None:
         q, loop = queue(calm_s=1.0), asyncio.get_running_loop()
         began = loop.time()
-        many = [key(f"k{n:04}") for n in range(limits.DEBOUNCE_FREE_KEYS_BURST + 50)]
+        many = [key(f"k{n:04}") for n in range(DEBOUNCE_FREE_KEYS_BURST + 50)]
         q.add_all(many)
         q.add_all(many)  # added again by a later event
-        assert len(await q.take(1000)) == limits.DEBOUNCE_FREE_KEYS_BURST and loop.time() == began
+        assert len(await q.take(1000)) == DEBOUNCE_FREE_KEYS_BURST and loop.time() == began
         q.add(many[-1])
         late = await q.take(1000)
-        assert sorted(late) == sorted(many[limits.DEBOUNCE_FREE_KEYS_BURST :]), "each key once, none lost"
+        assert sorted(late) == sorted(many[DEBOUNCE_FREE_KEYS_BURST:]), "each key once, none lost"
         assert loop.time() == pytest.approx(began + 1.0)
 
     run(main)

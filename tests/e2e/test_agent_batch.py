@@ -82,12 +82,16 @@ def most_at_once(seen: list[list[str]]) -> int:
 def test_so_many_at_a_time_so_often_and_then_it_goes(platform: RunningPlatform) -> None:
     script = f"{says(platform, 'six', 'begins')}; sleep 0.7; {says(platform, 'six', 'ends')}"
     platform.apply(workload("six", script, batch={"completions": 6, "parallelism": 2, "ttlAfterFinishedSeconds": 4}))
-    wait_until(lambda: condition(platform, "six", "Complete")["reason"] == "Complete", within_s=60, what="it is complete")
+    wait_until(
+        lambda: condition(platform, "six", "Complete")["reason"] == "Complete", within_s=60, what="it is complete"
+    )
     seen = lines(platform, "six")
     assert len({replica for word, replica, _ in seen if word == "ends"}) == 6
     assert len(seen) == 12, "each ran once"
     assert most_at_once(seen) == 2
-    wait_until(lambda: condition(platform, "six", "Complete")["reason"] == "NotFound", within_s=30, what="it goes by itself")
+    wait_until(
+        lambda: condition(platform, "six", "Complete")["reason"] == "NotFound", within_s=30, what="it goes by itself"
+    )
 
 
 def test_too_many_failures_end_it_by_name(platform: RunningPlatform) -> None:
@@ -103,7 +107,9 @@ def test_too_many_failures_end_it_by_name(platform: RunningPlatform) -> None:
 def test_that_a_deadline_will_be_missed_is_said_before_it_is(platform: RunningPlatform) -> None:
     script = f"sleep 0.8; {says(platform, 'slow', 'ends')}"
     platform.apply(workload("slow", script, batch={"completions": 30, "parallelism": 1, "deadlineSeconds": 12}))
-    wait_until(lambda: condition(platform, "slow", "OnTime")["reason"] == "DeadlineAtRisk", within_s=20, what="it is said")
+    wait_until(
+        lambda: condition(platform, "slow", "OnTime")["reason"] == "DeadlineAtRisk", within_s=20, what="it is said"
+    )
     assert len(lines(platform, "slow")) < 30
     wait_until(
         lambda: condition(platform, "slow", "OnTime")["reason"] == "DeadlineMissed", within_s=40, what="it has passed"

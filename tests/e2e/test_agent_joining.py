@@ -77,7 +77,9 @@ def test_a_spent_token_is_refused_with_the_reason(platform: RunningPlatform) -> 
         command(platform, "us-east", "us-east-8", token), capture_output=True, text=True, timeout=60
     )
     assert refused.returncode == ExitCode.DENIED
-    wait_until(lambda: audited(platform, "WrongNode") and audited(platform, "JoinTokenUnknown"), within_s=10, what="audited")
+    wait_until(
+        lambda: audited(platform, "WrongNode") and audited(platform, "JoinTokenUnknown"), within_s=10, what="audited"
+    )
 
 
 def service(name: str, replicas: int) -> dict[str, Any]:
@@ -115,11 +117,15 @@ def test_without_a_free_port_work_waits_by_that_name_and_has_the_next_one(platfo
         platform.apply(service("first", PORTS))
         wait_until(lambda: served(platform, "first") == ports, within_s=60, what="every port is taken")
         platform.apply(service("second", WAITING))
-        reasons = wait_until(lambda: why_waiting(platform, "second"), within_s=30, what="it is said why the others wait")
+        reasons = wait_until(
+            lambda: why_waiting(platform, "second"), within_s=30, what="it is said why the others wait"
+        )
         assert reasons == {"NodeCordoned": ["us-east-1"], "PortsExhausted": [NARROW]}
         assert not served(platform, "second")
         assert agent.poll() is None and live(platform, NARROW), "the agent is well"
-        assert len({get_json(f"http://127.0.0.1:{port}/")["replica"] for port in ports}) == PORTS, "and so is what it runs"
+        assert len({get_json(f"http://127.0.0.1:{port}/")["replica"] for port in ports}) == PORTS, (
+            "and so is what it runs"
+        )
 
         platform.apply(service("first", PORTS - WAITING))
         wait_until(lambda: len(served(platform, "second")) == WAITING, within_s=20, what="the freed ports are given on")
@@ -174,7 +180,9 @@ def restored(up: RunningPlatform, saved: Path) -> None:
     outage.allow_restart(layout, [cell])
 
 
-def test_what_was_revoked_stays_revoked_when_an_older_backup_is_restored(platform: RunningPlatform, tmp_path: Path) -> None:
+def test_what_was_revoked_stays_revoked_when_an_older_backup_is_restored(
+    platform: RunningPlatform, tmp_path: Path
+) -> None:
     stolen, later, saved = "us-east-5", "us-east-4", tmp_path / "saved"
     state = str(platform.state)
     with joined_agent(platform, "us-east", stolen):

@@ -127,7 +127,9 @@ def shop(platform: RunningPlatform, tmp_path_factory: pytest.TempPathFactory) ->
         check=True, timeout=20,
     )  # fmt: skip
     # The master stays the same through reloads, during which its file may be empty for a moment.
-    (master, *_) = wait_until(lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy says its pid")
+    (master, *_) = wait_until(
+        lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy says its pid"
+    )
     assert int(master) > 1
     reload_ = f"kill -USR2 {master}"
     command = [sys.executable, "-m", "holdfast.cli", *words, "--follow", "--on-change", reload_]

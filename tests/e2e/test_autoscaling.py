@@ -71,7 +71,9 @@ def test_replicas_follow_a_pushed_load(here: Here) -> None:
     }  # fmt: skip
     here.apply("global", "Workload", "web", spec, namespace="shop")
     wait_until(lambda: len(here.bound("web")) == 1, within_s=60, what="the first replica is bound")
-    wait_until(lambda: here.workload("web")["status"].get("summary", {}).get("ready") == 1, within_s=60, what="it is ready")
+    wait_until(
+        lambda: here.workload("web")["status"].get("summary", {}).get("ready") == 1, within_s=60, what="it is ready"
+    )
 
     def pushed() -> bool:
         holdfast("load", "push", "shop/web", "queueLength", "30", "--state", str(here.state))
@@ -103,7 +105,9 @@ def test_replicas_follow_the_cpu_that_the_platform_measures_by_itself(here: Here
         "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 2, "metric": "cpuPercent", "target": 50.0},
     }  # fmt: skip
     here.apply("global", "Workload", "busy", spec, namespace="shop")
-    wait_until(lambda: len(here.bound("busy")) == 2, within_s=90, what="nobody pushed a load, and a second replica is bound")
+    wait_until(
+        lambda: len(here.bound("busy")) == 2, within_s=90, what="nobody pushed a load, and a second replica is bound"
+    )
     (row,) = here.workload("busy")["status"]["load"]["metrics"]
     assert row["name"] == "cpuPercent" and row["value"] > 50
     here.replicas("busy", 0)

@@ -277,7 +277,9 @@ def test_careless_changes_of_what_is_in_use_are_refused_with_what_to_do_instead(
 
     quota = "namespaces/analytics/quotas/quota"
     wait_until(lambda: api.get(f"{PATH}/{quota}")["status"].get("used", {}).get("cpu"), "the use is told")
-    said(patch(quota, {"hard": {"cpu": "100m"}}), '"quota"', "spec.hard.cpu", '"100m"', "below current use", "down first")
+    said(
+        patch(quota, {"hard": {"cpu": "100m"}}), '"quota"', "spec.hard.cpu", '"100m"', "below current use", "down first"
+    )
     said(
         lambda: api.request("DELETE", f"{PATH}/regions/eu-west"),
         "region eu-west", "in use by", "spec.placement.excludedRegions",
@@ -323,7 +325,11 @@ def test_a_budget_that_backs_a_promise_shrinks_only_with_an_override_of_two_peop
             "ShrinkBudget",
         ):
             assert words in told, told
-        said(lambda: api.request("DELETE", f"{PATH}/recoverybudgets/{refused}"), "without recovery capacity", "ShrinkBudget")
+        said(
+            lambda: api.request("DELETE", f"{PATH}/recoverybudgets/{refused}"),
+            "without recovery capacity",
+            "ShrinkBudget",
+        )
         asked = careless_override("shrink", "ShrinkBudget", {"region": kept[refused]["spec"]["region"]})
         api.request("POST", f"{PATH}/overrides", asked)
         said(lambda: shrink(refused), "without recovery capacity")  # asked for is not approved

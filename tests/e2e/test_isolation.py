@@ -174,7 +174,9 @@ def test_a_revoked_region_is_cut_off_takes_break_glass_overrides_and_reports_the
 
     told = wait_until(record, "the global cell knows of it")
     assert told["spec"]["requester"] == "operator" and told["spec"]["reason"] == "cut off"
-    assert told["spec"]["breakGlass"]["region"] == "us-east" and told["spec"]["breakGlass"]["requestedTtlSeconds"] == 900
+    assert (
+        told["spec"]["breakGlass"]["region"] == "us-east" and told["spec"]["breakGlass"]["requestedTtlSeconds"] == 900
+    )
     assert told["spec"]["ttlSeconds"] < 900
     ask(platform, "override", "revoke", "break-glass-us-east-1", "-o", "json")
     wait_until(

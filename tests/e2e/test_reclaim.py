@@ -39,7 +39,7 @@ def workload(replicas: int, cpu: str, **spec: Any) -> dict[str, Any]:
     return {"replicas": replicas, "template": template, **spec}
 
 
-def lend_everything(watcher: PlatformObserver) -> None:
+def lend_everything(observer: PlatformObserver) -> None:
     """A critical workload in one region, places for it in another, and reclaimable work all over those."""
     whole = {"cpu": "100", "memory": "100Gi"}
     quota = {"hard": whole, "recoveryAllowance": {"cpu": "8", "memory": "8Gi"}}
@@ -61,30 +61,34 @@ def lend_everything(watcher: PlatformObserver) -> None:
     ):
         meta = {"name": name, **({"namespace": namespace} if namespace else {})}
         body = {"apiVersion": "holdfast.dev/v1", "kind": kind, "metadata": meta, "spec": spec}
-        watcher.api().apply(body, plural, manager="test")
+        observer.api().apply(body, plural, manager="test")
 
 
-def status_of(watcher: PlatformObserver, plural: str, name: str) -> dict[str, Any]:
-    found = [i for i in watcher.list(plural) if i["metadata"]["name"] == name]
+def status_of(observer: PlatformObserver, plural: str, name: str) -> dict[str, Any]:
+    found = [i for i in observer.list(plural) if i["metadata"]["name"] == name]
     return found[0].get("status", {}) if found else {}
 
 
 def test_work_on_loan_makes_way_when_a_region_is_killed(state: str) -> None:
     layout = Layout(state)
-    watcher = PlatformObserver(layout, layout.load())
-    lend_everything(watcher)
-    wait_until(lambda: status_of(watcher, "workloads", "risk").get("summary", {}).get("serving") == 4, "risk serves", 90)
-    (held,) = [a for a in watcher.list("assignments") if a["spec"]["workload"] == "risk"]
+    observer = PlatformObserver(layout, layout.load())
+    lend_everything(observer)
+    wait_until(
+        lambda: status_of(observer, "workloads", "risk").get("summary", {}).get("serving") == 4, "risk serves", 90
+    )
+    (held,) = [a for a in observer.list("assignments") if a["spec"]["workload"] == "risk"]
     home = held["spec"]["region"]
     other = OTHER if home == HOME else HOME
-    wait_until(lambda: status_of(watcher, "recoverybudgets", other).get("held") == 4, "its places are kept", 90)
-    capacity = status_of(watcher, "regions", other)["report"]["capacity"]
+    wait_until(lambda: status_of(observer, "recoverybudgets", other).get("held") == 4, "its places are kept", 90)
+    capacity = status_of(observer, "regions", other)["report"]["capacity"]
     full = int(capacity["cpu"])
     fill = workload(full, "1", priorityClassName="lent", placement={"regions": [other]})
     body = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "fill", "namespace": "spare"}}
-    watcher.api().apply({**body, "spec": fill}, "workloads", manager="test")
+    observer.api().apply({**body, "spec": fill}, "workloads", manager="test")
     wait_until(
-        lambda: status_of(watcher, "workloads", "fill").get("summary", {}).get("serving") == full, "all is lent out", 90
+        lambda: status_of(observer, "workloads", "fill").get("summary", {}).get("serving") == full,
+        "all is lent out",
+        90,
     )
 
     told = json.loads(holdfast("plan", "--lose-region", home, "--state", state, "-o", "json", timeout_s=60).stdout)
@@ -99,7 +103,7 @@ def test_work_on_loan_makes_way_when_a_region_is_killed(state: str) -> None:
     report = json.loads(ran.stdout)
     assert report["secondsToMinServing"] < 60, ran.stdout
     assert report["violations"] == []
-    decided = watcher.list("decisions", other)
+    decided = observer.list("decisions", other)
     victims = {v for d in decided for e in d["spec"]["entries"] for v in e.get("victims", ())}
     assert len(victims) == 4 and all(v.startswith("spare/fill-") for v in victims), victims
-    watcher.close()
+    observer.close()

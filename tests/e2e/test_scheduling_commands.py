@@ -113,7 +113,9 @@ def test_explain_says_why_a_workload_that_crashes_does_not_serve(state: Path) ->
     def told() -> str:
         return holdfast("explain", "search/crashes", "--state", str(state)).stdout
 
-    wait_until(lambda: "failing: 1 in us-east: Exited (exit code 3)" in told(), within_s=60, what="the condition says why")
+    wait_until(
+        lambda: "failing: 1 in us-east: Exited (exit code 3)" in told(), within_s=60, what="the condition says why"
+    )
     wait_until(lambda: "fix:     see what it wrote: holdfast logs search/crashes-us-east-0" in told(), within_s=60,
           what="the story of its replica is told")  # fmt: skip
     pod = [*kubectl, "--context", "us-east", "-n", "search", "logs", "crashes-us-east-0.1"]

@@ -53,7 +53,9 @@ def test_it_ends_with_the_tenure_and_runs_again_with_the_next(layout: Layout) ->
     assert cell is not None and cell.pid > 1
     os.kill(cell.pid, signal.SIGKILL)
     gone_s = time.monotonic()
-    wait_until(lambda: execution(layout).get("phase") != "Running", within_s=limits.TENURE_S + 15, what="the work ended")
+    wait_until(
+        lambda: execution(layout).get("phase") != "Running", within_s=limits.TENURE_S + 15, what="the work ended"
+    )
     assert time.monotonic() - gone_s < limits.TENURE_S + 5.0
     assert execution(layout)["reason"] == "LeaseExpired"
     held.unlink()

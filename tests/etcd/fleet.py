@@ -21,9 +21,9 @@ import aiohttp
 from tests import etcd_cluster
 
 from holdfast.client.resources import client_tls_context
-from holdfast.gate.principal import HOLLOW_NODES, OPERATORS, REGIONS, SERVERS
 from holdfast.identity.certificates import issue, make_ca
 from holdfast.identity.tokens import TokenFile
+from holdfast.model.principal import HOLLOW_NODES, OPERATORS, REGIONS, SERVERS
 
 REGION = "us-east"
 PARTS = {

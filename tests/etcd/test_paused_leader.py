@@ -54,7 +54,7 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
             await writing
         assert "not the region's authority" in refused.value.message
         assert not slow.authority.leading, "it still believes that it is the leader"
-        await other.store.newest()
+        await other.store.newest_revision()
         (binding,) = other.every(Binding)
         assert binding.spec.node == "n2"
         with pytest.raises(Fault):

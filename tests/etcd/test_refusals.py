@@ -63,7 +63,7 @@ async def test_endpoint_that_is_not_etcd_is_reported():
 
 
 async def test_old_etcd_version_is_refused(shared_cluster, monkeypatch):
-    monkeypatch.setattr("holdfast.store.etcd.calls.OLDEST", (9, 0))
+    monkeypatch.setattr("holdfast.store.etcd.calls.OLDEST_VERSION", (9, 0))
     assert OLDEST_VERSION == (3, 4)
     assert "version too old (expected 9.0 or newer" in await refused(EtcdTarget(endpoints=shared_cluster.endpoints))
 

@@ -54,7 +54,7 @@ def test_progress_in_the_only_region_does_not_wake_assign() -> None:
     assert assign.woken_by_assignment(new, held, cache_of(WORKLOAD, new)) == ()
 
 
-@pytest.mark.parametrize("told", [{"serving": 3}, {"observed_epoch": 1}, {"replicas": 3}, {"held_back": 1}])
+@pytest.mark.parametrize("told", [{"serving": 3}, {"observed_epoch": 1}, {"replicas": 3}, {"evictions_blocked": 1}])
 def test_progress_in_one_of_two_regions_wakes_assign(told: dict[str, int]) -> None:
     held = assignment()
     new = _told(held, **told)

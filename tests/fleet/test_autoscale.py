@@ -14,7 +14,8 @@ from tests.factories import assignment, cache_of, meta, with_new_revision, workl
 
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import autoscale
-from holdfast.model import kinds, limits
+from holdfast.fleet.autoscale import LOAD_MAX_AGE_S
+from holdfast.model import kinds
 from holdfast.model.assignment import AssignmentStatus, PendingReason
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.times import micro_text, parse_time
@@ -102,7 +103,7 @@ def test_autoscale_follows_a_custom_metric() -> None:
     assert world.look().replicas == 8
 
 
-@pytest.mark.parametrize("age_s", [limits.LOAD_MAX_AGE_S + 1, -limits.LOAD_MAX_AGE_S - 1])
+@pytest.mark.parametrize("age_s", [LOAD_MAX_AGE_S + 1, -LOAD_MAX_AGE_S - 1])
 def test_stale_or_future_load_changes_nothing(age_s: float) -> None:
     world = World()
     world.push(900, age_s=age_s)

@@ -13,7 +13,6 @@ from tests.factories import assignment, cache_of, meta, priority, region, with_n
 from holdfast.fleet.recovery import backing
 from holdfast.fleet.recovery.backing import Loss
 from holdfast.fleet.recovery.slot_matching import RecoveryDemand, SlotGroup, match_slots
-from holdfast.model import limits
 from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.meta import Key
 from holdfast.model.quota import Quota, QuotaSpec
@@ -174,7 +173,7 @@ def test_slot_matching_handles_hundreds_of_identical_workloads(spare):
 
 
 def possible_by_count(found, places):
-    return all(sum(n for _, where, n in found.chosen if where == g.region) <= g.count for g in places)
+    return all(sum(n for _, where, n in found.placements if where == g.region) <= g.count for g in places)
 
 
 def test_slot_matching_searches_after_the_greedy_choice_fails():
@@ -186,9 +185,9 @@ def test_slot_matching_searches_after_the_greedy_choice_fails():
 
 
 def test_slot_matching_beyond_its_bound_is_marked_inexact(monkeypatch):
-    monkeypatch.setattr(limits, "SLOT_SEARCH_STEPS_MAX", 3)
+    monkeypatch.setattr("holdfast.fleet.recovery.slot_matching.SLOT_SEARCH_STEPS_MAX", 3)
     wanted = [item for n in range(6) for item in many(1, (("a", n + 1), ("b", n + 1)), name=f"k{n}-")]
     found = match_slots(wanted, [SlotGroup("a", SMALL, (), 10), SlotGroup("b", SMALL, (), 10)], PLENTY)
     assert found.shortages and not found.exact
-    monkeypatch.setattr(limits, "SLOT_SEARCH_CLASSES_MAX", 2)
+    monkeypatch.setattr("holdfast.fleet.recovery.slot_matching.SLOT_SEARCH_CLASSES_MAX", 2)
     assert not match_slots(wanted, [SlotGroup("a", SMALL, (), 10), SlotGroup("b", SMALL, (), 10)], PLENTY).exact

@@ -225,8 +225,8 @@ def test_random_walks_detect_uncounted_unavailable_replicas(monkeypatch: pytest.
 def test_random_walks_detect_a_recovery_with_a_separate_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: recovery Assignments get the whole budget and assign ignores them."""
     plain = recover.assignment_spec
-    monkeypatch.setattr(recover, "assignment_spec", lambda *a, **given: plain(*a, **{**given, "away_share": None}))
-    monkeypatch.setattr(assign, "_follow", lambda *given: ())
+    monkeypatch.setattr(recover, "assignment_spec", lambda *a, **given: plain(*a, **{**given, "disruption_share": None}))
+    monkeypatch.setattr(assign, "_recovery_updates", lambda *given: ())
     assert overrun()
 
 
@@ -346,11 +346,11 @@ def test_share_is_kept_until_pending_evictions_are_released() -> None:
     def stored(where: str, share: int, **status: int) -> Assignment:
         said = AssignmentStatus(observed_epoch=1, replicas=EACH, serving=EACH, **status)
         disruption = Disruption(max_unavailable=1)
-        return assignment(where=where, replicas=EACH, away_share=share, disruption=disruption, status=said)
+        return assignment(where=where, replicas=EACH, disruption_share=share, disruption=disruption, status=said)
 
-    asks = [stored("east", 0, held_back=2, to_leave=2), stored("west", 0)]
+    asks = [stored("east", 0, evictions_blocked=2, pending_evictions=2), stored("west", 0)]
     assert disruption_shares(wl, ("east", "west"), asks) == {"east": 1, "west": 0}
-    has = [stored("east", 1, to_leave=2), stored("west", 0)]
+    has = [stored("east", 1, pending_evictions=2), stored("west", 0)]
     assert disruption_shares(wl, ("east", "west"), has) == {"east": 1, "west": 0}
     done = [stored("east", 1), stored("west", 0)]
     assert disruption_shares(wl, ("east", "west"), done) == {"east": 0, "west": 0}

@@ -218,7 +218,7 @@ def test_assigned_condition_says_why_there_is_no_region():
     nowhere = workload(replicas=2, placement=PlacementRules(regions=("moon",)))
     silent = region("eu-west", state=HealthState.LOST)
     for wl, there, reason, named in (
-        (nowhere, THREE[0], "NoRegionAllowed", "not among the allowed regions"),
+        (nowhere, THREE[0], "NoRegionAllowed", "not in spec.placement.regions"),
         (workload(replicas=2), silent, "RegionNotHealthy", silent.metadata.name),
         (workload(replicas=2), THREE[0], "PartlyAssigned", "0 of 2"),
     ):
@@ -276,7 +276,7 @@ def test_region_health_uses_only_the_global_clock():
     )
     (write,) = region_health.decide(Key("", "us-east"), cache_of(skewed), 1000.0).writes
     health = write.blocks["health"]
-    assert health.state is HealthState.HEALTHY and health.heard_sequence == 7
+    assert health.state is HealthState.HEALTHY and health.last_sequence == 7
     silent = with_new_revision(skewed, status=msgspec.structs.replace(skewed.status, health=health))
     (write,) = region_health.decide(Key("", "us-east"), cache_of(silent), 1030.0).writes
     assert write.blocks["health"].state is HealthState.SUSPECT

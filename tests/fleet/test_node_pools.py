@@ -11,7 +11,7 @@ from tests.factories import cache_of, meta, node, with_new_revision
 
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import node_pools
-from holdfast.model import limits
+from holdfast.fleet.node_pools import NODE_POOL_START_TIMEOUT_S
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.meta import Key
 from holdfast.model.node import ContactState, Node
@@ -253,7 +253,7 @@ def test_node_that_never_registers_is_requested_again():
     world = World()
     world.waits(2)
     world.look()
-    world.look(after_s=limits.NODE_POOL_START_TIMEOUT_S + 1)
+    world.look(after_s=NODE_POOL_START_TIMEOUT_S + 1)
     assert world.pool.status.nodes[0].since != "" and len(world.names) == 1
 
 

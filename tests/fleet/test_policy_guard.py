@@ -8,6 +8,7 @@ from tests.factories import cache_of, meta, region, with_new_revision
 
 from holdfast.fleet import policy, policy_guard
 from holdfast.link.policy_trial import count_outcomes
+from holdfast.model.active_policy import active_policy
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
 from holdfast.model.region import HealthState, PolicyTrial
 from holdfast.model.scheduler_policy import (
@@ -27,7 +28,6 @@ from holdfast.model.scheduling_request import SchedulingRequest, SchedulingReque
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text
 from holdfast.model.writes import Create, SetStatus, Update
-from holdfast.scheduling.active_policy import active_policy
 
 GOOD = PolicyRules()
 BAD = PolicyRules(scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
@@ -86,7 +86,7 @@ class PolicyHarness:
         found = self.items[region(where).key]
         deciding = self.decides(where).revision
         said = PolicyTrial(revision=deciding, **trial)
-        report = msgspec.structs.replace(found.status.report, policy=deciding, trial=said)
+        report = msgspec.structs.replace(found.status.report, policy=deciding, policy_trial=said)
         self.items[found.key] = with_new_revision(found, status=msgspec.structs.replace(found.status, report=report))
         self.settle()
 

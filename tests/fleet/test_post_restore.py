@@ -22,7 +22,7 @@ from holdfast.model import codec
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
 from holdfast.model.errors import StaleToken
-from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.grant_copy import NOT_RENEWED, GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of, kind_of_store_key
 from holdfast.model.meta import Key
 from holdfast.model.quantity import amounts
@@ -248,7 +248,7 @@ def test_region_acknowledges_only_without_foreign_exclusive_work():
 
 def test_restored_region_spends_nothing_with_foreign_exclusive_work():
     mine = assignment("db", "us-east", ordinals=(0,), exclusive=Exclusivity())
-    copy = GrantCopy(metadata=meta("normal", "acme"), spec=GrantCopySpec(lease_expires_at=restoring.NOT_RENEWED))
+    copy = GrantCopy(metadata=meta("normal", "acme"), spec=GrantCopySpec(lease_expires_at=NOT_RENEWED))
     waiting = replica(0, mine)
     gone = cache_of(region("us-east"))
     assert not restore_handshake.can_renew_grants(gone, cache_of(mine, waiting, copy)), "it was assigned to another region since"
@@ -264,7 +264,7 @@ def test_previous_incarnation_is_refused_on_both_sides():
     for write in restore_handshake.record_incarnation(cache_of(awaited("us-east", 3, 0)), here, "us-east"):
         here.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name)))
     restore_handshake.check_incarnations(cache_of(awaited("us-east", 3, 0)), here, "us-east")
-    with pytest.raises(StaleToken, match="has heard 3"):
+    with pytest.raises(StaleToken, match="expected incarnation 3"):
         restore_handshake.check_incarnations(cache_of(awaited("us-east", 2, 0)), here, "us-east")
     known = awaited("us-east", 3, 3)
     report = msgspec.structs.replace(known.status.report, incarnation=4)

@@ -10,7 +10,7 @@ from tests.factories import assignment, cache_of, meta, region, with_new_revisio
 
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import grants
-from holdfast.fleet.grant_epochs import reclaim_provisional
+from holdfast.fleet.grant_epochs import PROVISIONAL_RECLAIM_MARGIN_S, reclaim_provisional
 from holdfast.link import grant_sync
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
@@ -128,7 +128,7 @@ def held(*, used: str = "2", acknowledged: int = 4) -> Grant:
     )
 
 
-LONG_S = limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RECLAIM_MARGIN_S + 1.0
+LONG_S = limits.PROVISIONAL_MAX_S + PROVISIONAL_RECLAIM_MARGIN_S + 1.0
 
 
 def test_provisional_share_is_reclaimed_by_time():
@@ -183,14 +183,14 @@ def test_grant_lease_is_renewed_by_responses_only():
         assert not list(grant_sync.copy_writes(key, grants_there, here, "a", NOW))
     (write,) = grant_sync.copy_writes(key, grants_there, here, "a", NOW + 100)
     assert isinstance(write, Update)
-    assert parse_time(write.object.spec.spend_until) == NOW + 100 + held().spec.lease_seconds
+    assert parse_time(write.object.spec.lease_expires_at) == NOW + 100 + held().spec.lease_seconds
 
 
 def test_late_response_does_not_shorten_the_grant_lease():
     key, here = Key("acme", "normal"), cache_of(copy(heard_s=NOW, limit="2"))
     (write,) = grant_sync.copy_writes(key, cache_of(held()), here, "a", NOW - 50)
     assert isinstance(write, Update)
-    assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.heard_at) == NOW
+    assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.last_contact_at) == NOW
 
 
 def test_only_uncovered_provisional_work_is_withdrawn():

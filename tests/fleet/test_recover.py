@@ -197,7 +197,7 @@ def test_failback_waits_returns_everything_and_closes():
         f.all_serve()
         f.step("a")
     assert not f.assignments(Purpose.RECOVERY)
-    assert f.recovery.status.phase is RecoveryPhase.CLOSED and f.recovery.status.leftovers == ()
+    assert f.recovery.status.phase is RecoveryPhase.CLOSED and f.recovery.status.remaining == ()
 
 
 def test_region_lost_again_during_failback_is_recovered_again():

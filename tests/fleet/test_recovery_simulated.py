@@ -272,5 +272,5 @@ def test_simulated_recovery_evicts_only_reclaimable_work():
     went = [r for r in replicas if r.status.release is not None]
     evicted = {r.key: r.spec.reclaimable for r in went if r.status.release.reason == Reason.PREEMPTED}
     assert evicted and all(evicted.values()), evicted
-    drawn = [e.new for e in court.history.matching("/holds/") if e.new is not None and e.new.status.draw is not None]
+    drawn = [e.new for e in court.history.matching("/recoveryslots/") if e.new is not None and e.new.status.consumer is not None]
     assert len({h.metadata.name for h in drawn}) >= 1

@@ -8,7 +8,7 @@ from tests.factories import assignment, meta, region, with_new_revision, workloa
 from tests.fleet.test_recover import NOW, Fleet, fleet
 
 from holdfast.fleet.recovery import recover
-from holdfast.model import limits
+from holdfast.fleet.recovery.targets import RECOVERY_STALL_FRACTION, RECOVERY_STALL_MIN_S
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
@@ -18,7 +18,7 @@ from holdfast.model.times import micro_text
 from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Create, Update
 
-STUCK_S = 300.0 * limits.RECOVERY_STALL_FRACTION
+STUCK_S = 300.0 * RECOVERY_STALL_FRACTION
 
 
 def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, why: str = "") -> None:
@@ -75,7 +75,7 @@ def test_stalled_target_is_abandoned_in_time():
     f.step("a")
     assert row(f).target == "c" and borrowed(f) == {"b": 0, "c": 4}, "nothing served in b, so nothing is kept there"
     (left,) = row(f).abandoned_targets
-    assert (left.region, left.reason) == ("b", Reason.TARGET_STALLED) and "nothing moved" in left.message
+    assert (left.region, left.reason) == ("b", Reason.TARGET_STALLED) and "no progress" in left.message
 
 
 @pytest.mark.parametrize("stage", ["bound", "ready", "serving"])
@@ -139,7 +139,7 @@ def test_each_target_is_abandoned_once_and_the_last_one_stays():
             say(f, where, bound=borrowed(f)[where])
         wait(f, STUCK_S / 2)
     assert [left.region for left in row(f).abandoned_targets] == ["b"] and row(f).target == "c"
-    assert row(f).reason == Reason.TARGET_STALLED and "no other region is left to try" in row(f).message
+    assert row(f).reason == Reason.TARGET_STALLED and "no other region is eligible" in row(f).message
     assert borrowed(f) == {"c": 4}
 
 
@@ -159,7 +159,7 @@ def test_shorter_deadline_abandons_the_target_sooner():
     quick = opened(RecoveryObjective(min_serving=4, deadline_seconds=30.0))
     say(quick, "b", bound=4)
     quick.step("a")
-    wait(quick, limits.RECOVERY_STALL_MIN_S - 5)
+    wait(quick, RECOVERY_STALL_MIN_S - 5)
     assert row(quick).target == "b"
     wait(quick, 10)
     assert row(quick).target == "c"

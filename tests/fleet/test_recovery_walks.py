@@ -164,13 +164,13 @@ def walks(seeds: range) -> None:
 
 
 def test_random_walks_detect_a_target_abandoned_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_needed", lambda *given: False)
+    monkeypatch.setattr(targets, "_must_keep_serving", lambda *given: False)
     with pytest.raises(AssertionError, match="loses serving replicas"):
         walks(range(60))
 
 
 def test_random_walks_detect_a_second_failure_that_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: starting replicas are ignored when another region is lost."""
-    monkeypatch.setattr("holdfast.fleet.recovery.need.Critical.need", lambda self, region: PROMISED)
+    monkeypatch.setattr("holdfast.fleet.recovery.need.CriticalWorkload.need", lambda self, region: PROMISED)
     with pytest.raises(AssertionError, match="created twice"):
         walks(range(20))

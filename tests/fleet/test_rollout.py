@@ -82,7 +82,7 @@ class RolloutHarness:
 
     def recover(self, name: str, replicas: int) -> None:
         """A serving recovery Assignment in a region."""
-        stored = assignment(where=name, replicas=replicas, purpose=Purpose.RECOVERY, away_share=0)
+        stored = assignment(where=name, replicas=replicas, purpose=Purpose.RECOVERY, disruption_share=0)
         title = assignment_name("api", name, Purpose.RECOVERY)
         self.assignments[named(stored)] = with_new_revision(stored, metadata=meta(title, "acme"))
         self.serve(named(stored))
@@ -332,14 +332,14 @@ def test_deadline_stops_for_a_region_out_of_contact(state):
     play.step()
     play.health(only, state)
     play.step()
-    assert only in play.block.message and play.block.silent == (only,)
+    assert only in play.block.message and play.block.unreachable_regions == (only,)
     for _ in range(20):
         play.step(30.0)
         assert play.block.phase == "Progressing", "it had 60 s before it was out of contact"
     play.health(only, HealthState.HEALTHY)
     play.step()
     play.step(50.0)
-    assert play.block.phase == "Progressing" and play.block.silent == (), "its deadline restarts"
+    assert play.block.phase == "Progressing" and play.block.unreachable_regions == (), "its deadline restarts"
     play.serve(only)
     play.step()
     assert play.block.phase == "Complete"

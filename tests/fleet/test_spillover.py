@@ -8,6 +8,7 @@ from tests.factories import cache_of, meta, priority, region, tenant, with_new_r
 
 from holdfast.fleet import assign, spillover
 from holdfast.fleet.grant_demand import quota_demand
+from holdfast.fleet.spillover import SPILLOVER_CHECK_EVERY_S
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
 from holdfast.model.meta import Key
@@ -55,7 +56,7 @@ class Fleet:
                     self.cache.remove(Assignment, write.key, int(meta("gone").resource_version))
                 case SetStatus():
                     item = self.cache.get(Workload, "api", "acme")
-                    status = msgspec.structs.replace(item.status, spillover=write.blocks["moves"])
+                    status = msgspec.structs.replace(item.status, spillover=write.blocks["spillover"])
                     self.cache.put(with_new_revision(item, status=status))
         return outcome
 
@@ -79,7 +80,7 @@ class Fleet:
             self.say()
             if not self.seen or self.seen[-1] != self.shares():
                 self.seen.append(self.shares())
-            self.now += min(5.0, outcome.again_in_s or 5.0)
+            self.now += min(5.0, outcome.requeue_after_s or 5.0)
 
 
 def full(name: str = "east", room: int = 0, **given) -> Fleet:
@@ -110,7 +111,7 @@ def test_spillover_moves_pending_replicas_and_keeps_running_ones():
 def test_spillover_is_reported_and_rechecked():
     fleet = full(room=1)
     outcome = fleet.decide()
-    assert outcome.again_in_s is not None and outcome.again_in_s <= limits.SPILLOVER_CHECK_EVERY_S
+    assert outcome.requeue_after_s is not None and outcome.requeue_after_s <= SPILLOVER_CHECK_EVERY_S
     fleet.now += limits.SPILLOVER_AFTER_S
     (notice,) = [n for n in fleet.decide().notices if n.reason == Reason.SPILLED_OVER]
     assert "east" in notice.message and "north" in notice.message
@@ -179,7 +180,7 @@ def test_spillover_of_many_pending_replicas_moves_only_those_that_fit():
                         cache.put(with_new_revision(write.object))
                     case SetStatus():
                         stored = cache.get(Workload, f"w{n}", "acme")
-                        status = msgspec.structs.replace(stored.status, spillover=write.blocks["moves"])
+                        status = msgspec.structs.replace(stored.status, spillover=write.blocks["spillover"])
                         cache.put(with_new_revision(stored, status=status))
     went = sum(a.spec.replicas for a in cache.list(Assignment) if a.spec.region == "west")
     fits = {n: v for (p, where, n), v in quota_demand(cache.list(Assignment)[0]).items()}

@@ -16,6 +16,7 @@ from tests.factories import cache_of, meta, priority, region, tenant, with_new_r
 from holdfast.agent.task_decision import LeaseState as NodeLease
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign, ordinals
+from holdfast.fleet.ordinals import TENURE_WAIT_S
 from holdfast.model import limits, tenure
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.meta import Key
@@ -190,7 +191,7 @@ def test_ordinal_moves_without_contact_only_after_the_tenure_wait():
         world.check()
         if any(0 in world.runnable(w) for w in REGIONS if w != had):
             break
-    assert limits.TENURE_WAIT_S <= world.now - began <= limits.TENURE_WAIT_S + 20
+    assert TENURE_WAIT_S <= world.now - began <= TENURE_WAIT_S + 20
 
 
 def test_response_without_a_binding_neither_extends_nor_shortens_its_tenure():

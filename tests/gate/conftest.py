@@ -12,11 +12,11 @@ import pytest
 
 from holdfast.gate.audit import decode_record
 from holdfast.gate.gate import Gate
-from holdfast.gate.principal import OPERATORS, Principal, agent, controller, from_identity
 from holdfast.model.assignment import Assignment, AssignmentSpec, assignment_name
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node, NodeSpec
+from holdfast.model.principal import OPERATORS, Principal, agent, controller, from_identity
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.replica import PlacementBlock, Replica, ReplicaSpec, ReplicaStatus

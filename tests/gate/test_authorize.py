@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.gate.authorize import access_refusal, call_refusal, path_refusal, rules_for
-from holdfast.gate.principal import Principal, controller, from_identity
 from holdfast.model.kinds import ALL
+from holdfast.model.principal import Principal, controller, from_identity
 
 PRINCIPALS: dict[str, Principal] = {
     "operator": from_identity("ann", ("holdfast:operators",), credential="t"),

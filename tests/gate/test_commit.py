@@ -326,7 +326,7 @@ async def lossy() -> World:
 
 
 async def test_ambiguous_commit_is_read_back(lossy: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "READ_BACK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("holdfast.gate.gate.READ_BACK_TIMEOUT_S", 0.05)
     lossy.store.lose = "after"
     made = await lossy.create(OPERATOR, tenant("known"))
     assert made.revision == lossy.store.head

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.gate.principal import OPERATORS, from_identity
 from holdfast.model import connectivity
 from holdfast.model.assignment import Assignment, AssignmentSpec, assignment_name
 from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.errors import Fault, Forbidden, Invalid
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.override import BreakGlass, Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.principal import OPERATORS, from_identity
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec
 from holdfast.model.region import Region, RegionSpec
@@ -184,9 +184,9 @@ async def test_delete_of_consumed_recovery_slot_is_refused(north: World) -> None
     await north.plant(Reservation(meta, claim, firm))
     place = north.get(RecoverySlot, "b-0-0")
     with pytest.raises(Fault, match=r"in use by claim shop/web-0.1; it can be deleted after"):
-        await north.do(by("recovery-slots"), Delete("Hold", place.key, place.uid))
+        await north.do(by("recovery-slots"), Delete("RecoverySlot", place.key, place.uid))
     await north.plant(Reservation(meta, claim, gone))
-    await north.do(by("recovery-slots"), Delete("Hold", place.key, place.uid))
+    await north.do(by("recovery-slots"), Delete("RecoverySlot", place.key, place.uid))
     assert north.get(RecoverySlot, "b-0-0") is None
 
 

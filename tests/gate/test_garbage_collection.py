@@ -20,9 +20,9 @@ from tests.gate.conftest import (
     workload,
 )
 
+from holdfast.cell.controller_table import garbage_collection
 from holdfast.controllers.informer import Informers
 from holdfast.controllers.runner import Runner
-from holdfast.controllers.table import garbage_collection
 from holdfast.gate.local_client import LocalClient
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.gate.conftest import USER, World, binding, by, node, node_agent, with_spec, workload
 
-from holdfast.gate.events import EventLog
+from holdfast.gate.events import EVENT_TTL_S, EventLog
 from holdfast.gate.local_client import LocalClient
 from holdfast.model import limits
 from holdfast.model.binding import Binding
@@ -125,7 +125,7 @@ async def test_events_expire_and_are_bounded(world: World, monkeypatch: pytest.M
     log = EventLog(world.objects, world.ports)
     made = await world.create(USER, workload())
     await log.record([Notice(made, "Old", "x")], component="c")
-    world.ports.clock.now_s += limits.EVENT_TTL_S - 1
+    world.ports.clock.now_s += EVENT_TTL_S - 1
     await log.record([Notice(made, "New", str(n)) for n in range(5)], component="c")
     world.ports.clock.now_s += 2
     await log.sweep()

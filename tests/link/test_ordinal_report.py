@@ -76,5 +76,5 @@ async def test_list_older_than_the_assignment_is_not_reported(region: Region) ->
         metadata=msgspec.structs.replace(assignment().metadata, resource_version="999"),
     )
     region.here.of(Assignment).apply_commit([ahead])
-    with pytest.raises(Unavailable, match="is of 999"):
+    with pytest.raises(Unavailable, match="expected revision 999"):
         await region.reported_ordinals()

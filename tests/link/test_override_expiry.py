@@ -299,7 +299,7 @@ def test_permissive_break_glass_override_ends_with_a_restart(kind, skew_s):
         return
     (write,) = writes
     assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
-    assert "give it again" in write.conditions[0].message
+    assert "create it again" in write.conditions[0].message
 
 
 def test_break_glass_override_lasts_its_full_time():
@@ -329,7 +329,7 @@ def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s, sent_ago_s):
         (write,) = grant_sync.copy_writes(
             Key("acme", "emergency"), cache_of(meant), cache_of(), "east", heard_s, ends_s=east.countdown.to_local_s
         )
-        return parse_time(write.object.spec.spend_until)
+        return parse_time(write.object.spec.lease_expires_at)
 
     assert until_s(east.ports.clock.now()) < east.ports.clock.now(), "nothing is spent before the global clock is known"
     east.report()
@@ -357,7 +357,7 @@ def test_break_glass_record_carries_the_remaining_time():
     (write,) = break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", now)
     told = write.object.spec
     assert (told.requester, told.ttl_seconds, told.revoked) == ("ann", 400.0, False)
-    assert (told.break_glass.region, told.break_glass.uid, told.break_glass.asked_seconds) == ("east", mine.uid, 600.0)
+    assert (told.break_glass.region, told.break_glass.uid, told.break_glass.requested_ttl_seconds) == ("east", mine.uid, 600.0)
 
 
 def test_break_glass_override_ended_before_contact_is_recorded_as_ended():

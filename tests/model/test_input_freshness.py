@@ -40,7 +40,7 @@ def test_bind_to_node_with_expired_lease_is_refused():
 def test_region_with_old_summary_gets_no_new_replicas_whatever_its_lost_after(lost_after_s):
     there = region("east")
     patient = with_new_revision(there, spec=msgspec.structs.replace(there.spec, lost_after_seconds=lost_after_s))
-    heard = msgspec.structs.replace(patient.status.health, heard_at=micro_text(NOW), heard_sequence=1)
+    heard = msgspec.structs.replace(patient.status.health, last_contact_at=micro_text(NOW), last_sequence=1)
     known = with_new_revision(patient, status=msgspec.structs.replace(patient.status, health=heard))
     fresh_s, old_s = 15.0, input_freshness.REGION_SUMMARY.seconds + 1
     assert region_health.assess(known, fresh_s, cache_of(known), NOW + fresh_s).state is HealthState.HEALTHY
@@ -59,7 +59,7 @@ def test_expired_grant_lease_refuses_placements():
     grant = Grant(metadata=meta("east.normal", "acme"), spec=GrantSpec(region="east", limit={"cpu": "4"}))
     named = with_new_revision(grant, metadata=meta(grant_sync.grant_name("east", grant.spec.grant_class), "acme"))
     (write,) = grant_sync.copy_writes(Key("acme", "normal"), cache_of(named), cache_of(), "east", NOW)
-    until_s = parse_time(write.object.spec.spend_until)
+    until_s = parse_time(write.object.spec.lease_expires_at)
     assert until_s == pytest.approx(NOW + input_freshness.GRANT.seconds)
 
 

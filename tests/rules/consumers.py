@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,8 +16,8 @@ from tests.authority.cell import START_S, TENANT, Cell
 
 from holdfast.fleet import assign, node_pools
 from holdfast.fleet.recovery import backing, recover
-from holdfast.insight import what_if
-from holdfast.insight.region_clients import RegionClient as RegionSeen
+from holdfast.insight.region_clients import RegionClient, RegionClients
+from holdfast.insight.what_if import ManifestWorkload, WhatIfResult, outlook_of_file
 from holdfast.insight.why_not import Blocker, WhyNotQuery
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose
 from holdfast.model.grant_copy import GrantCopy
@@ -124,7 +123,7 @@ def planner(asked: Situation) -> bool:
     if asked.grants is not None:
         emergency = has_emergency_quota(asked.overrides, region=REGION, tenant=TENANT, now=NOW)
         headroom = headroom_of(asked.grants, {}, NOW, emergency=emergency)
-    return bool(plan(snapshot, [requirements_of(asked.request, room=headroom)], PolicyRules(), NOW, 1).request_plans[0].proposals)
+    return bool(plan(snapshot, [requirements_of(asked.request, quota_headroom=headroom)], PolicyRules(), NOW, 1).request_plans[0].proposals)
 
 
 def why_not(asked: Situation) -> bool:
@@ -230,6 +229,9 @@ class StoredCell:
         plural = path.rpartition("/")[2]
         return {"items": [msgspec.to_builtins(o) for o in self._objects if kind_of(o).plural == plural]}
 
+    def text(self, path: str) -> tuple[int, str]:
+        return 200, "ok"
+
     def apply(self, document: dict[str, Any], plural: str, *, manager: str, dry_run: bool) -> None:
         """Admits everything."""
 
@@ -238,12 +240,12 @@ def what_if(asked: Situation) -> bool:
     return any(placing.node for placing in outlook(asked).placings)
 
 
-def outlook(asked: Situation, *more: Object) -> what_if.WhatIfResult:
+def outlook(asked: Situation, *more: Object) -> WhatIfResult:
     """What `holdfast plan` foresees. `more` are further objects of the global cell."""
-    above = StoredCell(asked.tenant, factories.priority(), asked.region, *asked.overrides, *more)
+    above: Any = StoredCell(asked.tenant, factories.priority(), asked.region, *asked.overrides, *more)
     inside: Any = StoredCell(asked.node, asked.region, *asked.overrides)
-    cells: Any = SimpleNamespace(global_api=above, heard=[RegionSeen(inside, REGION)])
-    return what_if.outlook_of_file(cells, [what_if.ManifestWorkload(asked.workload(replicas=1), {})])
+    cells = RegionClients(above, [RegionClient(inside, REGION)])
+    return outlook_of_file(cells, [ManifestWorkload(asked.workload(replicas=1), {})])
 
 
 def _budget(asked: Situation) -> RecoveryBudget:

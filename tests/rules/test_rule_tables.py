@@ -36,6 +36,7 @@ from tests.rules.consumers import (
 from holdfast.fleet import autoscale, grants
 from holdfast.fleet.recovery.need import TargetSelector, critical_workload, reported_headroom
 from holdfast.gate.admission import AdmissionCase, budget_backs_objectives
+from holdfast.model.active_policy import active_policy
 from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of
@@ -56,7 +57,6 @@ from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, 
 from holdfast.model.template import DriverName
 from holdfast.model.workload import Autoscale, RecoveryObjective
 from holdfast.model.writes import Create
-from holdfast.scheduling.active_policy import active_policy
 
 YES, NO = True, False
 AVOID_REGION, AVOID_ZONE = OverrideKind.AVOID_REGION, OverrideKind.AVOID_ZONE
@@ -289,7 +289,7 @@ def granted(*grants: GrantCopy, emergency: OverrideScope | None = None) -> Situa
     return Situation(grants=grants, overrides=(override(kind, emergency, quota=more),) if emergency else ())
 
 
-EXTRA = grant("4", GrantClass.EMERGENCY, spend_until=FUTURE)
+EXTRA = grant("4", GrantClass.EMERGENCY, lease_expires_at=FUTURE)
 QUOTA_HEADROOM = {
     "no grant": (granted(), NO),
     "enough": (granted(grant("1")), YES),
@@ -307,7 +307,7 @@ def test_quota_headroom(consumer: Consumer, asked: Situation, allowed: bool) -> 
 
 
 GRANTS_OVER = {
-    "lease ended": granted(grant("4", spend_until=PAST)),
+    "lease ended": granted(grant("4", lease_expires_at=PAST)),
     "emergency quota without an override": granted(grant("500m"), EXTRA),
     "emergency quota elsewhere": granted(grant("500m"), EXTRA, emergency=OverrideScope(OTHER, tenant=TENANT)),
     "emergency quota of another tenant": granted(grant("500m"), EXTRA, emergency=OverrideScope(tenant="rival")),

@@ -70,7 +70,9 @@ def test_release_of_not_serving_replica_requires_its_observed_revision():
 def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> DrainBlock:
     machine = node(drain=True, drain_seconds=seconds)
     if since:
-        machine = with_new_revision(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(since=since)))
+        machine = with_new_revision(
+            machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(since=since))
+        )
     (write,) = drain.decide(Key("", "n1"), cache_of(machine, *items), now).writes
     return write.blocks["drain"]
 

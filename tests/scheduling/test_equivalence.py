@@ -12,7 +12,6 @@ from tests.controllers.virtual import until
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.foundation import metrics
-from holdfast.model import limits
 from holdfast.model.assignment import Purpose
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.placement_rules import AffinityRule, PlacementRules, SpreadRule
@@ -25,7 +24,7 @@ from holdfast.model.scheduling_request import (
 )
 from holdfast.model.template import Template
 from holdfast.model.workload import Gang
-from holdfast.scheduler.request_queue import PendingRequest, RequestQueue
+from holdfast.scheduler.request_queue import GROUP_MEMBER_RETRY_S, PendingRequest, RequestQueue
 from holdfast.scheduling.equivalence import equivalence_key
 from holdfast.scheduling.plan import plan, requirements_of
 from holdfast.scheduling.snapshot.builder import build_snapshot
@@ -54,7 +53,7 @@ class Line:
             self.vain(waiting, 0.0)
 
     def vain(self, waiting: PendingRequest, now: float) -> None:
-        self.queue.record_failure(waiting, SHORT, now, wake_on=FREED, alike=equivalence_key(waiting.request))
+        self.queue.record_failure(waiting, SHORT, now, retry_on=FREED, equivalence=equivalence_key(waiting.request))
 
     def due(self, now: float) -> list[str]:
         return sorted(waiting.key.name for waiting in self.queue.due(now))
@@ -104,7 +103,7 @@ def test_every_group_member_is_retried_within_group_member_interval() -> None:
     line = Line(5)
     seen: set[str] = set()
     now = 0.0
-    while now < limits.GROUP_MEMBER_RETRY_S:
+    while now < GROUP_MEMBER_RETRY_S:
         now += 1.0
         for waiting in line.queue.due(now):
             seen.add(waiting.key.name)
@@ -121,7 +120,7 @@ def test_group_without_its_leader_tries_the_next_member(how: str) -> None:
             line.queue.drop(first, 5.0)
         case "changed":
             old = next(w for w in line.queue.all() if w.key.name == "w000").request
-            line.queue.put(factories.with_new_revision(old, spec=request("w000", rank=7).spec), 5.0)
+            line.queue.put(factories.with_new_revision(old, spec=request("w000", priority=7).spec), 5.0)
         case "recreated":
             other = factories.with_new_revision(first)
             meta = factories.meta("w000", "acme", uid="another")
@@ -132,7 +131,9 @@ def test_group_without_its_leader_tries_the_next_member(how: str) -> None:
 def test_override_event_retries_all_group_members() -> None:
     line = Line(4)
     for waiting in line.queue.all():
-        line.queue.record_failure(waiting, SHORT, 0.0, wake_on=("OverrideChanged",), alike=equivalence_key(waiting.request))
+        line.queue.record_failure(
+            waiting, SHORT, 0.0, retry_on=("OverrideChanged",), equivalence=equivalence_key(waiting.request)
+        )
     line.queue.retry_on_events(["OverrideChanged"], 20.0)
     assert len(line.due(20.0)) == 4
 
@@ -142,7 +143,7 @@ def test_override_event_retries_all_group_members() -> None:
     [
         request("w", template=Template(command=("serve",), resources={"cpu": "21", "memory": "1Gi"})),
         request("w", namespace="other"),
-        request("w", rank=3),
+        request("w", priority=3),
         request("w", reclaimable=True),
         request("w", placement=PlacementRules(zones=("a",))),
     ],

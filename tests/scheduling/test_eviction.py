@@ -28,8 +28,8 @@ from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaC
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.workload import Disruption
 from holdfast.model.writes import Create, SetStatus, Update
-from holdfast.scheduling import endpoint_membership, node_health
-from holdfast.scheduling.eviction import disruption_budget, release
+from holdfast.scheduling import disruption_budget, endpoint_membership, node_health
+from holdfast.scheduling.eviction import release
 
 serve_here = endpoint_membership.decider("us-east")
 
@@ -72,7 +72,9 @@ def test_release_reason_of_deleted_replica_depends_on_assignment():
         (write,) = release.decide(going.key, cache_of(*items), 1.0).writes
         assert write.blocks["release"].reason == why
     mate = replica(1, status=serving_status())
-    (write,) = release.decide(going.key, cache_of(going, binding(going), node(), assignment(replicas=1), mate), 1.0).writes
+    (write,) = release.decide(
+        going.key, cache_of(going, binding(going), node(), assignment(replicas=1), mate), 1.0
+    ).writes
     assert write.blocks["release"].reason == "ScaledDown"
 
 
@@ -154,9 +156,9 @@ def test_eviction_beyond_disruption_share_is_blocked():
 
     def why(share, *replicas):
         given = with_new_revision(wanted, spec=msgspec.structs.replace(wanted.spec, disruption_share=share))
-        return disruption_budget.eviction_blocked_reason(replicas[0], cache_of(given, *replicas, draining)), disruption_budget.blocked_drain_evictions(
-            replicas, cache_of(given, *replicas, draining)
-        )
+        return disruption_budget.eviction_blocked_reason(
+            replicas[0], cache_of(given, *replicas, draining)
+        ), disruption_budget.blocked_drain_evictions(replicas, cache_of(given, *replicas, draining))
 
     assert why(None, *all_) == ("", 0), "without a share the whole budget applies"
     assert why(1, *all_) == ("", 0)
@@ -166,10 +168,12 @@ def test_eviction_beyond_disruption_share_is_blocked():
     assert "1 of 3 replicas are unavailable (allowed 1): api-us-east-1 is Stopping" in words and held == 2
     assert why(5, all_[0], released(all_[1]), all_[2])[0] == "", "never above the budget itself"
     assert why(5, all_[0], released(all_[1]), released(all_[2]))[0], "never above the budget itself"
-    changed = with_new_revision(wanted, spec=msgspec.structs.replace(wanted.spec, disruption=Disruption(max_unavailable=0)))
-    assert "disruption.maxUnavailable is 0" in disruption_budget.eviction_blocked_reason(all_[0], cache_of(changed, *all_, draining)), (
-        "the Assignment's current value counts"
+    changed = with_new_revision(
+        wanted, spec=msgspec.structs.replace(wanted.spec, disruption=Disruption(max_unavailable=0))
     )
+    assert "disruption.maxUnavailable is 0" in disruption_budget.eviction_blocked_reason(
+        all_[0], cache_of(changed, *all_, draining)
+    ), "the Assignment's current value counts"
 
 
 def test_endpoint_lists_only_eligible_replicas():
@@ -214,7 +218,9 @@ def test_expired_lease_marks_node_and_replica():
     page = leased(MADE_S + 100.0)
     live = node_health.decide(Key("", "n1"), cache_of(machine, page, item), MADE_S + 110.0)
     assert live.writes[0].blocks["contact"].state is ContactState.LIVE and live.requeue_after_s == pytest.approx(5.05)
-    heard = with_new_revision(machine, status=msgspec.structs.replace(machine.status, contact=live.writes[0].blocks["contact"]))
+    heard = with_new_revision(
+        machine, status=msgspec.structs.replace(machine.status, contact=live.writes[0].blocks["contact"])
+    )
     late = node_health.decide(Key("", "n1"), cache_of(heard, page, item), MADE_S + 116.0)
     assert late.writes[0].blocks["contact"].state is ContactState.EXPIRED
     assert late.writes[1].blocks["contact"].lost is True
@@ -226,4 +232,6 @@ def test_lease_of_removed_node_does_not_affect_new_node_of_same_name():
     early = node_health.decide(Key("", "n1"), cache_of(machine, leased(MADE_S - 100.0), before), MADE_S + 1.0)
     assert early.writes == (), "the old lease marks neither the node nor its replicas"
     late = node_health.decide(Key("", "n1"), cache_of(machine, leased(MADE_S - 10.0), before), MADE_S + 6.0)
-    assert late.writes[0].blocks["contact"].state is ContactState.EXPIRED, "a lease that expires after the creation counts"
+    assert late.writes[0].blocks["contact"].state is ContactState.EXPIRED, (
+        "a lease that expires after the creation counts"
+    )

@@ -21,7 +21,9 @@ def ran(**block: Any) -> ReplicaStatus:
 
 
 def crashed(pid: int, phase: Phase = Phase.BACKING_OFF) -> ReplicaStatus:
-    left = ExitStatus(code=3, reason=Reason.EXITED, message=f"process {pid} exited with code 3", at="2026-01-01T00:00:05Z")
+    left = ExitStatus(
+        code=3, reason=Reason.EXITED, message=f"process {pid} exited with code 3", at="2026-01-01T00:00:05Z"
+    )
     return ran(phase=phase, reason=Reason.EXITED, message=f"process {pid} exited", restarts=pid, last_exit=left)
 
 
@@ -56,7 +58,9 @@ def test_workload_serving_condition_names_failure_reason() -> None:
     wish = msgspec.structs.replace(
         wish, status=assignment_status(wish, [factories.replica(0, wish, status=crashed(7))], ())
     )
-    (write,) = workload_status.decide(workload.key, factories.cache_of(workload, wish, factories.region("us-east")), 0.0).writes
+    (write,) = workload_status.decide(
+        workload.key, factories.cache_of(workload, wish, factories.region("us-east")), 0.0
+    ).writes
     assert isinstance(write, SetStatus)
     serving = next(c for c in write.conditions if c.type == "Serving")
     assert serving.message == "0 of 1 replicas serve; failing: 1 in us-east: Exited (exit code 3)"

@@ -13,7 +13,6 @@ from tests.controllers.virtual import until
 from tests.scheduling.test_preemption import waiting
 from tests.scheduling.test_scheduler import Region, in_region
 
-from holdfast.model import limits
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.quantity import amounts
 from holdfast.model.reasons import Reason
@@ -22,6 +21,7 @@ from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, 
 from holdfast.model.template import Template
 from holdfast.model.times import parse_time
 from holdfast.scheduling.queue_order import (
+    FAIR_QUEUE_SLICE,
     QueueSlice,
     deadline_reason,
     dominant_share,
@@ -33,13 +33,13 @@ KEYS = tuple(QueueKey)
 TOTAL = amounts({"cpu": "1000", "memory": "4000Gi"})
 
 
-def request(tenant: str, name: str, count: int, *, cpu: str = "1", rank: int = 0, **spec: str) -> SchedulingRequest:
+def request(tenant: str, name: str, count: int, *, cpu: str = "1", priority: int = 0, **spec: str) -> SchedulingRequest:
     template = Template(command=("x",), resources={"cpu": cpu, "memory": "1Gi"})
     members = tuple(RequestMember(f"{name}-{i}", f"{tenant}-{name}-{i}") for i in range(count))
     return SchedulingRequest(
         factories.meta(name, tenant),
         SchedulingRequestSpec(
-            workload=name, assignment=name, revision="1", template=template, members=members, priority=rank, **spec
+            workload=name, assignment=name, revision="1", template=template, members=members, priority=priority, **spec
         ),
     )
 
@@ -64,7 +64,7 @@ def test_fair_slices_cover_all_members_within_one_slice_of_fairness(drawn: list[
     assert counts == {f"r{i}": count for i, (_, count, _) in enumerate(drawn)}, "each member exactly once"
     left = {t: sum(c for tenant, c, _ in drawn if tenant == t) for t, _, _ in drawn}
     shares = dict.fromkeys(left, 0)
-    slice_share = dominant_share(amounts({"cpu": "4", "memory": "1Gi"}), TOTAL) * limits.FAIR_QUEUE_SLICE
+    slice_share = dominant_share(amounts({"cpu": "4", "memory": "1Gi"}), TOTAL) * FAIR_QUEUE_SLICE
     for turn in given_out:
         tenant = turn.request.metadata.namespace
         waiting_still = [t for t, count in left.items() if count and t != tenant]
@@ -83,11 +83,11 @@ def test_large_tenant_delays_small_tenant_by_at_most_one_slice() -> None:
         if turn.request.metadata.namespace == "small":
             break
         before += turn.members
-    assert before <= limits.FAIR_QUEUE_SLICE
+    assert before <= FAIR_QUEUE_SLICE
 
 
 def test_higher_priority_is_planned_first_despite_larger_share() -> None:
-    given_out = turns([request("a", "low", 3), request("b", "high", 3, rank=9)], {"b": 900_000})
+    given_out = turns([request("a", "low", 3), request("b", "high", 3, priority=9)], {"b": 900_000})
     assert [t.request.metadata.name for t in given_out] == ["high", "low"]
 
 
@@ -116,9 +116,9 @@ def test_low_priority_under_higher_priority_stream_is_placed() -> None:
     """Higher priorities keep arriving and leave enough capacity for the low one."""
 
     async def test(region: Region) -> None:
-        await waiting(region, "low", 2, cpu="1", rank=0)
+        await waiting(region, "low", 2, cpu="1", priority=0)
         for number in range(20):
-            await waiting(region, f"hi{number}", 1, cpu="1", rank=9)
+            await waiting(region, f"hi{number}", 1, cpu="1", priority=9)
             await asyncio.sleep(0.05)
         await until(lambda: {"low-0", "low-1"} <= set(region.bound()))
 

@@ -47,7 +47,9 @@ def request(replicas: int = 1, *, namespace: str = "acme", template: Any = None,
 
 
 def planned(nodes: list[Object], asked: SchedulingRequest, rules: PolicyRules | None = None) -> RequestPlan:
-    return plan(build_snapshot("here", nodes), [requirements_of(asked)], rules or PolicyRules(), NOW, 1).request_plans[0]
+    return plan(build_snapshot("here", nodes), [requirements_of(asked)], rules or PolicyRules(), NOW, 1).request_plans[
+        0
+    ]
 
 
 def refused(nodes: list[Object], asked: SchedulingRequest, rules: PolicyRules | None = None) -> dict[str, int]:
@@ -119,7 +121,9 @@ def test_filter_by_placement_rules_gives_expected_reason(rules: PlacementRules, 
 def test_residency_without_matching_region_tag_is_violated() -> None:
     asked = request(placement=PlacementRules(residency=("eu", "ch")))
     assert not refused([factories.node(), factories.region("here", residency=("ch",))], asked)
-    assert refused([factories.node(), factories.region("here", residency=("us",))], asked) == {Reason.RESIDENCY_VIOLATED: 1}
+    assert refused([factories.node(), factories.region("here", residency=("us",))], asked) == {
+        Reason.RESIDENCY_VIOLATED: 1
+    }
 
 
 def test_dedicated_tenant_uses_only_its_own_nodes() -> None:
@@ -214,7 +218,11 @@ def test_fixed_port_taken_or_dynamic_ports_exhausted_refuses_node() -> None:
 
 
 def test_zone_spread_ignores_unschedulable_zones() -> None:
-    nodes = [factories.node("a", zone="a"), factories.node("b", zone="b"), factories.node("c", zone="c", unschedulable=True)]
+    nodes = [
+        factories.node("a", zone="a"),
+        factories.node("b", zone="b"),
+        factories.node("c", zone="c", unschedulable=True),
+    ]
     rules = PlacementRules(spread=(SpreadRule(topology="zone", max_skew=1),))
     made = planned(nodes, request(6, placement=rules))
     assert sorted(p.node for p in made.proposals) == ["a", "a", "a", "b", "b", "b"]
@@ -243,7 +251,9 @@ def test_policy_without_filters_keeps_mandatory_filters() -> None:
     bare = PolicyRules(filters=())
     assert not refused([factories.node("n", taints=(Taint(key="a"),))], request(), bare)
     assert refused([factories.node("n", unschedulable=True)], request(), bare) == {Reason.NODE_CORDONED: 1}
-    assert refused([factories.node("n")], request(placement=PlacementRules(zones=("q",))), bare) == {Reason.ZONE_NOT_ALLOWED: 1}
+    assert refused([factories.node("n")], request(placement=PlacementRules(zones=("q",))), bare) == {
+        Reason.ZONE_NOT_ALLOWED: 1
+    }
     assert refused([factories.node("n")], request(template={"resources": {"cpu": "99"}}), bare)
     only = PolicyRules(filters=(FilterName.TAINTS,))
     assert refused([factories.node("n", taints=(Taint(key="a"),))], request(), only) == {Reason.TAINT_NOT_TOLERATED: 1}

@@ -10,6 +10,7 @@ from holdfast.model.core import Lease, LeaseSpec
 from holdfast.model.ownership import FINALIZERS
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.scheduling.eviction import stuck_finalizers
+from holdfast.scheduling.eviction.stuck_finalizers import UNKNOWN_FINALIZER_DEADLINE_S
 
 NOW = 1_800_000_000.0
 
@@ -53,9 +54,12 @@ def test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner(cell, item):
 
 
 def test_foreign_finalizer_past_deadline_has_unknown_owner():
-    item = going(workload(), "example.com/hook", for_s=limits.UNKNOWN_FINALIZER_DEADLINE_S + 1)
+    item = going(workload(), "example.com/hook", for_s=UNKNOWN_FINALIZER_DEADLINE_S + 1)
     (found,) = stuck_finalizers.stuck_finalizers([item], [lease(1)], NOW)
-    assert found.owner == stuck_finalizers.UNKNOWN_OWNER and "the component that added it must" in stuck_finalizers.stuck_message(found, NOW)
+    assert (
+        found.owner == stuck_finalizers.UNKNOWN_OWNER
+        and "the component that added it must" in stuck_finalizers.stuck_message(found, NOW)
+    )
 
 
 def test_object_not_being_deleted_is_not_stuck():

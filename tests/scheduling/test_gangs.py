@@ -153,7 +153,8 @@ def test_bound_members_of_old_revision_do_not_complete_new_gang() -> None:
         await until(lambda: region.stored("ring-2").status.pending == 3)
         assert region.stored("ring-2").status.reasons[0].reason == Reason.GANG_INCOMPLETE
         assert [
-            bind_preconditions.bound_members(cell.authority._state, cell.get_replica(name)) for name in ("ring-0", "ring-3")
+            bind_preconditions.bound_members(cell.authority._state, cell.get_replica(name))
+            for name in ("ring-0", "ring-3")
         ] == [
             3,
             0,

@@ -11,12 +11,11 @@ import pytest
 from tests import factories
 
 from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent
-from holdfast.model.limits import PLANNER_GPU_SHAPES_MAX
 from holdfast.model.node import Device, Node
 from holdfast.model.scheduler_policy import PolicyRules, ScoreName, WeightedScore
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
-from holdfast.scheduling.gpu_request_shapes import GpuShapeCounter
+from holdfast.scheduling.gpu_request_shapes import PLANNER_GPU_SHAPES_MAX, GpuShapeCounter
 from holdfast.scheduling.plan import plan, requirements_of
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.snapshot.builder import build_snapshot

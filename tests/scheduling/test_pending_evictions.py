@@ -24,7 +24,8 @@ from holdfast.model.reasons import Reason
 from holdfast.model.replica import ReleaseBlock, Replica
 from holdfast.model.workload import Batch, WorkloadType
 from holdfast.model.writes import SetStatus
-from holdfast.scheduling.eviction import disruption_budget, release
+from holdfast.scheduling import disruption_budget
+from holdfast.scheduling.eviction import release
 from holdfast.scheduling.eviction.pending_evictions import pending_evictions
 
 
@@ -39,11 +40,13 @@ def asked(cache: Cache, of: Assignment) -> int:
 
 @pytest.mark.parametrize("share", [0, 1])
 def test_pending_evictions_count_serving_replicas_on_draining_node(share: int) -> None:
-    wanted = assignment(replicas=3, away_share=share)
+    wanted = assignment(replicas=3, disruption_share=share)
     web = [serving(0, wanted), serving(1, wanted), serving(2, wanted, "n2")]
     cache = cache_of(wanted, *web, node(drain=True), node("n2"))
     assert asked(cache, wanted) == 2
-    assert disruption_budget.blocked_drain_evictions(web, cache) == (0 if share else 2), "blocked evictions are counted separately"
+    assert disruption_budget.blocked_drain_evictions(web, cache) == (0 if share else 2), (
+        "blocked evictions are counted separately"
+    )
     let_go = with_new_revision(
         web[0], status=serving_status(name=web[0].metadata.name, release=ReleaseBlock(reason="Drained", attempt=1))
     )
@@ -54,7 +57,7 @@ def test_pending_evictions_count_serving_replicas_on_draining_node(share: int) -
 
 
 def test_pending_evictions_count_nominated_victims() -> None:
-    wanted = assignment(replicas=2, away_share=0)
+    wanted = assignment(replicas=2, disruption_share=0)
     web = [serving(0, wanted), serving(1, wanted)]
     intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
     victims = (f"acme/{web[0].status.placement.binding}",)
@@ -66,7 +69,7 @@ def test_pending_evictions_count_nominated_victims() -> None:
 
 
 def test_over_quota_replica_is_pending_and_released_with_share() -> None:
-    wanted = assignment(replicas=2, away_share=0)
+    wanted = assignment(replicas=2, disruption_share=0)
     web = [serving(0, wanted), serving(1, wanted)]
     cpu = web[0].spec.template.resources["cpu"]
     used = GrantCopyStatus(used={"cpu": "100"})
@@ -79,7 +82,7 @@ def test_over_quota_replica_is_pending_and_released_with_share() -> None:
     cache = cache_of(wanted, *web, *(binding(r) for r in web), node(), over, copies[1])
     assert cpu and asked(cache, wanted) == 1
     assert not release.decide(web[1].key, cache, 1.0).writes
-    given = with_new_revision(wanted, spec=assignment(replicas=2, away_share=1).spec)
+    given = with_new_revision(wanted, spec=assignment(replicas=2, disruption_share=1).spec)
     cache.put(given)
     (write,) = release.decide(web[1].key, cache, 1.0).writes
     assert isinstance(write, SetStatus) and write.blocks["release"].reason == Reason.OVER_QUOTA
@@ -87,7 +90,7 @@ def test_over_quota_replica_is_pending_and_released_with_share() -> None:
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_pending_evictions_count_recovery_replicas_replaced_in_place(purpose: Purpose) -> None:
-    wanted = assignment(replicas=2, away_share=0, purpose=purpose)
+    wanted = assignment(replicas=2, disruption_share=0, purpose=purpose)
     old = [serving(n, wanted, revision="old") for n in range(2)]
     cache = cache_of(wanted, *old, replica(2, wanted), node())
     assert asked(cache, wanted) == (2 if purpose is Purpose.RECOVERY else 0)
@@ -101,7 +104,7 @@ def test_batch_replicas_are_no_pending_evictions() -> None:
 
 
 def test_region_reports_pending_and_blocked_evictions() -> None:
-    wanted = assignment(replicas=2, away_share=1)
+    wanted = assignment(replicas=2, disruption_share=1)
     web = [serving(0, wanted), serving(1, wanted, "n2")]
     here = cache_of(wanted, *web, node(drain=True), node("n2"))
     (write,) = assignment_writes(wanted.key, cache_of(wanted), here)

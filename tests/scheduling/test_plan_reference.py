@@ -298,7 +298,9 @@ def request_lists(draw: Any) -> list[SchedulingRequest]:
             ports=draw(st.sampled_from([(), (), (Port(name="p", port=8080),)])),
             labels={"app": f"w{number}"},
         )
-        members = tuple(RequestMember(name=f"r{number}-{i}", uid=f"u{number}-{i}") for i in range(draw(st.integers(1, 14))))
+        members = tuple(
+            RequestMember(name=f"r{number}-{i}", uid=f"u{number}-{i}") for i in range(draw(st.integers(1, 14)))
+        )
         spec = SchedulingRequestSpec(
             workload=f"w{number}", assignment="x", revision="1", template=template, placement=draw(placements),
             reclaimable=draw(st.booleans()), members=members,
@@ -350,10 +352,14 @@ def test_plan_equals_reference_planner(
 ) -> None:
     bindings = data.draw(old_bindings(nodes))
     held = data.draw(st.sampled_from([{}, {"cpu": "1"}]))
-    holds = [RecoverySlot(metadata=factories.meta("h0"), spec=RecoverySlotSpec(budget="b", node="n0", resources=held))] if held else []
+    holds = (
+        [RecoverySlot(metadata=factories.meta("h0"), spec=RecoverySlotSpec(budget="b", node="n0", resources=held))]
+        if held
+        else []
+    )
     snapshot = build_snapshot("here", [*nodes, *bindings, *holds])
     room = data.draw(st.sampled_from(ROOMS))
-    made = plan(snapshot, [requirements_of(r, room=room) for r in requests], rules, 0.0, seed)
+    made = plan(snapshot, [requirements_of(r, quota_headroom=room) for r in requests], rules, 0.0, seed)
     left = dict(room) if room is not None else None
 
     claims = [

@@ -47,22 +47,22 @@ Low = tuple[int, int, int, bool]
 
 
 def binding(number: int, low: Low, *, workload: str = "", budget: int = 100) -> Binding:
-    node, cpu, rank, reclaimable = low
+    node, cpu, priority, reclaimable = low
     return Binding(
         metadata=factories.meta(f"low-{number}.1", "acme"),
         spec=BindingSpec(
             replica=f"low-{number}", intent=Intent(replica_uid=f"low-{number}", template_hash="h", attempt=1),
             node=f"n{node}", template=Template(command=("x",)), workload=workload or f"low-{number}",
-            resources={"cpu": str(cpu)}, priority=rank, max_unavailable=budget,
+            resources={"cpu": str(cpu)}, priority=priority, max_unavailable=budget,
             capacity_class=CapacityClass.RECLAIMABLE if reclaimable else CapacityClass.FIRM,
         ),
     )  # fmt: skip
 
 
-def request(cpu: int, *, rank: int = 5, replicas: int = 1, **spec: Any) -> SchedulingRequest:
+def request(cpu: int, *, priority: int = 5, replicas: int = 1, **spec: Any) -> SchedulingRequest:
     template = Template(command=("x",), resources={"cpu": str(cpu)})
     members = tuple(RequestMember(f"hi-{i}", f"hi-{i}") for i in range(replicas))
-    given_spec = {"may_preempt": True, "priority": rank, **spec}
+    given_spec = {"may_preempt": True, "priority": priority, **spec}
     return SchedulingRequest(
         metadata=factories.meta("hi", "acme"),
         spec=SchedulingRequestSpec(
@@ -72,7 +72,7 @@ def request(cpu: int, *, rank: int = 5, replicas: int = 1, **spec: Any) -> Sched
 
 
 def planned(nodes: list[Node], lows: list[Binding], asked: SchedulingRequest, **more: Any) -> SchedulePlan:
-    ask = requirements_of(asked, evictions=more.pop("evictions", 1000))
+    ask = requirements_of(asked, evictions_left=more.pop("evictions", 1000))
     return plan(build_snapshot("us-east", [*nodes, *lows]), [ask], more.pop("rules", PolicyRules()), 0.0, 7)
 
 
@@ -104,22 +104,22 @@ def test_preemption_victims_are_cheapest_sufficient_set(drawn: list[Low], cpu: i
                 firm_room = 6 - sum(low[1] for i, low in enumerate(lows) if low[0] == node and not low[3])
                 firm_room += sum(lows[i][1] for i in chosen if not lows[i][3])
                 if free + sum(lows[i][1] for i in chosen) >= cpu and firm_room >= cpu:
-                    ranks = [lows[i][2] for i in chosen]
-                    cost = (size, max(ranks), sum(ranks))
+                    priorities = [lows[i][2] for i in chosen]
+                    cost = (size, max(priorities), sum(priorities))
                     best = cost if best is None else min(best, cost)
     if best is None:
         assert made.unplaced
         assert Reason.NO_VICTIMS in [r.reason for r in made.refusals]
         return
     (proposal,) = made.proposals
-    ranks = [lows[int(v.removeprefix("acme/low-").removesuffix(".1"))][2] for v in proposal.victims]
-    assert (len(ranks), max(ranks, default=0), sum(ranks)) == best
+    priorities = [lows[int(v.removeprefix("acme/low-").removesuffix(".1"))][2] for v in proposal.victims]
+    assert (len(priorities), max(priorities, default=0), sum(priorities)) == best
 
 
 def test_equal_or_higher_priority_is_never_a_victim() -> None:
     lows = [binding(0, (0, 4, 5, False))]
     assert planned(nodes(1), lows, request(4)).request_plans[0].unplaced
-    assert planned(nodes(1), lows, request(4, rank=6)).request_plans[0].proposals[0].victims == ("acme/low-0.1",)
+    assert planned(nodes(1), lows, request(4, priority=6)).request_plans[0].proposals[0].victims == ("acme/low-0.1",)
 
 
 def test_request_without_preemption_right_is_unplaced() -> None:
@@ -251,8 +251,8 @@ def test_preemption_nominates_evicts_and_binds_preemptor() -> None:
         await until(lambda: len(region.bound()) == 3)
         helpful = Helpful(region)
         task = asyncio.create_task(helpful.live())
-        await assigned(region, "hi", may_preempt=True, rank=9)
-        await waiting(region, "hi", 1, rank=9, may_preempt=True)
+        await assigned(region, "hi", may_preempt=True, priority=9)
+        await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)))
         (held,) = [r for r in cell.every(Reservation) if r.spec.victims]
         assert held.status.phase is ReservationPhase.NOMINATED
@@ -302,7 +302,9 @@ def test_release_of_not_serving_victim_requires_its_observed_revision(reclaimabl
     victims = (f"acme/{web.status.placement.binding}",)
     spec = ReservationSpec(replica="hi", intent=intent, node="n1", victims=victims, priority=9)
     item = Reservation(factories.meta("hi.1", "acme"), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
-    (write,) = release.decide(web.key, factories.cache_of(web, factories.binding(web), factories.node(), item), 1.0).writes
+    (write,) = release.decide(
+        web.key, factories.cache_of(web, factories.binding(web), factories.node(), item), 1.0
+    ).writes
     assert isinstance(write, SetStatus) and write.blocks["release"].reason == Reason.PREEMPTED
     assert write.if_revision == (0 if reclaimable else web.revision)
 
@@ -310,7 +312,7 @@ def test_release_of_not_serving_victim_requires_its_observed_revision(reclaimabl
 @pytest.mark.parametrize(("part", "goes"), [(None, True), (0, False), (1, True)])
 def test_victim_is_evicted_only_within_disruption_share(part: int | None, goes: bool) -> None:
     """The budget covers all regions: a drain elsewhere and a preemption here share it."""
-    source = factories.assignment(away_share=part)
+    source = factories.assignment(disruption_share=part)
     names = [factories.replica(i).metadata.name for i in range(3)]
     web = [factories.replica(i, source, status=factories.serving_status(name=names[i])) for i in range(3)]
     intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
@@ -335,7 +337,7 @@ def test_nomination_beyond_disruption_budget_is_refused_and_reserves_nothing() -
                 now.status, execution=ran, traffic=TrafficBlock(serving=number == 0, attempt=1)
             )
             await cell.put(msgspec.structs.replace(now, status=status))
-        high = await cell.replica("high", rank=9, template={"resources": {"cpu": "6"}})
+        high = await cell.replica("high", priority=9, template={"resources": {"cpu": "6"}})
         (refused,) = await cell.reserve(cell.item(high, "n0", victims=("web-0.1",)))
         assert refused.reason == Reason.VICTIM_NOT_ALLOWED
         assert "disruption budget of" in refused.message
@@ -362,7 +364,7 @@ def test_nomination_refusal_names_victim_blocked_by_budget(serves: int) -> None:
             await cell.put(
                 msgspec.structs.replace(now, status=msgspec.structs.replace(now.status, execution=ran, traffic=traffic))
             )
-        high = await cell.replica("high", rank=9, template={"resources": {"cpu": "6"}})
+        high = await cell.replica("high", priority=9, template={"resources": {"cpu": "6"}})
         (refused,) = await cell.reserve(cell.item(high, "n0", victims=("web-0.1", "web-1.1")))
         assert refused.reason == Reason.VICTIM_NOT_ALLOWED
         assert refused.facts["victim"] == f"web-{serves}.1"
@@ -372,7 +374,7 @@ def test_nomination_refusal_names_victim_blocked_by_budget(serves: int) -> None:
 
 def test_excluded_victims_are_not_nominated() -> None:
     lows = [binding(0, (0, 4, 1, False)), binding(1, (1, 4, 2, False))]
-    asked = requirements_of(request(4), evictions=100)
+    asked = requirements_of(request(4), evictions_left=100)
     snapshot = build_snapshot("us-east", [*nodes(2), *lows])
     first = plan(snapshot, [asked], PolicyRules(), 0.0, 7).request_plans[0].proposals[0]
     assert first.victims == ("acme/low-0.1",), "the lower priority"
@@ -398,8 +400,8 @@ def test_preemption_of_two_siblings_chooses_the_one_not_serving(serves: int) -> 
             status = msgspec.structs.replace(now.status, execution=ran, traffic=traffic)
             await cell.put(msgspec.structs.replace(now, status=status))
         await until(lambda: len(region.informers.cache.list(Binding)) == 2)
-        await assigned(region, "hi", may_preempt=True, rank=9)
-        await waiting(region, "hi", 1, rank=9, may_preempt=True)
+        await assigned(region, "hi", may_preempt=True, priority=9)
+        await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
         (held,) = [r for r in cell.every(Reservation) if r.spec.victims]
         assert held.spec.victims == (f"{TENANT}/web-{1 - serves}.1",)

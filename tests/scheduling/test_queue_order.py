@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests import factories
 
-from holdfast.model import limits
+from holdfast.model.active_policy import BUILT_IN, active_policy
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.scheduler_policy import (
     PolicyRevision,
@@ -26,8 +26,8 @@ from holdfast.model.scheduling_request import (
 )
 from holdfast.model.template import Template
 from holdfast.scheduler.request_queue import NEVER, RequestQueue
-from holdfast.scheduling.active_policy import BUILT_IN, active_policy
 from holdfast.scheduling.queue_order import (
+    EVENT_RETRY_PAUSE_MAX_S,
     dominant_share,
     min_retry_interval_s,
     order_requests,
@@ -56,7 +56,7 @@ def test_queue_order_is_priority_deadline_fairness_age() -> None:
         request("greedy", "rich", age="2024-01-01T00:00:00Z"),
         request("due", deadline="2026-02-01T00:00:00Z"),
         request("due-first", deadline="2026-01-15T00:00:00Z"),
-        request("vip", rank=10, age="2026-07-01T00:00:00Z"),
+        request("vip", priority=10, age="2026-07-01T00:00:00Z"),
     ]
     shares = {"rich": 900_000, "acme": 10}
     assert names(asked, shares=shares) == ["vip", "due-first", "due", "old", "new", "greedy"]
@@ -117,7 +117,9 @@ def test_pinned_policy_revision_is_active() -> None:
         for name, sequence in (("r1", 1), ("r2", 2))
     ]
     acting = OverrideStatus(phase="Active", expires_at="2026-01-01T01:00:00Z")
-    pin = Override(factories.meta("pin"), OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r1"), acting)
+    pin = Override(
+        factories.meta("pin"), OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r1"), acting
+    )
     assert active_policy(revisions, [pin], "here", 0.0).revision == "r1"
     unknown = OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r9")
     missing = Override(factories.meta("pin"), unknown, acting)
@@ -129,7 +131,7 @@ def test_pending_request_is_retried_by_backoff_event_and_resync() -> None:
     item = request("w", members=(RequestMember("w-0", "u0"),))
     assert queue.put(item, 0.0)
     (waiting,) = queue.due(0.0)
-    pause_s = queue.record_failure(waiting, (RefusalCount(reason="InsufficientCpu"),), 0.0, wake_on=("CapacityFreed",))
+    pause_s = queue.record_failure(waiting, (RefusalCount(reason="InsufficientCpu"),), 0.0, retry_on=("CapacityFreed",))
     assert not queue.due(pause_s - 0.01) and queue.due(pause_s)
     assert not queue.retry_on_events(["GrantChanged"], 0.01)
     assert queue.retry_on_events(["CapacityFreed"], 0.01)
@@ -155,14 +157,16 @@ def test_outcompeted_request_is_requeued_when_proposals_are_rejected(beaten: boo
     queue.put(request("w", members=(RequestMember("w-0", "u0"),)), 0.0)
     (waiting,) = queue.due(0.0)
     waiting.attempts = 9
-    pause_s = queue.record_failure(waiting, (RefusalCount(reason="QuotaExceeded"),), 0.0, wake_on=(cures,), beaten=beaten)
-    assert pause_s > limits.EVENT_RETRY_PAUSE_MAX_S
+    pause_s = queue.record_failure(
+        waiting, (RefusalCount(reason="QuotaExceeded"),), 0.0, retry_on=(cures,), outcompeted=beaten
+    )
+    assert pause_s > EVENT_RETRY_PAUSE_MAX_S
     queue.requeue_outcompeted(0.1)
     assert not queue.due(0.1), "the minimum interval applies"
-    assert bool(queue.due(limits.EVENT_RETRY_PAUSE_MAX_S)) is woken
-    queue.record_failure(waiting, (RefusalCount(reason="QuotaExceeded"),), 3.0, wake_on=(cures,))
+    assert bool(queue.due(EVENT_RETRY_PAUSE_MAX_S)) is woken
+    queue.record_failure(waiting, (RefusalCount(reason="QuotaExceeded"),), 3.0, retry_on=(cures,))
     queue.requeue_outcompeted(3.1)
-    assert not queue.due(3.1 + limits.EVENT_RETRY_PAUSE_MAX_S), "only after an attempt that was outcompeted"
+    assert not queue.due(3.1 + EVENT_RETRY_PAUSE_MAX_S), "only after an attempt that was outcompeted"
 
 
 def test_attempt_hint_raises_attempt_and_never_lowers_it() -> None:

@@ -45,16 +45,16 @@ def copy(limit: dict[str, str], kind: GrantClass = GrantClass.NORMAL, **spec: An
         ([copy({"cpu": "4"}), copy({"cpu": "2"}, GrantClass.EMERGENCY)], {"cpu": 5_000}, {"cpu": 1_000}),
         ([copy({"cpu": "4"}, GrantClass.RECOVERY)], {}, {}),
         ([copy({"cpu": "4"}, provisional={"cpu": "1"})], {}, {"cpu": 3_000}),
-        ([copy({"cpu": "4"}, spend_until=LATER)], {}, {"cpu": 4_000}),
-        ([copy({"cpu": "4"}, spend_until=BEFORE)], {}, None),
-        ([copy({"cpu": "4"}), copy({"cpu": "2"}, GrantClass.EMERGENCY, spend_until=BEFORE)], {}, None),
-        ([copy({}, GrantClass.EMERGENCY, spend_until=BEFORE), copy({"cpu": "4"})], {"cpu": 1_000}, {"cpu": 3_000}),
+        ([copy({"cpu": "4"}, lease_expires_at=LATER)], {}, {"cpu": 4_000}),
+        ([copy({"cpu": "4"}, lease_expires_at=BEFORE)], {}, None),
+        ([copy({"cpu": "4"}), copy({"cpu": "2"}, GrantClass.EMERGENCY, lease_expires_at=BEFORE)], {}, None),
+        ([copy({}, GrantClass.EMERGENCY, lease_expires_at=BEFORE), copy({"cpu": "4"})], {"cpu": 1_000}, {"cpu": 3_000}),
         (
-            [copy({"cpu": "0"}, GrantClass.EMERGENCY, spend_until=BEFORE), copy({"memory": "1Ki"})],
+            [copy({"cpu": "0"}, GrantClass.EMERGENCY, lease_expires_at=BEFORE), copy({"memory": "1Ki"})],
             {"cpu": 500},
             {"cpu": 0, "memory": 1_024},
         ),
-        ([copy({}, spend_until=BEFORE)], {}, None),
+        ([copy({}, lease_expires_at=BEFORE)], {}, None),
     ],
 )
 def test_headroom_is_grants_minus_usage(
@@ -72,7 +72,9 @@ def request(name: str, count: int, *, cpu: str = "1", namespace: str = "acme", *
 
 def planned(*wanted: tuple[SchedulingRequest, dict[str, int] | None], cpus: str = "8") -> tuple[RequestPlan, ...]:
     snapshot = build_snapshot("here", [factories.node("n0", capacity={"cpu": cpus, "memory": "64Gi"})])
-    return plan(snapshot, [requirements_of(item, room=room) for item, room in wanted], PolicyRules(), NOW, 1).request_plans
+    return plan(
+        snapshot, [requirements_of(item, quota_headroom=room) for item, room in wanted], PolicyRules(), NOW, 1
+    ).request_plans
 
 
 def reasons(outcome: RequestPlan) -> list[str]:
@@ -104,7 +106,11 @@ def test_equivalent_requests_beyond_quota_record_actual_headroom() -> None:
     room = {"cpu": 3_000, "memory": 2**40}
     made = planned((request("a", 2), room), (request("b", 1, cpu="2"), room), (request("c", 1, cpu="2"), room))
     assert [len(outcome.proposals) for outcome in made] == [2, 0, 0]
-    assert made[1].requirements.quota_headroom == made[2].requirements.quota_headroom == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}
+    assert (
+        made[1].requirements.quota_headroom
+        == made[2].requirements.quota_headroom
+        == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}
+    )
 
 
 def test_request_beyond_quota_takes_no_capacity_from_next_request() -> None:
@@ -145,9 +151,12 @@ def test_recorded_headroom_gives_same_plan(room: dict[str, int] | None) -> None:
 
 def test_recovery_requirements_have_no_headroom_limit() -> None:
     item = request("w", 1, purpose=Purpose.RECOVERY)
-    assert requirements_of(item, room={}).quota_headroom is None
-    made = requirements_of(request("x", 1), room=ENOUGH)
-    assert made.claim("n0", made.members[0], ()).ordinary and not requirements_of(item).claim("n0", made.members[0], ()).ordinary
+    assert requirements_of(item, quota_headroom={}).quota_headroom is None
+    made = requirements_of(request("x", 1), quota_headroom=ENOUGH)
+    assert (
+        made.claim("n0", made.members[0], ()).ordinary
+        and not requirements_of(item).claim("n0", made.members[0], ()).ordinary
+    )
 
 
 def test_ordinary_usage_excludes_recovery_and_provisional_claims() -> None:

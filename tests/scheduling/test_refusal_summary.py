@@ -92,12 +92,12 @@ Case = tuple[list[Object], Any, str]
 """Objects, request, and a part of the suggested fix."""
 
 FROM_NODES: dict[Reason, Callable[[], Case]] = {
-    Reason.NODE_UNREACHABLE: lambda: ([factories.node(contact=ContactState.EXPIRED)], request(), "bring the agent of node n1"),
+    Reason.NODE_UNREACHABLE: lambda: ([factories.node(contact=ContactState.EXPIRED)], request(), "restart the agent"),
     Reason.NODE_CORDONED: lambda: ([factories.node(unschedulable=True)], request(), "uncordon node n1"),
     Reason.NODE_DRAINING: lambda: ([factories.node(drain=True)], request(), "end the drain of node n1"),
     Reason.NODE_TERMINATING: lambda: ([terminating()], request(), "register node n1 again"),
-    Reason.NODE_FENCED: lambda: ([fenced()], request(), "let the agent of node n1 register"),
-    Reason.NODE_RECONCILING: lambda: ([reconciling()], request(), "wait until node n1"),
+    Reason.NODE_FENCED: lambda: ([fenced()], request(), "until the agent of node n1 registers"),
+    Reason.NODE_RECONCILING: lambda: ([reconciling()], request(), "wait until the agent of node n1 has"),
     Reason.NODE_QUARANTINED: lambda: ([quarantined()], request(), "repair node n1"),
     Reason.NODE_EXCLUDED_BY_OVERRIDE: lambda: ([NODE, avoiding()], request(), "end override too-warm"),
     Reason.DRIVER_MISSING: lambda: ([NODE], request(template={"driver": DriverName.OCI}), "driver"),
@@ -124,7 +124,7 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
     ),
     Reason.TENANCY_VIOLATED: lambda: ([factories.node(tenant="bank")], request(), "node n1 belongs to bank"),
     Reason.ZONE_NOT_ALLOWED: lambda: ([NODE], request(placement=PlacementRules(zones=("y",))), "add zone z to"),
-    Reason.POOL_NOT_ALLOWED: lambda: ([NODE], request(placement=PlacementRules(pools=("gpu",))), "to spec.placement.pools"),
+    Reason.POOL_NOT_ALLOWED: lambda: ([NODE], request(placement=PlacementRules(pools=("gpu",))), "placement.pools"),
     Reason.LABELS_DO_NOT_MATCH: lambda: (
         [NODE], request(placement=PlacementRules(node_selector={"disk": "ssd"})), "label node n1",
     ),
@@ -137,21 +137,24 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
         request(placement=PlacementRules(spread=(SpreadRule(),))), "",
     ),
     Reason.AFFINITY_NOT_MET: lambda: (
-        [NODE], request(placement=PlacementRules(affinity=(AffinityRule(workload_labels={"app": "db"}),))), "near first",
+        [NODE], request(placement=PlacementRules(affinity=(AffinityRule(workload_labels={"app": "db"}),))),
+        "affinity rule first",
     ),
     Reason.ANTI_AFFINITY_VIOLATED: lambda: (
         [NODE, placed("db", labels={"app": "db"})],
-        request(placement=PlacementRules(affinity=(AffinityRule(workload_labels={"app": "db"}, apart=True),))), "apart",
+        request(placement=PlacementRules(affinity=(AffinityRule(workload_labels={"app": "db"}, apart=True),))),
+        "anti-affinity rule preferred",
     ),
     Reason.NO_NODES: lambda: ([], request(), "add a node"),
     Reason.GANG_INCOMPLETE: lambda: (
         [NODE], request({"cpu": "5", "memory": "1Gi"}, gang=Gang(min_available=2), count=2), "minAvailable",
     ),
     Reason.NO_VICTIMS: lambda: (
-        [NODE, placed("a", resources={"cpu": "8"}, rank=9)], request(rank=5, may_preempt=True), "raise the rank",
+        [NODE, placed("a", resources={"cpu": "8"}, priority=9)],
+        request(priority=5, may_preempt=True), "raise the priority",
     ),
     Reason.PREEMPTION_BUDGET_SPENT: lambda: (
-        [NODE, placed("a", resources={"cpu": "8"})], request(rank=5, may_preempt=True, count=1), "wait a minute",
+        [NODE, placed("a", resources={"cpu": "8"})], request(priority=5, may_preempt=True, count=1), "wait a minute",
     ),
     Reason.EXPRESSION_REFUSED: lambda: ([NODE], request(), "change the policy's filter expression"),
 }  # fmt: skip
@@ -179,7 +182,7 @@ def test_timeline_of_planner_refusal_has_reason_fix_and_next_retry(reason: Reaso
         rules = PolicyRules(filter_expressions=(FilterExpression(name="none", expression="false"),))
     snapshot = build_snapshot("us-east", objects)
     evictions = 0 if reason is Reason.PREEMPTION_BUDGET_SPENT else 100
-    made = plan(snapshot, [requirements_of(asked, evictions=evictions)], rules, 0.0, 1).request_plans[0]
+    made = plan(snapshot, [requirements_of(asked, evictions_left=evictions)], rules, 0.0, 1).request_plans[0]
     assert made.unplaced
     assert reason in [r.reason for r in made.refusals]
     cure = WhyNotQuery(snapshot, requirements_of(asked), rules, 0.0).suggested_fix()
@@ -234,7 +237,7 @@ NOT_WAITED_WITH = {
 def test_every_suggested_fix_has_an_explained_reason() -> None:
     from holdfast.insight import why_not
 
-    assert set(why_not._CURES) | set(why_not._BEYOND_NODES) <= EXPLAINED
+    assert set(why_not._FIXES) | set(why_not._CLUSTER_FIXES) <= EXPLAINED
 
 
 def test_every_refusal_reason_in_source_is_explained_or_exempt() -> None:
@@ -259,11 +262,16 @@ def test_suggested_fix_of_impossible_request_names_nearest_node() -> None:
 
 def test_why_not_lists_all_blockers_of_a_node() -> None:
     asked = request({"cpu": "100", "memory": "64Gi"}, placement=PlacementRules(zones=("y",)))
-    verdict = WhyNotQuery(build_snapshot("us-east", [NODE]), requirements_of(asked), PolicyRules(), 0.0).explain_node("n1")
+    verdict = WhyNotQuery(build_snapshot("us-east", [NODE]), requirements_of(asked), PolicyRules(), 0.0).explain_node(
+        "n1"
+    )
     assert verdict is not None
     found = [o.reason for o in verdict.blockers]
     assert found == [Reason.ZONE_NOT_ALLOWED, Reason.INSUFFICIENT_CPU, Reason.INSUFFICIENT_MEMORY]
-    assert WhyNotQuery(build_snapshot("us-east", [NODE]), requirements_of(asked), PolicyRules(), 0.0).explain_node("other") is None
+    assert (
+        WhyNotQuery(build_snapshot("us-east", [NODE]), requirements_of(asked), PolicyRules(), 0.0).explain_node("other")
+        is None
+    )
 
 
 def test_why_not_of_feasible_node_reports_score_and_rank() -> None:
@@ -284,14 +292,22 @@ def test_timeline_of_serving_replica_is_ordered() -> None:
 def test_anti_affinity_of_placed_replica_excludes_later_replica() -> None:
     """A placed replica with an anti-affinity rule keeps matching replicas off its node."""
     rule = AffinityRule(workload_labels={"app": "noisy"}, apart=True)
-    there = placed("quiet", keeps_off=(rule,))
+    there = placed("quiet", anti_affinity=(rule,))
     noisy = request(template={"labels": {"app": "noisy"}})
     nodes = [NODE, factories.node("n2", zone="z2")]
-    made = plan(build_snapshot("us-east", [*nodes, there]), [requirements_of(noisy)], PolicyRules(), 0.0, 1).request_plans[0]
+    made = plan(
+        build_snapshot("us-east", [*nodes, there]), [requirements_of(noisy)], PolicyRules(), 0.0, 1
+    ).request_plans[0]
     assert [p.node for p in made.proposals] == ["n2"]
     assert made.refusals[0].reason == Reason.ANTI_AFFINITY_VIOLATED
     quiet = request(placement=PlacementRules(affinity=(rule,)), count=1)
-    both = plan(build_snapshot("us-east", [NODE]), [requirements_of(quiet), requirements_of(other_noisy())], PolicyRules(), 0.0, 1)
+    both = plan(
+        build_snapshot("us-east", [NODE]),
+        [requirements_of(quiet), requirements_of(other_noisy())],
+        PolicyRules(),
+        0.0,
+        1,
+    )
     assert both.request_plans[0].proposals and both.request_plans[1].unplaced, "also within one plan"
 
 

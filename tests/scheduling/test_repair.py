@@ -12,6 +12,7 @@ from holdfast.model.override import Override, OverrideKind, OverrideScope, Overr
 from holdfast.model.replica import PlacementBlock, ReplicaStatus
 from holdfast.model.times import micro_text
 from holdfast.scheduling.eviction import release, repair
+from holdfast.scheduling.eviction.repair import REPAIRS_PER_MINUTE
 
 NOW = 1_800_000_000.0
 DECIDE = repair.decider("us-east")
@@ -76,7 +77,7 @@ def test_pause_repair_override_applies_only_in_scope(scope, paused):
 
 
 def test_repairs_beyond_rate_await_approval():
-    done = [after(bound(n))[0] for n in range(1, limits.REPAIRS_PER_MINUTE + 1)]
+    done = [after(bound(n))[0] for n in range(1, REPAIRS_PER_MINUTE + 1)]
     item, _ = after(bound(), *done)
     assert item.status.repair.state == "AwaitingApproval"
     item, _ = after(item, *done, override(OverrideKind.APPROVE_REPAIR))
@@ -92,7 +93,7 @@ def test_repair_reports_stuck_finalizer_with_owner():
 
 def test_repair_killed_mid_pass_requests_each_release_once():
     """Each write is its own commit, and the controller is killed after every possible one."""
-    stuck = [bound(n) for n in range(limits.REPAIRS_PER_MINUTE + 3)]
+    stuck = [bound(n) for n in range(REPAIRS_PER_MINUTE + 3)]
     for survives in range(len(stuck) + 1):
         items = {item.key: item for item in stuck}
         asks: dict[object, int] = {}
@@ -106,14 +107,14 @@ def test_repair_killed_mid_pass_requests_each_release_once():
                 status = msgspec.structs.replace(item.status, repair=write.blocks["repair"])
                 items[write.key] = with_new_revision(item, status=status)
         assert max(asks.values()) == 1, "no release is requested twice"
-        assert sum(asks.values()) == limits.REPAIRS_PER_MINUTE, "the rate limit survives the crash"
+        assert sum(asks.values()) == REPAIRS_PER_MINUTE, "the rate limit survives the crash"
         states = sorted(item.status.repair.state for item in items.values())
-        assert states == ["ReleaseRequested"] * limits.REPAIRS_PER_MINUTE + ["AwaitingApproval"] * 3
+        assert states == ["AwaitingApproval"] * 3 + ["ReleaseRequested"] * REPAIRS_PER_MINUTE
         assert DECIDE(repair.SINGLE_KEY, cache_of(*items.values()), NOW).writes == ()
 
 
 def test_repair_approval_without_recent_contact_is_ignored():
-    many = [after(bound(n))[0] for n in range(1, limits.REPAIRS_PER_MINUTE + 1)]
+    many = [after(bound(n))[0] for n in range(1, REPAIRS_PER_MINUTE + 1)]
     approved = override(OverrideKind.APPROVE_REPAIR)
     for silent_s, state in ((5.0, "ReleaseRequested"), (input_freshness.OVERRIDE.seconds + 1, "AwaitingApproval")):
         spec = GrantCopySpec(last_contact_at=micro_text(NOW - silent_s))

@@ -20,10 +20,9 @@ from holdfast.insight.replay import (
     NotReplayable,
     ReplayResult,
     oldest_revision_needed,
-    parse_newer_object,
     replay,
 )
-from holdfast.model.decision import Decision
+from holdfast.model.decision import Decision, parse_newer_object
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
@@ -112,7 +111,7 @@ def test_unreplayable_decision_returns_its_reason() -> None:
 
         assert await reason(planner="0") == "PlannerChanged"
         assert await reason(revisions={}) == "NotRecorded"
-        assert await reason(adopted=1) == "AdoptedClaims"
+        assert await reason(adopted_claims=1) == "AdoptedClaims"
         assert await reason(request="other") == "RequestMissing"
         assert await reason(policy_revision="other") == "PolicyMissing"
         assert await reason(snapshot_hash="0") == "SnapshotDiffers"

@@ -64,7 +64,10 @@ def test_serve_is_woken_by_replica_that_can_serve_or_is_removed(new: Replica | N
 
 def test_serve_is_woken_by_release_of_serving_replica() -> None:
     leaving = msgspec.structs.replace(SERVING.status, release=ReleaseBlock(attempt=1, reason="Drained"))
-    assert endpoint_membership.woken_by_replica(with_new_revision(SERVING, status=leaving), SERVING, cache_of()) == WORKLOAD
+    assert (
+        endpoint_membership.woken_by_replica(with_new_revision(SERVING, status=leaving), SERVING, cache_of())
+        == WORKLOAD
+    )
 
 
 @pytest.mark.parametrize(("new", "old"), [(QUEUED, None), (BEGUN, BOUND), (READY, BEGUN), (BOUND, BEGUN)])

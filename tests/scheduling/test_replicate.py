@@ -72,7 +72,9 @@ def test_scale_down_removes_least_useful_replicas():
 def test_name_of_terminating_replica_is_not_reused():
     wanted = assignment(replicas=1)
     going = replica(0, wanted, status=bound_status(), terminating=True)
-    assert [r.metadata.name for r in made(decide(wanted.key, cache_of(wanted, going), 1.0), Replica)] == ["api-us-east-1"]
+    assert [r.metadata.name for r in made(decide(wanted.key, cache_of(wanted, going), 1.0), Replica)] == [
+        "api-us-east-1"
+    ]
 
 
 def test_suspended_assignment_creates_and_removes_nothing():
@@ -138,7 +140,9 @@ def test_request_follows_attempt_and_is_deleted_when_placed():
     first = replica(0, wanted)
     outcome = decide(wanted.key, cache_of(wanted, first), 1.0)
     (request,) = made(outcome, SchedulingRequest)
-    request = with_new_revision(request, metadata=msgspec.structs.replace(request.metadata, uid="u", resource_version="9"))
+    request = with_new_revision(
+        request, metadata=msgspec.structs.replace(request.metadata, uid="u", resource_version="9")
+    )
     moved = msgspec.structs.replace(first.status.placement, attempt=2)
     second = with_new_revision(first, status=msgspec.structs.replace(first.status, placement=moved))
     (update,) = decide(wanted.key, cache_of(wanted, second, request), 2.0).writes

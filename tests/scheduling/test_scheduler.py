@@ -14,8 +14,8 @@ from holdfast.client.contract import Client
 from holdfast.controllers.informer import Informers
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import controller
 from holdfast.model import limits
+from holdfast.model.active_policy import shadow_policy
 from holdfast.model.binding import Binding
 from holdfast.model.core import Event
 from holdfast.model.decision import Decision
@@ -31,6 +31,7 @@ from holdfast.model.placement_api import (
     ReleaseAction,
     ReserveRequest,
 )
+from holdfast.model.principal import controller
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import (
@@ -48,8 +49,8 @@ from holdfast.model.scheduling_request import (
     SchedulingRequestStatus,
 )
 from holdfast.model.workload import Gang
+from holdfast.scheduler.proposals import ASSUMED_TTL_S
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.scheduling.active_policy import shadow_policy
 from holdfast.scheduling.replica_requirements import requirements_of
 from holdfast.scheduling.snapshot import claim_of_binding
 
@@ -88,7 +89,9 @@ class Outlet:
         if fault == "lost":
             raise Ambiguous("no answer; nothing happened")
         if fault == "fleeting":  # accepted, and released before any watch event
-            return PlacementResponse(tuple(PlacementResult(PlacementOutcome.ACCEPTED, node=item.node, attempt=1) for item in request.items))
+            return PlacementResponse(
+                tuple(PlacementResult(PlacementOutcome.ACCEPTED, node=item.node, attempt=1) for item in request.items)
+            )
         answers = await self._inner.reserve(request)
         if fault == "unheard":
             raise Ambiguous("no answer; it happened")
@@ -285,7 +288,7 @@ def test_recreated_replica_is_proposed_once_despite_stale_claim_of_same_name() -
         assert len(region.outlet.proposed) == 1, "an accepted proposal is not repeated"
         region.outlet.bindings_told.set()
         await until(lambda: region.informers.cache.list(Binding)[0].spec.intent.replica_uid == new.uid)
-        await asyncio.sleep(limits.ASSUMED_TTL_S + 1)
+        await asyncio.sleep(ASSUMED_TTL_S + 1)
         assert len(region.outlet.proposed) == 1, "late events change nothing"
 
     in_region(test)
@@ -350,7 +353,7 @@ def test_accepted_proposal_not_observed_in_time_is_planned_again() -> None:
         await region.request("web", await region.replicas(2))
         await until(lambda: len(region.bound()) == 2)
         took_s = asyncio.get_running_loop().time() - began
-        assert limits.ASSUMED_TTL_S <= took_s < limits.ASSUMED_TTL_S + 0.5, "the next resync may be later"
+        assert ASSUMED_TTL_S <= took_s < ASSUMED_TTL_S + 0.5, "the next resync may be later"
 
     in_region(test)
 
@@ -360,7 +363,7 @@ def test_scheduler_stop_concurrent_with_event_ends() -> None:
         await region.request("web", await region.replicas(1))
         await until(lambda: len(region.bound()) == 1)
         await asyncio.sleep(1.0)  # the scheduler is idle
-        region.scheduler._work.set()
+        region.scheduler._work_available.set()
         async with asyncio.timeout(5.0):
             await region.scheduler.stop()
 
@@ -372,9 +375,9 @@ def test_outcompeted_request_is_placed_soon_after_rejected_proposal() -> None:
 
     async def test(region: Region) -> None:
         await region.scheduler.stop()
-        for name, rank in (("first", 9), ("second", 0)):
+        for name, priority in (("first", 9), ("second", 0)):
             made = await region.cell.replica(f"{name}-0", template={"resources": {"cpu": "6"}})
-            await region.request(name, [made], rank=rank, status=SchedulingRequestStatus(pending=1, attempts=9))
+            await region.request(name, [made], priority=priority, status=SchedulingRequestStatus(pending=1, attempts=9))
         await until(lambda: len(region.informers.cache.list(SchedulingRequest)) == 2)
         region.outlet.faults = ["unavailable"]
         await region.scheduler.start()
@@ -460,7 +463,7 @@ def test_shadow_policy_is_compared_and_not_applied() -> None:
         said = decision.spec.shadow
         assert decision.spec.policy_revision == "spread"
         assert said is not None and said.revision == "packed"
-        assert said.same + said.other == 6 and said.other >= 4 and not said.gained and not said.lost
+        assert said.same + said.different == 6 and said.different >= 4 and not said.additional and not said.missing
         assert len({entry.node for entry in said.entries}) == 1, "the shadow would have packed"
 
     in_region(test)

@@ -31,7 +31,9 @@ def request(template: Any = None, **spec: Any) -> SchedulingRequest:
 def value(name: ScoreName, node: Node, *others: Object, asked: SchedulingRequest | None = None) -> int:
     """The score of one node; the other objects must not be feasible."""
     rules = PolicyRules(scores=(WeightedScore(name=name, weight=1),))
-    made = plan(build_snapshot("here", [node, *others]), [requirements_of(asked or request())], rules, 0.0, 1).request_plans[0]
+    made = plan(
+        build_snapshot("here", [node, *others]), [requirements_of(asked or request())], rules, 0.0, 1
+    ).request_plans[0]
     assert made.proposals[0].node == node.metadata.name
     (part,) = made.proposals[0].scores
     assert part.value == made.proposals[0].score and 0 <= part.value <= 100
@@ -42,7 +44,8 @@ def bound(name: str, node: str, **spec: Any) -> Binding:
     intent = Intent(replica_uid=f"uid-{name}", template_hash="h", attempt=1)
     template = spec.pop("template", Template())
     return Binding(
-        factories.meta(f"{name}.1", "acme"), BindingSpec(replica=name, intent=intent, node=node, template=template, **spec)
+        factories.meta(f"{name}.1", "acme"),
+        BindingSpec(replica=name, intent=intent, node=node, template=template, **spec),
     )
 
 
@@ -97,7 +100,8 @@ def test_artifact_score_is_percentage_of_cached_artifacts() -> None:
     warm = msgspec.structs.replace(
         node,
         status=msgspec.structs.replace(
-            node.status, execution=msgspec.structs.replace(node.status.execution, cached_artifacts=("sha256:aa", "file:b"))
+            node.status,
+            execution=msgspec.structs.replace(node.status.execution, cached_artifacts=("sha256:aa", "file:b")),
         ),
     )
     artifacts = (Artifact("a", "file:a", "sha256:aa"), Artifact("b", "file:b"), Artifact("c", "file:c"))
@@ -141,7 +145,9 @@ def test_evictions_score_falls_with_reclaimable_work() -> None:
 def test_equal_scores_are_ordered_by_tie_number() -> None:
     nodes = [factories.node(f"n{i}") for i in range(20)]
     for seed in range(5):
-        made = plan(build_snapshot("here", nodes), [requirements_of(request())], PolicyRules(), 0.0, seed).request_plans[0]
+        made = plan(
+            build_snapshot("here", nodes), [requirements_of(request())], PolicyRules(), 0.0, seed
+        ).request_plans[0]
         expected = sorted(nodes, key=lambda n: (tie_number(seed, n.metadata.name), n.metadata.name))
         assert made.proposals[0].node == expected[0].metadata.name
         assert made.proposals[0].runner_up == expected[1].metadata.name

@@ -14,7 +14,6 @@ from tests.scheduling.test_replay import all_the_same
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.controllers.informer import Informers
-from holdfast.model import limits
 from holdfast.model.binding import Binding, DesiredRunState, Reservation
 from holdfast.model.decision import Decision, PreemptionEvidence
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
@@ -31,8 +30,8 @@ from holdfast.scheduling.snapshot.builder import build_snapshot
 replace = msgspec.structs.replace
 
 
-def theirs(number: int, node: int, cpu: int = 4, *, rank: int = 0, tenant: str = "other", **spec: Any) -> Binding:
-    made = binding(number, (node, cpu, rank, False))
+def theirs(number: int, node: int, cpu: int = 4, *, priority: int = 0, tenant: str = "other", **spec: Any) -> Binding:
+    made = binding(number, (node, cpu, priority, False))
     return replace(made, metadata=factories.meta(f"low-{number}.1", tenant), spec=replace(made.spec, **spec))
 
 
@@ -43,8 +42,8 @@ def protects(cpu: str, tenant: str = "other", grant_class: GrantClass = GrantCla
 
 def planned(*items: Any, cpu: int = 4, replicas: int = 1, standing: Any = None, **spec: Any) -> RequestPlan:
     snapshot = build_snapshot("us-east", items)
-    more = {"standing": standing} if standing is not None else {}
-    asked = requirements_of(request(cpu, replicas=replicas, **spec), evictions=1000)
+    more = {"sibling_status": standing} if standing is not None else {}
+    asked = requirements_of(request(cpu, replicas=replicas, **spec), evictions_left=1000)
     return plan(snapshot, [asked], PolicyRules(), 0.0, 7, **more).request_plans[0]
 
 
@@ -72,7 +71,7 @@ def test_tenant_may_preempt_within_its_own_protected_quota() -> None:
 
 
 def test_unprotected_victim_of_higher_priority_is_chosen() -> None:
-    made = planned(*nodes(2), theirs(0, 0, rank=0), theirs(1, 1, rank=3, tenant="third"), protects("4"))
+    made = planned(*nodes(2), theirs(0, 0, priority=0), theirs(1, 1, priority=3, tenant="third"), protects("4"))
     assert victims(made) == [("third/low-1.1",)]
 
 
@@ -114,14 +113,14 @@ def test_snapshot_hash_changes_with_protected_quota_only() -> None:
 class Told:
     """Fixed sibling counts by workload: total and serving; `idle` lists claims that do not serve."""
 
-    def __init__(self, idle: tuple[str, ...] = (), **mates: tuple[int, int]) -> None:
-        self._mates = {name.replace("_", "-"): SiblingCounts(*counts) for name, counts in mates.items()}
+    def __init__(self, idle: tuple[str, ...] = (), **siblings: tuple[int, int]) -> None:
+        self._siblings = {name.replace("_", "-"): SiblingCounts(*counts) for name, counts in siblings.items()}
         self._idle = idle
 
-    def mates(self, namespace: str, workload: str) -> SiblingCounts | None:
-        return self._mates.get(workload)
+    def siblings(self, namespace: str, workload: str) -> SiblingCounts | None:
+        return self._siblings.get(workload)
 
-    def serves(self, claim: str) -> bool:
+    def counts_as_serving(self, claim: str) -> bool:
         return claim not in self._idle
 
 
@@ -175,11 +174,13 @@ def test_recorded_preemption_evidence_gives_same_plan() -> None:
     again = planned(*items, standing=RecordedSiblings(made.preemption_evidence))
     assert again.proposals == made.proposals and again.preemption_evidence == made.preemption_evidence
     assert planned(*items).preemption_evidence is None, "no counts were known"
-    assert planned(*nodes(4), *items[3:], standing=Told(hurt=(3, 2))).preemption_evidence is None, "no victims were needed"
+    assert planned(*nodes(4), *items[3:], standing=Told(hurt=(3, 2))).preemption_evidence is None, (
+        "no victims were needed"
+    )
 
 
 def test_preemption_evidence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "PREEMPTION_WORKLOADS_READ_MAX", 2)
+    monkeypatch.setattr("holdfast.scheduling.plan.victim_selection.PREEMPTION_WORKLOADS_READ_MAX", 2)
     standing = Told(tuple(f"acme/low-{i}.1" for i in range(4)), **{f"w{i}": (1, 0) for i in range(4)})
     items = [*nodes(1, 16), *(web(i, 0, f"w{i}") for i in range(4))]
     made = planned(*items, cpu=12, standing=standing)
@@ -224,7 +225,7 @@ def test_authority_refuses_nomination_within_protected_quota() -> None:
         await neighbour(region, 3)
         await protect(region, "7")
         for name in ("one", "two"):
-            await cell.replica(name, rank=9, template={"resources": {"cpu": "6"}})
+            await cell.replica(name, priority=9, template={"resources": {"cpu": "6"}})
         one, two = cell.get_replica("one"), cell.get_replica("two")
         (taken,) = await cell.reserve(cell.item(one, "n0", victims=("other/api-0.1",)))
         assert taken.reason == Reason.WAITING_FOR_VICTIMS, "12 of 18 cpu remain"
@@ -245,7 +246,7 @@ def test_nominations_of_one_reserve_request_count_each_other() -> None:
         await region.scheduler.stop()
         await neighbour(region, 2)
         await protect(region, "6")
-        made = [await cell.replica(n, rank=9, template={"resources": {"cpu": "6"}}) for n in ("one", "two")]
+        made = [await cell.replica(n, priority=9, template={"resources": {"cpu": "6"}}) for n in ("one", "two")]
         items = [cell.item(r, f"n{i}", victims=(f"other/api-{i}.1",)) for i, r in enumerate(made)]
         answers = await cell.reserve(*items)
         assert [a.reason for a in answers] == [Reason.WAITING_FOR_VICTIMS, Reason.VICTIM_NOT_ALLOWED]
@@ -260,8 +261,8 @@ def test_scheduler_nominates_after_protected_quota_is_lowered() -> None:
         await protect(region, "18")
         await until(lambda: len(region.informers.cache.list(Binding)) == 3)
         await until(lambda: any(c.spec.protected for c in region.informers.cache.list(GrantCopy)))
-        await assigned(region, "hi", may_preempt=True, rank=9)
-        await waiting(region, "hi", 1, rank=9, may_preempt=True)
+        await assigned(region, "hi", may_preempt=True, priority=9)
+        await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(d.spec.workload == "hi" for d in cell.every(Decision)))
         (told,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
         assert "protected quota exempts replicas of other" in told.spec.refusals[-1].message
@@ -289,14 +290,14 @@ def test_scheduler_nominates_no_victim_with_unavailable_siblings() -> None:
         settled = region.informers
         await until(lambda: _known(settled) == 5)
         proposed = len(region.outlet.proposed)
-        await assigned(region, "hi", may_preempt=True, rank=9)
-        await waiting(region, "hi", 1, rank=9, may_preempt=True)
+        await assigned(region, "hi", may_preempt=True, priority=9)
+        await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
         asked = [item.victims for call in region.outlet.proposed[proposed:] for item in call.items if item.victims]
         assert asked == [(f"{TENANT}/c-0.1",)], "it was the only proposed victim"
         (told,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
-        assert told.spec.weighed is not None
-        by_name = {w.workload: (w.staying, w.serving) for w in told.spec.weighed.workloads}
+        assert told.spec.preemption_evidence is not None
+        by_name = {w.workload: (w.total, w.serving) for w in told.spec.preemption_evidence.workloads}
         assert by_name[f"{TENANT}/a"] == (2, 1) and by_name[f"{TENANT}/c"] == (1, 1)
         await all_the_same(cell.objects)
 

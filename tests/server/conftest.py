@@ -13,10 +13,10 @@ import pytest
 from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
-from holdfast.gate.principal import CONTROLLERS, NODES, OPERATORS, TENANT_PREFIX, controller
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.principal import CONTROLLERS, NODES, OPERATORS, TENANT_PREFIX, controller
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region, RegionSpec

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from tests import factories
 
-from holdfast.gate.principal import agent
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import ContactBlock, ContactState, Node, NodeSpec
+from holdfast.model.principal import agent
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.model.template import Template
 from holdfast.model.times import parse_time

@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.client import wire
 from holdfast.client.contract import FencingToken
-from holdfast.gate.principal import REGIONS, Principal, from_identity
 from holdfast.model.endpoint import Address, Endpoint, EndpointSpec
 from holdfast.model.errors import Conflict, Invalid, NotFound, Overloaded
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.placement_api import PlacementOutcome, PlacementResponse, PlacementResult
+from holdfast.model.principal import REGIONS, Principal, from_identity
 from holdfast.model.region import HealthState, Region, RegionHealth, RegionSpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.times import micro_text

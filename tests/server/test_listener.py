@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.gate.principal import OPERATORS
 from holdfast.identity.certificates import issue, make_ca
-from holdfast.model import limits
+from holdfast.model.principal import OPERATORS
 from holdfast.server import listener
-from holdfast.server.listener import Listener, TlsFiles, listen
+from holdfast.server.listener import MAX_HEADER_BYTES, Listener, TlsFiles, listen
 
 from .conftest import WORKLOADS, Api, World, workload
 
@@ -61,7 +60,7 @@ class Client:
 
 
 async def test_slow_headers_are_answered_with_408(plain: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("holdfast.server.listener.HEADER_TIMEOUT_S", 0.2)
     silent, half = await Client.to(plain.port), await Client.to(plain.port)
     await half.send(b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: ")
     for client in (silent, half):
@@ -84,7 +83,7 @@ async def test_oversized_headers_are_answered_with_431(plain: Listener) -> None:
     endless = await Client.to(plain.port)
     await endless.send(b"GET /version HTTP/1.1\r\nX-Long: ")
     await asyncio.sleep(0.05)
-    await endless.send(b"y" * (limits.MAX_HEADER_BYTES + 1000))
+    await endless.send(b"y" * (MAX_HEADER_BYTES + 1000))
     said = await endless.closed()
     assert b"431" in said.split(b"\r\n")[0]
     endless.close()
@@ -118,7 +117,7 @@ async def test_non_http_input_is_answered_with_400_status(plain: Listener) -> No
 async def test_slow_body_is_answered_with_408_and_closed(
     plain: Listener, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("holdfast.server.request.BODY_TIMEOUT_S", 0.2)
     token = world.tokens.issue("t", "ada", (OPERATORS,))
     client = await Client.to(plain.port)
     head = f"POST {WORKLOADS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n"
@@ -191,7 +190,7 @@ async def test_watcher_that_stops_reading_is_disconnected(
     plain: Listener, world: World, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half-open watchers: the socket buffers fill, the stream is ended, and no resources are left."""
-    monkeypatch.setattr(limits, "SEND_STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("holdfast.server.app.SEND_STALL_TIMEOUT_S", 0.3)
     token = world.tokens.issue("t", "ada", (OPERATORS,))
     clients = [await Client.to(plain.port) for _ in range(5)]
     for client in clients:

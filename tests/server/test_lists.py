@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.model import limits
 from holdfast.model.core import Event
 from holdfast.model.kinds import ALL, BY_NAME
 from holdfast.model.meta import ObjectMeta
@@ -134,7 +133,7 @@ async def test_list_at_requested_revision_is_served_or_refused(api: Api, world: 
 
 
 async def test_list_at_future_revision_times_out(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "FUTURE_REVISION_WAIT_S", 0.05)
+    monkeypatch.setattr("holdfast.server.read.FUTURE_REVISION_WAIT_S", 0.05)
     refused = await api.get(f"{WORKLOADS}?resourceVersion=999999")
     assert (refused.code, refused.json["reason"]) == (504, "Timeout")
     assert refused.json["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"

@@ -7,11 +7,11 @@ import base64
 import msgspec
 import pytest
 
-from holdfast.gate.principal import HOLLOW_NODES, NODES, OPERATORS, SERVERS, controller, from_identity
 from holdfast.model.core import Lease, LeaseSpec
 from holdfast.model.errors import Forbidden, Unavailable
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_api import PlacementResponse, RenewRequest
+from holdfast.model.principal import HOLLOW_NODES, NODES, OPERATORS, SERVERS, controller, from_identity
 from holdfast.server.placement_forwarding import (
     FORWARDED_FOR_HEADER,
     ForwardedPrincipal,
@@ -73,7 +73,7 @@ class _Dialled:
         self.url = url
         self.headers: list[dict[str, str]] = []
 
-    async def place(self, action, request, *, token=None, headers=None):
+    async def call_placement(self, action, request, *, token=None, headers=None):
         self.headers.append(headers)
         return PlacementResponse((), 7)
 
@@ -101,5 +101,5 @@ async def test_placement_call_without_other_leader_is_unavailable():
     for holder in ("", election_identity("us-east", own), "us-east-0"):
         passing = ForwardingPlacement(_Objects(holder), None, own, _Dialled)
         assert not passing.is_available
-        with pytest.raises(Unavailable, match="not the region's authority"):
+        with pytest.raises(Unavailable, match="not the region's elected authority"):
             await passing.renew(who, RenewRequest(()))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest
-from holdfast.model.schema import RepeatedKeys
+from holdfast.model.schema import MAX_CAUSES, RepeatedKeys
 from holdfast.server import kubernetes_protobuf
-from holdfast.server.request_bodies import PROTOBUF, decode_body, decode_json, decode_yaml
+from holdfast.server.request import MAX_BODY_BYTES
+from holdfast.server.request_bodies import MAX_NESTING, PROTOBUF, decode_body, decode_json, decode_yaml
 from holdfast.server.selectors import parse_labels
 from holdfast.server.status import HttpRefusal
 
@@ -34,7 +34,7 @@ def test_invalid_json_is_refused(body: bytes) -> None:
 def test_brackets_inside_strings_do_not_count_as_nesting() -> None:
     body = json.dumps({"a": "[{" * 500 + '\\"', "b": [1]}).encode()
     assert decode_json(body)["b"] == [1]
-    deep = b"[" * limits.MAX_NESTING + b"]" * limits.MAX_NESTING
+    deep = b"[" * MAX_NESTING + b"]" * MAX_NESTING
     decode_json(deep)
 
 
@@ -168,7 +168,7 @@ async def test_api_accepts_protobuf_bodies(api: Api) -> None:
 
 
 async def test_oversized_or_unsupported_body_is_refused(api: Api) -> None:
-    huge = b'{"a":"' + b"x" * limits.MAX_BODY_BYTES + b'"}'
+    huge = b'{"a":"' + b"x" * MAX_BODY_BYTES + b'"}'
     refused = await api.post(WORKLOADS, huge)
     assert (refused.code, refused.json["reason"]) == (413, "RequestEntityTooLarge")
     big = workload()
@@ -211,4 +211,4 @@ async def test_number_of_causes_is_bounded(api: Api) -> None:
     item = workload()
     item["spec"]["template"]["command"] = [5] * 100_000
     refused = await api.post(WORKLOADS, item)
-    assert refused.code == 422 and len(refused.json["details"]["causes"]) <= limits.MAX_CAUSES
+    assert refused.code == 422 and len(refused.json["details"]["causes"]) <= MAX_CAUSES

@@ -110,7 +110,7 @@ async def test_watch_ends_after_timeout(api: Api) -> None:
 async def test_watch_from_compacted_revision_is_expired(
     api: Api, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "FUTURE_REVISION_WAIT_S", 0.05)
+    monkeypatch.setattr("holdfast.server.watch.FUTURE_REVISION_WAIT_S", 0.05)
     await api.post(WORKLOADS, workload("a"))
     await api.merge(f"{WORKLOADS}/a", {"spec": {"replicas": 1}})
     head = world.store.head
@@ -162,7 +162,7 @@ async def test_many_watchers_receive_equal_events(api: Api, world: World) -> Non
 
 
 async def test_stalled_watcher_is_disconnected(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SEND_STALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("holdfast.server.app.SEND_STALL_TIMEOUT_S", 0.2)
     async with api.watch(f"{WORKLOADS}?watch=true") as events:
         events.reading.clear()
         await api.post(WORKLOADS, workload("a"))

@@ -27,7 +27,7 @@ def test_a_reason_given_elsewhere_exists_and_so_does_the_test_that_sees_it(name:
 def test_what_was_never_seen_is_told_with_its_reason() -> None:
     told = "\n".join(Coverage().lines())
     assert "reasons: 0 of" in told and f"transitions: 0 of {len(LIFECYCLE_TRANSITIONS)}; never: " in told
-    assert f"  Confined: {EXEMPTIONS['Confined']}" in told
+    assert f"  ResourceLimitsEnforced: {EXEMPTIONS['ResourceLimitsEnforced']}" in told
 
 
 def test_what_was_seen_is_not_listed() -> None:

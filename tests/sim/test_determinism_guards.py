@@ -41,7 +41,9 @@ REACHES: dict[str, Callable[[], object]] = {
     "process": lambda: subprocess.run(["true"], check=False),
     "thread": lambda: threading.Thread(target=print).start(),
 }
-SMALL = WorldSize(tenants=("acme",), nodes_per_region=1, faults_s=5.0, convergence_timeout_s=20.0, stable_s=5.0, profiles=("service",))
+SMALL = WorldSize(
+    tenants=("acme",), nodes_per_region=1, faults_s=5.0, convergence_timeout_s=20.0, stable_s=5.0, profiles=("service",)
+)
 
 
 @pytest.mark.parametrize("name", REACHES)

@@ -65,7 +65,9 @@ def test_who_serves_again_or_is_deleted_is_not_away():
     assert not seen.let_go("east", seen.serves("east", 3))[1]
 
 
-@pytest.mark.parametrize("reason", [Reason.NODE_LOST, Reason.EXITED, Reason.RESCHEDULED_BY_REPAIR, Reason.REVISION_REPLACED])
+@pytest.mark.parametrize(
+    "reason", [Reason.NODE_LOST, Reason.EXITED, Reason.RESCHEDULED_BY_REPAIR, Reason.REVISION_REPLACED]
+)
 def test_accidents_are_nobodys_choice(reason):
     seen = Seen(0)
     assert not seen.let_go("east", seen.serves("east", 0), reason)[1]

@@ -212,7 +212,12 @@ def test_a_fault_is_explained_once() -> None:
 @pytest.mark.slow
 def test_a_planted_bug_is_told_so_that_a_stranger_can_follow() -> None:
     said: list[str] = []
-    assert single_run.run_seed(single_run.SingleRunOptions(2, mutation="one-missed-heartbeat-fences", shrink_s=25.0), said.append) == 1
+    assert (
+        single_run.run_seed(
+            single_run.SingleRunOptions(2, mutation="one-missed-heartbeat-fences", shrink_s=25.0), said.append
+        )
+        == 1
+    )
     text = "\n".join(said)
     part = text[text.index("Smallest reproduction") :]
     assert "invariant       S7: no two running instances" in part
@@ -225,5 +230,8 @@ def test_a_planted_bug_is_told_so_that_a_stranger_can_follow() -> None:
 @pytest.mark.slow
 def test_a_planted_bug_that_never_rests_is_told_all_the_same() -> None:
     said: list[str] = []
-    assert single_run.run_seed(single_run.SingleRunOptions(1, mutation="retry-without-backoff", shrink_s=0.0), said.append) == 1
+    assert (
+        single_run.run_seed(single_run.SingleRunOptions(1, mutation="retry-without-backoff", shrink_s=0.0), said.append)
+        == 1
+    )
     assert any("invariant       load: no more writes" in line for line in said)

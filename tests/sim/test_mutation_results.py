@@ -38,7 +38,7 @@ def test_every_bug_has_a_seed() -> None:
     wanted = {mutation.name for mutation in MUTATIONS if not mutation.equivalent}
     missing = wanted - KEPT.keys()
     assert not missing, (
-        f"next: python -m holdfast.sim --plant {','.join(sorted(missing))} --seeds 25, then keep the seeds"
+        f"next: python -m holdfast.sim --mutation {','.join(sorted(missing))} --seeds 25, then keep the seeds"
     )
     assert KEPT.keys() <= {mutation.name for mutation in MUTATIONS}, "a bug that is not planted any more"
 
@@ -55,5 +55,5 @@ def test_a_planted_bug_is_caught_by_its_seed(name: str) -> None:
             return
     pytest.fail(
         f"{name} was not caught in seeds {', '.join(map(str, seeds))}, and {KEPT[name]} caught it before; "
-        f"next: python -m holdfast.sim --plant {name} --seeds 25"
+        f"next: python -m holdfast.sim --mutation {name} --seeds 25"
     )

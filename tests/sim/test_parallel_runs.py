@@ -51,7 +51,7 @@ def test_what_is_remembered_is_recalled_and_added_to(tmp_path: Path) -> None:
     total = load_totals(path)
     for seed in (1, 3):
         total.add(done(seed))
-    total.add(done(2, unsettled=("api is missing",)))
+    total.add(done(2, unconverged=("api is missing",)))
     save_totals(path, total)
     again = load_totals(path)
     assert msgspec.to_builtins(again, str_keys=False) == msgspec.to_builtins(total, str_keys=False)
@@ -78,14 +78,14 @@ def test_a_child_that_fails_or_dies_is_told_of() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return "x" * 200_000
 
-    nursery: WorkerPool[str] = WorkerPool(bear)
+    pool: WorkerPool[str] = WorkerPool(bear)
     for number in (1, 2, 3):
-        nursery.begin(number)
+        pool.begin(number)
     ends = {}
     deadline_s = time.monotonic() + DEADLINE_S
-    while len(nursery):
+    while len(pool):
         assert time.monotonic() < deadline_s
-        ends.update({end.number: end for end in nursery.ended(1.0)})
+        ends.update({end.number: end for end in pool.ended(1.0)})
     assert "no such world" in ends[1].why and ends[1].result is None
     assert "without a word" in ends[2].why and ends[2].result is None
     assert ends[3].result == "x" * 200_000
@@ -104,17 +104,17 @@ def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost() -> None:
     """Python passes over what is raised inside the hooks of a fork; the hook here sends the signal just there."""
     program = """
 import os, signal
-from holdfast.sim.nursery import Nursery
+from holdfast.sim.worker_pool import WorkerPool
 os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
-nursery = Nursery(lambda number: number)
+pool = WorkerPool(lambda number: number)
 try:
-    nursery.begin(7)
+    pool.begin(7)
     print("lost")
 except KeyboardInterrupt:
-    print("heard, with", len(nursery), "child")
-ends = nursery.ended(30.0)
+    print("heard, with", len(pool), "child")
+ends = pool.ended(30.0)
 while not ends:
-    ends = nursery.ended(30.0)
+    ends = pool.ended(30.0)
 print("and it ended with", ends[0].result)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
@@ -153,7 +153,7 @@ def test_a_long_run_is_killed_interrupted_and_goes_on(tmp_path: Path) -> None:
     counted = [*range(1, total.next_seed), *total.completed_ahead]
     assert len(counted) == total.seeds == len(set(counted))
     afresh = RunTotals()
-    parallel_runs.run_many(counted, workers=2, told=afresh.add)
+    parallel_runs.run_many(counted, workers=2, on_result=afresh.add)
     assert (afresh.seeds, afresh.faults, afresh.violations) == (total.seeds, total.faults, total.violations)
     assert afresh.node_hours == pytest.approx(total.node_hours)
     assert afresh.coverage == total.coverage

@@ -127,9 +127,7 @@ def test_nothing_is_at_rest_while_a_number_is_on_its_way_to_another(reason: Reas
     wanted = DesiredObjects()
     wanted.services[(made.metadata.namespace, made.metadata.name)] = 2
     found = ConvergenceCheck(court, wanted, (), ()).problems
-    assert found == (
-        ["acme/api is still being scaled"] if reason != Reason.LOAD_WITHIN_TARGET else []
-    )
+    assert found == (["acme/api is still being scaled"] if reason != Reason.LOAD_WITHIN_TARGET else [])
 
 
 @pytest.mark.parametrize("waited", [True, False])
@@ -198,7 +196,9 @@ class Scaled:
 
     def push(self, load: float, at: str) -> None:
         block = LoadBlock(metrics=(LoadMetric("cpuPercent", load, at),))
-        self.workload = with_new_revision(self.workload, status=msgspec.structs.replace(self.workload.status, load=block))
+        self.workload = with_new_revision(
+            self.workload, status=msgspec.structs.replace(self.workload.status, load=block)
+        )
         assert not self.commit(self.workload)
 
     def scale(self, replicas: int) -> list[str]:

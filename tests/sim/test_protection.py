@@ -50,7 +50,9 @@ def judged(made: Reservation, *there: Any, protected: str = "4") -> list[str]:
     items = (made, copy, *there)
     state = {kind_of(type(item)).store_key(item.metadata.namespace, item.metadata.name): item for item in items}
     key = kind_of(Reservation).store_key(made.metadata.namespace, made.metadata.name)
-    commit = ObservedCommit("east", 1.0, 1.0, Txn(writes=()), (ObservedChange(key, kind_of(Reservation), None, made),), state)
+    commit = ObservedCommit(
+        "east", 1.0, 1.0, Txn(writes=()), (ObservedChange(key, kind_of(Reservation), None, made),), state
+    )
     return [promise for promise, _, _ in ProtectionChecker().check(commit)]
 
 
@@ -106,7 +108,7 @@ def test_a_world_in_which_nothing_is_protected_is_seen(monkeypatch: pytest.Monke
     """Without the rule a world breaks the promise; the very same world with it keeps all of them."""
     silence_logs()
     with monkeypatch.context() as patch:
-        patch.setattr(VictimSelection, "_beyond_protected", lambda self, ask, firm: True)
+        patch.setattr(VictimSelection, "_outside_protected_quota", lambda self, requirements, firm: True)
         patch.setattr(ProtectedQuota, "protected_victim", lambda self, taker, victims: None)
         seed = next((s for s in range(1, SEEDS_TRIED + 1) if "protection" in promises_broken(s)), 0)
     assert seed, "in none of these worlds would anyone take what is protected"

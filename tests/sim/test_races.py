@@ -20,7 +20,7 @@ def test_every_scenario_made_for_a_bug_is_an_example_and_is_told() -> None:
     assert set(made.values()) <= {mutation.name for mutation in MUTATIONS}
     page = PAGE.read_text()
     for name, bug in made.items():
-        assert f"python -m holdfast.sim --scenario {name} --plant {bug}" in page
+        assert f"python -m holdfast.sim --scenario {name} --mutation {bug}" in page
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ NOW_S = 1_800_000_000.0
 WAITS = replica(1)
 TOLD = {
     "reasons": (RefusalCount(reason=Reason.QUOTA_EXCEEDED),),
-    "wake_on": ("GrantChanged",),
-    "next_try_at": micro_text(NOW_S + 10.0),
+    "retry_on": ("GrantChanged",),
+    "next_retry_at": micro_text(NOW_S + 10.0),
 }
 
 
@@ -41,7 +41,11 @@ def found(*items: Object, cell: str = "east") -> list[str]:
 
 def asks(uid: str = WAITS.uid, **changes: Any) -> SchedulingRequest:
     spec = SchedulingRequestSpec(
-        workload="api", assignment="api-east", revision="r", template=TEMPLATE, members=(RequestMember(name="x", uid=uid),)
+        workload="api",
+        assignment="api-east",
+        revision="r",
+        template=TEMPLATE,
+        members=(RequestMember(name="x", uid=uid),),
     )
     status = SchedulingRequestStatus(**{**TOLD, **changes})
     return SchedulingRequest(metadata=meta("ask", "acme"), spec=spec, status=status)
@@ -55,8 +59,8 @@ def says(*conditions: Condition) -> Workload:
 
 def test_who_says_why_and_what_for_waits_rightly() -> None:
     assert not found(WAITS, asks())
-    assert not found(WAITS, asks(next_try_at=""))
-    assert not found(WAITS, asks(wake_on=()))
+    assert not found(WAITS, asks(next_retry_at=""))
+    assert not found(WAITS, asks(retry_on=()))
     assert not found(replica(1, status=bound_status())), "it has a place"
     assert not found(replica(1, terminating=True)), "it is on its way out"
 
@@ -66,8 +70,8 @@ def test_who_says_why_and_what_for_waits_rightly() -> None:
     [
         (asks("another"), "in no request"),
         (asks(reasons=()), "has no reason"),
-        (asks(wake_on=(), next_try_at=""), "neither a retry time nor a wakeup event"),
-        (asks(next_try_at=micro_text(NOW_S - RETRY_OVERDUE_S - 1.0)), "was not retried at"),
+        (asks(retry_on=(), next_retry_at=""), "neither a retry time nor a wakeup event"),
+        (asks(next_retry_at=micro_text(NOW_S - RETRY_OVERDUE_S - 1.0)), "was not retried at"),
     ],
     ids=["nobody asks", "no reason", "no wake-up", "not tried again"],
 )

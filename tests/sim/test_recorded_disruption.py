@@ -69,7 +69,9 @@ class Region:
 
 
 def broken(*regions: Region) -> list[str]:
-    return [str(v) for v in check_histories([region.past() for region in regions]).violations if v.invariant == "budget"]
+    return [
+        str(v) for v in check_histories([region.past() for region in regions]).violations if v.invariant == "budget"
+    ]
 
 
 def test_one_after_the_other_is_right() -> None:

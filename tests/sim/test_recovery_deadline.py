@@ -37,7 +37,9 @@ class Told:
     def add(self, at_s: float, cell: str, new: Object, old: Any = None) -> None:
         kind = kind_of(type(new))
         key = kind.store_key(new.metadata.namespace, new.metadata.name)
-        self.history.add(ObservedCommit(cell, at_s, at_s, Txn(), (ObservedChange(key, kind, old, new),), {}), "somebody")
+        self.history.add(
+            ObservedCommit(cell, at_s, at_s, Txn(), (ObservedChange(key, kind, old, new),), {}), "somebody"
+        )
 
     def serve(self, at_s: float, cell: str, count: int) -> None:
         for ordinal in range(count):

@@ -68,7 +68,11 @@ def test_what_hardly_any_world_shows_has_a_share_of_all_seeds(name: str) -> None
     seeds = range(1, 1500)
     begun = [seed for seed in seeds if (base := scenario_files.base_scenario(seed)) is not None and base.title == name]
     assert name in scenario_files.scenario_names() and name not in scenario_files.DRAWN_SCENARIOS
-    assert scenario_files.SEPARATE_FRACTIONS[name] / 2 < len(begun) / len(seeds) < scenario_files.SEPARATE_FRACTIONS[name] * 2
+    assert (
+        scenario_files.SEPARATE_FRACTIONS[name] / 2
+        < len(begun) / len(seeds)
+        < scenario_files.SEPARATE_FRACTIONS[name] * 2
+    )
 
 
 def test_a_scenario_that_does_not_show_what_it_should_fails() -> None:
@@ -118,7 +122,10 @@ def test_a_search_for_a_smaller_story_is_bounded_and_says_so() -> None:
 def test_a_failing_seed_tells_how_to_see_it_again() -> None:
     parallel_runs.silence_logs()
     said: list[str] = []
-    assert single_run.run_seed(single_run.SingleRunOptions(1, mutation="quota-check-skipped", shrink_s=20.0), said.append) == 1
+    assert (
+        single_run.run_seed(single_run.SingleRunOptions(1, mutation="quota-check-skipped", shrink_s=20.0), said.append)
+        == 1
+    )
     text = "\n".join(said)
     assert "The smallest story" in text and "what it takes " in text
-    assert "python -m holdfast.sim --seed 1 --plant quota-check-skipped --whole" in text
+    assert "python -m holdfast.sim --seed 1 --mutation quota-check-skipped --whole" in text

@@ -22,7 +22,9 @@ KEPT = (
 
 
 def judge(outcome: RunOutcome) -> None:
-    assert outcome.ok, "\n".join([failure_report.headline(outcome), *failure_report.failure_lines(outcome), f"make sim SEED={outcome.seed}"])
+    assert outcome.ok, "\n".join(
+        [failure_report.headline(outcome), *failure_report.failure_lines(outcome), f"make sim SEED={outcome.seed}"]
+    )
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])

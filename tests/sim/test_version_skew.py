@@ -46,7 +46,8 @@ def world(
     kind: FaultKind, *targets: str, for_s: float = 20.0, mixed: bool = False, breach_by_s: float | None = None
 ) -> Simulation:
     planned = tuple(
-        ScheduledFault(f"{kind}#s{number}", kind, 8.0 + number, target, for_s) for number, target in enumerate(targets, 1)
+        ScheduledFault(f"{kind}#s{number}", kind, 8.0 + number, target, for_s)
+        for number, target in enumerate(targets, 1)
     )
     made = Simulation(1, SMALL, enabled=(), planned=planned, breach_by_s=breach_by_s)
     made.keeps_mixed_releases = mixed
@@ -106,7 +107,11 @@ def _struct_in(kind: Any) -> Any:
 
 
 def test_the_former_release_does_not_say_what_it_lacks() -> None:
-    told = written_by(ReleaseVersion.PREVIOUS, PlacementResponse, {"incarnation": 3, "answers": [{"result": "Accepted", "facts": {"a": 1}}]})
+    told = written_by(
+        ReleaseVersion.PREVIOUS,
+        PlacementResponse,
+        {"incarnation": 3, "answers": [{"result": "Accepted", "facts": {"a": 1}}]},
+    )
     assert told == {"answers": [{"result": "Accepted"}]}
 
 
@@ -137,7 +142,9 @@ def test_a_cell_and_an_agent_of_the_next_release_leave_what_they_know_and_are_ta
     assert any(key.startswith(UNKNOWN_KIND_KEY) for key in here)
     node = codec.decode_value(BY_NAME["Node"], here["/nodes/east-n0"])
     assert UNKNOWN_LABEL in node.metadata.labels and "tomorrow.dev/npu" not in node.spec.capacity
-    assert is_condition_true(node.status.conditions, UNKNOWN_CONDITION.type), "conditions of types that nobody here knows stay"
+    assert is_condition_true(node.status.conditions, UNKNOWN_CONDITION.type), (
+        "conditions of types that nobody here knows stay"
+    )
     region = codec.decode_value(BY_NAME["Region"], above["/regions/east"])
     assert is_condition_true(region.status.conditions, UNKNOWN_CONDITION.type)
 
@@ -176,7 +183,7 @@ def test_what_a_release_drops_because_it_does_not_know_it_is_no_write_of_it() ->
     item = codec.decode(kind, value, 5)
     assert object_read_by(ReleaseVersion.CURRENT, kind, item) is item
     known = object_read_by(ReleaseVersion.PREVIOUS, kind, item)
-    assert (known.status.execution.warm, known.status.execution.epoch, known.revision) == ((), 2, 5)
+    assert (known.status.execution.cached_artifacts, known.status.execution.epoch, known.revision) == ((), 2, 5)
 
 
 def test_kinds_that_came_later_leave_other_draws_as_they_were() -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 import holdfast.cell.cell
+from holdfast.cell.controller_table import regional_controllers
 from holdfast.controllers.controller import Controller
-from holdfast.controllers.table import regional_controllers
 from holdfast.sim import failure_report, parallel_runs
 from holdfast.sim.scenario_files import NO_RESYNC_FRACTION, WorldSize, drawn_size
 from holdfast.sim.simulation import Simulation

@@ -15,12 +15,12 @@ from pathlib import Path
 import power
 import writing_child
 
-from holdfast.model import limits
+from holdfast.store import checkpoint, writer
 from holdfast.store.sqlite import SqliteStore
 
 # Checkpoints run every few commits, both by the checkpointer and by the writer.
-limits.STORE_CHECKPOINT_PAGES = 40  # type: ignore[misc]
-limits.STORE_CHECKPOINT_PAGES_MAX = 60  # type: ignore[misc]
+checkpoint.STORE_CHECKPOINT_PAGES = 40  # type: ignore[misc]
+writer.STORE_CHECKPOINT_PAGES_MAX = 60  # type: ignore[misc]
 
 
 async def main() -> None:

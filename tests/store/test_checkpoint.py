@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from holdfast.model import limits
+from holdfast.store.checkpoint import STORE_CHECKPOINT_PAGES
 from holdfast.store.contract import Put, Txn
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.writer import STORE_CHECKPOINT_PAGES_MAX
 
 PAGE_BYTES = 4096
 VALUE = b"x" * 64 * 1024
@@ -24,13 +25,13 @@ async def test_wal_is_checkpointed_while_store_is_open(tmp_path: Path) -> None:
     store = SqliteStore(path)
     try:
         pages = len(VALUE) // PAGE_BYTES
-        await write(store, 0, 2 * limits.STORE_CHECKPOINT_PAGES // pages)
+        await write(store, 0, 2 * STORE_CHECKPOINT_PAGES // pages)
         async with asyncio.timeout(20):
-            while path.stat().st_size < limits.STORE_CHECKPOINT_PAGES * PAGE_BYTES:
+            while path.stat().st_size < STORE_CHECKPOINT_PAGES * PAGE_BYTES:
                 await asyncio.sleep(0.02)
         # A completely checkpointed log is overwritten from its beginning.
-        await write(store, 1_000, 10 * limits.STORE_CHECKPOINT_PAGES // pages)
-        assert log.stat().st_size < 1.5 * limits.STORE_CHECKPOINT_PAGES_MAX * PAGE_BYTES
+        await write(store, 1_000, 10 * STORE_CHECKPOINT_PAGES // pages)
+        assert log.stat().st_size < 1.5 * STORE_CHECKPOINT_PAGES_MAX * PAGE_BYTES
     finally:
         await store.close()
     again = SqliteStore(path)

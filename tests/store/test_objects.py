@@ -31,7 +31,8 @@ class WatchOnly:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
-        for name in ("get", "range", "commit", "watch", "compact", "read_log", "trim_log", "close", "newest", "back"):
+        names = "get range commit watch compact read_log trim_log close newest_revision revision_back"
+        for name in names.split():
             setattr(self, name, getattr(store, name))
 
     @property
@@ -228,7 +229,7 @@ async def test_stream_with_several_fields_requires_all(objects):
 
 
 async def test_slow_stream_reader_gets_expired(objects, monkeypatch):
-    monkeypatch.setattr(limits, "WATCHER_BACKLOG_EVENTS_MAX", 50)
+    monkeypatch.setattr("holdfast.store.streams.WATCHER_BACKLOG_EVENTS_MAX", 50)
     slow, quick = objects.stream(WORKLOAD, after=0), objects.stream(WORKLOAD, after=0)
     assert await is_quiet(slow) and await is_quiet(quick)
     for i in range(60):

@@ -7,7 +7,6 @@ import asyncio
 import apsw
 import pytest
 
-from holdfast.model import limits
 from holdfast.model.errors import StoreFailed
 from holdfast.store.contract import Append, Put, Remove, Txn
 from holdfast.store.sqlite import SqliteStore
@@ -131,7 +130,7 @@ async def test_cancelled_caller_does_not_cancel_its_commit(tmp_path):
 
 
 async def test_compaction_deletes_rows_in_steps_and_survives_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "COMPACT_CHUNK_REVISIONS", 50)
+    monkeypatch.setattr("holdfast.store.sqlite.COMPACT_CHUNK_REVISIONS", 50)
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 400)
     await store.commit(Txn(writes=tuple(Remove(f"/k/{i}") for i in range(5))))
@@ -154,7 +153,7 @@ async def test_compaction_deletes_rows_in_steps_and_survives_restart(tmp_path, m
 
 
 async def test_log_is_trimmed_in_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "COMPACT_CHUNK_REVISIONS", 7)
+    monkeypatch.setattr("holdfast.store.sqlite.COMPACT_CHUNK_REVISIONS", 7)
     store = SqliteStore(tmp_path / "cell.db")
     await store.commit(Txn(appends=tuple(Append("audit", b"%d" % i) for i in range(50))))
     await store.trim_log("audit", keep=3)
@@ -163,8 +162,9 @@ async def test_log_is_trimmed_in_steps(tmp_path, monkeypatch):
 
 
 async def test_watch_continues_from_disk_to_memory_without_gap(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "WATCH_RING_EVENTS", 40)
-    monkeypatch.setattr(limits, "WATCH_CHUNK_EVENTS", 16)
+    monkeypatch.setattr("holdfast.store.sqlite.WATCH_RING_EVENTS", 40)
+    monkeypatch.setattr("holdfast.store.feed.WATCH_CHUNK_EVENTS", 16)
+    monkeypatch.setattr("holdfast.store.history.WATCH_CHUNK_EVENTS", 16)
     store = SqliteStore(tmp_path / "cell.db")
     watch, seen = store.watch("", after=0), []
     for round_ in range(10):

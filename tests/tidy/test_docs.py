@@ -13,7 +13,7 @@ import click
 import pytest
 
 from holdfast.cli.app import COMMANDS, HIDDEN, holdfast
-from holdfast.model import kinds
+from holdfast.model import kinds, limits
 from holdfast.model.reasons import Reason
 
 
@@ -54,6 +54,12 @@ def test_generated_pages_are_current(generator: ModuleType) -> None:
 def test_every_reason_is_documented(root: Path) -> None:
     page = (root / "docs" / "reasons.md").read_text()
     missing = [reason.value for reason in Reason if f"| `{reason.value}` | {reason.sentence} |" not in page]
+    assert not missing
+
+
+def test_every_shared_limit_is_documented(root: Path) -> None:
+    page = (root / "docs" / "limits.md").read_text()
+    missing = [name for name in vars(limits) if name.isupper() and f"| `{name}` |" not in page]
     assert not missing
 
 

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from holdfast.model import limits
+
 FILE_LINES_MAX = 500
 TEST_FILE_LINES_MAX = 800  # a list of cases may be longer than a thing to understand
 FUNCTION_LINES_MAX = 70
@@ -79,3 +81,19 @@ def test_functions_are_typed_at_their_edges(root: Path, sources: dict[Path, ast.
             ):
                 bare.append(f"{relative(root, path)}:{node.name}")
     assert not bare, f"returns an untyped container: {bare}"
+
+
+def test_limit_with_one_user_stands_beside_it(root: Path, sources: dict[Path, ast.Module]) -> None:
+    """model/limits.py holds only limits that several packages use."""
+    production = root / "src" / "holdfast"
+    used_in: dict[str, set[str]] = {name: set() for name in vars(limits) if name.isupper()}
+    for path, tree in sources.items():
+        if path.is_relative_to(production) and not path.is_relative_to(production / "sim"):
+            package = path.relative_to(production).parts[0]
+            for node in ast.walk(tree):
+                read = [node.attr] if isinstance(node, ast.Attribute) else []
+                read += [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else []
+                for name in used_in.keys() & set(read):
+                    used_in[name].add(package)
+    single = {name: packages for name, packages in used_in.items() if len(packages) < 2}
+    assert not single, f"used by one package, so it belongs there: {single}"

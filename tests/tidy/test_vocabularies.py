@@ -59,9 +59,7 @@ def test_words_that_are_acted_on_come_in_two_releases() -> None:
     for kind in (*(row.type for row in ALL), *MESSAGES):
         _walk(kind, frozenset(), found)
     changed = {name for name in found.keys() | CLOSED.keys() if found.get(name) != CLOSED.get(name)}
-    assert not changed, (
-        f"{sorted(changed)}: read docs/decisions/0020-version-skew.md, then say it in CLOSED"
-    )
+    assert not changed, f"{sorted(changed)}: read docs/decisions/0020-version-skew.md, then say it in CLOSED"
 
 
 def _walk(kind: Any, above: frozenset[Any], found: dict[str, str]) -> None:

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import structlog
 
+from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S, AGENT_RESYNC_S, AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.client.contract import Client
 from holdfast.foundation.backoff import Backoff, jittered_s
 from holdfast.foundation.ports import Ports
-from holdfast.model import limits
 from holdfast.model.binding import Binding
 from holdfast.model.errors import Expired, Fault
 
@@ -30,17 +30,17 @@ async def list_and_watch_bindings(
     listed: Callable[[tuple[Binding, ...]], Awaitable[None]], changed: BindingHandler,
 ) -> None:  # fmt: skip
     fields = {"node": node}
-    backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+    backoff = Backoff(ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
     revision = 0
     list_by_s = 0.0
     while True:
         try:
             if not revision or ports.clock.monotonic() >= list_by_s:
-                async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
+                async with asyncio.timeout(AGENT_CALL_TIMEOUT_S):
                     listing = await client.list(Binding, fields=fields)
                 await listed(listing.items)
                 revision = listing.revision
-                list_by_s = ports.clock.monotonic() + jittered_s(limits.AGENT_RESYNC_S, ports.random)
+                list_by_s = ports.clock.monotonic() + jittered_s(AGENT_RESYNC_S, ports.random)
                 backoff.reset()
             async with asyncio.timeout(max(0.0, list_by_s - ports.clock.monotonic())):
                 async for batch in client.watch(Binding, after=revision, fields=fields):

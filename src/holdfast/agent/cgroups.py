@@ -19,8 +19,14 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from holdfast.model import limits
 from holdfast.model.quantity import CPU, MEMORY
+
+# Processes and threads of one task. Further forks fail (TooManyProcesses).
+TASK_PROCESSES_MAX = 512
+# First user id for tasks without `user`. Above system users and below the range that systemd uses for DynamicUser.
+TASK_UID_FIRST = 61_000
+# Number of user ids from TASK_UID_FIRST, and so of tasks per node that have one. Without a free one the start fails.
+TASK_UID_COUNT = 4_000
 
 _log = structlog.get_logger()
 
@@ -90,7 +96,7 @@ class CgroupV1(TaskIsolation):
             _set(memory / "memory.limit_in_bytes", resources[MEMORY])
             with contextlib.suppress(OSError):
                 _set(memory / "memory.memsw.limit_in_bytes", resources[MEMORY])
-        _set(self._bases["pids"] / task_id / "pids.max", limits.TASK_PROCESSES_MAX)
+        _set(self._bases["pids"] / task_id / "pids.max", TASK_PROCESSES_MAX)
         cpu = self._folder("cpu", task_id)
         if cpu is not None and resources.get(CPU):
             _set(cpu / "cpu.shares", max(2, resources[CPU] * 1024 // 1000))
@@ -137,7 +143,7 @@ class CgroupV2(TaskIsolation):
             _set(folder / "memory.max", resources[MEMORY])
             with contextlib.suppress(OSError):
                 _set(folder / "memory.swap.max", 0)
-        _set(folder / "pids.max", limits.TASK_PROCESSES_MAX)
+        _set(folder / "pids.max", TASK_PROCESSES_MAX)
         if resources.get(CPU):
             with contextlib.suppress(OSError):
                 _set(folder / "cpu.weight", min(10_000, max(1, resources[CPU] // 10)))
@@ -200,19 +206,19 @@ class RlimitIsolation(NoIsolation):
         if resources.get(MEMORY):
             found.append(("memory", resources[MEMORY]))
         if self._root:
-            found += [("uid", self._uid(task_id)), ("processes", limits.TASK_PROCESSES_MAX)]
+            found += [("uid", self._uid(task_id)), ("processes", TASK_PROCESSES_MAX)]
         return found
 
     def _uid(self, task_id: str) -> int:
         """The same uid for a task after a restart, unless another task has taken it."""
         taken = {uid for name, uid in self._uids.items() if name != task_id}
-        first = zlib.crc32(task_id.encode()) % limits.TASK_UID_COUNT
-        for step in range(limits.TASK_UID_COUNT):
-            uid = limits.TASK_UID_FIRST + (first + step) % limits.TASK_UID_COUNT
+        first = zlib.crc32(task_id.encode()) % TASK_UID_COUNT
+        for step in range(TASK_UID_COUNT):
+            uid = TASK_UID_FIRST + (first + step) % TASK_UID_COUNT
             if uid not in taken:
                 self._uids[task_id] = uid
                 return uid
-        raise OSError(f"all {limits.TASK_UID_COUNT} task uids are in use")
+        raise OSError(f"all {TASK_UID_COUNT} task uids are in use")
 
     def forget(self, task_id: str) -> None:
         self._uids.pop(task_id, None)

@@ -15,6 +15,7 @@ import structlog
 
 from holdfast import __version__
 from holdfast.agent.config import AgentConfig, merged_node, node_from_config
+from holdfast.agent.limits import AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.agent.reports import ReportQueue
 from holdfast.agent.task_decision import LeaseState
 from holdfast.client.contract import Client
@@ -109,7 +110,7 @@ class HollowNodes:
     # The Node objects
 
     async def _keep_registered(self) -> None:
-        backoff = Backoff(self._chance, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+        backoff = Backoff(self._chance, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
         while True:
             await self._missing.wait()
             try:
@@ -157,7 +158,7 @@ class HollowNodes:
     # Leases
 
     async def _keep_leases(self, nodes: list[HollowNode]) -> None:
-        backoff = Backoff(self._chance, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.NODE_RENEW_EVERY_S / 2)
+        backoff = Backoff(self._chance, first_s=AGENT_RETRY_FIRST_S, max_s=limits.NODE_RENEW_EVERY_S / 2)
         while True:
             try:
                 renewable = [node for node in nodes if self._can_renew(node)]

@@ -16,16 +16,21 @@ from pathlib import Path
 import structlog
 
 from holdfast.agent.config import AgentConfig
+from holdfast.agent.limits import AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.client.http import HttpClient
 from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff, jittered_s
 from holdfast.foundation.ports import Ports
 from holdfast.identity.certificates import write_private
 from holdfast.identity.node_certificates import make_csr, new_key, validity_period
-from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.join import JoinRequest, JoinResponse, RenewalRequest
 from holdfast.model.times import seconds_text
+
+# Fraction of a certificate's lifetime after which the agent renews it (jittered). The rest is time for retries.
+NODE_CERTIFICATE_RENEW_FRACTION = 0.6
+# Interval at which an agent checks for a new join token and for the renewal of its certificate.
+JOIN_TOKEN_POLL_S = 2.0
 
 _log = structlog.get_logger()
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -56,7 +61,7 @@ class AgentIdentity:
                 where = self._config.join_token_file or "(no join token file is set)"
                 _log.warning("join_token_missing", node=self._config.name, file=where)
                 warned = True
-            await self._ports.clock.sleep(limits.JOIN_TOKEN_POLL_S)
+            await self._ports.clock.sleep(JOIN_TOKEN_POLL_S)
 
     async def keep_valid(self, client: HttpClient) -> None:
         """Runs as long as the agent: renews the certificate in time, and joins again when a new token appears."""
@@ -64,7 +69,7 @@ class AgentIdentity:
         renew_at_s = self._renew_at_s()
         refused = ""
         while True:
-            await self._ports.clock.sleep(limits.JOIN_TOKEN_POLL_S)
+            await self._ports.clock.sleep(JOIN_TOKEN_POLL_S)
             metrics.AGENT_CERTIFICATE_REMAINING.set(max(0.0, self._expires_s() - self._ports.clock.now()))
             token = self._new_token()
             try:
@@ -89,7 +94,7 @@ class AgentIdentity:
 
     async def _join(self, token: str) -> None:
         """Retries until the region responds, because the region may start later than the agent."""
-        backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+        backoff = Backoff(self._ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
         key = self._request_key()
         join_request = JoinRequest(token=token, node=self._config.name, csr=make_csr(key, self._config.name))
         client = HttpClient(self._config.url, self._ports, cell=self._config.region, ca=self._config.ca)
@@ -145,7 +150,7 @@ class AgentIdentity:
 
     def _renew_at_s(self) -> float:
         start_s, end_s = self._lifetime()
-        return start_s + jittered_s((end_s - start_s) * limits.NODE_CERTIFICATE_RENEW_FRACTION, self._ports.random)
+        return start_s + jittered_s((end_s - start_s) * NODE_CERTIFICATE_RENEW_FRACTION, self._ports.random)
 
     def _lifetime(self) -> tuple[float, float]:
         held = self.path.read_bytes()

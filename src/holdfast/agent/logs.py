@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.drivers.records import TaskDir
+from holdfast.agent.drivers.records import LOG_FILES_MAX, TaskDir
 from holdfast.foundation.ports import Clock
 from holdfast.model import limits
 
@@ -51,7 +51,7 @@ def find_task_logs(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLo
 
 def log_files(path: Path) -> list[Path]:
     """The log file and its rotated parts, oldest first."""
-    numbered = [path.with_name(f"{path.name}.{index}") for index in range(limits.LOG_FILES_MAX, 0, -1)]
+    numbered = [path.with_name(f"{path.name}.{index}") for index in range(LOG_FILES_MAX, 0, -1)]
     return [part for part in (*numbered, path) if part.exists()]
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import structlog
 
 from holdfast import __version__
-from holdfast.agent.artifacts import ArtifactCache
 from holdfast.agent.cgroups import choose_isolation
 from holdfast.agent.config import AgentConfig
+from holdfast.agent.drivers.artifacts import ArtifactCache
 from holdfast.agent.drivers.contract import Driver
 from holdfast.agent.drivers.oci import OciDriver, find_runtime
 from holdfast.agent.drivers.process import ProcessDriver

@@ -15,11 +15,15 @@ from holdfast import __version__
 from holdfast.agent.registration import Registration
 from holdfast.agent.reports import ReportQueue
 from holdfast.foundation.ports import Clock
-from holdfast.model import limits
 from holdfast.model.meta import Condition, find_condition
 from holdfast.model.node import NodeExecution, Quarantine
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import SetStatus
+
+# Debounce of node status reports that change only counts.
+NODE_REPORT_DEBOUNCE_S = 1.0
+# Time since the last node status report after which a report that changes only counts is not debounced.
+NODE_REPORT_EVERY_S = 10.0
 
 
 class NodeTraits(msgspec.Struct, frozen=True):
@@ -66,10 +70,10 @@ class NodeReport:
         if self._last is None or node.uid != self._node_uid or not _decisions_equal(self._last, block):
             self._send(block, traits)
         elif block != self._last:
-            busy_s = limits.NODE_REPORT_EVERY_S - (self._clock.monotonic() - self._sent_mono_s)
-            wait_s = limits.NODE_REPORT_DEBOUNCE_S if busy_s > 0 else 0.0
+            busy_s = NODE_REPORT_EVERY_S - (self._clock.monotonic() - self._sent_mono_s)
+            wait_s = NODE_REPORT_DEBOUNCE_S if busy_s > 0 else 0.0
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._send, block, traits)
-        elif self._registration.node_read_mono_s > self._sent_mono_s + limits.NODE_REPORT_EVERY_S and (
+        elif self._registration.node_read_mono_s > self._sent_mono_s + NODE_REPORT_EVERY_S and (
             node.status.execution != block
         ):
             # Reported long before the Node was read, and missing there: an older release dropped unknown fields.

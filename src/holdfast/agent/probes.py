@@ -14,9 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.agent.drivers.contract import Driver
+from holdfast.agent.drivers.contract import PROBE_OUTPUT_BYTES_MAX, Driver
 from holdfast.foundation.ports import Clock
-from holdfast.model import limits
 from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProbe
 
 
@@ -157,7 +156,7 @@ async def _http(target: ProbeTarget, probe: HttpProbe) -> ProbeResult:
     port = target.port(probe.port)
     context = _unverified() if probe.scheme.upper() == "HTTPS" else None
     reader, writer = await asyncio.open_connection(
-        target.address, port, limit=limits.PROBE_OUTPUT_BYTES_MAX * 16, ssl=context
+        target.address, port, limit=PROBE_OUTPUT_BYTES_MAX * 16, ssl=context
     )
     try:
         head = f"GET {probe.path} HTTP/1.1\r\nHost: {target.address}:{port}\r\nUser-Agent: holdfast-probe\r\n"
@@ -179,7 +178,7 @@ async def _some_body(reader: asyncio.StreamReader) -> str:
     """The beginning of a failing response's body, for the message."""
     with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         await reader.readuntil(b"\r\n\r\n")
-    data = await reader.read(limits.PROBE_OUTPUT_BYTES_MAX)
+    data = await reader.read(PROBE_OUTPUT_BYTES_MAX)
     return " ".join(data.decode(errors="replace").split())[:200]
 
 

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from holdfast.agent.config import AgentConfig, merged_node, node_from_config
+from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S, AGENT_RESYNC_S, AGENT_RETRY_FIRST_S
 from holdfast.agent.persisted_state import PersistedState, StateStore
 from holdfast.agent.task_decision import LeaseState
 from holdfast.client.contract import Client
@@ -45,7 +46,7 @@ class Registration:
         self._memory = memory
         self._clock = ports.clock
         self._chance = ports.random
-        self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.NODE_RENEW_EVERY_S / 2)
+        self._backoff = Backoff(ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=limits.NODE_RENEW_EVERY_S / 2)
         self._changed = changed
         self._quiesce = quiesce
         facts = memory.load()
@@ -68,7 +69,7 @@ class Registration:
                     await self._register_anew()
                 if self.node is None or self._clock.monotonic() >= self._reread_mono_s:
                     await self._ensure_node()
-                    again_s = jittered_s(limits.AGENT_RESYNC_S, self._chance)
+                    again_s = jittered_s(AGENT_RESYNC_S, self._chance)
                     self._reread_mono_s = self._clock.monotonic() + again_s
                 if self.lease.fenced:
                     continue  # the Node just read is fenced
@@ -85,7 +86,7 @@ class Registration:
     async def _ensure_node(self) -> None:
         """Creates the Node, or updates it to the configuration without changing fields that operators set."""
         for _ in range(NODE_WRITE_ATTEMPTS):
-            async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
+            async with asyncio.timeout(AGENT_CALL_TIMEOUT_S):
                 stored = await self._client.get(Node, self._config.name)
                 wanted = node_from_config(self._config) if stored is None else merged_node(self._config, stored)
                 if wanted is None:

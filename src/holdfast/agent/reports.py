@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
+from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S, AGENT_FLUSH_EVERY_S, AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.client.contract import Client
 from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff
@@ -24,6 +25,10 @@ from holdfast.model import limits
 from holdfast.model.errors import Conflict, Fault, Final, Unauthorized
 from holdfast.model.meta import Key
 from holdfast.model.writes import SetStatus
+
+# Delay before the agent resends an accepted report. Needed because an earlier, unanswered report may arrive after it
+# and overwrite it.
+REPORT_RESEND_AFTER_S = 5.0
 
 ReportKey = tuple[str, Key, str]
 
@@ -37,7 +42,7 @@ class ReportQueue:
     def __init__(self, client: Client, ports: Ports) -> None:
         self._client = client
         self._clock = ports.clock
-        self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+        self._backoff = Backoff(ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
         self._pending: dict[ReportKey, SetStatus] = {}
         self._delayed_reports: dict[ReportKey, SetStatus] = {}
         """Delayed reports. A newer report about the same object replaces them."""
@@ -82,7 +87,7 @@ class ReportQueue:
     async def run(self) -> None:
         while True:
             await self._due.wait()
-            await self._clock.sleep(limits.AGENT_FLUSH_EVERY_S)
+            await self._clock.sleep(AGENT_FLUSH_EVERY_S)
             if not await self.flush():
                 await self._clock.sleep(self._backoff.next_s())
 
@@ -117,7 +122,7 @@ class ReportQueue:
         """Sends the batch; False when it is put back. Raises a refusal that one write may cause."""
         sent_s = self._clock.monotonic()
         try:
-            async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
+            async with asyncio.timeout(AGENT_CALL_TIMEOUT_S):
                 await self._client.commit(batch, brief=True)
         except Unauthorized as refusal:
             # The agent's credential was rejected, not the report: it is kept until the agent has joined again.
@@ -146,7 +151,7 @@ class ReportQueue:
         """
         self._sent.pop(address, None)
         now_s = self._clock.monotonic()
-        until_s = min(self._unanswered[address], now_s + limits.REPORT_RESEND_AFTER_S)
+        until_s = min(self._unanswered[address], now_s + REPORT_RESEND_AFTER_S)
         self._unanswered[address] = until_s
         if address not in self._pending and address not in self._delayed_reports:
             self.put(write, wait_s=max(0.0, until_s - now_s))

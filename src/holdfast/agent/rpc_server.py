@@ -16,6 +16,7 @@ import structlog
 
 from holdfast.agent import logs
 from holdfast.agent.drivers.contract import Driver, Task
+from holdfast.agent.limits import AGENT_FLUSH_EVERY_S, AGENT_RETRY_FIRST_S
 from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
@@ -23,6 +24,17 @@ from holdfast.model import limits
 from holdfast.model.agent_rpc import AgentCall, AgentCallKind, ExecOutput, LogLine, UsageRow
 from holdfast.model.errors import Fault
 from holdfast.model.quantity import CPU, MEMORY
+
+# Calls in flight per agent. Further calls are refused.
+AGENT_CALLS_PER_NODE_MAX = 32
+# Log lines per chunk of a response, and lines buffered while following a log. Then the reader waits.
+AGENT_CALL_LINES_MAX = 1_000
+# Interval at which a followed log is checked for new lines.
+LOG_FOLLOW_EVERY_S = 0.3
+# Longest duration of `holdfast exec`. Then the command is killed.
+AGENT_EXEC_MAX_S = 3600.0
+# Output of `holdfast exec`. The rest is cut off.
+AGENT_EXEC_OUTPUT_BYTES_MAX = 256 * 1024
 
 _log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
@@ -50,7 +62,7 @@ class AgentRpcServer:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     async def run(self) -> None:
-        backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.RECONNECT_MAX_S)
+        backoff = Backoff(self._ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=limits.RECONNECT_MAX_S)
         try:
             while True:
                 try:
@@ -64,13 +76,13 @@ class AgentRpcServer:
             await cancel_and_wait(*self._tasks)
 
     def _start_call(self, ask: AgentCall) -> None:
-        work = self._handle(ask) if len(self._tasks) < limits.AGENT_CALLS_PER_NODE_MAX else self._refuse_call(ask)
+        work = self._handle(ask) if len(self._tasks) < AGENT_CALLS_PER_NODE_MAX else self._refuse_call(ask)
         task = asyncio.create_task(_log_faults(work, ask), name=f"ask:{ask.id}")
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _refuse_call(self, ask: AgentCall) -> None:
-        error = f"node {self._node}: too many calls in progress (limit {limits.AGENT_CALLS_PER_NODE_MAX}); try again"
+        error = f"node {self._node}: too many calls in progress (limit {AGENT_CALLS_PER_NODE_MAX}); try again"
         await self._send(ask, [{"error": error}], end=True)
 
     async def _handle(self, ask: AgentCall) -> None:
@@ -94,8 +106,8 @@ class AgentRpcServer:
         path, arguments = found[0].path, ask.arguments
         if not arguments.follow:
             lines = [LogLine(line.at, line.stream, line.text) for line in logs.tail(path, arguments.tail)]
-            for start in range(0, len(lines), limits.AGENT_CALL_LINES_MAX):
-                if not await self._send(ask, lines[start : start + limits.AGENT_CALL_LINES_MAX]):
+            for start in range(0, len(lines), AGENT_CALL_LINES_MAX):
+                if not await self._send(ask, lines[start : start + AGENT_CALL_LINES_MAX]):
                     return
             await self._send(ask, [], end=True)
             return
@@ -104,8 +116,8 @@ class AgentRpcServer:
         try:
             async for line in logs.follow(path, self._ports.clock, lines=arguments.tail):
                 gathered.append(LogLine(line.at, line.stream, line.text))
-                while len(gathered) >= limits.AGENT_CALL_LINES_MAX and not listening.done():
-                    await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S)
+                while len(gathered) >= AGENT_CALL_LINES_MAX and not listening.done():
+                    await self._ports.clock.sleep(AGENT_FLUSH_EVERY_S)
                 if listening.done():
                     return
         finally:
@@ -117,7 +129,7 @@ class AgentRpcServer:
             rows, gathered[:] = list(gathered), []
             if not await self._send(ask, rows):
                 return
-            await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S if rows else limits.LOG_FOLLOW_EVERY_S)
+            await self._ports.clock.sleep(AGENT_FLUSH_EVERY_S if rows else LOG_FOLLOW_EVERY_S)
 
     async def _exec(self, ask: AgentCall) -> None:
         arguments = ask.arguments
@@ -131,8 +143,8 @@ class AgentRpcServer:
             done = await driver.execute(
                 task.id,
                 arguments.command,
-                min(arguments.timeout_seconds, limits.AGENT_EXEC_MAX_S),
-                limits.AGENT_EXEC_OUTPUT_BYTES_MAX,
+                min(arguments.timeout_seconds, AGENT_EXEC_MAX_S),
+                AGENT_EXEC_OUTPUT_BYTES_MAX,
             )
         except TimeoutError:
             await self._send(

@@ -21,9 +21,12 @@ TFD_CLOEXEC = os.O_CLOEXEC
 TFD_NONBLOCK = os.O_NONBLOCK
 NO_DEADLINE = float("inf")
 LEASE_BYTES = 64
+# Pause between two rounds of killing the processes of a task.
 KILL_EVERY_S = 0.01
+# Rounds of killing, one minute in all. Then the guard gives up; only processes that the kernel cannot kill are left.
 KILL_ROUNDS_MAX = 6000
-READ_ATTEMPTS = 8
+# Attempts to read the lease file while it is being written. Then the lease counts as expired.
+LEASE_READ_ATTEMPTS = 8
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,7 +45,7 @@ def encode_deadline(epoch: int, until_s: float) -> bytes:
 
 def read_lease(path: str) -> tuple[int, float]:
     """Epoch and end of the node's lease; zeros if it cannot be read."""
-    for _ in range(READ_ATTEMPTS):
+    for _ in range(LEASE_READ_ATTEMPTS):
         try:
             with open(path, "rb") as f:
                 words = f.read(LEASE_BYTES).split()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 
+# Longest line of a task log. A longer one is split into several lines.
 LINE_BYTES_MAX = 16384
 
 

@@ -27,10 +27,14 @@ STATUS_FD = 3
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 65536
+# Time without output after which an unfinished line is written to the log.
 IDLE_FLUSH_MS = 1000
+# Time to kill and reap the processes that the task left behind. Then the shim records the exit.
 ORPHAN_SWEEP_S = 5.0
+# Reads per stream before the shim looks at its other events, so that a flood of output does not delay a stop.
 READS_PER_POLL = 16
 EXIT_RECORD_BYTES = 2048
+# Attempts to take the lock of the task, two seconds in all. Then the shim exits: an earlier run still holds the lock.
 LOCK_ATTEMPTS = 200
 LOCK_PAUSE_S = 0.01
 RESET_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 
-from holdfast.model import limits, times
+from holdfast.model import times
 from holdfast.model.node import Quarantine
 from holdfast.model.reasons import Reason
+
+# Window in which failed starts count towards quarantine.
+START_FAILURES_WINDOW_S = 600.0
+# Failed starts within START_FAILURES_WINDOW_S after which the node quarantines itself.
+START_FAILURES_MIN = 3
+# Distinct workloads among the failed starts. One workload alone proves nothing about the node.
+START_FAILURES_WORKLOADS_MIN = 2
+# Duration of a quarantine. Then the node accepts new work again.
+QUARANTINE_S = 300.0
 
 NODE_FAILURE_REASONS = frozenset({Reason.START_ERROR, Reason.DISK_FULL})
 
 
 class StartFailures:
     def __init__(self) -> None:
-        self._failed: deque[tuple[float, str, str]] = deque(maxlen=limits.START_FAILURES_MIN)
+        self._failed: deque[tuple[float, str, str]] = deque(maxlen=START_FAILURES_MIN)
         self._until_mono_s = 0.0
         self._quarantine: Quarantine | None = None
 
@@ -25,15 +34,15 @@ class StartFailures:
         if reason not in NODE_FAILURE_REASONS:
             return
         self._failed.append((mono_s, workload, message))
-        recent = [f for f in self._failed if mono_s - f[0] <= limits.START_FAILURES_WINDOW_S]
+        recent = [f for f in self._failed if mono_s - f[0] <= START_FAILURES_WINDOW_S]
         workloads = sorted({f[1] for f in recent})
-        if len(recent) < limits.START_FAILURES_MIN or len(workloads) < limits.START_FAILURES_WORKLOADS_MIN:
+        if len(recent) < START_FAILURES_MIN or len(workloads) < START_FAILURES_WORKLOADS_MIN:
             return
-        self._until_mono_s = mono_s + limits.QUARANTINE_S
+        self._until_mono_s = mono_s + QUARANTINE_S
         self._quarantine = Quarantine(
             reason=reason,
             message=f"{len(recent)} consecutive starts failed ({', '.join(workloads)}); last error: {message}"[:500],
-            until=times.seconds_text(wall_s + limits.QUARANTINE_S),
+            until=times.seconds_text(wall_s + QUARANTINE_S),
         )
 
     def record_success(self) -> None:

@@ -19,13 +19,17 @@ from holdfast.agent.task_decision import (
     final_phase,
     restart_backoff_s,
 )
-from holdfast.model import limits, times
+from holdfast.model import times
 from holdfast.model.binding import Binding
 from holdfast.model.meta import Key
 from holdfast.model.quantity import Amount, Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, ExitStatus, Phase
 from holdfast.model.writes import SetStatus
+
+# How long the report "starting" of a first start waits for "running". Most starts are faster, and one write is saved.
+# Far below the stage deadline of Bound.
+STARTING_REPORT_DELAY_S = 2.0
 
 _PROBE_REASONS = (Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED)
 
@@ -128,7 +132,7 @@ def max_delay_s(block: ExecutionBlock) -> float:
     tenth of a region's cost of starting a replica. All other reports are sent at once.
     """
     first = block.phase is Phase.STARTING and not block.restarts and not block.message
-    return limits.STARTING_REPORT_DELAY_S if first else 0.0
+    return STARTING_REPORT_DELAY_S if first else 0.0
 
 
 def acknowledgement(binding: Binding, acknowledge: Acknowledge, now_s: float) -> SetStatus:

@@ -18,6 +18,7 @@ import structlog
 from holdfast.agent.binding_watch import list_and_watch_bindings
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import DiscoveredTask, Driver, StartFailed, Task, TaskExit
+from holdfast.agent.limits import AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.agent.node_report import NodeReport, NodeTraits
 from holdfast.agent.persisted_state import StateStore
 from holdfast.agent.probes import Prober
@@ -61,13 +62,16 @@ from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
-from holdfast.model import limits, times
+from holdfast.model import times
 from holdfast.model.binding import Binding
 from holdfast.model.errors import Fault
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus, Replica
 from holdfast.model.tenure import needs_tenure
+
+# Tasks that an agent starts at the same time. Further starts wait.
+AGENT_STARTS_IN_FLIGHT_MAX = 8
 
 _log = structlog.get_logger()
 
@@ -88,7 +92,7 @@ class TaskSupervisor:
         self._clock = ports.clock
         self._units: dict[str, TaskUnit] = {}
         self._listed = False
-        self._starts = asyncio.Semaphore(limits.AGENT_STARTS_IN_FLIGHT_MAX)
+        self._starts = asyncio.Semaphore(AGENT_STARTS_IN_FLIGHT_MAX)
         self._all_stopped = asyncio.Event()
         self._calls: dict[asyncio.Task[None], None] = {}
         self._shutting_down = False
@@ -282,7 +286,7 @@ class TaskSupervisor:
             return
         unit.run_until = text
         until_mono_s = run_until_mono_s(unit.binding, self._now()) if text and unit.binding is not None else None
-        unit.set(until_mono_s=until_mono_s)
+        unit.set(run_until_mono_s=until_mono_s)
         self._set_run_until(unit, until_mono_s)
 
     def _set_run_until(self, unit: TaskUnit, until_mono_s: float | None) -> None:
@@ -435,7 +439,7 @@ class TaskSupervisor:
     async def _stopped(self, unit: TaskUnit, grace_s: float) -> ExitStatus:
         """Retries until the driver confirms that nothing runs: a stop is never given up."""
         assert unit.driver is not None
-        backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+        backoff = Backoff(self._ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
         while True:
             try:
                 return await unit.driver.stop(unit.id, grace_s)

@@ -12,13 +12,26 @@ import enum
 
 import msgspec
 
-from holdfast.model import limits, times
+from holdfast.model import times
 from holdfast.model.binding import Binding, DesiredRunState
 from holdfast.model.placement_api import RenewItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus, Phase
 from holdfast.model.template import RestartPolicy
 from holdfast.model.tenure import needs_tenure
+
+# First pause before a task is restarted. Doubles with every failure.
+RESTART_BACKOFF_FIRST_S = 1.0
+# Longest pause before a task is restarted. The kubelet's default.
+RESTART_BACKOFF_MAX_S = 300.0
+# Run time after which the failure count of a task starts at one again. The kubelet's default.
+RESTART_BACKOFF_RESET_S = 600.0
+# Restarts with `restartPolicy: OnFailure`. Then the replica has failed. The default backoffLimit of a Kubernetes Job.
+RESTARTS_ON_FAILURE_MAX = 6
+# Time before the end of the lease at which exclusive work is told to stop.
+WATCHDOG_LEAD_S = 2.0
+# Time before the end of the lease at which exclusive work is killed.
+WATCHDOG_KILL_LEAD_S = 0.5
 
 
 class TaskState(enum.StrEnum):
@@ -124,6 +137,7 @@ class TaskDecision(msgspec.Struct, frozen=True):
 
 
 _NO_ACTION = TaskDecision()
+# Failures assumed for an adopted task with `restartPolicy: Always`, so that its next restart does not wait long.
 ADOPTED_FAILURES_MAX = 3
 
 # Exits that the task did not cause itself. An agent that crashed during a stop leaves StoppedOnRequest behind.
@@ -170,7 +184,7 @@ def run_until_mono_s(binding: Binding, now: Now) -> float:
 
 def _can_start(binding: Binding, lease: LeaseState, now: Now) -> bool:
     """Exclusive work starts only with time to spare: its watchdog kills it some seconds before the lease expires."""
-    spare_s = 2 * limits.WATCHDOG_LEAD_S if binding.spec.exclusive is not None else 0.0
+    spare_s = 2 * WATCHDOG_LEAD_S if binding.spec.exclusive is not None else 0.0
     until_mono_s = lease.exclusive_deadline_mono_s(binding) if binding.spec.exclusive is not None else lease.expires_mono_s
     return until_mono_s > now.mono_s + spare_s
 
@@ -240,9 +254,9 @@ def _decide_running(binding: Binding, wanted: DesiredState, local: TaskObservati
 
 def _decide_leased(lease: LeaseState, now: Now, again_in_s: float | None) -> TaskDecision:
     """Exclusive work ends before its lease does. The driver's watchdog enforces this even if the agent is dead."""
-    left_s = lease.expires_mono_s - limits.WATCHDOG_LEAD_S - now.mono_s
+    left_s = lease.expires_mono_s - WATCHDOG_LEAD_S - now.mono_s
     if left_s <= 0:
-        return TaskDecision(StopTask(max(0.0, left_s + limits.WATCHDOG_LEAD_S - limits.WATCHDOG_KILL_LEAD_S), Reason.LEASE_EXPIRED))
+        return TaskDecision(StopTask(max(0.0, left_s + WATCHDOG_LEAD_S - WATCHDOG_KILL_LEAD_S), Reason.LEASE_EXPIRED))
     return TaskDecision(recheck_in_s=left_s if again_in_s is None else min(left_s, again_in_s))
 
 
@@ -265,7 +279,7 @@ def final_phase(binding: Binding, local: TaskObservation) -> Phase | None:
         return None
     if local.exit.code == 0 and not local.stop_reason:
         return Phase.SUCCEEDED
-    if policy is RestartPolicy.NEVER or local.failures > limits.RESTARTS_ON_FAILURE_MAX:
+    if policy is RestartPolicy.NEVER or local.failures > RESTARTS_ON_FAILURE_MAX:
         return Phase.FAILED
     return None
 
@@ -285,7 +299,7 @@ def failures_after_exit(local: TaskObservation, exit_: ExitStatus, stop_reason: 
     if stop_reason not in ("", Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED) or exit_.reason in _EXTERNAL_EXITS:
         return 0
     ran_s = now.mono_s - local.started_mono_s if local.started_mono_s else 0.0
-    return 1 if ran_s >= limits.RESTART_BACKOFF_RESET_S else local.failures + 1
+    return 1 if ran_s >= RESTART_BACKOFF_RESET_S else local.failures + 1
 
 
 def assumed_failures(run: int, policy: RestartPolicy) -> int:
@@ -302,4 +316,4 @@ def restart_backoff_s(failures: int) -> float:
     if failures <= 0:
         return 0.0
     doublings = min(failures - 1, 32)
-    return min(limits.RESTART_BACKOFF_MAX_S, limits.RESTART_BACKOFF_FIRST_S * 2.0**doublings)
+    return min(RESTART_BACKOFF_MAX_S, RESTART_BACKOFF_FIRST_S * 2.0**doublings)

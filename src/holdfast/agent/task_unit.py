@@ -90,14 +90,14 @@ class TaskUnit:
     def _on_probe(self, name: str, ok: bool, message: str, now_s: float, *, has_readiness: bool) -> None:
         if name == "startup":
             if not ok:
-                self.set(unwell=Reason.STARTUP_FAILED, probe_message=message)
+                self.set(failed_probe=Reason.STARTUP_FAILED, probe_message=message)
                 return
             self.set(startup_passed=True, probe_message="")
             if not has_readiness:
                 self._set_ready(True, now_s)
         elif name == "liveness":
             if not ok:
-                self.set(unwell=Reason.LIVENESS_FAILED, probe_message=message)
+                self.set(failed_probe=Reason.LIVENESS_FAILED, probe_message=message)
         else:
             self._set_ready(ok, now_s)
             self.set(probe_message="" if ok else message)

@@ -1,1 +1,1 @@
-"""The elected writer of a region: the ledger, reserve, bind, release, leases and fences."""
+"""The elected writer of placement in a region: ledger, reserve, bind, release, leases and fences."""

@@ -1,8 +1,7 @@
 """The authority of a region: the one elected writer of placement.
 
-It owns reservations, bindings, decisions, lease pages, and the placement and fence blocks. It acts only between `start`
-and `stop`, under a token that every commit compares; outside of that it refuses (S5). Callers are authorized before
-they come here.
+It owns Reservation, Binding, Decision, LeasePage and the placement and fence blocks. It acts only between `start` and
+`stop`, under a fencing token that every commit compares; otherwise it refuses (S5). The caller is already authorized.
 
     await authority.start(token)     # after winning the election
     await authority.run()            # until it loses, or is cancelled
@@ -37,7 +36,6 @@ from holdfast.foundation import metrics
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.gate.audit import AuditLog
-from holdfast.gate.principal import Principal, controller
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.election_term import INCARNATION_TERM, Term
@@ -52,16 +50,26 @@ from holdfast.model.placement_api import (
     RenewRequest,
     ReserveRequest,
 )
+from holdfast.model.principal import Principal, controller
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.store.objects import ObjectChange, Objects
+
+# Interval of the authority's background jobs: fencing, reservation expiry, slot admission.
+AUTHORITY_TICK_S = 1.0
+# Interval at which the authority writes quota usage to the GrantCopies.
+USAGE_REPORT_EVERY_S = 1.0
+# Interval at which the authority searches for claims without a replica and releases them.
+ORPHAN_CHECK_EVERY_S = 10.0
+# Interval at which the authority deletes the oldest Decisions.
+DECISION_PRUNE_EVERY_S = 30.0
 
 _log = structlog.get_logger()
 _TERM = BY_NAME["Term"]
 T = TypeVar("T")
 _claims_all = metrics.AUTHORITY_CLAIMS.labels("all")
 _claims_unbound = metrics.AUTHORITY_CLAIMS.labels("unbound")
-_claims_lingering = metrics.AUTHORITY_CLAIMS.labels("lingering")
+_claims_quota_released = metrics.AUTHORITY_CLAIMS.labels("lingering")
 
 
 class Authority:
@@ -74,91 +82,95 @@ class Authority:
         lease_ttl_s: float = limits.NODE_LEASE_TTL_S,
         trail: AuditLog | None = None,
     ) -> None:
-        """`trail` is the cell's audit log, told of each record so that it is trimmed in time."""
+        """`trail` is the cell's audit log; it is notified of appended records, so that it trims itself in time."""
         self.region = region
         self._objects = objects
         self._ports = ports
-        self._who = controller("authority", cell=region)
+        self._caller = controller("authority", cell=region)
         self._state = AuthorityState(region, objects, ports, LeaseBook(lease_ttl_s))
         self._commits = Commits(objects, ports, trail)
         self._rounds = CommitRounds(self._state, self._commits)
-        self._heartbeats = Heartbeats(self._state, self._commits, self._who)
-        self._chores = BackgroundJobs(self._state, self._rounds, self._commits, self._who)
-        self._places = RecoverySlotAdmission(self._state, self._rounds, self._who)
-        self._gangs = Gangs(self._state, self._rounds, self._commits, self._who)
-        self._gathering = CommitBatcher(self._reserve_together)
-        self._freed = asyncio.Event()
-        """Something was given back while claims wait for others to leave."""
-        self._apart: dict[asyncio.Task[Any], None] = {}
-        self._followed_from: dict[str, int] = {}
-        self._rejoins_at_s = 0.0
+        self._heartbeats = Heartbeats(self._state, self._commits, self._caller)
+        self._jobs = BackgroundJobs(self._state, self._rounds, self._commits, self._caller)
+        self._slots = RecoverySlotAdmission(self._state, self._rounds, self._caller)
+        self._gangs = Gangs(self._state, self._rounds, self._commits, self._caller)
+        self._batcher = CommitBatcher(self._reserve_batch)
+        self._claim_released = asyncio.Event()
+        """Set when a claim was released while other claims wait for victims."""
+        self._shielded_tasks: dict[asyncio.Task[Any], None] = {}
+        self._watch_from: dict[str, int] = {}
+        self._restore_ends_at_s = 0.0
 
-    # What callers ask
+    # Requests
 
-    async def reserve(self, who: Principal, request: ReserveRequest) -> PlacementResponse:
-        """Claims, and with `bind` the bindings too, as soon as nothing has to be waited for.
+    async def reserve(self, caller: Principal, request: ReserveRequest) -> PlacementResponse:
+        """Reserves each item, and with `bind` binds it if nothing must be waited for.
 
-        Every accepted item is durable when this returns, and so is the decision.
+        When this returns, every accepted item and the Decision are durable.
         """
-        self._check_joined()
+        self._check_restored()
         if self._gangs.has_uncommitted_gang(request.items):
-            job = ReserveJob(self._state, who, request.items, request.decision, bind=request.bind)
-            answers = await self._answer(job)
-            await self._record(job, request, answers)
+            job = ReserveJob(self._state, caller, request.items, request.decision, bind=request.bind)
+            answers = await self._process(job)
+            await self._store_refused(job, request, answers)
             return answers
-        return await self._gathering.submit(who, request)
+        return await self._batcher.submit(caller, request)
 
-    async def _reserve_together(self, who: Principal, requests: Sequence[ReserveRequest]) -> Sequence[PlacementResponse]:
-        """One round for all of them; each gets what concerns it."""
-        jobs = [ReserveJob(self._state, who, r.items, r.decision, bind=r.bind) for r in requests]
-        whole = await self._answer(jobs[0] if len(jobs) == 1 else ReserveBatch(self._state, jobs))
-        found, first = [], 0
+    async def _reserve_batch(
+        self, caller: Principal, requests: Sequence[ReserveRequest]
+    ) -> Sequence[PlacementResponse]:
+        """Processes all requests in one round; returns one response per request."""
+        jobs = [ReserveJob(self._state, caller, r.items, r.decision, bind=r.bind) for r in requests]
+        response = await self._process(jobs[0] if len(jobs) == 1 else ReserveBatch(self._state, jobs))
+        responses, first = [], 0
         for job, request in zip(jobs, requests, strict=True):
-            own = whole.results[first : first + len(job.items)]
+            own = response.results[first : first + len(job.items)]
             first += len(job.items)
-            answers = msgspec.structs.replace(whole, results=own)
-            await self._record(job, request, answers)
-            found.append(answers)
-        return found
+            answers = msgspec.structs.replace(response, results=own)
+            await self._store_refused(job, request, answers)
+            responses.append(answers)
+        return responses
 
-    async def _record(self, job: ReserveJob, request: ReserveRequest, answers: PlacementResponse) -> None:
-        """Keeps a decision of which nothing was accepted, where that is asked for."""
+    async def _store_refused(self, job: ReserveJob, request: ReserveRequest, answers: PlacementResponse) -> None:
+        """Stores a Decision of which no item was accepted, if the request asks for it."""
         if request.decision is not None and request.record_refused and not job.recorded():
-            await self._shielded(self._chores.record_decision(job, answers.results))
+            await self._shielded(self._jobs.record_decision(job, answers.results))
 
-    async def bind(self, who: Principal, request: BindRequest) -> PlacementResponse:
-        self._check_joined()
-        return await self._answer(BindHandler(self._state, who, request.items, request.decision))
+    async def bind(self, caller: Principal, request: BindRequest) -> PlacementResponse:
+        self._check_restored()
+        return await self._process(BindHandler(self._state, caller, request.items, request.decision))
 
-    async def release(self, who: Principal, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
-        """`token` is the asking controller's own leadership; a stale one raises StaleToken."""
+    async def release(
+        self, caller: Principal, request: ReleaseRequest, *, token: FencingToken | None = None
+    ) -> PlacementResponse:
+        """`token` is the calling controller's fencing token; a stale one raises StaleToken."""
         if token is not None:
             self._check_token(token)
-        answers = await self._answer(ReleaseHandler(self._state, who, request.items, token))
+        answers = await self._process(ReleaseHandler(self._state, caller, request.items, token))
         if self._state.ledger.unbound:
-            self._freed.set()
+            self._claim_released.set()
         return answers
 
-    async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
-        """Heartbeats and registrations. Answered after the flush that makes them durable."""
+    async def renew(self, caller: Principal, request: RenewRequest) -> PlacementResponse:
+        """Heartbeats and registrations. The response follows the flush that makes them durable."""
         if not self._commits.leading:
             raise not_leader_error()
         answers = await self._heartbeats.renew(request.items)
         self._count("renew", answers)
         return PlacementResponse(tuple(answers), self._objects.head(BINDING), self.incarnation)
 
-    # Life
+    # Lifecycle
 
     async def start(self, token: FencingToken) -> None:
-        """Takes the token up and rebuilds ledger and lease book from the records."""
+        """Takes the token and rebuilds ledger and lease book from the stored objects."""
         await self._commits.take_token(token)
         self._state.load()
-        self._rejoins_at_s = self._ports.clock.monotonic() + self._state.leases.grace_s
+        self._restore_ends_at_s = self._ports.clock.monotonic() + self._state.leases.grace_s
         self._rounds = CommitRounds(self._state, self._commits)
-        self._chores = BackgroundJobs(self._state, self._rounds, self._commits, self._who)
-        self._places = RecoverySlotAdmission(self._state, self._rounds, self._who)
-        self._gangs = Gangs(self._state, self._rounds, self._commits, self._who)
-        self._followed_from = {kind.name: self._objects.head(kind) for kind in (BINDING, RESERVATION, HOLD)}
+        self._jobs = BackgroundJobs(self._state, self._rounds, self._commits, self._caller)
+        self._slots = RecoverySlotAdmission(self._state, self._rounds, self._caller)
+        self._gangs = Gangs(self._state, self._rounds, self._commits, self._caller)
+        self._watch_from = {kind.name: self._objects.head(kind) for kind in (BINDING, RESERVATION, HOLD)}
         _log.info(
             "authority_started",
             region=self.region,
@@ -168,7 +180,7 @@ class Authority:
         )
 
     def stop(self) -> None:
-        """Refuses from now on. Commits in flight end as they end; their callers still get their answers."""
+        """Refuses all further requests. Commits in flight complete, and their callers get responses."""
         self._commits.step_down("stopped")
         self._heartbeats.fail_pending()
 
@@ -177,12 +189,12 @@ class Authority:
         return self._commits.leading
 
     async def run(self) -> None:
-        """Does what falls due, until leadership is lost. Start it after `start`."""
+        """Runs the background tasks until leadership is lost. Call it after `start`."""
         jobs: list[tuple[str, Coroutine[Any, Any, None]]] = [
             ("authority leases", self._renew_leases()),
             ("authority fences", self._fence_leases()),
-            ("authority background jobs", self._do_chores()),
-            ("authority bind preconditions", self._end_waits()),
+            ("authority background jobs", self._run_jobs()),
+            ("authority bind preconditions", self._advance_on_release()),
             *((f"authority follows {kind.name}", self._follow(kind)) for kind in (BINDING, RESERVATION, HOLD)),
         ]
         tasks = [asyncio.create_task(work, name=name) for name, work in jobs]
@@ -193,31 +205,33 @@ class Authority:
             await cancel_and_wait(*tasks)
 
     async def tick(self) -> None:
-        """Everything that is due now, once."""
+        """Runs every background job once."""
         await self._heartbeats.flush()
         await self._heartbeats.fence()
         await self._tidy()
-        await self._chores.release_orphans()
-        await self._chores.report_usage()
-        await self._chores.prune_decisions()
+        await self._jobs.release_orphans()
+        await self._jobs.report_usage()
+        await self._jobs.prune_decisions()
 
-    # What is kept, for reading
+    # Inspection
 
     @property
     def ledger(self) -> Ledger:
         return self._state.ledger
 
     def rebuilt_ledger(self) -> Ledger:
-        """The ledger as the published records alone would have it; equal to `ledger` whenever nothing is in flight."""
+        """The ledger rebuilt from the published objects; equal to `ledger` while no commit is in flight."""
         state = self._state
-        return rebuild_ledger(state.list_all(Node), state.list_all(RecoverySlot), state.list_all(Reservation), state.list_all(Binding))
+        return rebuild_ledger(
+            state.list_all(Node), state.list_all(RecoverySlot), state.list_all(Reservation), state.list_all(Binding)
+        )
 
     def lease_epoch(self, node: str) -> int:
         return self._state.leases.epoch(node)
 
     # Inside
 
-    async def _answer(self, job: RoundJob) -> PlacementResponse:
+    async def _process(self, job: RoundJob) -> PlacementResponse:
         if not self._commits.leading:
             raise not_leader_error()
         started_s = self._ports.clock.monotonic()
@@ -226,19 +240,19 @@ class Authority:
         else:
             settled = await self._shielded(self._rounds.process(job))
         metrics.AUTHORITY_COMMIT.labels(job.verb).observe(self._ports.clock.monotonic() - started_s)
-        self._count(job.verb, settled.answers)
-        return PlacementResponse(tuple(settled.answers), settled.revision or self._objects.head(BINDING))
+        self._count(job.verb, settled.results)
+        return PlacementResponse(tuple(settled.results), settled.revision or self._objects.head(BINDING))
 
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """A caller that goes away must not leave a commit without its end in the ledger."""
+        """Completes the work even if the caller is cancelled, so that the ledger follows every commit."""
         task = asyncio.create_task(work)
-        self._apart[task] = None
-        task.add_done_callback(self._end_apart)
+        self._shielded_tasks[task] = None
+        task.add_done_callback(self._on_shielded_done)
         return await asyncio.shield(task)
 
-    def _end_apart(self, done: asyncio.Task[Any]) -> None:
-        """Whoever asked may be gone: a fault nobody waits for any more is no failure."""
-        self._apart.pop(done, None)
+    def _on_shielded_done(self, done: asyncio.Task[Any]) -> None:
+        """Retrieves the exception, because the caller may have been cancelled."""
+        self._shielded_tasks.pop(done, None)
         if not done.cancelled():
             done.exception()
 
@@ -252,115 +266,119 @@ class Authority:
 
     @property
     def incarnation(self) -> int:
-        """Which life of the cell this is: one more than it was restored from backups."""
+        """The cell's incarnation: 1 plus the number of restores from a backup."""
         term = self._objects.get(_TERM, "", INCARNATION_TERM)
         return term.spec.term if isinstance(term, Term) else 1
 
     @property
     def restore_in_progress(self) -> bool:
-        """Whether the cell was restored and has not yet let the leases of its former life run out."""
+        """Whether the cell was restored and leases of the previous incarnation may still be held."""
         term = self._objects.get(_TERM, "", INCARNATION_TERM)
         return isinstance(term, Term) and term.spec.holder == restore_records.RESTORE_IN_PROGRESS
 
-    def _check_joined(self) -> None:
+    def _check_restored(self) -> None:
         if self.restore_in_progress:
-            left_s = max(0.0, self._rejoins_at_s - self._ports.clock.monotonic())
+            remaining_s = max(0.0, self._restore_ends_at_s - self._ports.clock.monotonic())
             raise Unavailable(
-                f"{self.region} was restored from a backup and rejoins: nothing is bound for {left_s:.0f} s more, "
-                "until every agent was heard anew or is certain to have stopped",
+                f"region {self.region}: restored from a backup; placement is refused for {remaining_s:.0f} s more, until "
+                "every agent has registered again or is certain to have stopped",
                 facts={"reason": Reason.RESTORE_IN_PROGRESS.value},
             )
 
-    async def _rejoin(self) -> None:
-        """Ends the waiting once no lease of the former incarnation can still be held by anyone."""
-        if not self.restore_in_progress or self._ports.clock.monotonic() < self._rejoins_at_s:
+    async def _complete_restore(self) -> None:
+        """Ends the restore when no agent can hold a lease of the previous incarnation any more."""
+        if not self.restore_in_progress or self._ports.clock.monotonic() < self._restore_ends_at_s:
             return
         term = self._objects.get(_TERM, "", INCARNATION_TERM)
         assert isinstance(term, Term)
-        joined = msgspec.structs.replace(
+        completed = msgspec.structs.replace(
             term,
             metadata=records.without_revision(term.metadata),
             spec=msgspec.structs.replace(term.spec, holder=restore_records.RESTORE_COMPLETE),
         )
-        probe = stored(_TERM, term.metadata, lambda found: found.spec.holder == restore_records.RESTORE_COMPLETE)
-        await self._commits.commit({restore_records.incarnation_key(): term.revision}, [records.put_object(_TERM, joined)], (), probe)
+        probe = stored(
+            _TERM, term.metadata, lambda responses: responses.spec.holder == restore_records.RESTORE_COMPLETE
+        )
+        await self._commits.commit(
+            {restore_records.incarnation_key(): term.revision}, [records.put_object(_TERM, completed)], (), probe
+        )
         _log.info("restore_completed", region=self.region, incarnation=term.spec.term)
 
     def _check_token(self, token: FencingToken) -> None:
         term = self._objects.get(_TERM, "", token.election)
         if term is None or term.revision != token.revision:
             raise StaleToken(
-                f"token {token.revision} of election {token.election} is not the current term: someone else leads",
+                f"election {token.election}: stale token {token.revision}; another process leads",
                 facts={"token": token.revision, "current": term.revision if term is not None else 0},
             )
 
     async def _renew_leases(self) -> None:
-        """What comes within a moment is made durable together; while nobody renews, nothing is done."""
+        """Flushes renewals in batches; does nothing while there are none."""
         while self._commits.leading:
-            gathering_s = await self._heartbeats.wait_for_renewals()
-            await self._ports.clock.sleep(gathering_s)
-            await self._try("flush", self._heartbeats.flush())
+            delay_s = await self._heartbeats.wait_for_renewals()
+            await self._ports.clock.sleep(delay_s)
+            await self._run_job("flush", self._heartbeats.flush())
 
     async def _fence_leases(self) -> None:
         while self._commits.leading:
-            await self._ports.clock.sleep(limits.AUTHORITY_TICK_S)
-            await self._try("fence", self._heartbeats.fence())
-            self._gauge()
+            await self._ports.clock.sleep(AUTHORITY_TICK_S)
+            await self._run_job("fence", self._heartbeats.fence())
+            self._update_gauges()
 
-    async def _do_chores(self) -> None:
+    async def _run_jobs(self) -> None:
         clock = self._ports.clock
         due = {"orphans": clock.monotonic(), "prune": clock.monotonic(), "use": clock.monotonic()}
         while self._commits.leading:
-            await clock.sleep(limits.AUTHORITY_TICK_S)
-            await self._try("tidy", self._tidy())
+            await clock.sleep(AUTHORITY_TICK_S)
+            await self._run_job("tidy", self._tidy())
             now_s = clock.monotonic()
             for name, every_s, work in (
-                ("use", limits.USAGE_REPORT_EVERY_S, self._chores.report_usage),
-                ("orphans", limits.ORPHAN_CHECK_EVERY_S, self._chores.release_orphans),
-                ("prune", limits.DECISION_PRUNE_EVERY_S, self._chores.prune_decisions),
+                ("use", USAGE_REPORT_EVERY_S, self._jobs.report_usage),
+                ("orphans", ORPHAN_CHECK_EVERY_S, self._jobs.release_orphans),
+                ("prune", DECISION_PRUNE_EVERY_S, self._jobs.prune_decisions),
             ):
                 if now_s - due[name] >= every_s:
                     due[name] = now_s
-                    await self._try(name, work())
+                    await self._run_job(name, work())
 
-    async def _end_waits(self) -> None:
-        """Moves waiting claims on as soon as something is given back, not only at the next tick."""
+    async def _advance_on_release(self) -> None:
+        """Promotes and binds waiting claims as soon as a claim is released, not only at the next tick."""
         while self._commits.leading:
-            await self._freed.wait()
-            self._freed.clear()
-            await self._try("waits", self._move_on())
+            await self._claim_released.wait()
+            self._claim_released.clear()
+            await self._run_job("waits", self._advance_waiting())
 
-    async def _move_on(self) -> None:
-        await self._chores.promote()
-        await self._rejoin()
+    async def _advance_waiting(self) -> None:
+        await self._jobs.promote()
+        await self._complete_restore()
         await self._gangs.commit_and_bind()
 
     async def _tidy(self) -> None:
-        await self._chores.expire()
-        await self._chores.remove_ended()
-        await self._chores.confirm_provisional()
-        await self._move_on()
-        await self._places.admit()
-        await self._places.sync_consumers()
+        await self._jobs.expire()
+        await self._jobs.remove_ended()
+        await self._jobs.confirm_provisional()
+        await self._advance_waiting()
+        await self._slots.admit()
+        await self._slots.sync_consumers()
 
-    async def _try(self, what: str, work: Coroutine[Any, Any, None]) -> None:
-        """A chore that fails is tried again at its next turn; nothing depends on one turn."""
+    async def _run_job(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Runs one job. A failure is logged; the next tick runs the job again."""
         try:
             await work
         except Fault as fault:
-            _log.info("background_job_failed", chore=what, reason=fault.reason, message=fault.message)
+            _log.info("background_job_failed", job=name, reason=fault.reason, message=fault.message)
         except Exception:
-            _log.exception("background_job_failed", chore=what)
+            _log.exception("background_job_failed", job=name)
 
     async def _follow(self, kind: Kind) -> None:
-        """Notices what others removed (collector, operators) and what is held for recovery."""
-        after = self._followed_from.get(kind.name, 0)
+        """Follows removals by other writers (garbage collection, operators) and changes of recovery slots."""
+        after = self._watch_from.get(kind.name, 0)
         while self._commits.leading:
             try:
                 async for changes in self._objects.stream(kind, after=after):
                     for change in changes:
                         after = change.revision
-                        self._seen(kind, change)
+                        self._on_change(kind, change)
             except Expired:
                 after = self._objects.head(kind)
                 self._rounds.reload_all()
@@ -368,20 +386,20 @@ class Authority:
                 _log.info("stream_ended", kind=kind.name, reason=fault.reason)
                 await self._ports.clock.sleep(limits.BACKOFF_FIRST_S)
 
-    def _seen(self, kind: Kind, change: ObjectChange) -> None:
+    def _on_change(self, kind: Kind, change: ObjectChange) -> None:
         item = change.new or change.old
         if item is None:
             return
         if kind is HOLD:
             assert isinstance(item, RecoverySlot)
-            self._rounds.slots_changed(item.spec.node, gone="" if change.new is not None else item.metadata.name)
-        elif change.new is None:  # only the authority writes claims, and it has booked its own already
+            self._rounds.slots_changed(item.spec.node, removed="" if change.new is not None else item.metadata.name)
+        elif change.new is None:  # only the authority writes claims, and its own are booked already
             self._rounds.claim_removed(item.metadata.namespace, item.metadata.name)
 
-    def _gauge(self) -> None:
+    def _update_gauges(self) -> None:
         monotonic_s = self._ports.clock.monotonic()
         book, ledger = self._state.leases, self._state.ledger
         metrics.AUTHORITY_LEASES.set(book.count_live(monotonic_s))
         _claims_all.set(len(ledger.claims))
         _claims_unbound.set(len(ledger.unbound))
-        _claims_lingering.set(len(ledger.quota_released))
+        _claims_quota_released.set(len(ledger.quota_released))

@@ -1,7 +1,7 @@
-"""What the authority does on its own: expiry, promotion, cleaning up behind fences, reports of use, old decisions.
+"""Background jobs of the authority: expiry, promotion, cleanup after fences, usage reports, pruning of Decisions.
 
-Every chore looks at what is and not at what happened, so that a lost event costs only time. Each goes through the same
-checks and commits as a request.
+Every job is level-triggered: it reads the present state, so a lost event costs only time. Each uses the same checks and
+commits as a request.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from holdfast.authority.claims import ENDED_PHASES, Claim, ClaimRequest, victim_
 from holdfast.authority.commit_rounds import NOTHING, BackgroundJob, CommitRounds, CommitStep, make_step
 from holdfast.authority.commits import Commits, CommitTest, removed, stored
 from holdfast.authority.release import free_step, is_fenced
-from holdfast.authority.reserve import ReserveJob, RoundState
+from holdfast.authority.reserve import RESERVATION_TTL_S, ReserveJob, RoundState
 from holdfast.authority.state import BINDING, GRANT_COPY, RESERVATION, AuthorityState
 from holdfast.foundation.batches import batches
 from holdfast.gate import audit
-from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.binding import Binding, DesiredRunState, Reservation, ReservationPhase
 from holdfast.model.decision import Decision
@@ -28,32 +27,38 @@ from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_api import PlacementOutcome, PlacementResult
+from holdfast.model.principal import Principal
 from holdfast.model.quantity import Amount, amounts_text
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text, parse_time
 from holdfast.store.contract import Put, Remove
 
+# Decisions kept per region. The oldest are deleted.
+DECISIONS_MAX = 5_000
+
 _DECISION = kind_of(Decision)
 
 
 class BackgroundJobs:
-    def __init__(self, state: AuthorityState, rounds: CommitRounds, commits: Commits, who: Principal) -> None:
+    def __init__(self, state: AuthorityState, rounds: CommitRounds, commits: Commits, caller: Principal) -> None:
         self._state = state
         self._rounds = rounds
         self._commits = commits
-        self._who = who
+        self._caller = caller
 
-    async def _do(self, verb: str, claims: Iterable[Claim], plan: Callable[[Claim], CommitStep | PlacementResult]) -> None:
+    async def _run(
+        self, verb: str, claims: Iterable[Claim], plan: Callable[[Claim], CommitStep | PlacementResult]
+    ) -> None:
         items = [c for c in claims if not self._rounds.in_flight(c.key)]
         if items:
-            await self._rounds.process(BackgroundJob(verb, self._who, items, lambda claim: claim.replica_uid, plan))
+            await self._rounds.process(BackgroundJob(verb, self._caller, items, lambda claim: claim.replica_uid, plan))
 
     async def expire(self) -> None:
-        """Releases reservations past their expiry, and those whose replica is gone."""
+        """Releases expired Reservations, and those whose replica is gone."""
         now = self._state.now()
         due = [c for c in self._state.ledger.unbound.values() if c.expires_at and parse_time(c.expires_at) <= now]
-        await self._do("expire", due, self.plan_expiry)
+        await self._run("expire", due, self.plan_expiry)
 
     def plan_expiry(self, claim: Claim) -> CommitStep | PlacementResult:
         state = self._state
@@ -64,14 +69,14 @@ class BackgroundJobs:
             return NOTHING
         replica = state.replica(claim.namespace, claim.replica)
         holds = replica is not None and replica.uid == claim.replica_uid
-        if holds and self._may_last(claim, reservation):
+        if holds and self._can_extend(claim, reservation):
             return self._extended(claim, reservation)
         if replica is not None and holds and replica.status.placement.reservation == claim.name:
             return free_step(state, replica, None, Reason.RESERVATION_EXPIRED.value)
         return self._removal(claim)
 
-    def _may_last(self, claim: Claim, reservation: Reservation) -> bool:
-        """Whether it waits for victims that were told to leave and have not yet; not for ever."""
+    def _can_extend(self, claim: Claim, reservation: Reservation) -> bool:
+        """Whether the Reservation waits for victims that are stopping, and is younger than RESERVATION_MAX_S."""
         age_s = self._state.now() - parse_time(reservation.metadata.creation_timestamp)
         if not claim.nominated or age_s >= limits.RESERVATION_MAX_S:
             return False
@@ -83,7 +88,7 @@ class BackgroundJobs:
         return False
 
     def _extended(self, claim: Claim, reservation: Reservation) -> CommitStep:
-        expires_at = micro_text(self._state.now() + limits.RESERVATION_TTL_S)
+        expires_at = micro_text(self._state.now() + RESERVATION_TTL_S)
         spec = msgspec.structs.replace(reservation.spec, expires_at=expires_at)
         change = records.reservation_change(reservation, reservation.status.phase, spec)
         step = _change(claim, reservation, change, lambda found: found.spec.expires_at >= expires_at)
@@ -91,13 +96,13 @@ class BackgroundJobs:
         return step
 
     async def promote(self) -> None:
-        """Makes nominated reservations firm once none of their victims holds anything any more."""
+        """Makes nominated Reservations firm after all their victims are released."""
         ledger = self._state.ledger
-        ready = [
+        promotable = [
             c for c in ledger.unbound.values()
             if c.nominated and not any(victim_key(c.namespace, v) in ledger.claims for v in c.victims)
         ]  # fmt: skip
-        await self._do("promote", ready, self.plan_promotion)
+        await self._run("promote", promotable, self.plan_promotion)
 
     def plan_promotion(self, claim: Claim) -> CommitStep | PlacementResult:
         state = self._state
@@ -116,13 +121,16 @@ class BackgroundJobs:
         before = state.ledger.drop(claim.key)
         try:
             account = state.ledger.account_for(node)
-            devices, ports = device_allocation.allocate_devices(account, want), device_allocation.allocate_ports(account, want)
+            devices, ports = (
+                device_allocation.allocate_devices(account, want),
+                device_allocation.allocate_ports(account, want),
+            )
             if account.shortage(want) or isinstance(devices, Refused) or isinstance(ports, Refused):
-                return NOTHING  # someone else came first; it keeps waiting until it expires
+                return NOTHING  # another claim took the capacity; the nomination waits until it expires
         finally:
             if before is not None:
                 state.ledger.put(before)
-        expires_at = micro_text(state.now() + limits.RESERVATION_TTL_S)
+        expires_at = micro_text(state.now() + RESERVATION_TTL_S)
         spec = msgspec.structs.replace(
             reservation.spec, victims=(), devices=devices, ports=ports, expires_at=expires_at
         )
@@ -134,28 +142,28 @@ class BackgroundJobs:
         return step
 
     async def remove_ended(self) -> None:
-        """Removes bindings whose quota leg is gone, once nothing of them can run any more."""
+        """Removes Bindings with released quota whose task cannot run any more."""
         state = self._state
-        proven = [c for c in state.ledger.quota_released.values() if self._is_over(c)]
-        await self._do("clean", proven, self.plan_removal)
+        ended = [c for c in state.ledger.quota_released.values() if self._has_ended(c)]
+        await self._run("clean", ended, self.plan_removal)
 
-    def _is_over(self, claim: Claim) -> bool:
+    def _has_ended(self, claim: Claim) -> bool:
         binding = self._state.binding(claim.namespace, claim.name)
         if binding is None or binding.status.phase in ENDED_PHASES:
             return True
         return self._state.node(claim.node) is None and not self._state.leases.may_be_live(claim.node)
 
     def plan_removal(self, claim: Claim) -> CommitStep | PlacementResult:
-        return self._removal(claim) if self._is_over(claim) else NOTHING
+        return self._removal(claim) if self._has_ended(claim) else NOTHING
 
     async def confirm_provisional(self) -> None:
-        """Confirms what was placed while the region was cut off as soon as a live grant covers it; renews it till then.
+        """Confirms provisional claims that a live grant covers, and renews them until then.
 
-        What no grant covers is left alone: release withdraws it, or its time runs out.
+        Claims that no grant covers are left alone: `release` evicts them, or they end at `runUntil`.
         """
         claims = list(self._state.ledger.provisional_claims.values())
         if claims:
-            await self._do("confirm", claims, self.plan_provisional)
+            await self._run("confirm", claims, self.plan_provisional)
 
     def plan_provisional(self, claim: Claim) -> CommitStep | PlacementResult:
         binding = self._state.binding(claim.namespace, claim.name)
@@ -173,10 +181,10 @@ class BackgroundJobs:
         return step
 
     async def release_orphans(self) -> None:
-        """Claims whose replica is gone: reservations go, bindings are stopped first and go when that is proven."""
+        """Releases claims whose replica is gone: Reservations at once, Bindings after a proven stop."""
         state = self._state
         orphans = [c for c in state.ledger.claims.values() if c.quota_held and self._is_orphan(c)]
-        await self._do("release", orphans, self.plan_orphan)
+        await self._run("release", orphans, self.plan_orphan)
         for name in [n for n in state.ledger.nodes if state.node(n) is None]:
             state.ledger.forget(name)
 
@@ -197,15 +205,17 @@ class BackgroundJobs:
         if binding.spec.desired is DesiredRunState.STOP and not fenced:
             return NOTHING
         spec = msgspec.structs.replace(
-            binding.spec, desired=DesiredRunState.STOP, stop_reason=binding.spec.stop_reason or Reason.OWNER_DELETED.value,
+            binding.spec,
+            desired=DesiredRunState.STOP,
+            stop_reason=binding.spec.stop_reason or Reason.OWNER_DELETED.value,
             quota_released=fenced,
-        )  # fmt: skip
+        )
         step = _change(claim, binding, records.binding_change(binding, spec), lambda found: found.spec == spec)
         step.claim_after = msgspec.structs.replace(claim, quota_held=not spec.quota_released)
         return step
 
     def _removal(self, claim: Claim) -> CommitStep:
-        """Takes the records of a claim away; its replica, if there is one, has moved on already."""
+        """Deletes the objects of a claim; its replica is gone or has a later attempt."""
         state = self._state
         compares: dict[str, int] = {}
         writes: list[Put | Remove] = []
@@ -223,13 +233,13 @@ class BackgroundJobs:
         return make_step("delete", kind, meta, answer, writes, compares=compares, free=claim.key)
 
     async def report_usage(self) -> None:
-        """Writes each tenant's use beside its limit, with the generation of the limit it was counted under.
+        """Writes each tenant's usage to its GrantCopy, with the generation of the limit in force.
 
-        A reader that sees the generation of a lowered limit observed knows that nothing is spent under the higher one
-        any more. No other commit begins meanwhile, as all of them rest on these objects.
+        An observed generation proves that no claim is accepted under an older, higher limit any more. No other commit
+        starts meanwhile, because all of them compare these objects.
         """
         self._state.observe_grants()
-        if all(self._use_is_told(copy) for copy in self._state.list_all(GrantCopy)):
+        if all(self._is_usage_reported(copy) for copy in self._state.list_all(GrantCopy)):
             return
         async with self._commits.exclusive():
             state = self._state
@@ -237,16 +247,18 @@ class BackgroundJobs:
             writes: list[Put | Remove] = []
             entries: list[audit.AuditEntry] = []
             for copy in state.list_all(GrantCopy):
-                if self._use_is_told(copy):
+                if self._is_usage_reported(copy):
                     continue
-                moved = msgspec.structs.replace(
-                    copy.status, used=self._use(copy), observed_generation=copy.metadata.generation
+                new_status = msgspec.structs.replace(
+                    copy.status, used=self._usage(copy), observed_generation=copy.metadata.generation
                 )  # fmt: skip
-                put = records.status_put(GRANT_COPY, copy, moved)
+                put = records.status_put(GRANT_COPY, copy, new_status)
                 compares[put.key] = copy.revision
                 writes.append(put)
-                entries.append(audit.AuditEntry("update", "GrantCopy", copy.metadata.name, copy.metadata.namespace, copy.uid,
-                                           copy.revision))  # fmt: skip
+                meta = copy.metadata
+                entries.append(
+                    audit.AuditEntry("update", "GrantCopy", meta.name, meta.namespace, copy.uid, copy.revision)
+                )
                 if len(writes) == limits.BATCH_WRITES_MAX:
                     break
             if not writes:
@@ -255,14 +267,15 @@ class BackgroundJobs:
             assert isinstance(first, Put)
             meta, status = first.attached.metadata, first.attached.status
             probe = stored(GRANT_COPY, meta, lambda found: found.status == status)
-            record = audit.commit_record(self._who, state.now(), "update", entries)
+            record = audit.commit_record(self._caller, state.now(), "update", entries)
             try:
                 await self._commits.commit(compares, writes, (record,), probe)
             except Conflict:
-                return  # a newer limit came; the next tick reports under it
+                return  # the limit changed; the next tick reports under it
 
-    def _use(self, copy: GrantCopy) -> dict[str, Amount]:
-        """Emergency quota adds to the normal limit; use is reported once, on the normal copy where there is one."""
+    def _usage(self, copy: GrantCopy) -> dict[str, Amount]:
+        """Usage to report on this GrantCopy. Emergency quota extends the Normal limit, so usage is reported once, on
+        the Normal copy if there is one."""
         tenant, grant_class = copy.metadata.namespace, copy.spec.grant_class
         if grant_class is GrantClass.EMERGENCY:
             if any(c.spec.grant_class is GrantClass.NORMAL for c in self._state.list_all(GrantCopy, tenant)):
@@ -270,12 +283,12 @@ class BackgroundJobs:
             grant_class = GrantClass.NORMAL
         return dict(amounts_text(self._state.ledger.used.get((tenant, grant_class), {})))
 
-    def _use_is_told(self, copy: GrantCopy) -> bool:
-        told = copy.status
-        return told.observed_generation == copy.metadata.generation and told.used == self._use(copy)
+    def _is_usage_reported(self, copy: GrantCopy) -> bool:
+        status = copy.status
+        return status.observed_generation == copy.metadata.generation and status.used == self._usage(copy)
 
     async def record_decision(self, job: ReserveJob, answers: Sequence[PlacementResult]) -> None:
-        """Stores a decision of which nothing was accepted: why there is no place is worth knowing too."""
+        """Stores a Decision of which no item was accepted, so that its reasons can be explained."""
         await self._commits.wait_ready()
         job.begin_round()
         extra = job.extra_writes((), answers)
@@ -283,25 +296,25 @@ class BackgroundJobs:
         assert isinstance(put, Put)
         meta = put.attached.metadata
         entry = audit.AuditEntry("create", "Decision", meta.name, meta.namespace, meta.uid)
-        record = audit.commit_record(job.who, self._state.now(), "record", [entry])
+        record = audit.commit_record(job.caller, self._state.now(), "record", [entry])
         try:
             await self._commits.commit(extra.compares, extra.writes, (record,), stored(_DECISION, meta))
         except Conflict:
-            return  # the name is taken: the record is there
+            return  # the Decision is already stored
 
     async def prune_decisions(self) -> None:
-        """Keeps the newest decisions."""
+        """Deletes the oldest Decisions beyond DECISIONS_MAX."""
         decisions = sorted(self._state.list_all(Decision), key=lambda d: d.revision)
-        old = decisions[: max(0, len(decisions) - limits.DECISIONS_MAX)]
-        for part in batches(old, limits.BATCH_WRITES_MAX):
+        oldest = decisions[: max(0, len(decisions) - DECISIONS_MAX)]
+        for some in batches(oldest, limits.BATCH_WRITES_MAX):
             await self._commits.wait_ready()
-            keys = [_DECISION.store_key(d.metadata.namespace, d.metadata.name) for d in part]
-            compares = {key: d.revision for key, d in zip(keys, part, strict=True)}
+            keys = [_DECISION.store_key(d.metadata.namespace, d.metadata.name) for d in some]
+            compares = {key: d.revision for key, d in zip(keys, some, strict=True)}
             writes: list[Put | Remove] = [Remove(key) for key in keys]
-            entry = audit.AuditEntry("delete", "Decision", f"{len(part)} oldest")
-            record = audit.commit_record(self._who, self._state.now(), "prune", [entry])
+            entry = audit.AuditEntry("delete", "Decision", f"{len(some)} oldest")
+            record = audit.commit_record(self._caller, self._state.now(), "prune", [entry])
             try:
-                await self._commits.commit(compares, writes, (record,), removed(_DECISION, part[0].metadata))
+                await self._commits.commit(compares, writes, (record,), removed(_DECISION, some[0].metadata))
             except Conflict:
                 return
 
@@ -309,12 +322,21 @@ class BackgroundJobs:
 def _accepted(claim: Claim, kind: Kind) -> PlacementResult:
     binding, reservation = (claim.name, "") if kind is BINDING else ("", claim.name)
     return PlacementResult(
-        result=PlacementOutcome.ACCEPTED, node=claim.node, binding=binding, reservation=reservation, attempt=claim.attempt
+        result=PlacementOutcome.ACCEPTED,
+        node=claim.node,
+        binding=binding,
+        reservation=reservation,
+        attempt=claim.attempt,
     )
 
 
 def _change(
-    claim: Claim, item: Reservation | Binding, change: Put, landed: CommitTest, *, compares: dict[str, int] | None = None
+    claim: Claim,
+    item: Reservation | Binding,
+    change: Put,
+    landed: CommitTest,
+    *,
+    compares: dict[str, int] | None = None,
 ) -> CommitStep:
     """The step that changes one record of a claim."""
     kind = kind_of(item)

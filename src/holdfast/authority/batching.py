@@ -1,8 +1,9 @@
-"""Reserve requests of one moment share a round: one look at the world, one transaction, one audit record.
+"""Batches concurrent reserve requests into one commit round: one state read, one transaction, one audit record.
 
-What always holds: every request keeps its own decision and its own answers, in its own order; one that is refused, or
-whose objects moved, spoils nothing for the others, as items are judged one by one (`rounds`). Requests of different
-callers never share a record. Nothing waits for company: what is there when the loop comes round goes.
+- Each request keeps its own Decision and its own responses, in order.
+- Items are checked one by one, so a refused or conflicting item does not fail the others.
+- Requests of different callers are never batched, because an audit record has one caller.
+- A request never waits for a batch to fill.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from holdfast.authority.commits import not_leader_error
 from holdfast.authority.reserve import ReserveJob, RoundState
 from holdfast.authority.state import AuthorityState
 from holdfast.foundation.batches import batches, send_divided
-from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.placement_api import PlacementResponse, PlacementResult, ReserveItem, ReserveRequest
+from holdfast.model.principal import Principal
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 
 class _Item(NamedTuple):
-    """One item, and whose it is."""
+    """One item and its request."""
 
     job: ReserveJob
     item: ReserveItem
@@ -38,7 +39,7 @@ class ReserveBatch:
     """Several reserve requests as one job."""
 
     def __init__(self, state: AuthorityState, jobs: Sequence[ReserveJob]) -> None:
-        self.verb, self.who = jobs[0].verb, jobs[0].who
+        self.verb, self.caller = jobs[0].verb, jobs[0].caller
         self.items = [_Item(job, item) for job in jobs for item in job.items]
         self._state = state
         self._jobs = jobs
@@ -54,57 +55,59 @@ class ReserveBatch:
     def plan(self, item: _Item) -> CommitStep | PlacementResult:
         out = item.job.plan(item.item)
         if isinstance(out, CommitStep):
-            out.extra_write_count = 1  # its decision, at most
+            out.extra_write_count = 1  # its Decision
         return out
 
-    def extra_writes(self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]) -> ExtraWrites:
-        """The decisions of all requests that something was accepted of."""
+    def extra_writes(
+        self, taken: Sequence[tuple[int, CommitStep]], responses: Sequence[PlacementResult | None]
+    ) -> ExtraWrites:
+        """The Decisions of all requests with accepted items."""
         by_index = dict(taken)
         compares: dict[str, int] = {}
         extra = ExtraWrites(compares, [])
         first = 0
         for job in self._jobs:
             last = first + len(job.items)
-            own = [(index - first, by_index[index]) for index in range(first, last) if index in by_index]
-            if own:
-                more = job.extra_writes(own, answers[first:last])
-                compares.update(more.compares)
-                extra.writes += more.writes
+            accepted = [(index - first, by_index[index]) for index in range(first, last) if index in by_index]
+            if accepted:
+                of_job = job.extra_writes(accepted, responses[first:last])
+                compares.update(of_job.compares)
+                extra.writes += of_job.writes
             first = last
         return extra
 
 
 class WaitingCall(msgspec.Struct, Generic[Q, A], frozen=True):
-    """A request whose caller waits for `answer`."""
+    """A request whose caller waits for the future `response`."""
 
     request: Q
-    answer: asyncio.Future[A]
+    response: asyncio.Future[A]
 
 
 def fail(calls: Iterable[WaitingCall[Any, Any]], fault: Exception) -> None:
-    for each in calls:
-        if not each.answer.done():
-            each.answer.set_exception(fault)
+    for call in calls:
+        if not call.response.done():
+            call.response.set_exception(fault)
 
 
-async def answer_together(
-    calls: Sequence[WaitingCall[Q, A]], settle: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]
+async def complete_together(
+    calls: Sequence[WaitingCall[Q, A]], process: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]
 ) -> None:  # fmt: skip
-    """Has the calls settled at once and answers each. A fault is the answer to all of them; any other exception is a
-    bug that one call may bring out, and must not cost the others their answers."""
+    """Processes the calls in one batch and completes each. A Fault fails all of them. Any other exception is a bug that
+    one call may trigger; the batch is split, so that it fails only that call."""
 
     async def send(some: Sequence[WaitingCall[Q, A]]) -> None:
         try:
-            answers = await settle([each.request for each in some])
+            responses = await process([call.request for call in some])
         except Fault as fault:
             fail(some, fault)
             return
-        for each, answer in zip(some, answers, strict=True):
-            if not each.answer.done():
-                each.answer.set_result(answer)
+        for call, response in zip(some, responses, strict=True):
+            if not call.response.done():
+                call.response.set_result(response)
 
     try:
-        await send_divided(calls, send, lambda each, bug: fail((each,), bug), (Exception,))
+        await send_divided(calls, send, lambda call, bug: fail((call,), bug), (Exception,))
     except asyncio.CancelledError:
         fail(calls, not_leader_error())
         raise
@@ -116,27 +119,27 @@ Settle = Callable[[Principal, Sequence[ReserveRequest]], Awaitable[Sequence[Plac
 class CommitBatcher:
     """Takes requests one by one and has them settled together, as many as a batch holds."""
 
-    def __init__(self, settle: Settle) -> None:
-        self._settle = settle
-        self._asked: dict[tuple[Principal, bool], list[WaitingCall[ReserveRequest, PlacementResponse]]] = {}
+    def __init__(self, process: Settle) -> None:
+        self._process = process
+        self._waiting: dict[tuple[Principal, bool], list[WaitingCall[ReserveRequest, PlacementResponse]]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
-    async def submit(self, who: Principal, request: ReserveRequest) -> PlacementResponse:
+    async def submit(self, caller: Principal, request: ReserveRequest) -> PlacementResponse:
         loop = asyncio.get_running_loop()
-        asked: WaitingCall[ReserveRequest, PlacementResponse] = WaitingCall(request, loop.create_future())
-        key = (who, request.bind)
-        waiting = self._asked.get(key)
+        call: WaitingCall[ReserveRequest, PlacementResponse] = WaitingCall(request, loop.create_future())
+        key = (caller, request.bind)
+        waiting = self._waiting.get(key)
         if waiting is None:
-            waiting = self._asked[key] = []
-            loop.call_soon(self._begin, key)
-        waiting.append(asked)
-        return await asked.answer
+            waiting = self._waiting[key] = []
+            loop.call_soon(self._start, key)
+        waiting.append(call)
+        return await call.response
 
-    def _begin(self, key: tuple[Principal, bool]) -> None:
-        waiting = self._asked.pop(key)
-        for some in batches(waiting, limits.PLACEMENT_BATCH_MAX, lambda asked: len(asked.request.items)):
+    def _start(self, key: tuple[Principal, bool]) -> None:
+        waiting = self._waiting.pop(key)
+        for some in batches(waiting, limits.PLACEMENT_BATCH_MAX, lambda call: len(call.request.items)):
             task = asyncio.create_task(
-                answer_together(some, lambda requests: self._settle(key[0], requests)), name="reserve batch"
+                complete_together(some, lambda requests: self._process(key[0], requests)), name="reserve batch"
             )
             self._tasks[task] = None
             task.add_done_callback(lambda done: self._tasks.pop(done, None))

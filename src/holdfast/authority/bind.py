@@ -1,4 +1,4 @@
-"""bind: consumes a reservation. Past its expiry, or while it waits for victims, it is refused."""
+"""bind: consumes a Reservation. An expired Reservation, or one that waits for victims, is refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from holdfast.authority.claims import claim_from_reservation
 from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
 from holdfast.authority.reserve import ReserveJob, RoundState, already_placed, node_refusal
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
-from holdfast.gate.principal import Principal
 from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Refused
 from holdfast.model.node import Node
 from holdfast.model.placement_api import BindItem, PlacementOutcome, PlacementResult, ReserveItem
+from holdfast.model.principal import Principal
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.tenure import needs_tenure
@@ -29,23 +29,27 @@ class BindHandler:
 
     verb = "bind"
 
-    def __init__(self, state: AuthorityState, who: Principal, items: Sequence[BindItem], decision: Decision | None) -> None:
-        self.who = who
+    def __init__(
+        self, state: AuthorityState, caller: Principal, items: Sequence[BindItem], decision: Decision | None
+    ) -> None:
+        self.caller = caller
         self.items = items
         self._state = state
-        self._world: RoundState
-        asked = [ReserveItem(i.namespace, i.replica, i.intent, "") for i in items]
-        self._placing = ReserveJob(state, who, asked, decision, bind=True)
+        self._round_state: RoundState
+        items_to_place = [ReserveItem(i.namespace, i.replica, i.intent, "") for i in items]
+        self._reserve_job = ReserveJob(state, caller, items_to_place, decision, bind=True)
 
     def identity(self, item: BindItem) -> str:
         return item.intent.replica_uid
 
     def begin_round(self) -> None:
-        self._world = RoundState(self._state)
-        self._placing.begin_round()
+        self._round_state = RoundState(self._state)
+        self._reserve_job.begin_round()
 
-    def extra_writes(self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]) -> ExtraWrites:
-        return self._placing.extra_writes(taken, answers)
+    def extra_writes(
+        self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]
+    ) -> ExtraWrites:
+        return self._reserve_job.extra_writes(taken, answers)
 
     def plan(self, item: BindItem) -> CommitStep | PlacementResult:
         state = self._state
@@ -57,49 +61,49 @@ class BindHandler:
         if placed.binding:
             return already_placed(state, replica, ())
         reservation = state.reservation(item.namespace, placed.reservation) if placed.reservation else None
-        refused = self._why_not_consumed(item, reservation) or self._why_not_alone(replica)
+        refused = self._reservation_refusal(item, reservation) or self._gang_refusal(replica)
         if refused is not None or reservation is None:
             return rejected(refused or Refused(Reason.RESERVATION_MISSING), attempt=item.intent.attempt)
         node = state.node(reservation.spec.node)
-        refused = node_refusal(state, self._world, replica, node, reservation.spec.node)
+        refused = node_refusal(state, self._round_state, replica, node, reservation.spec.node)
         if refused is not None or node is None:
             return rejected(refused or Refused(Reason.NODE_NOT_FOUND), attempt=item.intent.attempt)
         return self._step(item, replica, node, reservation)
 
-    def _why_not_consumed(self, item: BindItem, reservation: Reservation | None) -> Refused | None:
+    def _reservation_refusal(self, item: BindItem, reservation: Reservation | None) -> Refused | None:
         if reservation is None or reservation.spec.intent != item.intent:
             return Refused(
                 Reason.RESERVATION_MISSING,
-                f"there is no reservation for attempt {item.intent.attempt} of {item.namespace}/{item.replica}",
+                f"replica {item.namespace}/{item.replica}: no reservation for attempt {item.intent.attempt}",
                 {"replica": f"{item.namespace}/{item.replica}", "attempt": item.intent.attempt},
             )
         name = f"{item.namespace}/{reservation.metadata.name}"
-        if reservation.spec.expires_at and parse_time(reservation.spec.expires_at) <= self._world.now:
+        if reservation.spec.expires_at and parse_time(reservation.spec.expires_at) <= self._round_state.now:
             return Refused(
                 Reason.RESERVATION_EXPIRED,
-                f"reservation {name} expired at {reservation.spec.expires_at}; reserve again",
-                {"reservation": name, "expiresAt": reservation.spec.expires_at, "now": self._world.at},
+                f"reservation {name}: expired at {reservation.spec.expires_at}; next: reserve again",
+                {"reservation": name, "expiresAt": reservation.spec.expires_at, "now": self._round_state.at},
             )
         if reservation.status.phase is ReservationPhase.NOMINATED:
             return Refused(
                 Reason.WAITING,
-                f"reservation {name} waits for {len(reservation.spec.victims)} victims to be released",
+                f"reservation {name}: waits for the release of {len(reservation.spec.victims)} victims",
                 {"reservation": name, "phase": "Nominated", "victims": list(reservation.spec.victims)},
             )
         return None
 
-    def _why_not_alone(self, replica: Replica) -> Refused | None:
-        gang = self._world.gang(replica)
+    def _gang_refusal(self, replica: Replica) -> Refused | None:
+        gang = self._round_state.gang(replica)
         if gang is None or gang.committed:
             return None
         return Refused(
             Reason.WAITING_FOR_GANG,
-            f"{replica.key} is bound with {gang.needed} members of its gang or not at all",
+            f"replica {replica.key}: a gang member is bound only with {gang.needed} members of its gang",
             {"replica": str(replica.key), "needed": gang.needed},
         )
 
     def _step(self, item: BindItem, replica: Replica, node: Node, reservation: Reservation) -> CommitStep:
-        state, world = self._state, self._world
+        state, round_state = self._state, self._round_state
         claim = msgspec.structs.replace(
             claim_from_reservation(reservation),
             bound=True,
@@ -111,11 +115,11 @@ class BindHandler:
         placed = msgspec.structs.replace(
             replica.status.placement,
             binding=claim.name,
-            bound_at=world.at,
-            decision=self._placing.decision_name or replica.status.placement.decision,
+            bound_at=round_state.at,
+            decision=self._reserve_job.decision_name or replica.status.placement.decision,
         )
         binding = records.binding_put(
-            claim, replica, node, item.intent, uid=state.ports.ids.uid(), created=world.created,
+            claim, replica, node, item.intent, uid=state.ports.ids.uid(), created=round_state.created,
             decision=placed.decision, policy=reservation.spec.policy_revision,
         )  # fmt: skip
         writes: list[Put | Remove] = [

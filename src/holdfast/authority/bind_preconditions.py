@@ -1,6 +1,6 @@
-"""What a claim may have to wait for before it is bound: victims to leave, and the rest of its gang. Reads only.
+"""Preconditions of a bind: released victims, and a committed gang. Reads only.
 
-A gang stands once its request was marked as committed, or enough of its members are bound; until then no member is.
+A gang is committed if its SchedulingRequest is marked so, or if enough members are bound. No member is bound before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ASSIGNMENT = kind_of(Assignment)
 
 
 class GangState(msgspec.Struct, frozen=True):
-    """`needed` members are bound together; `standing` once that has happened."""
+    """`needed` members must be bound together; `committed` tells that the gang commit has happened."""
 
     needed: int
     committed: bool
@@ -42,7 +42,7 @@ def assignment_of(state: AuthorityState, replica: Replica) -> Assignment | None:
 
 
 def gang_state(state: AuthorityState, replica: Replica) -> GangState | None:
-    """The gang a replica belongs to; None for work that is placed one by one."""
+    """The gang of the replica; None if it has none."""
     assignment = assignment_of(state, replica)
     if assignment is None or assignment.spec.gang is None:
         return None
@@ -50,26 +50,28 @@ def gang_state(state: AuthorityState, replica: Replica) -> GangState | None:
     found = state.objects.list(REQUEST, namespace, fields={"assignment": f"{namespace}/{replica.spec.assignment}"})[0]
     requests = cast("list[SchedulingRequest]", found)
     request = next((r for r in requests if r.spec.revision == replica.spec.revision), None)
-    listed = request.spec.gang if request is not None else None
-    needed = (listed or assignment.spec.gang).min_available  # the request leaves out those whose work is done
+    request_gang = request.spec.gang if request is not None else None
+    needed = (request_gang or assignment.spec.gang).min_available  # the request excludes finished members
     committed = request is not None and request.status.gang is not None and bool(request.status.gang.committed_at)
     return GangState(needed, committed or bound_members(state, replica) >= needed, request)
 
 
 def bound_members(state: AuthorityState, replica: Replica) -> int:
-    """How many replicas of the workload, of this one's revision, have a binding that stands."""
+    """Number of replicas with the same template that have a live Binding."""
     namespace = replica.metadata.namespace
     found = state.objects.list(BINDING, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
     bindings = cast("list[Binding]", found)
-    hashed = template_hash(replica.spec.template)
+    hash_of_template = template_hash(replica.spec.template)
     return sum(
-        b.spec.intent.template_hash == hashed and not b.spec.quota_released and b.spec.desired is DesiredRunState.RUN
+        b.spec.intent.template_hash == hash_of_template
+        and not b.spec.quota_released
+        and b.spec.desired is DesiredRunState.RUN
         for b in bindings
     )
 
 
 def live_victims(state: AuthorityState, item: ReserveItem) -> tuple[str, ...]:
-    """Those of the named victims that still hold something."""
+    """The named victims that still have a claim."""
     return tuple(v for v in item.victims if victim_key(item.namespace, v) in state.ledger.claims)
 
 
@@ -83,72 +85,82 @@ def victim_refusal(
     replica: Replica,
     now: float,
     *,
-    mates: Callable[[Replica], preempted.SiblingCounts],
+    siblings: Callable[[Replica], preempted.SiblingCounts],
     protected: ProtectedQuota,
 ) -> Refused | None:
-    """Whether every named victim is there, weaker, and nobody else's: a proposer's word is never enough for that."""
+    """Why a named victim may not be evicted for the replica; None if all may. Never trusts the proposer."""
     victims = live_victims(state, item)
     if not victims:
         return None
     assignment = assignment_of(state, replica)
-    preempts = assignment is None or assignment.spec.may_preempt
-    reclaims = capacity_class(replica) is CapacityClass.RECOVERY
-    if not preempts and not reclaims:
+    may_preempt = assignment is None or assignment.spec.may_preempt
+    may_reclaim = capacity_class(replica) is CapacityClass.RECOVERY
+    if not may_preempt and not may_reclaim:
         return _refused(item, victims[0], f"the priority class of {replica.key} may not preempt")
     raised = raised_priorities(state.overrides(), now, state.region)
-    rank = _rank(replica, raised)
-    taken = {
+    priority = _priority(replica, raised)
+    nominated = {
         victim_key(claim.namespace, v)
         for claim in state.ledger.account(item.node).nominated_claims.values()
         for v in claim.victims
     }
-    holders: dict[str, Replica] = {}
+    victim_replicas: dict[str, Replica] = {}
     for victim in victims:
         claim: Claim = state.ledger.claims[victim_key(item.namespace, victim)]
         if claim.node != item.node:
             return _refused(item, victim, f"it is on node {claim.node}")
-        if claim.key in taken:
-            return _refused(item, victim, "it leaves for someone else already")
+        if claim.key in nominated:
+            return _refused(item, victim, "it is a victim of another claim")
         if not claim.bound or not claim.quota_held:
-            return _refused(item, victim, "it is not bound, or gone but for its proof")
-        holder = state.replica(claim.namespace, claim.replica)
-        if holder is None or holder.uid != claim.replica_uid:
+            return _refused(item, victim, "it is not bound, or its quota is released already")
+        victim_replica = state.replica(claim.namespace, claim.replica)
+        if victim_replica is None or victim_replica.uid != claim.replica_uid:
             continue
-        if reclaims and holder.spec.reclaimable:
-            continue  # it ran there on loan, and yields to recovery whatever its rank is
-        if not preempts:
-            return _refused(item, victim, f"it is not reclaimable, and the class of {replica.key} may not preempt")
-        if _rank(holder, raised) >= rank:
-            return _refused(item, victim, f"its rank {_rank(holder, raised)} is not below {rank}")
-        holders[victim] = holder
-    broken = preempted.over_budget_workload(holders.values(), mates)
-    if not broken:
-        kept_back = protected.protected_victim(item.namespace, victim_claims(state, item))
-        return None if kept_back is None else _refused(item, _as_named(item, victims, kept_back[0]), kept_back[1])
-    # One of those that the budget keeps: whoever is named is not proposed again for a while.
-    kept = next(v for v, holder in holders.items() if preempted.charged_workload(holder) == broken)
-    return _refused(item, kept, f"the disruption budget of {broken} is used up")
+        if may_reclaim and victim_replica.spec.reclaimable:
+            continue  # reclaimable work yields to recovery, whatever its priority
+        if not may_preempt:
+            return _refused(
+                item, victim, f"it is not reclaimable, and the priority class of {replica.key} may not preempt"
+            )
+        if _priority(victim_replica, raised) >= priority:
+            return _refused(item, victim, f"its rank {_priority(victim_replica, raised)} is not below {priority}")
+        victim_replicas[victim] = victim_replica
+    over_budget = preempted.over_budget_workload(victim_replicas.values(), siblings)
+    if not over_budget:
+        protected_claim = protected.protected_victim(item.namespace, victim_claims(state, item))
+        return (
+            None
+            if protected_claim is None
+            else _refused(item, _proposed_name(item, victims, protected_claim[0]), protected_claim[1])
+        )
+    # Name a victim that the budget blocks: the scheduler excludes the named victim for a while.
+    blocked = next(
+        v for v, victim_replica in victim_replicas.items() if preempted.charged_workload(victim_replica) == over_budget
+    )
+    return _refused(item, blocked, f"the disruption budget of {over_budget} is used up")
 
 
 def sibling_counts(state: AuthorityState, replica: Replica) -> preempted.SiblingCounts:
-    """Counted among the workload's replicas, so worth keeping for as long as nothing changes."""
+    """Sibling counts of the replica's workload. Reads all its replicas, so callers cache the result per round."""
     namespace = replica.metadata.namespace
     found = state.objects.list(REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
     return preempted.count_siblings(cast("list[Replica]", found))
 
 
-def _as_named(item: ReserveItem, victims: tuple[str, ...], claim: Claim) -> str:
-    """The victim in the proposer's own words, who is not to name it again for a while."""
+def _proposed_name(item: ReserveItem, victims: tuple[str, ...], claim: Claim) -> str:
+    """The victim's name as the proposer spelled it, so that the proposer can exclude it."""
     return next(victim for victim in victims if victim_key(item.namespace, victim) == claim.key)
 
 
-def _rank(replica: Replica, raised: dict[tuple[str, str], int]) -> int:
-    return max(replica.spec.priority, raised.get((replica.metadata.namespace, replica.spec.workload), replica.spec.priority))
+def _priority(replica: Replica, raised: dict[tuple[str, str], int]) -> int:
+    return max(
+        replica.spec.priority, raised.get((replica.metadata.namespace, replica.spec.workload), replica.spec.priority)
+    )
 
 
-def _refused(item: ReserveItem, victim: str, why: str) -> Refused:
+def _refused(item: ReserveItem, victim: str, reason: str) -> Refused:
     return Refused(
         Reason.VICTIM_NOT_ALLOWED,
-        f"{victim} on node {item.node} cannot make way for {item.namespace}/{item.replica}: {why}",
+        f"claim {victim} on node {item.node}: cannot be preempted by {item.namespace}/{item.replica} ({reason})",
         {"node": item.node, "victim": victim, "replica": f"{item.namespace}/{item.replica}"},
     )

@@ -1,8 +1,8 @@
-"""A claim: what one attempt of one replica holds on a node and of its tenant's quota. Pure.
+"""A claim: the node resources and quota of one attempt of one replica. Pure.
 
-A claim is read from a Binding, or from a Reservation that was not bound yet; both carry the same name, so that one
-attempt can never hold two. It has two legs: the quota leg is given up at the stop or the fence, the node leg (capacity,
-devices, ports) only when the work is proven to be gone.
+A claim is read from a Binding, or from a Reservation that is not bound yet. Both have the same name, so one attempt
+never holds two claims. A claim has two legs: the quota leg is released at the stop or the fence, the node leg
+(capacity, devices, ports) only on proof that the task has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.model.replica import Phase, Replica
 from holdfast.model.tenure import needs_tenure
 
 ENDED_PHASES = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
-"""What the agent says of a Binding once nothing of it runs any more, or ever will."""
+"""Phases of a Binding whose task has ended or will never start."""
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
@@ -44,16 +44,16 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     recovery_slots: tuple[str, ...] = ()
     expires_at: str = ""
     run_until: str = ""
-    """Set while it is provisional: it spends the provisional part of the grant, and the agent ends it then."""
+    """Set while the claim is provisional: it spends provisional quota, and the agent stops the task at this time."""
     needs_tenure: bool = False
-    """Exclusive work of scope Global: it runs only as long as the region's tenure names it."""
+    """Exclusive work of scope Global: it runs only while the region's tenure lists it."""
 
     @property
     def grant_class(self) -> GrantClass:
         return grant_class(self.capacity_class)
 
     def facts(self) -> dict[str, object]:
-        """How a refusal names the claim that won."""
+        """Facts that identify the winning claim in a refusal."""
         return {
             "claim": self.key,
             "replica": f"{self.namespace}/{self.replica}",
@@ -63,7 +63,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
-    """What a proposal asks of a node. Amounts and ports come from the replica; only the choice comes from outside."""
+    """A requested claim. Resources and ports come from the replica; only the choice of node comes from the proposal."""
 
     namespace: str
     name: str
@@ -101,7 +101,7 @@ def claim_key(namespace: str, name: str) -> str:
 
 
 def victim_key(namespace: str, victim: str) -> str:
-    """Victims may be of other tenants: `tenant/claim`. A bare name is of the proposer's own."""
+    """Claim key of a victim: `tenant/claim`. A bare name belongs to the proposer's tenant."""
     return victim if "/" in victim else f"{namespace}/{victim}"
 
 
@@ -127,7 +127,7 @@ def claim_from_reservation(reservation: Reservation) -> Claim:
 
 
 def claim_from_binding(binding: Binding, reservation: Reservation | None) -> Claim:
-    """The holds a bound claim drew on are recorded on the Reservation it consumed."""
+    """The claim of a Binding. Its recovery slots are recorded on the Reservation it consumed."""
     spec, meta = binding.spec, binding.metadata
     return Claim(
         key=f"{meta.namespace}/{meta.name}",
@@ -151,7 +151,7 @@ def claim_from_binding(binding: Binding, reservation: Reservation | None) -> Cla
 
 
 def claim_from_records(reservation: Reservation | None, binding: Binding | None) -> Claim | None:
-    """The claim these two records of one name stand for; None when nothing is held."""
+    """The claim of a Reservation and Binding of one name; None if neither claims anything."""
     if binding is not None:
         return claim_from_binding(binding, reservation)
     if reservation is None or reservation.status.phase is ReservationPhase.RELEASED:
@@ -160,8 +160,8 @@ def claim_from_records(reservation: Reservation | None, binding: Binding | None)
 
 
 def claims_from_records(reservations: Iterable[Reservation], bindings: Iterable[Binding]) -> list[Claim]:
-    """Every claim of a region, from its records."""
+    """All claims of a region, from its Reservations and Bindings."""
     by_key = {(r.metadata.namespace, r.metadata.name): r for r in reservations}
-    found = [claim_from_binding(b, by_key.pop((b.metadata.namespace, b.metadata.name), None)) for b in bindings]
-    rest = (claim_from_records(r, None) for r in by_key.values())
-    return found + [claim for claim in rest if claim is not None]
+    bound = [claim_from_binding(b, by_key.pop((b.metadata.namespace, b.metadata.name), None)) for b in bindings]
+    unbound = (claim_from_records(r, None) for r in by_key.values())
+    return bound + [claim for claim in unbound if claim is not None]

@@ -1,8 +1,8 @@
-"""Many proposals, one transaction: checks each item, commits what passed, and answers every item by itself.
+"""Commit rounds: checks each proposal, commits the accepted ones in one transaction, responds per proposal.
 
-What always holds: a claim is in the ledger from its check on, so that the next check counts it; it leaves again,
-exactly, when its commit fails. Nothing is answered on a state that could still be lost: a refusal that rests on a
-commit in flight waits for it, and is checked again if that commit failed. One bad item never spoils the others.
+- A claim enters the ledger when its check passes, so the next check counts it. If the commit fails, it is removed.
+- A refusal caused by an uncommitted claim is held until that commit completes, and rechecked if the commit failed.
+- One invalid proposal does not fail the others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.authority.commits import CommitProbe, Commits, CommitTest, removed
 from holdfast.authority.concurrency import ItemSemaphore
 from holdfast.authority.state import AuthorityState
 from holdfast.gate import audit
-from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import Conflict, Refused
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_api import PlacementOutcome, PlacementResult
+from holdfast.model.principal import Principal
 from holdfast.model.quantity import Amounts
 from holdfast.model.reasons import Reason
 from holdfast.store.contract import Append, Put, Remove
@@ -43,15 +43,15 @@ CLAIM_DEPENDENT_REASONS = frozenset(
         Reason.WAITING,
     }
 )
-"""Refusals that other claims cause: only these can be undone by a failed commit."""
+"""Refusal reasons that other claims cause. Only these are rechecked after a failed commit."""
 
 
 NOTHING = PlacementResult(result=PlacementOutcome.ALREADY)
-"""The answer of a chore that finds nothing left to do for an item."""
+"""Result of a background job that has nothing to do for an item."""
 
 
 class SlotBooking(msgspec.Struct, frozen=True, gc=False):
-    """A recovery place that a step keeps: it counts from its check on, like a claim."""
+    """A recovery slot that a step admits. It counts from its check on, like a claim."""
 
     node: str
     name: str
@@ -59,12 +59,12 @@ class SlotBooking(msgspec.Struct, frozen=True, gc=False):
 
 
 class CommitStep(msgspec.Struct):
-    """What one accepted item adds to the transaction, and what it does to the ledger.
+    """One accepted item: its part of the transaction and its effect on the ledger.
 
-    `claim` is booked at once. When the commit has landed, `keep` replaces it or, with `free`, it goes.
+    `claim` is booked at once. After the commit, `claim_after` replaces it, and the claim of `released_key` is dropped.
     """
 
-    answer: PlacementResult
+    result: PlacementResult
     compares: dict[str, int]
     writes: list[Put | Remove]
     probe: CommitProbe
@@ -74,7 +74,7 @@ class CommitStep(msgspec.Struct):
     released_key: str = ""
     claim_before: Claim | None = None
     extra_write_count: int = 0
-    """Writes the job adds for this step alone, such as a decision of its own."""
+    """Writes that the job adds for this step alone, such as its Decision."""
     slot: SlotBooking | None = None
 
 
@@ -82,7 +82,7 @@ def make_step(
     op: str,
     kind: Kind,
     meta: ObjectMeta,
-    answer: PlacementResult,
+    result: PlacementResult,
     writes: list[Put | Remove],
     *,
     compares: dict[str, int] | None = None,
@@ -102,73 +102,77 @@ def make_step(
     compares.setdefault(kind.store_key(meta.namespace, meta.name), before)
     probe = removed(kind, meta) if op == "delete" else stored(kind, meta, landed)
     entry = audit.AuditEntry(op, kind.name, meta.name, meta.namespace, meta.uid, before)
-    return CommitStep(answer, compares, writes, probe, entry, claim, keep, free)
+    return CommitStep(result, compares, writes, probe, entry, claim, keep, free)
 
 
 class ExtraWrites(msgspec.Struct):
-    """What a transaction carries besides its items."""
+    """Compares and writes of a transaction besides those of its items."""
 
     compares: dict[str, int] = {}
     writes: list[Put | Remove] = []
 
 
 class RoundJob(Protocol):
-    """One request: its items, and how each is checked against current state."""
+    """One request: its items, and how each item is checked against current state."""
 
     @property
     def verb(self) -> str: ...
 
     @property
-    def who(self) -> Principal: ...
+    def caller(self) -> Principal: ...
 
     @property
     def items(self) -> Sequence[Any]: ...
 
     def begin_round(self) -> None:
-        """A new round: forget what was read for the last one."""
+        """Starts a round: drops state read for the last one."""
 
     def identity(self, item: Any) -> str:
-        """What must not be in two commits at once: the replica's uid."""
+        """The key that must not be in two commits at once: the replica's uid."""
 
     def plan(self, item: Any) -> CommitStep | PlacementResult: ...
 
-    def extra_writes(self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]) -> ExtraWrites: ...
+    def extra_writes(
+        self, accepted: Sequence[tuple[int, CommitStep]], results: Sequence[PlacementResult | None]
+    ) -> ExtraWrites: ...
 
 
 class RoundResult(msgspec.Struct):
-    answers: list[PlacementResult]
+    results: list[PlacementResult]
     revision: int
 
 
 class _NodeRoom:
-    """What a transaction of this store still has room for. The first item always fits: an item is never split."""
+    """Remaining room of a transaction. The first item always fits, because an item is never split."""
 
     def __init__(self, writes: int) -> None:
-        # One write is for what the job itself adds, such as its decision.
-        self._writes = writes - 1
-        self._bytes = limits.BATCH_BYTES_MAX
+        # One write is reserved for the job itself, such as its Decision.
+        self._writes_left = writes - 1
+        self._bytes_left = limits.BATCH_BYTES_MAX
         self._compared: set[str] = set()
-        self._most_compared = writes
+        self._compares_left = writes
         self._empty = True
         self.full = False
 
     def take(self, step: CommitStep) -> bool:
         size = sum(len(write.value) for write in step.writes if isinstance(write, Put))
         writes = len(step.writes) + step.extra_write_count
-        compared = len(self._compared) + sum(key not in self._compared for key in step.compares) + step.extra_write_count
-        fits = writes <= self._writes and size <= self._bytes and compared < self._most_compared
+        compared = (
+            len(self._compared) + sum(key not in self._compared for key in step.compares) + step.extra_write_count
+        )
+        fits = writes <= self._writes_left and size <= self._bytes_left and compared < self._compares_left
         self.full = not fits and not self._empty
         if not self.full:
-            self._writes -= writes
-            self._most_compared -= step.extra_write_count
-            self._bytes -= size
+            self._writes_left -= writes
+            self._compares_left -= step.extra_write_count
+            self._bytes_left -= size
             self._compared.update(step.compares)
             self._empty = False
         return not self.full
 
 
-class _Flight:
-    """A commit under way. `done` says whether everything in it landed."""
+class _CommitInFlight:
+    """A commit in flight. `done` tells whether all its steps were committed."""
 
     __slots__ = ("done",)
 
@@ -187,133 +191,135 @@ def rejected(refused: Refused, *, attempt: int = 0) -> PlacementResult:
 
 
 class CommitRounds:
-    """The rounds of one leadership. Another begins with rounds, and a ledger, of its own."""
+    """The rounds of one leadership; the next leadership has its own rounds and ledger."""
 
     def __init__(self, state: AuthorityState, commits: Commits) -> None:
         self._state = state
         self._commits = commits
         self._token = commits.token
         self._ledger = state.ledger
-        self._seats = ItemSemaphore(limits.BATCHES_IN_FLIGHT_MAX * limits.PLACEMENT_BATCH_MAX)
-        self._flights: dict[_Flight, None] = {}
-        self._busy: dict[str, _Flight] = {}
+        self._semaphore = ItemSemaphore(limits.BATCHES_IN_FLIGHT_MAX * limits.PLACEMENT_BATCH_MAX)
+        self._in_flight: dict[_CommitInFlight, None] = {}
+        self._busy_identities: dict[str, _CommitInFlight] = {}
         self._busy_claims: dict[str, None] = {}
-        self._busy_places: dict[str, SlotBooking] = {}
-        self._gone: dict[str, None] = {}
-        """Claims and places in flight whose records were seen to be removed: looked at again when they have landed."""
+        self._busy_slots: dict[str, SlotBooking] = {}
+        self._removed_in_flight: dict[str, None] = {}
+        """Claims and slots in flight whose objects were removed meanwhile; reloaded after their commit."""
 
     def in_flight(self, claim_key: str) -> bool:
         return claim_key in self._busy_claims
 
     def claim_removed(self, namespace: str, name: str) -> None:
-        """Someone else removed a record of a claim, or may have: the ledger follows, now or after what is in flight."""
+        """Reloads a claim whose object another writer removed, now or after its commit in flight."""
         key = f"{namespace}/{name}"
         if key in self._busy_claims:
-            self._gone[key] = None
+            self._removed_in_flight[key] = None
         elif key in self._ledger.claims:
             self._state.reload_claim(namespace, name)
 
-    def slots_changed(self, node: str, gone: str = "") -> None:
-        """Someone else changed what is held on a node. A place in flight counts until it has landed, even if it was
-        given up meanwhile: then it is looked at once more."""
-        if gone in self._busy_places:
-            self._gone[gone] = None
-        in_flight = {name: place.amounts for name, place in self._busy_places.items() if place.node == node}
+    def slots_changed(self, node: str, removed: str = "") -> None:
+        """Reloads the recovery slots of a node after another writer changed them. A slot in flight counts until its
+        commit completes; if it was removed meanwhile (`removed`), it is reloaded then."""
+        if removed in self._busy_slots:
+            self._removed_in_flight[removed] = None
+        in_flight = {name: place.amounts for name, place in self._busy_slots.items() if place.node == node}
         self._state.reload_slots(node, in_flight)
 
     def reload_all(self) -> None:
-        """Nobody knows what was removed: everything is read anew, what is in flight when it has landed."""
+        """Reloads all claims and slots after watch events were lost; those in flight after their commit."""
         for claim in list(self._ledger.claims.values()):
             self.claim_removed(claim.namespace, claim.name)
-        self._gone.update(dict.fromkeys(self._busy_places))
+        self._removed_in_flight.update(dict.fromkeys(self._busy_slots))
         for node in list(self._ledger.nodes):
             self.slots_changed(node)
 
     async def process(self, job: RoundJob) -> RoundResult:
-        """Answers every item, in order. Returns when all that was accepted is durable and readable."""
-        answers: list[PlacementResult | None] = [None] * len(job.items)
+        """Processes every item, in order. Returns when all accepted items are durable and readable."""
+        results: list[PlacementResult | None] = [None] * len(job.items)
         revision = 0
-        todo = list(range(len(job.items)))
-        barren = 0
-        while todo and barren < limits.COMMIT_ROUNDS_MAX:
-            before = len(todo)
-            todo, landed_at = await self._round(job, todo, answers)
+        remaining = list(range(len(job.items)))
+        rounds_without_progress = 0
+        while remaining and rounds_without_progress < limits.COMMIT_ROUNDS_MAX:
+            before = len(remaining)
+            remaining, landed_at = await self._round(job, remaining, results)
             revision = max(revision, landed_at)
-            barren += len(todo) == before
-        for index in todo:
-            answers[index] = rejected(
-                Refused(Reason.WAITING, f"what the item rests on changed {limits.COMMIT_ROUNDS_MAX} times over; ask again")
+            rounds_without_progress += len(remaining) == before
+        for index in remaining:
+            results[index] = rejected(
+                Refused(Reason.WAITING, f"its objects changed {limits.COMMIT_ROUNDS_MAX} times in a row; next: retry")
             )
-        return RoundResult([a for a in answers if a is not None], revision)
+        return RoundResult([a for a in results if a is not None], revision)
 
-    async def _round(self, job: RoundJob, todo: list[int], answers: list[PlacementResult | None]) -> tuple[list[int], int]:
-        """One pass: answers what it can and returns what is left, with the revision that was reached."""
-        later: list[int] = todo[limits.PLACEMENT_BATCH_MAX :]
-        waits: dict[_Flight, None] = {}
-        async with self._seats.acquire(min(len(todo), limits.PLACEMENT_BATCH_MAX)):
+    async def _round(
+        self, job: RoundJob, remaining: list[int], results: list[PlacementResult | None]
+    ) -> tuple[list[int], int]:
+        """One round. Returns the items that are left, and the committed revision."""
+        retry: list[int] = remaining[limits.PLACEMENT_BATCH_MAX :]
+        waiting_for: dict[_CommitInFlight, None] = {}
+        async with self._semaphore.acquire(min(len(remaining), limits.PLACEMENT_BATCH_MAX)):
             await self._commits.wait_ready(self._token)
-            # From here to the commit nothing is awaited: what is checked is what is committed against.
-            earlier = dict(self._flights)
-            flight = _Flight()
-            taken: list[tuple[int, CommitStep]] = []
-            unsure: list[tuple[int, PlacementResult]] = []
+            # There is no await from here to the commit, so the checked state is the compared state.
+            earlier_commits = dict(self._in_flight)
+            commit = _CommitInFlight()
+            accepted: list[tuple[int, CommitStep]] = []
+            provisional_refusals: list[tuple[int, PlacementResult]] = []
             room = _NodeRoom(self._state.objects.max_writes)
-            self._flights[flight] = None
+            self._in_flight[commit] = None
             try:
                 job.begin_round()
-                for index in todo[: limits.PLACEMENT_BATCH_MAX]:
+                for index in remaining[: limits.PLACEMENT_BATCH_MAX]:
                     if room.full:
-                        later.append(index)
+                        retry.append(index)
                         continue
                     identity = job.identity(job.items[index])
-                    other = self._busy.get(identity)
+                    other = self._busy_identities.get(identity)
                     if other is not None:
-                        waits[other] = None
-                        later.append(index)
+                        waiting_for[other] = None
+                        retry.append(index)
                         continue
-                    out = job.plan(job.items[index])
-                    if isinstance(out, CommitStep) and not room.take(out):
-                        later.append(index)
-                    elif isinstance(out, CommitStep):
-                        self._book(identity, out, flight)
-                        taken.append((index, out))
-                    elif out.reason in CLAIM_DEPENDENT_REASONS and (earlier or taken):
-                        unsure.append((index, out))
+                    planned = job.plan(job.items[index])
+                    if isinstance(planned, CommitStep) and not room.take(planned):
+                        retry.append(index)
+                    elif isinstance(planned, CommitStep):
+                        self._book_step(identity, planned, commit)
+                        accepted.append((index, planned))
+                    elif planned.reason in CLAIM_DEPENDENT_REASONS and (earlier_commits or accepted):
+                        provisional_refusals.append((index, planned))
                     else:
-                        answers[index] = out
+                        results[index] = planned
             except BaseException:
-                self._undo(taken)
-                self._end(job, flight, taken, landed=False)
+                self._undo(accepted)
+                self._finish(job, commit, accepted, landed=False)
                 raise
-            lost: list[int] = []
+            dropped: list[int] = []
             revision, conflict = 0, None
-            if taken:
-                lost, revision, conflict = await self._fly(job, flight, taken, answers)
+            if accepted:
+                dropped, revision, conflict = await self._commit_steps(job, commit, accepted, results)
             else:
-                self._end(job, flight, taken, landed=True)
+                self._finish(job, commit, accepted, landed=True)
         if conflict is not None:
             await self._commits.wait_published(conflict)
-        later += lost
-        stands = not lost
-        for other in earlier if unsure else ():
-            stands = await _outcome(other) and stands
-        for index, answer in unsure:
-            if stands:
-                answers[index] = answer
+        retry += dropped
+        refusals_stand = not dropped
+        for other in earlier_commits if provisional_refusals else ():
+            refusals_stand = await _outcome(other) and refusals_stand
+        for index, result in provisional_refusals:
+            if refusals_stand:
+                results[index] = result
             else:
-                later.append(index)
-        for other in waits:
+                retry.append(index)
+        for other in waiting_for:
             await _outcome(other)
-        return sorted(later), revision
+        return sorted(retry), revision
 
-    def _book(self, identity: str, step: CommitStep, flight: _Flight) -> None:
-        self._busy[identity] = flight
+    def _book_step(self, identity: str, step: CommitStep, commit: _CommitInFlight) -> None:
+        self._busy_identities[identity] = commit
         if step.claim is not None:
             step.claim_before = self._ledger.put(step.claim)
             self._busy_claims[step.claim.key] = None
         if step.slot is not None:
             self._ledger.put_slot(step.slot.node, step.slot.name, step.slot.amounts)
-            self._busy_places[step.slot.name] = step.slot
+            self._busy_slots[step.slot.name] = step.slot
 
     def _undo(self, steps: Sequence[tuple[int, CommitStep]]) -> None:
         for _, step in reversed(steps):
@@ -322,11 +328,15 @@ class CommitRounds:
             if step.slot is not None:
                 self._ledger.drop_slot(step.slot.node, step.slot.name)
 
-    async def _fly(
-        self, job: RoundJob, flight: _Flight, taken: list[tuple[int, CommitStep]], answers: list[PlacementResult | None]
+    async def _commit_steps(
+        self,
+        job: RoundJob,
+        commit: _CommitInFlight,
+        accepted: list[tuple[int, CommitStep]],
+        results: list[PlacementResult | None],
     ) -> tuple[list[int], int, Conflict | None]:
-        """Commits the steps; those whose objects moved are taken out and the others go on without them."""
-        left, lost, revision = taken, list[int](), 0
+        """Commits the steps. Steps whose objects changed are dropped, and the others are committed without them."""
+        left, dropped, revision = accepted, list[int](), 0
         conflict: Conflict | None = None
         try:
             for attempt in range(limits.COMMIT_ROUNDS_MAX):
@@ -335,40 +345,44 @@ class CommitRounds:
                 if attempt:
                     await self._commits.wait_ready(self._token)
                 try:
-                    revision = await self._commit(job, left, answers)
+                    revision = await self._commit(job, left, results)
                 except Conflict as found:
                     conflict = found
-                    hit = self._hit(left, str(found.facts.get("key", "")))
-                    self._undo(hit)
-                    lost += [index for index, _ in hit]
-                    gone = {index for index, _ in hit}
-                    left = [pair for pair in left if pair[0] not in gone]
+                    conflicting = self._conflicting(left, str(found.facts.get("key", "")))
+                    self._undo(conflicting)
+                    dropped += [index for index, _ in conflicting]
+                    removed = {index for index, _ in conflicting}
+                    left = [pair for pair in left if pair[0] not in removed]
                     continue
-                self._land(left, answers)
+                self._apply_committed(left, results)
                 left = []
-            return lost + [index for index, _ in left], revision, conflict
+            return dropped + [index for index, _ in left], revision, conflict
         finally:
             self._undo(left)
-            self._end(job, flight, taken, landed=not lost and not left)
+            self._finish(job, commit, accepted, landed=not dropped and not left)
 
-    def _end(self, job: RoundJob, flight: _Flight, taken: list[tuple[int, CommitStep]], *, landed: bool) -> None:
-        del self._flights[flight]
-        for index, step in taken:
-            self._busy.pop(job.identity(job.items[index]), None)
+    def _finish(
+        self, job: RoundJob, commit: _CommitInFlight, accepted: list[tuple[int, CommitStep]], *, landed: bool
+    ) -> None:
+        del self._in_flight[commit]
+        for index, step in accepted:
+            self._busy_identities.pop(job.identity(job.items[index]), None)
             if step.claim is not None:
                 self._busy_claims.pop(step.claim.key, None)
-                if self._gone and step.claim.key in self._gone:
-                    del self._gone[step.claim.key]
+                if self._removed_in_flight and step.claim.key in self._removed_in_flight:
+                    del self._removed_in_flight[step.claim.key]
                     self._state.reload_claim(step.claim.namespace, step.claim.name)
             if step.slot is not None:
-                self._busy_places.pop(step.slot.name, None)
-                if self._gone and step.slot.name in self._gone:
-                    del self._gone[step.slot.name]
+                self._busy_slots.pop(step.slot.name, None)
+                if self._removed_in_flight and step.slot.name in self._removed_in_flight:
+                    del self._removed_in_flight[step.slot.name]
                     self.slots_changed(step.slot.node)
-        flight.done.set_result(landed)
+        commit.done.set_result(landed)
 
-    async def _commit(self, job: RoundJob, steps: list[tuple[int, CommitStep]], answers: list[PlacementResult | None]) -> int:
-        extra = job.extra_writes(steps, answers)
+    async def _commit(
+        self, job: RoundJob, steps: list[tuple[int, CommitStep]], results: list[PlacementResult | None]
+    ) -> int:
+        extra = job.extra_writes(steps, results)
         compares = dict(extra.compares)
         writes = list(extra.writes)
         entries = []
@@ -376,47 +390,49 @@ class CommitRounds:
             compares.update(step.compares)
             writes += step.writes
             entries.append(step.entry)
-        record: Append = audit.commit_record(job.who, self._state.now(), job.verb, entries)
+        record: Append = audit.commit_record(job.caller, self._state.now(), job.verb, entries)
         done = await self._commits.commit(compares, writes, (record,), steps[0][1].probe, under=self._token)
         return done.revision
 
-    def _hit(self, steps: list[tuple[int, CommitStep]], key: str) -> list[tuple[int, CommitStep]]:
-        """The steps that rest on the key in the way; all of them if that cannot be told."""
+    def _conflicting(self, steps: list[tuple[int, CommitStep]], key: str) -> list[tuple[int, CommitStep]]:
+        """The steps that compare the conflicting key; all steps if it is unknown."""
         return [pair for pair in steps if key in pair[1].compares] or steps
 
-    def _land(self, steps: list[tuple[int, CommitStep]], answers: list[PlacementResult | None]) -> None:
+    def _apply_committed(self, steps: list[tuple[int, CommitStep]], results: list[PlacementResult | None]) -> None:
         ledger = self._ledger
         for index, step in steps:
             if step.released_key:
                 ledger.drop(step.released_key)
             if step.claim_after is not None:
                 ledger.put(step.claim_after)
-            answers[index] = step.answer
+            results[index] = step.result
 
 
-async def _outcome(flight: _Flight) -> bool:
-    return await asyncio.shield(flight.done)
+async def _outcome(commit: _CommitInFlight) -> bool:
+    return await asyncio.shield(commit.done)
 
 
 class BackgroundJob:
-    """A job of the authority's own: items of any type, and a function that plans one."""
+    """A job of the authority itself: items of any type, and a function that plans one."""
 
     def __init__(
         self,
         verb: str,
-        who: Principal,
+        caller: Principal,
         items: Sequence[Any],
         identity: Callable[[Any], str],
         plan: Callable[[Any], CommitStep | PlacementResult],
     ) -> None:
         self.verb = verb
-        self.who = who
+        self.caller = caller
         self.items = items
         self.identity = identity
         self.plan = plan
 
     def begin_round(self) -> None:
-        """Chores read everything anew for each item."""
+        """Nothing to do: background jobs read state per item."""
 
-    def extra_writes(self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]) -> ExtraWrites:
+    def extra_writes(
+        self, accepted: Sequence[tuple[int, CommitStep]], results: Sequence[PlacementResult | None]
+    ) -> ExtraWrites:
         return ExtraWrites()

@@ -1,8 +1,9 @@
-"""Commits under a token: the only door from the authority to the store.
+"""Commits under a fencing token: the only path from the authority to the store.
 
-What always holds: every transaction compares the Term, so nothing is written once another authority leads (S5). After
-an answer that did not come, nothing else is begun until reading back has shown what happened; if that stays unknown
-the authority steps down and never again uses that token, so that a late commit cannot meet a ledger without it.
+- Every transaction compares the Term, so nothing is written after another authority was elected (S5).
+- If a commit gets no response, no other commit starts until reading back shows its outcome.
+- If the outcome stays unknown, the authority steps down and never uses that token again, so a late commit cannot
+  diverge from the ledger.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from holdfast.model.reasons import Reason
 from holdfast.store.contract import Append, Committed, Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
+# Wait for the conflicting write to become visible before the authority checks the batch again. Then it is checked
+# anyway and may conflict again, up to COMMIT_ROUNDS_MAX. A write is visible within milliseconds.
+AUTHORITY_CONFLICT_WAIT_S = 0.5
+
 _TERM = BY_NAME["Term"]
 _log = structlog.get_logger()
 
@@ -36,7 +41,7 @@ CommitTest = Callable[[Any], bool]
 
 
 class CommitProbe(msgspec.Struct, frozen=True):
-    """How to tell that a transaction happened: one object it writes, and what only it would have made of it."""
+    """Tells whether a transaction was committed: one object that it writes, and a test for its content."""
 
     kind: Kind
     namespace: str
@@ -68,35 +73,35 @@ class Commits:
         self._trail = trail
         self._store = objects.store_of(_TERM)
         self._token: FencingToken | None = None
-        self._burned: FencingToken | None = None
-        self._open = asyncio.Event()
-        self._open.set()
-        self._closed_by = 0
+        self._unusable_token: FencingToken | None = None
+        self._may_start = asyncio.Event()
+        self._may_start.set()
+        self._exclusive_count = 0
         self.leadership_lost = asyncio.Event()
-        """Set when this authority stops leading, whoever found out."""
+        """Set when this authority stops leading."""
 
     @property
     def leading(self) -> bool:
         return self._token is not None
 
     async def take_token(self, token: FencingToken) -> None:
-        """Takes the token up once the Term it names is the one that can be read here."""
-        if token == self._burned:
-            raise StaleToken(f"a commit under token {token.revision} of {token.election} stayed unknown: win it anew")
+        """Takes the token once its Term is the current one in the local read state."""
+        if token == self._unusable_token:
+            raise StaleToken(f"election {token.election}: a commit under token {token.revision} has an unknown outcome")
         if not await self._objects.wait_for(_TERM, token.revision, timeout_s=limits.COMMIT_DEADLINE_S):
-            raise Unavailable(f"the term at revision {token.revision} cannot be read here yet")
+            raise Unavailable(f"election {token.election}: term revision {token.revision} is not readable here yet")
         term = self._objects.get(_TERM, "", token.election)
         if term is None or term.revision != token.revision:
             raise StaleToken(
-                f"token {token.revision} of election {token.election} is not the current term: another authority leads",
+                f"election {token.election}: stale token {token.revision}; another authority leads",
                 facts={"token": token.revision, "current": term.revision if term is not None else 0},
             )
         self._token = token
         self.leadership_lost.clear()
 
-    def step_down(self, why: str) -> None:
+    def step_down(self, reason: str) -> None:
         if self._token is not None:
-            _log.info("authority_stepped_down", election=self._token.election, why=why)
+            _log.info("authority_stepped_down", election=self._token.election, reason=reason)
         self._token = None
         self.leadership_lost.set()
 
@@ -105,25 +110,25 @@ class Commits:
         return self._token
 
     async def wait_ready(self, under: FencingToken | None = None) -> None:
-        """Returns when a commit may begin; raises when this is not the authority, or no longer `under` that token."""
+        """Waits until a commit may start. Raises if this process is not the authority, or not `under` that token."""
         while True:
             if self._token is None or (under is not None and under != self._token):
                 raise not_leader_error()
-            if self._open.is_set():
+            if self._may_start.is_set():
                 return
-            await self._open.wait()
+            await self._may_start.wait()
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """No other commit begins inside; those in flight go on."""
-        self._closed_by += 1
-        self._open.clear()
+        """Context in which no other commit starts; commits in flight continue."""
+        self._exclusive_count += 1
+        self._may_start.clear()
         try:
             yield
         finally:
-            self._closed_by -= 1
-            if not self._closed_by:
-                self._open.set()
+            self._exclusive_count -= 1
+            if not self._exclusive_count:
+                self._may_start.set()
 
     async def commit(
         self,
@@ -134,21 +139,21 @@ class Commits:
         *,
         under: FencingToken | None = None,
     ) -> Committed:
-        """One transaction under the token. Raises Conflict when nothing happened and nothing will."""
+        """One transaction under the token. Raises Conflict if it was not committed and cannot be."""
         token = self._token
         if token is None or (under is not None and under != token):
             raise not_leader_error()
         term = Compare(_TERM.store_key("", token.election), token.revision)
-        told = tuple(audit.with_term(append, token.revision) for append in appends)
-        txn = Txn((term, *(Compare(k, r) for k, r in compares.items())), tuple(writes), told)
+        records = tuple(audit.with_term(append, token.revision) for append in appends)
+        txn = Txn((term, *(Compare(k, r) for k, r in compares.items())), tuple(writes), records)
         try:
-            done = await self._objects.commit(None, txn)
+            committed = await self._objects.commit(None, txn)
             if self._trail is not None and appends:
                 self._trail.note_appended(len(appends))
-            return done
+            return committed
         except Conflict as conflict:
             metrics.AUTHORITY_CONFLICTS.inc()
-            if await self._replaced(token, conflict):
+            if await self._was_replaced(token, conflict):
                 raise not_leader_error() from conflict
             raise
         except StoreFailed:
@@ -157,19 +162,19 @@ class Commits:
         except Ambiguous as unknown:
             _log.warning("commit_outcome_unknown", probe=probe.key, message=unknown.message)
             async with self.exclusive():
-                return await self._find_out(txn, probe, token, unknown)
+                return await self._resolve(txn, probe, token, unknown)
 
     async def wait_published(self, conflict: Conflict) -> None:
-        """Waits, not for long, until what was in the way can be read here."""
+        """Waits briefly until the conflicting revision is readable here."""
         kind = kind_of_store_key(str(conflict.facts.get("key", "")))
         found = int(conflict.facts.get("found") or 0)
         if kind is None or not found:
             await self._clock.sleep(limits.BACKOFF_FIRST_S)
             return
-        await self._objects.wait_for(kind, found, timeout_s=limits.AUTHORITY_CONFLICT_WAIT_S)
+        await self._objects.wait_for(kind, found, timeout_s=AUTHORITY_CONFLICT_WAIT_S)
 
-    async def _find_out(self, txn: Txn, probe: CommitProbe, token: FencingToken, unknown: Ambiguous) -> Committed:
-        """Reads back, and repeats the very same transaction: its compares make two of them one."""
+    async def _resolve(self, txn: Txn, probe: CommitProbe, token: FencingToken, unknown: Ambiguous) -> Committed:
+        """Reads back and repeats the same transaction; its compares make the repetition idempotent."""
         # Only one authority leads, so no jitter; and no pause after the last attempt, as every other commit waits.
         doubled = (limits.BACKOFF_FIRST_S * 2**n for n in range(1, limits.READ_BACK_ATTEMPTS))
         pauses = (min(pause_s, limits.BACKOFF_MAX_S) for pause_s in doubled)
@@ -177,21 +182,21 @@ class Commits:
             return await resolve(
                 f"commit that writes {probe.key}",
                 unknown,
-                lambda: self._landed(probe),
+                lambda: self._read_back(probe),
                 lambda: self._repeat(txn),
                 clock=self._clock,
                 pause_s=lambda: next(pauses, 0.0),
                 verdicts=metrics.AUTHORITY_READ_BACKS,
             )
         except Conflict as conflict:
-            if await self._replaced(token, conflict):
+            if await self._was_replaced(token, conflict):
                 raise not_leader_error() from conflict
             raise
         except StoreFailed:
             self.step_down("the store failed")
             raise
         except Ambiguous:
-            self._burned = token
+            self._unusable_token = token
             self.step_down("the outcome of a commit stayed unknown")
             raise
 
@@ -199,29 +204,29 @@ class Commits:
         try:
             return await self._objects.commit(None, txn)
         except Conflict as conflict:
-            if await self._cannot_land(txn):
+            if await self._compare_failed(txn):
                 raise
             raise Unavailable("what is in the way is not durable yet, and may be the commit itself") from conflict
 
-    async def _landed(self, probe: CommitProbe) -> Committed | NoProof:
+    async def _read_back(self, probe: CommitProbe) -> Committed | NoProof:
         entry = await self._store.get(probe.key)
         item = codec.decode(probe.kind, entry.value, entry.revision) if entry is not None else None
         if not probe.is_committed(item):
             return NoProof.ABSENT
         revision = entry.revision if entry is not None else self._store.head
         if not await self._objects.wait_for(probe.kind, revision, timeout_s=limits.COMMIT_DEADLINE_S):
-            raise Unavailable(f"{probe.key} was committed and cannot be read here yet")
+            raise Unavailable(f"{probe.key}: committed, but not readable here yet")
         return Committed(revision, ())
 
-    async def _cannot_land(self, txn: Txn) -> bool:
-        """Whether a compare is broken in what is durable. Revisions only rise, so it then stays broken."""
+    async def _compare_failed(self, txn: Txn) -> bool:
+        """Whether a compare fails against the durable state. Revisions only rise, so it then fails forever."""
         for compare in txn.compares:
             entry = await self._store.get(compare.key)
             if (entry.revision if entry is not None else 0) != compare.revision:
                 return True
         return False
 
-    async def _replaced(self, token: FencingToken, conflict: Fault) -> bool:
+    async def _was_replaced(self, token: FencingToken, conflict: Fault) -> bool:
         key = _TERM.store_key("", token.election)
         if conflict.facts.get("key", key) != key:
             return False
@@ -235,6 +240,6 @@ class Commits:
 
 def not_leader_error() -> Unavailable:
     return Unavailable(
-        "this server is not the region's authority at the moment; ask the one that leads",
+        "this server is not the region's elected authority; next: repeat the call at the elected one",
         facts={"reason": Reason.NOT_LEADER.value},
     )

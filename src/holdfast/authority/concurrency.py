@@ -1,5 +1,5 @@
-"""How many items may be in commits at once. Counted by items, not by calls: a few full batches fill it, and so do very
-many calls of one item each, which the store then writes together."""
+"""FIFO semaphore that bounds the items in flight to the store. It counts items, not calls, so a few large batches and
+many single-item calls are limited alike. FIFO order keeps small calls from starving a large one."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from contextlib import asynccontextmanager
 
 
 class ItemSemaphore:
-    """Whoever came first is served first: small calls never overtake a large one for ever."""
+    """Waiters are served in order of arrival."""
 
-    def __init__(self, seats: int) -> None:
-        self._seats = self._free = seats
+    def __init__(self, capacity: int) -> None:
+        self._capacity = self._free = capacity
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def acquire(self, wanted: int) -> AsyncIterator[None]:
-        """Inside, so many are taken; at least one, and never more than there are."""
-        count = max(1, min(wanted, self._seats))
-        await self._take(count)
+    async def acquire(self, units: int) -> AsyncIterator[None]:
+        """Holds `units` units, at least one and at most all, while the context is open."""
+        count = max(1, min(units, self._capacity))
+        await self._acquire(count)
         try:
             yield
         finally:
-            self._give(count)
+            self._release(count)
 
-    async def _take(self, count: int) -> None:
+    async def _acquire(self, count: int) -> None:
         if not self._waiting and self._free >= count:
             self._free -= count
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((count, turn))
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, granted))
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._give(count)  # the turn came in the same moment
+            if granted.done() and not granted.cancelled():
+                self._release(count)  # acquired in the same moment as the cancellation
             else:
-                self._waiting.remove((count, turn))
-                self._give(0)  # those behind may fit now
+                self._waiting.remove((count, granted))
+                self._release(0)  # the next waiters may fit now
             raise
 
-    def _give(self, count: int) -> None:
+    def _release(self, count: int) -> None:
         self._free += count
         while self._waiting and self._waiting[0][0] <= self._free:
-            taken, turn = self._waiting.popleft()
-            self._free -= taken
-            turn.set_result(None)
+            acquired, granted = self._waiting.popleft()
+            self._free -= acquired
+            granted.set_result(None)

@@ -1,7 +1,8 @@
-"""Which devices and which ports a claim gets: deterministic, and never one that has an owner. Pure.
+"""Allocates devices and ports to a claim: deterministic, and never one that is in use. Pure.
 
-Whole devices: the lowest ids that are wholly free and of a wanted model. A share: the fullest device it still fits on,
-so that whole ones stay whole. Free ports are handed out in rotation, so that one just given back is not reused at once.
+- Whole devices: the lowest ids that are free and of a requested model.
+- A share: the fullest device that it fits on, so that whole devices stay whole.
+- Dynamic ports: in rotation, so that a released port is not reused at once.
 """
 
 from __future__ import annotations
@@ -18,66 +19,66 @@ from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
 from holdfast.model.reasons import Reason
 
 
-def allocate_devices(account: NodeAccount, want: ClaimRequest) -> tuple[DeviceClaim, ...] | Refused:
-    """The devices for this request: the ones it names if they are free, or a choice."""
-    milli = want.amounts.get(GPU, 0)
-    if not milli and not want.devices:
+def allocate_devices(account: NodeAccount, request: ClaimRequest) -> tuple[DeviceClaim, ...] | Refused:
+    """The devices of the claim: the named ones if they are free, else chosen ones; or a refusal."""
+    milli = request.amounts.get(GPU, 0)
+    if not milli and not request.devices:
         return ()
-    if want.nominated:
-        return ()  # its victims still own them; they are chosen when it becomes firm
-    if want.devices:
-        return _named(account, want, milli)
-    fitting = [d for d in account.devices.values() if _wanted(d, want)]
+    if request.nominated:
+        return ()  # its victims still own them; they are allocated at promotion
+    if request.devices:
+        return _named_devices(account, request, milli)
+    fitting = [d for d in account.devices.values() if _matches(d, request)]
     if milli >= WHOLE_GPU_MILLI:
         count = milli // WHOLE_GPU_MILLI
         free = [d for d in fitting if d.milli == WHOLE_GPU_MILLI and d.id not in account.device_use]
         if len(free) < count or milli % WHOLE_GPU_MILLI:
-            return _too_few(account, fitting, want, count, len(free))
+            return _insufficient(account, fitting, request, count, len(free))
         return tuple(DeviceClaim(d.id, WHOLE_GPU_MILLI) for d in free[:count])
     room = [(account.free_milli(d), d.id) for d in fitting if account.free_milli(d) >= milli]
     if not room:
-        return _too_few(account, fitting, want, 1, 0)
+        return _insufficient(account, fitting, request, 1, 0)
     return (DeviceClaim(min(room)[1], milli),)
 
 
-def _wanted(device: Device, want: ClaimRequest) -> bool:
-    return device.kind == GPU and (not want.gpu_models or device.model in want.gpu_models)
+def _matches(device: Device, request: ClaimRequest) -> bool:
+    return device.kind == GPU and (not request.gpu_models or device.model in request.gpu_models)
 
 
-def _named(account: NodeAccount, want: ClaimRequest, milli: int) -> tuple[DeviceClaim, ...] | Refused:
-    shares = [d.milli for d in want.devices]
+def _named_devices(account: NodeAccount, request: ClaimRequest, milli: int) -> tuple[DeviceClaim, ...] | Refused:
+    shares = [d.milli for d in request.devices]
     whole = milli >= WHOLE_GPU_MILLI and all(s == WHOLE_GPU_MILLI for s in shares)
-    if sum(shares) != milli or not (whole or len(shares) == 1) or len({d.id for d in want.devices}) != len(shares):
+    if sum(shares) != milli or not (whole or len(shares) == 1) or len({d.id for d in request.devices}) != len(shares):
         return Refused(
             Reason.INSUFFICIENT_DEVICES,
-            f"the named devices come to {sum(shares)}m, the replica asks for {milli}m of GPU; or name none",
+            f"named devices have the wrong size (expected {milli}m GPU, found {sum(shares)}m); next: name no devices",
             {"node": account.name, "wantedMilli": milli, "namedMilli": sum(shares)},
         )
-    for named in want.devices:
-        device = account.devices.get(named.id)
-        if device is None or not _wanted(device, want):
+    for device_claim in request.devices:
+        device = account.devices.get(device_claim.id)
+        if device is None or not _matches(device, request):
             return Refused(
                 Reason.INSUFFICIENT_DEVICES,
-                f"node {account.name} has no device {named.id} of a wanted model",
-                {"node": account.name, "device": named.id, "models": list(want.gpu_models)},
+                f"node {account.name}: no device {device_claim.id} of a requested model",
+                {"node": account.name, "device": device_claim.id, "models": list(request.gpu_models)},
             )
-        if account.free_milli(device) < named.milli:
+        if account.free_milli(device) < device_claim.milli:
             return Refused(
                 Reason.DEVICE_IN_USE,
-                f"device {named.id} on node {account.name} is taken by {_first_owner(account, named.id)}",
-                {"node": account.name, "device": named.id, "owners": _owners(account, named.id),
-                 "freeMilli": account.free_milli(device), **_winner(account, named.id)},
+                f"node {account.name}: device {device_claim.id} is in use by {_first_owner(account, device_claim.id)}",
+                {"node": account.name, "device": device_claim.id, "owners": _owners(account, device_claim.id),
+                 "freeMilli": account.free_milli(device), **_winner(account, device_claim.id)},
             )  # fmt: skip
-    return want.devices
+    return request.devices
 
 
-def _too_few(account: NodeAccount, fitting: list[Device], want: ClaimRequest, count: int, free: int) -> Refused:
-    taken = [d.id for d in fitting if d.id in account.device_use][: limits.REASON_EXAMPLES_MAX]
+def _insufficient(account: NodeAccount, fitting: list[Device], request: ClaimRequest, count: int, free: int) -> Refused:
+    in_use = [d.id for d in fitting if d.id in account.device_use][: limits.REASON_EXAMPLES_MAX]
     return Refused(
         Reason.INSUFFICIENT_DEVICES,
-        f"node {account.name} has {free} free devices of the wanted model, {count} are needed",
-        {"node": account.name, "wanted": count, "free": free, "models": list(want.gpu_models),
-         "owners": {d: _owners(account, d) for d in taken}, **(_winner(account, taken[0]) if taken else {})},
+        f"node {account.name}: too few free devices of a requested model (expected {count}, found {free})",
+        {"node": account.name, "wanted": count, "free": free, "models": list(request.gpu_models),
+         "owners": {d: _owners(account, d) for d in in_use}, **(_winner(account, in_use[0]) if in_use else {})},
     )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def _owners(account: NodeAccount, device: str) -> list[str]:
 
 
 def _first_owner(account: NodeAccount, device: str) -> str:
-    return next(iter(_owners(account, device)), "nobody, but is too small")
+    return next(iter(_owners(account, device)), "no claim, but is too small")
 
 
 def _winner(account: NodeAccount, device: str) -> dict[str, Any]:
@@ -94,42 +95,42 @@ def _winner(account: NodeAccount, device: str) -> dict[str, Any]:
     return {"winner": account.claims[owners[0]].facts()} if owners else {}
 
 
-def allocate_ports(account: NodeAccount, want: ClaimRequest) -> dict[str, int] | Refused:
-    """Fixed ports as asked for if they are free; the others from the node's range."""
-    if not want.ports:
+def allocate_ports(account: NodeAccount, request: ClaimRequest) -> dict[str, int] | Refused:
+    """The ports of the claim: fixed ones if they are free, dynamic ones from the node's range; or a refusal."""
+    if not request.ports:
         return {}
-    given: dict[str, int] = {}
-    leaving = {victim_key(want.namespace, victim) for victim in want.victims}
-    for name, port in want.ports:
+    allocated: dict[str, int] = {}
+    victims = {victim_key(request.namespace, victim) for victim in request.victims}
+    for name, port in request.ports:
         if not port:
             continue
         owner = account.ports.get(port)
-        if owner in leaving:
+        if owner in victims:
             continue
-        if owner is not None or port in given.values():
+        if owner is not None or port in allocated.values():
             facts: dict[str, Any] = {"node": account.name, "port": port, "name": name}
             if owner is not None:
                 facts["winner"] = account.claims[owner].facts()
-            return Refused(Reason.PORT_IN_USE, f"port {port} on node {account.name} is taken by {owner}", facts)
-        given[name] = port
-    if want.nominated:
-        return {}  # its victims still own some; they are given out when it becomes firm
+            return Refused(Reason.PORT_IN_USE, f"node {account.name}: port {port} is in use by {owner}", facts)
+        allocated[name] = port
+    if request.nominated:
+        return {}  # its victims still own some; they are allocated at promotion
     low, high = account.port_range
-    at = account.port_cursor
-    left = high - low + 1
-    for name, port in want.ports:
+    cursor = account.port_cursor
+    remaining = high - low + 1
+    for name, port in request.ports:
         if port:
             continue
-        while left > 0:
-            candidate = low + (at - low) % (high - low + 1)
-            at, left = candidate + 1, left - 1
-            if candidate not in account.ports and candidate not in given.values():
-                given[name] = candidate
+        while remaining > 0:
+            candidate = low + (cursor - low) % (high - low + 1)
+            cursor, remaining = candidate + 1, remaining - 1
+            if candidate not in account.ports and candidate not in allocated.values():
+                allocated[name] = candidate
                 break
         else:
             return Refused(
                 Reason.PORTS_EXHAUSTED,
-                f"node {account.name} has no free port left between {low} and {high}",
+                f"node {account.name}: no free port between {low} and {high}",
                 {"node": account.name, "portRange": [low, high], "taken": len(account.ports)},
             )
-    return given
+    return allocated

@@ -1,8 +1,8 @@
-"""The ledger of a region: every claim, by node and by tenant, and the answer to "does this fit?". Pure, no I/O.
+"""The ledger of a region: all claims by node and by tenant, and the check whether another claim fits. Pure.
 
-Always holds: it is a function of the records. Built anew from Nodes, Holds, Reservations and Bindings it comes out the
-same; commits in flight are in it already, so that the next check counts them. It never forgets a claim because a node
-shrank or went away: claims go only when their records go.
+- It is a function of the stored Nodes, RecoverySlots, Reservations and Bindings: a rebuilt ledger is equal.
+- Claims of commits in flight are included, so the next check counts them.
+- A claim leaves the ledger only when its objects are deleted, never because a node shrank or was removed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _SHORT_OF = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, G
 
 
 class Ledger:
-    """All accounts of a region. `put` and `drop` are each other's undo."""
+    """All accounts of a region. `drop` undoes `put`."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Claim] = {}
         self.nodes: dict[str, NodeAccount] = {}
         self.used: dict[tuple[str, GrantClass], Amounts] = {}
         self.provisional_use: dict[str, Amounts] = {}
-        """What each tenant uses of its provisional part; `used` has it too."""
+        """Provisional usage per tenant; included in `used`."""
         self.provisional_claims: dict[str, Claim] = {}
-        """Claims that nobody has confirmed yet: they end by themselves."""
+        """Provisional claims, which end at `runUntil` unless they are confirmed."""
         self.tenured_claims: dict[str, dict[str, Claim]] = {}
         """By node: bound claims that run only under the region's tenure."""
         self.unbound: dict[str, Claim] = {}
-        """Reservations that wait to be bound: what can expire, or wait for victims."""
+        """Reservations that are not bound: they may expire, or wait for victims."""
         self.quota_released: dict[str, Claim] = {}
-        """Bound claims whose quota leg is gone and whose node leg waits for proof."""
+        """Bound claims with released quota, whose node leg waits for proof of the stop."""
 
     def account(self, node: str) -> NodeAccount:
         found = self.nodes.get(node)
@@ -51,19 +51,19 @@ class Ledger:
         return found
 
     def account_for(self, node: Node) -> NodeAccount:
-        """The node's account, with the capacity, devices and ports it has now."""
+        """The node's account, updated with the Node's current capacity, devices and ports."""
         account = self.account(node.metadata.name)
         account.update_from(node)
         return account
 
     def forget(self, node: str) -> None:
-        """Drops the account of a node that is gone and holds nothing."""
+        """Drops the account of a removed node without claims and slots."""
         account = self.nodes.get(node)
         if account is not None and not account.claims and not account.recovery_slots:
             del self.nodes[node]
 
     def put(self, claim: Claim) -> Claim | None:
-        """Records a claim in place of the one of its key, which is returned."""
+        """Stores a claim; returns the claim it replaces."""
         before = self.drop(claim.key)
         self.claims[claim.key] = claim
         self.account(claim.node).book(claim, 1)
@@ -80,7 +80,7 @@ class Ledger:
         return before
 
     def drop(self, key: str) -> Claim | None:
-        """Takes a claim out; dropping what is not there is harmless."""
+        """Removes a claim; does nothing if it is not there."""
         claim = self.claims.pop(key, None)
         if claim is None:
             return None
@@ -117,8 +117,10 @@ class Ledger:
             self.put(before)
 
     def set_slots(self, node: str, holds: Iterable[RecoverySlot]) -> None:
-        """Replaces what is held on a node: the places that were found to fit."""
-        self.account(node).recovery_slots = {h.metadata.name: amounts(h.spec.resources) for h in holds if is_admitted(h)}
+        """Replaces the admitted recovery slots of a node."""
+        self.account(node).recovery_slots = {
+            h.metadata.name: amounts(h.spec.resources) for h in holds if is_admitted(h)
+        }
 
     def put_slot(self, node: str, name: str, held: Amounts) -> None:
         self.account(node).recovery_slots[name] = held
@@ -126,91 +128,99 @@ class Ledger:
     def drop_slot(self, node: str, name: str) -> None:
         self.account(node).recovery_slots.pop(name, None)
 
-    def check(self, node: Node, want: ClaimRequest, limit: SpendingLimit) -> Refused | Claim:
-        """Whether the claim fits on the node and in the limit. Changes nothing."""
+    def check(self, node: Node, request: ClaimRequest, limit: SpendingLimit) -> Refused | Claim:
+        """The claim if it fits on the node and within the limit, else a refusal. Changes nothing."""
         account = self.account_for(node)
-        short = account.shortage(want)
+        short = account.shortage(request)
         gpu_short = short.pop(GPU, 0)
         if short:
-            return _insufficient(account, want, short)
-        devices = device_allocation.allocate_devices(account, want)
+            return _capacity_refusal(account, request, short)
+        devices = device_allocation.allocate_devices(account, request)
         if isinstance(devices, Refused):
             return devices
         if gpu_short:
-            return _insufficient(account, want, {GPU: gpu_short})
-        ports = device_allocation.allocate_ports(account, want)
+            return _capacity_refusal(account, request, {GPU: gpu_short})
+        ports = device_allocation.allocate_ports(account, request)
         if isinstance(ports, Refused):
             return ports
-        over = self.limit_refusal(want, limit)
-        if over is not None:
-            return over
+        exceeded = self.limit_refusal(request, limit)
+        if exceeded is not None:
+            return exceeded
         return Claim(
-            key=want.key,
-            namespace=want.namespace,
-            name=want.name,
-            replica=want.replica,
-            replica_uid=want.replica_uid,
-            attempt=want.attempt,
+            key=request.key,
+            namespace=request.namespace,
+            name=request.name,
+            replica=request.replica,
+            replica_uid=request.replica_uid,
+            attempt=request.attempt,
             node=account.name,
-            amounts=want.amounts,
-            capacity_class=want.capacity_class,
+            amounts=request.amounts,
+            capacity_class=request.capacity_class,
             devices=devices,
             ports=ports,
-            nominated=want.nominated,
-            victims=want.victims,
-            recovery_slots=want.recovery_slots,
-            run_until=want.run_until,
+            nominated=request.nominated,
+            victims=request.victims,
+            recovery_slots=request.recovery_slots,
+            run_until=request.run_until,
         )
 
     def ordinary_use(self, tenant: str, spent_as: GrantClass) -> Amounts:
-        """What is in use without the provisional part."""
+        """Usage without provisional claims."""
         used = dict(self.used.get((tenant, spent_as), {}))
         if spent_as is GrantClass.NORMAL:
             add(used, self.provisional_use.get(tenant, {}), times=-1)
         return used
 
-    def limit_refusal(self, want: ClaimRequest, limit: SpendingLimit) -> Refused | None:
-        spent_as = grant_class(want.capacity_class)
-        who = {"tenant": want.namespace, "class": spent_as.value}
+    def limit_refusal(self, request: ClaimRequest, limit: SpendingLimit) -> Refused | None:
+        spent_as = grant_class(request.capacity_class)
+        facts_of_tenant = {"tenant": request.namespace, "class": spent_as.value}
         if not limit.copies:
             return Refused(
                 Reason.NO_GRANT,
-                f"this region holds no {spent_as.value} grant for tenant {want.namespace}; an operator sets a Quota",
-                who,
+                f"tenant {request.namespace} has no {spent_as.value} grant in this region; "
+                "next: an operator creates its Quota",
+                facts_of_tenant,
             )
-        if want.run_until:
-            return self._over_provisional(want, limit, who)
+        if request.run_until:
+            return self._provisional_refusal(request, limit, facts_of_tenant)
         if limit.over:
-            return _ended(want, limit, who)
-        used = self.ordinary_use(want.namespace, spent_as)
+            return _expired_refusal(request, limit, facts_of_tenant)
+        used = self.ordinary_use(request.namespace, spent_as)
         after = dict(used)
-        add(after, want.amounts)
-        over = shortfall(after, limit.spendable)
-        if not over:
+        add(after, request.amounts)
+        exceeded = shortfall(after, limit.spendable)
+        if not exceeded:
             return None
         if not shortfall(after, limit.held):
-            return _ended(want, limit, who)
-        facts = {**who, "limit": amounts_text(limit.spendable), "used": amounts_text(used),
-                 "wanted": amounts_text(want.amounts), "shortfall": amounts_text(over)}  # fmt: skip
-        named = ", ".join(f"{n} by {t}" for n, t in amounts_text(over).items())
-        return Refused(Reason.QUOTA_EXCEEDED, f"tenant {want.namespace} would exceed its limit here: {named}", facts)
+            return _expired_refusal(request, limit, facts_of_tenant)
+        facts = {**facts_of_tenant, "limit": amounts_text(limit.spendable), "used": amounts_text(used),
+                 "wanted": amounts_text(request.amounts), "shortfall": amounts_text(exceeded)}  # fmt: skip
+        missing_text = ", ".join(f"{n} by {t}" for n, t in amounts_text(exceeded).items())
+        return Refused(
+            Reason.QUOTA_EXCEEDED, f"tenant {request.namespace} would exceed its limit here: {missing_text}", facts
+        )
 
-    def _over_provisional(self, want: ClaimRequest, limit: SpendingLimit, who: dict[str, Any]) -> Refused | None:
-        """Provisional work stays within its part, and everything together within the whole."""
-        trusted, used = dict(self.provisional_use.get(want.namespace, {})), dict(self.used.get((want.namespace, _NORMAL), {}))
-        add(trusted, want.amounts)
-        add(used, want.amounts)
-        over = shortfall(trusted, limit.provisional) or shortfall(used, limit.whole)
-        if not over:
+    def _provisional_refusal(
+        self, request: ClaimRequest, limit: SpendingLimit, facts_of_tenant: dict[str, Any]
+    ) -> Refused | None:
+        """Provisional claims must fit the provisional quota, and all claims together the total limit."""
+        provisional, used = (
+            dict(self.provisional_use.get(request.namespace, {})),
+            dict(self.used.get((request.namespace, _NORMAL), {})),
+        )
+        add(provisional, request.amounts)
+        add(used, request.amounts)
+        exceeded = shortfall(provisional, limit.provisional) or shortfall(used, limit.whole)
+        if not exceeded:
             return None
-        facts = {**who, "provisional": amounts_text(limit.provisional), "wanted": amounts_text(want.amounts),
-                 "shortfall": amounts_text(over)}  # fmt: skip
-        named = ", ".join(f"{n} by {t}" for n, t in amounts_text(over).items())
-        message = f"the region is cut off, and tenant {want.namespace} would exceed the provisional part here: {named}"
+        facts = {**facts_of_tenant, "provisional": amounts_text(limit.provisional), "wanted": amounts_text(request.amounts),
+                 "shortfall": amounts_text(exceeded)}  # fmt: skip
+        missing_text = ", ".join(f"{n} by {t}" for n, t in amounts_text(exceeded).items())
+        message = f"the region is partitioned, and tenant {request.namespace} exceeds its provisional quota here: {missing_text}"
         return Refused(Reason.NOT_ALLOWED_WHILE_PARTITIONED, message, facts)
 
     def comparable_state(self) -> dict[str, Any]:
-        """Everything two ledgers must agree on to be the same; hints left out."""
+        """The content that two equal ledgers share; hints are left out."""
         return {
             "claims": dict(self.claims),
             "used": {key: dict(used) for key, used in self.used.items()},
@@ -232,9 +242,12 @@ class Ledger:
 
 
 def rebuild_ledger(
-    nodes: Iterable[Node], holds: Iterable[RecoverySlot], reservations: Iterable[Reservation], bindings: Iterable[Binding]
+    nodes: Iterable[Node],
+    holds: Iterable[RecoverySlot],
+    reservations: Iterable[Reservation],
+    bindings: Iterable[Binding],
 ) -> Ledger:
-    """The ledger that these records stand for."""
+    """Builds the ledger from stored objects."""
     ledger = Ledger()
     for node in nodes:
         ledger.account_for(node)
@@ -248,28 +261,28 @@ def rebuild_ledger(
     return ledger
 
 
-def _insufficient(account: NodeAccount, want: ClaimRequest, short: Amounts) -> Refused:
+def _capacity_refusal(account: NodeAccount, request: ClaimRequest, short: Amounts) -> Refused:
     reason = next((_SHORT_OF[name] for name in (CPU, MEMORY, GPU) if name in short), Reason.INSUFFICIENT_RESOURCE)
     facts: dict[str, Any] = {
         "node": account.name,
         "shortfall": amounts_text(short),
-        "wanted": amounts_text({n: want.amounts.get(n, 0) for n in short}),
+        "wanted": amounts_text({n: request.amounts.get(n, 0) for n in short}),
         "capacity": amounts_text({n: account.capacity.get(n, 0) for n in short}),
         "firm": amounts_text({n: account.firm.get(n, 0) for n in short}),
         "reclaimable": amounts_text({n: account.reclaimable.get(n, 0) for n in short}),
     }
-    held, nominated = account.recovery_reserved(want.recovery_slots), account.nominated
+    held, nominated = account.recovery_reserved(request.recovery_slots), account.nominated
     if held:
         facts["held"] = amounts_text({n: held.get(n, 0) for n in short})
     if nominated:
         facts["nominated"] = amounts_text({n: nominated.get(n, 0) for n in short})
-    named = ", ".join(f"{n} by {t}" for n, t in amounts_text(short).items())
-    return Refused(reason, f"node {account.name} has not enough left: {named}", facts)
+    missing_text = ", ".join(f"{n} by {t}" for n, t in amounts_text(short).items())
+    return Refused(reason, f"node {account.name}: insufficient resources (missing {missing_text})", facts)
 
 
-def _ended(want: ClaimRequest, limit: SpendingLimit, who: dict[str, Any]) -> Refused:
+def _expired_refusal(request: ClaimRequest, limit: SpendingLimit, facts_of_tenant: dict[str, Any]) -> Refused:
     return Refused(
         Reason.GRANT_EXPIRED,
-        f"the grant of tenant {want.namespace} may not be spent until the region reaches the global cell again",
-        {**who, "ended": list(limit.ended), "limit": amounts_text(limit.held)},
+        f"the grant of tenant {request.namespace} may not be spent until the region reaches the global cell again",
+        {**facts_of_tenant, "ended": list(limit.ended), "limit": amounts_text(limit.held)},
     )

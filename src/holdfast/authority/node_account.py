@@ -1,11 +1,10 @@
-"""One node's account in the ledger: what it has, who holds what of it, and whether more fits. Pure.
+"""One node's account in the ledger: capacity, claims, recovery slots, and whether another claim fits. Pure.
 
-The capacity rule, for every resource (architecture, section 5):
-    firm + held + nominated - victims.firm - drawn <= capacity
-    firm + reclaimable + nominated - victims       <= capacity
-    firm + reclaimable                             <= capacity
-A hold named by a claim is drawn: it no longer counts as held. A node whose capacity shrank under its claims is
-overcommitted: a state that refuses more, and never a reason to forget a claim.
+The capacity rule, for every resource:
+    firm + slots + nominated - firm victims  <= capacity    (slots: unconsumed recovery slots)
+    firm + reclaimable + nominated - victims <= capacity
+    firm + reclaimable                       <= capacity
+If a node's capacity shrinks below its claims, the node is overcommitted: it refuses new claims and keeps the old ones.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from holdfast.model.quantity import Amounts, add
 
 
 class NodeAccount:
-    """Changed only by the ledger. `port_cursor` is a hint: where the search for a free port begins."""
+    """Changed only by the ledger. `port_cursor` is where the search for a free port starts."""
 
     __slots__ = (
         "capacity",
@@ -29,15 +28,15 @@ class NodeAccount:
         "device_use",
         "devices",
         "firm",
-        "recovery_slots",
         "name",
         "nominated",
+        "nominated_claims",
         "port_cursor",
         "port_range",
         "ports",
         "reclaimable",
+        "recovery_slots",
         "revision",
-        "nominated_claims",
     )
 
     def __init__(self, name: str) -> None:
@@ -55,10 +54,10 @@ class NodeAccount:
         self.ports: dict[int, str] = {}
         self.recovery_slots: dict[str, Amounts] = {}
         self.nominated_claims: dict[str, Claim] = {}
-        """Nominated claims: those that wait for victims."""
+        """Nominated claims, which wait for the release of their victims."""
 
     def update_from(self, node: Node) -> None:
-        """Takes over what the node has now."""
+        """Copies capacity, devices and ports from the Node."""
         if self.revision == node.revision and self.revision:
             return
         self.revision = node.revision
@@ -69,7 +68,7 @@ class NodeAccount:
             self.port_cursor = self.port_range[0]
 
     def book(self, claim: Claim, sign: int) -> None:
-        """Adds (1) or takes away (-1) a claim; the ledger keeps this balanced."""
+        """Adds (1) or removes (-1) a claim; the ledger keeps this balanced."""
         if claim.nominated:
             add(self.nominated, claim.amounts, times=sign)
         elif claim.capacity_class is CapacityClass.RECLAIMABLE:
@@ -98,44 +97,50 @@ class NodeAccount:
             if self.ports.get(port) == claim.key:
                 del self.ports[port]
 
-    def recovery_reserved(self, drawing: tuple[str, ...] = ()) -> Amounts:
-        """What recovery holds keep free here, without those that a claim, or `drawing`, uses up."""
+    def recovery_reserved(self, consuming: tuple[str, ...] = ()) -> Amounts:
+        """Resources of recovery slots, without slots that a claim or `consuming` consumes."""
         if not self.recovery_slots:
             return {}
-        drawn = set(drawing)
+        consumed = set(consuming)
         for claim in self.claims.values():
-            drawn.update(claim.recovery_slots)
+            consumed.update(claim.recovery_slots)
         total: Amounts = {}
-        for name, held in self.recovery_slots.items():
-            if name not in drawn:
-                add(total, held)
+        for name, reserved in self.recovery_slots.items():
+            if name not in consumed:
+                add(total, reserved)
         return total
 
     def slot_shortage(self, amounts: Amounts) -> Amounts:
-        """By how much keeping one more recovery place would break the rule; reclaimable work may run in it."""
-        held = self.recovery_reserved()
+        """By how much one more recovery slot would break the capacity rule. Reclaimable work may use its capacity."""
+        reserved = self.recovery_reserved()
         leaving_firm, _ = self._leaving(ClaimRequest("", "", "", "", 0, {}, CapacityClass.FIRM))
-        short: Amounts = {}
+        missing: Amounts = {}
         for name, more in amounts.items():
-            solid = self.firm.get(name, 0) + self.nominated.get(name, 0) - leaving_firm.get(name, 0)
-            over = solid + held.get(name, 0) + more - self.capacity.get(name, 0)
-            if over > 0:
-                short[name] = over
-        return short
+            firm_total = self.firm.get(name, 0) + self.nominated.get(name, 0) - leaving_firm.get(name, 0)
+            excess = firm_total + reserved.get(name, 0) + more - self.capacity.get(name, 0)
+            if excess > 0:
+                missing[name] = excess
+        return missing
 
-    def choose_slots(self, want: ClaimRequest, allowed: Iterable[str]) -> tuple[str, ...]:
-        """The undrawn places, of those allowed, that a recovery claim should use.
+    def choose_slots(self, request: ClaimRequest, allowed: Iterable[str]) -> tuple[str, ...]:
+        """The allowed, unconsumed slots that a recovery claim should consume.
 
-        The closest fit that covers it, else as few as make room; none when it fits without.
+        The smallest slot that covers the claim, else as few slots as make it fit; none if it fits without.
         """
-        drawn = {name for claim in self.claims.values() for name in claim.recovery_slots}
-        idle = {name: self.recovery_slots[name] for name in sorted(allowed) if name in self.recovery_slots and name not in drawn}
-        covering = [n for n, held in idle.items() if all(held.get(r, 0) >= a for r, a in want.amounts.items())]
+        consumed = {name for claim in self.claims.values() for name in claim.recovery_slots}
+        unconsumed = {
+            name: self.recovery_slots[name]
+            for name in sorted(allowed)
+            if name in self.recovery_slots and name not in consumed
+        }
+        covering = [
+            n for n, reserved in unconsumed.items() if all(reserved.get(r, 0) >= a for r, a in request.amounts.items())
+        ]
         if covering:
-            return (min(covering, key=lambda n: (sorted(idle[n].items()), n)),)
+            return (min(covering, key=lambda n: (sorted(unconsumed[n].items()), n)),)
         chosen: tuple[str, ...] = ()
-        for name in sorted(idle, key=lambda n: (-sum(idle[n].values()), n)):
-            if not self.shortage(msgspec.structs.replace(want, recovery_slots=chosen)):
+        for name in sorted(unconsumed, key=lambda n: (-sum(unconsumed[n].values()), n)):
+            if not self.shortage(msgspec.structs.replace(request, recovery_slots=chosen)):
                 return chosen
             chosen = (*chosen, name)
         return chosen
@@ -144,44 +149,50 @@ class NodeAccount:
         return device.milli - sum(self.device_use.get(device.id, {}).values())
 
     def overcommitted(self) -> Amounts:
-        """By how much the claims exceed the capacity; empty on a sound node."""
+        """By how much the claims exceed the capacity; empty if they do not."""
         return self.shortage(ClaimRequest("", "", "", "", 0, {}, CapacityClass.RECLAIMABLE))
 
-    def shortage(self, want: ClaimRequest) -> Amounts:
-        """By how much the node would break the capacity rule with `want` on it, per resource; empty when it fits."""
+    def shortage(self, request: ClaimRequest) -> Amounts:
+        """By how much `request` would break the capacity rule, per resource; empty if it fits."""
         firm, reclaimable, nominated = self.firm, self.reclaimable, self.nominated
-        reclaims = want.capacity_class is CapacityClass.RECLAIMABLE
-        draws = want.recovery_slots if want.capacity_class is CapacityClass.RECOVERY else ()
-        held = self.recovery_reserved(draws)
-        leaving_firm, leaving = self._leaving(want)
-        short: Amounts = {}
-        names = want.amounts.keys() | firm.keys() | reclaimable.keys() if firm or reclaimable else want.amounts.keys()
+        reclaims = request.capacity_class is CapacityClass.RECLAIMABLE
+        draws = request.recovery_slots if request.capacity_class is CapacityClass.RECOVERY else ()
+        reserved = self.recovery_reserved(draws)
+        leaving_firm, leaving = self._leaving(request)
+        missing: Amounts = {}
+        names = (
+            request.amounts.keys() | firm.keys() | reclaimable.keys() if firm or reclaimable else request.amounts.keys()
+        )
         for name in names:
-            more = want.amounts.get(name, 0)
-            solid = firm.get(name, 0) + nominated.get(name, 0)
-            loose = reclaimable.get(name, 0)
-            kept = solid + held.get(name, 0) - leaving_firm.get(name, 0)
-            everything = solid + loose + more - leaving.get(name, 0)
-            now = firm.get(name, 0) + loose + (0 if want.nominated else more)
-            over = max(everything, now) if reclaims and not want.nominated else max(kept + more, everything, now)
-            if over > self.capacity.get(name, 0):
-                short[name] = over - self.capacity.get(name, 0)
-        return short
+            more = request.amounts.get(name, 0)
+            firm_total = firm.get(name, 0) + nominated.get(name, 0)
+            reclaimable_total = reclaimable.get(name, 0)
+            firm_and_slots = firm_total + reserved.get(name, 0) - leaving_firm.get(name, 0)
+            all_claims = firm_total + reclaimable_total + more - leaving.get(name, 0)
+            now = firm.get(name, 0) + reclaimable_total + (0 if request.nominated else more)
+            excess = (
+                max(all_claims, now)
+                if reclaims and not request.nominated
+                else max(firm_and_slots + more, all_claims, now)
+            )
+            if excess > self.capacity.get(name, 0):
+                missing[name] = excess - self.capacity.get(name, 0)
+        return missing
 
-    def _leaving(self, want: ClaimRequest) -> tuple[Amounts, Amounts]:
-        """What the victims of nominated claims, and of `want`, give back: the firm part, and all of it."""
-        if not self.nominated_claims and not want.victims:
+    def _leaving(self, request: ClaimRequest) -> tuple[Amounts, Amounts]:
+        """Resources that the victims of nominated claims and of `request` release: the firm part, and the total."""
+        if not self.nominated_claims and not request.victims:
             return {}, {}
-        keys = {victim_key(want.namespace, v): None for v in want.victims}
+        keys = {victim_key(request.namespace, v): None for v in request.victims}
         for claim in self.nominated_claims.values():
             keys.update({victim_key(claim.namespace, v): None for v in claim.victims})
         firm: Amounts = {}
-        everything: Amounts = {}
+        all_claims: Amounts = {}
         for key in keys:
             victim = self.claims.get(key)
             if victim is None or victim.nominated:
                 continue
-            add(everything, victim.amounts)
+            add(all_claims, victim.amounts)
             if victim.capacity_class is not CapacityClass.RECLAIMABLE:
                 add(firm, victim.amounts)
-        return firm, everything
+        return firm, all_claims

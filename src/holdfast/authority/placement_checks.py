@@ -1,7 +1,7 @@
-"""The checks of a placement against current state, in the order they are made. Pure; each refusal names its facts.
+"""Checks of a placement against current state, in the order they run. Pure; each refusal carries its facts.
 
-They judge invariants, never policy: what the planner preferred is its own affair, what the workload's rules, the
-operator and the node forbid is not (S4).
+They enforce invariants, not policy: preferences are left to the planner; rules of the workload, the operator and the
+node are enforced here (S4).
 """
 
 from __future__ import annotations
@@ -19,130 +19,134 @@ from holdfast.model.replica import Replica
 from holdfast.model.template import template_hash
 from holdfast.model.tenant import Tenant, is_dedicated
 
-_NODE_SAYS: dict[str, str] = {
+_NODE_REASON_TEXT: dict[str, str] = {
     Reason.NODE_TERMINATING: "it is being deleted",
     Reason.NODE_DRAINING: "it is being drained",
     Reason.NODE_CORDONED: "an operator marked it unschedulable",
-    Reason.NODE_QUARANTINED: "starts failed on it too often",
-    Reason.NODE_UNREACHABLE: "its agent is not heard",
-    Reason.NODE_FENCED: "it was fenced and has not registered anew",
-    Reason.NODE_RECONCILING: "it has not yet matched what runs with what is bound",
+    Reason.NODE_QUARANTINED: "too many task starts failed on it",
+    Reason.NODE_UNREACHABLE: "its agent is out of contact",
+    Reason.NODE_FENCED: "it is fenced and has not registered again",
+    Reason.NODE_RECONCILING: "its agent has not reconciled running tasks with bindings yet",
 }
 
 
-def replica_refusal(found: Replica | None, namespace: str, name: str, intent: Intent) -> Refused | None:
-    """Whether the intent is still about this replica as it is."""
-    if found is None or found.uid != intent.replica_uid:
+def replica_refusal(node: Replica | None, namespace: str, name: str, intent: Intent) -> Refused | None:
+    """Why the intent does not apply to the current replica; None if it does."""
+    if node is None or node.uid != intent.replica_uid:
         return Refused(
             Reason.REPLICA_NOT_FOUND,
-            f"replica {namespace}/{name} with uid {intent.replica_uid} does not exist; drop the proposal",
-            {"replica": f"{namespace}/{name}", "uid": found.uid if found is not None else ""},
+            f"replica {namespace}/{name}: not found with uid {intent.replica_uid}; next: drop the proposal",
+            {"replica": f"{namespace}/{name}", "uid": node.uid if node is not None else ""},
         )
-    if found.metadata.terminating:
+    if node.metadata.terminating:
         return Refused(
             Reason.REPLICA_TERMINATING,
-            f"replica {namespace}/{name} is being deleted and gets no new place",
-            {"replica": f"{namespace}/{name}", "deletionTimestamp": found.metadata.deletion_timestamp},
+            f"replica {namespace}/{name}: is being deleted and cannot be placed",
+            {"replica": f"{namespace}/{name}", "deletionTimestamp": node.metadata.deletion_timestamp},
         )
-    current = template_hash(found.spec.template)
+    current = template_hash(node.spec.template)
     if current != intent.template_hash:
         return Refused(
             Reason.TEMPLATE_CHANGED,
-            f"the proposal is for template {intent.template_hash}, replica {namespace}/{name} has {current}",
+            f"replica {namespace}/{name}: the template changed (expected {intent.template_hash}, found {current})",
             {"expected": intent.template_hash, "current": current},
         )
-    return attempt_refusal(found, intent.attempt)
+    return attempt_refusal(node, intent.attempt)
 
 
-def attempt_refusal(found: Replica, asked: int) -> Refused | None:
-    current = found.status.placement.attempt
-    if asked == current:
+def attempt_refusal(node: Replica, attempt_proposed: int) -> Refused | None:
+    current = node.status.placement.attempt
+    if attempt_proposed == current:
         return None
     return Refused(
         Reason.STALE_ATTEMPT,
-        f"attempt {asked} of replica {found.key} is over, the current one is {current}; plan again",
-        {"attempt": asked, "current": current, "releasedReason": found.status.placement.released_reason},
+        f"replica {node.key}: stale attempt (expected {current}, found {attempt_proposed}); next: plan again",
+        {"attempt": attempt_proposed, "current": current, "releasedReason": node.status.placement.released_reason},
     )
 
 
-def node_refusal(found: Node | None, name: str, epoch: int, *, live: bool) -> Refused | None:
-    """Whether the node takes new work by its own state and by the lease book (`epoch` and `live` are the book's)."""
-    if found is None:
-        return Refused(Reason.NODE_NOT_FOUND, f"node {name} does not exist in this region", {"node": name})
-    reason = unschedulable_reason(found)
+def node_refusal(node: Node | None, name: str, epoch: int, *, live: bool) -> Refused | None:
+    """Why the node takes no new work; None if it does. `epoch` and `live` come from the lease book."""
+    if node is None:
+        return Refused(Reason.NODE_NOT_FOUND, f"node {name}: not found in this region", {"node": name})
+    reason = unschedulable_reason(node)
     if not reason and not live:
         reason = Reason.NODE_UNREACHABLE
-    if not reason and found.status.execution.epoch != epoch:
+    if not reason and node.status.execution.epoch != epoch:
         reason = Reason.NODE_RECONCILING
     if not reason:
         return None
     facts = {
         "node": name,
-        "contact": found.status.contact.state.value,
-        "epoch": found.status.execution.epoch,
+        "contact": node.status.contact.state.value,
+        "epoch": node.status.execution.epoch,
         "leaseEpoch": epoch,
-        "fencedEpoch": found.status.fence.fenced_epoch,
+        "fencedEpoch": node.status.fence.fenced_epoch,
     }
-    return Refused(reason, f"node {name} takes no new work: {_NODE_SAYS[reason]}", facts)
+    return Refused(reason, f"node {name}: takes no new replicas ({_NODE_REASON_TEXT[reason]})", facts)
 
 
-def override_refusal(found: Node, who: Replica, region: str, avoidances: Sequence[Override]) -> Refused | None:
+def override_refusal(node: Node, replica: Replica, region: str, avoidances: Sequence[Override]) -> Refused | None:
     override = avoidance_of(
-        avoidances, region=region, zone=found.spec.zone, tenant=who.metadata.namespace, workload=who.spec.workload
+        avoidances,
+        region=region,
+        zone=node.spec.zone,
+        tenant=replica.metadata.namespace,
+        workload=replica.spec.workload,
     )
     if override is None:
         return None
     return Refused(
         Reason.NODE_EXCLUDED_BY_OVERRIDE,
-        f"override {override.metadata.name} keeps new work away from node {found.metadata.name}",
-        {"node": found.metadata.name, "override": override.metadata.name, "zone": found.spec.zone,
+        f"override {override.metadata.name} keeps new work away from node {node.metadata.name}",
+        {"node": node.metadata.name, "override": override.metadata.name, "zone": node.spec.zone,
          "expiresAt": override.status.expires_at},
     )  # fmt: skip
 
 
-def driver_refusal(found: Node, who: Replica) -> Refused | None:
-    wanted = who.spec.template.driver.value
-    if eligibility.has_driver(found.spec.drivers, wanted):
+def driver_refusal(node: Node, replica: Replica) -> Refused | None:
+    wanted = replica.spec.template.driver.value
+    if eligibility.has_driver(node.spec.drivers, wanted):
         return None
     return Refused(
         Reason.DRIVER_MISSING,
-        f"node {found.metadata.name} has no {wanted} driver",
-        {"node": found.metadata.name, "driver": wanted, "drivers": list(found.spec.drivers)},
+        f"node {node.metadata.name}: no {wanted} driver (found {', '.join(node.spec.drivers) or 'none'})",
+        {"node": node.metadata.name, "driver": wanted, "drivers": list(node.spec.drivers)},
     )
 
 
-def placement_rules_refusal(found: Node, who: Replica, region: str, this_region: Region | None) -> Refused | None:
-    """Region, residency, zone and pool, as the workload's rules say (S4)."""
-    allowed = who.spec.placement
+def placement_rules_refusal(node: Node, replica: Replica, region: str, this_region: Region | None) -> Refused | None:
+    """Why the workload's placement rules forbid the node: region, residency, zone or pool (S4); None if allowed."""
+    allowed = replica.spec.placement
     tags = this_region.spec.residency if this_region is not None else ()
-    broken = ""
+    forbidden = ""
     if not eligibility.allows_region(allowed, region):
-        broken = f"region {region}"
+        forbidden = f"region {region}"
     elif not eligibility.satisfies_residency(allowed, tags):
-        broken = f"residency {', '.join(tags) or 'unknown'} of region {region}"
-    elif not eligibility.allows_zone(allowed, found.spec.zone):
-        broken = f"zone {found.spec.zone}"
-    elif not eligibility.allows_pool(allowed, found.spec.pool):
-        broken = f"pool {found.spec.pool}"
-    if not broken:
+        forbidden = f"residency {', '.join(tags) or 'unknown'} of region {region}"
+    elif not eligibility.allows_zone(allowed, node.spec.zone):
+        forbidden = f"zone {node.spec.zone}"
+    elif not eligibility.allows_pool(allowed, node.spec.pool):
+        forbidden = f"pool {node.spec.pool}"
+    if not forbidden:
         return None
     return Refused(
         Reason.RESIDENCY_VIOLATED,
-        f"the rules of {who.key} forbid {broken}",
-        {"node": found.metadata.name, "region": region, "zone": found.spec.zone, "pool": found.spec.pool,
-         "residency": list(tags), "forbidden": broken},
+        f"replica {replica.key}: its placement rules forbid {forbidden}",
+        {"node": node.metadata.name, "region": region, "zone": node.spec.zone, "pool": node.spec.pool,
+         "residency": list(tags), "forbidden": forbidden},
     )  # fmt: skip
 
 
-def tenancy_refusal(found: Node, who: Replica, tenant: Tenant | None) -> Refused | None:
-    """A dedicated tenant's work runs on its own nodes only, and nobody else's runs there."""
-    dedicated = who.spec.dedicated or is_dedicated(tenant)
-    if eligibility.can_use_node(who.metadata.namespace, found.spec.tenant, dedicated=dedicated):
+def tenancy_refusal(node: Node, replica: Replica, tenant: Tenant | None) -> Refused | None:
+    """Why tenant isolation forbids the node; None if allowed. Nodes of a dedicated tenant run only its replicas."""
+    dedicated = replica.spec.dedicated or is_dedicated(tenant)
+    if eligibility.can_use_node(replica.metadata.namespace, node.spec.tenant, dedicated=dedicated):
         return None
-    whose = f"node {found.metadata.name} belongs to {found.spec.tenant or 'everyone'}"
+    owner = f"node {node.metadata.name} belongs to {node.spec.tenant or 'everyone'}"
     return Refused(
         Reason.TENANCY_VIOLATED,
-        f"{whose}; tenant {who.metadata.namespace} uses {'its own' if dedicated else 'shared'} nodes only",
-        {"node": found.metadata.name, "nodeTenant": found.spec.tenant, "tenant": who.metadata.namespace,
+        f"{owner}; tenant {replica.metadata.namespace} uses {'its own' if dedicated else 'shared'} nodes only",
+        {"node": node.metadata.name, "nodeTenant": node.spec.tenant, "tenant": replica.metadata.namespace,
          "dedicated": dedicated},
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""What a tenant's protected quota keeps from others here, judged by the records when a nomination is made. Reads only.
+"""Protected quota: checks nominations against the quota that other tenants may not preempt. Reads only.
 
-What always holds: after every accepted nomination, what a tenant runs of firm, ordinary work without the victims of all
-open nominations is still as much as its GrantCopy protects, in each resource that another tenant made it give up. The
-commit compares that copy, so that a part that was just raised is not overlooked.
+Invariant: after every accepted nomination, the tenant's firm, ordinary work without the victims of all open nominations
+is at least its protected quota, in each resource that another tenant takes. The commit compares the GrantCopy, so that
+a concurrent increase is not overlooked.
 """
 
 from __future__ import annotations
@@ -20,70 +20,72 @@ _COPY = GrantClass.NORMAL.value.lower()
 
 
 class ProtectedQuota:
-    """The protected parts of tenants, and what they run, read once for a round."""
+    """Protected quota and usage of tenants, read once per round."""
 
     def __init__(self, state: AuthorityState) -> None:
         self._state = state
         self._used: dict[str, Amounts] = {}
 
-    def compared_revisions(self, taker: str, victims: Iterable[Claim]) -> dict[str, int]:
-        """The records that a nomination of these by this tenant was judged by, with their revisions."""
+    def compared_revisions(self, preemptor: str, victims: Iterable[Claim]) -> dict[str, int]:
+        """Store keys and revisions that the check of this nomination depends on."""
         found: dict[str, int] = {}
         for claim in victims:
-            if claim.namespace != taker and _counts(claim):
+            if claim.namespace != preemptor and _is_protectable(claim):
                 copy = self._copy(claim.namespace)
                 name, revision = (copy.metadata.name, copy.revision) if copy is not None else (_COPY, 0)
                 found[GRANT_COPY.store_key(claim.namespace, name)] = revision
         return found
 
-    def protected_victim(self, taker: str, victims: Iterable[Claim]) -> tuple[Claim, str] | None:
-        """One of the victims that its tenant's protected part keeps from this taker, and why; None if all may go."""
-        given: dict[str, list[Claim]] = {}
+    def protected_victim(self, preemptor: str, victims: Iterable[Claim]) -> tuple[Claim, str] | None:
+        """A victim that protected quota exempts from preemption by this tenant, and why; None if all are allowed."""
+        by_tenant: dict[str, list[Claim]] = {}
         for claim in victims:
-            if claim.namespace != taker and _counts(claim):
-                given.setdefault(claim.namespace, []).append(claim)
-        for tenant, claims in given.items():
+            if claim.namespace != preemptor and _is_protectable(claim):
+                by_tenant.setdefault(claim.namespace, []).append(claim)
+        for tenant, claims in by_tenant.items():
             copy = self._copy(tenant)
             protected = amounts(copy.spec.protected) if copy is not None else {}
             if not protected:
                 continue
-            taken: Amounts = {}
+            evicted: Amounts = {}
             for claim in claims:
-                add(taken, claim.amounts)
-            left = self._runs_on(tenant)
-            add(left, taken, times=-1)
-            short = {n: protected[n] for n, amount in taken.items() if amount and left.get(n, 0) < protected.get(n, 0)}
-            if short:
-                named = ", ".join(f"{text} {name}" for name, text in amounts_text(short).items())
-                return claims[0], f"the quota of tenant {tenant} protects {named} here, and less would be left to it"
+                add(evicted, claim.amounts)
+            remaining = self._remaining_usage(tenant)
+            add(remaining, evicted, times=-1)
+            violated = {
+                n: protected[n] for n, amount in evicted.items() if amount and remaining.get(n, 0) < protected.get(n, 0)
+            }
+            if violated:
+                named = ", ".join(f"{text} {name}" for name, text in amounts_text(violated).items())
+                return claims[0], f"the quota of tenant {tenant} protects {named} here, and less would remain"
         return None
 
     def _copy(self, tenant: str) -> GrantCopy | None:
         copies = self._state.list_all(GrantCopy, tenant)
         return next((copy for copy in copies if copy.spec.grant_class is GrantClass.NORMAL), None)
 
-    def _runs_on(self, tenant: str) -> Amounts:
-        """What the tenant's firm, ordinary work comes to, without what stops or is to make way already."""
+    def _remaining_usage(self, tenant: str) -> Amounts:
+        """Usage of the tenant's firm, ordinary claims, without stopping claims and victims of open nominations."""
         if tenant not in self._used:
             used: Amounts = {}
             for binding in self._state.list_all(Binding, tenant):
                 spec = binding.spec
-                stays = spec.desired is DesiredRunState.RUN and not spec.quota_released
-                if stays and spec.capacity_class is CapacityClass.FIRM and not spec.run_until:
+                keeps_running = spec.desired is DesiredRunState.RUN and not spec.quota_released
+                if keeps_running and spec.capacity_class is CapacityClass.FIRM and not spec.run_until:
                     add(used, amounts(spec.resources))
             self._used[tenant] = used
-        left = dict(self._used[tenant])
+        remaining = dict(self._used[tenant])
         ledger = self._state.ledger
-        going = {victim_key(c.namespace, v): None for c in ledger.unbound.values() for v in c.victims}
-        for key in going:
+        victims = {victim_key(c.namespace, v): None for c in ledger.unbound.values() for v in c.victims}
+        for key in victims:
             claim = ledger.claims.get(key)
-            if claim is None or claim.namespace != tenant or not _counts(claim):
+            if claim is None or claim.namespace != tenant or not _is_protectable(claim):
                 continue
             bound = self._state.binding(tenant, claim.name)
             if bound is not None and bound.spec.desired is DesiredRunState.RUN:
-                add(left, claim.amounts, times=-1)
-        return left
+                add(remaining, claim.amounts, times=-1)
+        return remaining
 
 
-def _counts(claim: Claim) -> bool:
+def _is_protectable(claim: Claim) -> bool:
     return claim.bound and claim.quota_held and claim.capacity_class is CapacityClass.FIRM and not claim.run_until

@@ -1,7 +1,7 @@
-"""The records of a claim: Reservation, Binding and the replica's placement block, built once and encoded once. Pure.
+"""Builds the objects of a claim: Reservation, Binding and the replica's placement block. Pure.
 
-Reservation and Binding have no owner references on purpose: garbage collection must never free what only proof may
-free. The authority removes them itself, with the replica's placement in the same transaction.
+Reservation and Binding have no owner references: garbage collection must not release a claim without proof of the stop.
+The authority deletes them itself, in the transaction that clears the replica's placement.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _BINDING: Kind = kind_of(Binding)
 
 
 def put_object(kind: Kind, item: Object) -> Put:
-    """The write that stores an object nobody has seen yet; its encoding is made here and nowhere else."""
+    """The write that stores a new state of an object, with its encoding."""
     return Put(kind.store_key(item.metadata.namespace, item.metadata.name), codec.encode(item), item)
 
 
 def without_revision(meta: ObjectMeta, *, generation: int = 0) -> ObjectMeta:
-    """A copy of the metadata that a new state of the object may own; a generation given is the new one."""
+    """A copy of the metadata without resource version, for a new state of the object."""
     if generation:
         return msgspec.structs.replace(meta, resource_version="", generation=generation)
     return msgspec.structs.replace(meta, resource_version="")
@@ -79,7 +79,7 @@ def reservation_put(
     uid: str,
     created: str,
     policy: str,
-    bind_when_firm: bool = False,
+    auto_bind: bool = False,
 ) -> Put:
     spec = ReservationSpec(
         replica=claim.replica,
@@ -101,14 +101,14 @@ def reservation_put(
             labels=replica.spec.template.labels,
             priority=replica.spec.priority,
             anti_affinity=required_anti_affinity(replica.spec.placement),
-            auto_bind=bind_when_firm,
+            auto_bind=auto_bind,
         )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
     return put_object(_RESERVATION, Reservation(meta, spec, ReservationStatus(phase=phase)))
 
 
 def reservation_change(reservation: Reservation, phase: ReservationPhase, spec: ReservationSpec | None = None) -> Put:
-    """The same reservation in another phase."""
+    """The write that changes the Reservation's phase, and its spec if given."""
     status = msgspec.structs.replace(reservation.status, phase=phase)
     moved = msgspec.structs.replace(
         reservation, metadata=without_revision(reservation.metadata), spec=spec or reservation.spec, status=status
@@ -146,6 +146,6 @@ def binding_put(
 
 
 def binding_change(binding: Binding, spec: BindingSpec) -> Put:
-    """The binding with another wish; its generation rises, so that the agent's word can be told from an older one."""
+    """The write that changes the Binding's spec. Its generation rises, so that older agent reports are recognized."""
     meta = without_revision(binding.metadata, generation=binding.metadata.generation + 1)
     return put_object(_BINDING, msgspec.structs.replace(binding, metadata=meta, spec=spec))

@@ -1,8 +1,9 @@
-"""release: STOP tells the agent to end the work; FREE gives the claims back, as far as the evidence allows.
+"""release: STOP asks the agent to stop the task; FREE releases the claim, as far as the evidence allows.
 
-What always holds: the node leg of a claim (capacity, devices, ports) goes only on proof, the agent's word that the work
-has ended or never began, or the removal of the node; the quota leg and the replica go at the fence as well. Freeing
-raises the attempt in the same transaction, so that a delayed duplicate of the old one is refused and not revived.
+- The node leg of a claim (capacity, devices, ports) is released only on proof: the agent reports that the task ended or
+  never started, or the node was removed.
+- The quota leg is also released at the fence, and the replica may then be rescheduled.
+- FREE raises the attempt in the same transaction, so that a delayed duplicate of the old attempt is refused.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from holdfast.authority.claims import ENDED_PHASES, claim_from_binding
 from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
 from holdfast.client.contract import FencingToken
-from holdfast.gate.principal import Principal
 from holdfast.model.binding import Binding, DesiredRunState, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.placement_api import PlacementOutcome, PlacementResult, ReleaseAction, ReleaseItem
+from holdfast.model.principal import Principal
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.store.contract import Put, Remove
@@ -30,12 +31,14 @@ _TERM = BY_NAME["Term"]
 
 
 class ReleaseHandler:
-    """One release request. `token` is the asking controller's: a stale one changes nothing."""
+    """One release request. `token` is the calling controller's; with a stale one nothing is committed."""
 
     verb = "release"
 
-    def __init__(self, state: AuthorityState, who: Principal, items: Sequence[ReleaseItem], token: FencingToken | None) -> None:
-        self.who = who
+    def __init__(
+        self, state: AuthorityState, caller: Principal, items: Sequence[ReleaseItem], token: FencingToken | None
+    ) -> None:
+        self.caller = caller
         self.items = items
         self._state = state
         self._token = token
@@ -44,9 +47,11 @@ class ReleaseHandler:
         return item.replica_uid
 
     def begin_round(self) -> None:
-        """Everything is read per item."""
+        """Nothing to do: state is read per item."""
 
-    def extra_writes(self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]) -> ExtraWrites:
+    def extra_writes(
+        self, taken: Sequence[tuple[int, CommitStep]], answers: Sequence[PlacementResult | None]
+    ) -> ExtraWrites:
         if self._token is None:
             return ExtraWrites()
         return ExtraWrites({_TERM.store_key("", self._token.election): self._token.revision})
@@ -58,18 +63,18 @@ class ReleaseHandler:
             return rejected(
                 Refused(
                     Reason.REPLICA_NOT_FOUND,
-                    f"replica {item.namespace}/{item.replica} with uid {item.replica_uid} does not exist",
+                    f"replica {item.namespace}/{item.replica}: not found with uid {item.replica_uid}",
                     {"replica": f"{item.namespace}/{item.replica}", "uid": replica.uid if replica is not None else ""},
                 )
             )
-        placed = replica.status.placement
-        claimed = bool(placed.binding or placed.reservation)
-        if not claimed and item.attempt in (placed.attempt, placed.attempt - 1):
-            return PlacementResult(result=PlacementOutcome.ALREADY, attempt=placed.attempt)
+        placement = replica.status.placement
+        has_claim = bool(placement.binding or placement.reservation)
+        if not has_claim and item.attempt in (placement.attempt, placement.attempt - 1):
+            return PlacementResult(result=PlacementOutcome.ALREADY, attempt=placement.attempt)
         refused = placement_checks.attempt_refusal(replica, item.attempt)
         if refused is not None:
-            return rejected(refused, attempt=placed.attempt)
-        binding = state.binding(item.namespace, placed.binding) if placed.binding else None
+            return rejected(refused, attempt=placement.attempt)
+        binding = state.binding(item.namespace, placement.binding) if placement.binding else None
         if item.action is ReleaseAction.STOP:
             return self._stop(item, replica, binding)
         return self._free(item, replica, binding)
@@ -88,7 +93,11 @@ class ReleaseHandler:
             BINDING,
             binding.metadata,
             PlacementResult(
-                result=PlacementOutcome.ACCEPTED, attempt=item.attempt, binding=name, reservation=name, node=binding.spec.node
+                result=PlacementOutcome.ACCEPTED,
+                attempt=item.attempt,
+                binding=name,
+                reservation=name,
+                node=binding.spec.node,
             ),
             [records.binding_change(binding, spec)],
             landed=lambda found: found.spec.desired is DesiredRunState.STOP,
@@ -113,7 +122,7 @@ class ReleaseHandler:
         return rejected(
             Refused(
                 Reason.STOP_NOT_CONFIRMED,
-                f"{name} cannot be freed: node {binding.spec.node} neither acknowledged the stop nor was it fenced",
+                f"binding {name}: stop not confirmed (not acknowledged by node {binding.spec.node}, node not fenced)",
                 facts,
             ),
             attempt=item.attempt,
@@ -129,20 +138,20 @@ def is_fenced(state: AuthorityState, binding: Binding) -> bool:
 
 
 def free_step(state: AuthorityState, replica: Replica, binding: Binding | None, reason: str) -> CommitStep:
-    """Both legs go: nothing runs, or nothing ever did."""
-    placed = replica.status.placement
-    namespace, name = replica.metadata.namespace, placed.binding or placed.reservation
+    """Releases both legs: the task has ended, or never started."""
+    placement = replica.status.placement
+    namespace, name = replica.metadata.namespace, placement.binding or placement.reservation
     compares, writes = clear_placement(state, replica, reason)
     if binding is not None:
         compares[BINDING.store_key(namespace, name)] = binding.revision
         writes.append(Remove(BINDING.store_key(namespace, name)))
-    elif placed.binding:
+    elif placement.binding:
         compares[BINDING.store_key(namespace, name)] = 0
     return _release_step(replica, name, compares, writes, free=f"{namespace}/{name}")
 
 
 def free_at_fence_step(state: AuthorityState, replica: Replica, binding: Binding, reason: str) -> CommitStep:
-    """The quota leg and the replica go; the binding keeps the node leg until the work is proven to be gone."""
+    """Releases the quota leg and the replica; the Binding keeps the node leg until the stop is proven."""
     namespace, name = replica.metadata.namespace, binding.metadata.name
     compares, writes = clear_placement(state, replica, reason)
     spec = msgspec.structs.replace(
@@ -160,13 +169,15 @@ def free_at_fence_step(state: AuthorityState, replica: Replica, binding: Binding
 
 
 def clear_placement(state: AuthorityState, replica: Replica, reason: str) -> tuple[dict[str, int], list[Put | Remove]]:
-    """The replica without a place and one attempt further, and its reservation gone."""
-    placed = replica.status.placement
+    """Compares and writes that clear the replica's placement, raise its attempt and delete its Reservation."""
+    placement = replica.status.placement
     namespace = replica.metadata.namespace
-    reservation: Reservation | None = state.reservation(namespace, placed.reservation) if placed.reservation else None
+    reservation: Reservation | None = (
+        state.reservation(namespace, placement.reservation) if placement.reservation else None
+    )
     compares = {REPLICA.store_key(namespace, replica.metadata.name): replica.revision}
     writes: list[Put | Remove] = [
-        records.replica_put(replica, PlacementBlock(attempt=placed.attempt + 1, released_reason=reason))
+        records.replica_put(replica, PlacementBlock(attempt=placement.attempt + 1, released_reason=reason))
     ]
     if reservation is not None:
         key = RESERVATION.store_key(namespace, reservation.metadata.name)
@@ -184,7 +195,11 @@ def _release_step(
         REPLICA,
         replica.metadata,
         PlacementResult(
-            result=PlacementOutcome.ACCEPTED, attempt=attempt, node=replica.status.placement.node, reservation=name, binding=name
+            result=PlacementOutcome.ACCEPTED,
+            attempt=attempt,
+            node=replica.status.placement.node,
+            reservation=name,
+            binding=name,
         ),
         writes,
         compares=compares,

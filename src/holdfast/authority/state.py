@@ -1,7 +1,7 @@
-"""What the authority reads: the cell's published objects, typed, beside its own ledger and lease book.
+"""State that the authority reads: the cell's published objects, and its own ledger and lease book.
 
-Reads are synchronous and of one published state, so that a check and the transaction built on it see the same world.
-`now` is commit time: it never goes back, whatever the wall clock does.
+Reads are synchronous and from one published state, so a check and its transaction see the same state. `now()` never
+goes back, whatever the wall clock does.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ class AuthorityState:
         self.leases = leases
         self.ledger = Ledger()
         self.inherited_tenure_revision = 0
-        """The revision of the tenure that was there when this authority began. How old that is nobody knows: the wall
-        clock may have been set back while nothing ran here."""
+        """Revision of the tenure that existed when this authority started. Its age is unknown, because the wall clock
+        may have been set back meanwhile."""
         self._grant_leases = GrantLeases()
         self._tenure_until: tuple[str | None, float] = (None, 0.0)
-        """The renewal that was seen last, and until when it lasts on the monotonic clock."""
+        """The last observed renewal, and its expiry on the monotonic clock."""
         self._last_s = 0.0
         self._last_monotonic_s = 0.0
 
     def load(self) -> None:
-        """Forgets everything and reads it anew from the records."""
+        """Rebuilds everything from the stored objects."""
         self.ledger = rebuild_ledger(
             self.list_all(Node), self.list_all(RecoverySlot), self.list_all(Reservation), self.list_all(Binding)
         )  # fmt: skip
-        held: Lease | None = self.get(LEASE, tenure.NAMESPACE, tenure.NAME)
-        self.inherited_tenure_revision = held.revision if held is not None else 0
+        inherited: Lease | None = self.get(LEASE, tenure.NAMESPACE, tenure.NAME)
+        self.inherited_tenure_revision = inherited.revision if inherited is not None else 0
         pages = list(self.list_all(LeasePage))
         for page in pages:
             for lease in page.spec.leases.values():
@@ -80,32 +80,32 @@ class AuthorityState:
         self._grant_leases.observe(self.list_all(GrantCopy), self.now(), self._last_monotonic_s)
 
     def now(self) -> float:
-        """The wall clock, unless that went back: then time passes from the last commit time on."""
+        """The wall clock; if it was set back, the last returned time plus elapsed monotonic time."""
         monotonic_s = self.ports.clock.monotonic()
-        passed_s = max(0.0, monotonic_s - self._last_monotonic_s)
-        self._last_s = max(self.ports.clock.now(), self._last_s + passed_s)
+        elapsed_s = max(0.0, monotonic_s - self._last_monotonic_s)
+        self._last_s = max(self.ports.clock.now(), self._last_s + elapsed_s)
         self._last_monotonic_s = monotonic_s
         return self._last_s
 
     def observe_grants(self) -> None:
-        """Renewals that came since; they were written by the wall clock as it is now."""
+        """Records grant renewals, dated by the present wall clock."""
         clock = self.ports.clock
         self._grant_leases.observe(self.list_all(GrantCopy), clock.now(), clock.monotonic())
 
     def grant_age_s(self, copy: GrantCopy) -> float:
-        """How long ago the global cell was last heard for this limit."""
+        """Time since the last contact with the global cell that this GrantCopy records."""
         clock = self.ports.clock
         return self._grant_leases.age_s(copy, clock.now(), clock.monotonic())
 
-    def tenure_left_s(self, held: Lease) -> float:
-        """What is left of the region's tenure. As with grants, the wall clock is asked once, when a renewal is seen.
-        One from a time that has not come was written before the clock was put back, and the next is waited for."""
+    def tenure_left_s(self, lease: Lease) -> float:
+        """Remaining time of the region's tenure. The wall clock is read once per renewal. A renewal dated in the future
+        was written before the clock was set back, and does not count."""
         clock = self.ports.clock
-        if self._tenure_until[0] != held.spec.renew_time:
-            left_s = tenure.remaining_s(held, clock.now())
-            credible = left_s <= limits.TENURE_S + limits.TENURE_STEP_MAX_S
-            until_s = clock.monotonic() + min(left_s, limits.TENURE_S) if credible else 0.0
-            self._tenure_until = (held.spec.renew_time, until_s)
+        if self._tenure_until[0] != lease.spec.renew_time:
+            remaining_s = tenure.remaining_s(lease, clock.now())
+            credible = remaining_s <= limits.TENURE_S + limits.TENURE_STEP_MAX_S
+            until_s = clock.monotonic() + min(remaining_s, limits.TENURE_S) if credible else 0.0
+            self._tenure_until = (lease.spec.renew_time, until_s)
         return self._tenure_until[1] - clock.monotonic()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Any:
@@ -136,11 +136,11 @@ class AuthorityState:
         return self.list_all(Override)
 
     def recorded_claim(self, namespace: str, name: str) -> Claim | None:
-        """The claim that the published records of this name stand for."""
+        """The claim of the published Reservation and Binding of this name."""
         return claim_from_records(self.reservation(namespace, name), self.binding(namespace, name))
 
     def reload_claim(self, namespace: str, name: str) -> None:
-        """Brings the ledger in line with records that someone else removed."""
+        """Updates the ledger after another writer removed objects of a claim."""
         claim = self.recorded_claim(namespace, name)
         if claim is None:
             self.ledger.drop(f"{namespace}/{name}")
@@ -148,17 +148,21 @@ class AuthorityState:
             self.ledger.put(claim)
 
     def reload_slots(self, node: str, in_flight: Mapping[str, Amounts]) -> None:
-        """What is held on a node by the records, and by commits under way: the next check must count those too."""
-        held = self.objects.list(HOLD, fields={"node": node})[0]
-        self.ledger.set_slots(node, cast("list[RecoverySlot]", held))
+        """Reloads the recovery slots of a node, and adds those of commits in flight."""
+        lease = self.objects.list(HOLD, fields={"node": node})[0]
+        self.ledger.set_slots(node, cast("list[RecoverySlot]", lease))
         for name, amounts in in_flight.items():
             self.ledger.put_slot(node, name, amounts)
 
     def slots_for_tenant(self, node: str, tenant: str) -> list[str]:
-        """The kept places on a node whose budget lets the tenant draw."""
+        """Admitted recovery slots on a node that the tenant may consume."""
         allowed, dedicated = [], is_dedicated(self.tenant(tenant))
-        for hold in cast("list[RecoverySlot]", self.objects.list(HOLD, fields={"node": node})[0]):
-            budget = cast("RecoveryBudget | None", self.objects.get(BUDGET, "", hold.spec.budget))
-            if budget is not None and can_use_slots(budget.spec.tenants, tenant, dedicated=dedicated) and is_admitted(hold):
-                allowed.append(hold.metadata.name)
+        for slot in cast("list[RecoverySlot]", self.objects.list(HOLD, fields={"node": node})[0]):
+            budget = cast("RecoveryBudget | None", self.objects.get(BUDGET, "", slot.spec.budget))
+            if (
+                budget is not None
+                and can_use_slots(budget.spec.tenants, tenant, dedicated=dedicated)
+                and is_admitted(slot)
+            ):
+                allowed.append(slot.metadata.name)
         return allowed

@@ -1,7 +1,7 @@
-"""The composition root: which parts make a global or a regional cell, and in which order they live.
+"""Composition of a cell: which components make a global or a regional cell, and in which order they start and stop.
 
-`Cell` is everything behind the network: store, gate, controllers, authority, scheduler, link. A server process puts the
-HTTP API in front of it; the simulation runs the very same class on virtual time.
+`Cell` is everything behind the network: store, gate, controllers, authority, scheduler, link. A server process adds the
+HTTP API; the simulation runs the same class on virtual time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import structlog
 
 from holdfast.authority.authority import Authority
 from holdfast.cell import fleet_gauges
+from holdfast.cell.controller_table import global_controllers, link_controllers, regional_controllers
 from holdfast.client.contract import Client, FencingToken
 from holdfast.controllers.informer import Informers
 from holdfast.controllers.leader_election import Election
 from holdfast.controllers.runner import Runner
-from holdfast.controllers.table import global_controllers, link_controllers, regional_controllers
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient, PlacementService
-from holdfast.gate.principal import Principal, controller
 from holdfast.insight import replay
 from holdfast.link.link import Link
 from holdfast.link.override_expiry import OverrideExpiry
@@ -32,10 +31,20 @@ from holdfast.model import limits
 from holdfast.model.decision import Decision
 from holdfast.model.kinds import kind_of
 from holdfast.model.override import Override
+from holdfast.model.principal import Principal, controller
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.server.placement_forwarding import ForwardingPlacement
 from holdfast.store.contract import Store
 from holdfast.store.objects import Objects
+
+# Revisions of history that are always kept. Older ones are compacted.
+HISTORY_REVISIONS = 500_000
+# Revisions of history kept at most, where stored Decisions need them for replay.
+HISTORY_REVISIONS_MAX = 2_000_000
+# Interval of compaction.
+COMPACT_EVERY_S = 300.0
+# Interval at which the global cell updates its fleet metrics.
+FLEET_METRICS_EVERY_S = 5.0
 
 GLOBAL = "global"
 
@@ -43,13 +52,13 @@ log = structlog.get_logger()
 
 
 PARTS = ("api", "controllers", "authority", "scheduler")
-"""What a process of a cell may run; several processes of one cell share its store. The link goes with controllers."""
+"""Components of a cell process. Several processes of one cell share its store. `controllers` includes the link."""
 
 Forward = Callable[["Authority | None", Objects], ForwardingPlacement]
 
 
 class Cell:
-    """One cell in one process. `there` is a region's way to the global cell; None for the global cell itself."""
+    """One cell in one process. `there` is a region's client of the global cell; None in the global cell."""
 
     def __init__(
         self,
@@ -66,8 +75,8 @@ class Cell:
         forward: Forward | None = None,
         resync_s: float = limits.RESYNC_S,
     ) -> None:
-        """`outlet` wraps the client of every part inside: where the simulation puts its faults. `probe` is how a region
-        looks at the others. `forward` makes the way to the authority where that may be another process."""
+        """`outlet` wraps the client of every component; the simulation injects faults there. `probe` probes other
+        regions. `forward` creates the access to an authority that may be in another process."""
         self.name = name
         self.store = store
         self.ports = ports
@@ -83,12 +92,12 @@ class Cell:
         self._outlet = outlet
         self.informers = Informers(self.client_of("informers"), ports, resync_s=resync_s)
         self.election = Election(self.client_of("election"), "controllers", identity, ports)
-        self._placing = Election(self.client_of("authority"), "authority", identity, ports)
+        self._authority_election = Election(self.client_of("authority"), "authority", identity, ports)
         self.runners = self._runners() if "controllers" in parts else []
         self.scheduler: Scheduler | None = None
         self.link: Link | None = None
         copies = self.client_of("link") if regional else None
-        self._countdown = OverrideExpiry(self.informers.cache, self.client_of("override"), ports, copies)
+        self._override_expiry = OverrideExpiry(self.informers.cache, self.client_of("override"), ports, copies)
         self.informers.of(Override)
         if regional:
             if "scheduler" in parts:
@@ -100,7 +109,7 @@ class Cell:
                     mirrors=self.client_of("link"),
                     here=self.informers,
                     ports=ports,
-                    countdown=self._countdown,
+                    countdown=self._override_expiry,
                     probe=probe,
                 )
                 for row in link_controllers(self.link):
@@ -109,7 +118,7 @@ class Cell:
         self._tasks: list[asyncio.Task[None]] = []
 
     def client_of(self, role: str) -> Client:
-        """The in-process client of one part, which writes under that part's own name."""
+        """The in-process client of one component, which writes with its role."""
         return self._outlet(self.client(controller(role, cell=self.name)))
 
     def client(self, who: Principal) -> LocalClient:
@@ -120,7 +129,7 @@ class Cell:
         return [Runner(item, self.client_of(item.name), self.informers, self.ports, self.election) for item in table]
 
     async def start(self) -> None:
-        """Returns when the cell can be read and written; controllers take up their work in the background."""
+        """Returns when the cell can be read and written. Controllers start in the background."""
         await self.objects.start()
         await self.informers.start()
         if self.runners:
@@ -128,21 +137,21 @@ class Cell:
         for runner in self.runners:
             await runner.start()
         if self.authority is not None:
-            await self._placing.start()
-            self._background("authority", lambda: self._placing.while_leading(self._lead_placement))
+            await self._authority_election.start()
+            self._background("authority", lambda: self._authority_election.while_leading(self._run_authority))
         if self.scheduler is not None:
             await self.scheduler.start()
         if self.runners:
-            self._background("countdown", lambda: self.election.while_leading(self._count_down))
+            self._background("override-expiry", lambda: self.election.while_leading(self._run_override_expiry))
         if self.link is not None:
-            self._background("link", lambda: self.election.while_leading(self._keep_link))
+            self._background("link", lambda: self.election.while_leading(self._run_link))
         if self.name == GLOBAL:
-            self._background("gauges", self._gauge_fleet)
+            self._background("fleet-metrics", self._update_fleet_metrics)
         self._background("compaction", self._compact)
         self._background("events", self.events.run)
 
     async def stop(self) -> None:
-        """Stops in reverse. Leases are given back, so that a restart takes over at once."""
+        """Stops in reverse order. Leader leases are released, so that another process takes over at once."""
         if self.scheduler is not None:
             await self.scheduler.stop()
         for runner in reversed(self.runners):
@@ -151,14 +160,14 @@ class Cell:
         self._tasks.clear()
         if self.authority is not None:
             self.authority.stop()
-            await self._placing.stop()
+            await self._authority_election.stop()
         await self.election.stop()
         await self.informers.stop()
         await self.gate.close()
         await self.objects.close()
 
     def ready(self) -> dict[str, bool]:
-        """What /readyz checks, by name."""
+        """The checks of /readyz, by name."""
         checks = {"informers": all(i.synced.is_set() for i in self.informers.all())}
         if self.forwarding is not None:
             checks["authority"] = self.forwarding.is_available
@@ -178,21 +187,21 @@ class Cell:
 
     @property
     def failed(self) -> str:
-        """The background part that ended by itself, if one did: the process should not go on without it."""
+        """The background task that ended unexpectedly, or an empty string. The process must then exit."""
         return next((t.get_name() for t in self._tasks if t.done() and not t.cancelled()), "")
 
-    async def _lead_placement(self, token: FencingToken) -> None:
-        """Makes placement commits while elected; a new term starts from the records, never from memory."""
+    async def _run_authority(self, token: FencingToken) -> None:
+        """Runs the authority while elected. A new term starts from the stored records, not from memory."""
         assert self.authority is not None
         try:
             await self.authority.start(token)
             await self.authority.run()
-            self._placing.token_rejected(token)
+            self._authority_election.token_rejected(token)
         finally:
             self.authority.stop()
 
-    async def _keep_link(self, token: FencingToken) -> None:
-        """The link is started again whatever ends it: a region without it only ages. One process of a cell has it."""
+    async def _run_link(self, token: FencingToken) -> None:
+        """Runs the link in the elected process and restarts it after any failure."""
         assert self.link is not None
         while True:
             try:
@@ -201,27 +210,26 @@ class Cell:
                 log.exception("link_failed", cell=self.name)
             await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
 
-    async def _count_down(self, token: FencingToken) -> None:
-        """One process of a cell counts the time of its overrides; what another counted before is not known here."""
+    async def _run_override_expiry(self, token: FencingToken) -> None:
+        """Runs override expiry in the elected process. Times measured by another process are unknown here."""
         await self.informers.synced()
-        self._countdown.reset()
-        await self._countdown.run()
+        self._override_expiry.reset()
+        await self._override_expiry.run()
 
-    async def _gauge_fleet(self) -> None:
+    async def _update_fleet_metrics(self) -> None:
         await self.informers.synced()
         while True:
             fleet_gauges.update_gauges(self.informers.cache, self.ports.clock.now())
-            await self.ports.clock.sleep(limits.FLEET_METRICS_EVERY_S)
+            await self.ports.clock.sleep(FLEET_METRICS_EVERY_S)
 
     async def _compact(self) -> None:
-        """History is kept for the last so many revisions, and as far as the decisions that are kept need it to be
-        replayed; not without end."""
+        """Compacts history periodically. Revisions that stored Decisions need for replay are kept, up to a maximum."""
         while True:
-            await self.ports.clock.sleep(limits.COMPACT_EVERY_S)
+            await self.ports.clock.sleep(COMPACT_EVERY_S)
             if not self.election.leading:
                 continue
             needed = replay.oldest_revision_needed(self.objects.list(kind_of(Decision))[0])
-            oldest = min(self.store.revision_back(limits.HISTORY_REVISIONS), needed or self.store.head)
-            oldest = max(oldest, self.store.revision_back(limits.HISTORY_REVISIONS_MAX))
+            oldest = min(self.store.revision_back(HISTORY_REVISIONS), needed or self.store.head)
+            oldest = max(oldest, self.store.revision_back(HISTORY_REVISIONS_MAX))
             if oldest > self.store.compacted:
                 await self.store.compact(oldest)

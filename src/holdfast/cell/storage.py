@@ -18,7 +18,7 @@ from holdfast.store import backup
 from holdfast.store.contract import Put, Remove, Store, Txn
 from holdfast.store.etcd.target import EtcdTarget
 
-__all__ = ["StoreLocation", "EtcdTarget", "copy_store", "restore", "back_up"]
+__all__ = ["EtcdTarget", "StoreLocation", "back_up", "copy_store", "restore"]
 
 
 class StoreLocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +57,15 @@ async def restore(
         raise StoreFailed(f"{path}: backup of another cell (expected {place.cell}, found {content.cell})")
     held = await _held(place) if replace else None
     key = restore_records.incarnation_key()
-    known = restore_records.incarnation_of(next((put.value for put in held if put.key == key), None)) if held is not None else 1
+    known = (
+        restore_records.incarnation_of(next((put.value for put in held if put.key == key), None))
+        if held is not None
+        else 1
+    )
     since = [identities_in_backup(held)] if held is not None else []
-    since += [read for read in (RevocationJournal(each).read() for each in (place.journal, *journals)) if read is not None]
+    since += [
+        read for read in (RevocationJournal(each).read() for each in (place.journal, *journals)) if read is not None
+    ]
     nodes = restore_identities(content.entries, since, trust_nodes)
     entries, incarnation = restore_records.restored_entries(place.cell, nodes, time.time(), str(uuid.uuid4()), known)
     await _fill(place, msgspec.structs.replace(content, entries=tuple(entries)), replace=replace)

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exec": ("holdfast.cli.commands.exec:exec_", "Run a command in a replica's environment."),
     "top": ("holdfast.cli.commands.top:top", "Show resource usage and requests."),
     "node": ("holdfast.cli.commands.node:node", "Cordon, drain and revoke nodes."),
-    "load": ("holdfast.cli.commands.metrics:load", "Push load metrics for autoscaling."),
+    "metrics": ("holdfast.cli.commands.metrics:metrics", "Push load metrics for autoscaling."),
     "pool": ("holdfast.cli.commands.pool:pool", "List node pools, and start and stop their nodes."),
     "rollout": ("holdfast.cli.commands.rollout:rollout", "Follow, pause and undo rollouts."),
     "policy": ("holdfast.cli.commands.policy:policy", "Inspect, shadow, promote and roll back scheduling policies."),
@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List resources that an incident has not returned.",
     ),
     "kubeconfig": ("holdfast.cli.commands.kubeconfig:kubeconfig", "Write a kubeconfig with one context per cell."),
-    "token": ("holdfast.cli.commands.tokens:token", "Create, list and revoke API tokens and join tokens."),
+    "token": ("holdfast.cli.commands.tokens:tokens", "Create, list and revoke API tokens and join tokens."),
     "credentials": (
         "holdfast.cli.commands.credentials:credentials",
         "List, rotate and revoke the certificates of regions and nodes.",

@@ -50,6 +50,15 @@ from holdfast.model.placement_api import (
 )
 from holdfast.model.writes import Notice, Write
 
+# Time to open a connection. Then the call fails as Unavailable.
+CONNECT_DEADLINE_S = 3.0
+# Time for one call other than a commit. Then the call fails as Unavailable.
+CALL_DEADLINE_S = 10.0
+# Connections of one client for calls. Further calls wait for a free one; watches have their own.
+HTTP_CONNECTIONS_MAX = 64
+# Longest line of a watch stream. A longer one ends the watch. Above MAX_OBJECT_BYTES after JSON escaping.
+WATCH_LINE_BYTES_MAX = 8 * 1024 * 1024
+
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
 
@@ -85,7 +94,7 @@ class HttpClient:
         cert: str = "",
         key: str = "",
         token: str = "",
-        call_deadline_s: float = limits.CALL_DEADLINE_S,
+        call_deadline_s: float = CALL_DEADLINE_S,
         commit_deadline_s: float = limits.COMMIT_DEADLINE_S,
     ) -> None:
         self._base_url = base_url.rstrip("/")
@@ -162,7 +171,7 @@ class HttpClient:
             "allowWatchBookmarks": "true",
             **field_selector_query(fields),
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=_WATCH_SILENCE_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=_WATCH_SILENCE_S)
         where = f"watch of {row.plural} at {self._base_url}"
         try:
             async with self._session(watches=True).get(
@@ -173,8 +182,8 @@ class HttpClient:
                 rest = b""
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
-                    if len(rest) > limits.WATCH_LINE_BYTES_MAX:
-                        raise Unavailable(f"{where}: line too long (limit {limits.WATCH_LINE_BYTES_MAX} bytes)")
+                    if len(rest) > WATCH_LINE_BYTES_MAX:
+                        raise Unavailable(f"{where}: line too long (limit {WATCH_LINE_BYTES_MAX} bytes)")
                     batch = parse_events(row, lines)
                     if batch:
                         yield batch
@@ -187,7 +196,7 @@ class HttpClient:
     async def agent_calls(self, node: str) -> AsyncIterator[AgentCall]:
         """The calls for a node's agent, until the stream ends; the caller reconnects."""
         timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=2.5 * limits.AGENT_CALL_KEEPALIVE_S
+            total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=2.5 * limits.AGENT_CALL_KEEPALIVE_S
         )
         url = f"{self._base_url}/node/v1/{quote(node)}/calls"
         try:
@@ -332,7 +341,7 @@ class HttpClient:
         headers: Mapping[str, str],
         deadline_s: float,
     ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=limits.CONNECT_DEADLINE_S)
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_DEADLINE_S)
         where = f"{method} {self._base_url}{path}"
         no_answer: type[Fault] = Unavailable if method == "GET" else Ambiguous
         try:
@@ -374,7 +383,7 @@ class HttpClient:
                 self._watches = self._new_session(0)
             return self._watches
         if self._calls is None:
-            self._calls = self._new_session(limits.HTTP_CONNECTIONS_MAX)
+            self._calls = self._new_session(HTTP_CONNECTIONS_MAX)
         return self._calls
 
     def _new_session(self, connections: int) -> aiohttp.ClientSession:

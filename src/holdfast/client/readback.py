@@ -1,10 +1,10 @@
-"""How a client tells whether a commit without an answer happened, and in which form it may be repeated.
+"""Read-back of a commit without a response: whether it happened, and in which form it may be repeated.
 
-A commit is one transaction, so what any of its writes shows holds for all of them. A repeated write has a precondition:
-a Create must not exist, an Update and a Delete name the object they replace, and a SetStatus is tied to the revision
-that was read. `runtime.unknown_outcome` decides when to look and when to repeat.
+A commit is one transaction, so what one of its writes shows holds for all of them. A repeated write has a precondition:
+a Create requires absence, an Update and a Delete name the object they replace, and a SetStatus is tied to the revision
+that was read. `foundation.unknown_outcome` decides when to read and when to repeat.
 
-Used by every client alike: in process, over HTTP, and with faults put in between.
+All clients use it: in process, over HTTP, and in the simulation.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 class SingleShotClient(Protocol):
-    """What reading back needs: a fresh read, and a commit that is sent once and never again by itself."""
+    """What read-back needs: a fresh read, and a commit that is sent exactly once."""
 
     async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None: ...
 
     async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
-        """Raises `Ambiguous` when it may or may not have happened; any other fault means that it did not."""
+        """Raises `Ambiguous` if it may or may not have happened; after any other fault it did not."""
 
 
 class ReadBackResult(enum.StrEnum):
-    """What one read says about one write."""
+    """What one read shows about one write."""
 
     DONE = "Done"
-    """Its effect is there, and hardly anyone else can have made it."""
+    """Its effect is present, and another writer is very unlikely to have made it."""
     LOOKS_DONE = "LooksDone"
-    """Its effect is there, though it may have been there before, or be another's."""
+    """Its effect is present, but may have been there before, or come from another writer."""
     NOT_DONE = "NotDone"
     UNKNOWN = "Unknown"
-    """Something newer is there: it may have happened and been replaced."""
+    """A newer state is present: the write may have happened and been replaced."""
 
 
 async def commit(once: SingleShotClient, writes: Sequence[Write], *, token: FencingToken | None = None, ports: Ports) -> CommitReceipt:
-    """Commits, reading back whenever there is no answer."""
+    """Commits, and reads back if there is no response."""
     try:
         return await once.commit_once(writes, token=token)
     except Ambiguous as unknown:
         what = f"commit of {len(writes)} writes ({_describe(writes[0])} first)"
-        attempt = _Unanswered(once, tuple(writes), token)
+        attempt = _UnansweredCommit(once, tuple(writes), token)
         return await resolve(
             what,
             unknown,
@@ -67,8 +67,8 @@ async def commit(once: SingleShotClient, writes: Sequence[Write], *, token: Fenc
         )
 
 
-class _Unanswered:
-    """A commit that got no answer, and the objects it writes as they were last read."""
+class _UnansweredCommit:
+    """A commit without a response, and its objects as last read."""
 
     def __init__(self, once: SingleShotClient, writes: tuple[Write, ...], token: FencingToken | None) -> None:
         self._once = once
@@ -78,24 +78,24 @@ class _Unanswered:
 
     async def look(self) -> CommitReceipt | NoProof:
         self._found = [await _read(self._once, write) for write in self._writes]
-        verdict = _overall([judge(write, item) for write, item in zip(self._writes, self._found, strict=True)])
+        verdict = _combined_result([read_back_result(write, item) for write, item in zip(self._writes, self._found, strict=True)])
         if verdict is ReadBackResult.DONE:
             return _committed(self._found)
-        can_repeat = verdict is ReadBackResult.NOT_DONE and all(map(_guarded, self._writes))
+        can_repeat = verdict is ReadBackResult.NOT_DONE and all(map(_is_repeatable, self._writes))
         return NoProof.ABSENT if can_repeat else NoProof.REPLACED
 
     async def repeat(self) -> CommitReceipt | None:
-        again = tuple(_tied(write, item) for write, item in zip(self._writes, self._found, strict=True))
+        again = tuple(_with_precondition(write, item) for write, item in zip(self._writes, self._found, strict=True))
         try:
             return await self._once.commit_once(again, token=self._token)
         except Conflict:
             if again == self._writes:
                 raise
-            return None  # the revision that a status was tied to has moved: nothing is refused yet
+            return None  # only the revision that a status was tied to has changed: not a refusal
 
 
-def _overall(verdicts: Sequence[ReadBackResult]) -> ReadBackResult:
-    """One transaction: what any write proves holds for all."""
+def _combined_result(verdicts: Sequence[ReadBackResult]) -> ReadBackResult:
+    """The result of the transaction: what one write proves holds for all."""
     if ReadBackResult.NOT_DONE in verdicts:
         return ReadBackResult.NOT_DONE
     if ReadBackResult.DONE in verdicts or (verdicts and all(v is ReadBackResult.LOOKS_DONE for v in verdicts)):
@@ -103,15 +103,15 @@ def _overall(verdicts: Sequence[ReadBackResult]) -> ReadBackResult:
     return ReadBackResult.UNKNOWN
 
 
-def judge(write: Write, found: Object | None) -> ReadBackResult:
-    """What the object read back says about a write of it."""
+def read_back_result(write: Write, found: Object | None) -> ReadBackResult:
+    """What the object read back shows about a write of it."""
     match write:
         case Create():
             if found is None:
                 return ReadBackResult.NOT_DONE
             return ReadBackResult.DONE if _same_creation(write.object, found) else ReadBackResult.NOT_DONE
         case Update():
-            return _judge_update(write, found)
+            return _update_result(write, found)
         case SetStatus():
             if found is None or found.uid != write.uid:
                 return ReadBackResult.UNKNOWN
@@ -122,33 +122,33 @@ def judge(write: Write, found: Object | None) -> ReadBackResult:
             return ReadBackResult.NOT_DONE
 
 
-def _judge_update(write: Update, found: Object | None) -> ReadBackResult:
-    meant = write.object
-    if found is None or found.uid != meant.uid:
-        last_finalizer_gone = meant.metadata.terminating and not meant.metadata.finalizers
+def _update_result(write: Update, found: Object | None) -> ReadBackResult:
+    intended = write.object
+    if found is None or found.uid != intended.uid:
+        last_finalizer_gone = intended.metadata.terminating and not intended.metadata.finalizers
         return ReadBackResult.LOOKS_DONE if last_finalizer_gone else ReadBackResult.UNKNOWN
-    if found.revision == meant.revision:
-        # A write that changes nothing keeps the revision: it is as good as done.
+    if found.revision == intended.revision:
+        # A write that changes nothing keeps the revision: it counts as done.
         return ReadBackResult.LOOKS_DONE if _same_update(write, found) else ReadBackResult.NOT_DONE
     return ReadBackResult.DONE if _same_update(write, found) else ReadBackResult.UNKNOWN
 
 
-def _same_creation(meant: Object, found: Object) -> bool:
-    kind = kind_of(meant)
+def _same_creation(intended: Object, found: Object) -> bool:
+    kind = kind_of(intended)
     if kind.default is not None:
-        meant = kind.default(meant)
-    return _content(meant, kind) == _content(found, kind) and _owners(meant) == _owners(found)
+        intended = kind.default(intended)
+    return _content(intended, kind) == _content(found, kind) and _owners(intended) == _owners(found)
 
 
 def _same_update(write: Update, found: Object) -> bool:
-    kind, meant = kind_of(found), write.object
+    kind, intended = kind_of(found), write.object
     if write.subresource == "status":
-        return bool(_plain(getattr(meant, "status", None)) == _plain(getattr(found, "status", None)))
+        return bool(_plain(getattr(intended, "status", None)) == _plain(getattr(found, "status", None)))
     if kind.default is not None:
-        meant = kind.default(meant)
-    if _content(meant, kind) != _content(found, kind):
+        intended = kind.default(intended)
+    if _content(intended, kind) != _content(found, kind):
         return False
-    return _labels(meant.metadata) == _labels(found.metadata)
+    return _labels(intended.metadata) == _labels(found.metadata)
 
 
 def _plain(value: Any) -> Any:
@@ -178,19 +178,19 @@ def _status_set(write: SetStatus, found: Object) -> bool:
     for name, block in write.blocks.items():
         if _plain(getattr(status, name, None)) != _plain(block):
             return False
-    held = {condition.type: _said(condition) for condition in getattr(status, "conditions", ())}
-    if any(held.get(condition.type) != _said(condition) for condition in write.conditions):
+    held = {condition.type: _without_times(condition) for condition in getattr(status, "conditions", ())}
+    if any(held.get(condition.type) != _without_times(condition) for condition in write.conditions):
         return False
     return not write.observed_generation or getattr(status, "observed_generation", 0) >= write.observed_generation
 
 
-def _said(condition: Condition) -> tuple[str, str, str, str]:
-    """A condition without its times: the server keeps the moment of the last transition."""
+def _without_times(condition: Condition) -> tuple[str, str, str, str]:
+    """A condition without its times: the server keeps the time of the last transition."""
     return (condition.type, condition.status, condition.reason, condition.message)
 
 
-def _guarded(write: Write) -> bool:
-    """Whether it can be sent again without a chance to take effect twice."""
+def _is_repeatable(write: Write) -> bool:
+    """Whether a repeat can never take effect twice."""
     match write:
         case Create():
             return bool(write.object.metadata.name)
@@ -200,15 +200,15 @@ def _guarded(write: Write) -> bool:
             return bool(write.uid)
 
 
-def _tied(write: Write, found: Object | None) -> Write:
-    """The write in the form it may be repeated in."""
+def _with_precondition(write: Write, found: Object | None) -> Write:
+    """The write in the form in which it may be repeated."""
     if isinstance(write, SetStatus) and not write.if_revision and found is not None:
         return msgspec.structs.replace(write, if_revision=found.revision)
     return write
 
 
-def named(write: Write) -> tuple[Kind, Key]:
-    """The kind and key a write is about."""
+def write_target(write: Write) -> tuple[Kind, Key]:
+    """The kind and key of a write."""
     match write:
         case Create() | Update():
             return kind_of(write.object), write.object.key
@@ -217,12 +217,12 @@ def named(write: Write) -> tuple[Kind, Key]:
 
 
 def _describe(write: Write) -> str:
-    kind, key = named(write)
+    kind, key = write_target(write)
     return f"{type(write).__name__} {kind.name} {key}"
 
 
 async def _read(once: SingleShotClient, write: Write) -> Object | None:
-    kind, key = named(write)
+    kind, key = write_target(write)
     if not key.name:
         return None
     found: Object | None = await once.get(kind.type, key.name, key.namespace)
@@ -230,7 +230,7 @@ async def _read(once: SingleShotClient, write: Write) -> Object | None:
 
 
 def _committed(found: Sequence[Object | None]) -> CommitReceipt:
-    """What a commit that is known to have happened left behind, as far as it is still there."""
+    """The receipt of a commit that is known to have happened, with its objects as they are now."""
     return CommitReceipt(
         revision=max((item.revision for item in found if item is not None), default=0), objects=tuple(found)
     )

@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.model import limits
 
 # Maximum size of a response. A larger response is an error, so that a faulty server cannot exhaust memory.
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
-PAGE_SIZE = 500
 # Maximum pages of one list. At 500 objects a page this is far above any supported platform.
 PAGES_MAX = 1000
 NOT_FOUND = 404
@@ -83,7 +83,7 @@ class CellApi:
         """All objects of a kind, page by page."""
         where = f"namespaces/{quote(namespace)}/{plural}" if namespace else plural
         items: list[dict[str, Any]] = []
-        asked = {"limit": str(PAGE_SIZE), **query}
+        asked = {"limit": str(limits.LIST_PAGE_OBJECTS), **query}
         for _ in range(PAGES_MAX):
             answer = self.request("GET", f"/apis/holdfast.dev/v1/{where}", query=asked)
             items.extend(answer["items"])
@@ -92,7 +92,8 @@ class CellApi:
                 return items
             asked["continue"] = rest
         raise CommandError(
-            f"{plural}: too many objects to list (limit {PAGES_MAX * PAGE_SIZE})", next_step="select with -n, -l or --region"
+            f"{plural}: too many objects to list (limit {PAGES_MAX * limits.LIST_PAGE_OBJECTS})",
+            next_step="select with -n, -l or --region",
         )
 
     def apply(self, item: dict[str, Any], plural: str, *, manager: str, dry_run: bool = False) -> Any:

@@ -1,0 +1,1 @@
+"""The controller runtime: cache, informers, work queue, runner, leader election, and the commit of outcomes."""

@@ -2,7 +2,7 @@
 
 - Objects are shared and immutable.
 - Reads are synchronous and cost as much as they return. Lists are in key order.
-- Every change enters through `put`, `remove`, `replace_all` or `start_over`, which return the changes for the handlers.
+- Every change enters through `put`, `remove`, `replace_all` or `reset_kind`, which return the changes for the handlers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Kind:
         self.totals_of_all = Totals()
         self.summed = False
         """Whether a total was ever read."""
-        self.gone: dict[Key, int] = {}
+        self.removed: dict[Key, int] = {}
         """Removed keys with the revision of their removal, kept until a list is newer. A delayed or repeated event must
         not bring the object back."""
 
@@ -90,7 +90,7 @@ class _Kind:
             if old is not None:
                 for value in index(old):
                     if value not in values:
-                        _take(buckets, value, key)
+                        _remove_from_bucket(buckets, value, key)
             _put(buckets, values, key, item)
 
     def take(self, key: Key, old: Any) -> None:
@@ -99,7 +99,7 @@ class _Kind:
         self.totals_of_all.update(old, None)
         for name, buckets in self._indexed.items():
             for value in self.indexes[name](old):
-                _take(buckets, value, key)
+                _remove_from_bucket(buckets, value, key)
 
     def by(self, name: str, value: str) -> Sequence[Any]:
         buckets = self._indexed.get(name)
@@ -123,7 +123,7 @@ def _put(buckets: dict[str, _Ordered], values: Iterable[str], key: Key, item: An
         bucket.put(key, item)
 
 
-def _take(buckets: dict[str, _Ordered], name: str, key: Key) -> None:
+def _remove_from_bucket(buckets: dict[str, _Ordered], name: str, key: Key) -> None:
     bucket = buckets.get(name)
     if bucket is None or key not in bucket.items:
         return  # an index may yield one value twice
@@ -144,8 +144,8 @@ class _Kinds(dict[type[Any], _Kind]):
     """Creates the entry of a kind on first use."""
 
     def __missing__(self, kind: type[Any]) -> _Kind:
-        made = self[kind] = _Kind(kind)
-        return made
+        created = self[kind] = _Kind(kind)
+        return created
 
 
 class Cache:
@@ -161,22 +161,22 @@ class Cache:
         return found
 
     def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
-        known = self._kinds[kind]
-        return known.by(_NAMESPACE, namespace) if namespace else known.all.list()
+        entry = self._kinds[kind]
+        return entry.by(_NAMESPACE, namespace) if namespace else entry.all.list()
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
         """Objects by an index of `model.indexes`. An unknown index raises KeyError."""
-        known = self._kinds[kind]
-        if index not in known.indexes:
-            raise KeyError(f"{kind.__name__} has no index {index} (expected one of {', '.join(known.indexes)})")
-        return known.by(index, value)
+        entry = self._kinds[kind]
+        if index not in entry.indexes:
+            raise KeyError(f"{kind.__name__} has no index {index} (expected one of {', '.join(entry.indexes)})")
+        return entry.by(index, value)
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
-        known = self._kinds[kind]
-        totals = known.totals if namespace else known.totals_of_all
+        entry = self._kinds[kind]
+        totals = entry.totals if namespace else entry.totals_of_all
         if not totals.is_tracked(measure):
-            known.summed = True
-            totals.track(measure, namespace_of if namespace else single_group, known.all.list())
+            entry.summed = True
+            totals.track(measure, namespace_of if namespace else single_group, entry.all.list())
         return totals.total(measure, namespace)
 
     def count(self, kind: type[Any]) -> int:
@@ -186,60 +186,60 @@ class Cache:
 
     def put(self, item: O) -> CacheChange[O] | None:
         """Stores a state, unless a newer state or a later removal is known."""
-        known, key = self._kinds[type(item)], item.key
-        old = known.all.items.get(key)
+        entry, key = self._kinds[type(item)], item.key
+        old = entry.all.items.get(key)
         if old is item:
             return None
         revision = item.revision
         if old is not None and old.revision >= revision:
             return None
-        if known.gone and known.gone.get(key, 0) >= revision:
+        if entry.removed and entry.removed.get(key, 0) >= revision:
             return None
-        known.place(key, item, old)
+        entry.place(key, item, old)
         return CacheChange(item, old)
 
     def remove(self, kind: type[O], key: Key, revision: int, last: O | None = None) -> CacheChange[O] | None:
         """Removes the object unless its state is newer than the removal. `last` is its final state."""
-        known = self._kinds[kind]
-        old = known.all.items.get(key)
+        entry = self._kinds[kind]
+        old = entry.all.items.get(key)
         if old is not None and old.revision > revision:
             return None
-        known.gone[key] = max(revision, known.gone.get(key, 0))
+        entry.removed[key] = max(revision, entry.removed.get(key, 0))
         if old is None:
             return None
-        known.take(key, old)
+        entry.take(key, old)
         return CacheChange(None, last if last is not None else old)
 
     def replace_all(self, kind: type[O], items: Iterable[O], revision: int) -> Sequence[CacheChange[O]]:
         """Applies a full list of `revision`. Objects that are neither listed nor newer were deleted."""
-        known = self._kinds[kind]
+        entry = self._kinds[kind]
         changes = []
         listed: set[Key] = set()
-        held = known.all.items
+        cached = entry.all.items
         for item in items:
             key = item.key
             listed.add(key)
-            if held.get(key) is not item and (change := self.put(item)) is not None:
+            if cached.get(key) is not item and (change := self.put(item)) is not None:
                 changes.append(change)
-        for key in [key for key in held if key not in listed]:
+        for key in [key for key in cached if key not in listed]:
             removed = self.remove(kind, key, revision)
             if removed is not None:
                 changes.append(removed)
-        known.gone = {key: at for key, at in known.gone.items() if at > revision}
+        entry.removed = {key: at for key, at in entry.removed.items() if at > revision}
         return changes
 
     def reset_kind(self, kind: type[O], items: Iterable[O]) -> Sequence[CacheChange[O]]:
         """Applies a full list and ignores known revisions: the cell was restored from a backup."""
-        known = self._kinds[kind]
-        known.gone.clear()
+        entry = self._kinds[kind]
+        entry.removed.clear()
         changes = []
         listed = {item.key: item for item in items}
-        for key, old in [(key, old) for key, old in known.all.items.items() if key not in listed]:
-            known.take(key, old)
+        for key, old in [(key, old) for key, old in entry.all.items.items() if key not in listed]:
+            entry.take(key, old)
             changes.append(CacheChange(None, old))
         for key, item in listed.items():
-            old = known.all.items.get(key)
+            old = entry.all.items.get(key)
             if old != item:
-                known.place(key, item, old)
+                entry.place(key, item, old)
                 changes.append(CacheChange(item, old))
         return changes

@@ -1,10 +1,9 @@
-"""What a controller is: a name, what wakes it, and a pure function from a key and a view to an outcome.
+"""A controller: a name, the changes that wake it, and a pure function from key and view to an outcome.
 
-A controller is handed a *key*, never an event: it must come to the same decision however it was woken (level, not
-edge). It reads only its view, and only the runtime acts on what it returns.
-
-A controller of the link reads two cells: its own, and the global cell as `view.peer`. It is woken by changes in either,
-and writes to one of them.
+- It gets a key, never an event: its decision must not depend on how it was woken (level-triggered).
+- It reads only its view; only the runtime acts on its outcome.
+- A link controller reads two cells: its own, and the global cell as `view.peer`. Changes in either wake it, and it
+  writes to one of them.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ __all__ = ["Controller", "ControllerView", "Decide", "View", "Wake", "woken_by_o
 
 
 class ControllerView(View, Protocol):
-    """The controller's own cell. `peer` is the other cell of a link; only controllers of the link may read it."""
+    """The controller's own cell. `peer` is the other cell of the link; only link controllers may read it."""
 
     @property
     def peer(self) -> View: ...
 
 
 Wake = Callable[[Any, Any, ControllerView], Iterable[Key]]
-"""(state now, None when deleted; state before, None when new; the view) → keys to decide about.
+"""(new state, None if deleted; old state, None if created; the view) → keys to decide.
 
-Filters by what changed, and cheaply: it runs for every event of its kind."""
+It runs for every event of its kind, so it must be cheap and should skip changes that cannot alter a decision."""
 
 Decide = Callable[[Key, ControllerView, float], Outcome]
 
@@ -49,26 +48,25 @@ class Controller:
     decide: Decide
     wakes: dict[type[Any], Wake]
     keys: Callable[[ControllerView], Iterable[Key]]
-    """Every key worth a look: what a resync goes over, so that lost events cost only time."""
+    """All keys; a resync queues them, so that lost events cost only time."""
     reads: tuple[type[Any], ...] = ()
     """Kinds it reads without being woken by them."""
     resync_s: float = limits.RESYNC_S
     batch: bool = False
-    """Decide up to `limits.BATCH` waiting keys in one pass, from one view, and commit their writes together.
+    """Decides up to `limits.PLACEMENT_BATCH_MAX` keys in one pass, from one view, and commits their writes together.
 
-    Only where keys share no budget: none of these decisions sees what the others of its pass do."""
+    Only for keys that share no budget: a decision does not see the others of its pass."""
     debounce_s: float = 0.0
-    """How long a key waits first while many are added (`limits.DEBOUNCE_FREE_KEYS_PER_S`), for decisions that only sum up."""
+    """Debounce for summary statuses: in a burst, a key waits this long first."""
     min_interval_s: float = 0.0
-    """The least time between two decisions about one key, for those that go over many objects each time.
+    """Minimum interval between two decisions of one key, for decisions that read many objects.
 
-    A decision that asks to be made again at once is."""
+    A decision that requests an immediate retry is exempt."""
     sees_earlier_statuses: bool = False
-    """Decisions of one pass see the status blocks that the ones before them set, so that they may share a budget."""
+    """Decisions of one pass see the status blocks set by earlier ones, so that they can share a budget."""
     peer_wakes: dict[type[Any], Wake] = field(default_factory=dict)
-    """Kinds of the other cell that wake it. A controller that has some is a controller of the link."""
+    """Kinds of the other cell that wake it. Only link controllers have any."""
     writes_peer: bool = False
-    """Whether it writes to the other cell. The fencing token of this cell means nothing there, so none is sent."""
+    """Whether it writes to the other cell. This cell's fencing token has no meaning there, so none is sent."""
     prepare: Callable[[Key], Awaitable[None]] | None = None
-    """Done for each key right before the decision about it. If it raises a Fault, nothing is decided, and the key is
-    tried again later."""
+    """Runs before each decision. If it raises a Fault, nothing is decided and the key is retried later."""

@@ -3,7 +3,7 @@
 - Reading an undeclared kind raises, because the cache may not hold that kind and would look empty.
 - Decisions of one pass are committed together. Totals include the writes decided earlier in the pass, so that a batch
   does not spend the same quota twice. Single objects are seen as stored.
-- With `ordered`, status blocks set earlier in the pass are visible too. A controller
+- With `sees_earlier_statuses`, status blocks set earlier in the pass are visible too. A controller
 of the link sees the other cell as `peer`, under the same rules.
 """
 
@@ -23,23 +23,23 @@ from holdfast.model.writes import Create, SetStatus, Update, Write
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
 
-class _Ahead:
+class _PassChanges:
     """Uncommitted changes of one kind in the current pass, and their effect on totals."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[Any, Any]] = []
         self.objects: dict[Key, Any] = {}
-        """Objects with the status blocks that the pass has set; only with `ordered`."""
+        """Objects with the status blocks that the pass has set; only with `sees_earlier_statuses`."""
         self.by_namespace = Totals()
-        self.of_all = Totals()
+        self.over_all = Totals()
 
     def change(self, old: Any, new: Any) -> None:
         self.changes.append((old, new))
         self.by_namespace.update(old, new)
-        self.of_all.update(old, new)
+        self.over_all.update(old, new)
 
     def total(self, namespace: str, measure: Measure) -> Mapping[Any, int]:
-        totals, group = (self.by_namespace, namespace_of) if namespace else (self.of_all, single_group)
+        totals, group = (self.by_namespace, namespace_of) if namespace else (self.over_all, single_group)
         if not totals.is_tracked(measure):
             totals.track(measure, group)
             for old, new in self.changes:
@@ -48,13 +48,15 @@ class _Ahead:
 
 
 class DeclaredView:
-    def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]], *, ordered: bool = False) -> None:
+    def __init__(
+        self, controller: str, cache: Cache, kinds: frozenset[type[Any]], *, sees_earlier_statuses: bool = False
+    ) -> None:
         self._controller = controller
         self._peer: DeclaredView | None = None
-        self._ordered = ordered
+        self._sees_earlier_statuses = sees_earlier_statuses
         self._cache = cache
         self._kinds = kinds
-        self._ahead: dict[type[Any], _Ahead] = {}
+        self._pass_changes: dict[type[Any], _PassChanges] = {}
 
     @property
     def peer(self) -> DeclaredView:
@@ -69,9 +71,9 @@ class DeclaredView:
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
         if kind not in self._kinds:
             raise self._undeclared(kind)
-        ahead = self._ahead.get(kind)
-        if ahead is not None and ahead.objects:
-            found: O | None = ahead.objects.get(Key(namespace, name))
+        changes_of_kind = self._pass_changes.get(kind)
+        if changes_of_kind is not None and changes_of_kind.objects:
+            found: O | None = changes_of_kind.objects.get(Key(namespace, name))
             if found is not None:
                 return found
         return self._cache.get(kind, name, namespace)
@@ -80,27 +82,27 @@ class DeclaredView:
         if kind not in self._kinds:
             raise self._undeclared(kind)
         found = self._cache.list(kind, namespace)
-        return self._as_decided(kind, found) if self._ahead else found
+        return self._with_pass_statuses(kind, found) if self._pass_changes else found
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
         if kind not in self._kinds:
             raise self._undeclared(kind)
         found = self._cache.by(kind, index, value)
-        return self._as_decided(kind, found) if self._ahead else found
+        return self._with_pass_statuses(kind, found) if self._pass_changes else found
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
         if kind not in self._kinds:
             raise self._undeclared(kind)
         stored = self._cache.total(kind, namespace, measure)
-        ahead = self._ahead.get(kind)
-        more = ahead.total(namespace, measure) if ahead is not None else None
-        if not more:
+        changes_of_kind = self._pass_changes.get(kind)
+        pass_total = changes_of_kind.total(namespace, measure) if changes_of_kind is not None else None
+        if not pass_total:
             return stored
-        return {name: stored.get(name, 0) + more.get(name, 0) for name in {**stored, **more}}
+        return {name: stored.get(name, 0) + pass_total.get(name, 0) for name in {**stored, **pass_total}}
 
     def begin_pass(self) -> None:
         """Starts a pass: writes of earlier passes are in the cache or were refused."""
-        self._ahead.clear()
+        self._pass_changes.clear()
 
     def assume(self, writes: Iterable[Write]) -> None:
         """Adds the writes to the totals of this pass."""
@@ -108,8 +110,8 @@ class DeclaredView:
             if isinstance(write, Create | Update) and type(write.object) in self._kinds:
                 kind, meta = type(write.object), write.object.metadata
                 old = self._cache.get(kind, meta.name, meta.namespace)
-                self._ahead.setdefault(kind, _Ahead()).change(old, write.object)
-            elif self._ordered and isinstance(write, SetStatus):
+                self._pass_changes.setdefault(kind, _PassChanges()).change(old, write.object)
+            elif self._sees_earlier_statuses and isinstance(write, SetStatus):
                 self._assume_status(write)
 
     def _assume_status(self, write: SetStatus) -> None:
@@ -120,16 +122,16 @@ class DeclaredView:
         names = _field_names(type(old.status))
         blocks = {names[name]: block for name, block in write.blocks.items()}
         new = msgspec.structs.replace(old, status=msgspec.structs.replace(old.status, **blocks))
-        ahead = self._ahead.setdefault(kind, _Ahead())
-        ahead.change(old, new)
-        ahead.objects[write.key] = new
+        changes_of_kind = self._pass_changes.setdefault(kind, _PassChanges())
+        changes_of_kind.change(old, new)
+        changes_of_kind.objects[write.key] = new
 
-    def _as_decided(self, kind: type[O], items: Sequence[O]) -> Sequence[O]:
+    def _with_pass_statuses(self, kind: type[O], items: Sequence[O]) -> Sequence[O]:
         """The objects, replaced where this pass has set their status."""
-        ahead = self._ahead.get(kind)
-        if ahead is None or not ahead.objects:
+        changes_of_kind = self._pass_changes.get(kind)
+        if changes_of_kind is None or not changes_of_kind.objects:
             return items
-        changed = ahead.objects
+        changed = changes_of_kind.objects
         return [changed.get(item.key, item) for item in items]
 
     def _undeclared(self, kind: type[Any]) -> LookupError:

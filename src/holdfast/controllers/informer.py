@@ -30,6 +30,12 @@ from holdfast.model.indexes import indexes_of
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key, Object
 
+# Maximum watch silence for kinds whose age is evidence (leases, region reports). After that the informer lists the
+# kind, so that a stalled watch is not mistaken for a dead node or region.
+WATCH_SILENCE_MAX_S = {"LeasePage": limits.NODE_LEASE_TTL_S / 3, "Region": 5.0}
+# Consecutive lists at an older revision before the informer concludes that the cell was restored. It then starts over.
+OLDER_LISTS_BEFORE_RESTORED = 8
+
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
 Handler = Callable[[Sequence[CacheChange[Any]]], None]
@@ -62,31 +68,31 @@ class Informer(Generic[O]):
         self._ports = ports
         self._resync_s = resync_s
         self._handlers: list[Handler] = []
-        self._floor = 0
+        self._listed_revision = 0
         """Revision of the newest list. Events up to it are ignored: they could bring back deleted objects."""
-        self._older = 0
+        self._stale_lists = 0
         """Consecutive lists, each after a refused watch, that were older than the cache."""
-        self._expired = True
+        self._must_list = True
         """Whether a list is needed before the watch can continue."""
         self._watching: asyncio.Task[None] | None = None
         self._resyncing: asyncio.Task[None] | None = None
         self._name = kind_of(kind).name
-        self._silence_s = min(resync_s, limits.WATCH_SILENCE_MAX_S.get(self._name, resync_s))
-        self._heard_s = self._listed_s = ports.clock.monotonic()
+        self._silence_max_s = min(resync_s, WATCH_SILENCE_MAX_S.get(self._name, resync_s))
+        self._last_event_s = self._listed_s = ports.clock.monotonic()
         """Times of the last watch event and of the last list."""
         self._log = structlog.get_logger().bind(kind=self._name, cell=client.cell)
         self._objects = metrics.INFORMER_OBJECTS.labels(client.cell, self._name)
-        self._repairs = metrics.INFORMER_MISSED_EVENTS.labels(client.cell, self._name)
+        self._missed_events = metrics.INFORMER_MISSED_EVENTS.labels(client.cell, self._name)
 
     def on_change(self, handler: Handler) -> None:
         """Adds a handler. It is called at once with all cached objects."""
         self._handlers.append(handler)
-        known = [CacheChange(item, None) for item in self.cache.list(self.kind)]
-        self._hand_out(known, (handler,))
+        cached = [CacheChange(item, None) for item in self.cache.list(self.kind)]
+        self._emit(cached, (handler,))
 
     def start(self) -> None:
         if self._watching is None:
-            self._watching = asyncio.create_task(self._follow(), name=f"informer {self._name}")
+            self._watching = asyncio.create_task(self._watch(), name=f"informer {self._name}")
             self._resyncing = asyncio.create_task(self._resync(), name=f"resync {self._name}")
 
     async def stop(self) -> None:
@@ -109,112 +115,117 @@ class Informer(Generic[O]):
             if change is not None:
                 changes.append(change)
         for key in removed:
-            gone = self.cache.remove(self.kind, key, revision)
-            if gone is not None:
-                changes.append(gone)
-        self._hand_out(changes)
+            removed_change = self.cache.remove(self.kind, key, revision)
+            if removed_change is not None:
+                changes.append(removed_change)
+        self._emit(changes)
 
     # List and watch
 
-    async def _follow(self) -> None:
+    async def _watch(self) -> None:
         backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
         while True:
-            began, pause_s = self._ports.clock.monotonic(), 0.0
+            started, pause_s = self._ports.clock.monotonic(), 0.0
             try:
-                if self._expired:
+                if self._must_list:
                     await self._list("first" if not self.synced.is_set() else "expired")
-                    self._expired = False
+                    self._must_list = False
                 async for batch in self._client.watch(self.kind, after=self.revision, fields=self.fields or None):
-                    self._take_in(batch)
+                    self._apply_batch(batch)
                     backoff.reset()
                 reason = "closed"
             except Expired:
-                self._expired, reason = True, "Expired"
+                self._must_list, reason = True, "Expired"
             except Fault as fault:
                 reason = fault.reason
                 pause_s = fault.retry_after_s
                 self._log.info("watch_interrupted", reason=reason, message=fault.message, revision=self.revision)
             except Exception:
                 # A full list gets past any event that the stream failed on.
-                self._expired, reason = True, "Failed"
+                self._must_list, reason = True, "Failed"
                 self._log.exception("watch_failed", revision=self.revision)
             metrics.INFORMER_WATCH_ENDS.labels(self._client.cell, self._name, reason).inc()
-            if self._ports.clock.monotonic() - began > limits.RECONNECT_MAX_S:
+            if self._ports.clock.monotonic() - started > limits.RECONNECT_MAX_S:
                 backoff.reset()
             await self._ports.clock.sleep(max(pause_s, backoff.next_s()))
 
     async def _resync(self) -> None:
         await self.synced.wait()
         while True:
-            await self._ports.clock.sleep(jittered_s(self._silence_s, self._ports.random))
+            await self._ports.clock.sleep(jittered_s(self._silence_max_s, self._ports.random))
             now_s = self._ports.clock.monotonic()
-            if now_s - self._heard_s < self._silence_s < self._resync_s and now_s - self._listed_s < self._resync_s:
+            if (
+                now_s - self._last_event_s < self._silence_max_s < self._resync_s
+                and now_s - self._listed_s < self._resync_s
+            ):
                 continue
             try:
-                repaired = await self._list("resync")
+                missed = await self._list("resync")
             except Fault as fault:
                 self._log.info("resync_failed", reason=fault.reason, message=fault.message)
                 continue
             except Exception:
                 self._log.exception("resync_failed", reason="Failed")
                 continue
-            if repaired and self._watching is not None:
+            if missed and self._watching is not None:
                 # The watch is stalled or drops events: replace it.
                 watching, self._watching = self._watching, None
                 await cancel_and_wait(watching)
-                self._watching = asyncio.create_task(self._follow(), name=f"informer {self._name}")
+                self._watching = asyncio.create_task(self._watch(), name=f"informer {self._name}")
 
     async def _list(self, cause: str) -> int:
         """Lists and emits the differences to the cache. Returns the number of changes that no watch event reported."""
         metrics.INFORMER_LISTS.labels(self._client.cell, self._name, cause).inc()
         self._listed_s = self._ports.clock.monotonic()
         listing: Listing[O] = await self._client.list(self.kind, fields=self.fields or None)
-        if listing.revision < self._floor:
-            self._older += cause == "expired"
-            self._log.info("stale_list_ignored", listed=listing.revision, known=self._floor, times=self._older)
-            if self._older < limits.OLDER_LISTS_BEFORE_RESTORED:
+        if listing.revision < self._listed_revision:
+            self._stale_lists += cause == "expired"
+            self._log.info(
+                "stale_list_ignored", listed=listing.revision, cached=self._listed_revision, times=self._stale_lists
+            )
+            if self._stale_lists < OLDER_LISTS_BEFORE_RESTORED:
                 return 0
-            self._log.warning("cell_restore_detected", listed=listing.revision, known=self._floor)
+            self._log.warning("cell_restore_detected", listed=listing.revision, cached=self._listed_revision)
             changes = self.cache.reset_kind(self.kind, listing.items)
             self.revision = listing.revision
         else:
             changes = self.cache.replace_all(self.kind, listing.items, listing.revision)
             self.revision = max(self.revision, listing.revision)
-        self._older = 0
-        self._floor = listing.revision
+        self._stale_lists = 0
+        self._listed_revision = listing.revision
         if cause == "resync" and changes:
-            self._repairs.inc(len(changes))
+            self._missed_events.inc(len(changes))
         self.synced.set()
-        self._hand_out(changes)
+        self._emit(changes)
         return len(changes)
 
-    def _take_in(self, batch: Sequence[WatchEvent[O]]) -> None:
+    def _apply_batch(self, batch: Sequence[WatchEvent[O]]) -> None:
         changes: list[CacheChange[O]] = []
-        self._heard_s = self._ports.clock.monotonic()
-        floor, reached = self._floor, self.revision
-        for seen in batch:
-            revision = seen.revision
-            if seen.object is not None and revision > floor:
-                if seen.deleted:
-                    change = self.cache.remove(self.kind, seen.object.key, revision, seen.object)
+        self._last_event_s = self._ports.clock.monotonic()
+        floor, newest = self._listed_revision, self.revision
+        for event in batch:
+            revision = event.revision
+            if event.object is not None and revision > floor:
+                if event.deleted:
+                    change = self.cache.remove(self.kind, event.object.key, revision, event.object)
                 else:
-                    change = self.cache.put(seen.object)
+                    change = self.cache.put(event.object)
                 if change is not None:
                     changes.append(change)
-            reached = max(reached, revision)
-        self.revision = reached
-        self._hand_out(changes)
+            newest = max(newest, revision)
+        self.revision = newest
+        self._emit(changes)
 
     # Handing out
 
-    def _hand_out(self, changes: Sequence[CacheChange[O]], handlers: Sequence[Handler] | None = None) -> None:
+    def _emit(self, changes: Sequence[CacheChange[O]], handlers: Sequence[Handler] | None = None) -> None:
         if not changes:
             return
         self._objects.set(self.cache.count(self.kind))
-        told = _one_by_one(changes)
+        emitted = _split_recreated(changes)
         for handler in self._handlers if handlers is None else handlers:
             try:
-                handler(told)
+                handler(emitted)
             except Exception:
                 # A failing handler must not keep changes from the others.
                 self._log.exception("handler_failed", changes=len(changes))
@@ -230,18 +241,18 @@ class Informer(Generic[O]):
         return True
 
 
-def _one_by_one(changes: Sequence[CacheChange[O]]) -> Sequence[CacheChange[O]]:
+def _split_recreated(changes: Sequence[CacheChange[O]]) -> Sequence[CacheChange[O]]:
     """Splits the replacement of an object by a new one of the same name into a removal and an addition."""
     if all(new is None or old is None or new.metadata.uid == old.metadata.uid for new, old in changes):
         return changes
-    told: list[CacheChange[O]] = []
+    emitted: list[CacheChange[O]] = []
     for change in changes:
         new, old = change
         if new is not None and old is not None and new.uid != old.uid:
-            told += (CacheChange(None, old), CacheChange(new, None))
+            emitted += (CacheChange(None, old), CacheChange(new, None))
         else:
-            told.append(change)
-    return told
+            emitted.append(change)
+    return emitted
 
 
 class Informers:

@@ -1,14 +1,12 @@
-"""Elections: one process at a time acts as the authority or runs the singleton controllers.
+"""Leader election: one process at a time acts as the authority or runs the singleton controllers.
 
-What always holds:
-
-- A leader counts its lease from the moment it *sent* the renewal, on a clock that runs through suspend, and stops
-  leading a margin before anyone else may start.
-- A contender takes over only after it has itself watched the lease stay unchanged for a whole TTL and the drift.
-- Taking over rewrites the election's Term in the same commit as its Lease. The Term's revision is the token of every
-  commit the leader makes, so that a paused leader's late writes are refused whatever its clock says (S5).
-- A crash releases nothing; only a clean `stop` does. The same identity may take its own lease again at once: whoever
-  starts two processes under one identity gets the newer one, fenced from the older by the Term.
+- A leader counts its lease from sending the renewal, on a clock that includes suspend, and stops leading a margin
+  before any other process may start.
+- A contender takes over only after it has observed the Lease unchanged for a full TTL plus clock drift.
+- A takeover rewrites the Term in the same commit as the Lease. The Term's revision is the leader's fencing token, so
+  late writes of a paused leader are refused, whatever its clock says (S5).
+- Only a clean `stop` releases the Lease; a crash does not. The same identity may take its own Lease again at once; the
+  Term fences its older process.
 """
 
 from __future__ import annotations
@@ -36,13 +34,16 @@ from holdfast.model.meta import ObjectMeta
 from holdfast.model.times import micro_text
 from holdfast.model.writes import Create, Update, Write
 
+# Interval at which a leader renews its lease. One third of the lease, so that two renewals may be lost.
+LEADER_RENEW_EVERY_S = 5.0
+
 NAMESPACE = "holdfast-system"
 
 _MARGIN = 0.1
-"""The part of the TTL, besides drift, by which a leader stops before others may start."""
+"""Fraction of the TTL, besides drift, by which a leader stops before others may start."""
 
-_MOMENT_S = 0.001
-"""Sleeps are not shorter than this: of what is left of a lease, rounding may leave less than any clock can tell."""
+_SLEEP_MIN_S = 0.001
+"""Minimum sleep. A remaining lease time below the clock's resolution would otherwise make a busy loop."""
 
 
 class Election:
@@ -54,10 +55,10 @@ class Election:
         ports: Ports,
         *,
         ttl_s: float = limits.LEADER_TTL_S,
-        renew_every_s: float = limits.LEADER_RENEW_EVERY_S,
+        renew_every_s: float = LEADER_RENEW_EVERY_S,
     ) -> None:
         if renew_every_s * 2 > ttl_s:
-            raise ValueError(f"election {name}: renewing every {renew_every_s} s leaves no second try in {ttl_s} s")
+            raise ValueError(f"election {name}: renew interval {renew_every_s} s allows no second try in {ttl_s} s")
         self.name = name
         self.identity = identity
         self._client = client
@@ -66,17 +67,17 @@ class Election:
         self._ttl_s = ttl_s
         self._renew_every_s = renew_every_s
         self._valid_until = 0.0
-        """On our monotonic clock. Whatever else is believed, nothing is written under the token after this."""
+        """On the monotonic clock. Nothing is written under the token after this time."""
         self._token: FencingToken | None = None
         self._lease: Lease | None = None
         self._observed = (-1, 0.0)
-        """A contender's evidence: the lease's revision, and since when we know it unchanged."""
+        """The observed revision of the Lease, and since when it is unchanged."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(election=name, identity=identity, cell=client.cell)
-        self._flag = metrics.ELECTION_LEADING.labels(name)
+        self._leading_gauge = metrics.ELECTION_LEADING.labels(name)
 
-    # What others ask
+    # Queries
 
     @property
     def leading(self) -> bool:
@@ -84,7 +85,8 @@ class Election:
 
     @property
     def token(self) -> FencingToken | None:
-        """The token to write under, or None. Looks at the clock each time: a stalled process stops at once."""
+        """The fencing token, or None if this process does not lead. Checks the clock on each call, so that a stalled
+        process stops at once."""
         if self._token is None or self._clock.monotonic() >= self._valid_until:
             return None
         return self._token
@@ -101,22 +103,22 @@ class Election:
             await self._next_change()
 
     async def while_leading(self, work: Callable[[FencingToken], Coroutine[Any, Any, None]]) -> None:
-        """Runs `work` once in every term of this process, until cancelled. The end of the term cancels `work`; the next
-        term begins after `work` has ended. What `work` raises is raised here."""
+        """Runs `work` once per term of leadership, until cancelled. The end of a term cancels `work`; the next term
+        begins after `work` has ended. Exceptions of `work` are raised here."""
         while True:
             token = await self.wait_until_leading()
-            working = asyncio.create_task(work(token), name=f"term {self.name}")
-            lost = asyncio.create_task(self.wait_until_not_leading(), name=f"end of term {self.name}")
+            work_task = asyncio.create_task(work(token), name=f"term {self.name}")
+            lost_task = asyncio.create_task(self.wait_until_not_leading(), name=f"end of term {self.name}")
             try:
-                await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
-                if working.done():
-                    working.result()
-                    await lost
+                await asyncio.wait({work_task, lost_task}, return_when=asyncio.FIRST_COMPLETED)
+                if work_task.done():
+                    work_task.result()
+                    await lost_task
             finally:
-                await cancel_and_wait(None if working.done() else working, lost)
+                await cancel_and_wait(None if work_task.done() else work_task, lost_task)
 
     def token_rejected(self, token: FencingToken) -> None:
-        """A write under this token was refused as stale: someone else leads."""
+        """A write under this token was refused as stale: another process leads."""
         if token == self._token:
             self._lose("StaleToken")
 
@@ -125,7 +127,7 @@ class Election:
             self._task = asyncio.create_task(self._run(), name=f"election {self.name}")
 
     async def stop(self) -> None:
-        """Stops contending; a leader first gives its lease back, so that the next need not wait for its TTL."""
+        """Stops contending. A leader releases its Lease, so that the next leader need not wait for the TTL."""
         task, self._task = self._task, None
         await cancel_and_wait(task)
         token, lease = self.token, self._lease
@@ -148,7 +150,7 @@ class Election:
         if kind is None:
             await self.stop()
         else:
-            # Whatever failed may have left work half done under this lease: let it run out.
+            # After a failure, work may be incomplete: let the Lease expire.
             await cancel_and_wait(self._task)
 
     # Holding and contending
@@ -168,27 +170,27 @@ class Election:
                 pause_s = self._renew_every_s / 2
             pause_s = jittered_s(pause_s, self._chance)
             if self._token is not None:
-                # Wake at the latest when the lease runs out, to tell everyone who waits for it.
-                left_s = self._valid_until - self._clock.monotonic()
-                if left_s <= 0.0:
+                # Wake up when the lease expires, to notify waiters.
+                remaining_s = self._valid_until - self._clock.monotonic()
+                if remaining_s <= 0.0:
                     self._lose("ran out")
-                pause_s = min(pause_s, max(left_s, _MOMENT_S))
+                pause_s = min(pause_s, max(remaining_s, _SLEEP_MIN_S))
             await self._clock.sleep(pause_s)
 
     async def _step(self) -> float:
-        """One renewal or one look at the lease. Answers how long to wait before the next."""
+        """One renewal, or one check of the Lease. Returns the delay until the next step."""
         token = self._token
         if token is not None and self._lease is not None:
             if self.token is None:
                 self._lose("ran out")
                 return 0.0
             try:
-                async with asyncio.timeout(min(self._left_s(), self._renew_every_s)):
+                async with asyncio.timeout(min(self._remaining_s(), self._renew_every_s)):
                     await self._renew(self._lease, token)
             except (TimeoutError, Conflict, Ambiguous):
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, self._left_s())):
-                        await self._look_again(token)
+                    async with asyncio.timeout(max(0.0, self._remaining_s())):
+                        await self._read_lease(token)
                 return self._renew_every_s / 5
             return self._renew_every_s
         if await self._may_take_over():
@@ -199,28 +201,29 @@ class Election:
     async def _renew(self, lease: Lease, token: FencingToken) -> None:
         sent = self._clock.monotonic()
         spec = msgspec.structs.replace(lease.spec, renew_time=micro_text(self._clock.now()))
-        done = await self._client.commit([Update(msgspec.structs.replace(lease, spec=spec))], token=token)
-        renewed = done.objects[0]
+        committed = await self._client.commit([Update(msgspec.structs.replace(lease, spec=spec))], token=token)
+        renewed = committed.objects[0]
         assert isinstance(renewed, Lease)
         if self.token is None:
-            # Answered too late: work was refused for want of a token already, so this term is over for everyone here.
+            # The response came after the lease expired: callers already saw no token, so this term is over.
             self._lose("renewed too late")
             return
         self._lease = renewed
-        self._valid_until = sent + self._held_s()
+        self._valid_until = sent + self._lease_duration_s()
 
-    async def _look_again(self, token: FencingToken) -> None:
-        """A renewal went unanswered, or met another revision: perhaps our own. Extends nothing by itself."""
+    async def _read_lease(self, token: FencingToken) -> None:
+        """Reads the Lease after a renewal was unanswered or conflicted, perhaps with its own write. Does not extend the
+        lease."""
         lease = await self._client.get(Lease, self.name, NAMESPACE)
         term = await self._client.get(Term, self.name)
-        holds = lease is not None and lease.spec.holder_identity == self.identity
-        if not holds or term is None or term.revision != token.revision:
+        is_holder = lease is not None and lease.spec.holder_identity == self.identity
+        if not is_holder or term is None or term.revision != token.revision:
             self._lose("taken")
         else:
             self._lease = lease
 
     async def _may_take_over(self) -> bool:
-        """Whether the lease is free, ours from before, or has been unchanged for a whole TTL while we looked."""
+        """Whether the Lease is free, held by this identity, or was observed unchanged for a full TTL."""
         self._lease = lease = await self._client.get(Lease, self.name, NAMESPACE)
         if lease is None or lease.spec.holder_identity in ("", self.identity):
             return True
@@ -248,24 +251,24 @@ class Election:
         if term is None:
             writes.append(Create(Term(metadata=ObjectMeta(name=self.name), spec=TermSpec(holder=self.identity))))
         else:
-            risen = TermSpec(holder=self.identity, term=term.spec.term + 1)
-            writes.append(Update(msgspec.structs.replace(term, spec=risen)))
+            next_term_spec = TermSpec(holder=self.identity, term=term.spec.term + 1)
+            writes.append(Update(msgspec.structs.replace(term, spec=next_term_spec)))
         sent = self._clock.monotonic()
-        done = await self._client.commit(writes)
-        taken, risen_term = done.objects
-        assert isinstance(taken, Lease) and isinstance(risen_term, Term)
-        self._lease, self._token = taken, FencingToken(self.name, risen_term.revision)
-        self._valid_until = sent + self._held_s()
+        committed = await self._client.commit(writes)
+        new_lease, next_term = committed.objects
+        assert isinstance(new_lease, Lease) and isinstance(next_term, Term)
+        self._lease, self._token = new_lease, FencingToken(self.name, next_term.revision)
+        self._valid_until = sent + self._lease_duration_s()
         self._observed = (-1, 0.0)
         if self.token is not None:
-            self._log.info("election_won", term=risen_term.spec.term, token=risen_term.revision)
+            self._log.info("election_won", term=next_term.spec.term, token=next_term.revision)
             metrics.ELECTION_CHANGES.labels(self.name, "won").inc()
-            self._tell(self._token)
+            self._notify(self._token)
 
-    def _held_s(self) -> float:
+    def _lease_duration_s(self) -> float:
         return self._ttl_s * (1.0 - limits.CLOCK_DRIFT - _MARGIN)
 
-    def _left_s(self) -> float:
+    def _remaining_s(self) -> float:
         return self._valid_until - self._clock.monotonic()
 
     def _lose(self, why: str) -> None:
@@ -274,13 +277,13 @@ class Election:
         self._token, self._lease = None, None
         self._log.info("election_lost", why=why)
         metrics.ELECTION_CHANGES.labels(self.name, "lost").inc()
-        self._tell(None)
+        self._notify(None)
 
-    def _tell(self, token: FencingToken | None) -> None:
-        self._flag.set(0 if token is None else 1)
+    def _notify(self, token: FencingToken | None) -> None:
+        self._leading_gauge.set(0 if token is None else 1)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def _next_change(self) -> None:
-        """Waits until the election is won or lost. A lease that runs out is told of in time: no step outlasts it."""
+        """Waits until the election is won or lost, including by expiry."""
         await self._changed.wait()

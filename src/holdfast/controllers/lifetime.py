@@ -18,7 +18,11 @@ import msgspec
 import structlog
 
 from holdfast.foundation.tasks import cancel_and_wait
-from holdfast.model import limits
+
+# Time that commits in flight get when a component stops. Then they are cancelled.
+STOP_DEADLINE_S = 10.0
+# Fraction of systemd's watchdog interval at which the process reports that it is alive. Two reports fit into it.
+WATCHDOG_NOTIFY_FRACTION = 0.4
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -31,7 +35,7 @@ class Component(Protocol):
         """Stops cleanly. Called at most once, and only after `start`."""
 
 
-class _Member(msgspec.Struct):
+class _Managed(msgspec.Struct):
     name: str
     part: Component
     runs: Callable[[], Awaitable[None]] | None
@@ -40,13 +44,13 @@ class _Member(msgspec.Struct):
 class Lifetime:
     """Add components in dependency order, then call `run`."""
 
-    def __init__(self, name: str, *, stop_deadline_s: float = limits.STOP_DEADLINE_S) -> None:
+    def __init__(self, name: str, *, stop_deadline_s: float = STOP_DEADLINE_S) -> None:
         self.name = name
         self.ready = asyncio.Event()
         """Set while all components are started."""
-        self._members: list[_Member] = []
+        self._managed: list[_Managed] = []
         self._stop_deadline_s = stop_deadline_s
-        self._ending: asyncio.Future[str] | None = None
+        self._stop_requested: asyncio.Future[str] | None = None
         self._failed = ""
         self._signals = 0
         self._log = structlog.get_logger().bind(process=name)
@@ -54,81 +58,87 @@ class Lifetime:
     def add(self, name: str, part: Component, *, runs: Callable[[], Awaitable[None]] | None = None) -> None:
         """Adds a component. `runs` is awaited after its start; if it returns before the process stops, that is a
         failure."""
-        self._members.append(_Member(name, part, runs))
+        self._managed.append(_Managed(name, part, runs))
 
-    def request_stop(self, why: str) -> None:
+    def request_stop(self, reason: str) -> None:
         """Requests a clean stop."""
-        if self._ending is not None and not self._ending.done():
-            self._ending.set_result(why)
+        if self._stop_requested is not None and not self._stop_requested.done():
+            self._stop_requested.set_result(reason)
 
     async def run(self) -> int:
         """Starts all components, waits for a stop request, stops them. Returns the exit status: 1 after a failure."""
         loop = asyncio.get_running_loop()
-        self._ending = loop.create_future()
+        self._stop_requested = loop.create_future()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        started: list[_Member] = []
+        started: list[_Managed] = []
         watchers: list[asyncio.Task[None]] = []
-        beating = asyncio.create_task(notify_watchdog(), name="watchdog")
+        watchdog = asyncio.create_task(notify_watchdog(), name="watchdog")
         try:
-            for member in self._members:
-                if self._ending.done():
+            for managed in self._managed:
+                if self._stop_requested.done():
                     break
-                started.append(member)
-                if not await self._start(member):
+                started.append(managed)
+                if not await self._start(managed):
                     break
-                if member.runs is not None:
-                    watchers.append(asyncio.create_task(self._watch(member, member.runs), name=f"runs {member.name}"))
+                if managed.runs is not None:
+                    watchers.append(
+                        asyncio.create_task(self._watch(managed, managed.runs), name=f"runs {managed.name}")
+                    )
             else:
                 self.ready.set()
                 notify_systemd("READY=1")
-                self._log.info("process_started", parts=[member.name for member in self._members])
-            why = await self._ending
-            self._log.info("process_stopping", why=why)
+                self._log.info("process_started", parts=[managed.name for managed in self._managed])
+            reason = await self._stop_requested
+            self._log.info("process_stopping", reason=reason)
             notify_systemd("STOPPING=1")
         finally:
             self.ready.clear()
             await cancel_and_wait(*watchers)
-            for member in reversed(started):
-                await self._stop(member)
-            await cancel_and_wait(beating)
+            for managed in reversed(started):
+                await self._stop(managed)
+            await cancel_and_wait(watchdog)
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
         self._log.info("process_stopped", failed=self._failed)
         return 1 if self._failed else 0
 
-    async def _start(self, member: _Member) -> bool:
+    async def _start(self, managed: _Managed) -> bool:
         try:
-            await member.part.start()
+            await managed.part.start()
         except Exception as error:
-            self._fail(member, "start", error)
+            self._fail(managed, "start", error)
             return False
         return True
 
-    async def _watch(self, member: _Member, runs: Callable[[], Awaitable[None]]) -> None:
+    async def _watch(self, managed: _Managed, runs: Callable[[], Awaitable[None]]) -> None:
         try:
             await runs()
         except Exception as error:
-            self._fail(member, "run", error)
+            self._fail(managed, "run", error)
         else:
-            self._fail(member, "run", RuntimeError("ended unexpectedly"))
+            self._fail(managed, "run", RuntimeError("ended unexpectedly"))
 
-    def _fail(self, member: _Member, doing: str, error: Exception) -> None:
-        self._failed = self._failed or member.name
+    def _fail(self, managed: _Managed, phase: str, error: Exception) -> None:
+        self._failed = self._failed or managed.name
         self._log.error(
-            "component_failed", part=member.name, doing=doing, message=str(error) or type(error).__name__, exc_info=error
+            "component_failed",
+            part=managed.name,
+            phase=phase,
+            message=str(error) or type(error).__name__,
+            exc_info=error,
         )
-        self.request_stop(f"{member.name} failed: {error}")
+        self.request_stop(f"{managed.name} failed: {error}")
 
-    async def _stop(self, member: _Member) -> None:
+    async def _stop(self, managed: _Managed) -> None:
         try:
             async with asyncio.timeout(self._stop_deadline_s):
-                await member.part.stop()
+                await managed.part.stop()
         except TimeoutError:
-            self._log.warning("component_stop_timed_out", part=member.name, deadline_s=self._stop_deadline_s)
+            self._log.warning("component_stop_timed_out", part=managed.name, deadline_s=self._stop_deadline_s)
         except Exception:
             # Continue with the other components.
-            self._log.exception("component_stop_failed", part=member.name)
+            self._log.exception("component_stop_failed", part=managed.name)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1
@@ -142,12 +152,12 @@ async def notify_watchdog() -> None:
     """Sends watchdog keep-alives to systemd if `WatchdogSec=` is set. If the event loop hangs for that long, systemd
     restarts the process."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
-    meant = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
-    if not microseconds.isdigit() or not int(microseconds) or not meant:
+    is_for_this_process = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+    if not microseconds.isdigit() or not int(microseconds) or not is_for_this_process:
         return
     while True:
         notify_systemd("WATCHDOG=1")
-        await asyncio.sleep(int(microseconds) / 1e6 * limits.WATCHDOG_NOTIFY_FRACTION)
+        await asyncio.sleep(int(microseconds) / 1e6 * WATCHDOG_NOTIFY_FRACTION)
 
 
 def notify_systemd(state: str) -> None:

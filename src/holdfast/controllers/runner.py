@@ -1,16 +1,13 @@
-"""Runs one controller: wakes it, lets it decide, and carries out what it decided.
+"""Runs one controller: queues the keys its watches wake, calls `decide`, applies the outcomes.
 
-What always holds:
-
-- One worker decides all keys, from the cache, and after a commit never again before the cache holds what
-  that commit wrote: a decision is not repeated because its own effect was not seen yet. (A commit to the peer cell
-  answers without objects, to save the link: there a decision may be repeated, and must be harmless.)
-- All writes of one decision are one commit. Releases and notices follow only after it.
-- With an election it decides and writes only while the election is won, and under its token; before its first decision
-  as leader it lists everything it reads, so that it builds on what its predecessor committed.
-- A failed key is tried again with a pause that grows; no failure stops the controller or another key.
-- A controller of the link (`peer_wakes`) decides keys that come within `limits.LINK_FLUSH_EVERY_S` together, at most
-  `limits.LINK_BATCH` at a time, and pauses as a whole while a cell does not answer, up to `limits.RECONNECT_MAX_S`.
+- One worker decides all keys from the cache. After a commit it decides again only when the cache holds the written
+  objects, so a decision never repeats its own effect. (Commits to the peer cell return no objects; there a decision may
+  repeat and must be idempotent.)
+- All writes of one decision are one commit. Releases and events follow it.
+- With an election it decides and writes only while leading, under the fencing token. Before its first decision as
+  leader it lists everything it reads.
+- A failed key is retried with backoff; no failure stops the controller or another key.
+- A link controller batches keys of `LINK_FLUSH_EVERY_S` and pauses as a whole while a cell does not answer.
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ from holdfast.controllers.controller import Controller, Wake
 from holdfast.controllers.declared_view import DeclaredView
 from holdfast.controllers.informer import Informers
 from holdfast.controllers.leader_election import Election
+from holdfast.controllers.lifetime import STOP_DEADLINE_S
 from holdfast.controllers.workqueue import QueueClosed, Workqueue
 from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff, jittered_s
@@ -36,6 +34,9 @@ from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import limits
 from holdfast.model.errors import Fault, StaleToken
 from holdfast.model.meta import Key
+
+# Keys that the link delivers in one transaction. The rest follows in the next one.
+LINK_BATCH_MAX = limits.BATCH_WRITES_MAX
 
 
 class Runner:
@@ -49,39 +50,39 @@ class Runner:
         *,
         peer: Informers | None = None,
     ) -> None:
-        """`client` writes to the cell that the controller writes to; `peer` follows the other cell of a link."""
+        """`client` belongs to the cell that the controller writes to; `peer` follows the other cell of the link."""
         self.controller = controller
         self._resync_s = controller.resync_s
-        if controller.resync_s >= limits.RESYNC_S:  # what looks more often does so for the sake of time
+        if controller.resync_s >= limits.RESYNC_S:  # a shorter interval is a matter of time, not of lost events
             self._resync_s = max(controller.resync_s, informers.resync_s)
-        self._linked = bool(controller.peer_wakes)
+        self._is_link = bool(controller.peer_wakes)
         self.queue = Workqueue(
             controller.name,
             ports,
-            max_s=limits.RECONNECT_MAX_S if self._linked else limits.BACKOFF_MAX_S,
-            pace_s=controller.min_interval_s,
-            calm_s=controller.debounce_s,
-            gather_s=limits.LINK_FLUSH_EVERY_S if self._linked else 0.0,
+            max_s=limits.RECONNECT_MAX_S if self._is_link else limits.BACKOFF_MAX_S,
+            min_interval_s=controller.min_interval_s,
+            debounce_s=controller.debounce_s,
+            batch_delay_s=limits.LINK_FLUSH_EVERY_S if self._is_link else 0.0,
         )
         self._ports = ports
         self._election = election
         self._informers = informers
         self._reads: tuple[type[Any], ...] = tuple(dict.fromkeys((*controller.wakes, *controller.reads)))
         self._view = DeclaredView(
-            controller.name, informers.cache, frozenset(self._reads), ordered=controller.sees_earlier_statuses
+            controller.name, informers.cache, frozenset(self._reads), sees_earlier_statuses=controller.sees_earlier_statuses
         )  # fmt: skip
         if peer is not None:
             self._view.attach_peer(DeclaredView(controller.name, peer.cache, frozenset(controller.peer_wakes)))
         self._target_view = self._view.peer if controller.writes_peer else self._view
-        """The view of the cell that it writes to."""
+        """The view of the cell that the controller writes to."""
         target = peer if controller.writes_peer and peer is not None else informers
         self._log = structlog.get_logger().bind(controller=controller.name, cell=client.cell)
-        self._carrier = OutcomeApplier(
+        self._applier = OutcomeApplier(
             controller.name, client=client, informers=target, queue=self.queue, ports=ports,
-            token=self._token, refuted=self._refuted, linked=self._linked, brief=controller.writes_peer,
+            token=self._token, token_rejected=self._token_rejected, is_link=self._is_link, brief=controller.writes_peer,
         )  # fmt: skip
         self._active = False
-        """Whether wake-ups are taken. While another process leads they are not: winning looks at every key anyway."""
+        """Whether wake-ups are queued. Not while another process leads: a new leader queues all keys anyway."""
         self._run_task: asyncio.Task[None] | None = None
         self._decisions = metrics.CONTROLLER_DECISIONS.labels(controller.name)
         self._duration = metrics.CONTROLLER_DURATION.labels(controller.name)
@@ -89,56 +90,56 @@ class Runner:
         for kind in self._reads:
             informers.of(kind)
         for kind, wake in controller.wakes.items():
-            informers.of(kind).on_change(self._waker(wake))
+            informers.of(kind).on_change(self._change_handler(wake))
         if peer is not None:
             for kind, wake in controller.peer_wakes.items():
-                peer.of(kind).on_change(self._waker(wake))
+                peer.of(kind).on_change(self._change_handler(wake))
 
     async def start(self) -> None:
-        """Starts in the background; decides as soon as the caches are filled and the election is won."""
+        """Starts in the background; decides as soon as the caches are synced and the election is won."""
         if self._run_task is None:
             self._run_task = asyncio.create_task(self.run(), name=f"runner {self.controller.name}")
 
     async def stop(self) -> None:
-        """Lets commits under way end, within a deadline, and stops."""
+        """Waits for commits in flight, within a deadline, and stops."""
         self._active = False
         self.queue.clear()
-        deadline = self._ports.clock.monotonic() + limits.STOP_DEADLINE_S
+        deadline = self._ports.clock.monotonic() + STOP_DEADLINE_S
         while self._run_task is not None and not self.queue.idle and self._ports.clock.monotonic() < deadline:
             await self._ports.clock.sleep(0.01)
         task, self._run_task = self._run_task, None
         await cancel_and_wait(task)
         self.queue.close()
 
-    # Terms of office
+    # Leadership
 
     def _token(self) -> FencingToken | None:
-        """What to write under. Raises StaleToken when this process does not lead (any more)."""
+        """The fencing token. Raises StaleToken if this process does not lead."""
         if self._election is None:
             return None
         token = self._election.token
         if token is None:
-            raise StaleToken(f"{self.controller.name}: this process does not lead {self._election.name} at the moment")
+            raise StaleToken(f"controller {self.controller.name}: this process does not lead {self._election.name}")
         return token
 
-    def _refuted(self, token: FencingToken | None) -> None:
+    def _token_rejected(self, token: FencingToken | None) -> None:
         if self._election is not None and token is not None:
             self._election.token_rejected(token)
 
     async def run(self) -> None:
-        """Runs until cancelled, in the foreground. The link calls it in place of `start`, each time it comes up."""
+        """Runs in the foreground until cancelled. The link calls it instead of `start`, on each connection."""
         await self._informers.synced()
         if self._election is None:
-            await self._act()
+            await self._run_term()
         else:
             await self._election.while_leading(self._lead)
 
     async def _lead(self, token: FencingToken) -> None:
-        await self._catch_up()
-        await self._act()
+        await self._refresh_caches()
+        await self._run_term()
 
-    async def _act(self) -> None:
-        """One term: look at everything, then follow."""
+    async def _run_term(self) -> None:
+        """One term of leadership: queues all keys, then follows changes."""
         self._active = True
         self.resync_now()
         worker = asyncio.create_task(self._work(), name=f"worker {self.controller.name}")
@@ -149,10 +150,10 @@ class Runner:
         finally:
             self._active = False
             self.queue.clear()
-            # A commit under way may still arrive; its token says whether it counts, and the next term lists first.
+            # A commit in flight may still land; its token decides whether it counts, and the next term lists first.
             await cancel_and_wait(worker)
 
-    async def _catch_up(self) -> None:
+    async def _refresh_caches(self) -> None:
         backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
         while True:
             try:
@@ -167,10 +168,10 @@ class Runner:
 
     # Waking
 
-    def _waker(self, wake: Wake) -> Any:
+    def _change_handler(self, wake: Wake) -> Any:
         add = self.queue.add
 
-        def woken(changes: Sequence[CacheChange[Any]]) -> None:
+        def on_changes(changes: Sequence[CacheChange[Any]]) -> None:
             if not self._active:
                 return
             for new, old in changes:
@@ -182,10 +183,10 @@ class Runner:
                     self._panics.inc()
                     self._log.exception("wake_function_failed", object=str(item.key) if item is not None else "")
 
-        return woken
+        return on_changes
 
     def resync_now(self) -> None:
-        """Adds every key, as a resync does."""
+        """Queues all keys."""
         try:
             self.queue.add_all(self.controller.keys(self._view))
         except Exception:
@@ -195,22 +196,22 @@ class Runner:
     # Working
 
     async def _work(self) -> None:
-        most = limits.LINK_BATCH_MAX if self._linked else limits.PLACEMENT_BATCH_MAX if self.controller.batch else 1
+        most = LINK_BATCH_MAX if self._is_link else limits.PLACEMENT_BATCH_MAX if self.controller.batch else 1
         clock = self._ports.clock
         backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
         while True:
-            unanswered = self._carrier.unanswered
+            unanswered = self._applier.unanswered
             try:
                 keys = await self.queue.take(most)
             except QueueClosed:
                 return
-            began = clock.monotonic()
+            started = clock.monotonic()
             try:
                 self._target_view.begin_pass()
-                decided = [made for key in keys if (made := await self._decide(key)) is not None]
-                await self._carrier.apply(decided)
+                outcomes = [outcome_of_key for key in keys if (outcome_of_key := await self._decide(key)) is not None]
+                await self._applier.apply(outcomes)
             except Exception:
-                # Not a decision's mistake but ours; the keys are not lost for it.
+                # A bug of the runtime, not of a decision; the keys are retried.
                 self._panics.inc()
                 self._log.exception("pass_failed", keys=len(keys))
                 for key in keys:
@@ -218,13 +219,13 @@ class Runner:
             finally:
                 for key in keys:
                     self.queue.done(key)
-            self._duration.observe(max(0.0, clock.monotonic() - began))
-            if not decided or not any(made.outcome.writes for made in decided):
-                # A pass without a commit never waits: let others have the loop.
+            self._duration.observe(max(0.0, clock.monotonic() - started))
+            if not outcomes or not any(outcome_of_key.outcome.writes for outcome_of_key in outcomes):
+                # A pass without a commit does not await anything: yield to other tasks.
                 await asyncio.sleep(0)
-            if self._carrier.unanswered == unanswered:
+            if self._applier.unanswered == unanswered:
                 backoff.reset()
-            elif self._linked:
+            elif self._is_link:
                 await clock.sleep(backoff.next_s())
 
     async def _decide(self, key: Key) -> KeyOutcome | None:

@@ -3,8 +3,8 @@
 - A key is waiting, being processed, or neither. It is never processed twice at once.
 - A key added while it is processed is queued again when that is done, so no wake-up is lost. A waiting key is not
   queued twice.
-- With `pace_s`, a key is processed again only after that interval, unless its processing asked for an immediate retry.
-- With `calm_s`, keys added during a burst wait that long, so intermediate states are skipped. Below the burst rate keys
+- With `min_interval_s`, a key is processed again only after that interval, unless its processing asked for an immediate retry.
+- With `debounce_s`, keys added during a burst wait that long, so intermediate states are skipped. Below the burst rate keys
   are not delayed.
 - With a gathering time, the first key waits that long for others, unless there are enough for a whole batch.
 - Namespaces are served round-robin: 10,000 keys of one tenant delay another tenant's key by one turn.
@@ -25,10 +25,17 @@ from holdfast.foundation.retry_budget import RetryBudget
 from holdfast.model import limits
 from holdfast.model.meta import Key
 
+# Keys in one controller queue. A further key is dropped; the next resync finds it. Twice the largest tested fleet.
+QUEUE_KEYS_MAX = 200_000
+# Keys per second that are not debounced. Beyond that rate a key waits for its controller's debounce.
+DEBOUNCE_FREE_KEYS_PER_S = 50.0
+# Burst of DEBOUNCE_FREE_KEYS_PER_S.
+DEBOUNCE_FREE_KEYS_BURST = 100
+
 _STALE_ENTRIES = 64
 """Outdated heap entries, beyond twice the delayed keys, at which the heap is rebuilt. Bounds memory at little cost."""
-_RESTING_MAX = 4_096
-"""Keys with a `pace_s` pause at which expired pauses are first removed. Bounds memory at little cost."""
+_PAUSED_CLEANUP_MIN = 4_096
+"""Keys with a `min_interval_s` pause at which expired pauses are first removed. Bounds memory at little cost."""
 
 
 class QueueClosed(Exception):
@@ -41,34 +48,34 @@ class Workqueue:
         name: str,
         ports: Ports,
         *,
-        limit: int = limits.QUEUE_KEYS_MAX,
+        limit: int = QUEUE_KEYS_MAX,
         first_s: float = limits.BACKOFF_FIRST_S,
         max_s: float = limits.BACKOFF_MAX_S,
-        pace_s: float = 0.0,
-        calm_s: float = 0.0,
-        gather_s: float = 0.0,
+        min_interval_s: float = 0.0,
+        debounce_s: float = 0.0,
+        batch_delay_s: float = 0.0,
     ) -> None:
         self._ports = ports
         self._limit = limit
         self._first_s = first_s
         self._max_s = max_s
-        self._gather_s = gather_s
-        self._turns: dict[str, deque[Key]] = {}
+        self._batch_delay_s = batch_delay_s
+        self._by_namespace: dict[str, deque[Key]] = {}
         """Waiting keys by namespace, in round-robin order: the first namespace is served next."""
         self._waiting: dict[Key, float] = {}
-        """The keys in `_turns`, with the time each was queued."""
+        """The keys in `_by_namespace`, with the time each was queued."""
         self._working: dict[Key, bool] = {}
         """Keys being processed; True if the key was added again meanwhile."""
-        self._pace_s = pace_s
-        self._rests_until: dict[Key, float] = {}
-        """With `pace_s`: the earliest time a processed key is processed again."""
-        self._forget_at = _RESTING_MAX
-        self._calm_s = calm_s
-        self._at_once = RetryBudget(ports.clock, per_s=limits.DEBOUNCE_FREE_KEYS_PER_S, burst=limits.DEBOUNCE_FREE_KEYS_BURST)
-        """With `calm_s`: keys that may be queued without delay."""
-        self._calming: dict[Key, None] = {}
+        self._min_interval_s = min_interval_s
+        self._paused_until: dict[Key, float] = {}
+        """With `min_interval_s`: the earliest time a processed key is processed again."""
+        self._cleanup_at = _PAUSED_CLEANUP_MIN
+        self._debounce_s = debounce_s
+        self._undelayed = RetryBudget(ports.clock, per_s=DEBOUNCE_FREE_KEYS_PER_S, burst=DEBOUNCE_FREE_KEYS_BURST)
+        """With `debounce_s`: keys that may be queued without delay."""
+        self._debounced: dict[Key, None] = {}
         """Debounced keys. Adding one again does not extend its delay."""
-        self._hurried: dict[Key, None] = {}
+        self._immediate: dict[Key, None] = {}
         """Keys being processed that asked for an immediate retry."""
         self._due: list[tuple[float, int, Key]] = []
         """Heap of delayed keys. An entry is valid only if `_due_at` has the same time and number."""
@@ -78,7 +85,7 @@ class Workqueue:
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._something = asyncio.Event()
+        self._available = asyncio.Event()
         self._closed = False
         self.dropped = 0
         """Keys dropped because the queue was full."""
@@ -107,28 +114,28 @@ class Workqueue:
             self._dropped.inc()
             return
         now = self._ports.clock.monotonic()
-        if self._rests_until and self._rests_until.get(key, 0.0) > now:
-            self.add_after(key, self._rests_until[key] - now)
+        if self._paused_until and self._paused_until.get(key, 0.0) > now:
+            self.add_after(key, self._paused_until[key] - now)
             return
-        if self._calm_s and not self._at_once.take():
-            if key not in self._calming:
-                self._calming[key] = None
-                self.add_after(key, self._calm_s)
+        if self._debounce_s and not self._undelayed.take():
+            if key not in self._debounced:
+                self._debounced[key] = None
+                self.add_after(key, self._debounce_s)
             return
         self._put(key, now)
 
     def _put(self, key: Key, now: float) -> None:
-        if self._calming:
-            self._calming.pop(key, None)
+        if self._debounced:
+            self._debounced.pop(key, None)
         if self._due_at:
             self._due_at.pop(key, None)
         self._waiting[key] = now
-        turn = self._turns.get(key.namespace)
-        if turn is None:
-            turn = self._turns[key.namespace] = deque()
-        turn.append(key)
+        keys_of_namespace = self._by_namespace.get(key.namespace)
+        if keys_of_namespace is None:
+            keys_of_namespace = self._by_namespace[key.namespace] = deque()
+        keys_of_namespace.append(key)
         self._depth.set(len(self._waiting))
-        self._something.set()
+        self._available.set()
 
     def add_all(self, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -138,17 +145,17 @@ class Workqueue:
         """Adds the key after a delay; of several delays the shortest counts."""
         if seconds <= 0.0:
             if key in self._working:
-                self._hurried[key] = None
-            self._rests_until.pop(key, None)
+                self._immediate[key] = None
+            self._paused_until.pop(key, None)
             self.add(key)
             return
         if self._closed or key in self._waiting:
             return
         at = self._ports.clock.monotonic() + seconds
-        known = self._due_at.get(key)
-        if known is not None and known[0] <= at:
+        scheduled = self._due_at.get(key)
+        if scheduled is not None and scheduled[0] <= at:
             return
-        if known is None and len(self._due_at) >= self._limit:
+        if scheduled is None and len(self._due_at) >= self._limit:
             self.dropped += 1
             self._dropped.inc()
             return
@@ -181,67 +188,67 @@ class Workqueue:
 
     async def take(self, most: int = 1) -> list[Key]:
         """Waits for a key, then returns up to `most` waiting keys. Call `done` for each."""
-        await self._until_waiting()
-        if self._gather_s and len(self._waiting) < most:
-            await self._ports.clock.sleep(self._gather_s)
-            await self._until_waiting()
+        await self._wait_for_key()
+        if self._batch_delay_s and len(self._waiting) < most:
+            await self._ports.clock.sleep(self._batch_delay_s)
+            await self._wait_for_key()
         now = self._ports.clock.monotonic()
         taken: list[Key] = []
         while self._waiting and len(taken) < most:
-            namespace = next(iter(self._turns))
-            turn = self._turns.pop(namespace)
-            key = turn.popleft()
-            if turn:
-                self._turns[namespace] = turn
+            namespace = next(iter(self._by_namespace))
+            keys_of_namespace = self._by_namespace.pop(namespace)
+            key = keys_of_namespace.popleft()
+            if keys_of_namespace:
+                self._by_namespace[namespace] = keys_of_namespace
             self._wait.observe(max(0.0, now - self._waiting.pop(key)))
             self._working[key] = False
             taken.append(key)
         self._depth.set(len(self._waiting))
         return taken
 
-    async def _until_waiting(self) -> None:
+    async def _wait_for_key(self) -> None:
         while not self._waiting and not self._closed:
-            self._something.clear()
-            await self._something.wait()
+            self._available.clear()
+            await self._available.wait()
         if self._closed:
             raise QueueClosed
 
     def done(self, key: Key) -> None:
         """Processing of the key has ended. If it was added meanwhile, it is queued again."""
-        again = self._working.pop(key)
-        if self._pace_s and key not in self._hurried:
-            self._rest(key)
-        if self._hurried:
-            self._hurried.pop(key, None)
-        if again:
+        added_again = self._working.pop(key)
+        if self._min_interval_s and key not in self._immediate:
+            self._pause(key)
+        if self._immediate:
+            self._immediate.pop(key, None)
+        if added_again:
             self.add(key)
 
-    def _rest(self, key: Key) -> None:
+    def _pause(self, key: Key) -> None:
         now = self._ports.clock.monotonic()
-        if len(self._rests_until) >= self._forget_at:
-            self._rests_until = {other: until for other, until in self._rests_until.items() if until > now}
+        if len(self._paused_until) >= self._cleanup_at:
+            self._paused_until = {other: until for other, until in self._paused_until.items() if until > now}
             # Doubling keeps the scan from running for each of many paused keys.
-            self._forget_at = max(_RESTING_MAX, 2 * len(self._rests_until))
-        self._rests_until[key] = now + self._pace_s
+            self._cleanup_at = max(_PAUSED_CLEANUP_MIN, 2 * len(self._paused_until))
+        self._paused_until[key] = now + self._min_interval_s
 
     def clear(self) -> None:
         """Drops all waiting and delayed keys. Processing in progress continues."""
-        self._turns.clear()
+        self._by_namespace.clear()
         self._waiting.clear()
         self._due.clear()
         self._due_at.clear()
         self._failures.clear()
-        self._rests_until.clear()
-        self._calming.clear()
+        self._paused_until.clear()
+        self._debounced.clear()
         self._depth.set(0)
 
     def close(self) -> None:
-        """Closes the queue: callers of `take` get `Closed`."""
+        """Closes the queue: callers of `take` get `QueueClosed`."""
         self.clear()
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._something.set()
+        self._available.set()
 
     def _arm(self) -> None:
         at = self._due[0][0]
@@ -251,16 +258,16 @@ class Workqueue:
             self._timer.cancel()
         pause_s = max(0.0, at - self._ports.clock.monotonic())
         self._timer_at = at
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self._ring)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now = self._ports.clock.monotonic()
         while self._due and self._due[0][0] <= now:
             at, number, key = heapq.heappop(self._due)
             if self._due_at.get(key) == (at, number):
                 del self._due_at[key]
-                if self._calming.pop(key, "") is None and key not in self._working:
+                if self._debounced.pop(key, "") is None and key not in self._working:
                     self._put(key, now)
                 else:
                     self.add(key)

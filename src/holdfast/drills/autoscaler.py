@@ -17,68 +17,68 @@ FEWEST, MOST = 2, 12
 PUSHES, PUSH_EVERY_S = 6, 5.0
 
 
-def run(incident: DrillRun) -> None:
+def run(drill: DrillRun) -> None:
     """Readiness of every replica depends on a file. The drill deletes the file and pushes ten times the target load."""
     folder = tempfile.TemporaryDirectory(prefix="holdfast-drill-")
     Path(folder.name).chmod(0o755)
     well = Path(folder.name) / "well"
     well.touch(mode=0o644)
-    incident.add_undo("the readiness file", folder.cleanup)
-    load = DrillTenant(incident)
+    drill.add_undo("the readiness file", folder.cleanup)
+    tenant = DrillTenant(drill)
     rules = {
         "minReplicas": FEWEST, "maxReplicas": MOST, "metric": METRIC, "target": TARGET,
         "scaleUp": {"replicasPerMinute": 60, "percentPerMinute": 400},
     }  # fmt: skip
-    load.workload(NAME, FEWEST, ready_when=["test", "-e", str(well)], autoscale=rules)
-    if not incident.wait_until("the drill's workload serves", lambda: load.serving(NAME) == FEWEST, within_s=60):
+    tenant.workload(NAME, FEWEST, ready_when=["test", "-e", str(well)], autoscale=rules)
+    if not drill.wait_until("the drill's workload serves", lambda: tenant.serving(NAME) == FEWEST, within_s=60):
         return
-    _push(incident, TARGET)
-    incident.wait_until("the autoscaler uses the metric", lambda: _scale(incident).get("replicas") == FEWEST, within_s=60)
-    incident.failure_starts("no replica is ready, and the load is ten times the target")
+    _push(drill, TARGET)
+    drill.wait_until("the autoscaler uses the metric", lambda: _scale(drill).get("replicas") == FEWEST, within_s=60)
+    drill.failure_starts("no replica is ready, and the load is ten times the target")
     well.unlink()
-    incident.wait_until("no replica serves", lambda: load.serving(NAME) == 0, within_s=60)
-    _push(incident, HIGH)
-    incident.wait_until("scale-up blocked", lambda: _scale(incident).get("reason") == "ScaleUpBlocked", within_s=30)
+    drill.wait_until("no replica serves", lambda: tenant.serving(NAME) == 0, within_s=60)
+    _push(drill, HIGH)
+    drill.wait_until("scale-up blocked", lambda: _scale(drill).get("reason") == "ScaleUpBlocked", within_s=30)
     for _ in range(PUSHES - 1):
         time.sleep(PUSH_EVERY_S)
-        _push(incident, HIGH)
-    incident.wait_until("scale-up still blocked", lambda: _scale(incident).get("reason") == "ScaleUpBlocked", within_s=30)
-    said = _scale(incident)
-    wanted = _wanted(incident)
-    incident.facts |= {
+        _push(drill, HIGH)
+    drill.wait_until("scale-up still blocked", lambda: _scale(drill).get("reason") == "ScaleUpBlocked", within_s=30)
+    said = _scale(drill)
+    wanted = _wanted(drill)
+    drill.facts |= {
         "maxDesiredWhileNotReady": max(wanted),
         "reason": said.get("reason", ""),
         "message": said.get("message", ""),
     }
-    incident.expect(max(wanted) == FEWEST, f"{max(wanted)} replicas were requested while none was ready")
-    incident.invariants_held.append(
+    drill.expect(max(wanted) == FEWEST, f"{max(wanted)} replicas were requested while none was ready")
+    drill.invariants_held.append(
         f"desired replicas stayed at {FEWEST} in {len(wanted)} recorded status update(s) of the autoscaler: "
         f"{said.get('reason', '')}, {said.get('message', '')}"
     )
     well.touch(mode=0o644)
-    incident.wait_until("the replicas are ready again", lambda: load.serving(NAME) == FEWEST, within_s=60)
-    incident.wait_until("the autoscaler adds replicas", lambda: _scaled_up(incident), within_s=90)
+    drill.wait_until("the replicas are ready again", lambda: tenant.serving(NAME) == FEWEST, within_s=60)
+    drill.wait_until("the autoscaler adds replicas", lambda: _scaled_up(drill), within_s=90)
 
 
-def _push(incident: DrillRun, value: float) -> None:
-    push_metric(incident.observer.api(), TENANT, NAME, METRIC, value)
+def _push(drill: DrillRun, value: float) -> None:
+    push_metric(drill.observer.api(), TENANT, NAME, METRIC, value)
 
 
-def _scale(incident: DrillRun) -> Item:
-    found: Item = incident.observer.get("workloads", NAME, TENANT).get("status", {}).get("scale") or {}
+def _scale(drill: DrillRun) -> Item:
+    found: Item = drill.observer.get("workloads", NAME, TENANT).get("status", {}).get("scale") or {}
     return found
 
 
-def _scaled_up(incident: DrillRun) -> bool:
+def _scaled_up(drill: DrillRun) -> bool:
     """Pushes the high load again and checks whether replicas were added."""
-    _push(incident, HIGH)
-    return int(_scale(incident).get("replicas", 0)) > FEWEST
+    _push(drill, HIGH)
+    return int(_scale(drill).get("replicas", 0)) > FEWEST
 
 
-def _wanted(incident: DrillRun) -> list[int]:
+def _wanted(drill: DrillRun) -> list[int]:
     """All replica counts that the autoscaler wrote since the failure."""
-    found = [_scale(incident)["replicas"]]
-    for step in incident.changes():
+    found = [_scale(drill)["replicas"]]
+    for step in drill.changes():
         if step.kind == "Workload" and step.name == NAME and step.after is not None:
             block = step.after.get("status", {}).get("scale") or {}
             found.append(int(block.get("replicas", FEWEST)))

@@ -42,7 +42,7 @@ class Drill(msgspec.Struct, frozen=True):
 
 
 def _plain(run: Callable[[DrillRun], None]) -> Callable[[DrillRun, DrillOptions], None]:
-    return lambda incident, options: run(incident)
+    return lambda drill_run, options: run(drill_run)
 
 
 DRILLS: dict[str, Drill] = {
@@ -52,7 +52,7 @@ DRILLS: dict[str, Drill] = {
             "region-loss", "regional capacity loss",
             "Kill a region's cell, agents and tasks. Every critical workload must serve in another region in time.",
             "region-lost-then-nodes", 120,
-            lambda incident, options: region_loss.run(incident, fail_back=options.wait_for_failback),
+            lambda drill_run, options: region_loss.run(drill_run, fail_back=options.wait_for_failback),
         ),
         Drill(
             "loss-during-recovery", "regional capacity loss during recovery",
@@ -103,20 +103,20 @@ DRILLS: dict[str, Drill] = {
             "partition", "partition from the global cell",
             "Kill the global cell for 90 s and also a node. The region must replace the node's replicas alone.",
             "cut-off", 150,
-            lambda incident, options: partition.run(incident, seconds=options.seconds),
+            lambda drill_run, options: partition.run(drill_run, seconds=options.seconds),
         ),
     )
 }  # fmt: skip
 
 
-def run_drill(drill: Drill, incident: DrillRun, options: DrillOptions) -> DrillReport:
+def run_drill(drill: Drill, drill_run: DrillRun, options: DrillOptions) -> DrillReport:
     """Runs the drill, undoes its changes, checks and reports. Changes are undone even if the drill fails."""
     try:
-        incident.start()
+        drill_run.start()
         try:
-            drill.run(incident, options)
+            drill.run(drill_run, options)
         finally:
-            incident.undo()
-        return incident.report(drill.name, incident.unreturned_after_cleanup())
+            drill_run.undo()
+        return drill_run.report(drill.name, drill_run.unreturned_after_cleanup())
     finally:
-        incident.close()
+        drill_run.close()

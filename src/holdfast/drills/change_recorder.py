@@ -27,7 +27,7 @@ GLOBAL_KINDS = (
     "Quota", "Grant",
 )  # fmt: skip
 REGIONAL_KINDS = (
-    "Node", "Replica", "SchedulingRequest", "Reservation", "Binding", "Decision", "Hold", "GrantCopy", "Term",
+    "Node", "Replica", "SchedulingRequest", "Reservation", "Binding", "Decision", "RecoverySlot", "GrantCopy", "Term",
 )  # fmt: skip
 WATCH_S = 300
 RECONNECT_AFTER_S = 0.3

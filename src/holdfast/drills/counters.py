@@ -16,12 +16,12 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def read_counters(watcher: PlatformObserver, families: tuple[str, ...] = FAMILIES) -> CounterReadings:
+def read_counters(observer: PlatformObserver, families: tuple[str, ...] = FAMILIES) -> CounterReadings:
     """All series of these metric families by cell. An unreachable cell has none."""
     found: CounterReadings = {}
-    for cell in ("global", *watcher.regions):
+    for cell in ("global", *observer.regions):
         try:
-            _, text = watcher.api(cell).text("/metrics")
+            _, text = observer.api(cell).text("/metrics")
         except CommandError:
             continue
         for line in text.splitlines():

@@ -82,7 +82,7 @@ class DrillRun:
             text = f"{left[0]}: not returned after an earlier incident"
             raise CommandError(text, next_step="holdfast cleanup-check", code=ExitCode.CONFLICT)
 
-    def failure_starts(self, what: str) -> None:
+    def failure_starts(self, subject: str) -> None:
         """Starts the clock of the failure. First waits until controllers are idle, so that later changes are reactions
         to the failure."""
         deadline = time.monotonic() + QUIET_TIMEOUT_S
@@ -93,7 +93,7 @@ class DrillRun:
             time.sleep(POLL_EVERY_S)
         self.failure_s = self._chronicle.now_s()
         self.clock.clear()
-        self.say(f"   0.0 s  {what}")
+        self.say(f"   0.0 s  {subject}")
 
     def now_s(self) -> float:
         return self._chronicle.now_s() - self.failure_s
@@ -141,10 +141,10 @@ class DrillRun:
         if not true:
             self.failures.append(otherwise)
 
-    def record_invariant(self, promise: str, found: list[str], looked: int) -> None:
+    def record_invariant(self, invariant: str, found: list[str], checked: int) -> None:
         """Records the result of an invariant check: its violations and the number of checked versions."""
         self.violations += [v for v in found if v not in self.violations]
-        self.invariants_held.append(f"{promise}: {looked} recorded version(s) checked, {len(found)} violation(s)")
+        self.invariants_held.append(f"{invariant}: {checked} recorded version(s) checked, {len(found)} violation(s)")
 
     def changes(self) -> list[RecordedChange]:
         """Changes recorded since the failure."""
@@ -153,22 +153,22 @@ class DrillRun:
     def counter_increases(self) -> counters.CounterReadings:
         return counters.counter_increases(self._before, counters.read_counters(self.observer))
 
-    def add_undo(self, what: str, undo: Callable[[], None]) -> None:
+    def add_undo(self, subject: str, undo: Callable[[], None]) -> None:
         """Registers how to undo a change. Called before the change is made."""
-        self._undoing.append((what, undo))
+        self._undoing.append((subject, undo))
 
     # The end
 
     def undo(self) -> None:
         self._undone_s = self._chronicle.now_s() - self.failure_s
         while self._undoing:
-            what, undo = self._undoing.pop()
+            subject, undo = self._undoing.pop()
             try:
                 undo()
             except CommandError as stop:
-                self.failures.append(f"undo of {what} failed: {stop.message}")
+                self.failures.append(f"undo of {subject} failed: {stop.message}")
             except Exception as error:  # the remaining changes must be undone too
-                self.failures.append(f"undo of {what} failed: {type(error).__name__}: {error}")
+                self.failures.append(f"undo of {subject} failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         self._chronicle.stop()
@@ -201,12 +201,12 @@ class DrillRun:
         time.sleep(WATCH_DELAY_S)
         self.check()
         steps = self.changes()
-        for promise, found in (
+        for invariant, found in (
             ("S1, one live binding per replica", history_checks.check_unique_bindings(steps)),
             ("S10, decisions are immutable", history_checks.check_immutable_decisions(steps)),
             ("attempts only increase", history_checks.check_attempts_increase(steps)),
         ):
-            self.record_invariant(promise, *found)
+            self.record_invariant(invariant, *found)
         shifted = [_since(step, self.failure_s) for step in steps]
         before_undo = [step for step in shifted if step.at_s <= self._undone_s]
         now = f"S1, S2 and S3 on the stored objects of every cell, {self._checks} time(s)"

@@ -26,10 +26,10 @@ NOT_FOUND = 404
 class DrillTenant:
     """The drill's tenant. Its deletion is registered as an undo before it is created."""
 
-    def __init__(self, incident: DrillRun) -> None:
-        self._incident = incident
-        self._api = incident.observer.api()
-        incident.add_undo(f"tenant {TENANT}", self.remove)
+    def __init__(self, drill: DrillRun) -> None:
+        self._drill = drill
+        self._api = drill.observer.api()
+        drill.add_undo(f"tenant {TENANT}", self.remove)
         self._apply({"kind": "Tenant", "metadata": {"name": TENANT}, "spec": {"description": "Workloads of a drill."}})
         meta = {"name": "quota", "namespace": TENANT}
         self._apply({"kind": "Quota", "metadata": meta, "spec": {"hard": QUOTA, "pendingReplicas": 1000}})
@@ -51,7 +51,7 @@ class DrillTenant:
             "terminationGraceSeconds": 1,
             "drainDelaySeconds": 0,
         }
-        placement = {"regions": [self._incident.region], **spec.pop("placement", {})}
+        placement = {"regions": [self._drill.region], **spec.pop("placement", {})}
         meta = {"name": name, "namespace": TENANT}
         whole = {"replicas": replicas, "template": template, "placement": placement, **spec}
         self._apply({"kind": "Workload", "metadata": meta, "spec": whole})
@@ -62,11 +62,11 @@ class DrillTenant:
 
     def replicas(self, name: str) -> list[Item]:
         """The workload's replicas in the drill's region."""
-        found = self._incident.observer.list("replicas", self._incident.region)
+        found = self._drill.observer.list("replicas", self._drill.region)
         return [r for r in found if r["metadata"]["namespace"] == TENANT and r["spec"]["workload"] == name]
 
     def bindings(self, name: str) -> list[Item]:
-        found = self._incident.observer.list("bindings", self._incident.region)
+        found = self._drill.observer.list("bindings", self._drill.region)
         return [b for b in found if b["metadata"]["namespace"] == TENANT and b["spec"].get("workload") == name]
 
     def serving(self, name: str) -> int:
@@ -93,7 +93,7 @@ class DrillTenant:
                    next_step=f"kubectl describe tenant {TENANT}")  # fmt: skip
 
 
-def patch_node(incident: DrillRun, node: str, spec: Item) -> None:
+def patch_node(drill: DrillRun, node: str, spec: Item) -> None:
     """Patches the spec of a node, to cordon or drain it."""
     path = f"/apis/holdfast.dev/v1/nodes/{node}"
-    incident.observer.api(incident.region).request("PATCH", path, {"spec": spec}, content_type=MERGE_PATCH)
+    drill.observer.api(drill.region).request("PATCH", path, {"spec": spec}, content_type=MERGE_PATCH)

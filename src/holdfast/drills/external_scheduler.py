@@ -20,12 +20,12 @@ PLACEMENT_PATH = "/placement/v1"
 
 
 class ExternalScheduler:
-    def __init__(self, incident: DrillRun) -> None:
-        credentials = Credentials(incident.layout)
+    def __init__(self, drill: DrillRun) -> None:
+        credentials = Credentials(drill.layout)
         self._files = credentials.issue_drill_scheduler()
-        incident.add_undo("the drill's certificate", lambda: credentials.remove(self._files))
-        self._url = incident.plan.url
-        self._region = incident.region
+        drill.add_undo("the drill's certificate", lambda: credentials.remove(self._files))
+        self._url = drill.plan.url
+        self._region = drill.region
         self._api = self._connect()
 
     def _connect(self) -> CellApi:
@@ -34,12 +34,12 @@ class ExternalScheduler:
 
     def reserve(self, items: list[Item], *, bind: bool = True) -> list[Item]:
         answer: Any = self._api.request("POST", f"{PLACEMENT_PATH}/reserve", {"items": items, "bind": bind})
-        found: list[Item] = answer["answers"]
+        found: list[Item] = answer["results"]
         return found
 
     def bind(self, items: list[Item]) -> list[Item]:
         answer: Any = self._api.request("POST", f"{PLACEMENT_PATH}/bind", {"items": items})
-        found: list[Item] = answer["answers"]
+        found: list[Item] = answer["results"]
         return found
 
     def send_without_reading_response(self, call: str, body: Item) -> None:

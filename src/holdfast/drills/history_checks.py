@@ -12,11 +12,11 @@ def check_unique_bindings(steps: Sequence[RecordedChange]) -> tuple[list[str], i
     live: dict[tuple[str, str], dict[str, None]] = {}
     where: dict[str, str] = {}
     found: list[str] = []
-    looked = 0
+    checked = 0
     for step in steps:
         if step.kind != "Binding":
             continue
-        looked += 1
+        checked += 1
         shown = step.after or step.before
         if shown is None:
             continue
@@ -32,41 +32,41 @@ def check_unique_bindings(steps: Sequence[RecordedChange]) -> tuple[list[str], i
         if len(live.get(key, {})) > 1:
             both = " and ".join(where[b] for b in live[key])
             found.append(f"S1: replica {key[1]} was bound twice in {step.cell} at revision {step.revision}: {both}")
-    return found, looked
+    return found, checked
 
 
 def check_immutable_decisions(steps: Sequence[RecordedChange]) -> tuple[list[str], int]:
     """S10: Decisions, and node, intent and policy revision of Bindings never change."""
     found: list[str] = []
-    looked = 0
+    checked = 0
     for step in steps:
         if step.op != "changed" or step.before is None or step.after is None:
             continue
         if step.kind == "Decision":
-            looked += 1
+            checked += 1
             if step.before["spec"] != step.after["spec"]:
                 found.append(f"S10: {step.subject} in {step.cell} was changed at revision {step.revision}")
         if step.kind in ("Binding", "Reservation"):
-            looked += 1
+            checked += 1
             for field in ("node", "intent", "policyRevision", "devices"):
                 was, now = step.before["spec"].get(field), step.after["spec"].get(field)
                 if was != now:
                     found.append(f"S10: {field} of {step.subject} in {step.cell} changed from {was} to {now}")
-    return found, looked
+    return found, checked
 
 
 def check_attempts_increase(steps: Sequence[RecordedChange]) -> tuple[list[str], int]:
     """A replica's attempt never decreases, so an old intent stays invalid."""
     highest: dict[str, int] = {}
     found: list[str] = []
-    looked = 0
+    checked = 0
     for step in steps:
         if step.kind != "Replica" or step.after is None:
             continue
-        looked += 1
+        checked += 1
         uid = step.after["metadata"]["uid"]
         attempt = int(step.after.get("status", {}).get("placement", {}).get("attempt", 1))
         if attempt < highest.get(uid, 0):
             found.append(f"the attempt of {step.subject} decreased from {highest[uid]} to {attempt}")
         highest[uid] = max(attempt, highest.get(uid, 0))
-    return found, looked
+    return found, checked

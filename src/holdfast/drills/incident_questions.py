@@ -119,7 +119,9 @@ def _repairs(steps: Sequence[RecordedChange]) -> list[str]:
     return _few(found)
 
 
-def telemetry_lines(moved: CounterReadings, events: Iterable[tuple[str, Item]], steps: Sequence[RecordedChange]) -> list[str]:
+def telemetry_lines(
+    moved: CounterReadings, events: Iterable[tuple[str, Item]], steps: Sequence[RecordedChange]
+) -> list[str]:
     """Increased counters, emitted events and recorded decisions."""
     lines = [f"{cell}: {series} +{value:g}" for (cell, series), value in sorted(moved.items()) if _telling(series)]
     said = Counter((cell, e.get("reportingComponent", ""), e["reason"]) for cell, e in events)

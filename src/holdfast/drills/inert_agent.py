@@ -28,16 +28,16 @@ NOT_FOUND = 404
 class InertAgent:
     """Renews its lease until `hush` or `remove`. Its node is deleted at the end of the drill."""
 
-    def __init__(self, incident: DrillRun, labels: dict[str, str]) -> None:
-        self._incident = incident
+    def __init__(self, drill: DrillRun, labels: dict[str, str]) -> None:
+        self._drill = drill
         self._epoch = 0
         self._silent = threading.Event()
-        self._credentials = Credentials(incident.layout)
-        self._files = files = self._credentials.issue_drill_node(incident.region, NODE)
-        incident.add_undo("the inert node", self.remove)
-        self._api = CellApi(incident.plan.url, name=incident.region, ca=files.ca, cert=files.cert, key=files.key)
+        self._credentials = Credentials(drill.layout)
+        self._files = files = self._credentials.issue_drill_node(drill.region, NODE)
+        drill.add_undo("the inert node", self.remove)
+        self._api = CellApi(drill.plan.url, name=drill.region, ca=files.ca, cert=files.cert, key=files.key)
         spec = {
-            "zone": incident.plan.zones[0],
+            "zone": drill.plan.zones[0],
             "capacity": {"cpu": "4", "memory": "8Gi"},
             "drivers": [DriverName.PROCESS.value],
             "taints": [TAINT],
@@ -52,7 +52,7 @@ class InertAgent:
     def _renew(self) -> None:
         asked = {"items": [{"node": NODE, "epoch": self._epoch}]}
         answer: Any = self._api.request("POST", "/placement/v1/renew", asked)
-        self._epoch = answer["answers"][0].get("epoch") or self._epoch
+        self._epoch = answer["results"][0].get("epoch") or self._epoch
 
     def _report(self) -> None:
         block = {"epoch": self._epoch, "reconciled": True, "running": 0, "agentVersion": "drill"}
@@ -73,7 +73,7 @@ class InertAgent:
     def remove(self) -> None:
         """Deletes the node and its certificate."""
         self.stop_renewing()
-        api = self._incident.observer.api(self._incident.region)
+        api = self._drill.observer.api(self._drill.region)
         try:
             api.request("DELETE", f"{NODES}/{NODE}")
         except ApiRefusal as refusal:

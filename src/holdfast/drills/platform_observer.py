@@ -92,23 +92,23 @@ def serves(replica: Item) -> bool:
     return stage(msgspec.convert(replica, Replica)) is Stage.SERVING
 
 
-def violations(watcher: PlatformObserver) -> list[str]:
+def violations(observer: PlatformObserver) -> list[str]:
     """Invariants that the stored objects violate at present."""
-    found = regional_violations(watcher)
-    found += _grants(watcher.list("quotas"), watcher.list("grants"), watcher.list("overrides"))
+    found = regional_violations(observer)
+    found += _grants(observer.list("quotas"), observer.list("grants"), observer.list("overrides"))
     return found
 
 
-def regional_violations(watcher: PlatformObserver) -> list[str]:
+def regional_violations(observer: PlatformObserver) -> list[str]:
     """Violations that can be checked without the global cell."""
     found: list[str] = []
-    for region in watcher.regions:
-        bindings = watcher.try_list("bindings", region)
+    for region in observer.regions:
+        bindings = observer.try_list("bindings", region)
         if bindings is None:
             continue
         found += _unique(region, bindings)
-        found += _capacity(region, bindings, watcher.list("nodes", region))
-        found += _limits(region, bindings, watcher.list("grantcopies", region))
+        found += _capacity(region, bindings, observer.list("nodes", region))
+        found += _limits(region, bindings, observer.list("grantcopies", region))
     return found
 
 

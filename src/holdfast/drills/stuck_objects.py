@@ -16,25 +16,25 @@ from holdfast.scheduling.eviction import stuck_finalizers
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{stuck_finalizers.LEASE_NAMESPACE}/leases"
 
 
-def find_stuck_objects(watcher: PlatformObserver) -> list[dict[str, Any]]:
+def find_stuck_objects(observer: PlatformObserver) -> list[dict[str, Any]]:
     """One row per stuck object. `owner` must act; `deadline` is when it should have acted."""
     found: list[dict[str, Any]] = []
-    for cell in ("global", *watcher.regions):
+    for cell in ("global", *observer.regions):
         try:
-            found += _deletions(watcher, cell)
+            found += _deletions(observer, cell)
             if cell != "global":
-                found += _repairs(watcher, cell) + _leaks(watcher, cell)
+                found += _repairs(observer, cell) + _leaks(observer, cell)
         except CommandError as stop:
             found.append({"cell": cell, "what": "Unreachable", "object": cell, "message": stop.message})
     return found
 
 
-def _deletions(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
-    answer = watcher.api(cell).get(LEASES)
+def _deletions(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
+    answer = observer.api(cell).get(LEASES)
     leases = [msgspec.convert(item, Lease) for item in answer["items"]]
     rows = []
     for kind in stuck_finalizers.kinds_with_finalizers(cell):
-        going = [i for i in watcher.list(kind.plural, cell) if i["metadata"].get("deletionTimestamp")]
+        going = [i for i in observer.list(kind.plural, cell) if i["metadata"].get("deletionTimestamp")]
         items = [msgspec.convert(item, kind.type) for item in going]
         for late in stuck_finalizers.stuck_finalizers(items, leases, time.time()):
             rows.append(
@@ -47,9 +47,9 @@ def _deletions(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _repairs(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
+def _repairs(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
     rows = []
-    for replica in watcher.list("replicas", cell):
+    for replica in observer.list("replicas", cell):
         block = replica.get("status", {}).get("repair")
         if block and block.get("attempt") == replica["status"].get("placement", {}).get("attempt", 1):
             rows.append(
@@ -62,10 +62,10 @@ def _repairs(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _leaks(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
+def _leaks(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
     """Expired Reservations, and Bindings without a replica. The authority releases both."""
-    replicas = {r["metadata"]["uid"] for r in watcher.list("replicas", cell)}
-    bindings = watcher.list("bindings", cell)
+    replicas = {r["metadata"]["uid"] for r in observer.list("replicas", cell)}
+    bindings = observer.list("bindings", cell)
     bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in bindings}
     rows = [
         {"cell": cell, "what": "OrphanedBinding", "object": _of(b, "Binding"), "owner": "authority",
@@ -73,7 +73,7 @@ def _leaks(watcher: PlatformObserver, cell: str) -> list[dict[str, Any]]:
         for b in bindings
         if b["spec"]["intent"]["replicaUid"] not in replicas and not b["spec"].get("quotaReleased")
     ]  # fmt: skip
-    for item in watcher.list("reservations", cell):
+    for item in observer.list("reservations", cell):
         meta, ends = item["metadata"], item["spec"].get("expiresAt", "")
         if (meta["namespace"], meta["name"]) not in bound and ends and parse_time(ends) < time.time():
             rows.append({"cell": cell, "what": "LeakedReservation", "object": _of(item, "Reservation"),

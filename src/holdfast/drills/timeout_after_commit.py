@@ -12,55 +12,57 @@ NAME = "asked-twice"
 OWN = {LABEL_DRILL: NAME}
 
 
-def run(incident: DrillRun) -> None:
+def run(drill: DrillRun) -> None:
     """Places a replica with the drill's own scheduler. The platform's scheduler ignores it, because its node selector
     matches no node; the authority does not check node selectors."""
-    load = DrillTenant(incident)
-    proposer = ExternalScheduler(incident)
-    load.workload(NAME, 1, placement={"nodeSelector": OWN})
-    if not incident.wait_until("the replica is queued", lambda: len(load.replicas(NAME)) == 1, within_s=30):
+    tenant = DrillTenant(drill)
+    proposer = ExternalScheduler(drill)
+    tenant.workload(NAME, 1, placement={"nodeSelector": OWN})
+    if not drill.wait_until("the replica is queued", lambda: len(tenant.replicas(NAME)) == 1, within_s=30):
         return
-    replica = load.replicas(NAME)[0]
-    node = incident.plan.agents[0].name
+    replica = tenant.replicas(NAME)[0]
+    node = drill.plan.agents[0].name
     item = proposal_item(replica, node)
-    incident.failure_starts("a reserve request is sent, and its response is lost")
+    drill.failure_starts("a reserve request is sent, and its response is lost")
     proposer.send_without_reading_response("reserve", {"items": [item], "bind": False})
-    if not incident.wait_until("the reservation exists", lambda: bool(_reservations(incident)), within_s=15):
+    if not drill.wait_until("the reservation exists", lambda: bool(_reservations(drill)), within_s=15):
         return
-    first = _reservations(incident)[0]
+    first = _reservations(drill)[0]
     again = proposer.reserve([item], bind=False)[0]
-    incident.mark("the reserve request is repeated")
-    _already(incident, "reserve", again, node)
+    drill.mark("the reserve request is repeated")
+    _already(drill, "reserve", again, node)
     bound = {key: item[key] for key in ("namespace", "replica", "intent")}
     proposer.send_without_reading_response("bind", {"items": [bound]})
-    incident.wait_until("the binding exists", lambda: len(load.bindings(NAME)) == 1, within_s=15)
-    binding = load.bindings(NAME)[0]
-    _already(incident, "bind", proposer.bind([bound])[0], node)
-    other = next(a.name for a in incident.plan.agents if a.name != node)
+    drill.wait_until("the binding exists", lambda: len(tenant.bindings(NAME)) == 1, within_s=15)
+    binding = tenant.bindings(NAME)[0]
+    _already(drill, "bind", proposer.bind([bound])[0], node)
+    other = next(a.name for a in drill.plan.agents if a.name != node)
     elsewhere = proposer.reserve([proposal_item(replica, other)])[0]
-    incident.expect(elsewhere["result"] != "Accepted", f"the same intent was accepted on another node: {elsewhere}")
-    incident.invariants_held.append(f"the same intent on {other}: {elsewhere['result']} {elsewhere.get('reason', '')}".rstrip())
-    incident.wait_until("exactly one replica serves", lambda: load.serving(NAME) == 1, within_s=60)
-    now = load.bindings(NAME)
-    incident.expect(
+    drill.expect(elsewhere["result"] != "Accepted", f"the same intent was accepted on another node: {elsewhere}")
+    drill.invariants_held.append(
+        f"the same intent on {other}: {elsewhere['result']} {elsewhere.get('reason', '')}".rstrip()
+    )
+    drill.wait_until("exactly one replica serves", lambda: tenant.serving(NAME) == 1, within_s=60)
+    now = tenant.bindings(NAME)
+    drill.expect(
         len(now) == 1 and now[0]["metadata"]["uid"] == binding["metadata"]["uid"],
         f"{len(now)} bindings (expected only the first)",
     )
-    incident.facts |= {
+    drill.facts |= {
         "reservation": first["metadata"]["name"],
         "binding": binding["metadata"]["name"],
         "secondReserve": again["result"],
     }
 
 
-def _already(incident: DrillRun, call: str, answer: Item, node: str) -> None:
-    incident.expect(
+def _already(drill: DrillRun, call: str, answer: Item, node: str) -> None:
+    drill.expect(
         answer["result"] == "Already" and answer.get("node") == node,
         f"second {call}: expected Already on {node}, found {answer['result']} {answer.get('reason', '')}",
     )
-    incident.invariants_held.append(f"the second {call}: {answer['result']}, node {answer.get('node', '')}")
+    drill.invariants_held.append(f"the second {call}: {answer['result']}, node {answer.get('node', '')}")
 
 
-def _reservations(incident: DrillRun) -> list[Item]:
-    found = incident.observer.list("reservations", incident.region)
+def _reservations(drill: DrillRun) -> list[Item]:
+    found = drill.observer.list("reservations", drill.region)
     return [r for r in found if r["metadata"]["namespace"] == TENANT and r["spec"]["replica"].startswith(NAME)]

@@ -6,26 +6,26 @@ from holdfast.drills.platform_observer import PlatformObserver
 from holdfast.model.quantity import amounts
 
 
-def unreturned_resources(watcher: PlatformObserver) -> list[str]:
+def unreturned_resources(observer: PlatformObserver) -> list[str]:
     """One line for each object that is not returned; empty if all are."""
     found: list[str] = []
-    for recovery in watcher.list("recoveries"):
+    for recovery in observer.list("recoveries"):
         phase = recovery.get("status", {}).get("phase", "Open")
         if phase != "Closed":
             found.append(f"recovery/{recovery['metadata']['name']}: {phase}")
-    for item in watcher.list("assignments"):
+    for item in observer.list("assignments"):
         name = f"assignment/{item['metadata']['namespace']}/{item['metadata']['name']}"
         if item["spec"].get("purpose") == "Recovery":
             found.append(f"{name}: {item['spec']['replicas']} recovery replica(s)")
         if item["spec"].get("suspended"):
             found.append(f"{name}: suspended")
-    for grant in watcher.list("grants"):
+    for grant in observer.list("grants"):
         which = grant["spec"]["grantClass"]
         status = grant.get("status", {})
         held = amounts(grant["spec"].get("limit", {})) or amounts(status.get("limit", {}))
         if which != "Normal" and (held or amounts(status.get("used", {}))):
             found.append(f"grant/{grant['metadata']['namespace']}/{grant['metadata']['name']}: {which} quota")
-    for override in watcher.list("overrides"):
+    for override in observer.list("overrides"):
         status = override.get("status", {})
         phase = status.get("phase", "")
         name = f"override/{override['metadata']['name']}"
@@ -33,31 +33,31 @@ def unreturned_resources(watcher: PlatformObserver) -> list[str]:
             found.append(f"{name}: {override['spec']['kind']} {phase or 'without phase'}")
         elif any(c["type"] == "Reverted" and c["status"] != "True" for c in status.get("conditions", [])):
             found.append(f"{name}: {override['spec']['kind']} {phase}, not reverted yet")
-    for quota in watcher.list("quotas"):
+    for quota in observer.list("quotas"):
         if any(c["type"] == "OverQuota" and c["status"] == "True" for c in quota["status"].get("conditions", [])):
             found.append(f"quota/{quota['metadata']['namespace']}: usage exceeds the quota")
-    for region in watcher.regions:
-        found += _in_region(watcher, region)
+    for region in observer.regions:
+        found += _in_region(observer, region)
     return found
 
 
-def _in_region(watcher: PlatformObserver, region: str) -> list[str]:
-    holds = watcher.try_list("holds", region)
+def _in_region(observer: PlatformObserver, region: str) -> list[str]:
+    holds = observer.try_list("recoveryslots", region)
     if holds is None:
         return [f"region/{region}: unreachable, not checked"]
-    known = {o["metadata"]["name"]: o.get("status", {}).get("phase", "") for o in watcher.list("overrides")}
+    known = {o["metadata"]["name"]: o.get("status", {}).get("phase", "") for o in observer.list("overrides")}
     found = [
         f"override/{region}/{o['metadata']['name']}: {o['spec']['kind']} still active in the region"
-        for o in watcher.list("overrides", region)
+        for o in observer.list("overrides", region)
         if o.get("status", {}).get("phase") == "Active" and known.get(o["metadata"]["name"]) != "Active"
     ]
     found += [
-        f"recoveryslot/{region}/{h['metadata']['name']}: consumed by {h['status']['draw'].get('claim', '')}"
+        f"recoveryslot/{region}/{h['metadata']['name']}: consumed by {h['status']['consumer'].get('claim', '')}"
         for h in holds
-        if h.get("status", {}).get("draw")
+        if h.get("status", {}).get("consumer")
     ]
-    bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in watcher.list("bindings", region)}
-    for item in watcher.list("reservations", region):
+    bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in observer.list("bindings", region)}
+    for item in observer.list("reservations", region):
         meta = item["metadata"]
         if (meta["namespace"], meta["name"]) not in bound:
             phase = item.get("status", {}).get("phase", "")

@@ -11,43 +11,43 @@ NAME = "zoned"
 REPLICAS = 4
 
 
-def run(incident: DrillRun) -> None:
-    zone = incident.plan.zones[-1]
-    names = process_names(incident.plan, zone=zone)
-    load = DrillTenant(incident)
+def run(drill: DrillRun) -> None:
+    zone = drill.plan.zones[-1]
+    names = process_names(drill.plan, zone=zone)
+    tenant = DrillTenant(drill)
     rule = {"topology": "zone", "maxSkew": 1, "preferred": True}
-    load.workload(NAME, REPLICAS, placement={"spread": [rule]})
-    if not incident.wait_until("the drill's workload serves", lambda: load.serving(NAME) == REPLICAS, within_s=60):
+    tenant.workload(NAME, REPLICAS, placement={"spread": [rule]})
+    if not drill.wait_until("the drill's workload serves", lambda: tenant.serving(NAME) == REPLICAS, within_s=60):
         return
-    inside = [b for b in load.bindings(NAME) if b["spec"]["zone"] == zone]
-    incident.facts |= {"zone": zone, "replicasInZone": len(inside)}
-    incident.expect(inside, f"no replica of the drill ran in zone {zone}")
-    incident.add_undo(f"zone {zone}", lambda: _back(incident, names))
-    hold_down(incident.layout, names)
-    incident.failure_starts(f"zone {zone}: {', '.join(names)} and their tasks are killed")
-    incident.facts["processesKilled"] = kill_processes(incident.layout, names)
-    incident.wait_until("the zone's nodes are not live", lambda: _lost(incident, zone), within_s=60)
-    incident.wait_until(
-        "all replicas serve in other zones", lambda: _outside(incident, load, zone) == REPLICAS, within_s=120
+    inside = [b for b in tenant.bindings(NAME) if b["spec"]["zone"] == zone]
+    drill.facts |= {"zone": zone, "replicasInZone": len(inside)}
+    drill.expect(inside, f"no replica of the drill ran in zone {zone}")
+    drill.add_undo(f"zone {zone}", lambda: _back(drill, names))
+    hold_down(drill.layout, names)
+    drill.failure_starts(f"zone {zone}: {', '.join(names)} and their tasks are killed")
+    drill.facts["processesKilled"] = kill_processes(drill.layout, names)
+    drill.wait_until("the zone's nodes are not live", lambda: _lost(drill, zone), within_s=60)
+    drill.wait_until(
+        "all replicas serve in other zones", lambda: _outside(drill, tenant, zone) == REPLICAS, within_s=120
     )
-    region = incident.observer.get("regions", incident.region)
-    incident.facts["regionHealth"] = region["status"].get("health", {}).get("state", "")
+    region = drill.observer.get("regions", drill.region)
+    drill.facts["regionHealth"] = region["status"].get("health", {}).get("state", "")
     rows = region["status"].get("report", {}).get("zones", [])
-    incident.facts["zonesReported"] = "; ".join(
+    drill.facts["zonesReported"] = "; ".join(
         f"{r['zone']}: {r.get('liveNodes', 0)} of {r.get('nodes', 0)} live" for r in rows
     )
-    allow_restart(incident.layout, names)
-    incident.wait_until("the zone's nodes are live", lambda: not _lost(incident, zone), within_s=120)
+    allow_restart(drill.layout, names)
+    drill.wait_until("the zone's nodes are live", lambda: not _lost(drill, zone), within_s=120)
 
 
-def _back(incident: DrillRun, names: list[str]) -> None:
-    allow_restart(incident.layout, names)
+def _back(drill: DrillRun, names: list[str]) -> None:
+    allow_restart(drill.layout, names)
 
 
-def _lost(incident: DrillRun, zone: str) -> bool:
-    nodes = [n for n in incident.observer.list("nodes", incident.region) if n["spec"]["zone"] == zone]
+def _lost(drill: DrillRun, zone: str) -> bool:
+    nodes = [n for n in drill.observer.list("nodes", drill.region) if n["spec"]["zone"] == zone]
     return bool(nodes) and all(n.get("status", {}).get("contact", {}).get("state") != "Live" for n in nodes)
 
 
-def _outside(incident: DrillRun, load: DrillTenant, zone: str) -> int:
-    return sum(serves(r) and r["status"]["placement"].get("zone") != zone for r in load.replicas(NAME))
+def _outside(drill: DrillRun, tenant: DrillTenant, zone: str) -> int:
+    return sum(serves(r) and r["status"]["placement"].get("zone") != zone for r in tenant.replicas(NAME))

@@ -1,10 +1,8 @@
-"""assign: decides which region holds how many replicas of a workload.
+"""assign: decides how many replicas of a workload each region runs. Owns normal Assignments and their finalizer.
 
-Owns normal Assignments and the workload's finalizer.
-
-Capacity summaries are hints: they order regions and never forbid one. What was just assigned counts before the next
-decision, because it is read from the Assignments themselves. A region that may no longer hold the workload is emptied
-only after the others serve (make before break).
+- Reported capacity is a hint: it orders regions and never forbids one.
+- New Assignments count in the next decision, because it reads the Assignments themselves.
+- A region that is no longer allowed is emptied only after the other regions serve.
 """
 
 from __future__ import annotations
@@ -16,9 +14,8 @@ import msgspec
 from holdfast.fleet import rollout
 from holdfast.fleet.capacity import RegionHeadroom, region_headroom
 from holdfast.fleet.disruption_shares import DisruptionShares, disruption_shares, with_share_peak
-from holdfast.fleet.ordinals import Ordinals, advance_tenure_wait, assign_ordinals, with_withdrawal
+from holdfast.fleet.ordinals import TENURE_STEP_S, Ordinals, advance_tenure_wait, assign_ordinals, with_withdrawal
 from holdfast.fleet.spillover import assigned_units, avoided_regions, max_regions, spill_over, waits_for_room
-from holdfast.model import limits
 from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
 from holdfast.model.labels import LABEL_WORKLOAD
@@ -36,6 +33,9 @@ from holdfast.model.view import View
 from holdfast.model.workload import Batch, RolloutPhase, Workload, WorkloadType, wanted_replicas
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
 
+# Time for the first report of a new region. Until then assign waits, so that the first region does not get everything.
+REGION_FIRST_REPORT_GRACE_S = 15.0
+
 Shares = dict[str, int]
 
 
@@ -48,18 +48,20 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     stored = [a for a in every if a.spec.purpose is Purpose.NORMAL]
     borrowed = [a for a in every if a.spec.purpose is Purpose.RECOVERY]
     if workload.metadata.terminating:
-        return _wind_down(workload, stored, recovering=bool(borrowed))
+        return _drain_deleted(workload, stored, recovering=bool(borrowed))
     regions = view.list(Region)
     allowed = [r for r in regions if not region_refusal_reason(workload, r)]
     if not stored and any(_just_created(r, now) for r in allowed):
-        return Outcome(requeue_after_s=1.0)  # rather wait a moment than crowd whichever region was heard first
+        return Outcome(
+            requeue_after_s=1.0
+        )  # wait for the first reports, so that the first region does not get everything
     avoidances = active_avoidances(view.list(Override), now)
     open_to_more = [r for r in allowed if accepts_new_replicas(workload, r, avoidances)]
     staying = [r for r in allowed if not stops_without_contact(workload, r)] if open_to_more else allowed
     wanted = _shares(workload, stored, staying, open_to_more, view, left=avoided_regions(workload, now))
     moves = spill_over(workload, stored, wanted, open_to_more, view, now=now)
     shares = moves.shares
-    wished = sum(shares.values())
+    desired = sum(shares.values())
     ordinals: Ordinals = {}
     if workload.spec.exclusive is not None:
         ordinals = assign_ordinals(shares, stored)
@@ -67,47 +69,51 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     writes: list[Write] = list(moves.writes)
     notices: list[Notice] = list(moves.notices)
     current = {a.spec.region: a for a in stored}
-    moved = _moved_in(workload, shares, current)
-    holding = {region for region, share in shares.items() if share} | {a.spec.region for a in borrowed if assigned_units(a)}
+    moved = _shares_serve(workload, shares, current)
+    holding = {region for region, share in shares.items() if share} | {
+        a.spec.region for a in borrowed if assigned_units(a)
+    }
     away = disruption_shares(workload, holding, every)
     for region in sorted({*shares, *current}):
         spec = assignment_spec(
             workload, region, shares.get(region, 0), view,
-            ordinals=ordinals.get(region, ()), stored=current.get(region), away_share=away.get(region),
+            ordinals=ordinals.get(region, ()), stored=current.get(region), disruption_share=away.get(region),
             because=moves.explanations.get(region, ""),
         )  # fmt: skip
-        lets_go = moved or region in moves.emptied
-        write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=lets_go)
+        may_empty = moved or region in moves.emptied
+        write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=may_empty)
         if write is None:
             continue
         writes.append(write)
         if isinstance(write, Create | Update) and isinstance(write.object, Assignment):
             said = f"{write.object.spec.replicas} replica(s) in {region}: {write.object.spec.reason}"
             notices.append(Notice(workload, Reason.ASSIGNED, said))
-    writes += _follow(workload, borrowed, away, view)
-    if sum(shares.values()) < wished and needs_tenure(workload.spec.exclusive):
+    writes += _recovery_updates(workload, borrowed, away, view)
+    if sum(shares.values()) < desired and needs_tenure(workload.spec.exclusive):
         touched = {write.object.key for write in writes if isinstance(write, Update)}
         steps = [found for a in stored if a.key not in touched and (found := advance_tenure_wait(a, now)) is not None]
         writes += [Update(step) for step in steps]
-        return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=limits.TENURE_STEP_S)
-    return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=moves.again_in_s)
+        return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=TENURE_STEP_S)
+    return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=moves.requeue_after_s)
 
 
 def stops_without_contact(workload: Workload, region: Region) -> bool:
-    """Whether the workload's exclusive replicas end in a silent region without anyone's help, and may move: a region
-    that is only cut off has no tenure either."""
+    """Whether the workload's exclusive replicas stop in a region that is out of contact, because their tenure expires.
+    They may then move."""
     silent = region.status.health.state in (HealthState.LOST, HealthState.AWAITING_WITNESS)
     return silent and needs_tenure(workload.spec.exclusive)
 
 
 def region_refusal_reason(workload: Workload, region: Region) -> str:
-    """Why the workload's own rules forbid a region, or an empty string."""
+    """Why the workload's placement rules forbid a region; empty if they allow it."""
     rules = workload.spec.placement
     name = region.metadata.name
     if region.metadata.terminating:
-        return "the region is being removed"
+        return "the region is being deleted"
     if not eligibility.allows_region(rules, name):
-        return "excluded" if name in rules.excluded_regions else "not among the allowed regions"
+        return (
+            "in spec.placement.excludedRegions" if name in rules.excluded_regions else "not in spec.placement.regions"
+        )
     if not eligibility.satisfies_residency(rules, region.spec.residency):
         return f"has none of the residency tags {', '.join(rules.residency)}"
     if rules.zones and not open_zones(workload, region):
@@ -116,7 +122,7 @@ def region_refusal_reason(workload: Workload, region: Region) -> str:
 
 
 def open_zones(workload: Workload, region: Region, avoidances: Collection[Override] = ()) -> list[str]:
-    """The zones of the region that the workload's rules allow and none of these active overrides closes to it."""
+    """Zones of the region that the placement rules allow and that none of these active overrides closes."""
     name, tenant, work = region.metadata.name, workload.metadata.namespace, workload.metadata.name
     rules, zones = workload.spec.placement, region.spec.zones or ("",)
     return [
@@ -127,14 +133,14 @@ def open_zones(workload: Workload, region: Region, avoidances: Collection[Overri
 
 
 def _just_created(region: Region, now: float) -> bool:
-    """Whether the region is so new that its first report is probably on its way."""
+    """Whether the region is so new that its first report may still arrive."""
     if region.status.health.state is not HealthState.UNKNOWN:
         return False
-    return now - parse_time(region.metadata.creation_timestamp) < limits.REGION_FIRST_REPORT_GRACE_S
+    return now - parse_time(region.metadata.creation_timestamp) < REGION_FIRST_REPORT_GRACE_S
 
 
 def accepts_new_replicas(workload: Workload, region: Region, avoidances: Collection[Override]) -> bool:
-    """Whether new replicas of the workload may be sent there: the region is healthy and no override keeps them away."""
+    """Whether the region may get new replicas of the workload: it is healthy and no override forbids it."""
     healthy = region.status.health.state is HealthState.HEALTHY
     return healthy and (not avoidances or bool(open_zones(workload, region, avoidances)))
 
@@ -148,7 +154,7 @@ def _shares(
     *,
     left: Collection[str],
 ) -> Shares:
-    """How many replicas each region should hold: what it has, plus or minus as little as possible."""
+    """Replicas per region: the present numbers, changed as little as possible."""
     want = _wanted(workload)
     names = {r.metadata.name for r in allowed}
     have: Shares = {a.spec.region: assigned_units(a) for a in stored if a.spec.region in names and assigned_units(a)}
@@ -157,7 +163,7 @@ def _shares(
         have[fullest] -= 1
     lacking = want - sum(have.values())
     if not lacking:
-        return have  # what has its place need not be measured against the room that is left
+        return have  # nothing to add, so no headroom is needed
     rooms = {r.metadata.name: region_headroom(r, workload, view) for r in open_to_more}
     candidates = _candidates(workload, have, rooms, left)
     for _ in range(lacking):
@@ -169,7 +175,7 @@ def _shares(
 
 
 def _preference(name: str, have: Mapping[str, int], room: RegionHeadroom) -> tuple[object, ...]:
-    """Regions with room first, then the emptiest, then the cheapest, then by name."""
+    """Regions with room first, then fewest replicas of the workload, lowest cost, name."""
     held = have.get(name, 0)
     return (room.fits - max(0, held - room.own_replicas) <= 0, held, room.cost, name)
 
@@ -177,28 +183,28 @@ def _preference(name: str, have: Mapping[str, int], room: RegionHeadroom) -> tup
 def _candidates(
     workload: Workload, have: Mapping[str, int], rooms: Mapping[str, RegionHeadroom], left: Collection[str]
 ) -> list[str]:
-    """Regions new replicas may go to. `spreadRegions` limits how many are used; regions in use come first. Those that
-    were left as full (`left`) are taken only if there is no other."""
+    """Regions for new replicas. `spreadRegions` limits their number; regions in use come first. Avoided regions
+    (`left`) are used only if there is no other."""
     order = sorted(rooms, key=lambda name: (name not in have, -rooms[name].fits, rooms[name].cost, name))
     able = [name for name in order if rooms[name].fits_when_empty] or order
     limit = max_regions(workload)
     used = sum(name in have for name in order)
-    if limit and used < limit:  # room for regions that are not in use yet: those that were left come last
+    if limit and used < limit:  # more regions may be used: avoided ones come last
         able.sort(key=lambda name: (name not in have, name in left))
     able = able[:limit] if limit else able
     return [name for name in able if name not in left] or able
 
 
 def _wanted(workload: Workload) -> int:
-    """For batch work the unit is the completion: a region keeps its share until it is done."""
+    """Units to assign: completions of a batch, replicas of a service."""
     batch = workload.spec.batch
     if workload.spec.type is WorkloadType.BATCH and batch is not None:
         return batch.completions
     return wanted_replicas(workload)
 
 
-def _moved_in(workload: Workload, shares: Shares, current: Mapping[str, Assignment]) -> bool:
-    """Whether the regions that keep the workload already serve all it wants there."""
+def _shares_serve(workload: Workload, shares: Shares, current: Mapping[str, Assignment]) -> bool:
+    """Whether every region with a share already serves it."""
     if workload.spec.type is WorkloadType.BATCH:
         return True
     return all(
@@ -209,7 +215,7 @@ def _moved_in(workload: Workload, shares: Shares, current: Mapping[str, Assignme
 def _settle(
     workload: Workload, spec: AssignmentSpec | None, share: int, stored: Assignment | None, region: str, *, moved: bool
 ) -> Write | None:
-    """The write that brings one region's Assignment to its share, or None when it is there."""
+    """The write that changes one region's Assignment to its share, or None if nothing changes."""
     if stored is None:
         if not share or spec is None:
             return None
@@ -218,7 +224,7 @@ def _settle(
         if is_drained(stored):
             return Delete("Assignment", stored.key, stored.uid)
         if stored.spec.replicas and workload.spec.exclusive is None and not moved:
-            return None  # make before break: the others do not serve yet
+            return None  # the other regions do not serve yet
     if spec is None:
         return None
     spec = with_withdrawal(spec, stored.spec)
@@ -232,9 +238,11 @@ def _settle(
     return Update(msgspec.structs.replace(stored, spec=with_share_peak(spec, stored)))
 
 
-def _follow(workload: Workload, borrowed: Sequence[Assignment], away: DisruptionShares, view: View) -> Iterable[Update]:
-    """Recovery Assignments belong to recover, which says how many and where. What they are follows the workload: its
-    revision, as far as the rollout has come, its rules, and their part of the budget, which one decision shares out.
+def _recovery_updates(
+    workload: Workload, borrowed: Sequence[Assignment], away: DisruptionShares, view: View
+) -> Iterable[Update]:
+    """Updates of recovery Assignments. `recover` owns their region and number of replicas. Template, rules and
+    disruption share follow the workload, because one decision must divide the disruption budget.
     """
     for item in borrowed:
         stored, part = item.spec, away.get(item.spec.region)
@@ -242,18 +250,20 @@ def _follow(workload: Workload, borrowed: Sequence[Assignment], away: Disruption
             continue
         spec = assignment_spec(
             workload, stored.region, stored.replicas, view, epoch=stored.epoch, purpose=Purpose.RECOVERY,
-            reason=stored.reason, stored=item, away_share=part,
+            reason=stored.reason, stored=item, disruption_share=part,
         )  # fmt: skip
-        if spec is None or not stored.replicas:  # what is given back needs no more than its part
+        if spec is None or not stored.replicas:  # an Assignment being returned needs only its share
             spec = msgspec.structs.replace(stored, disruption_share=part, disruption=workload.spec.disruption)
-        spec = msgspec.structs.replace(spec, disruption_share_peak=stored.disruption_share_peak, suspended=stored.suspended)
+        spec = msgspec.structs.replace(
+            spec, disruption_share_peak=stored.disruption_share_peak, suspended=stored.suspended
+        )
         if spec != stored:
             spec = msgspec.structs.replace(spec, epoch=stored.epoch + 1)
             yield Update(msgspec.structs.replace(item, spec=with_share_peak(spec, item)))
 
 
 def is_drained(assignment: Assignment) -> bool:
-    """Whether the region says, about the newest epoch, that nothing is left."""
+    """Whether the region reports for the newest epoch that no replica is left."""
     return (
         assigned_units(assignment) == 0
         and assignment.status.observed_epoch >= assignment.spec.epoch
@@ -284,10 +294,10 @@ def assignment_spec(
     reason: str = "",
     ordinals: tuple[int, ...] = (),
     stored: Assignment | None = None,
-    away_share: int | None = None,
+    disruption_share: int | None = None,
     because: str = "",
 ) -> AssignmentSpec | None:
-    """Everything the region needs while it is cut off; None while the priority class is missing."""
+    """The spec with everything that a partitioned region needs; None while the PriorityClass is missing."""
     wanted = workload.spec
     template = rollout.region_template(workload, region, stored)
     priority = view.get(PriorityClass, wanted.priority_class_name)
@@ -316,7 +326,7 @@ def assignment_spec(
         reclaimable=priority.spec.reclaimable,
         may_preempt=priority.spec.may_preempt,
         disruption=wanted.disruption,
-        disruption_share=away_share,
+        disruption_share=disruption_share,
         rollout=wanted.rollout,
         exclusive=wanted.exclusive,
         batch=batch,
@@ -338,8 +348,8 @@ def _reason(workload: Workload, region: str, share: int) -> str:
     return "; ".join(why)
 
 
-def _wind_down(workload: Workload, stored: Sequence[Assignment], *, recovering: bool) -> Outcome:
-    """Every region drains, then its Assignment goes, then the workload may go. Recovery drains its own."""
+def _drain_deleted(workload: Workload, stored: Sequence[Assignment], *, recovering: bool) -> Outcome:
+    """Deletion: drains every region, deletes its Assignment, then removes the finalizer. `recover` drains its own."""
     writes: list[Write] = []
     for assignment in stored:
         if is_drained(assignment):
@@ -378,13 +388,13 @@ def woken_by_workload(new: Workload | None, old: Workload | None, view: View) ->
 
 
 def _progress(workload: Workload) -> tuple[object, ...]:
-    """What the rollout says that decides templates; its counts and words do not."""
+    """The fields of the rollout status that select templates."""
     block = workload.status.rollout
     return () if block is None else (block.revision, block.phase, block.regions)
 
 
 def _runs_everywhere(workload: Workload, view: View) -> bool:
-    """Whether a rollout that goes forward has nothing to change: every region was given its revision already."""
+    """Whether every Assignment already has the revision of a rollout that is not rolling back."""
     block = workload.status.rollout
     if block is None or block.phase not in (RolloutPhase.PROGRESSING, RolloutPhase.COMPLETE):
         return False
@@ -393,30 +403,32 @@ def _runs_everywhere(workload: Workload, view: View) -> bool:
 
 
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
-    """Progress matters only while something moves or ends; of a share it has just made, assign knows already."""
+    """Changes that affect a decision. Mere replica progress and assign's own new Assignments do not."""
     item = new or old
     if item is None:
         return ()
     if new is not None:
-        if old is None and new.spec.purpose is Purpose.NORMAL and new.status == _UNHEARD:
+        if old is None and new.spec.purpose is Purpose.NORMAL and new.status == _NO_REPORT:
             return ()
-        if old is not None and (_standing(new) == _standing(old) or _stays_alone(new, old, view)):
+        if old is not None and (
+            _decision_inputs(new) == _decision_inputs(old) or _only_region_progressed(new, old, view)
+        ):
             return ()
     return (Key(item.metadata.namespace, item.spec.workload),)
 
 
-def _standing(assignment: Assignment) -> tuple[object, ...]:
-    """What of an assignment a decision rests on: how far its replicas are on their way is none of it."""
+def _decision_inputs(assignment: Assignment) -> tuple[object, ...]:
+    """The fields of an Assignment that a decision reads; the stages of its replicas are not among them."""
     meta, status = assignment.metadata, assignment.status
-    told = (
-        status.observed_epoch, status.replicas, status.serving, status.evictions_blocked, bool(status.pending_evictions),
-        waits_for_room(assignment),
+    reported = (
+        status.observed_epoch, status.replicas, status.serving, status.evictions_blocked,
+        bool(status.pending_evictions), waits_for_room(assignment),
     )  # fmt: skip
-    return (assignment.spec, meta.deletion_timestamp, meta.finalizers, told, status.ordinals)
+    return (assignment.spec, meta.deletion_timestamp, meta.finalizers, reported, status.ordinals)
 
 
-def _stays_alone(new: Assignment, old: Assignment, view: View) -> bool:
-    """Whether this is mere progress of the one region that has the whole workload: nobody waits for it."""
+def _only_region_progressed(new: Assignment, old: Assignment, view: View) -> bool:
+    """Whether only the progress of the workload's single region changed, which affects no decision."""
     spec = new.spec
     if spec != old.spec or not spec.replicas or spec.exclusive is not None or new.metadata.terminating:
         return False
@@ -427,21 +439,21 @@ def _stays_alone(new: Assignment, old: Assignment, view: View) -> bool:
     return alone and workload is not None and not workload.metadata.terminating
 
 
-_UNHEARD = AssignmentStatus()
+_NO_REPORT = AssignmentStatus()
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """Health and rules, not heartbeats: a report every few seconds must not re-decide the fleet."""
+    """A change of health or spec. Heartbeats are ignored, because they would wake every workload every few seconds."""
     if new is not None and old is not None:
         same = new.spec == old.spec and new.status.health.state is old.status.health.state
-        heard_first = old.status.report is None and new.status.report is not None
-        if same and not heard_first and new.metadata.terminating == old.metadata.terminating:
+        first_report = old.status.report is None and new.status.report is not None
+        if same and not first_report and new.metadata.terminating == old.metadata.terminating:
             return ()
     return [w.key for w in view.list(Workload)]
 
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
-    """When an avoidance ends, replicas that wait for the region may go there."""
+    """The end of an avoidance: pending replicas may use the region again."""
     if old is None or old.spec.kind not in AVOIDANCES or old.status.phase != ACTIVE:
         return ()
     if new is not None and new.status.phase == ACTIVE:

@@ -29,6 +29,15 @@ from holdfast.model.workload import (
 )
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
+# Deviation from the target load that changes nothing. The HorizontalPodAutoscaler default.
+AUTOSCALE_TOLERANCE = 0.1
+# Fraction of the replicas that must be ready before more are added. Replicas that do not become ready need no company.
+AUTOSCALE_READY_FRACTION = 0.9
+# Recommendations kept per workload for the stabilization window. The oldest is dropped.
+AUTOSCALE_RECOMMENDATIONS_MAX = 64
+# Maximum age of a pushed load. An older one is ignored, and the number of replicas stays.
+LOAD_MAX_AGE_S = 120.0
+
 _MINUTE_S = 60.0
 
 
@@ -63,10 +72,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     observed = observed_load(view.by(Assignment, "workload", str(key)))
     paused = _paused(workload, view, now)
     idle_s = now - parse_time(block.scaled_at) if block is not None and block.scaled_at else math.inf
-    sized = (
-        SizeDecision(current, Reason.AUTOSCALER_PAUSED, paused) if paused
-        else decide_size(rules, current, load, recommendations=recommendations, observed=observed, idle_s=idle_s, now=now)
-    )  # fmt: skip
+    sized = SizeDecision(current, Reason.AUTOSCALER_PAUSED, paused)
+    if not paused:
+        sized = decide_size(
+            rules, current, load, recommendations=recommendations, observed=observed, idle_s=idle_s, now=now
+        )
     replicas = min(max(sized.replicas, rules.min_replicas), rules.max_replicas) if not paused else sized.replicas
     moved = block is None or replicas != block.replicas
     scaled_at = micro_text(now) if moved else (block.scaled_at if block is not None else "")
@@ -87,7 +97,7 @@ def fresh_load(workload: Workload, now: float) -> float | None:
     if found is None or not found.at or not math.isfinite(found.value) or found.value < 0:
         return None
     age_s = now - parse_time(found.at)
-    return found.value if abs(age_s) <= limits.LOAD_MAX_AGE_S else None
+    return found.value if abs(age_s) <= LOAD_MAX_AGE_S else None
 
 
 def load_target(rules: Autoscale) -> float:
@@ -99,7 +109,7 @@ def recommended_replicas(rules: Autoscale, current: int, load: float | None) -> 
     if load is None or current == 0:
         return current
     ratio = load / load_target(rules)
-    if abs(ratio - 1.0) <= limits.AUTOSCALE_TOLERANCE:
+    if abs(ratio - 1.0) <= AUTOSCALE_TOLERANCE:
         return current
     recommended = math.ceil(min(current * ratio, float(limits.MAX_REPLICAS)) - 1e-9)
     return min(max(recommended, rules.min_replicas), rules.max_replicas)
@@ -120,7 +130,7 @@ def decide_size(
     `idle_s` is the time since the last change.
     """
     if load is None:
-        return SizeDecision(current, Reason.LOAD_UNKNOWN, f"no {rules.metric} in the last {limits.LOAD_MAX_AGE_S:.0f} s")
+        return SizeDecision(current, Reason.LOAD_UNKNOWN, f"no {rules.metric} in the last {LOAD_MAX_AGE_S:.0f} s")
     recommended = recommended_replicas(rules, current, load)
     summary = f"{rules.metric} is {load:g} (target {load_target(rules):g})"
     stabilized = _stabilized(rules, current, recommended, recommendations, now)
@@ -147,12 +157,14 @@ def scale_up_blocked_reason(current: int, observed: ObservedLoad) -> str:
     """Why more replicas would not help; empty if they would."""
     if observed.pending:
         return f"{observed.pending} of {current} replicas are pending ({observed.pending_reason})"
-    if observed.ready < current * limits.AUTOSCALE_READY_FRACTION:
+    if observed.ready < current * AUTOSCALE_READY_FRACTION:
         return f"only {observed.ready} of {current} replicas are ready"
     return ""
 
 
-def _stabilized(rules: Autoscale, current: int, recommended: int, recommendations: Sequence[ScaleRecommendation], now: float) -> int:
+def _stabilized(
+    rules: Autoscale, current: int, recommended: int, recommendations: Sequence[ScaleRecommendation], now: float
+) -> int:
     """The lowest recommendation in the window for scaling up, the highest for scaling down."""
     up = [w.replicas for w in _within(recommendations, rules.scale_up.stabilization_seconds, now)]
     down = [w.replicas for w in _within(recommendations, rules.scale_down.stabilization_seconds, now)]
@@ -173,7 +185,9 @@ def _rate_limited(current: int, stabilized: int, side: ScaleLimits, idle_s: floa
     return min(stabilized, current + step) if stabilized > current else max(stabilized, current - step)
 
 
-def _recent(block: ScaleBlock | None, recommended: int | None, rules: Autoscale, now: float) -> tuple[ScaleRecommendation, ...]:
+def _recent(
+    block: ScaleBlock | None, recommended: int | None, rules: Autoscale, now: float
+) -> tuple[ScaleRecommendation, ...]:
     """Recommendations of the longest window. One is valid until the next, so equal ones are stored once and nothing is
     written while nothing changes. Recommendations with a time in the future are dropped."""
     longest_s = max(rules.scale_up.stabilization_seconds, rules.scale_down.stabilization_seconds)
@@ -182,10 +196,12 @@ def _recent(block: ScaleBlock | None, recommended: int | None, rules: Autoscale,
     known = [w for w in (block.recommendations if block else ()) if now >= parse_time(w.at)]
     if recommended is not None and (not known or known[-1].replicas != recommended):
         known.append(ScaleRecommendation(micro_text(now), recommended))
-    return tuple(_within(known, longest_s, now)[-limits.AUTOSCALE_RECOMMENDATIONS_MAX :])
+    return tuple(_within(known, longest_s, now)[-AUTOSCALE_RECOMMENDATIONS_MAX:])
 
 
-def _within(recommendations: Sequence[ScaleRecommendation], window_s: float, now: float) -> Sequence[ScaleRecommendation]:
+def _within(
+    recommendations: Sequence[ScaleRecommendation], window_s: float, now: float
+) -> Sequence[ScaleRecommendation]:
     """Recommendations that were valid at some time in the window."""
     before = sum(now - parse_time(w.at) >= window_s for w in recommendations)
     return recommendations[max(0, before - 1) :]

@@ -1,4 +1,4 @@
-"""What a region can probably still hold, from its own report and what was assigned since. A hint, never a limit."""
+"""Estimate of how many more replicas fit into a region, from its report and the Assignments. A hint, not a limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.model.workload import Workload
 
 
 class RegionHeadroom(msgspec.Struct, frozen=True, gc=False):
-    """`fits`: how many more; `ever`: whether one would fit an empty region; `counted`: own replicas already in it."""
+    """`fits`: additional replicas; `fits_when_empty`: one fits if the region is empty; `own_replicas`: assigned."""
 
     fits: int
     fits_when_empty: bool
@@ -25,8 +25,8 @@ class RegionHeadroom(msgspec.Struct, frozen=True, gc=False):
 def region_headroom(region: Region, workload: Workload, view: View) -> RegionHeadroom:
     """How many more replicas of this workload the region has room for.
 
-    Assigned work counts whether or not the region has reported it yet, so that a burst of decisions on one stale
-    report does not send everything to the same place.
+    Assigned replicas count even if the region has not reported them yet, so that decisions on one stale report do not
+    all choose the same region.
     """
     report = region.status.report
     need = requests(workload.spec.template)
@@ -42,7 +42,7 @@ def region_headroom(region: Region, workload: Workload, view: View) -> RegionHea
             mine += assignment.spec.replicas
     used = amounts(report.used)
     priority = view.get(PriorityClass, workload.spec.priority_class_name)
-    # What is kept for recovery is no room, except for work that yields it.
+    # Capacity reserved for recovery is available only to reclaimable work.
     held = {} if priority is not None and priority.spec.reclaimable else amounts(report.recovery_reserved)
     free = {n: capacity.get(n, 0) - held.get(n, 0) - max(assigned.get(n, 0), used.get(n, 0)) for n in need}
     fits = min((free[name] // amount for name, amount in need.items()), default=1_000_000)
@@ -51,6 +51,6 @@ def region_headroom(region: Region, workload: Workload, view: View) -> RegionHea
 
 
 def _assigned(assignment: Assignment) -> dict[tuple[str, str], int]:
-    """What an assignment takes up in its region, by region and resource."""
+    """Resources of an Assignment by region and resource."""
     spec = assignment.spec
     return {(spec.region, name): amount * spec.replicas for name, amount in requests(spec.template).items()}

@@ -12,12 +12,19 @@ from holdfast.model.quota import Grant, GrantSpec, max_enforced_limit
 from holdfast.model.region import Region
 from holdfast.model.times import parse_time
 
+# Margin added to PROVISIONAL_MAX_S before the global cell reclaims the provisional share of a grant by time. Covers a
+# slow clock in the region.
+PROVISIONAL_RECLAIM_MARGIN_S = 600.0
+
 
 def next_epoch(stored: Grant, limit: Mapping[str, int]) -> GrantSpec:
     """The next epoch with a new limit. Limits that the region may still enforce are kept in `unacknowledgedPeak`."""
     peak = max_enforced_limit(stored)
     return msgspec.structs.replace(
-        stored.spec, limit=dict(amounts_text(limit)), unacknowledged_peak=dict(amounts_text(peak)), epoch=stored.spec.epoch + 1
+        stored.spec,
+        limit=dict(amounts_text(limit)),
+        unacknowledged_peak=dict(amounts_text(peak)),
+        epoch=stored.spec.epoch + 1,
     )
 
 
@@ -40,7 +47,7 @@ def reclaim_provisional(grant: Grant, region: Region | None, now: float) -> Gran
     health = region.status.health
     silent_s = now - parse_time(health.last_contact_at) if health.last_contact_at else 0.0
     unassessed = region.status.report.sequence != health.last_sequence
-    if unassessed or silent_s <= limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RECLAIM_MARGIN_S:
+    if unassessed or silent_s <= limits.PROVISIONAL_MAX_S + PROVISIONAL_RECLAIM_MARGIN_S:
         return None
     idle = _minus(amounts(status.limit), amounts(status.used))
     reclaimed = {name: min(share, idle.get(name, 0)) for name, share in amounts(spec.provisional).items()}

@@ -22,9 +22,11 @@ from holdfast.fleet.grant_demand import (
     rollout_surge_demand,
 )
 from holdfast.fleet.grant_epochs import next_epoch, reclaim_provisional
+from holdfast.fleet.post_restore import RESTORE_CHECK_EVERY_S
 from holdfast.fleet.protected_shares import protected_shares
 from holdfast.fleet.region_health import silence_s
 from holdfast.model import limits
+from holdfast.model.active_policy import active_policy
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import API_VERSION, Condition, Key, ObjectMeta, OwnerReference, with_condition
 from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
@@ -45,7 +47,6 @@ from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Create, Outcome, SetStatus, Update, Write
-from holdfast.scheduling.active_policy import active_policy
 
 
 class QuotaPool(msgspec.Struct, frozen=True):
@@ -69,7 +70,9 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     grants = view.list(Grant, key.namespace)
     if quota is None or quota.metadata.terminating:
         return _withdraw(grants)
-    reclaimed = [found for g in grants if (found := reclaim_provisional(g, view.get(Region, g.spec.region), now)) is not None]
+    reclaimed = [
+        found for g in grants if (found := reclaim_provisional(g, view.get(Region, g.spec.region), now)) is not None
+    ]
     if reclaimed:
         return Outcome(writes=tuple(Update(grant) for grant in reclaimed))  # committed before another region gets it
     waiting = post_restore.regions_not_restored(view, now)
@@ -112,7 +115,7 @@ def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write
     writes = list(adopted)
     if known != quota.status.conditions:
         writes.append(SetStatus("Quota", quota.key, quota.uid, conditions=(condition,)))
-    return Outcome(writes=tuple(writes), requeue_after_s=limits.RESTORE_CHECK_EVERY_S)
+    return Outcome(writes=tuple(writes), requeue_after_s=RESTORE_CHECK_EVERY_S)
 
 
 def _provisional_demand(view: View, tenant: str, regions: Sequence[str], now: float) -> RegionAmounts:
@@ -125,7 +128,9 @@ def _provisional_demand(view: View, tenant: str, regions: Sequence[str], now: fl
     return {r: spare[r] for r, mode in modes.items() if mode is PartitionMode.PROVISIONAL}
 
 
-def _normal(quota: Quota, needs: Mapping[DemandKey, int], regions: Sequence[str], provisional: RegionAmounts) -> QuotaPool:
+def _normal(
+    quota: Quota, needs: Mapping[DemandKey, int], regions: Sequence[str], provisional: RegionAmounts
+) -> QuotaPool:
     """While no region needs more, the protected quota is divided evenly, so that a partitioned region can restart its
     replicas."""
     caps = {region: amounts(values) for region, values in quota.spec.region_caps.items()}
@@ -237,7 +242,13 @@ def is_lease_expired(grant: Grant, region: Region | None, now: float) -> bool:
 
 
 def divide_quota(
-    hard: Amounts, caps: RegionAmounts, wanted: RegionAmounts, current: RegionAmounts, enforced: RegionAmounts, *, least: RegionAmounts | None = None
+    hard: Amounts,
+    caps: RegionAmounts,
+    wanted: RegionAmounts,
+    current: RegionAmounts,
+    enforced: RegionAmounts,
+    *,
+    least: RegionAmounts | None = None,
 ) -> RegionAmounts:
     """New limits per region. Raises use only quota that is certainly free. A limit shrinks only if another region is
     short.
@@ -349,7 +360,13 @@ def _withdraw(grants: Sequence[Grant]) -> Outcome:
 
 
 def _status(
-    quota: Quota, grants: Sequence[Grant], new: RegionAmounts, rows: tuple[RegionQuotaUsage, ...], *, emergency: Amounts, now: float
+    quota: Quota,
+    grants: Sequence[Grant],
+    new: RegionAmounts,
+    rows: tuple[RegionQuotaUsage, ...],
+    *,
+    emergency: Amounts,
+    now: float,
 ) -> SetStatus | None:
     granted: Amounts = {}
     used: Amounts = {}

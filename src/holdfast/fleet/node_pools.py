@@ -29,6 +29,11 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Outcome, SetStatus, Update, Write
 
+# Time for a new pool node to start and register. Then the pool drops it.
+NODE_POOL_START_TIMEOUT_S = 120.0
+# Grace period for pending replicas to be scheduled onto a new pool node before the pool adds another.
+POOL_NEW_NODE_GRACE_S = 15.0
+
 FIXED_BY_A_NODE = frozenset(
     {
         Reason.INSUFFICIENT_CPU,
@@ -210,12 +215,12 @@ def _is_removable(
 
 def _may_be_starting(node: PoolNode, now: float) -> bool:
     """Whether the node may still be starting and registering."""
-    return bool(node.since) and now - parse_time(node.since) < limits.NODE_POOL_START_TIMEOUT_S
+    return bool(node.since) and now - parse_time(node.since) < NODE_POOL_START_TIMEOUT_S
 
 
 def _is_in_grace_period(node: PoolNode, now: float) -> bool:
     """Whether the node has been empty for so short a time that pending replicas may still be scheduled onto it."""
-    return bool(node.idle_since) and not node.removing and now - parse_time(node.idle_since) < limits.POOL_NEW_NODE_GRACE_S
+    return bool(node.idle_since) and not node.removing and now - parse_time(node.idle_since) < POOL_NEW_NODE_GRACE_S
 
 
 def _idle_nodes(

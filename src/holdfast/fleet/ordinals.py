@@ -19,6 +19,12 @@ from holdfast.model.assignment import Assignment, AssignmentSpec, Withdrawal
 from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import micro_text, parse_time
 
+# Interval of the durable steps in which the tenure wait is accumulated.
+TENURE_STEP_S = 5.0
+# Wait after a global ordinal is withdrawn from a region until its work has certainly stopped there: one tenure, clock
+# drift on both sides, the kill, and one clock jump. Then another region may run the ordinal.
+TENURE_WAIT_S = limits.TENURE_S * (1 + 2 * limits.CLOCK_DRIFT) + limits.KILL_DURATION_MAX_S + limits.TENURE_STEP_MAX_S
+
 Ordinals = dict[str, tuple[int, ...]]
 
 
@@ -58,7 +64,7 @@ def has_tenure_expired(assignment: Assignment) -> bool:
     spec = assignment.spec
     if not needs_tenure(spec.exclusive) or spec.withdrawal is None:
         return False
-    return spec.withdrawal.elapsed_seconds >= limits.TENURE_WAIT_S
+    return spec.withdrawal.elapsed_seconds >= TENURE_WAIT_S
 
 
 def with_withdrawal(spec: AssignmentSpec, stored: AssignmentSpec) -> AssignmentSpec:
@@ -80,7 +86,7 @@ def advance_tenure_wait(assignment: Assignment, now: float) -> Assignment | None
     if withdrawal is None or has_released(assignment) or has_tenure_expired(assignment):
         return None
     passed_s = now - parse_time(withdrawal.last_step_at) if withdrawal.last_step_at else 0.0
-    if withdrawal.last_step_at and 0 <= passed_s < limits.TENURE_STEP_S:
+    if withdrawal.last_step_at and 0 <= passed_s < TENURE_STEP_S:
         return None
     more_s = min(max(0.0, passed_s), limits.TENURE_STEP_MAX_S)
     advanced = msgspec.structs.replace(

@@ -32,6 +32,7 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Delete, Notice, Outcome, SetStatus
 
+# Interval at which an ended Override is checked until its effect is reverted.
 VERIFY_EVERY_S = 1.0
 Wake = Callable[[Override | None, Override | None, View], Iterable[Key]]
 

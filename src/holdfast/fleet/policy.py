@@ -46,7 +46,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     same = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
     notices: tuple[Notice, ...] = ()
     if (status.revision, status.sequence, status.stopped) != (name, sequence, stop) or not same:
-        blocks = {"revision": name, "sequence": sequence, "held": stop}
+        blocks = {"revision": name, "sequence": sequence, "stopped": stop}
         writes.append(
             SetStatus(
                 "SchedulerPolicy",

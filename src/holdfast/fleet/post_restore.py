@@ -20,6 +20,9 @@ from holdfast.model.region import Region
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Outcome, Write
 
+# Interval at which a restored global cell checks whether every region has acknowledged the restore.
+RESTORE_CHECK_EVERY_S = 1.0
+
 Decide = Callable[[Key, View, float], Outcome]
 
 
@@ -44,7 +47,11 @@ def unless_restoring(decide: Decide) -> Decide:
     """The decision, postponed until every region has acknowledged the restore."""
 
     def postponed(key: Key, view: View, now: float) -> Outcome:
-        return Outcome(requeue_after_s=limits.RESTORE_CHECK_EVERY_S) if regions_not_restored(view, now) else decide(key, view, now)
+        return (
+            Outcome(requeue_after_s=RESTORE_CHECK_EVERY_S)
+            if regions_not_restored(view, now)
+            else decide(key, view, now)
+        )
 
     return postponed
 
@@ -54,7 +61,9 @@ def has_acknowledged_restore(region: Region) -> bool:
     return region.status.restore_incarnation <= (report.restore_acknowledged if report is not None else 0)
 
 
-def adopt_unknown_grants(quota: Quota, grants: Sequence[Grant], regions: Iterable[Region], *, lease_s: float) -> list[Write]:
+def adopt_unknown_grants(
+    quota: Quota, grants: Sequence[Grant], regions: Iterable[Region], *, lease_s: float
+) -> list[Write]:
     """Grants for limits that regions report and that have no record.
 
     Their limit is empty; the peak counts against the quota until the region has lowered its own limit.
@@ -70,7 +79,9 @@ def adopt_unknown_grants(quota: Quota, grants: Sequence[Grant], regions: Iterabl
             if unknown.tenant != tenant or grant in known:
                 continue
             meta = ObjectMeta(name=grant, namespace=tenant, owner_references=(owner,))
-            spec = GrantSpec(region=name, grant_class=unknown.grant_class, unacknowledged_peak=unknown.amounts, lease_seconds=lease_s)
+            spec = GrantSpec(
+                region=name, grant_class=unknown.grant_class, unacknowledged_peak=unknown.amounts, lease_seconds=lease_s
+            )
             found.append(Create(Grant(metadata=meta, spec=spec)))
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.model import input_freshness, limits
+from holdfast.model import input_freshness
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Condition, Key, with_condition
 from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
@@ -23,6 +23,11 @@ from holdfast.model.template import requests
 from holdfast.model.times import micro_text, parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
+
+# Fraction of `lostAfterSeconds` after which a silent region is Suspect: 20 s of the default 45 s, four reports.
+REGION_SUSPECT_FRACTION = 4 / 9
+# Interval at which the health of a silent region is assessed again.
+REGION_CHECK_EVERY_S = 1.0
 
 CAPACITY_LOST = "CapacityLost"
 
@@ -70,7 +75,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 
 def suspect_after_s(region: Region) -> float:
     """Silence after which a region is Suspect; at most the maximum age of a region summary."""
-    return min(region.spec.lost_after_seconds * limits.REGION_SUSPECT_FRACTION, input_freshness.REGION_SUMMARY.seconds)
+    return min(region.spec.lost_after_seconds * REGION_SUSPECT_FRACTION, input_freshness.REGION_SUMMARY.seconds)
 
 
 def silence_s(region: Region, now: float) -> float:
@@ -84,12 +89,14 @@ def assess(region: Region, silent_s: float, view: View, now: float) -> HealthAss
     silence = f"last report {silent_s:.0f} s ago"
     suspect_s, lost_s = suspect_after_s(region), region.spec.lost_after_seconds
     if silent_s < suspect_s:
-        return HealthAssessment(HealthState.HEALTHY, Reason.REPORTING, "the region reports", suspect_s - silent_s + 0.05)
+        return HealthAssessment(
+            HealthState.HEALTHY, Reason.REPORTING, "the region reports", suspect_s - silent_s + 0.05
+        )
     if silent_s < lost_s:
         return HealthAssessment(HealthState.SUSPECT, Reason.NOT_REPORTING, silence, lost_s - silent_s + 0.05)
     others = [r for r in view.list(Region) if r.metadata.name != region.metadata.name and r.status.report is not None]
     reporting = [r for r in others if silence_s(r, now) < suspect_after_s(r)]
-    again_s = limits.REGION_CHECK_EVERY_S
+    again_s = REGION_CHECK_EVERY_S
     if others and not reporting:
         message = f"{silence}, and none of the other {len(others)} region(s) reports either"
         return HealthAssessment(HealthState.SUSPECT, Reason.GLOBAL_CELL_ISOLATED, message, again_s)
@@ -117,7 +124,7 @@ def _declared_lost(region: Region, view: View, now: float) -> HealthAssessment |
     for override in in_force(view.list(Override), OverrideKind.DECLARE_REGION_LOST, now):
         if is_in_scope(override, region=region.metadata.name, tenant=None, workload=None):
             message = f"override {override.metadata.name} by {override.spec.requester}: {override.spec.reason}"
-            return HealthAssessment(HealthState.LOST, Reason.DECLARED_LOST, message, limits.REGION_CHECK_EVERY_S)
+            return HealthAssessment(HealthState.LOST, Reason.DECLARED_LOST, message, REGION_CHECK_EVERY_S)
     return None
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Condition, Key
 from holdfast.model.reasons import Reason
@@ -24,6 +23,9 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Revision, RolloutBlock, RolloutPhase, Workload, WorkloadType
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
+
+# Revisions kept per workload for rollback, besides the last good one. The Kubernetes default.
+ROLLOUT_REVISIONS_MAX = 10
 
 _ROLLBACK_PHASES = (RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK)
 _FINAL_PHASES = (RolloutPhase.COMPLETE, RolloutPhase.ROLLED_BACK, RolloutPhase.FAILED)
@@ -125,8 +127,8 @@ def _rollout_of(
 
 def _trimmed_history(history: list[Revision], good: str) -> tuple[Revision, ...]:
     """The newest revisions, and always the last good one."""
-    kept = history[: limits.ROLLOUT_REVISIONS_MAX]
-    return (*kept, *(r for r in history[limits.ROLLOUT_REVISIONS_MAX :] if r.revision == good))
+    kept = history[:ROLLOUT_REVISIONS_MAX]
+    return (*kept, *(r for r in history[ROLLOUT_REVISIONS_MAX:] if r.revision == good))
 
 
 def _advanced(workload: Workload, block: RolloutBlock, assignments: Sequence[Assignment], now: float) -> RolloutBlock:
@@ -159,7 +161,9 @@ def _advanced(workload: Workload, block: RolloutBlock, assignments: Sequence[Ass
 def _is_overdue(block: RolloutBlock, assignments: Sequence[Assignment]) -> bool:
     """Whether a reachable region of the rollout has not completed it."""
     return any(
-        a.spec.region in block.regions and a.spec.region not in block.unreachable_regions and not _is_complete((a,), block.revision)
+        a.spec.region in block.regions
+        and a.spec.region not in block.unreachable_regions
+        and not _is_complete((a,), block.revision)
         for a in assignments
     )
 
@@ -239,7 +243,11 @@ def _progress(block: RolloutBlock, assignments: Sequence[Assignment]) -> str:
         parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{purpose}{waits}")
     later = len({a.spec.region for a in assignments if a.spec.region not in block.regions})
     message = f"serving {', '.join(parts) or 'nowhere yet'}" + (f"; {later} region(s) follow" if later else "")
-    return message + (f"; out of contact, deadline suspended: {', '.join(block.unreachable_regions)}" if block.unreachable_regions else "")
+    return message + (
+        f"; out of contact, deadline suspended: {', '.join(block.unreachable_regions)}"
+        if block.unreachable_regions
+        else ""
+    )
 
 
 def _deadline_in_s(

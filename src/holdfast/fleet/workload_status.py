@@ -239,7 +239,9 @@ def _scales_down(workload: Workload, assignments: Sequence[Assignment]) -> bool:
     Serving while regions remove the others."""
     wanted, before = wanted_replicas(workload), workload.status.summary
     present = sum(max(a.spec.replicas, a.status.replicas) for a in assignments)
-    if wanted >= max(present, before.replicas, before.bound) or not is_condition_true(workload.status.conditions, "Serving"):
+    if wanted >= max(present, before.replicas, before.bound) or not is_condition_true(
+        workload.status.conditions, "Serving"
+    ):
         return False
     revision = template_hash(workload.spec.template)
     if any(revision != seen_revision for a in assignments for seen_revision in (a.spec.revision, a.status.revision)):

@@ -1,8 +1,7 @@
-"""Work in batches: cut to a bounded size, and divided when a batch is refused.
+"""Batches of bounded size that are split when they are refused.
 
-What always holds: items keep their order, and none is left out. A batch that is refused is divided, down to single
-items, so that one wrong or late item costs the others a few more calls and nothing else. Nothing here waits
-or retries: `send` deals with every fault that is no item's own.
+Items keep their order, and none is skipped. A refused batch is split down to single items, so that one invalid or stale
+item costs the others only a few more calls. This module neither waits nor retries: `send` handles all other faults.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ E = TypeVar("E", bound=Exception)
 
 
 def batches(items: Iterable[T], most: int, size: Callable[[T], int] | None = None) -> Iterator[list[T]]:
-    """Runs of items of at most `most` in all; every item counts one unless `size` says more. An item that is larger
-    than that is a batch of its own."""
+    """Cuts items into batches of total size at most `most`. An item has size 1 unless `size` is given; a larger item
+    is a batch alone."""
     batch: list[T] = []
     total = 0
     for item in items:
@@ -38,9 +37,9 @@ async def send_divided(
     *,
     singly: bool = False,
 ) -> None:
-    """Sends all items at once. If that raises one of `refusals`, sends each half by itself, the first half first.
-    `refused` is told of every single item that is still refused. `singly` divides into single items at once, for items
-    that are mostly refused together: halving would send most of them several times."""
+    """Sends all items at once. If that raises one of `refusals`, sends each half alone, the first half first. `refused`
+    is called for every single item that is still refused. `singly` splits into single items at once, for items that
+    are mostly refused together."""
     waiting = [items] if items else []
     while waiting:
         some = waiting.pop()

@@ -131,7 +131,9 @@ SCHEDULER_PLANNED = Counter("holdfast_scheduler_planned_total", "Replicas planne
 SCHEDULER_RESPONSES = Counter(
     "holdfast_scheduler_responses_total", "Responses of the authority to proposals.", ["result", "reason"]
 )
-SCHEDULER_UNANSWERED = Counter("holdfast_scheduler_unanswered_proposals_total", "Proposals without a response, by fault.", ["reason"])
+SCHEDULER_UNANSWERED = Counter(
+    "holdfast_scheduler_unanswered_proposals_total", "Proposals without a response, by fault.", ["reason"]
+)
 SCHEDULER_REQUESTS = Gauge("holdfast_scheduler_requests", "Requests in the queue, by state.", ["state"])
 SCHEDULER_ASSUMED = Gauge(
     "holdfast_scheduler_assumed_placements", "Proposals counted as placed whose claim is not observed yet."
@@ -168,16 +170,10 @@ FLEET_RECOVERIES = Gauge("holdfast_fleet_recoveries", "Open recoveries, by phase
 FLEET_RECOVERY_AGE = Gauge(
     "holdfast_fleet_recovery_age_seconds", "Time since the last report of the region of the oldest open recovery."
 )
-FLEET_UNBACKED = Gauge(
-    "holdfast_fleet_unbacked_objectives", "Recovery objectives that some single loss would break."
-)
+FLEET_UNBACKED = Gauge("holdfast_fleet_unbacked_objectives", "Recovery objectives that some single loss would break.")
 FLEET_RECOVERY_SLOTS = Gauge("holdfast_fleet_recovery_slots", "Recovery slots, by state.", ["state"])
-FLEET_OVERRIDES = Gauge(
-    "holdfast_fleet_overrides", "Overrides that are active or await approval, by phase.", ["phase"]
-)
-FLEET_NOT_REVERTED = Gauge(
-    "holdfast_fleet_overrides_not_reverted", "Ended overrides whose effect is not reverted yet."
-)
+FLEET_OVERRIDES = Gauge("holdfast_fleet_overrides", "Overrides that are active or await approval, by phase.", ["phase"])
+FLEET_NOT_REVERTED = Gauge("holdfast_fleet_overrides_not_reverted", "Ended overrides whose effect is not reverted yet.")
 FLEET_EXPIRED_GRANT_LEASES = Gauge(
     "holdfast_fleet_expired_grant_leases", "Grants whose lease expired because the region is out of contact."
 )

@@ -7,13 +7,15 @@ once instead of multiplying the load.
 from __future__ import annotations
 
 from holdfast.foundation.ports import Clock
-from holdfast.model import limits
+
+# Retries per second that a client may make. Beyond that it fails at once, so that retries do not add to an overload.
+RETRY_BUDGET_PER_S = 10.0
+# Burst of the retry budget.
+RETRY_BUDGET_BURST = 50
 
 
 class RetryBudget:
-    def __init__(
-        self, clock: Clock, *, per_s: float = limits.RETRY_BUDGET_PER_S, burst: float = limits.RETRY_BUDGET_BURST
-    ) -> None:
+    def __init__(self, clock: Clock, *, per_s: float = RETRY_BUDGET_PER_S, burst: float = RETRY_BUDGET_BURST) -> None:
         self._clock = clock
         self._per_s = per_s
         self._burst = float(burst)

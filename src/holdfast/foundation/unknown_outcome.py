@@ -1,12 +1,10 @@
-"""Resolves a commit whose outcome is unknown because no answer came: it reads back, and only then decides.
+"""Resolves a commit that got no response: it happened, did not happen, or may still happen.
 
-Such a commit has happened, has not happened, or may still happen. What always holds:
-
-- Nothing is repeated before a read shows that its effect is absent.
-- A repeat carries the preconditions of the first attempt, so that at most one of the two takes effect.
+- A commit is repeated only after a read shows that its effect is absent.
+- The repeat has the preconditions of the first attempt, so at most one of them takes effect.
 - If the repeat is refused and the effect is still absent, the first attempt can no longer happen: revisions only rise,
-  and so a broken precondition stays broken.
-- An outcome that stays unknown is reported as `Ambiguous` and never guessed. The caller decides anew from fresh state.
+  so a failed precondition stays failed.
+- An outcome that stays unknown raises `Ambiguous`; it is never guessed. The caller decides again from fresh state.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ T = TypeVar("T")
 
 
 class NoProof(enum.Enum):
-    """What a read shows that does not show the effect."""
+    """Result of a read that does not show the effect of the commit."""
 
     ABSENT = "Absent"
-    """The effect is not there, or not yet: the commit may be repeated."""
+    """The effect is absent, perhaps not yet there: the commit may be repeated."""
     REPLACED = "Replaced"
-    """Something newer is there. No later read can tell what happened before it."""
+    """A newer state is there. No later read can tell what happened before it."""
 
 
 async def resolve(
@@ -43,12 +41,11 @@ async def resolve(
     pause_s: Callable[[], float],
     verdicts: Counter | None = None,
 ) -> T:
-    """The result of the commit, once it is known to have happened.
+    """Returns the result of the commit if it happened.
 
-    `look` reads fresh state. It raises Conflict where the state proves that another write came first. `repeat` sends
-    the commit again, and answers None where only another look can tell; without it the caller repeats, or nobody does.
-    Raises the refusal when the commit did not happen and no longer can, `Ambiguous` when that stays unknown. Faults
-    that may pass are tried again after `pause_s`.
+    `look` reads fresh state; it raises Conflict if the state proves that another write came first. `repeat` sends the
+    commit again; it returns None if only another read can tell. Raises the refusal if the commit did not happen and no
+    longer can, `Ambiguous` if that stays unknown. Retryable faults are retried after `pause_s`.
     """
 
     def counted(verdict: str) -> None:

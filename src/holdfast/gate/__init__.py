@@ -1,0 +1,1 @@
+"""The write path of a cell: authorization, admission, ownership, audit and commit."""

@@ -13,7 +13,6 @@ import msgspec
 
 from holdfast.fleet.recovery.backing import unbacked_objectives
 from holdfast.gate.override_admission import override_change, override_home, override_scope
-from holdfast.gate.principal import Principal
 from holdfast.gate.published_view import PublishedView
 from holdfast.model import limits
 from holdfast.model.binding import ReservationPhase
@@ -22,6 +21,7 @@ from holdfast.model.kinds import BY_NAME, Home, Kind
 from holdfast.model.meta import Object
 from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
 from holdfast.model.ownership import GARBAGE_COLLECTOR, OPERATOR, TENANT_CONTENTS
+from holdfast.model.principal import Principal
 from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.validation import forbidden, invalid, unsupported
@@ -144,7 +144,7 @@ def slot_not_consumed(case: AdmissionCase) -> Iterator[Finding]:
     """A slot that a claim consumes is not deleted: a new slot of the same name could be consumed a second time."""
     before: Any = case.before
     for claim in case.all("Reservation", node=before.spec.node):
-        if before.metadata.name in claim.spec.holds and claim.status.phase is not ReservationPhase.RELEASED:
+        if before.metadata.name in claim.spec.recovery_slots and claim.status.phase is not ReservationPhase.RELEASED:
             yield Refused("SlotInUse", f"in use by claim {claim.key}; it can be deleted after that claim has ended")
             return
 
@@ -319,7 +319,7 @@ ON_DELETE: dict[str, tuple[Rule, ...]] = {
     "Node": (node_empty,),
     "Quota": (quota_unused,),
     "RecoveryBudget": (budget_backs_objectives,),
-    "Hold": (slot_not_consumed,),
+    "RecoverySlot": (slot_not_consumed,),
 }
 
 ON_FINALIZER_REMOVED: dict[str, tuple[Rule, ...]] = {"Tenant": (tenant_empty,)}

@@ -16,11 +16,24 @@ import msgspec
 import structlog
 
 from holdfast.foundation.ports import Ports
-from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import Fault
+from holdfast.model.principal import Principal
 from holdfast.model.times import micro_text
 from holdfast.store.contract import Append, Store, Txn
+
+# Writes listed in one audit record. The rest is only counted.
+AUDIT_WRITES_PER_RECORD_MAX = 256
+# Length of a text in an audit record. The rest is cut off.
+AUDIT_TEXT_CHARS_MAX = 1000
+# Interval at which refusals are appended to the audit log. A crash loses at most this much of them.
+AUDIT_FLUSH_EVERY_S = 1.0
+# Distinct refusals counted per flush. Further ones share one record per reason, so that the count stays true.
+AUDIT_REFUSALS_MAX = 1024
+# Audit records appended before the log is trimmed to AUDIT_RECORDS_MAX.
+AUDIT_TRIM_EVERY_RECORDS = 5_000
+# Audit records held per cell. The oldest are deleted.
+AUDIT_RECORDS_MAX = 200_000
 
 AUDIT_LOG = "audit"
 
@@ -67,10 +80,10 @@ def with_term(append: Append, term: int) -> Append:
 
 def commit_record(who: Principal, now_s: float, verb: str, entries: Sequence[AuditEntry], *, request: str = "") -> Append:
     """The record of a commit, for its transaction. The authority uses it too."""
-    shown = tuple(entries[: limits.AUDIT_WRITES_PER_RECORD_MAX])
+    shown = tuple(entries[: AUDIT_WRITES_PER_RECORD_MAX])
     made = AuditRecord(
         time=micro_text(now_s), principal=who.name, credential=who.credential, verb=verb, result="Committed",
-        request=request[: limits.AUDIT_TEXT_CHARS_MAX], entries=shown, omitted=len(entries) - len(shown),
+        request=request[: AUDIT_TEXT_CHARS_MAX], entries=shown, omitted=len(entries) - len(shown),
     )  # fmt: skip
     return Append(AUDIT_LOG, _encoder.encode(made))
 
@@ -107,13 +120,13 @@ class AuditLog:
         name = who if isinstance(who, str) else who.name
         credential = "" if isinstance(who, str) else who.credential
         key = (name[:256], verb, resource, reason)
-        if key not in self._refusals and len(self._refusals) >= limits.AUDIT_REFUSALS_MAX:
+        if key not in self._refusals and len(self._refusals) >= AUDIT_REFUSALS_MAX:
             # Beyond AUDIT_REFUSALS_MAX different refusals per flush, the rest share one row with the correct count.
             key = ("*", "*", "*", reason)
         now = self._ports.clock.now()
         held = self._refusals.get(key)
         if held is None:
-            text = limits.AUDIT_TEXT_CHARS_MAX
+            text = AUDIT_TEXT_CHARS_MAX
             self._refusals[key] = _RefusalCount(now, now, 1, credential, message[:text], request[:text])
         else:
             held.last_s, held.count = now, held.count + 1
@@ -126,7 +139,7 @@ class AuditLog:
     def note_appended(self, records: int = 1) -> None:
         """Counts records that commits appended, so that the log is trimmed in time."""
         self._since_trim += records
-        if self._since_trim >= limits.AUDIT_TRIM_EVERY_RECORDS:
+        if self._since_trim >= AUDIT_TRIM_EVERY_RECORDS:
             self._wake()
 
     def _wake(self) -> None:
@@ -135,7 +148,7 @@ class AuditLog:
 
     async def _flush_soon(self) -> None:
         try:
-            await self._ports.clock.sleep(limits.AUDIT_FLUSH_EVERY_S)
+            await self._ports.clock.sleep(AUDIT_FLUSH_EVERY_S)
             await self.flush()
         except Fault as fault:
             _log.warning("audit_flush_failed", reason=fault.reason, message=fault.message, held=len(self._refusals))
@@ -149,9 +162,9 @@ class AuditLog:
         refusals, self._refusals = self._refusals, {}
         if refusals:
             await self._append(list(refusals.items()))
-        if self._since_trim >= limits.AUDIT_TRIM_EVERY_RECORDS:
+        if self._since_trim >= AUDIT_TRIM_EVERY_RECORDS:
             self._since_trim = 0
-            await self._store.trim_log(AUDIT_LOG, keep=limits.AUDIT_RECORDS_MAX)
+            await self._store.trim_log(AUDIT_LOG, keep=AUDIT_RECORDS_MAX)
 
     async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _RefusalCount]]) -> None:
         for start in range(0, len(refusals), limits.BATCH_WRITES_MAX):

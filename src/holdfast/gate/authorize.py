@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.gate.principal import CONTROLLERS, OPERATORS, VIEWERS, Principal
 from holdfast.gate.scope import GLOBAL_CELL
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import ALL, BY_PLURAL, Home, Kind
 from holdfast.model.ownership import AGENT, OWNERS, REGION, UNOWNED, deleters, owners
+from holdfast.model.principal import CONTROLLERS, OPERATORS, VIEWERS, Principal
 
 READ_VERBS = frozenset({"get", "list", "watch"})
 CHANGE_VERBS = frozenset({"update", "patch"})

@@ -24,6 +24,13 @@ from holdfast.model.writes import Notice
 from holdfast.store.contract import Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
+# Events recorded per call. The rest is dropped and counted.
+EVENTS_PER_CALL_MAX = 1024
+# Interval at which expired and surplus Events are deleted.
+EVENT_SWEEP_EVERY_S = 30.0
+# Age at which an Event is deleted. The Kubernetes default.
+EVENT_TTL_S = 3600.0
+
 KIND = BY_NAME["Event"]
 _TENANT = BY_NAME["Tenant"]
 CLUSTER_NAMESPACE = "default"
@@ -56,12 +63,12 @@ class EventLog:
         """Writes the notices in one commit. Best effort: a race with another writer loses this count."""
         events: dict[str, tuple[Event, int]] = {}
         now = seconds_text(self._ports.clock.now())
-        for notice in notices[: limits.EVENTS_PER_CALL_MAX]:
+        for notice in notices[:EVENTS_PER_CALL_MAX]:
             if not notice.about.uid:
                 metrics.EVENTS_DROPPED.inc()
                 continue
             self._add(events, notice, component, now)
-        metrics.EVENTS_DROPPED.inc(max(0, len(notices) - limits.EVENTS_PER_CALL_MAX))
+        metrics.EVENTS_DROPPED.inc(max(0, len(notices) - EVENTS_PER_CALL_MAX))
         if not events:
             return
         compares = tuple(Compare(key, revision) for key, (_, revision) in events.items())
@@ -96,12 +103,12 @@ class EventLog:
     async def run(self) -> None:
         """Periodically deletes old events, excess events, and events of terminating tenants. Never returns."""
         while True:
-            await self._ports.clock.sleep(limits.EVENT_SWEEP_EVERY_S)
+            await self._ports.clock.sleep(EVENT_SWEEP_EVERY_S)
             await self.sweep()
 
     async def sweep(self) -> None:
         held = [event for event in self._objects.list(KIND)[0] if isinstance(event, Event)]
-        oldest_s = self._ports.clock.now() - limits.EVENT_TTL_S
+        oldest_s = self._ports.clock.now() - EVENT_TTL_S
         gone = [
             event
             for event in held

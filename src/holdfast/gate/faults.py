@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from holdfast.gate.principal import Principal
 from holdfast.model.errors import AlreadyExists, Cause, Conflict, Forbidden, Invalid, NotFound, Overloaded, Refused
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Key
+from holdfast.model.principal import Principal
 
 PENDING_CAP_EXCEEDED = "PendingCapExceeded"
+# Retry-After of a create that exceeds the tenant's cap of pending requests.
 PENDING_CAP_RETRY_AFTER_S = 10.0
 
 

@@ -1,10 +1,10 @@
-"""Garbage collection: dependents of owners that are gone, foreground and orphan deletion, and tenants that go.
+"""Garbage collection: dependents of deleted owners, foreground and orphan deletion, and terminating tenants.
 
-A controller like any other: it decides from its view and writes through the gate, which checks against current state
-that an owner is really gone. It never deletes a copy of another cell's object, and never a claim: Reservations and
-Bindings are freed by the authority alone, on proof.
+A controller: it decides from its view and writes through the gate, which checks against current state that an owner is
+really gone. It never deletes a mirror of another cell's object, and never a claim: only the authority releases
+Reservations and Bindings, on proof.
 
-Its keys name an identity: `Kind/name/uid`, since whoever depended on an object that was deleted knows only its uid.
+Its keys name an identity, `Kind/name/uid`, because dependents of a deleted object know only its uid.
 """
 
 from __future__ import annotations
@@ -23,80 +23,83 @@ from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Delete, Outcome, Update, Write
 
+# Pause before garbage collection continues with the next batch, or checks again for the last dependent.
+GARBAGE_COLLECTION_RETRY_S = 1.0
+
 FOREGROUND, ORPHAN, CONTENTS = "foregroundDeletion", "orphan", TENANT_CONTENTS
-_MINE = frozenset({FOREGROUND, ORPHAN, CONTENTS})
+_OWN_FINALIZERS = frozenset({FOREGROUND, ORPHAN, CONTENTS})
 
-# Never collected: claims are freed on proof; terms and lease pages are the cell's own memory; events expire.
-_KEPT = frozenset({"Reservation", "Binding", "LeasePage", "Term", "Event"})
+# Never collected: claims are released on proof; terms and lease pages are state of the cell; events expire.
+_NEVER_COLLECTED = frozenset({"Reservation", "Binding", "LeasePage", "Term", "Event"})
 
-# Queue items come and go by the thousand, and nothing is ever made to depend on one; a resync would find it if it were.
-_BARREN = frozenset({"SchedulingRequest"})
+# Created and deleted by the thousand, and never an owner. A resync would find a dependent.
+_NEVER_OWNERS = frozenset({"SchedulingRequest"})
 
-# A tenant is emptied in this order, one step after the other: work first, so that regions drain it while their
-# assignments and grants still stand; what is not named comes last.
+# A tenant is emptied in this order, step by step: workloads first, so that regions drain them while their Assignments and
+# Grants still exist. Kinds that are not named come last.
 _GLOBAL_STEPS = (("Workload",), ("Assignment",), ("Quota",), ("Grant",))
-# In a region the work goes with its assignments, and grant-sync takes its copies away; only what else is left behind is
-# cleared, once the tenant's copy and its last replica are gone.
-_REGION_WAITS = ("Replica",)
+# In a region, replicas are deleted with their Assignments, and grant-sync deletes its GrantCopies. Other leftovers are
+# deleted once the mirror of the Tenant and its last replica are gone.
+_REGION_WAITS_FOR = ("Replica",)
 
 
 class Collector:
-    """The decisions, for the kinds a cell has. Holds no state."""
+    """The decisions for the kinds of one cell. Stateless."""
 
     def __init__(self, cell: str) -> None:
         self.is_global = cell == "global"
         other = Home.REGION if self.is_global else Home.GLOBAL
-        self.mine = tuple(k for k in ALL if k.home is not other and k.name not in _KEPT)
-        """What may be deleted here."""
+        self.own_kinds = tuple(k for k in ALL if k.home is not other and k.name not in _NEVER_COLLECTED)
+        """Kinds that may be deleted here."""
         copies = () if self.is_global else tuple(k for k in ALL if k.home is Home.GLOBAL and k.mirrored)
-        self.seen = (*self.mine, *copies)
-        """What may own something here."""
-        self._mine_names = frozenset(k.name for k in self.mine)
+        self.watched_kinds = (*self.own_kinds, *copies)
+        """Kinds that may own an object here."""
+        self._own_kind_names = frozenset(k.name for k in self.own_kinds)
         self._leftovers = tuple(
             k
-            for k in self.mine
-            if k.home is Home.REGION and k.namespaced and k.name not in (*_REGION_WAITS, "GrantCopy")
+            for k in self.own_kinds
+            if k.home is Home.REGION and k.namespaced and k.name not in (*_REGION_WAITS_FOR, "GrantCopy")
         )
 
-    # Waking
+    # Events
 
     def wake_for(self, kind: Kind) -> Wake:
         def wake(new: Any, old: Any, view: View) -> Iterable[Key]:
             item: Object = new if new is not None else old
             keys: list[Key] = []
             if new is None:
-                # Its dependents lose their owner, and its owner may wait for it. Whoever comes to depend on it, or
-                # begins to wait, later than this wakes by itself.
-                owns = kind.name not in _BARREN and next(self._dependents(item.uid, view), None) is not None
+                # Its dependents lose their owner, and its owner may wait for this deletion. A dependent or a waiting
+                # owner that appears later has its own event.
+                owns = kind.name not in _NEVER_OWNERS and next(self._dependents(item.uid, view), None) is not None
                 if owns or kind.name == "Tenant":
                     keys.append(_key(kind, item))
                 keys += (
-                    _owner_key(item, ref) for ref in item.metadata.owner_references if self._waits(item, ref, view)
+                    _owner_key(item, ref) for ref in item.metadata.owner_references if self._owner_is_ending(item, ref, view)
                 )
-            elif (old is None or _ties(new) != _ties(old)) and self._worth_a_look(kind, new, view):
+            elif (old is None or _relevant_fields(new) != _relevant_fields(old)) and self._needs_collection(kind, new, view):
                 keys.append(_key(kind, new))
             return keys
 
         return wake
 
     def keys(self, view: View) -> Iterator[Key]:
-        """Everything that waits for the collector: what is going, and what lost its owner."""
-        for kind in self.seen:
+        """Everything that needs the collector: terminating objects, and objects without an owner."""
+        for kind in self.watched_kinds:
             for item in view.list(kind.type):
-                if self._worth_a_look(kind, item, view):
+                if self._needs_collection(kind, item, view):
                     yield _key(kind, item)
         if not self.is_global:
             for namespace in self._tenants_gone(view):
                 yield Key("", f"Tenant/{namespace}/")
 
-    def _worth_a_look(self, kind: Kind, item: Object, view: View) -> bool:
+    def _needs_collection(self, kind: Kind, item: Object, view: View) -> bool:
         meta = item.metadata
-        if meta.terminating and not _MINE.isdisjoint(meta.finalizers):
-            return kind.name in self._mine_names
+        if meta.terminating and not _OWN_FINALIZERS.isdisjoint(meta.finalizers):
+            return kind.name in self._own_kind_names
         refs = meta.owner_references
-        return bool(refs) and kind.name in self._mine_names and any(self._missing(item, ref, view) for ref in refs)
+        return bool(refs) and kind.name in self._own_kind_names and any(self._missing(item, ref, view) for ref in refs)
 
-    # Deciding
+    # Decisions
 
     def decide(self, key: Key, view: View, now_s: float) -> Outcome:
         kind_name, name, uid = key.name.split("/")
@@ -106,10 +109,10 @@ class Collector:
         if item is None and kind.name == "Tenant" and not self.is_global:
             return self._clear_leftovers(name, view)
         if item is None or item.uid != uid:
-            writes += self._of_gone_owner(uid, view)
+            writes += self._collect_dependents(uid, view)
             return _outcome(writes)
         meta = item.metadata
-        if kind.name not in self._mine_names:
+        if kind.name not in self._own_kind_names:
             return NO_CHANGES
         if meta.terminating and ORPHAN in meta.finalizers:
             return self._orphan(kind, item, view)
@@ -117,19 +120,19 @@ class Collector:
             return self._foreground(kind, item, view)
         if meta.terminating and kind.name == "Tenant" and CONTENTS in meta.finalizers:
             return self._empty_tenant(item, view)
-        return _outcome(list(self._as_dependent(kind, item, view)))
+        return _outcome(list(self._collect_dependent(kind, item, view)))
 
     def _dependents(self, uid: str, view: View) -> Iterator[tuple[Kind, Object]]:
-        for kind in self.mine:
+        for kind in self.own_kinds:
             for item in view.by(kind.type, "owner", uid):
                 yield kind, item
 
-    def _of_gone_owner(self, uid: str, view: View) -> Iterator[Write]:
+    def _collect_dependents(self, uid: str, view: View) -> Iterator[Write]:
         for kind, item in self._dependents(uid, view):
-            yield from self._as_dependent(kind, item, view)
+            yield from self._collect_dependent(kind, item, view)
 
-    def _as_dependent(self, kind: Kind, item: Object, view: View) -> Iterator[Write]:
-        """Deleted when no owner is left; else it forgets the owners that are gone."""
+    def _collect_dependent(self, kind: Kind, item: Object, view: View) -> Iterator[Write]:
+        """Deletes the object if no owner is left; else removes references to deleted owners."""
         refs = item.metadata.owner_references
         left = tuple(ref for ref in refs if not self._missing(item, ref, view))
         if len(left) == len(refs) or item.metadata.terminating:
@@ -140,9 +143,9 @@ class Collector:
             yield Update(replace(item, metadata=replace(item.metadata, owner_references=left)))
 
     def _missing(self, item: Object, ref: OwnerReference, view: View) -> bool:
-        """Whether an owner is gone, by uid. Kinds of other systems are not ours to judge."""
+        """Whether an owner is gone, by uid. Owners of unknown kinds are assumed to exist."""
         owner = self._owner(item, ref, view)
-        return owner is None and ref.kind in BY_NAME and any(k.name == ref.kind for k in self.seen)
+        return owner is None and ref.kind in BY_NAME and any(k.name == ref.kind for k in self.watched_kinds)
 
     def _owner(self, item: Object, ref: OwnerReference, view: View) -> Object | None:
         kind = BY_NAME.get(ref.kind)
@@ -151,8 +154,8 @@ class Collector:
         owner: Object | None = view.get(kind.type, ref.name, item.metadata.namespace if kind.namespaced else "")
         return owner if owner is not None and owner.uid == ref.uid else None
 
-    def _waits(self, item: Object, ref: OwnerReference, view: View) -> bool:
-        """Whether an owner is going, or gone already."""
+    def _owner_is_ending(self, item: Object, ref: OwnerReference, view: View) -> bool:
+        """Whether an owner is terminating or already gone."""
         owner = self._owner(item, ref, view)
         return ref.kind in BY_NAME and (owner is None or owner.metadata.terminating)
 
@@ -161,7 +164,7 @@ class Collector:
         return owner is not None and owner.metadata.terminating and FOREGROUND in owner.metadata.finalizers
 
     def _foreground(self, kind: Kind, owner: Object, view: View) -> Outcome:
-        """Dependents first; the owner waits for those that say they block it."""
+        """Deletes dependents first; the owner waits for those with blockOwnerDeletion."""
         found = list(self._dependents(owner.uid, view))
         writes: list[Write] = [
             Delete(
@@ -171,14 +174,14 @@ class Collector:
                 propagation="Foreground" if self._has_dependents(item, view) else "Background",
             )
             for k, item in found
-            if not item.metadata.terminating and self._only_owned_by_going(item, view)
+            if not item.metadata.terminating and self._has_only_ending_owners(item, view)
         ]
         blocked = any(_blocks(item, owner.uid) for _, item in found)
         if not blocked and not writes:
             writes.append(_without_finalizer(owner, FOREGROUND))
         return _outcome(writes, again=blocked)
 
-    def _only_owned_by_going(self, item: Object, view: View) -> bool:
+    def _has_only_ending_owners(self, item: Object, view: View) -> bool:
         return all(
             self._missing(item, ref, view) or self._waits_for_dependents(item, ref, view)
             for ref in item.metadata.owner_references
@@ -188,7 +191,7 @@ class Collector:
         return next(self._dependents(item.uid, view), None) is not None
 
     def _orphan(self, kind: Kind, owner: Object, view: View) -> Outcome:
-        """Dependents stay and forget their owner; then the owner may go."""
+        """Removes the owner reference from dependents, then the finalizer from the owner."""
         writes: list[Write] = []
         for _, item in self._dependents(owner.uid, view):
             left = tuple(ref for ref in item.metadata.owner_references if ref.uid != owner.uid)
@@ -201,8 +204,8 @@ class Collector:
 
     def _empty_tenant(self, tenant: Object, view: View) -> Outcome:
         namespace = tenant.metadata.name
-        named = {name for step in _GLOBAL_STEPS for name in step}
-        rest = tuple(k.name for k in self.mine if k.namespaced and k.name not in named)
+        in_steps = {name for step in _GLOBAL_STEPS for name in step}
+        rest = tuple(k.name for k in self.own_kinds if k.namespaced and k.name not in in_steps)
         for step in (*_GLOBAL_STEPS, rest):
             held = [(name, item) for name in step for item in view.list(BY_NAME[name].type, namespace)]
             if held:
@@ -210,14 +213,14 @@ class Collector:
         return _outcome([_without_finalizer(tenant, CONTENTS)])
 
     def _clear_leftovers(self, namespace: str, view: View) -> Outcome:
-        """What a tenant leaves in a region once its copy here and the last of its replicas are gone."""
-        if any(view.list(BY_NAME[name].type, namespace) for name in _REGION_WAITS):
-            return Outcome(requeue_after_s=limits.GARBAGE_COLLECTION_RETRY_S)
+        """Deletes what a tenant left in a region, once its mirror and its last replica are gone."""
+        if any(view.list(BY_NAME[name].type, namespace) for name in _REGION_WAITS_FOR):
+            return Outcome(requeue_after_s=GARBAGE_COLLECTION_RETRY_S)
         held = [(kind.name, item) for kind in self._leftovers for item in view.list(kind.type, namespace)]
         return _outcome(_deletes(held), again=True) if held else NO_CHANGES
 
     def _tenants_gone(self, view: View) -> Iterator[str]:
-        """Namespaces that still hold something here and have no tenant."""
+        """Namespaces that have objects here but no tenant."""
         held = (item.metadata.namespace for kind in self._leftovers for item in view.list(kind.type))
         for namespace in dict.fromkeys(held):
             if view.get(Tenant, namespace) is None:
@@ -229,10 +232,10 @@ def _deletes(held: list[tuple[str, Object]]) -> list[Write]:
 
 
 def _outcome(writes: list[Write], *, again: bool = False) -> Outcome:
-    """At most one batch at a time; what is left follows soon."""
+    """At most one batch of writes; the rest follows soon."""
     more = len(writes) > limits.BATCH_WRITES_MAX
     return Outcome(
-        writes=tuple(writes[: limits.BATCH_WRITES_MAX]), requeue_after_s=limits.GARBAGE_COLLECTION_RETRY_S if again or more else None
+        writes=tuple(writes[: limits.BATCH_WRITES_MAX]), requeue_after_s=GARBAGE_COLLECTION_RETRY_S if again or more else None
     )  # fmt: skip
 
 
@@ -245,8 +248,8 @@ def _without_finalizer(item: Object, finalizer: str) -> Update:
     return Update(replace(item, metadata=replace(item.metadata, finalizers=left)))
 
 
-def _ties(item: Object) -> tuple[object, ...]:
-    """What of an object can make it the collector's: all else of it changes often, and concerns nobody here."""
+def _relevant_fields(item: Object) -> tuple[object, ...]:
+    """The fields that can make an object relevant to the collector. Other changes, which are frequent, are ignored."""
     meta = item.metadata
     return meta.deletion_timestamp, meta.finalizers, meta.owner_references
 

@@ -15,14 +15,22 @@ from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.unknown_outcome import NoProof, resolve
 from holdfast.gate.audit import AuditLog, commit_record, commit_verb
-from holdfast.gate.principal import CONTROLLERS, Principal
 from holdfast.gate.write_plan import StagedWrite, WritePlan
 from holdfast.model import limits
 from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, Forbidden, StaleToken
 from holdfast.model.kinds import BY_NAME, BY_TYPE, Kind
+from holdfast.model.principal import CONTROLLERS, Principal
 from holdfast.model.writes import Create, Update, Write
 from holdfast.store.contract import Append
 from holdfast.store.objects import Objects
+
+# Attempts of one commit after conflicts. Then the writer gets a Conflict and decides again.
+COMMIT_ATTEMPTS = 8
+# Wait for the conflicting write to become visible before the gate plans the commit again. Then it is planned anyway
+# and may conflict again, up to COMMIT_ATTEMPTS. A write is visible within milliseconds.
+GATE_CONFLICT_WAIT_S = 0.5
+# Time to read back a commit that got no response. Then the writer gets Ambiguous.
+READ_BACK_TIMEOUT_S = 5.0
 
 _DURABLE = BY_NAME["Tenant"]
 _committed = metrics.GATE_COMMITS.labels("committed")
@@ -78,7 +86,7 @@ class Gate:
     ) -> CommitReceipt:
         if not who.roles:
             raise Forbidden(f'User "{who.name}" has no role that may write')
-        for _ in range(limits.COMMIT_ATTEMPTS):
+        for _ in range(COMMIT_ATTEMPTS):
             plan = WritePlan(self.cell, self.objects, self.ports, who)
             try:
                 plan.add(writes, token)
@@ -108,7 +116,7 @@ class Gate:
             _committed.inc()
             return CommitReceipt(max(revisions.values()), plan.results(revisions))
         raise Conflict(
-            f"{_resource(writes)}: concurrent writes won all {limits.COMMIT_ATTEMPTS} attempts; next: read again and "
+            f"{_resource(writes)}: concurrent writes won all {COMMIT_ATTEMPTS} attempts; next: read again and "
             "retry"
         )
 
@@ -131,7 +139,7 @@ class Gate:
         """
         if plan.is_current():
             await self.objects.wait_for(
-                plan.kind, self.objects.head(plan.kind) + 1, timeout_s=limits.GATE_CONFLICT_WAIT_S
+                plan.kind, self.objects.head(plan.kind) + 1, timeout_s=GATE_CONFLICT_WAIT_S
             )
 
     async def _read_back(
@@ -157,13 +165,13 @@ class Gate:
         backoff = Backoff(self.ports.random)
         what = f"commit that writes {changed[0].key}"
         revisions = await resolve(what, unknown, look, clock=self.ports.clock, pause_s=backoff.next_s)
-        await self.objects.wait_for(kind, max(revisions.values()), timeout_s=limits.READ_BACK_TIMEOUT_S)
+        await self.objects.wait_for(kind, max(revisions.values()), timeout_s=READ_BACK_TIMEOUT_S)
         return revisions
 
     async def _first_change(self, kind: Kind, key: str, after: int) -> tuple[int, bytes | None] | None:
         store = self.objects.store_of(kind)
         try:
-            async with asyncio.timeout(limits.READ_BACK_TIMEOUT_S):
+            async with asyncio.timeout(READ_BACK_TIMEOUT_S):
                 async for changes in store.watch(key, after=after):
                     for change in changes:
                         if change.key == key:

@@ -13,7 +13,6 @@ from holdfast.client.contract import CommitReceipt, FencingToken, Listing, Watch
 from holdfast.gate.authorize import call_refusal
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
-from holdfast.gate.principal import Principal
 from holdfast.model.errors import BadRequest, Forbidden
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object
@@ -24,6 +23,7 @@ from holdfast.model.placement_api import (
     RenewRequest,
     ReserveRequest,
 )
+from holdfast.model.principal import Principal
 from holdfast.model.writes import Notice, Write
 from holdfast.store.objects import ObjectChange
 

@@ -5,7 +5,6 @@ Yields every violation, not only the first.
 
 from __future__ import annotations
 
-from holdfast.model import limits
 from holdfast.model.kinds import BY_NAME, Kind
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.ownership import FINALIZERS
@@ -24,14 +23,23 @@ from holdfast.model.validation import (
     too_long,
 )
 
+# Largest stored object. A larger one is refused. Equals etcd's default request size, so every store can hold it.
+MAX_OBJECT_BYTES = 1536 * 1024
+# Finalizers per object. More are refused; no kind needs more than a few.
+MAX_FINALIZERS = 32
+# Owner references per object. More are refused; garbage collection visits every one.
+MAX_OWNERS = 32
+# Labels per object. More are refused; every label is validated and copied to replicas.
+MAX_LABELS = 128
+
 
 def validate_metadata(kind: Kind, meta: ObjectMeta, old: ObjectMeta | None) -> Causes:
     if old is None:
         yield from _validate_names(kind, meta)
     if old is None or meta.labels != old.labels:
         yield from check_labels("metadata.labels", meta.labels)
-        if len(meta.labels) > limits.MAX_LABELS:
-            yield invalid("metadata.labels", f"{len(meta.labels)} labels", f"at most {limits.MAX_LABELS}")
+        if len(meta.labels) > MAX_LABELS:
+            yield invalid("metadata.labels", f"{len(meta.labels)} labels", f"at most {MAX_LABELS}")
     if old is None or meta.annotations != old.annotations:
         yield from check_annotations("metadata.annotations", meta.annotations)
     if old is None or meta.finalizers != old.finalizers:
@@ -52,8 +60,8 @@ def _validate_names(kind: Kind, meta: ObjectMeta) -> Causes:
 
 
 def _validate_finalizers(meta: ObjectMeta, old: ObjectMeta | None) -> Causes:
-    if len(meta.finalizers) > limits.MAX_FINALIZERS:
-        yield invalid("metadata.finalizers", f"{len(meta.finalizers)} finalizers", f"at most {limits.MAX_FINALIZERS}")
+    if len(meta.finalizers) > MAX_FINALIZERS:
+        yield invalid("metadata.finalizers", f"{len(meta.finalizers)} finalizers", f"at most {MAX_FINALIZERS}")
     yield from check_unique("metadata.finalizers", meta.finalizers)
     held = old.finalizers if old is not None else ()
     for index, name in enumerate(meta.finalizers):
@@ -71,10 +79,8 @@ def _validate_finalizers(meta: ObjectMeta, old: ObjectMeta | None) -> Causes:
 
 
 def _validate_owners(meta: ObjectMeta) -> Causes:
-    if len(meta.owner_references) > limits.MAX_OWNERS:
-        yield invalid(
-            "metadata.ownerReferences", f"{len(meta.owner_references)} owners", f"at most {limits.MAX_OWNERS}"
-        )
+    if len(meta.owner_references) > MAX_OWNERS:
+        yield invalid("metadata.ownerReferences", f"{len(meta.owner_references)} owners", f"at most {MAX_OWNERS}")
     seen: set[str] = set()
     controllers = 0
     for index, ref in enumerate(meta.owner_references):
@@ -96,8 +102,8 @@ def _validate_owners(meta: ObjectMeta) -> Causes:
 
 
 def validate_size(value: bytes) -> Causes:
-    if len(value) > limits.MAX_OBJECT_BYTES:
-        yield too_long("", limits.MAX_OBJECT_BYTES)
+    if len(value) > MAX_OBJECT_BYTES:
+        yield too_long("", MAX_OBJECT_BYTES)
 
 
 def validate_observed(observed: int, generation: int) -> Causes:

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.gate.principal import Principal
 from holdfast.model.kinds import ALL, Kind
 from holdfast.model.meta import Object
 from holdfast.model.ownership import FINALIZERS, GARBAGE_COLLECTOR, OPERATOR, OWNERS, UNOWNED, owners
+from holdfast.model.principal import Principal
 
 _ROLES_KEPT = 1024
 """Cache size of `_unowned_fields`, in pairs of kind and roles."""

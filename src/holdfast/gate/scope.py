@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.gate.principal import CONTROLLERS, Principal
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import Home, Kind
 from holdfast.model.meta import Object
 from holdfast.model.override import break_glass_prefix
 from holdfast.model.ownership import AGENT, GARBAGE_COLLECTOR, LINK, OPERATOR, REGION, USER
+from holdfast.model.principal import CONTROLLERS, Principal
 
 GLOBAL_CELL = "global"
 

@@ -13,10 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.gate.ownership import field_default, ownership_of
-from holdfast.gate.principal import Principal
 from holdfast.model.kinds import ALL, Kind
 from holdfast.model.meta import Condition, Object, ObjectMeta, find_condition, with_condition
 from holdfast.model.ownership import INITIAL_FINALIZERS
+from holdfast.model.principal import Principal
 from holdfast.model.writes import SetStatus
 
 PROPAGATION_FINALIZERS = {"Background": "", "Foreground": "foregroundDeletion", "Orphan": "orphan"}

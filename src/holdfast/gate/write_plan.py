@@ -18,19 +18,22 @@ from holdfast.foundation.ports import Ports
 from holdfast.gate import admission, audit, faults, scope, stamp
 from holdfast.gate.metadata import validate_metadata, validate_observed, validate_size
 from holdfast.gate.ownership import unowned_changes
-from holdfast.gate.principal import Principal
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.errors import BadRequest, Cause, Refused, StaleToken
 from holdfast.model.kinds import ALL, BY_NAME, BY_TYPE, Kind
 from holdfast.model.meta import Key, Object
 from holdfast.model.override import BreakGlass, Override
 from holdfast.model.ownership import LINK, REGION, deleters, is_mirrored_here, owners
+from holdfast.model.principal import Principal
 from holdfast.model.replica import Replica
 from holdfast.model.times import seconds_text
 from holdfast.model.validation import invalid, unsupported
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.store.contract import Append, Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
+
+# Attempts to find a free name for `generateName`. Then the create fails with AlreadyExists.
+NAME_ATTEMPTS = 8
 
 # Kinds allowed in namespaces without a tenant: elections and Events exist before and after tenants.
 _ANY_NAMESPACE = frozenset({"Event", "Lease"})
@@ -381,7 +384,7 @@ class WritePlan:
 
     def _named(self, kind: Kind, given: Object) -> Object:
         meta = given.metadata
-        for _ in range(limits.NAME_ATTEMPTS):
+        for _ in range(NAME_ATTEMPTS):
             name = stamp.generated_name(meta.generate_name, self._ports.random.choice)
             if self._is_free(kind, meta.namespace, name):
                 break

@@ -1,0 +1,1 @@
+"""Credentials: the CA, certificates, tokens, node join, and authentication."""

@@ -15,15 +15,19 @@ from typing import Any
 import msgspec
 
 from holdfast.foundation.ports import Ports
-from holdfast.gate.principal import CONTROLLERS, HOLLOW_NODES, NODES, REGIONS, SERVERS, Principal, from_identity
 from holdfast.identity.certificates import RevokedSerials
 from holdfast.identity.node_certificates import parse_generation
 from holdfast.identity.tokens import TokenFile
-from holdfast.model import limits
 from holdfast.model.errors import Forbidden, Unauthorized
 from holdfast.model.join import NodeIdentity
+from holdfast.model.principal import CONTROLLERS, HOLLOW_NODES, NODES, REGIONS, SERVERS, Principal, from_identity
 
+# Maximum age of the certificate revocation list that a request is checked against. Then the file is read again.
+REVOCATION_CACHE_S = 0.5
+
+# Length of a bearer token. A longer one is refused with 401.
 MAX_TOKEN_CHARS = 4096
+# Parsed client certificates cached; the least recently used is dropped.
 CERTIFICATES_CACHED = 4096
 _COMPONENT_GROUPS = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
 
@@ -76,7 +80,7 @@ class Authenticator:
         """The revoked serials, cached for REVOCATION_CACHE_S so that the file is not read on every request."""
         now_s = self._ports.clock.monotonic()
         if self._revoked is not None and now_s >= self._reread_s:
-            self._reread_s = now_s + limits.REVOCATION_CACHE_S
+            self._reread_s = now_s + REVOCATION_CACHE_S
             self._serials = self._revoked.all()
         return self._serials
 

@@ -20,8 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_NAME = "ca"
+# Lifetime of a cell's CA certificate.
 CA_DAYS = 3650
+# Default lifetime of the certificates that the CA issues.
 DAYS = 365
+# Remaining lifetime below which a certificate is issued again.
 RENEW_BEFORE_DAYS = 30
 REVOKED_FILE = "revoked.json"
 _BACKDATED = timedelta(minutes=5)

@@ -17,7 +17,6 @@ import msgspec
 
 from holdfast.foundation import metrics
 from holdfast.gate.gate import Gate
-from holdfast.gate.principal import NODES, Principal
 from holdfast.identity.node_certificates import (
     NodeCertificateAuthority,
     RequestedKey,
@@ -25,7 +24,6 @@ from holdfast.identity.node_certificates import (
     parse_csr,
 )
 from holdfast.identity.tokens import token_hash
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Forbidden, Refused, Unauthorized, Unavailable
 from holdfast.model.join import (
     JoinRequest,
@@ -40,11 +38,18 @@ from holdfast.model.join import (
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.ownership import JOIN
+from holdfast.model.principal import NODES, Principal
 from holdfast.model.times import seconds_text
 from holdfast.model.validation import check_subdomain
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 
+# How long an expired join token is kept, so that its use can be inspected.
+EXPIRED_JOIN_TOKEN_RETENTION_S = 86400.0
+# Expired join tokens deleted with one join. The rest follows with the next join.
+JOIN_TOKENS_DELETED_MAX = 16
+
 _TOKEN, _IDENTITY = BY_NAME["JoinToken"], BY_NAME["NodeIdentity"]
+# Length of a join token. A longer one is refused as unknown.
 MAX_TOKEN_CHARS = 256
 
 
@@ -138,8 +143,8 @@ class JoinService:
     def _expired_tokens(self, now_s: float) -> Iterator[Delete]:
         """Deletes tokens that expired a while ago, with the next join: no other component cleans them up."""
         held = (t for t in self._gate.objects.list(_TOKEN)[0] if isinstance(t, JoinToken))
-        ended = (t for t in held if now_s >= t.expires_at_s + limits.EXPIRED_JOIN_TOKEN_RETENTION_S)
-        for token in islice(ended, limits.JOIN_TOKENS_DELETED_MAX):
+        ended = (t for t in held if now_s >= t.expires_at_s + EXPIRED_JOIN_TOKEN_RETENTION_S)
+        for token in islice(ended, JOIN_TOKENS_DELETED_MAX):
             yield Delete(kind="JoinToken", key=token.key, uid=token.uid)
 
     def _find(self, wanted: str) -> JoinToken | None:

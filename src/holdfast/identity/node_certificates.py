@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from holdfast.gate.principal import NODES
 from holdfast.model.errors import BadRequest, Invalid
+from holdfast.model.principal import NODES
 
+# Length of a certificate signing request. A longer one is refused.
 MAX_CSR_CHARS = 8192
 _BACKDATED = timedelta(minutes=5)
 _GENERATION = re.compile(r"generation-([1-9][0-9]{0,14})")

@@ -25,6 +25,11 @@ from holdfast.model.join import NodeIdentity
 from holdfast.model.kinds import BY_NAME
 from holdfast.store.objects import Objects
 
+# Superseded lines of the revocation journal, beyond two per node, before the file is rewritten.
+NODE_JOURNAL_EXTRA_LINES_MAX = 1000
+# Pause before a failed write of the revocation journal is repeated.
+NODE_JOURNAL_RETRY_S = 5.0
+
 JOURNAL_FILE = "nodes.journal"
 _IDENTITY = BY_NAME["NodeIdentity"]
 
@@ -121,7 +126,7 @@ class RevocationJournal:
         if not changed:
             return
         known = {**self._known, **changed}
-        if not self._complete or self._lines + len(changed) > 2 * len(known) + limits.NODE_JOURNAL_EXTRA_LINES_MAX:
+        if not self._complete or self._lines + len(changed) > 2 * len(known) + NODE_JOURNAL_EXTRA_LINES_MAX:
             self._write_all(known)
         else:
             self._complete = False  # until the append is complete
@@ -190,7 +195,7 @@ class RevocationJournalWriter:
             except OSError as error:
                 # The disk may be full for a while; the same changes are retried until they are written.
                 _log.error("revocation_journal_write_failed", path=str(self._journal.path), error=str(error))
-                await self._ports.clock.sleep(limits.NODE_JOURNAL_RETRY_S)
+                await self._ports.clock.sleep(NODE_JOURNAL_RETRY_S)
 
 
 def _identity(item: object) -> NodeIdentity | None:

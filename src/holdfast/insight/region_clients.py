@@ -1,4 +1,4 @@
-"""Clients of the regional cells for commands: objects at present or at a past revision.
+"""Clients of a platform's cells for queries: objects at present or at a past revision.
 
 Queries run the planner of the scheduler on the objects that were read. This module never writes.
 """
@@ -6,14 +6,14 @@ Queries run the planner of the scheduler on the objects that were read. This mod
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 from urllib.parse import quote
 
 import msgspec
 
-from holdfast.client.sync_api import PAGE_SIZE, PAGES_MAX, ApiRefusal, CellApi
+from holdfast.client.sync_api import PAGES_MAX, ApiRefusal, CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.replay import (
     SNAPSHOT_KINDS,
@@ -24,18 +24,16 @@ from holdfast.insight.replay import (
     required_history,
 )
 from holdfast.insight.why_not import WhyNotQuery
+from holdfast.model.active_policy import ActivePolicy, active_policy
 from holdfast.model.decision import Decision
-from holdfast.model.kinds import BY_NAME, kind_of
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.limits import LIST_PAGE_OBJECTS
 from holdfast.model.meta import Key, Object
 from holdfast.model.override import Override
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
 from holdfast.model.template import template_hash
-from holdfast.platform.layout import Layout
-from holdfast.platform.output import print_note
-from holdfast.platform.platform_status import connect_cell
-from holdfast.scheduling.active_policy import ActivePolicy, active_policy
 from holdfast.scheduling.queue_order import dominant_shares, order_requests, raised_priorities
 from holdfast.scheduling.replica_requirements import ReplicaRequirements, requirements_of
 from holdfast.scheduling.snapshot import Snapshot, SnapshotBuilder
@@ -123,7 +121,7 @@ class RegionClient:
         bound = self.builder().retained_claims(
             request.metadata.namespace, request.spec.workload, template_hash(request.spec.template)
         )
-        return requirements_of(request, members, bound=bound, evictions=1_000_000)
+        return requirements_of(request, members, bound_members=bound, evictions_left=1_000_000)
 
     # Past state
 
@@ -157,7 +155,7 @@ class RegionClient:
 def list_all(api: CellApi, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
     """All items of a list. All pages are read at the revision of the first page."""
     items: list[dict[str, Any]] = []
-    asked = {"limit": str(PAGE_SIZE), **query}
+    asked = {"limit": str(LIST_PAGE_OBJECTS), **query}
     for _ in range(PAGES_MAX):
         answer = api.request("GET", path, query=asked)
         items.extend(answer["items"])
@@ -165,20 +163,18 @@ def list_all(api: CellApi, path: str, query: dict[str, str]) -> list[dict[str, A
         if not rest:
             return items
         kept = {k: v for k, v in query.items() if not k.startswith("resourceVersion")}
-        asked = {"limit": str(PAGE_SIZE), **kept, "continue": rest}
+        asked = {"limit": str(LIST_PAGE_OBJECTS), **kept, "continue": rest}
     plural = path.rpartition("/")[2]
-    raise CommandError(f"{plural}: too many objects to list (limit {PAGES_MAX * PAGE_SIZE})", next_step="select one tenant with -n")
+    limit = PAGES_MAX * LIST_PAGE_OBJECTS
+    raise CommandError(f"{plural}: too many objects to list (limit {limit})", next_step="select one tenant with -n")
 
 
 class RegionClients:
     """The cells of a platform: the global cell and all reachable regions."""
 
-    def __init__(self, state: str, *, tenant: str = "") -> None:
-        layout = Layout(state)
-        platform = layout.load()
-        self.layout = layout
-        self.global_api = connect_cell(layout, platform, "global")
-        self.all = [RegionClient(connect_cell(layout, platform, r.name), r.name, tenant) for r in platform.regions]
+    def __init__(self, global_api: CellApi, regions: Sequence[RegionClient]) -> None:
+        self.global_api = global_api
+        self.all = regions
         self.unreachable: dict[str, str] = {}
         """Unreachable regions with the error. Filled when the reachable regions are first determined."""
 
@@ -193,10 +189,6 @@ class RegionClients:
             except CommandError as stop:
                 self.unreachable[region.name] = stop.message
         return found
-
-    def print_unreachable(self) -> None:
-        for _, why in sorted(self.unreachable.items()):
-            print_note(f"{why}; its objects are missing from this output")
 
     def raise_not_found(self, what: str, *, next_step: str) -> NoReturn:
         """Raises `what`. If a region is unreachable, the error says that the object may be there."""
@@ -222,17 +214,3 @@ class RegionClients:
 
 def now_s() -> float:
     return time.time()
-
-
-_EXAMPLES = {"REPLICA": "payments/risk-api-us-east-0", "DECISION": "payments/risk-api-us-east-1a2b3c-0123456789"}
-
-
-def parse_tenant_name(text: str, what: str = "WORKLOAD|REPLICA") -> Key:
-    tenant, _, name = text.partition("/")
-    if not tenant or not name:
-        example = _EXAMPLES.get(what, "payments/risk-api")
-        raise CommandError(f"{text}: the tenant is missing (expected TENANT/{what}, such as {example})", code=ExitCode.USAGE)
-    return Key(tenant, name)
-
-
-__all__ = ["RegionClient", "RegionClients", "kind_of", "now_s", "list_all", "parse_tenant_name"]

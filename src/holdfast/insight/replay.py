@@ -1,8 +1,8 @@
 """Replays a recorded Decision on the state it was made on, and compares the outcome bit by bit.
 
-Pure: `reads` lists the past states that are needed, the caller loads them from the store's history, `replay` compares.
-The rebuilt snapshot must have the recorded hash. Otherwise the result is NotReplayable with a reason, because a replay
-on another state proves nothing.
+Pure: `required_history` lists the past states, the caller loads them from the store's history, `replay` compares. The
+rebuilt snapshot must have the recorded hash. Otherwise the result is NotReplayable with a reason, because a replay on
+another state proves nothing.
 """
 
 from __future__ import annotations
@@ -12,33 +12,25 @@ from typing import Any
 
 import msgspec
 
+from holdfast.model.active_policy import BUILT_IN
 from holdfast.model.binding import claim_name
-from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
+from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec, NewerObject, parse_newer_object
 from holdfast.model.meta import Key, Object
 from holdfast.model.quantity import amounts
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
 from holdfast.model.times import parse_time
 from holdfast.scheduling import quota_headroom
-from holdfast.scheduling.active_policy import BUILT_IN
 from holdfast.scheduling.plan.planner import PLANNER_VERSION, RequestPlan, plan
 from holdfast.scheduling.plan.victim_selection import UNKNOWN_SIBLINGS, RecordedSiblings
 from holdfast.scheduling.replica_requirements import requirements_of
 from holdfast.scheduling.snapshot import ClaimKey, Snapshot, SnapshotBuilder, SnapshotClaim
 
-SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "Hold", "Override", "GrantCopy", "Region")
+SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "RecoverySlot", "Override", "GrantCopy", "Region")
 """The kinds in a snapshot. A Decision records the revision of each."""
 
 _POLICY_KIND = "PolicyRevision"
 _encoder = msgspec.json.Encoder(order="sorted")
-
-
-class NewerObject(msgspec.Struct, frozen=True):
-    """An object that the scheduler had read at a newer revision than the rest of its kind."""
-
-    kind: str
-    key: Key
-    revision: int
 
 
 class RequiredHistory(msgspec.Struct, frozen=True):
@@ -53,7 +45,7 @@ class RequiredHistory(msgspec.Struct, frozen=True):
 
 
 class ReplayState(msgspec.Struct, frozen=True):
-    """The loaded past states. `ahead` maps to None where the object did not exist at that revision."""
+    """The loaded past states. `newer_objects` maps to None where the object did not exist at that revision."""
 
     objects: tuple[Object, ...]
     newer_objects: Mapping[NewerObject, Object | None]
@@ -92,49 +84,54 @@ def required_history(decision: Decision) -> RequiredHistory:
     )
 
 
-def newer_object_text(kind: str, key: Key, revision: int) -> str:
-    return f"{kind}/{key.namespace}/{key.name}@{revision}"
-
-
-def parse_newer_object(text: str) -> NewerObject:
-    path, _, revision = text.rpartition("@")
-    kind, namespace, name = path.split("/", 2)
-    return NewerObject(kind, Key(namespace, name), int(revision))
-
-
-def replay(region: str, decision: Decision, past: ReplayState, *, rules: PolicyRules | None = None) -> ReplayResult | NotReplayable:
+def replay(
+    region: str, decision: Decision, state: ReplayState, *, rules: PolicyRules | None = None
+) -> ReplayResult | NotReplayable:
     """Plans the Decision again; `rules` replaces the recorded policy."""
     spec = decision.spec
-    wrong = _why_not(spec, past)
-    if wrong is not None:
-        return wrong
-    builder = _rebuilt(region, past)
-    problem = _assume(builder, decision, past.decisions)
-    if problem is not None:
-        return problem
+    obstacle = _obstacle_to_replay(spec, state)
+    if obstacle is not None:
+        return obstacle
+    builder = _rebuilt(region, state)
+    obstacle = _assume(builder, decision, state.decisions)
+    if obstacle is not None:
+        return obstacle
     snapshot = builder.freeze(spec.snapshot_revision)
     if snapshot.hash != spec.snapshot_hash:
         return NotReplayable(
             "SnapshotDiffers",
             f"the state rebuilt from history has another hash (expected {spec.snapshot_hash}, found {snapshot.hash})",
         )
-    problem = _assume_earlier(builder, decision, past.decisions)
-    if problem is not None:
-        return problem
-    request = past.request
-    assert request is not None  # checked by `_why_not`
-    used = rules or (past.policy.spec.rules if past.policy is not None else PolicyRules())
-    made = replan(builder.freeze(spec.snapshot_revision), spec, request, used)
-    return ReplayResult(made, tuple(_differences(spec, made) if rules is None else _moves(spec, made)))
+    obstacle = _assume_earlier(builder, decision, state.decisions)
+    if obstacle is not None:
+        return obstacle
+    request = state.request
+    assert request is not None  # checked by `_obstacle_to_replay`
+    applied_rules = rules or (state.policy.spec.rules if state.policy is not None else PolicyRules())
+    replanned = replan(builder.freeze(spec.snapshot_revision), spec, request, applied_rules)
+    return ReplayResult(
+        replanned, tuple(_differences(spec, replanned) if rules is None else _placement_differences(spec, replanned))
+    )
 
 
 def replan(snapshot: Snapshot, spec: DecisionSpec, request: SchedulingRequest, rules: PolicyRules) -> RequestPlan:
     members = tuple(RequestMember(name=e.replica, uid=e.uid, attempt=e.attempt) for e in spec.entries)
-    asked = spec.inputs
-    room = quota_headroom.recorded_headroom(asked)
-    ask = requirements_of(request, members, bound=spec.bound, evictions=asked.evictions_left, room=room, spared=asked.excluded_victims)
-    standing = RecordedSiblings(spec.preemption_evidence) if spec.preemption_evidence is not None else UNKNOWN_SIBLINGS
-    return plan(snapshot, [ask], rules, parse_time(spec.decided_at), spec.seed, standing=standing).request_plans[0]
+    inputs = spec.inputs
+    headroom = quota_headroom.recorded_headroom(inputs)
+    requirements = requirements_of(
+        request,
+        members,
+        bound_members=spec.bound,
+        evictions_left=inputs.evictions_left,
+        quota_headroom=headroom,
+        excluded_victims=inputs.excluded_victims,
+    )
+    sibling_status = (
+        RecordedSiblings(spec.preemption_evidence) if spec.preemption_evidence is not None else UNKNOWN_SIBLINGS
+    )
+    return plan(
+        snapshot, [requirements], rules, parse_time(spec.decided_at), spec.seed, sibling_status=sibling_status
+    ).request_plans[0]
 
 
 def oldest_revision_needed(decisions: Iterable[Any]) -> int:
@@ -151,7 +148,7 @@ def oldest_revision_needed(decisions: Iterable[Any]) -> int:
 def proposed_claims(decision: Decision) -> Iterator[tuple[ClaimKey, SnapshotClaim]]:
     """The claims that a Decision proposed; later plans counted them."""
     spec, namespace = decision.spec, decision.metadata.namespace
-    asked = spec.inputs
+    inputs = spec.inputs
     for entry in spec.entries:
         if not entry.node:
             continue
@@ -162,22 +159,22 @@ def proposed_claims(decision: Decision) -> Iterator[tuple[ClaimKey, SnapshotClai
                 namespace=namespace,
                 replica_uid=entry.uid,
                 workload=spec.workload,
-                labels=tuple(sorted(asked.labels.items())),
-                amounts=tuple(amounts(asked.resources).items()),
-                reclaimable=asked.reclaimable,
+                labels=tuple(sorted(inputs.labels.items())),
+                amounts=tuple(amounts(inputs.resources).items()),
+                reclaimable=inputs.reclaimable,
                 nominated=bool(entry.victims),
                 devices=tuple((d.id, d.milli) for d in entry.devices),
-                ports=asked.ports,
-                open_ports=asked.dynamic_ports,
-                priority=asked.priority,
-                max_unavailable=asked.max_unavailable,
+                ports=inputs.ports,
+                open_ports=inputs.dynamic_ports,
+                priority=inputs.priority,
+                max_unavailable=inputs.max_unavailable,
                 victims=entry.victims,
-                anti_affinity=asked.anti_affinity,
+                anti_affinity=inputs.anti_affinity,
             ),
         )
 
 
-def _why_not(spec: DecisionSpec, past: ReplayState) -> NotReplayable | None:
+def _obstacle_to_replay(spec: DecisionSpec, state: ReplayState) -> NotReplayable | None:
     if spec.planner != PLANNER_VERSION:
         return NotReplayable(
             "PlannerChanged", f"other planner version (expected {PLANNER_VERSION}, found {spec.planner or 'unknown'})"
@@ -187,20 +184,20 @@ def _why_not(spec: DecisionSpec, past: ReplayState) -> NotReplayable | None:
         return NotReplayable("NotRecorded", f"the decision records no revision for {', '.join(missing)}")
     if spec.adopted_claims:
         return NotReplayable("AdoptedClaims", f"{spec.adopted_claims} claims were known only from authority responses")
-    if past.request is None:
+    if state.request is None:
         return NotReplayable("RequestMissing", f"request {spec.request} at revision {spec.request_revision} not found")
-    if spec.policy_revision != BUILT_IN and past.policy is None:
+    if spec.policy_revision != BUILT_IN and state.policy is None:
         return NotReplayable("PolicyMissing", f"policy revision {spec.policy_revision} not found")
     return None
 
 
-def _rebuilt(region: str, past: ReplayState) -> SnapshotBuilder:
+def _rebuilt(region: str, state: ReplayState) -> SnapshotBuilder:
     builder = SnapshotBuilder(region)
-    overtaken = {(item.kind, item.key) for item in past.newer_objects}
-    for found in past.objects:
-        if (type(found).__name__, found.key) not in overtaken:
+    replaced = {(item.kind, item.key) for item in state.newer_objects}
+    for found in state.objects:
+        if (type(found).__name__, found.key) not in replaced:
             builder.upsert(found)
-    for item in past.newer_objects.values():
+    for item in state.newer_objects.values():
         if item is not None:
             builder.upsert(item)
     return builder
@@ -228,9 +225,9 @@ def _assume(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decisi
 def _assume_earlier(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decision]) -> NotReplayable | None:
     """Assumes the proposals of earlier decisions of the same batch."""
     spec = decision.spec
-    mates = _by_batch(known).get(spec.batch, {})
+    batch = _by_batch(known).get(spec.batch, {})
     for ordinal in range(spec.ordinal):
-        other = mates.get(ordinal)
+        other = batch.get(ordinal)
         if other is None:
             return NotReplayable(
                 "EarlierDecisionMissing", f"decision {ordinal} of batch {spec.batch}, planned earlier, not found"
@@ -249,20 +246,21 @@ def _by_batch(decisions: Iterable[Decision]) -> dict[str, dict[int, Decision]]:
     return found
 
 
-def _differences(spec: DecisionSpec, made: RequestPlan) -> Iterator[str]:
-    for recorded, planned in zip(spec.entries, made.decision_entries(), strict=True):
+def _differences(spec: DecisionSpec, replanned: RequestPlan) -> Iterator[str]:
+    for recorded, planned in zip(spec.entries, replanned.decision_entries(), strict=True):
         if _planned_part(recorded) != _planned_part(planned):
-            yield f"{recorded.replica}: recorded {_said(recorded)}, planned {_said(planned)}"
-    if _encoder.encode(spec.refusals) != _encoder.encode(made.refusals):
+            yield f"{recorded.replica}: recorded {_entry_text(recorded)}, planned {_entry_text(planned)}"
+    if _encoder.encode(spec.refusals) != _encoder.encode(replanned.refusals):
         yield "the node refusals differ"
-    if (spec.nodes, spec.feasible) != (made.nodes, made.feasible):
-        yield f"recorded {spec.feasible} of {spec.nodes} nodes feasible, planned {made.feasible} of {made.nodes}"
+    if (spec.nodes, spec.feasible) != (replanned.nodes, replanned.feasible):
+        recorded_count = f"recorded {spec.feasible} of {spec.nodes} nodes feasible"
+        yield f"{recorded_count}, planned {replanned.feasible} of {replanned.nodes}"
 
 
-def _moves(spec: DecisionSpec, made: RequestPlan) -> Iterator[str]:
-    for recorded, planned in zip(spec.entries, made.decision_entries(), strict=True):
+def _placement_differences(spec: DecisionSpec, replanned: RequestPlan) -> Iterator[str]:
+    for recorded, planned in zip(spec.entries, replanned.decision_entries(), strict=True):
         if (recorded.node, recorded.victims) != (planned.node, planned.victims):
-            yield f"{recorded.replica}: recorded {_said(recorded)}, planned {_said(planned)}"
+            yield f"{recorded.replica}: recorded {_entry_text(recorded)}, planned {_entry_text(planned)}"
 
 
 def _planned_part(entry: DecisionEntry) -> bytes:
@@ -272,7 +270,7 @@ def _planned_part(entry: DecisionEntry) -> bytes:
     return _encoder.encode(entry)
 
 
-def _said(entry: DecisionEntry) -> str:
+def _entry_text(entry: DecisionEntry) -> str:
     if not entry.node:
         return f"unschedulable ({entry.reason})"
     victims = f" evicting {', '.join(entry.victims)}" if entry.victims else ""

@@ -47,7 +47,7 @@ class TimelineEvent(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, rename="camel"):
-    """`look_again` is the time of the next scheduled retry; an event in `wake_on` triggers it earlier."""
+    """`next_retry_at` is the time of the next scheduled retry; an event in `retry_on` triggers it earlier."""
 
     subject: str
     events: tuple[TimelineEvent, ...]
@@ -74,39 +74,39 @@ class Evidence(msgspec.Struct, frozen=True):
     queue_length: int = 0
 
 
-def replica_timeline(replica: Replica, known: Evidence) -> Timeline:
-    now_at = stage(replica)
-    owner, step = _NEXT[now_at]
+def replica_timeline(replica: Replica, evidence: Evidence) -> Timeline:
+    current = stage(replica)
+    owner, step = _NEXT[current]
     events = [
         TimelineEvent(
             replica.metadata.creation_timestamp, "Queued", "replicate",
             f"created for {replica.spec.assignment}, revision {replica.spec.revision}, rank {replica.spec.priority}",
         ),
-        *_decided(replica, known.decision),
-        *_placed(replica, known),
-        *_ran(replica),
-        *_left(replica),
+        *_decision_events(replica, evidence.decision),
+        *_placement_events(replica, evidence),
+        *_execution_events(replica),
+        *_release_events(replica),
     ]  # fmt: skip
     events = _in_order(events)
     subject = f"replica {replica.metadata.namespace}/{replica.metadata.name}"
-    if now_at is Stage.QUEUED and known.request is not None:
-        return _waiting_story(subject, known.request, known, tuple(events))
+    if current is Stage.QUEUED and evidence.request is not None:
+        return _pending_timeline(subject, evidence.request, evidence, tuple(events))
     reasons: tuple[str, ...] = ()
-    cure = ""
-    ran = current_execution(replica)
-    if ran is not None and ran.phase is Phase.BACKING_OFF:
-        reasons, step = (f"{ran.reason}: {ran.message}",), "restarts it after the backoff"
-        cure = f"read its output: holdfast logs {replica.metadata.namespace}/{replica.metadata.name}"
-    elif now_at is Stage.RUNNING and ran is not None and ran.message:
-        reasons = (f"{ran.reason}: {ran.message}",)
-    if now_at is Stage.RESERVED and known.reservation is not None:
-        nominated = known.reservation.status.phase is ReservationPhase.NOMINATED
+    fix = ""
+    execution = current_execution(replica)
+    if execution is not None and execution.phase is Phase.BACKING_OFF:
+        reasons, step = (f"{execution.reason}: {execution.message}",), "restarts it after the backoff"
+        fix = f"read its output: holdfast logs {replica.metadata.namespace}/{replica.metadata.name}"
+    elif current is Stage.RUNNING and execution is not None and execution.message:
+        reasons = (f"{execution.reason}: {execution.message}",)
+    if current is Stage.RESERVED and evidence.reservation is not None:
+        nominated = evidence.reservation.status.phase is ReservationPhase.NOMINATED
         reason = Reason.WAITING_FOR_VICTIMS if nominated else Reason.WAITING_FOR_GANG
         owner = "release" if nominated else "authority"
-        victims = ", ".join(known.reservation.spec.victims)
+        victims = ", ".join(evidence.reservation.spec.victims)
         step = f"evicts {victims}" if nominated else "binds it with enough members of its gang"
-        reasons, cure = (f"{reason.value}: {reason.sentence}",), cluster_level_fix(reason, replica.metadata.namespace)
-    return Timeline(subject, tuple(events), now_at.value, owner, step, reasons, suggested_fix=cure)
+        reasons, fix = (f"{reason.value}: {reason.sentence}",), cluster_level_fix(reason, replica.metadata.namespace)
+    return Timeline(subject, tuple(events), current.value, owner, step, reasons, suggested_fix=fix)
 
 
 def _in_order(events: Iterable[TimelineEvent]) -> list[TimelineEvent]:
@@ -119,25 +119,31 @@ def _in_order(events: Iterable[TimelineEvent]) -> list[TimelineEvent]:
     return [event for _, event in sorted(timed, key=lambda pair: pair[0])]
 
 
-def request_timeline(request: SchedulingRequest, known: Evidence) -> Timeline:
+def request_timeline(request: SchedulingRequest, evidence: Evidence) -> Timeline:
     """Timeline of all pending members of a request."""
     count = request.status.pending
     subject = f"{count} replica{'s' if count != 1 else ''} of {request.metadata.namespace}/{request.spec.workload}"
-    events = (TimelineEvent(request.metadata.creation_timestamp, "Queued", "replicate", f"{len(request.spec.members)} queued"),)
-    return _waiting_story(subject, request, known, events)
+    events = (
+        TimelineEvent(
+            request.metadata.creation_timestamp, "Queued", "replicate", f"{len(request.spec.members)} queued"
+        ),
+    )
+    return _pending_timeline(subject, request, evidence, events)
 
 
 def refusal_text(refusal: RefusalCount) -> str:
     """One reason with its node count, examples and message."""
     count = f"{refusal.nodes} node{'s' if refusal.nodes != 1 else ''} " if refusal.nodes else ""
     examples = f" (such as {', '.join(refusal.examples)})" if refusal.examples else ""
-    says = refusal.message or _says(refusal.reason)
+    says = refusal.message or _reason_sentence(refusal.reason)
     return f"{count}{refusal.reason}{examples}: {says}"
 
 
-def _waiting_story(subject: str, request: SchedulingRequest, known: Evidence, events: Sequence[TimelineEvent]) -> Timeline:
+def _pending_timeline(
+    subject: str, request: SchedulingRequest, evidence: Evidence, events: Sequence[TimelineEvent]
+) -> Timeline:
     status = request.status
-    cure = _cure(request, known.suggested_fix)
+    fix = _suggested_fix(request, evidence.suggested_fix)
     late = [c for c in status.conditions if is_condition_true((c,), c.type) and c.type.startswith("Deadline")]
     reasons = tuple(refusal_text(r) for r in status.reasons) + tuple(f"{c.reason}: {c.message}" for c in late)
     return Timeline(
@@ -149,13 +155,13 @@ def _waiting_story(subject: str, request: SchedulingRequest, known: Evidence, ev
         reasons,
         next_retry_at=status.next_retry_at,
         retry_on=status.retry_on,
-        position=known.position or status.position,
-        queue_length=known.queue_length,
-        suggested_fix=cure,
+        position=evidence.position or status.position,
+        queue_length=evidence.queue_length,
+        suggested_fix=fix,
     )
 
 
-def _cure(request: SchedulingRequest, nearest: SuggestedFix | None) -> str:
+def _suggested_fix(request: SchedulingRequest, nearest: SuggestedFix | None) -> str:
     """A fix outside the nodes, if the reasons have one; else the smallest change on the nearest node; or both."""
     tenant = request.metadata.namespace
     beyond = [text for r in request.status.reasons if (text := cluster_level_fix(r.reason, tenant))]
@@ -165,14 +171,14 @@ def _cure(request: SchedulingRequest, nearest: SuggestedFix | None) -> str:
     return "; or: ".join(dict.fromkeys([from_nodes, *beyond])) if from_nodes else ""
 
 
-def _says(reason: str) -> str:
+def _reason_sentence(reason: str) -> str:
     try:
         return Reason(reason).sentence  # type: ignore[call-arg]
     except ValueError:
         return ""
 
 
-def _decided(replica: Replica, decision: Decision | None) -> Iterable[TimelineEvent]:
+def _decision_events(replica: Replica, decision: Decision | None) -> Iterable[TimelineEvent]:
     if decision is None:
         return
     spec = decision.spec
@@ -197,45 +203,53 @@ def _why_chosen(entry: DecisionEntry) -> str:
     return f" with score {entry.score} ({parts}){second}"
 
 
-def _placed(replica: Replica, known: Evidence) -> Iterable[TimelineEvent]:
+def _placement_events(replica: Replica, evidence: Evidence) -> Iterable[TimelineEvent]:
     placed = replica.status.placement
     if placed.reserved_at and not placed.bound_at:
-        waits = ""
-        if known.reservation is not None and known.reservation.spec.victims:
-            waits = f", waiting for the release of {', '.join(known.reservation.spec.victims)}"
-        yield TimelineEvent(placed.reserved_at, "Reserved", "authority", f"on node {placed.node}{waits}")
+        suffix = ""
+        if evidence.reservation is not None and evidence.reservation.spec.victims:
+            suffix = f", waiting for the release of {', '.join(evidence.reservation.spec.victims)}"
+        yield TimelineEvent(placed.reserved_at, "Reserved", "authority", f"on node {placed.node}{suffix}")
     if placed.bound_at:
         again = f", attempt {placed.attempt}" if placed.attempt > 1 else ""
-        yield TimelineEvent(placed.bound_at, "Bound", "authority", f"to node {placed.node} in zone {placed.zone}{again}")
+        yield TimelineEvent(
+            placed.bound_at, "Bound", "authority", f"to node {placed.node} in zone {placed.zone}{again}"
+        )
     if placed.released_reason:
         yield TimelineEvent("", "Released", "authority", f"the previous attempt was released: {placed.released_reason}")
 
 
-def _ran(replica: Replica) -> Iterable[TimelineEvent]:
-    ran = current_execution(replica)
-    if ran is None:
+def _execution_events(replica: Replica) -> Iterable[TimelineEvent]:
+    execution = current_execution(replica)
+    if execution is None:
         return
-    if ran.started_at:
-        yield TimelineEvent(ran.started_at, "Starting", "agent", f"started, {ran.restarts} restarts")
-    if ran.ready_since:
-        ports = ",".join(str(port) for _, port in sorted(ran.ports.items()))
-        yield TimelineEvent(ran.ready_since, "Ready", "agent", f"ready at {ran.address}{':' + ports if ports else ''}")
-    if ran.last_exit is not None:
-        left = ran.last_exit
-        yield TimelineEvent(left.at, "Exited", "agent", f"{left.reason or 'ended'} {left.message}".strip())
-    if ran.reason and not ran.ready:
-        yield TimelineEvent("", ran.phase.value, "agent", f"{ran.reason}: {ran.message}")
+    if execution.started_at:
+        yield TimelineEvent(execution.started_at, "Starting", "agent", f"started, {execution.restarts} restarts")
+    if execution.ready_since:
+        ports = ",".join(str(port) for _, port in sorted(execution.ports.items()))
+        yield TimelineEvent(
+            execution.ready_since, "Ready", "agent", f"ready at {execution.address}{':' + ports if ports else ''}"
+        )
+    if execution.last_exit is not None:
+        last_exit = execution.last_exit
+        yield TimelineEvent(
+            last_exit.at, "Exited", "agent", f"{last_exit.reason or 'ended'} {last_exit.message}".strip()
+        )
+    if execution.reason and not execution.ready:
+        yield TimelineEvent("", execution.phase.value, "agent", f"{execution.reason}: {execution.message}")
     traffic = replica.status.traffic
     if traffic is not None and traffic.serving:
         yield TimelineEvent(traffic.since, "Serving", "serve", "its address is in the Endpoint")
 
 
-def _left(replica: Replica) -> Iterable[TimelineEvent]:
-    asked = replica.status.release
-    if asked is not None:
-        before = f"attempt {asked.attempt} was released: " if asked.attempt < replica.status.placement.attempt else ""
-        text = f"{before}{asked.reason}: {asked.message}"
-        yield TimelineEvent(asked.at, "Stopping", asked.requested_by or "release", text)
+def _release_events(replica: Replica) -> Iterable[TimelineEvent]:
+    release = replica.status.release
+    if release is not None:
+        before = (
+            f"attempt {release.attempt} was released: " if release.attempt < replica.status.placement.attempt else ""
+        )
+        text = f"{before}{release.reason}: {release.message}"
+        yield TimelineEvent(release.at, "Stopping", release.requested_by or "release", text)
     contact = replica.status.contact
     if contact is not None and is_out_of_contact(replica):
         yield TimelineEvent(contact.since, "Unknown", "node-health", f"its node is out of contact: {contact.reason}")

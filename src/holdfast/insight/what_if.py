@@ -12,7 +12,7 @@ from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.spec_diff import WorkloadChange, workload_change
-from holdfast.insight.why_not import WhyNotQuery
+from holdfast.insight.why_not import WhyNotQuery, WhyNotResult
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
@@ -266,6 +266,19 @@ def _planned(region: RegionClient, request: SchedulingRequest, rules: PolicyRule
             for m in made.unplaced
         ]  # fmt: skip
     return found
+
+
+def explain_node(region: RegionClient, replica: Replica, node: str) -> WhyNotResult | None:
+    """Why the replica cannot run on the node, or how the node scores, as if the replica held no claim. None if the
+    region has no such node."""
+    placement = replica.status.placement
+    for name in (placement.binding, placement.reservation):
+        for kind in ("Binding", "Reservation"):
+            claim = region.get_object(kind, Key(replica.metadata.namespace, name))
+            if claim is not None:
+                region.builder().delete(claim)
+    request = request_for(replica, attempt=placement.attempt)
+    return region.why_not_query(requirements_of(request), now_s()).explain_node(node)
 
 
 def request_for(replica: Replica, *, attempt: int) -> SchedulingRequest:

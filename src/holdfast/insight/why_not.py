@@ -1,7 +1,7 @@
-"""Why not this node, and what the least change is that would let the work fit. Pure; the same gates as the planner's.
+"""Why a replica cannot use a node, and the smallest change that would make it fit. Pure; uses the planner's filters.
 
-The planner stops at a node's first refusal. Here every gate is asked about every node, so that the answer names all
-that stands in the way, and the node with the least of it is the nearest miss.
+The planner stops at a node's first refusal. Here every filter runs on every node, so that all blockers are named and
+the node with the fewest blockers is the nearest miss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.model.decision import ScoreComponent
 from holdfast.model.quantity import GPU, amount_text
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import PolicyRules
-from holdfast.scheduling import filters as gates
+from holdfast.scheduling import filters
 from holdfast.scheduling.filters import resources
 from holdfast.scheduling.filters.refusal import Refusal
 from holdfast.scheduling.refusal_summary import refusal_message
@@ -26,7 +26,7 @@ from holdfast.scheduling.snapshot import Snapshot
 
 
 class Blocker(msgspec.Struct, frozen=True):
-    """One thing in the way on one node, and what would remove it."""
+    """One refusal on one node, and the change that would remove it."""
 
     reason: str
     message: str
@@ -34,7 +34,7 @@ class Blocker(msgspec.Struct, frozen=True):
 
 
 class WhyNotResult(msgspec.Struct, frozen=True):
-    """One node for one replica: what stands in the way, or how it scores where nothing does."""
+    """One node for one replica: its blockers, or its score if it is feasible."""
 
     node: str
     blockers: tuple[Blocker, ...]
@@ -47,7 +47,7 @@ class WhyNotResult(msgspec.Struct, frozen=True):
 
 
 class SuggestedFix(msgspec.Struct, frozen=True):
-    """The least change that would let one replica fit: everything in the way on the node that comes nearest."""
+    """The smallest change that lets one replica fit: all blockers on the nearest node."""
 
     text: str
     node: str = ""
@@ -55,38 +55,44 @@ class SuggestedFix(msgspec.Struct, frozen=True):
 
 
 class WhyNotQuery:
-    """One ask against one state. Asking costs one pass of every gate."""
+    """One replica's requirements against one snapshot. Runs every filter once."""
 
-    def __init__(self, snapshot: Snapshot, ask: ReplicaRequirements, rules: PolicyRules, now: float) -> None:
+    def __init__(self, snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float) -> None:
         self._scratch = Scratch(snapshot, now)
-        self._ask = ask
+        self._requirements = requirements
         self._rules = rules
-        self._among = gates.eligible_nodes(self._scratch, ask, rules)
-        self._skew = gates.skew_of(self._scratch, ask, rules, self._among)
-        self._refusals: list[Refusal] = self._told_once(gates.all_refusals(self._scratch, ask, rules, self._skew))
+        self._eligible = filters.eligible_nodes(self._scratch, requirements, rules)
+        self._skew = filters.skew_of(self._scratch, requirements, rules, self._eligible)
+        self._refusals: list[Refusal] = self._without_duplicate_gpus(
+            filters.all_refusals(self._scratch, requirements, rules, self._skew)
+        )
 
-    def _told_once(self, found: list[Refusal]) -> list[Refusal]:
-        """Missing GPUs are refused as devices and as an amount: the devices say more."""
+    def _without_duplicate_gpus(self, found: list[Refusal]) -> list[Refusal]:
+        """Drops the resource refusal of missing GPUs where a device refusal explains it better."""
         devices = next((refused for reason, refused in found if reason is Reason.INSUFFICIENT_DEVICES), None)
-        others = [n for n in self._ask.amounts if resources.reason_for(n) is Reason.INSUFFICIENT_RESOURCE and n != GPU]
+        others = [
+            n
+            for n in self._requirements.amounts
+            if resources.reason_for(n) is Reason.INSUFFICIENT_RESOURCE and n != GPU
+        ]
         if devices is None or others:
             return found
-        kept = [(r, refused & ~devices if r is Reason.INSUFFICIENT_RESOURCE else refused) for r, refused in found]
-        return [(reason, refused) for reason, refused in kept if refused.any()]
+        remaining = [(r, refused & ~devices if r is Reason.INSUFFICIENT_RESOURCE else refused) for r, refused in found]
+        return [(reason, refused) for reason, refused in remaining if refused.any()]
 
     def explain_node(self, node: str) -> WhyNotResult | None:
-        """What stands between the work and this node; None when there is no such node."""
+        """The result for this node; None if there is no such node."""
         snapshot = self._scratch.snapshot
         slot = snapshot.slots.get(node)
         if slot is None:
             return None
-        obstacles = tuple(self._obstacle(reason, slot) for reason, refused in self._refusals if refused[slot])
-        if obstacles:
-            return WhyNotResult(node, obstacles)
+        blockers = tuple(self._blocker(reason, slot) for reason, refused in self._refusals if refused[slot])
+        if blockers:
+            return WhyNotResult(node, blockers)
         return self._scored(node, slot)
 
     def suggested_fix(self) -> SuggestedFix:
-        """The least change: on the node with the fewest obstacles, then the easiest, the smallest gap, and by name."""
+        """The change on the node with the fewest blockers, then the least effort, the smallest gap, and by name."""
         snapshot, live = self._scratch.snapshot, self._scratch.snapshot.static.has_node
         if not snapshot.node_count:
             return SuggestedFix("add a node: the region has none", reasons=(Reason.NO_NODES.value,))
@@ -99,23 +105,23 @@ class WhyNotQuery:
         slots = np.flatnonzero(live).tolist()
         nearest = min(slots, key=lambda s: (int(count[s]), effort.get(s, 0), self._gap(s), snapshot.name(s)))
         if not count[nearest]:
-            return SuggestedFix("nothing: it fits now and is placed at its next turn", snapshot.name(nearest))
+            return SuggestedFix("nothing: it fits now and is placed at the next attempt", snapshot.name(nearest))
         found = [(reason, refused) for reason, refused in self._refusals if refused[nearest]]
-        texts = [self._obstacle(reason, nearest).fix for reason, _ in found]
+        fixes = [self._blocker(reason, nearest).fix for reason, _ in found]
         return SuggestedFix(
-            " and ".join(dict.fromkeys(texts)), snapshot.name(nearest), tuple(dict.fromkeys(r.value for r, _ in found))
+            " and ".join(dict.fromkeys(fixes)), snapshot.name(nearest), tuple(dict.fromkeys(r.value for r, _ in found))
         )
 
     # Inside
 
     def _scored(self, node: str, slot: int) -> WhyNotResult:
         scratch, snapshot = self._scratch, self._scratch.snapshot
-        board = NodeScorer(scratch, self._ask, self._rules, self._skew)
-        scored = board.score()
+        scorer = NodeScorer(scratch, self._requirements, self._rules, self._skew)
+        scored = scorer.score()
         zones = snapshot.static.zone
         points = np.zeros(len(zones.values), dtype=np.int64)
         for zone in self._skew.zones:
-            points[zone] = board.zone_points(zone)
+            points[zone] = scorer.zone_points(zone)
         totals = scored.total + points[zones.ids]
         open_slots = snapshot.static.has_node.copy()
         for _, refused in self._refusals:
@@ -126,7 +132,7 @@ class WhyNotQuery:
             node,
             (),
             score=int(totals[slot]),
-            scores=board.score_parts(scored, slot, int(zones.ids[slot])),
+            scores=scorer.score_parts(scored, slot, int(zones.ids[slot])),
             position=ranked.index(slot) + 1,
             feasible=len(ranked),
             best=snapshot.name(ranked[0]),
@@ -134,26 +140,30 @@ class WhyNotQuery:
         )
 
     def _gap(self, slot: int) -> float:
-        """How much is missing on the node, in parts of what is asked for."""
+        """Missing resources on the node, as a fraction of the request."""
         gap = 0.0
-        for name, amount in self._ask.amounts.items():
-            free = int(resources.free_of(self._scratch, self._ask, name)[slot])
+        for name, amount in self._requirements.amounts.items():
+            free = int(resources.free_of(self._scratch, self._requirements, name)[slot])
             gap += max(0, amount - free) / amount
         return gap
 
-    def _obstacle(self, reason: Reason, slot: int) -> Blocker:
-        message = refusal_message(self._scratch, self._ask, reason, [slot])
-        return Blocker(reason.value, message, self._cure_for(reason, slot))
+    def _blocker(self, reason: Reason, slot: int) -> Blocker:
+        message = refusal_message(self._scratch, self._requirements, reason, [slot])
+        return Blocker(reason.value, message, self._fix_for(reason, slot))
 
-    def _cure_for(self, reason: Reason, slot: int) -> str:
-        snapshot, ask = self._scratch.snapshot, self._ask
+    def _fix_for(self, reason: Reason, slot: int) -> str:
+        snapshot, requirements = self._scratch.snapshot, self._requirements
         name = snapshot.name(slot)
         match reason:
             case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
                 return " and ".join(self._missing(reason, slot))
             case Reason.INSUFFICIENT_DEVICES:
-                wanted = f"{amount_text(GPU, ask.gpu_milli)} gpu"
-                models = f" of model {' or '.join(ask.template.gpu_models)}" if ask.template.gpu_models else ""
+                wanted = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
+                models = (
+                    f" of model {' or '.join(requirements.template.gpu_models)}"
+                    if requirements.template.gpu_models
+                    else ""
+                )
                 return f"free {wanted}{models} on node {name}, or ask for fewer"
             case Reason.ZONE_NOT_ALLOWED:
                 return f"add zone {snapshot.zone(slot)} to spec.placement.zones"
@@ -163,27 +173,27 @@ class WhyNotQuery:
                 return f"let spec.placement allow region {snapshot.region}, or place the workload in another region"
             case Reason.TENANCY_VIOLATED:
                 owner = snapshot.static.tenant.at(slot) or "everyone"
-                return f"add nodes for tenant {ask.namespace}: node {name} belongs to {owner}"
+                return f"add nodes for tenant {requirements.namespace}: node {name} belongs to {owner}"
             case Reason.NODE_EXCLUDED_BY_OVERRIDE:
-                override = self._scratch.avoidance_of(ask, snapshot.zone(slot))
+                override = self._scratch.avoidance_of(requirements, snapshot.zone(slot))
                 name = override.metadata.name if override is not None else ""
                 return f"end override {name}, or wait until it expires"
             case _:
-                return _CURES.get(reason, reason.sentence).format(node=name)
+                return _FIXES.get(reason, reason.sentence).format(node=name)
 
     def _missing(self, reason: Reason, slot: int) -> Iterator[str]:
-        snapshot, ask = self._scratch.snapshot, self._ask
-        for resource, amount in ask.amounts.items():
+        snapshot, requirements = self._scratch.snapshot, self._requirements
+        for resource, amount in requirements.amounts.items():
             if resources.reason_for(resource) is not reason:
                 continue
-            free = int(resources.free_of(self._scratch, ask, resource)[slot])
+            free = int(resources.free_of(self._scratch, requirements, resource)[slot])
             if free >= amount:
                 continue
             row = snapshot.resources.get(resource)
-            has = int(snapshot.capacity[row, slot]) if row is not None else 0
-            if has < amount:
+            capacity = int(snapshot.capacity[row, slot]) if row is not None else 0
+            if capacity < amount:
                 yield (
-                    f"ask for at most {amount_text(resource, has)} {resource} instead of "
+                    f"ask for at most {amount_text(resource, capacity)} {resource} instead of "
                     f"{amount_text(resource, amount)}, or add a larger node (node {snapshot.name(slot)} is the nearest)"
                 )
             else:
@@ -204,49 +214,50 @@ _EFFORT: dict[Reason, int] = {
     Reason.RESIDENCY_VIOLATED: 9,
     Reason.TENANCY_VIOLATED: 9,
 }
-"""How much a change asks of people; what is not listed is in the middle."""
+"""Effort of a change for an operator; 5 if not listed."""
 
-_CURES: dict[Reason, str] = {
-    Reason.NODE_UNREACHABLE: "bring the agent of node {node} back",
+_FIXES: dict[Reason, str] = {
+    Reason.NODE_UNREACHABLE: "restart the agent of node {node}",
     Reason.NODE_CORDONED: "uncordon node {node}",
     Reason.NODE_DRAINING: "end the drain of node {node}",
     Reason.NODE_TERMINATING: "register node {node} again, or add another one",
-    Reason.NODE_FENCED: "let the agent of node {node} register anew",
-    Reason.NODE_RECONCILING: "wait until node {node} has matched what it runs",
-    Reason.NODE_QUARANTINED: "repair node {node}, which fails at starting work",
+    Reason.NODE_FENCED: "wait until the agent of node {node} registers again",
+    Reason.NODE_RECONCILING: "wait until the agent of node {node} has reconciled its tasks",
+    Reason.NODE_QUARANTINED: "repair node {node}: task starts fail on it",
     Reason.DRIVER_MISSING: "add a node with the driver, or use one that node {node} has",
     Reason.PORT_IN_USE: "let the node choose the port (port 0), or free it on node {node}",
     Reason.PORTS_EXHAUSTED: "widen the port range of node {node}",
-    Reason.LABELS_DO_NOT_MATCH: "label node {node} as the selector wants, or relax the selector",
+    Reason.LABELS_DO_NOT_MATCH: "label node {node} to match the selector, or relax the selector",
     Reason.TAINT_NOT_TOLERATED: "tolerate the taint of node {node} in spec.placement.tolerations, or remove it",
-    Reason.SPREAD_VIOLATED: "raise maxSkew, or make room in the emptier zones or nodes",
-    Reason.AFFINITY_NOT_MET: "place the workload it wants to be near first, or make the rule preferred",
-    Reason.ANTI_AFFINITY_VIOLATED: "make the rule that keeps them apart preferred, or add nodes without the other",
-    Reason.EXPRESSION_REFUSED: "change the policy's filter expression, or what it looks at on node {node}",
+    Reason.SPREAD_VIOLATED: "raise maxSkew, or free resources in the emptier zones or nodes",
+    Reason.AFFINITY_NOT_MET: "place the workload of the affinity rule first, or make the rule preferred",
+    Reason.ANTI_AFFINITY_VIOLATED: "make the anti-affinity rule preferred, or add nodes without the other workload",
+    Reason.EXPRESSION_REFUSED: "change the policy's filter expression, or the attributes of node {node} that it reads",
 }
 
-_BEYOND_NODES: dict[str, str] = {
+_CLUSTER_FIXES: dict[str, str] = {
     Reason.NO_NODES: "add a node: the region has none",
     Reason.NO_GRANT: "create a Quota for tenant {tenant}; the region then receives a grant",
-    Reason.QUOTA_EXCEEDED: "raise the Quota of tenant {tenant}, or end other work of it",
+    Reason.QUOTA_EXCEEDED: "raise the Quota of tenant {tenant}, or stop other workloads of the tenant",
     Reason.GRANT_EXPIRED: "restore the link between the region and the global cell: the grant cannot be renewed",
-    Reason.NOT_ALLOWED_WHILE_PARTITIONED: "restore the link between the region and the global cell: until then only provisional "
-    "work is placed",
-    Reason.GANG_INCOMPLETE: "make room for the missing members, or lower spec.gang.minAvailable",
-    Reason.NO_VICTIMS: "free room, or raise the rank: no weaker work may leave that would make enough room",
+    Reason.NOT_ALLOWED_WHILE_PARTITIONED: (
+        "restore the link between the region and the global cell: until then only provisional work is placed"
+    ),
+    Reason.GANG_INCOMPLETE: "free resources for the missing members, or lower spec.gang.minAvailable",
+    Reason.NO_VICTIMS: "free resources, or raise the priority: preemption would not free enough on any node",
     Reason.PREEMPTION_BUDGET_SPENT: "wait a minute, or raise preemption.perTenantPerMinute in the policy",
-    Reason.WAITING_FOR_VICTIMS: "nothing: a place is reserved and its holders are leaving",
-    Reason.WAITING_FOR_GANG: "nothing: a place is reserved until the other members of the gang have one",
-    Reason.WAITING: "nothing: it is tried again",
+    Reason.WAITING_FOR_VICTIMS: "nothing: the node is reserved and the victims are stopping",
+    Reason.WAITING_FOR_GANG: "nothing: the node is reserved until the other gang members have one",
+    Reason.WAITING: "nothing: it is retried",
     Reason.VICTIM_NOT_ALLOWED: "nothing: it is planned again with other victims",
-    Reason.DEVICE_IN_USE: "nothing: another one was given the device first, and it is planned again",
-    Reason.NODE_NOT_FOUND: "nothing: the node went away meanwhile, and it is planned again on the others",
-    Reason.ALREADY_CLAIMED: "nothing: a replica of the same name is still leaving its node; see that it is released",
-    Reason.DEADLINE_AT_RISK: "raise the priority, or free room soon",
+    Reason.DEVICE_IN_USE: "nothing: another claim took the device first; it is planned again",
+    Reason.NODE_NOT_FOUND: "nothing: the node was removed; it is planned again on other nodes",
+    Reason.ALREADY_CLAIMED: "nothing: a replica of the same name is still being released",
+    Reason.DEADLINE_AT_RISK: "raise the priority, or free resources soon",
     Reason.DEADLINE_MISSED: "start the batch again with a later deadline",
 }
 
 
 def cluster_level_fix(reason: str, tenant: str) -> str:
-    """What helps against a reason that no single node is the cause of; empty where that is not so."""
-    return _BEYOND_NODES.get(reason, "").format(tenant=tenant)
+    """The fix for a reason that no single node causes; empty for other reasons."""
+    return _CLUSTER_FIXES.get(reason, "").format(tenant=tenant)

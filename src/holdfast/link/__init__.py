@@ -1,5 +1,5 @@
-"""What a region and the global cell exchange. The region dials; nothing dials it. Either side may restart at any time.
+"""Exchange between a region and the global cell. The region connects; the global cell never connects to a region.
 
-Everything here is level-triggered: what is copied or reported follows from the state on both sides, so a lost message,
-a restart or a long cut costs only time.
+All exchange is level-triggered: it follows from the state on both sides. A lost message, a restart of either side or a
+long partition only causes delay.
 """

@@ -1,8 +1,8 @@
-"""What the global cell's clock says, as far as a region can know it without trusting its own wall clock.
+"""Estimate of the global cell's clock in a region, without trusting the region's wall clock.
 
-The region's reports are numbered; `region-health` writes down, by the global cell's clock, when it heard which. A
-report was sent before it was heard, so at the sending the global clock was not yet there: a time left that is counted
-from the sending is never more than what is truly left. No reading of this region's wall clock goes into it.
+Reports are numbered, and region-health records on the global clock when it saw which report. A report is sent before it
+is seen, so a remaining time counted from the sending never exceeds the true one. Only the monotonic clock of the region
+is used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from holdfast.model import limits
 from holdfast.model.region import Region
 from holdfast.model.times import parse_time
 
+# Tolerated difference between a stored expiry and the monotonic clock. Beyond that the stored expiry is corrected.
+EXPIRY_CLOCK_ERROR_MAX_S = 1.0
+# Sent reports remembered until the global cell confirms when they arrived. The oldest is forgotten.
+UNCONFIRMED_REPORTS_MAX = 64
+
 
 class GlobalClock:
     def __init__(self) -> None:
@@ -18,18 +23,18 @@ class GlobalClock:
         self._sample: tuple[float, float] | None = None
 
     def forget(self) -> None:
-        """Nothing is known any more: what was heard belongs to another process, or to another life of the cell."""
+        """Forgets all samples, which belong to another process or incarnation."""
         self._sent.clear()
         self._sample = None
 
     def record_sent(self, sequence: int, mono_s: float) -> None:
-        """A report of this number is about to be sent."""
+        """Records the time of sending a report."""
         self._sent[sequence] = mono_s
-        while len(self._sent) > limits.UNCONFIRMED_REPORTS_MAX:
+        while len(self._sent) > UNCONFIRMED_REPORTS_MAX:
             del self._sent[next(iter(self._sent))]
 
     def observe(self, own: Region | None) -> bool:
-        """Takes in when the global cell heard this region; whether that said something new."""
+        """Takes a new sample from the Region status. Returns whether there was one."""
         if own is None or not own.status.health.last_contact_at:
             return False
         sent_s = self._sent.get(own.status.health.last_sequence)
@@ -39,7 +44,7 @@ class GlobalClock:
         return True
 
     def remaining_s(self, until_s: float, mono_s: float) -> float | None:
-        """The least that is left until a moment of the global clock; None while nothing is known of that clock."""
+        """Lower bound of the time left until a time of the global clock; None without a sample."""
         if self._sample is None:
             return None
         sent_s, heard_s = self._sample

@@ -1,7 +1,7 @@
-"""grant-sync: turns a Grant into the limit this region enforces, and tells the global cell what it enforces.
+"""grant-sync: applies Grants as the limits that this region enforces, and acknowledges them to the global cell.
 
-A smaller limit is first enforced here, never below what is in use, and only then acknowledged; so what the global cell
-counts is never less than what this region may still spend.
+A lower limit is enforced first, never below current usage, and acknowledged only then. So the global cell never counts
+less than this region may still spend.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.controllers.controller import ControllerView
+from holdfast.link.global_clock import EXPIRY_CLOCK_ERROR_MAX_S
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Key, ObjectMeta
@@ -22,16 +23,16 @@ from holdfast.model.view import View
 from holdfast.model.writes import Create, SetStatus, Update, Write
 
 RENEW_AFTER_FRACTION = 0.5
-"""The part of a lease that must have passed before it is worth a write to renew it."""
+"""Fraction of a lease that must have passed before its renewal is written. Saves writes."""
 
 
 CHECK_AFTER_FRACTION = 0.25
-"""The part of a lease after which it is looked at again: twice before it is worth renewing, often before it ends."""
+"""Fraction of a lease after which it is checked again: twice before it is renewed, four times before it ends."""
 
 
 CLOCK_STEP_FRACTION = 0.5
-"""An answer may come late, and takes nothing back. By this part of a lease it does not: then the clock was put back and
-what was heard before that counts for nothing. By less, the lease lasts until the clock is there again."""
+"""A new contact time that is older than the stored one by less than this fraction of a lease is a late response and is
+ignored. By more, the region's clock was stepped back, and the stored time is replaced."""
 
 
 def grant_copy_name(grant_class: GrantClass) -> str:
@@ -41,21 +42,19 @@ def grant_copy_name(grant_class: GrantClass) -> str:
 def copy_writes(
     key: Key, grants: View, here: View, region: str, heard_s: float, *, ends_s: Callable[[str], float] = parse_time
 ) -> Iterable[Write]:
-    """The writes that bring this region's limit to the tenant's grant. The key is (tenant, class).
+    """The writes that make this region's limit follow the tenant's Grant. The key is (tenant, class).
 
-    `ends_s` turns a time of the global cell's clock, at which a grant ends by itself, into one of this region's.
-
-    `heard_s` is when the last report that the global cell took was sent: a lease counts from there, and never from the
-    mere reading of grants. The global cell does not know who reads, and by its own count of silence may give away what
-    comes back by time.
+    `ends_s` converts a time of the global clock to this region's clock. `heard_s` is when the last accepted report was
+    sent. The lease counts from there, never from reading Grants: the global cell does not see reads, and may reclaim
+    the provisional share of a region that does not report.
     """
     grant_class = GrantClass(key.name.capitalize())
     grant = grants.get(Grant, grant_name(region, grant_class), key.namespace)
     copy = here.get(GrantCopy, key.name, key.namespace)
     if grant is None:
-        return () if copy is None else _close(copy)
+        return () if copy is None else _close_copy(copy)
     wanted = amounts(grant.spec.limit)
-    lease = {"heard_at": micro_text(heard_s), "spend_until": micro_text(_spend_until_s(grant, heard_s, ends_s))}
+    lease = {"last_contact_at": micro_text(heard_s), "lease_expires_at": micro_text(_lease_end_s(grant, heard_s, ends_s))}
     if copy is None:
         if not heard_s:
             return ()
@@ -70,12 +69,12 @@ def copy_writes(
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
     known_s = parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
     if not heard_s or 0.0 < known_s - heard_s < grant.spec.lease_seconds * CLOCK_STEP_FRACTION:
-        lease = {"heard_at": copy.spec.last_contact_at, "spend_until": copy.spec.lease_expires_at}
+        lease = {"last_contact_at": copy.spec.last_contact_at, "lease_expires_at": copy.spec.lease_expires_at}
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
-    gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.lease_expires_at)
+    gained_s = parse_time(lease["lease_expires_at"]) - parse_time(copy.spec.lease_expires_at)
     same = limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch
     same = same and copy.spec.protected == grant.spec.protected
-    late = gained_s < -limits.EXPIRY_CLOCK_ERROR_MAX_S  # this region's clock was put back
+    late = gained_s < -EXPIRY_CLOCK_ERROR_MAX_S  # this region's clock was stepped back
     if same and not late and gained_s < grant.spec.lease_seconds * RENEW_AFTER_FRACTION:
         return ()
     spec = msgspec.structs.replace(
@@ -89,14 +88,14 @@ def copy_writes(
     return (Update(msgspec.structs.replace(copy, spec=spec)),)
 
 
-def _spend_until_s(grant: Grant, heard_s: float, ends_s: Callable[[str], float]) -> float:
-    """A lease from the last answer; what ends by itself is not spent past its end, whatever happens (S8)."""
+def _lease_end_s(grant: Grant, heard_s: float, ends_s: Callable[[str], float]) -> float:
+    """End of the lease, counted from the last accepted report, but not after `endsAt` (S8)."""
     until_s = heard_s + grant.spec.lease_seconds
     return min(until_s, ends_s(grant.spec.ends_at)) if grant.spec.ends_at else until_s
 
 
 def _not_below_use(wanted: Amounts, current: Amounts, used: Amounts) -> Amounts:
-    """The new limit. Where it shrinks it stops at what is in use: the rest follows as work ends."""
+    """The new limit, but not below current usage. It shrinks further as work ends."""
     limit = dict(wanted)
     for name, amount in used.items():
         if limit.get(name, 0) < min(amount, current.get(name, 0)):
@@ -104,8 +103,8 @@ def _not_below_use(wanted: Amounts, current: Amounts, used: Amounts) -> Amounts:
     return limit
 
 
-def _close(copy: GrantCopy) -> Iterable[Write]:
-    """The grant is gone: nothing new may be spent; the copy stays while something is in use."""
+def _close_copy(copy: GrantCopy) -> Iterable[Write]:
+    """The Grant was deleted: the limit shrinks to current usage."""
     limit = _not_below_use({}, amounts(copy.spec.limit), amounts(copy.status.used))
     if limit == amounts(copy.spec.limit) and not copy.spec.protected:
         return ()
@@ -114,16 +113,16 @@ def _close(copy: GrantCopy) -> Iterable[Write]:
 
 
 def acknowledgement(key: Key, grants: View, here: View, region: str, now: float) -> Iterable[Write]:
-    """What to tell the global cell about one grant, when it does not know it already.
+    """The acknowledgement of one Grant, if the global cell does not have it yet.
 
-    Only use that the authority counted under this very limit is proof that nothing is spent under a higher one; what
-    is in use beyond it is still held, and said to be.
+    Only usage that the authority counted under this limit proves that nothing is spent under a higher one. Usage beyond
+    the limit is reported as still held.
     """
     grant = grants.get(Grant, grant_name(region, GrantClass(key.name.capitalize())), key.namespace)
     copy = here.get(GrantCopy, key.name, key.namespace)
     if grant is None or copy is None or copy.status.observed_generation != copy.metadata.generation:
         return ()
-    used, held = _told(copy, grants, here, region)
+    used, held = _reported_amounts(copy, grants, here, region)
     known = grant.status
     same = known.acknowledged_epoch == copy.spec.epoch and amounts(known.limit) == held and amounts(known.used) == used
     recent = known.renewed_at and now - parse_time(known.renewed_at) < limits.GRANT_LEASE_S / 2
@@ -138,11 +137,11 @@ def acknowledgement(key: Key, grants: View, here: View, region: str, now: float)
     return (SetStatus("Grant", grant.key, grant.uid, blocks=blocks, observed_generation=grant.metadata.generation),)
 
 
-def _told(copy: GrantCopy, grants: View, here: View, region: str) -> tuple[Amounts, Amounts]:
-    """What is used and held of a grant, each class by itself.
+def _reported_amounts(copy: GrantCopy, grants: View, here: View, region: str) -> tuple[Amounts, Amounts]:
+    """Usage and held limit to report for one class.
 
-    Emergency quota adds to the normal limit, and use is counted once, on the normal copy. What is beyond the normal
-    limit is spent from the emergency's: told as normal it would be given on as such, and the emergency given twice.
+    Usage of normal and emergency quota is counted together on the normal copy. Usage beyond the normal limit is
+    reported for the emergency grant. Reported as normal, it would be granted again as normal quota.
     """
     tenant = copy.metadata.namespace
     normal = here.get(GrantCopy, grant_copy_name(GrantClass.NORMAL), tenant)
@@ -161,7 +160,7 @@ def _told(copy: GrantCopy, grants: View, here: View, region: str) -> tuple[Amoun
 
 
 def max_held(copy: GrantCopy) -> Amounts:
-    """The most that the region may hold under this limit: the limit, or what is in use beyond it."""
+    """The larger of limit and usage, per resource."""
     held = amounts(copy.spec.limit)
     for name, amount in amounts(copy.status.used).items():
         held[name] = max(amount, held.get(name, 0))

@@ -1,6 +1,6 @@
-"""The link of one region: follows the global cell, reports to it, and runs the controllers of the link while it is up.
+"""The link of one region: watches the global cell, reports to it, and runs the link controllers while it is connected.
 
-It ends, and with it everything that is exchanged, when one side is a life of its cell that a restore has ended.
+The link stops, and with it every exchange, if one side belongs to an incarnation that a restore has replaced.
 """
 
 from __future__ import annotations
@@ -37,11 +37,20 @@ from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.writes import Create, Update
 
+# Longest interval between two reports of a region.
+REGION_REPORT_EVERY_S = 5.0
+# Shortest interval between two reports of a region, whatever its `lostAfterSeconds`.
+REGION_REPORT_INTERVAL_MIN_S = 1.0
+# Reports within `lostAfterSeconds`. Several must be lost before a region counts as lost.
+REGION_REPORTS_PER_LOST_AFTER = 6
+# Consecutive unanswered reports after which a region considers the global cell unreachable.
+CONNECTIVITY_FAILURES_MAX = 2
+
 CONFLICT = 409
 
 
 class Link:
-    """`there` is the global cell seen as this region; `mirrors` writes here under the link's name."""
+    """`there` is this region's client of the global cell. `mirrors` writes in this region as role `link`."""
 
     def __init__(
         self,
@@ -54,56 +63,56 @@ class Link:
         countdown: OverrideExpiry,
         probe: PeerProbe | None = None,
     ) -> None:
-        """Without a `probe` this region says nothing of the others, and is no witness. `countdown` is told of the
-        global cell's clock, and says until when its overrides act here."""
+        """Without a `probe` this region is no witness. `countdown` receives samples of the global clock and converts
+        expiries to local time."""
         self.region = region
         self.countdown = countdown
         self.runners: dict[str, Runner] = {}
-        """The controllers of the link by name, given to it by the cell. They run while the link is up."""
+        """Link controllers by name, set by the cell. They run while the link is connected."""
         self.peer = Informers(there, ports, resync_s=here.resync_s)
         self.heard_s = 0.0
-        """When the last report that was taken was sent, by the wall clock; 0 before the first."""
+        """Wall clock time at which the last accepted report was sent; 0 before the first."""
         self._peers = PeerProber(region, probe, ports) if probe is not None else None
-        self._there_client = there
+        self._global_client = there
         self._mirrors = mirrors
         self._here = here
         self._ports = ports
         self._heard_monotonic_s = 0.0
-        """When the last call was sent that the global cell has answered: what this region's leases count from."""
-        self._leases_seen_s = 0.0
-        """When every lease was last looked at, by the clock that only passes."""
+        """Monotonic time at which the last answered report was sent. Grant leases count from it."""
+        self._leases_checked_s = 0.0
+        """Monotonic time at which all grant leases were last checked."""
         self._log = structlog.get_logger().bind(region=region)
-        for kind in (RecoverySlot, Binding, Term, Lease):  # read by reports; the controllers name the other kinds they read
+        for kind in (RecoverySlot, Binding, Term, Lease):  # read by reports; link controllers declare their own kinds
             here.of(kind)
-        for own in (Assignment, Grant, Endpoint):  # of these a region needs only its own
+        for own in (Assignment, Grant, Endpoint):  # a region needs only its own objects of these kinds
             self.peer.of(own, {"region": region})
         self.peer.of(Region).on_change(self._on_regions)
 
     async def run(self) -> None:
-        """Runs until cancelled. Waits for both sides before anything is compared: an empty cache proves nothing."""
+        """Runs until cancelled. Waits until both caches are synced, because an empty cache proves nothing."""
         await self.peer.start()
         try:
             await self._here.synced()
-            await self._reach(heard=False)
+            await self._write_connectivity(heard=False)
             await self.peer.synced()
-            await self._reach(heard=True)
-            await self._check_lives()
+            await self._write_connectivity(heard=True)
+            await self._check_incarnations()
             self._log.info("link_synced")
             async with asyncio.TaskGroup() as group:
                 for name, runner in self.runners.items():
-                    group.create_task(self._renew_limits(runner) if name == "grant-sync" else runner.run())
-                group.create_task(self._beat())
+                    group.create_task(self._run_grant_sync(runner) if name == "grant-sync" else runner.run())
+                group.create_task(self._report())
                 if self._peers is not None:
-                    group.create_task(self._look_around(self._peers))
+                    group.create_task(self._probe_peers(self._peers))
         finally:
             await self.peer.stop()
 
     async def prepare_assignment_report(self, key: Key) -> None:
-        """Reads the replicas of an exclusive Assignment before its status is decided (`exclusive`)."""
+        """Lists the replicas of an exclusive Assignment before its report (see `ordinal_report`)."""
         await ordinal_report.refresh_replicas(key, self.peer.cache, self._here, self._mirrors)
 
-    async def _check_lives(self) -> None:
-        """Ends the link when a side was restored and this is its former life; else remembers whom it met."""
+    async def _check_incarnations(self) -> None:
+        """Raises if one side is a replaced incarnation; otherwise records the incarnation of the global cell."""
         away, home = self.peer.cache, self._here.cache
         restore_handshake.check_incarnations(away, home, self.region)
         writes = list(restore_handshake.record_incarnation(away, home, self.region))
@@ -113,14 +122,14 @@ class Link:
         except Fault as fault:
             self._log.info("incarnation_write_failed", reason=fault.reason, message=fault.message)
 
-    async def _renew_limits(self, grant_sync: Runner) -> None:
-        """After a restore nothing is to be spent before what was given to another meanwhile is on its way out."""
+    async def _run_grant_sync(self, grant_sync: Runner) -> None:
+        """Runs grant-sync. After a restore of this region it first waits until foreign exclusive work is removed."""
         while not restore_handshake.can_renew_grants(self.peer.cache, self._here.cache):
             await self._ports.clock.sleep(limits.LINK_FLUSH_EVERY_S)
         await grant_sync.run()
 
-    async def _reach(self, *, heard: bool) -> None:
-        """Writes down whether the global cell answers, when that has changed."""
+    async def _write_connectivity(self, *, heard: bool) -> None:
+        """Writes the connectivity Lease if the state changed."""
         known = self._here.cache.get(Lease, connectivity.NAME, connectivity.NAMESPACE)
         if known is not None and connectivity.is_connected(known) is heard:
             return
@@ -132,53 +141,53 @@ class Link:
             self._log.info("connectivity_write_failed", reason=fault.reason, message=fault.message)
 
     def _on_regions(self, changes: Sequence[CacheChange[Any]]) -> None:
-        """Each report that was heard tells more of the global cell's clock, and so when overrides end here."""
+        """A confirmed report is a sample of the global clock, which may change the local expiry of overrides."""
         there = self.peer.cache
         if self.countdown.clock.observe(there.get(Region, self.region)):
             self.runners["link"].queue.add_all(mirror.queue_key(Override, o.key) for o in there.list(Override))
 
-    async def _beat(self) -> None:
-        """The region's pulse, as regular as the clock allows."""
+    async def _report(self) -> None:
+        """Sends the region report periodically."""
         unanswered = 0
         while True:
-            await self._check_lives()
+            await self._check_incarnations()
             now = self._ports.clock.now()
             seen = self._peers.results() if self._peers is not None else ()
             made = await self._decisions()
-            fresh = await self._fresh()
+            fresh = await self._restore_objects()
             away, home = self.peer.cache, self._here.cache
             writes = list(report.region_report(away, home, self.region, now, seen, decisions=made, fresh=fresh))
             try:
                 if writes:
                     self.countdown.clock.record_sent(report.report_sequence(now), self._ports.clock.monotonic())
-                    committed = await self._there_client.commit(writes, brief=True)
+                    committed = await self._global_client.commit(writes, brief=True)
                     unanswered = 0
-                    await self._reach(heard=True)
-                    await self._heard(now)
+                    await self._write_connectivity(heard=True)
+                    await self._renew_leases(now)
                     await self._renew_tenure(now, committed.revision)
             except Fault as fault:
                 self._log.info("report_failed", reason=fault.reason, message=fault.message)
                 unanswered += fault.code != CONFLICT
-                if unanswered >= limits.CONNECTIVITY_FAILURES_MAX:
-                    await self._reach(heard=False)
-            await self._ports.clock.sleep(self._pause_s())
+                if unanswered >= CONNECTIVITY_FAILURES_MAX:
+                    await self._write_connectivity(heard=False)
+            await self._ports.clock.sleep(self._report_interval_s())
 
-    async def _fresh(self) -> Cache | None:
-        """What an answer to a restored global cell rests on, asked for now; most of the time nobody waits."""
+    async def _restore_objects(self) -> Cache | None:
+        """The objects for the acknowledgement of a restore, listed now; None if no acknowledgement is pending."""
         if not restore_handshake.is_restore_pending(self.peer.cache, self.region):
             return None
         asked = Cache()
         try:
             for kind in restore_handshake.HANDSHAKE_KINDS:
                 fields = {"region": self.region} if kind is not Region else None
-                for item in (await self._there_client.list(kind, fields=fields)).items:
+                for item in (await self._global_client.list(kind, fields=fields)).items:
                     asked.put(item)
         except Fault:
             return None
         return asked
 
     async def _decisions(self) -> Sequence[Decision]:
-        """The region's decisions, where a guard wants them counted; most of the time nobody does."""
+        """The region's Decisions, if a policy guard needs them."""
         if not any(r.spec.guard is not None for r in self._here.cache.list(PolicyRevision)):
             return ()
         try:
@@ -186,36 +195,37 @@ class Link:
         except Fault:
             return ()
 
-    async def _heard(self, asked_s: float) -> None:
-        """The global cell has answered. Leases are looked at several times while they last, and after a silence at
-        once, unless grants are still known here only as they were before it: part of them may have come back by time
-        and be someone else's by now."""
-        passed_s = self._ports.clock.monotonic()
-        silent_s = passed_s - self._heard_monotonic_s if self.heard_s else math.inf
+    async def _renew_leases(self, asked_s: float) -> None:
+        """Records an answered report and renews grant leases, several times per lease and at once after a silence.
+
+        After a silence longer than a lease, the cached Grants must be current first: a share may have been reclaimed.
+        """
+        mono_s = self._ports.clock.monotonic()
+        silent_s = mono_s - self._heard_monotonic_s if self.heard_s else math.inf
         if silent_s > limits.GRANT_LEASE_S and not await self._grants_are_current():
             return
-        put_back = asked_s < self.heard_s
-        self.heard_s, self._heard_monotonic_s = asked_s, passed_s
-        due = passed_s - self._leases_seen_s > limits.GRANT_LEASE_S * grant_sync.CHECK_AFTER_FRACTION
-        if put_back or due or silent_s > 2 * limits.REGION_REPORT_EVERY_S:
-            self._leases_seen_s = passed_s
+        stepped_back = asked_s < self.heard_s
+        self.heard_s, self._heard_monotonic_s = asked_s, mono_s
+        due = mono_s - self._leases_checked_s > limits.GRANT_LEASE_S * grant_sync.CHECK_AFTER_FRACTION
+        if stepped_back or due or silent_s > 2 * REGION_REPORT_EVERY_S:
+            self._leases_checked_s = mono_s
             self.runners["grant-sync"].resync_now()
             self.runners["grant-acknowledgement"].resync_now()
 
     async def _renew_tenure(self, asked_s: float, revision: int) -> None:
-        """Asks which exclusive ordinals of scope Global are this region's, and keeps the answer as its tenure.
+        """Lists this region's exclusive ordinals of scope Global and stores them as its tenure.
 
-        The answer is of a moment after the asking (its revision proves it): an ordinal that it names had not been
-        taken away when the tenure began to count.
+        The list is at least as new as the report sent at `asked_s` (its revision proves it), so no listed ordinal was
+        withdrawn before the tenure began.
         """
         held = self._here.cache.get(Lease, tenure.NAME, tenure.NAMESPACE)
         known = (*self._here.cache.list(Assignment), *self.peer.cache.list(Assignment))
         if held is None and not any(tenure.needs_tenure(a.spec.exclusive) for a in known):
             return
-        there = await self._there_client.list(Assignment, fields={"region": self.region})
+        there = await self._global_client.list(Assignment, fields={"region": self.region})
         if there.revision < revision:
             return
-        # Asked for, as it was written a moment ago: a cache that lags would cost renewals one after the other.
+        # Read from the API: the Lease was written a moment ago, and a stale cache would make the update conflict.
         held = await self._mirrors.get(Lease, tenure.NAME, tenure.NAMESPACE)
         lease = tenure.tenure_lease(self.region, asked_s, tenure.confirmed_ordinals(list(there.items)))
         if held is None:
@@ -225,18 +235,18 @@ class Link:
         await self._mirrors.commit([Update(msgspec.structs.replace(held, metadata=meta, spec=lease.spec))])
 
     async def _grants_are_current(self) -> bool:
-        there = await self._there_client.list(Grant, fields={"region": self.region})
+        there = await self._global_client.list(Grant, fields={"region": self.region})
         known = ((g, self.peer.cache.get(Grant, g.metadata.name, g.metadata.namespace)) for g in there.items)
         return all(seen is not None and seen.spec.epoch >= grant.spec.epoch for grant, seen in known)
 
-    async def _look_around(self, peers: PeerProber) -> None:
+    async def _probe_peers(self, peers: PeerProber) -> None:
         while True:
             await peers.probe_all(self.peer.cache.list(Region))
-            await self._ports.clock.sleep(self._pause_s())
+            await self._ports.clock.sleep(self._report_interval_s())
 
-    def _pause_s(self) -> float:
-        """Several reports fit into the silence after which the region would count as lost."""
+    def _report_interval_s(self) -> float:
+        """Report interval: several reports within `lostAfterSeconds`."""
         known = self.peer.cache.get(Region, self.region)
         lost_after_s = known.spec.lost_after_seconds if known is not None else 0.0
-        pause_s = lost_after_s / limits.REGION_REPORTS_PER_LOST_AFTER
-        return min(max(pause_s, limits.REGION_REPORT_INTERVAL_MIN_S), limits.REGION_REPORT_EVERY_S)
+        pause_s = lost_after_s / REGION_REPORTS_PER_LOST_AFTER
+        return min(max(pause_s, REGION_REPORT_INTERVAL_MIN_S), REGION_REPORT_EVERY_S)

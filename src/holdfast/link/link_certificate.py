@@ -1,8 +1,7 @@
-"""The certificate a region shows to the global cell: read again when its file changes, so that it can be replaced while
-the region runs.
+"""Client certificate of a region for the global cell. It is reloaded when its file changes, without a restart.
 
-The metric says until when the one that is shown is good: whoever replaces it sees there that it was taken up, and only
-then has the old one refused. A file that cannot be used (half written, or without its key) changes nothing.
+A metric exports the expiry of the loaded certificate, so that an operator can verify the change before revoking the old
+certificate. An unusable file (incomplete, or without its key) changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ from holdfast.client.http import HttpClient
 from holdfast.foundation import metrics
 from holdfast.foundation.ports import Ports
 from holdfast.identity.node_certificates import validity_period
-from holdfast.model import limits
+
+# Interval at which a region checks whether its client certificate for the global cell was replaced.
+LINK_CERTIFICATE_CHECK_EVERY_S = 2.0
 
 log = structlog.get_logger()
 
@@ -26,29 +27,29 @@ class LinkCertificate:
         self._client = client
         self._path = path
         self._ports = ports
-        self._seen = b""
+        self._loaded = b""
 
     async def start(self) -> None:
-        self._seen = self._path.read_bytes()
-        self._tell()
+        self._loaded = self._path.read_bytes()
+        self._export_expiry()
 
     async def stop(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     async def run(self) -> None:
         while True:
-            await self._ports.clock.sleep(limits.LINK_CERTIFICATE_CHECK_EVERY_S)
+            await self._ports.clock.sleep(LINK_CERTIFICATE_CHECK_EVERY_S)
             try:
                 found = self._path.read_bytes()
-                if found == self._seen:
+                if found == self._loaded:
                     continue
                 await self._client.reload_certificate()
             except (OSError, ssl.SSLError) as error:
                 log.warning("link_certificate_unreadable", path=str(self._path), error=str(error))
                 continue
-            self._seen = found
-            self._tell()
+            self._loaded = found
+            self._export_expiry()
             log.info("link_certificate_changed", path=str(self._path))
 
-    def _tell(self) -> None:
-        metrics.LINK_CERTIFICATE_EXPIRY.set(validity_period(self._seen)[1])
+    def _export_expiry(self) -> None:
+        metrics.LINK_CERTIFICATE_EXPIRY.set(validity_period(self._loaded)[1])

@@ -1,4 +1,4 @@
-"""Copies of global objects in a region, written by the link alone and kept equal to the originals."""
+"""Read-only copies of global objects in a region. Only the link writes them, and keeps them equal to the originals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIRRORED_KINDS: tuple[type[Any], ...] = (
     Tenant, Region, PriorityClass, RecoveryBudget, PolicyRevision, Override, Assignment,
 )  # fmt: skip
 STATUS_MIRRORED_KINDS = frozenset({Override})
-"""Kinds whose status decides something in the region; of the others only the spec is copied."""
+"""Kinds whose status is copied too, because the region reads it."""
 
 MirrorKey = tuple[type[Any], Key]
 
@@ -39,11 +39,11 @@ def _unchanged(original: Override, copy: Override | None) -> Override | None:
 def mirror_writes(
     key: MirrorKey, originals: View, copies: View, now: float, *, region: str = "", timed: OverrideTiming = _unchanged
 ) -> Iterable[Write]:
-    """The writes that make the copy equal to the original, or none. Of an override this region keeps what `timed` says:
-    its end is counted here (`countdown`). One that was given here is no copy (`break_glass`).
+    """The writes that make the copy equal to the original. `timed` converts an override's expiry to this region's clock
+    (`override_expiry`). A break-glass override of this region is not a copy (`break_glass`).
 
-    While a restored global cell has not heard every region, an assignment only shrinks here: what it adds may still run
-    elsewhere (`fleet.rejoin`).
+    Until every region has acknowledged a restore of the global cell, an Assignment only shrinks here, because added
+    work may still run in another region (`fleet.post_restore`).
     """
     kind, name = key
     source: Any = originals.get(kind, name.name, name.namespace)
@@ -57,12 +57,12 @@ def mirror_writes(
     if source is None:
         return () if copy is None else (Delete(kind_of(kind).name, name, copy.uid),)
     wanted = _copy_of(source)
-    waits = kind is Assignment and _waits(source, originals, now)
+    awaits_restore = kind is Assignment and _awaits_restore(source, originals, now)
     if copy is None:
-        return () if waits else (Create(wanted),)
+        return () if awaits_restore else (Create(wanted),)
     if copy.uid != source.uid:
-        return (Delete(kind_of(kind).name, name, copy.uid),)  # its own event brings the new one
-    if waits:
+        return (Delete(kind_of(kind).name, name, copy.uid),)  # the event of the deletion creates the new copy
+    if awaits_restore:
         spec = post_restore.without_additions(copy.spec, wanted.spec)
         return () if spec is copy.spec else (Update(msgspec.structs.replace(copy, spec=spec)),)
     if _is_current(copy, wanted):
@@ -71,15 +71,17 @@ def mirror_writes(
     return (Update(msgspec.structs.replace(wanted, metadata=meta)),)
 
 
-def _waits(source: Assignment, originals: View, now: float) -> bool:
-    """Whether others must be heard first. Kinds are watched apart: a restored assignment may be seen here before the
-    regions that were awaited with it are."""
+def _awaits_restore(source: Assignment, originals: View, now: float) -> bool:
+    """Whether other regions must acknowledge a restore first. Each kind has its own watch, so a restored Assignment may
+    arrive before the Regions of the same restore."""
     known = max((region.status.restore_incarnation for region in originals.list(Region)), default=0)
-    return post_restore.incarnation_of_epoch(source.spec.epoch) > known or bool(post_restore.regions_not_restored(originals, now))
+    return post_restore.incarnation_of_epoch(source.spec.epoch) > known or bool(
+        post_restore.regions_not_restored(originals, now)
+    )
 
 
 def _copy_of(source: Any) -> Any:
-    """What a region keeps: identity, labels and what was decided. Not finalizers or owners, which act at home."""
+    """The copy of an object: identity, labels and spec. Finalizers and owners apply only in the global cell."""
     meta = source.metadata
     kept = ObjectMeta(
         name=meta.name,
@@ -96,7 +98,7 @@ def _copy_of(source: Any) -> Any:
 
 
 def _is_current(copy: Any, wanted: Any) -> bool:
-    """Whether a copy of the same object says what it should."""
+    """Whether the copy equals the original."""
     held, meta = copy.metadata, wanted.metadata
     if held.generation != meta.generation or held.labels != meta.labels:
         return False
@@ -104,8 +106,8 @@ def _is_current(copy: Any, wanted: Any) -> bool:
 
 
 def queue_key(kind: type[Any], name: Key) -> Key:
-    """`Kind/namespace/name`. All are in one namespace, so that they are handed out in the order of `keys`: tenants
-    first, without which the gate takes nothing of theirs."""
+    """`Kind/namespace/name`. All keys are in one namespace, so that the queue keeps the order of `keys`: Tenants first,
+    because the gate refuses objects of an unknown tenant."""
     return Key("", f"{kind_of(kind).name}/{name.namespace}/{name.name}")
 
 
@@ -115,8 +117,10 @@ def mirror_key(key: Key) -> MirrorKey:
 
 
 def keys(view: ControllerView) -> Iterable[Key]:
-    """Every key on either side."""
-    return [queue_key(kind, item.key) for kind in MIRRORED_KINDS for side in (view.peer, view) for item in side.list(kind)]
+    """Keys of all objects on both sides."""
+    return [
+        queue_key(kind, item.key) for kind in MIRRORED_KINDS for side in (view.peer, view) for item in side.list(kind)
+    ]
 
 
 def woken_by_any(new: Any, old: Any, view: View) -> Iterable[Key]:
@@ -125,7 +129,7 @@ def woken_by_any(new: Any, old: Any, view: View) -> Iterable[Key]:
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: ControllerView) -> Iterable[Key]:
-    """What was held back until the last region had answered a restored global cell can be taken on now."""
+    """A region's acknowledgement of a restore may allow additions to every Assignment."""
     found = list(woken_by_any(new, old, view))
     if new is not None and old is not None and not post_restore.has_acknowledged_restore(old):
         found += (queue_key(Assignment, a.key) for a in view.peer.list(Assignment))

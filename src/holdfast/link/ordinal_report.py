@@ -1,9 +1,9 @@
-"""What a region says of exclusive work is as new as what it says it about.
+"""Lists the replicas of an exclusive Assignment before the region acknowledges a new epoch.
 
-Once a region has acknowledged an Assignment without naming an ordinal, another region may have that ordinal. Replicas
-and Assignments come by watches of their own, and one may lag: a replica of an earlier epoch that nobody has told of yet
-would be missing from the word, and run on. Later it cannot come to be, as the gate makes none without its Assignment.
-So before a new epoch is acknowledged the replicas are asked for, and nothing is said where they cannot be.
+A region's report on exclusive work carries the epoch it describes. After an acknowledgement without an ordinal, another
+region may run that ordinal. Replicas and Assignments have separate watches, and the replica watch may lag: a running
+replica would be missing from the report. So the replicas are listed first. If that fails, nothing is reported. A
+replica cannot be created later, because the gate refuses replicas without their Assignment.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from holdfast.model.view import View
 
 
 async def refresh_replicas(key: Key, originals: View, here: Informers, client: Client) -> None:
-    """Brings the replicas of an assignment into the cache, where its next word rests on it. `client` is of this region.
-    Raises Faults: then nothing must be said. What is said must follow at once, before anything else is heard."""
+    """Lists the replicas of an exclusive Assignment into the cache, if its newest epoch is not acknowledged yet.
+
+    `client` is of this region. If it raises a Fault, the caller must not report. The caller must report at once, before
+    the cache changes again."""
     original = originals.get(Assignment, key.name, key.namespace)
     copy = here.cache.get(Assignment, key.name, key.namespace)
     if original is None or copy is None or copy.spec.exclusive is None:
@@ -29,5 +31,7 @@ async def refresh_replicas(key: Key, originals: View, here: Informers, client: C
     found = await client.list(Replica, key.namespace, fields={"assignment": str(key)})
     newest = here.cache.get(Assignment, key.name, key.namespace)
     if newest is not None and found.revision < newest.revision:
-        raise Unavailable(f"replicas of {key} are read as of {found.revision}, its Assignment is of {newest.revision}")
+        raise Unavailable(
+            f"replicas of assignment {key}: list too old (expected revision {newest.revision}, found {found.revision})"
+        )
     here.of(Replica).apply_commit(found.items)

@@ -1,19 +1,13 @@
-"""Counts the time of overrides on a clock that only passes, and writes down their ends (S8).
+"""Expires overrides on the monotonic clock and writes their end (S8).
 
-Whoever acts on an override looks at its phase and its end in this cell's store. In a region the end there is by the
-region's own wall clock, kept right by this count: a clock that is skewed or stepped neither prolongs nor ends anything.
+Consumers check an override's phase and `expiresAt` in their cell's store. In a region, `expiresAt` is a time of the
+region's wall clock; this module corrects it, so that clock skew or a clock step neither extends nor shortens it.
 
-What always holds:
-
-- A count only ever gets shorter, and what it has ended is on record as ended: after a restart, too, no word of the
-  global cell makes it act again. That cell may have lost count itself, and its clock may have been put back.
-- In a region it starts from what is left by the global cell's clock (`global_clock`), at the latest when the copy is
-  made. After a restart that lost it, an override that allows more than usual is over until the global cell is heard
-  again; one that forbids goes on for at most what its copy says, and at most its whole time.
-- In the cell where it was given, it starts when it is first seen active, from the end that was set for it. If the clock
-  is put back after that, the end is written anew, earlier: whoever counts next has little else to go by. One that was
-  given in a region, allows more than usual and was active before this process counted is over: nobody knows for how
-  long it has acted.
+- A remaining time only decreases. An ended override stays ended after a restart, whatever the global cell reports.
+- Mirrored override: starts from the remaining time by the global clock (`global_clock`). After a restart, a permissive
+  one has no effect until the global cell is in contact; a forbidding one lasts at most its stored or full time.
+- Local override: starts from its `expiresAt` when first seen active. If the wall clock is stepped next_step, an earlier
+  end is written. A permissive break-glass override that was active before this process started ends.
 """
 
 from __future__ import annotations
@@ -26,8 +20,7 @@ import structlog
 from holdfast.client.contract import Client
 from holdfast.fleet.override_kinds import RULES, max_duration_s
 from holdfast.foundation.ports import Ports
-from holdfast.link.global_clock import GlobalClock
-from holdfast.model import limits
+from holdfast.link.global_clock import EXPIRY_CLOCK_ERROR_MAX_S, GlobalClock
 from holdfast.model.errors import Fault
 from holdfast.model.meta import Condition
 from holdfast.model.override import ACTIVE, EXPIRED, Override, break_glass_prefix
@@ -37,9 +30,12 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import SetStatus, Update, Write
 
+# Interval at which overrides are checked for expiry on the monotonic clock.
+OVERRIDE_EXPIRY_CHECK_EVERY_S = 1.0
+
 
 class OverrideExpiry:
-    """One cell's. `home` writes what was given in this cell, `copies` what is a copy here; None at the global cell."""
+    """Override timers of one cell. `home` writes local overrides, `copies` mirrored ones (None in the global cell)."""
 
     def __init__(self, here: View, home: Client, ports: Ports, copies: Client | None = None) -> None:
         self.clock = GlobalClock()
@@ -48,85 +44,88 @@ class OverrideExpiry:
         self._copies = copies
         self._ports = ports
         self._ends: dict[str, float] = {}
-        """uid → the end, on the monotonic clock."""
-        self._counted_by_another = False
-        """Whether what is found active now was so before this process counted."""
+        """uid → expiry on the monotonic clock."""
+        self._measured_elsewhere = False
+        """Whether overrides found active were active before this process measured their time."""
         self._log = structlog.get_logger().bind(cell=home.cell)
 
     def reset(self) -> None:
-        """Another process counted meanwhile, or none did."""
+        """Forgets all timers, because another process, or none, measured the time meanwhile."""
         self._ends.clear()
-        self._counted_by_another = True
+        self._measured_elsewhere = True
         self.clock.forget()
 
     async def run(self) -> None:
-        """Runs until cancelled, in the one process of the cell that was elected."""
+        """Runs until cancelled, in the elected process of the cell."""
         while True:
             await self._commit(self.due_writes())
-            await self._ports.clock.sleep(limits.OVERRIDE_EXPIRY_CHECK_EVERY_S)
+            await self._ports.clock.sleep(OVERRIDE_EXPIRY_CHECK_EVERY_S)
 
     def mirrored_override(self, source: Override, copy: Override | None) -> Override | None:
-        """The status a copy should have now; None when that is not known yet. `source` carries the global status."""
-        if source.status.phase == ACTIVE and copy is not None and copy.uid == source.uid and self._stays(source, copy):
+        """The override as this region should store it; None while its remaining time is unknown."""
+        if (
+            source.status.phase == ACTIVE
+            and copy is not None
+            and copy.uid == source.uid
+            and self._has_ended_locally(source, copy)
+        ):
             return msgspec.structs.replace(source, status=copy.status)
         if source.status.phase != ACTIVE or source.spec.revoked or not source.status.expires_at:
-            return source  # it does not act
+            return source  # not in force
         left_s = self.clock.remaining_s(parse_time(source.status.expires_at), self._ports.clock.monotonic())
         if left_s is not None:
-            self._count(source, left_s)
+            self._start_timer(source, left_s)
         end_s = self._ends.get(source.uid)
         if end_s is None:
             return None
         if end_s <= self._ports.clock.monotonic():
             return _ended(source)
         known = copy.status.expires_at if copy is not None and copy.status.phase == ACTIVE else ""
-        status = msgspec.structs.replace(source.status, expires_at=known or self._wall(end_s))
+        status = msgspec.structs.replace(source.status, expires_at=known or self._wall_text(end_s))
         return msgspec.structs.replace(source, status=status)
 
-    def _stays(self, source: Override, copy: Override) -> bool:
-        """Whether the copy is over for good, though the global cell's status does not say so yet: it was taken back, or
-        its time had passed here."""
-        return copy.status.phase != ACTIVE if source.spec.revoked else _is_over(copy)
+    def _has_ended_locally(self, source: Override, copy: Override) -> bool:
+        """Whether the copy has ended here although the global status is still Active: revoked, or expired locally."""
+        return copy.status.phase != ACTIVE if source.spec.revoked else _is_expired(copy)
 
     def to_local_s(self, at: str) -> float:
-        """A moment of the global cell's clock on this region's wall clock as it is now; not a second too late. Long
-        past while nothing is known of that clock."""
+        """A time of the global clock on this region's wall clock, never too late; 0 while that clock is unknown."""
         left_s = self.clock.remaining_s(parse_time(at), self._ports.clock.monotonic())
         return self._ports.clock.now() + left_s if left_s is not None else 0.0
 
     def due_writes(self) -> list[Write]:
-        """What must be written now: ends that have come, and stored ends that a step of the clock has made wrong."""
+        """Writes for expired overrides, and for stored expiries that a clock step made wrong."""
         overrides = self._here.list(Override)
         known, mono_s = {o.uid for o in overrides}, self._ports.clock.monotonic()
         for gone in [uid for uid, end_s in self._ends.items() if end_s < mono_s and uid not in known]:
             del self._ends[gone]
-        acting = [
+        active = [
             o for o in overrides if o.status.phase == ACTIVE and o.status.expires_at and not o.metadata.terminating
         ]
-        found = [write for override in acting for write in self._writes(override)]
-        self._counted_by_another = False
+        found = [write for override in active for write in self._writes(override)]
+        self._measured_elsewhere = False
         return found
 
     def _writes(self, override: Override) -> Iterable[Write]:
         copy = self._is_copy(override)
         mono_s, stored_s = self._ports.clock.monotonic(), parse_time(override.status.expires_at)
         if override.uid not in self._ends:
-            given_here = self._copies is not None and not copy
-            if RULES[override.spec.kind].permissive and (copy or (given_here and self._counted_by_another)):
+            local = self._copies is not None and not copy
+            if RULES[override.spec.kind].permissive and (copy or (local and self._measured_elsewhere)):
                 return (self._write(_ended(override, lost=True, again=copy), override),)
-            self._count(override, max(0.0, stored_s - self._now_for(override)))
+            self._start_timer(override, max(0.0, stored_s - self._start_time_s(override)))
         end_s = self._ends[override.uid]
         if end_s <= mono_s:
             return (self._write(_ended(override), override),)
-        late_s = stored_s - parse_time(self._wall(end_s))
-        if late_s > limits.EXPIRY_CLOCK_ERROR_MAX_S or (copy and late_s < -limits.EXPIRY_CLOCK_ERROR_MAX_S):
-            status = msgspec.structs.replace(override.status, expires_at=self._wall(end_s))
+        late_s = stored_s - parse_time(self._wall_text(end_s))
+        if late_s > EXPIRY_CLOCK_ERROR_MAX_S or (copy and late_s < -EXPIRY_CLOCK_ERROR_MAX_S):
+            status = msgspec.structs.replace(override.status, expires_at=self._wall_text(end_s))
             return (self._write(msgspec.structs.replace(override, status=status), override),)
         return ()
 
-    def _now_for(self, override: Override) -> float:
-        """Where this cell's clock is as its count begins. It may have been put back while nobody counted: for what
-        allows more than usual it is no earlier than where it was when a region was last heard."""
+    def _start_time_s(self, override: Override) -> float:
+        """The start time for measuring a local override. The wall clock may have been stepped next_step while the cell
+        was down, so for permissive overrides it is at least the last contact with any region."""
         now_s = self._ports.clock.now()
         if self._copies is not None or not RULES[override.spec.kind].permissive:
             return now_s
@@ -134,18 +133,18 @@ class OverrideExpiry:
         return max([now_s, *(parse_time(at) for at in heard if at)])
 
     def _is_copy(self, override: Override) -> bool:
-        given_here = override.metadata.name.startswith(break_glass_prefix(self._home.cell))
-        return self._copies is not None and not given_here
+        local = override.metadata.name.startswith(break_glass_prefix(self._home.cell))
+        return self._copies is not None and not local
 
-    def _count(self, override: Override, left_s: float) -> None:
+    def _start_timer(self, override: Override, left_s: float) -> None:
         end_s = self._ports.clock.monotonic() + min(left_s, max_duration_s(override))
         self._ends[override.uid] = min(end_s, self._ends.get(override.uid, end_s))
 
-    def _wall(self, end_s: float) -> str:
+    def _wall_text(self, end_s: float) -> str:
         return micro_text(self._ports.clock.now() + end_s - self._ports.clock.monotonic())
 
     def _write(self, wanted: Override, now: Override) -> Write:
-        """A copy is replaced as a whole, as the link writes copies; at home only the status is this part's."""
+        """A mirrored override is replaced as a whole; of a local one only the status is written."""
         if self._is_copy(now):
             return Update(wanted)
         blocks = {"phase": wanted.status.phase, "expiresAt": wanted.status.expires_at}
@@ -162,26 +161,28 @@ class OverrideExpiry:
 
 
 OverrideTiming = Callable[[Override, Override | None], Override | None]
-"""(original, copy) → the original as this region should keep it, or None to leave everything as it is."""
+"""(original, copy) → the override as this region should store it, or None to change nothing."""
 
 
-def _is_over(copy: Override) -> bool:
-    """Whether its time has passed here, as far as that was counted; one whose count was lost may act again."""
+def _is_expired(copy: Override) -> bool:
+    """Whether the copy expired here. One that ended because its time was unknown may become active again."""
     if copy.status.phase != EXPIRED:
         return False
     return not any(c.type == "Active" and c.reason == Reason.OVERRIDE_TIME_UNKNOWN for c in copy.status.conditions)
 
 
 def _ended(override: Override, *, lost: bool = False, again: bool = True) -> Override:
-    back = "it acts again when the global cell is heard" if again else "give it again if it is still needed"
-    why = f"the count of its time was lost in a restart; {back}"
-    said = Condition(
+    next_step = (
+        "in force again after contact with the global cell" if again else "create it again if it is still needed"
+    )
+    why = f"remaining time lost in a restart; {next_step}"
+    condition = Condition(
         type="Active",
         status="False",
         reason=Reason.OVERRIDE_TIME_UNKNOWN if lost else Reason.OVERRIDE_EXPIRED,
-        message=why if lost else f"ended at {override.status.expires_at} or before, by the time that has passed",
+        message=why if lost else f"expired at {override.status.expires_at} or earlier, by the monotonic clock",
         observed_generation=override.metadata.generation,
     )
-    others = tuple(c for c in override.status.conditions if c.type != said.type)
-    status = msgspec.structs.replace(override.status, phase=EXPIRED, conditions=(said, *others))
+    others = tuple(c for c in override.status.conditions if c.type != condition.type)
+    status = msgspec.structs.replace(override.status, phase=EXPIRED, conditions=(condition, *others))
     return msgspec.structs.replace(override, status=status)

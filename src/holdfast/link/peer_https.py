@@ -1,4 +1,5 @@
-"""Looks at another region's cell over HTTPS: `/livez`, which needs no credentials, by a certificate of the same CA."""
+"""Probes another region's `/livez` over HTTPS. The endpoint needs no credentials; its certificate must be of the same
+CA."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import ssl
 
 import aiohttp
 
-from holdfast.model import limits
+from holdfast.link.peer_probes import PEER_PROBE_TIMEOUT_S
 
 
 class HttpsProbe:
-    """One session for all looks. Any answer counts: whether the cell is well is its own report's business."""
+    """One session for all probes. Any HTTP response counts as reachable."""
 
     def __init__(self, ca: str) -> None:
         self._ca = ca
@@ -20,7 +21,7 @@ class HttpsProbe:
     async def reachable(self, region: str, endpoint: str) -> bool:
         if self._session is None:
             self._tls = ssl.create_default_context(cafile=self._ca)
-            timeout = aiohttp.ClientTimeout(total=limits.PEER_PROBE_TIMEOUT_S)
+            timeout = aiohttp.ClientTimeout(total=PEER_PROBE_TIMEOUT_S)
             self._session = aiohttp.ClientSession(timeout=timeout)
         try:
             async with self._session.get(f"{endpoint.rstrip('/')}/livez", ssl=self._tls or True) as answer:

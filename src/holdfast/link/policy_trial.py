@@ -1,4 +1,4 @@
-"""How the policy revision that decides here does: counted from the region's own decisions, for its guard to judge."""
+"""Counts the outcomes of the active policy revision from the region's Decisions, for its guard."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ REFUSED = "Rejected"
 
 
 def active_guard(revisions: Iterable[PolicyRevision], deciding: str) -> PolicyGuard | None:
-    """The guard of the revision that decides here, if it has one."""
+    """The guard of the revision used in this region, if it has one."""
     return next((r.spec.guard for r in revisions if r.metadata.name == deciding), None)
 
 
 def count_outcomes(
     revision: str, guard: PolicyGuard, decisions: Iterable[Decision], requests: Iterable[SchedulingRequest], now: float
 ) -> PolicyTrial:
-    """The newest decisions by this revision inside the window; what the authority answered is recorded in each.
+    """Counts over the newest decisions of this revision within the guard's window.
 
-    What waited before this revision decided anything is not its doing: a request counts from the later of the two.
+    The age of a pending request counts from the revision's first decision if the request is older.
     """
     mine = sorted(
         (d for d in decisions if d.spec.policy_revision == revision and d.spec.decided_at), key=lambda d: -d.revision

@@ -1,4 +1,4 @@
-"""What a region tells the global cell: progress of its assignments, its endpoints, its capacity and its pulse."""
+"""Reports of a region to the global cell: Assignment status, Endpoints, and the region report (capacity, heartbeat)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.link import restore_handshake
 from holdfast.link.policy_trial import active_guard, count_outcomes
+from holdfast.model.active_policy import active_policy
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.decision import Decision
@@ -27,34 +28,33 @@ from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
-from holdfast.scheduling.active_policy import active_policy
 from holdfast.scheduling.assignment_status import assignment_status
+from holdfast.scheduling.disruption_budget import blocked_drain_evictions
 from holdfast.scheduling.eviction import over_quota, preempted
-from holdfast.scheduling.eviction.disruption_budget import blocked_drain_evictions
 from holdfast.scheduling.eviction.pending_evictions import pending_evictions
 
-_CLOSED_ON_PURPOSE = frozenset({Reason.NODE_TERMINATING, Reason.NODE_DRAINING, Reason.NODE_CORDONED})
-_PROGRESS = tuple(
+_CLOSED_BY_OPERATORS = frozenset({Reason.NODE_TERMINATING, Reason.NODE_DRAINING, Reason.NODE_CORDONED})
+_STATUS_FIELDS = tuple(
     (field.name, field.encode_name)
     for field in msgspec.structs.fields(AssignmentStatus)
     if field.name not in ("conditions", "observed_generation")
 )
-"""What a region says of an assignment: every block of its status, by its name here and in JSON."""
+"""Status fields of an Assignment that a region reports: Python name and JSON name."""
 
 
 def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
-    """The status of one assignment, when the global cell does not have it yet."""
+    """The write of one Assignment's status, if the global cell does not have it yet."""
     original = originals.get(Assignment, key.name, key.namespace)
     copy = here.get(Assignment, key.name, key.namespace)
     if original is None or copy is None or copy.uid != original.uid:
         return ()
     replicas = here.by(Replica, "assignment", str(key))
     requests = here.by(SchedulingRequest, "assignment", str(key))
-    waiting = blocked_drain_evictions(replicas, here) + preempted.blocked_preemptions(replicas, here)
-    status = assignment_status(copy, replicas, requests, waiting, pending_evictions(copy, replicas, here))
+    blocked = blocked_drain_evictions(replicas, here) + preempted.blocked_preemptions(replicas, here)
+    status = assignment_status(copy, replicas, requests, blocked, pending_evictions(copy, replicas, here))
     if status == msgspec.structs.replace(original.status, conditions=()):
         return ()
-    blocks = {encoded: getattr(status, name) for name, encoded in _PROGRESS}
+    blocks = {encoded: getattr(status, name) for name, encoded in _STATUS_FIELDS}
     return (
         SetStatus(
             "Assignment", original.key, original.uid, blocks=blocks, observed_generation=status.observed_generation
@@ -63,27 +63,29 @@ def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
 
 
 def woken_by_part(new: Any, old: Any, view: View) -> Iterable[Key]:
-    """A Replica or SchedulingRequest concerns the assignment it belongs to."""
+    """The Assignment of a changed Replica or SchedulingRequest."""
     return _assignments_of([new if new is not None else old])
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
-    """A drain may be held back by a budget that other regions have a part of: they should hear of it."""
+    """The start or end of a drain changes the pending evictions of the Assignments on the node."""
     if new is None or old is None or new.spec.drain == old.spec.drain:
         return ()
     return _assignments_of(view.by(Replica, "node", new.metadata.name))
 
 
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
-    """So may work that is to make way for a stronger claim."""
+    """Nominated victims change the pending evictions of their Assignments."""
     item = new if new is not None else old
     return _assignments_of(preempted.victims_of(item, view)) if item is not None and item.spec.victims else ()
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """Work beyond the tenant's limit must leave, within its disruption budgets."""
+    """If the tenant is over its limit, replicas of its Assignments must be evicted."""
     tenant = next(copy.metadata.namespace for copy in (new, old) if copy is not None)
-    return [a.key for a in view.list(Assignment, tenant)] if over_quota.quota_excess(view.list(GrantCopy, tenant)) else ()
+    return (
+        [a.key for a in view.list(Assignment, tenant)] if over_quota.quota_excess(view.list(GrantCopy, tenant)) else ()
+    )
 
 
 def _assignments_of(parts: Iterable[Any]) -> Iterable[Key]:
@@ -91,7 +93,7 @@ def _assignments_of(parts: Iterable[Any]) -> Iterable[Key]:
 
 
 def endpoint_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
-    """The global copy of one of this region's endpoint slices. Here the region is the original."""
+    """The write of the global copy of one Endpoint of this region."""
     known = originals.get(Endpoint, key.name, key.namespace)
     mine = here.get(Endpoint, key.name, key.namespace)
     if mine is None:
@@ -105,7 +107,7 @@ def endpoint_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
 
 
 def report_sequence(now: float) -> int:
-    """The number of a report that is made now."""
+    """Sequence number of a report made now."""
     return int(now * 1000)
 
 
@@ -119,21 +121,21 @@ def region_report(
     decisions: Iterable[Decision] = (),
     fresh: View | None = None,
 ) -> Iterable[Write]:
-    """The pulse: how much there is, how much is taken, how much waits. A hint to whoever assigns. `fresh` is what an
-    answer to a restored global cell rests on (`answering`)."""
+    """The region report: nodes, capacity, usage, pending replicas, peers, policy and recovery slots. `fresh` are the
+    objects for the acknowledgement of a restore (see `restore_handshake`)."""
     known = originals.get(Region, region)
     if known is None:
         return ()
-    held: Amounts = {}
-    census = here.total(Node, "", _counted)
+    reserved: Amounts = {}
+    census = here.total(Node, "", _node_counts)
     zones = _zones(census)
     capacity: Amounts = {}
     for zone in zones:
         add(capacity, amounts(zone.capacity))
-    used = here.total(Binding, "", _taken)
-    holds = [h for h in here.list(RecoverySlot) if is_admitted(h)]
-    for hold in holds:
-        add(held, amounts(hold.spec.resources))
+    used = here.total(Binding, "", _bound_resources)
+    slots = [h for h in here.list(RecoverySlot) if is_admitted(h)]
+    for slot in slots:
+        add(reserved, amounts(slot.spec.resources))
     deciding = active_policy(here.list(PolicyRevision), here.list(Override), region, now).revision
     guard = active_guard(here.list(PolicyRevision), deciding)
     report = RegionReport(
@@ -144,15 +146,17 @@ def region_report(
         live_nodes=census.get("live", 0),
         capacity=dict(amounts_text(capacity)),
         used=dict(amounts_text(used)),
-        recovery_reserved=dict(amounts_text(held)),
+        recovery_reserved=dict(amounts_text(reserved)),
         pending=here.total(SchedulingRequest, "", _pending).get("replicas", 0),
         peers=peers,
         policy=deciding,
         zones=tuple(zone for zone in zones if zone.nodes),
-        recovery_slots=_places(holds, here),
+        recovery_slots=_slot_reports(slots, here),
         restore_acknowledged=restore_handshake.acknowledged_incarnation(originals, here, region, fresh),
         unknown_grants=restore_handshake.unknown_grants(originals, here, region),
-        policy_trial=count_outcomes(deciding, guard, decisions, here.list(SchedulingRequest), now) if guard is not None else None,
+        policy_trial=count_outcomes(deciding, guard, decisions, here.list(SchedulingRequest), now)
+        if guard is not None
+        else None,
     )
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
 
@@ -161,18 +165,18 @@ def _pending(request: SchedulingRequest) -> Mapping[str, int]:
     return {"replicas": request.status.pending} if request.status.pending else {}
 
 
-def _taken(binding: Binding) -> Mapping[str, int]:
+def _bound_resources(binding: Binding) -> Mapping[str, int]:
     return amounts(binding.spec.resources)
 
 
-def _counted(node: Node) -> Mapping[str | tuple[str, str] | tuple[str, str, str], int]:
-    """What one node adds to the report. Kept as a total: a region has thousands, and reports every few seconds."""
+def _node_counts(node: Node) -> Mapping[str | tuple[str, str] | tuple[str, str, str], int]:
+    """Counts of one node for the report. A maintained total, because a region has thousands of nodes."""
     zone = node.spec.zone
     found: dict[str | tuple[str, str] | tuple[str, str, str], int] = {"nodes": 1}
-    # A node that was drained or cordoned on purpose is not lost: it counts for neither side.
+    # A cordoned, draining or deleted node is not lost: it counts neither as expected nor as live.
     refusal = unschedulable_reason(node)
-    if refusal not in _CLOSED_ON_PURPOSE:
-        found[zone, "meant"] = 1
+    if refusal not in _CLOSED_BY_OPERATORS:
+        found[zone, "expected"] = 1
     if not refusal:
         found["live"] = found[zone, "live"] = 1
         for name, amount in node_capacity(node).items():
@@ -181,7 +185,7 @@ def _counted(node: Node) -> Mapping[str | tuple[str, str] | tuple[str, str, str]
 
 
 def _zones(census: Mapping[Any, int]) -> list[ZoneReport]:
-    """Every zone that has a node, by name."""
+    """Reports of all zones with nodes, sorted by name."""
     capacity: dict[str, Amounts] = {}
     for key, amount in census.items():
         if isinstance(key, tuple):
@@ -191,7 +195,7 @@ def _zones(census: Mapping[Any, int]) -> list[ZoneReport]:
     return [
         ZoneReport(
             zone=zone,
-            nodes=census.get((zone, "meant"), 0),
+            nodes=census.get((zone, "expected"), 0),
             live_nodes=census.get((zone, "live"), 0),
             capacity=dict(sorted(amounts_text(there).items())),
         )
@@ -199,21 +203,21 @@ def _zones(census: Mapping[Any, int]) -> list[ZoneReport]:
     ]
 
 
-def _places(holds: Sequence[RecoverySlot], here: View) -> tuple[RecoverySlotReport, ...]:
-    """Recovery places by budget, shape and zone; a place on a node that is not heard is no place."""
+def _slot_reports(slots: Sequence[RecoverySlot], here: View) -> tuple[RecoverySlotReport, ...]:
+    """Admitted slots on schedulable nodes, by budget, shape and zone."""
     groups: dict[tuple[str, int, str], list[RecoverySlot]] = {}
-    for hold in holds:
-        node = here.get(Node, hold.spec.node)
+    for slot in slots:
+        node = here.get(Node, slot.spec.node)
         if node is not None and not unschedulable_reason(node):
-            groups.setdefault((hold.spec.budget, hold.spec.shape_index, hold.spec.zone), []).append(hold)
+            groups.setdefault((slot.spec.budget, slot.spec.shape_index, slot.spec.zone), []).append(slot)
     return tuple(
         RecoverySlotReport(
             budget=budget,
             zone=zone,
-            shape_index=slot,
+            shape_index=shape_index,
             resources=group[0].spec.resources,
             admitted=len(group),
             consumed=sum(h.status.consumer is not None for h in group),
         )
-        for (budget, slot, zone), group in sorted(groups.items())
+        for (budget, shape_index, zone), group in sorted(groups.items())
     )

@@ -1,8 +1,8 @@
-"""What a region owes a global cell that was restored from a backup, and what it refuses to hear from one that was not.
+"""Handshake after a restore: what a region reports to a restored global cell, and which incarnations it refuses. Pure.
 
-A region answers for a new incarnation once it has acknowledged every grant at its new epoch and runs no exclusive work
-that the restored records give to others; what it holds beyond those records it names with the answer. It remembers the
-newest incarnation it has heard, and exchanges nothing with an older one. Pure.
+A region acknowledges a new incarnation once it has acknowledged every grant at its new epoch and runs no exclusive work
+that the restored records assign to other regions. With the acknowledgement it reports limits that the records lack. It
+stores the newest incarnation it has seen and exchanges nothing with an older one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.authority.restore_records import NOT_RENEWED
 from holdfast.fleet import post_restore
 from holdfast.link import grant_sync
 from holdfast.model.assignment import Assignment
 from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
 from holdfast.model.errors import StaleToken
-from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.grant_copy import NOT_RENEWED, GrantCopy
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.quantity import amounts_text
 from holdfast.model.quota import Grant, grant_name
@@ -28,11 +27,11 @@ from holdfast.model.view import View
 from holdfast.model.writes import Create, Update, Write
 
 GLOBAL_INCARNATION_TERM = "global-incarnation"
-"""The Term that remembers which life of the global cell was heard: its holder names the Region and the incarnation."""
+"""Name of the Term that stores the newest incarnation of the global cell; its holder is `REGION-UID INCARNATION`."""
 
 
 HANDSHAKE_KINDS: tuple[type[Any], ...] = (Region, Grant, Assignment)
-"""What an answer rests on. It is read anew for it: each kind is watched apart, and one may be a life behind another."""
+"""Kinds listed again before an acknowledgement, because each has its own watch and one may be an incarnation behind."""
 
 
 def is_restore_pending(there: View, region: str) -> bool:
@@ -41,39 +40,40 @@ def is_restore_pending(there: View, region: str) -> bool:
 
 
 def acknowledged_incarnation(there: View, here: View, region: str, fresh: View | None = None) -> int:
-    """The incarnation of the global cell that this region can answer for now; once answered, it stays so.
+    """The newest incarnation of the global cell that this region can acknowledge. It never decreases.
 
-    `fresh` is what the global cell was just asked for. Where the link has not seen as much, it may still act on
-    something older, and does not answer yet.
+    `fresh` are the objects just listed. While the link's caches differ from them, the link may still act on older
+    state, and the region does not acknowledge yet.
     """
     known = there.get(Region, region)
     before = known.status.report.restore_acknowledged if known is not None and known.status.report is not None else 0
     if known is None or before >= known.status.restore_incarnation or fresh is None:
         return before
-    if any(_held(there, kind) != _held(fresh, kind) for kind in HANDSHAKE_KINDS):
+    if any(_versions(there, kind) != _versions(fresh, kind) for kind in HANDSHAKE_KINDS):
         return before
-    told = all(g.status.acknowledged_epoch >= g.spec.epoch for g in fresh.list(Grant))
-    return known.status.restore_incarnation if told and exclusive_work_agrees(fresh, here) else before
+    acknowledged = all(g.status.acknowledged_epoch >= g.spec.epoch for g in fresh.list(Grant))
+    return known.status.restore_incarnation if acknowledged and exclusive_work_agrees(fresh, here) else before
 
 
-def _held(view: View, kind: type[Any]) -> set[tuple[str, int]]:
-    """Which objects there are, and at which epoch, or in which life."""
+def _versions(view: View, kind: type[Any]) -> set[tuple[str, int]]:
+    """The uid of every object with its epoch or incarnation."""
     return {
-        (item.uid, item.status.restore_incarnation if isinstance(item, Region) else item.spec.epoch) for item in view.list(kind)
+        (item.uid, item.status.restore_incarnation if isinstance(item, Region) else item.spec.epoch)
+        for item in view.list(kind)
     }
 
 
 def can_renew_grants(there: View, here: View) -> bool:
-    """Whether limits may be renewed. In a region that was restored, only when nothing that its backup still wants, and
-    that was given to another region since, can be bound again: what is being deleted cannot."""
+    """Whether grant leases may be renewed. In a restored region, only when its backup contains no exclusive replica
+    that was assigned to another region since; replicas being deleted do not count."""
     restored = any(copy.spec.lease_expires_at == NOT_RENEWED for copy in here.list(GrantCopy))
-    return not restored or exclusive_work_agrees(there, here, but_leaving=True)
+    return not restored or exclusive_work_agrees(there, here, except_terminating=True)
 
 
-def exclusive_work_agrees(there: View, here: View, *, but_leaving: bool = False) -> bool:
-    """Whether every exclusive replica that may run here is one that the global cell gave to this region."""
+def exclusive_work_agrees(there: View, here: View, *, except_terminating: bool = False) -> bool:
+    """Whether the global cell assigns every exclusive replica here to this region."""
     for replica in here.list(Replica):
-        if replica.spec.exclusive is None or (but_leaving and replica.metadata.terminating):
+        if replica.spec.exclusive is None or (except_terminating and replica.metadata.terminating):
             continue
         key = (replica.spec.assignment, replica.metadata.namespace)
         original, copy = there.get(Assignment, *key), here.get(Assignment, *key)
@@ -86,7 +86,7 @@ def exclusive_work_agrees(there: View, here: View, *, but_leaving: bool = False)
 
 
 def unknown_grants(there: View, here: View, region: str) -> tuple[UnknownGrant, ...]:
-    """What is held here though no Grant says so. Only a restore takes grants away without a word."""
+    """Limits enforced here without a Grant. Only a restore removes Grants without acknowledgement."""
     known = there.get(Region, region)
     if known is None or not known.status.restore_incarnation:
         return ()
@@ -102,31 +102,31 @@ def unknown_grants(there: View, here: View, region: str) -> tuple[UnknownGrant, 
 
 
 def check_incarnations(there: View, here: View, region: str) -> None:
-    """Raises StaleToken when one side is a life of its cell that a restore has ended."""
+    """Raises StaleToken if one side is an incarnation that a restore has replaced."""
     known = there.get(Region, region)
     if known is None:
         return
-    uid, heard = _heard(here)
+    uid, heard = _seen_incarnation(here)
     if uid == known.uid and known.status.restore_incarnation < heard:
         raise StaleToken(
-            f"this global cell is in incarnation {known.status.restore_incarnation or 1}, and {region} has heard {heard}: it was "
-            "restored since, and this one must be stopped; nothing is exchanged with it",
+            f"global cell: replaced by a restore (expected incarnation {heard}, as region {region} has seen, found "
+            f"{known.status.restore_incarnation or 1}); next: stop this server",
             facts={"heard": heard, "found": known.status.restore_incarnation},
         )
     mine = own_incarnation(here)
     reported = known.status.report.incarnation if known.status.report is not None else 0
     if reported > mine:
         raise StaleToken(
-            f"{region} reported as incarnation {reported}, and this is {mine}: the region was restored since, and this "
-            "cell must be stopped; nothing is exchanged with it",
+            f"region {region}: replaced by a restore (expected incarnation {reported}, found {mine}); "
+            "next: stop this server",
             facts={"heard": reported, "found": mine},
         )
 
 
 def record_incarnation(there: View, here: View, region: str) -> Iterable[Write]:
-    """The write that makes the newest incarnation heard durable, when it is not yet."""
+    """The write that stores the newest incarnation of the global cell, if it changed."""
     known = there.get(Region, region)
-    if known is None or _heard(here) == (known.uid, known.status.restore_incarnation):
+    if known is None or _seen_incarnation(here) == (known.uid, known.status.restore_incarnation):
         return ()
     holder = f"{known.uid} {known.status.restore_incarnation}"
     stored = here.get(Term, GLOBAL_INCARNATION_TERM)
@@ -140,7 +140,7 @@ def own_incarnation(here: View) -> int:
     return term.spec.term if term is not None else 1
 
 
-def _heard(here: View) -> tuple[str, int]:
+def _seen_incarnation(here: View) -> tuple[str, int]:
     term = here.get(Term, GLOBAL_INCARNATION_TERM)
     uid, _, number = term.spec.holder.partition(" ") if term is not None else ("", "", "")
     return uid, int(number or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model.binding import DeviceClaim
-from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
+from holdfast.model.meta import ApiStruct, Condition, Key, Object, visible_default
 from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import Amount
 from holdfast.model.scheduling_request import RefusalCount
@@ -168,6 +168,25 @@ class DecisionStatus(ApiStruct, frozen=True):
 class Decision(Object, frozen=True):
     spec: DecisionSpec
     status: DecisionStatus = msgspec.field(default_factory=DecisionStatus)
+
+
+class NewerObject(msgspec.Struct, frozen=True):
+    """An object that the scheduler had read at a newer revision than the rest of its kind."""
+
+    kind: str
+    key: Key
+    revision: int
+
+
+def newer_object_text(kind: str, key: Key, revision: int) -> str:
+    """The form of `newerObjects`."""
+    return f"{kind}/{key.namespace}/{key.name}@{revision}"
+
+
+def parse_newer_object(text: str) -> NewerObject:
+    path, _, revision = text.rpartition("@")
+    kind, namespace, name = path.split("/", 2)
+    return NewerObject(kind, Key(namespace, name), int(revision))
 
 
 def validate_decision(decision: Decision, old: Decision | None) -> Causes:

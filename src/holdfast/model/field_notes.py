@@ -70,7 +70,7 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "name": "Name by which probes and Endpoints refer to the port.",
         "port": "A fixed port, or 0 for one that the node chooses.",
     },
-    "Placement": {
+    "PlacementRules": {
         "regions": "Allowed regions. Empty: any.",
         "excludedRegions": "Regions that are never used.",
         "residency": "Residency tags. A region must have at least one of them.",

@@ -10,7 +10,11 @@ import msgspec
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import GrantClass
+from holdfast.model.times import micro_text
 from holdfast.model.validation import Causes, check_resources
+
+NOT_RENEWED = micro_text(1.0)
+"""Lease expiry of a restored GrantCopy: long past, so it is not spent until it is renewed."""
 
 
 class GrantCopySpec(ApiStruct, frozen=True):

@@ -1,6 +1,7 @@
-"""What a tenant may spend in a region, from the region's copies of its grants. The authority and the scheduler ask it.
+"""Spending limit of a tenant in a region, from the region's GrantCopies. Used by the authority and the scheduler.
 
-A grant past the end of its lease stops new spending (S3, S8). An emergency grant counts while an override backs it.
+After the end of its lease a grant allows no new spending (S3, S8). An emergency grant counts while an override backs
+it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from holdfast.model.times import parse_time
 
 
 class SpendingLimit(msgspec.Struct, frozen=True, gc=False):
-    """What a tenant may spend here in one class: `spendable` now, `held` including grants whose lease has ended.
+    """Limit of a tenant in one class: `spendable` now, and `held` including grants whose lease has expired.
 
-    Neither has the `provisional` part in it, which only provisional work may use; `whole` is everything. `heard_s` is
-    when the global cell last answered for the grant of the class.
+    Both exclude the `provisional` share, which only provisional work may use; `whole` includes it. `heard_s` is the
+    last contact with the global cell for the grant of the class.
     """
 
     spendable: Amounts
@@ -32,7 +33,7 @@ class SpendingLimit(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def over(self) -> bool:
-        """Whether no grant may be spent: all of them have run out."""
+        """Whether the leases of all grants have expired."""
         return len(self.ended) == len(self.copies)
 
 
@@ -44,11 +45,11 @@ def spending_limit(
     emergency: bool = True,
     age_s: Callable[[GrantCopy], float] | None = None,
 ) -> SpendingLimit:
-    """The sum of a tenant's grants for this class. Active emergency quota adds to what normal work may spend, unless
-    no override stands behind it any more (`emergency`), whatever the grant says.
+    """The sum of a tenant's grants for this class. An emergency grant adds to the normal class while an override backs
+    it (`emergency`).
 
-    A resource that no grant lists has a limit of zero. A grant past its lease end stops new spending (S3, S8); `age_s`
-    says how long ago one was heard, which the wall clock alone says only while nobody sets it.
+    A resource that no grant lists has a limit of zero. `age_s` returns the time since the last contact for a copy on
+    the monotonic clock; without it, the wall clock is used.
     """
     classes = {spent_as, GrantClass.EMERGENCY} if spent_as is GrantClass.NORMAL else {spent_as}
     spendable: Amounts = {}
@@ -67,7 +68,7 @@ def spending_limit(
             provisional = amounts(copy.spec.provisional)
             limit = {name: max(0, amount - provisional.get(name, 0)) for name, amount in limit.items()}
         at_s = parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
-        # Times of the copy are moved so that it was heard as long ago as it really was.
+        # Shift the times of the copy so that its last contact has the measured age.
         late_s = now - age_s(copy) - at_s if age_s is not None and at_s else 0.0
         if copy.spec.grant_class is spent_as and at_s:
             heard_s = at_s + late_s

@@ -18,6 +18,17 @@ from holdfast.model.meta import ApiStruct, Object, visible_default
 from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_subdomain, forbidden, invalid
 
+# Longest lifetime of a join token. A longer one is refused.
+JOIN_TOKEN_TTL_MAX_S = 7 * 86400.0
+# Uses of one join token. More are refused.
+JOIN_TOKEN_USES_MAX = 256
+# Highest generation of a node identity. Generations are store revisions, which stay far below.
+NODE_GENERATION_MAX = 10**15
+# Shortest lifetime of a node certificate. Shorter ones could expire before they are renewed.
+NODE_CERTIFICATE_LIFETIME_MIN_S = 10.0
+# Longest lifetime of a node certificate. A longer one is refused.
+NODE_CERTIFICATE_LIFETIME_MAX_S = 366 * 86400.0
+
 TOKEN_PREFIX = "hfj"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -126,21 +137,21 @@ def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
     if spec.node:
         yield from check_subdomain("spec.node", spec.node)
     yield from check_dns_label("metadata.name", token.metadata.name)
-    yield from check_range("spec.uses", spec.uses, 1, limits.JOIN_TOKEN_USES_MAX)
+    yield from check_range("spec.uses", spec.uses, 1, JOIN_TOKEN_USES_MAX)
     yield from check_range(
         "spec.certificateSeconds",
         spec.certificate_seconds,
-        limits.NODE_CERTIFICATE_LIFETIME_MIN_S,
-        limits.NODE_CERTIFICATE_LIFETIME_MAX_S,
+        NODE_CERTIFICATE_LIFETIME_MIN_S,
+        NODE_CERTIFICATE_LIFETIME_MAX_S,
     )
-    yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, limits.JOIN_TOKEN_TTL_MAX_S)
+    yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, JOIN_TOKEN_TTL_MAX_S)
     if old is not None and old.spec != spec:
         yield forbidden("spec", "immutable; delete the token and create another")
 
 
 def validate_node_identity(identity: NodeIdentity, old: NodeIdentity | None) -> Causes:
     spec = identity.spec
-    yield from check_range("spec.generation", spec.generation, 1, limits.NODE_GENERATION_MAX)
+    yield from check_range("spec.generation", spec.generation, 1, NODE_GENERATION_MAX)
     yield from check_range("spec.revokedGeneration", spec.revoked_generation, 0, spec.generation)
     if old is not None and spec.generation < old.spec.generation:
         yield forbidden("spec.generation", f"must not decrease; the stored generation is {old.spec.generation}")

@@ -20,7 +20,7 @@ KIND_NOTES: dict[str, str] = {
     "Recovery": "Recovery from the loss of one region or zone: evidence, target regions, and progress until failback.",
     "GrantCopy": "A region's copy of a Grant: the limit that the region enforces.",
     "Node": "A machine that runs replicas: its capacity, its location and its contact state.",
-    "Hold": "Recovery capacity reserved on one node for a RecoveryBudget.",
+    "RecoverySlot": "Recovery capacity reserved on one node for a RecoveryBudget.",
     "Replica": "One instance of a Workload in one region, from the queue to serving and to its end.",
     "SchedulingRequest": "Identical replicas waiting to be scheduled, why they are pending, and when they are retried.",
     "Reservation": "A claim on a node's resources for a replica that is not bound yet.",

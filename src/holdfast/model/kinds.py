@@ -207,7 +207,13 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Node", plural="nodes", type=node.Node, home=Home.REGION, validate=node.validate_node, short_names=("no",)
     ),
-    Kind(name="Hold", plural="holds", type=recovery_slot.RecoverySlot, home=Home.REGION, validate=recovery_slot.validate_recovery_slot),
+    Kind(
+        name="RecoverySlot",
+        plural="recoveryslots",
+        type=recovery_slot.RecoverySlot,
+        home=Home.REGION,
+        validate=recovery_slot.validate_recovery_slot,
+    ),
     Kind(
         name="Replica",
         plural="replicas",
@@ -290,7 +296,14 @@ ALL: tuple[Kind, ...] = (
         validate=lease_page.validate_lease_page,
         internal=True,
     ),
-    Kind(name="Term", plural="terms", type=election_term.Term, home=Home.CELL, validate=election_term.validate_term, internal=True),
+    Kind(
+        name="Term",
+        plural="terms",
+        type=election_term.Term,
+        home=Home.CELL,
+        validate=election_term.validate_term,
+        internal=True,
+    ),
     Kind(
         name="Event",
         plural="events",

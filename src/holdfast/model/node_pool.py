@@ -12,6 +12,7 @@ from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_resources, check_unique, required
 
+# Nodes of one pool. A higher `maxNodes` is refused.
 NODES_MAX = 1000
 
 

@@ -1,7 +1,7 @@
-"""Override: a person's scoped, expiring instruction. What it does, where, why, who asked, and when it ends.
+"""Override: a human exception with scope, reason, requester and expiry.
 
-Its home is the global cell. One whose name begins with `break-glass-REGION-` has its home in that region instead: it is
-given there while the global cell is out of reach, and the link carries a record of it to the global cell afterwards.
+Its home is the global cell. A break-glass override (name `break-glass-REGION-…`) has its home in that region: it is
+created there while the global cell is unreachable, and the link later sends a record of it to the global cell.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from holdfast.model.quantity import Amount
 from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_range, forbidden, required
 
+# Longest lifetime of an Override. A longer one is refused; an exception that lasts belongs into the spec.
 MAX_TTL_S = 24 * 3600.0
 PENDING, ACTIVE, EXPIRED, REVOKED = "Pending", "Active", "Expired", "Revoked"
 BREAK_GLASS_PREFIX = "break-glass-"
@@ -43,9 +44,9 @@ PLACEMENT_KINDS = frozenset(
         OverrideKind.PIN_POLICY,
     }
 )
-"""The kinds that bear on where work is placed."""
+"""Kinds that affect placement."""
 AVOIDANCES = frozenset({OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION})
-"""The kinds that keep new work away from a zone or a region. Work that is already bound stays."""
+"""Kinds that forbid new work in a zone or region. Bound work stays."""
 
 
 class OverrideScope(ApiStruct, frozen=True):
@@ -67,12 +68,15 @@ _SCOPE_FIELDS: dict[OverrideKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     OverrideKind.PIN_POLICY: ((), ("region",)),
     OverrideKind.SHRINK_BUDGET: (("region",), ("tenant", "workload")),
 }
-"""By kind: the scope fields an override must have, and those it may have. Any other field would be ignored."""
+"""By kind: required and optional scope fields. Any other field is refused."""
 
 
 class BreakGlass(ApiStruct, frozen=True):
-    """Where an override was given without the global cell. In the record that the global cell is sent: also which one
-    it was, when it was asked for, and for how long; `ttlSeconds` is then what was left of it."""
+    """The region that created the override without the global cell.
+
+    In the record at the global cell, `uid` identifies the region's override, `requestedAt` and `requestedTtlSeconds`
+    are its original values, and `ttlSeconds` is the time that was left.
+    """
 
     region: str
     uid: str = ""
@@ -111,22 +115,22 @@ def break_glass_prefix(region: str) -> str:
 
 
 def is_break_glass(name: str) -> bool:
-    """Whether the home of an override of this name is a region."""
+    """Whether an override of this name has its home in a region."""
     return name.startswith(BREAK_GLASS_PREFIX)
 
 
 def is_in_force(override: Override, now: float) -> bool:
-    """Whether an override is in force: accepted, approved where that is needed, and not past its deadline (S8)."""
+    """Whether an override is in force: active, not revoked and not expired (S8)."""
     if override.metadata.terminating or override.status.phase != ACTIVE or override.spec.revoked:
         return False
     return bool(override.status.expires_at) and now < parse_time(override.status.expires_at)
 
 
 def is_in_scope(override: Override, *, region: str | None, tenant: str | None, workload: str | None) -> bool:
-    """Whether the scope covers this region, tenant and workload. A field that the scope leaves empty covers all of
-    them. None asks about any; an empty string asks about all of them, which only an empty scope field covers.
+    """Whether the scope covers this region, tenant and workload. An empty scope field covers all of them. An argument
+    None is not checked. An argument "" means all, which only an empty scope field covers.
 
-    Every region has a copy of every override, so every reader of one asks this and `acts`.
+    Every region has a copy of every override, so every reader must check this and `is_in_force`.
     """
     scope = override.spec.scope
     return (
@@ -137,26 +141,26 @@ def is_in_scope(override: Override, *, region: str | None, tenant: str | None, w
 
 
 def in_force(overrides: Iterable[Override], kind: OverrideKind, now: float) -> list[Override]:
-    """The overrides of one kind that act now, whatever their scope."""
+    """Overrides of one kind that are in force, whatever their scope."""
     return [o for o in overrides if o.spec.kind is kind and is_in_force(o, now)]
 
 
 def has_emergency_quota(overrides: Iterable[Override], *, region: str, tenant: str, now: float) -> bool:
-    """Whether an override gives the tenant more than its quota in the region. An emergency grant without one is over,
-    whatever its own end says: an override expires on a monotonic clock, a grant at a time of day."""
+    """Whether an override in force adds emergency quota for the tenant in the region. Without one, an emergency grant
+    has ended even before its `endsAt`: the override expires on a monotonic clock, the grant on a wall clock."""
     found = in_force(overrides, OverrideKind.EMERGENCY_QUOTA, now)
     return any(is_in_scope(o, region=region, tenant=tenant, workload=None) for o in found)
 
 
 def active_avoidances(overrides: Iterable[Override], now: float) -> tuple[Override, ...]:
-    """The overrides that keep new work away from somewhere now. Read once, then asked about each place."""
+    """Avoidances in force. Computed once per decision, then checked for each zone with `avoidance_of`."""
     return tuple(o for o in overrides if o.spec.kind in AVOIDANCES and is_in_force(o, now))
 
 
 def avoidance_of(
     avoidances: Iterable[Override], *, region: str, zone: str, tenant: str, workload: str
 ) -> Override | None:
-    """The first of these active avoidances that keeps new replicas of the workload out of the zone."""
+    """The first avoidance that forbids new replicas of the workload in the zone; None if there is none."""
     for override in avoidances:
         closes_zone = override.spec.kind is OverrideKind.AVOID_REGION or override.spec.scope.zone == zone
         if closes_zone and is_in_scope(override, region=region, tenant=tenant, workload=workload):
@@ -167,16 +171,16 @@ def avoidance_of(
 def validate_override(override: Override, old: Override | None) -> Causes:
     spec = override.spec
     if not spec.reason.strip():
-        yield required("spec.reason", "say why, for whoever reads this after the incident")
+        yield required("spec.reason", "explain why, for the review after the incident")
     yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, MAX_TTL_S)
     needed, optional = _SCOPE_FIELDS[spec.kind]
     for name in OverrideScope.__struct_fields__:
         given = bool(getattr(spec.scope, name))
         if name in needed and not given:
-            yield required(f"spec.scope.{name}", f"{spec.kind} needs it")
+            yield required(f"spec.scope.{name}", f"required for {spec.kind}")
         if given and name not in (*needed, *optional):
             yield forbidden(f"spec.scope.{name}", f"{spec.kind} cannot be limited to a {name}")
     if spec.kind is OverrideKind.EMERGENCY_QUOTA and not spec.quota:
-        yield required("spec.quota", "how much is added")
+        yield required("spec.quota", "the resources to add, for example {cpu: 8}")
     if spec.kind is OverrideKind.PIN_POLICY and not spec.policy_revision:
         yield required("spec.policyRevision")

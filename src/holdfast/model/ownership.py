@@ -48,7 +48,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.load": _PEOPLE,
         "status.rollout": _roles("rollout"),
         "status.backing": _roles("backing"),
-        "status.moves": _roles("assign"),
+        "status.spillover": _roles("assign"),
     },
     "Assignment": {
         "metadata": _roles("assign", "recover"),
@@ -78,12 +78,12 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.fence": _roles(AUTHORITY),
     },
     "NodePool": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("node-pool")},
-    "Hold": {
+    "RecoverySlot": {
         "metadata": _roles("recovery-slots"),
         "spec": _roles("recovery-slots"),
         "status": _roles("recovery-slots"),
-        "status.kept": _roles(AUTHORITY),
-        "status.draw": _roles(AUTHORITY),
+        "status.admission": _roles(AUTHORITY),
+        "status.consumer": _roles(AUTHORITY),
     },
     "Replica": {
         "metadata": _roles("replicate"),
@@ -136,7 +136,7 @@ DELETERS: dict[str, frozenset[str]] = {
     "Endpoint": _roles("serve", REGION),
     "Grant": _roles("grant"),
     "GrantCopy": _roles("grant-sync"),
-    "Hold": _roles("recovery-slots"),
+    "RecoverySlot": _roles("recovery-slots"),
     "JoinToken": _roles(JOIN),
     "LeasePage": _roles(AUTHORITY),
     "PolicyRevision": _roles("policy"),

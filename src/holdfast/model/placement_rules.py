@@ -1,4 +1,4 @@
-"""Where work may run: hard rules, and the vocabulary of node selection."""
+"""Placement rules of a workload: regions, zones, pools, node selectors, taints, spread and affinity."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class AffinityRule(ApiStruct, frozen=True):
 
 
 class PlacementRules(ApiStruct, frozen=True):
-    """Every list is an allow-list and empty means any, except where the name says otherwise."""
+    """Where replicas may run. Every list allows only its entries, and an empty list allows all, except
+    `excludedRegions`."""
 
     regions: tuple[str, ...] = ()
     excluded_regions: tuple[str, ...] = ()
@@ -111,7 +112,7 @@ def matches_expression(expression: Expression, labels: Mapping[str, str]) -> boo
 
 
 def required_anti_affinity(rules: PlacementRules) -> tuple[AffinityRule, ...]:
-    """The hard rules that keep other work away: they hold for whoever comes later as well."""
+    """The required anti-affinity rules. They also hold for replicas that are placed later."""
     return tuple(rule for rule in rules.affinity if rule.apart and not rule.preferred)
 
 
@@ -139,13 +140,13 @@ def validate_placement(field: str, rules: PlacementRules) -> Causes:
         path = f"{field}.expressions[{index}]"
         yield from check_label_key(f"{path}.key", expression.key)
         if expression.operator in (Operator.IN, Operator.NOT_IN) and not expression.values:
-            yield required(f"{path}.values", f"{expression.operator} compares with at least one value")
+            yield required(f"{path}.values", f"{expression.operator} needs at least one value")
         if expression.operator in (Operator.GT, Operator.LT):
             if len(expression.values) != 1 or not _is_int(expression.values[0]):
                 yield invalid(
                     f"{path}.values",
                     list(expression.values),
-                    f"{expression.operator} compares with one whole number",
+                    f"{expression.operator} needs exactly one integer",
                 )
         elif expression.operator in (Operator.EXISTS, Operator.DOES_NOT_EXIST) and expression.values:
             yield forbidden(f"{path}.values", f"{expression.operator} takes no values")

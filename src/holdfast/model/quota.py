@@ -103,7 +103,9 @@ def max_enforced_limit(grant: Grant) -> Amounts:
     if grant.status.acknowledged_epoch < grant.spec.reclaimed_epoch:
         for name, amount in amounts(grant.spec.reclaimed).items():
             most[name] = max(0, most.get(name, 0) - amount)
-    unacknowledged = (grant.spec.limit, grant.spec.unacknowledged_peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
+    unacknowledged = (
+        (grant.spec.limit, grant.spec.unacknowledged_peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
+    )
     for values in unacknowledged:
         for name, amount in amounts(values).items():
             most[name] = max(most.get(name, 0), amount)

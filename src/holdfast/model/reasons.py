@@ -20,7 +20,10 @@ class Reason(enum.StrEnum):
     sentence: str
 
     # Placement refusals, by the planner and the authority
-    REPLICA_NOT_FOUND = "ReplicaNotFound", "The replica does not exist, or was recreated with another uid. Discard the proposal."
+    REPLICA_NOT_FOUND = (
+        "ReplicaNotFound",
+        "The replica does not exist, or was recreated with another uid. Discard the proposal.",
+    )
     REPLICA_TERMINATING = "ReplicaTerminating", "The replica is being deleted and is not scheduled again."
     STALE_ATTEMPT = (
         "StaleAttempt",
@@ -138,7 +141,10 @@ class Reason(enum.StrEnum):
     REGION_NOT_HEALTHY = "RegionNotHealthy", "The regions that the placement rules allow are not healthy at the moment."
     ASSIGNED = "Assigned", "Every replica is assigned to a region."
     PARTLY_ASSIGNED = "PartlyAssigned", "Some replicas are not assigned to a region yet."
-    SPILLED_OVER = "SpilledOver", "Replicas that were pending in a full region were assigned to another region that has room."
+    SPILLED_OVER = (
+        "SpilledOver",
+        "Replicas that were pending in a full region were assigned to another region that has room.",
+    )
 
     # Workload conditions
     ALL_SERVING = "AllServing", "All desired replicas serve."
@@ -157,7 +163,10 @@ class Reason(enum.StrEnum):
     )
     ROLLED_BACK = "RolledBack", "The last good revision runs again. Change the template to try another rollout."
     ROLLOUT_FAILED = "RolloutFailed", "The rollout made no progress within its deadline and was not rolled back."
-    RESOURCE_LIMITS_ENFORCED = "ResourceLimitsEnforced", "Control groups enforce the resource limits of tasks on the node."
+    RESOURCE_LIMITS_ENFORCED = (
+        "ResourceLimitsEnforced",
+        "Control groups enforce the resource limits of tasks on the node.",
+    )
     RESOURCE_LIMITS_PARTIAL = (
         "ResourceLimitsPartial",
         "The node has no control groups; the message says which limits are not enforced.",
@@ -243,7 +252,10 @@ class Reason(enum.StrEnum):
         "WitnessDisagrees",
         "The region does not report to the global cell, but other regions still reach it.",
     )
-    UNREACHABLE_CONFIRMED = "UnreachableConfirmed", "The region does not report, and most reporting regions cannot reach it."
+    UNREACHABLE_CONFIRMED = (
+        "UnreachableConfirmed",
+        "The region does not report, and most reporting regions cannot reach it.",
+    )
     REGION_LOST = "RegionLost", "The region is lost; its last report about its replicas no longer counts."
     DECLARED_LOST = "DeclaredLost", "An Override declares the region lost."
     CAPACITY_LOST = (
@@ -287,7 +299,10 @@ class Reason(enum.StrEnum):
     )
 
     PROMOTED = "Promoted", "Every region that should use the policy revision uses it."
-    POLICY_ROLLOUT_STALLED = "PolicyRolloutStalled", "A region does not use the new policy revision yet; it keeps its previous one."
+    POLICY_ROLLOUT_STALLED = (
+        "PolicyRolloutStalled",
+        "A region does not use the new policy revision yet; it keeps its previous one.",
+    )
     GUARD_BREACHED = (
         "GuardBreached",
         "The policy revision violated its guard and was stopped. Change the policy to try again.",

@@ -39,9 +39,9 @@ class RecoveryBudget(Object, frozen=True):
 def validate_recovery_budget(budget: RecoveryBudget, old: RecoveryBudget | None) -> Causes:
     yield from check_dns_label("spec.region", budget.spec.region)
     if not budget.spec.slot_shapes:
-        yield required("spec.slots", "at least one shape with resources and count")
+        yield required("spec.slotShapes", "at least one shape with resources and count")
     for index, slot in enumerate(budget.spec.slot_shapes):
-        yield from check_resources(f"spec.slots[{index}].resources", slot.resources)
-        yield from check_range(f"spec.slots[{index}].count", slot.count, 1, 100_000)
-        yield from check_range(f"spec.slots[{index}].minZones", slot.min_zones, 1, 100)
+        yield from check_resources(f"spec.slotShapes[{index}].resources", slot.resources)
+        yield from check_range(f"spec.slotShapes[{index}].count", slot.count, 1, 100_000)
+        yield from check_range(f"spec.slotShapes[{index}].minZones", slot.min_zones, 1, 100)
     yield from check_range("spec.startsPerSecond", budget.spec.starts_per_second, 0.1, 10_000)

@@ -11,6 +11,9 @@ from holdfast.model import limits
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.validation import Causes, check_range, check_unique, duplicate, forbidden, invalid, unsupported
 
+# CEL expressions per list of a policy. More are refused.
+POLICY_EXPRESSIONS_MAX = 16
+
 
 class FilterName(enum.StrEnum):
     """Filters that a policy may list. Filters that protect an invariant always apply."""
@@ -209,7 +212,7 @@ def _validate_expressions(field: str, rules: PolicyRules) -> Causes:
     for kind, count in (
         ("filterExpressions", len(rules.filter_expressions)), ("scoreExpressions", len(rules.score_expressions)),
     ):  # fmt: skip
-        yield from check_range(f"{field}.{kind}", count, 0, limits.POLICY_EXPRESSIONS_MAX)
+        yield from check_range(f"{field}.{kind}", count, 0, POLICY_EXPRESSIONS_MAX)
     for kind, name, expression in named:
         path = f"{field}.{kind}[{name}]"
         if name in built_in or not name:

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shapes
 
-from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.errors import Cause
 from holdfast.model.field_notes import FIELD_NOTES
@@ -25,6 +24,9 @@ from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference
 from holdfast.model.node import Device
 from holdfast.model.template import Artifact, Port
 from holdfast.model.validation import required, unsupported
+
+# Field errors reported for one object. Validation stops there: the object is refused anyway.
+MAX_CAUSES = 100
 
 INT64_MAX = 2**63 - 1
 
@@ -86,15 +88,15 @@ class Findings(msgspec.Struct):
     @property
     def full(self) -> bool:
         """Whether the walk should stop: enough errors are known, and the data will be refused."""
-        return len(self.causes) >= limits.MAX_CAUSES
+        return len(self.causes) >= MAX_CAUSES
 
     def add_unknown(self, path: str) -> None:
         # Unknown fields may only cause a warning, so they never end the walk: known fields may follow.
-        if len(self.unknown) < limits.MAX_CAUSES:
+        if len(self.unknown) < MAX_CAUSES:
             self.unknown.append(path)
 
     def add_repeated(self, paths: Iterable[str]) -> None:
-        self.repeated += list(paths)[: limits.MAX_CAUSES - len(self.repeated)]
+        self.repeated += list(paths)[: MAX_CAUSES - len(self.repeated)]
 
 
 _known: dict[type[Any], Schema] = {}

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.meta import ApiStruct, visible_default
 from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, amounts_text
 from holdfast.model.validation import (
@@ -23,6 +22,13 @@ from holdfast.model.validation import (
     required,
     unsupported,
 )
+
+# Ports of a template. More are refused. A node has 1,000 ports by default, so 16 leave room for 60 replicas.
+PORTS_PER_REPLICA_MAX = 16
+# Template hashes cached. Replicas by the thousand share a template, so each is hashed once.
+TEMPLATE_HASHES_CACHED_MAX = 4096
+# Default delay between removing a replica from the Endpoint and stopping it, for proxies to notice.
+DRAIN_DELAY_S = 2.0
 
 
 class DriverName(enum.StrEnum):
@@ -102,7 +108,7 @@ class Template(ApiStruct, frozen=True):
     probes: Probes = msgspec.field(default_factory=Probes)
     restart_policy: RestartPolicy = visible_default(RestartPolicy.ALWAYS)
     termination_grace_seconds: float = visible_default(10.0)
-    drain_delay_seconds: float = limits.DRAIN_DELAY_S
+    drain_delay_seconds: float = DRAIN_DELAY_S
     checkpoint_signal: str = ""
     labels: dict[str, str] = {}
     """`checkpointSignal` asks a task that must stop to write a checkpoint. SIGTERM follows after half the grace period.
@@ -114,7 +120,7 @@ CHECKPOINT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGQUIT", "SIGT
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
-@lru_cache(limits.TEMPLATE_HASHES_CACHED_MAX)
+@lru_cache(TEMPLATE_HASHES_CACHED_MAX)
 def _digest(canonical: bytes) -> str:
     return hashlib.sha256(canonical).hexdigest()[:10]
 
@@ -150,8 +156,8 @@ def validate_template(field: str, template: Template) -> Causes:
             yield invalid(f"{field}.env", name, "must not be empty or contain '='")
     yield from check_resources(f"{field}.resources", template.resources)
     yield from check_labels(f"{field}.labels", template.labels)
-    if len(template.ports) > limits.PORTS_PER_REPLICA_MAX:
-        yield invalid(f"{field}.ports", len(template.ports), f"must have at most {limits.PORTS_PER_REPLICA_MAX} items")
+    if len(template.ports) > PORTS_PER_REPLICA_MAX:
+        yield invalid(f"{field}.ports", len(template.ports), f"must have at most {PORTS_PER_REPLICA_MAX} items")
     yield from check_unique(f"{field}.ports", (p.name for p in template.ports))
     for index, port in enumerate(template.ports):
         yield from check_dns_label(f"{field}.ports[{index}].name", port.name)

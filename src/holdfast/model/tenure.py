@@ -38,7 +38,9 @@ def tenure_lease(region: str, asked_s: float, covered: CoveredOrdinals) -> Lease
     spec = LeaseSpec(
         holder_identity=region, lease_duration_seconds=int(limits.TENURE_S), renew_time=micro_text(asked_s)
     )
-    return Lease(metadata=ObjectMeta(name=NAME, namespace=NAMESPACE, annotations={ORDINALS_ANNOTATION: text}), spec=spec)
+    return Lease(
+        metadata=ObjectMeta(name=NAME, namespace=NAMESPACE, annotations={ORDINALS_ANNOTATION: text}), spec=spec
+    )
 
 
 def lease_ordinals(lease: Lease) -> CoveredOrdinals:

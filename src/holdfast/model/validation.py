@@ -6,16 +6,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from holdfast.model import limits
 from holdfast.model.errors import Cause
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, BadQuantity, parse_amount
+
+# Label pairs cached as valid. The same labels are on every replica of a workload, so each pair is checked once.
+VALID_LABELS_CACHED_MAX = 16_384
 
 Causes = Iterator[Cause]
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+# Length of an RFC 1123 subdomain, such as an object name. A longer one is refused.
 MAX_NAME = 253
+# Length of an RFC 1123 label and of a label value. A longer one is refused.
 MAX_LABEL = 63
+# Size of all annotations of an object. More are refused. The same limit as in Kubernetes.
 MAX_ANNOTATION_BYTES = 256 * 1024
 
 
@@ -85,7 +90,7 @@ def check_label_key(field: str, key: str) -> Causes:
         )
 
 
-@lru_cache(limits.VALID_LABELS_CACHED_MAX)
+@lru_cache(VALID_LABELS_CACHED_MAX)
 def _is_valid_label(key: str, value: str) -> bool:
     """Cached, because every replica of a workload has the same labels."""
     return not any(_check_label("", key, value))

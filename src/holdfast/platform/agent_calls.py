@@ -49,7 +49,9 @@ def find_replicas(state: str, name: str) -> list[ReplicaLocation]:
                 found.append(ReplicaLocation(api, region, meta["namespace"], meta["name"], node))
     if not found:
         unheard = f" (unreachable regions: {', '.join(silent)})" if silent else ""
-        raise CommandError(f"{name}: no such replica or workload in any region{unheard}", next_step="holdfast get replicas")
+        raise CommandError(
+            f"{name}: no such replica or workload in any region{unheard}", next_step="holdfast get replicas"
+        )
     return sorted(found, key=lambda placed: (placed.tenant, placed.name))
 
 

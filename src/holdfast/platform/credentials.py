@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.platform.layout import Layout, Platform
+
+if TYPE_CHECKING:
+    from holdfast.identity.tokens import TokenFile
 
 OPERATOR = "operator"
 
@@ -47,12 +51,14 @@ class Credentials:
         return self._files(OPERATOR)
 
     def _files(self, name: str) -> CredentialFiles:
-        return CredentialFiles(ca=self._folder / "ca.crt", cert=self._folder / f"{name}.crt", key=self._folder / f"{name}.key")
+        return CredentialFiles(
+            ca=self._folder / "ca.crt", cert=self._folder / f"{name}.crt", key=self._folder / f"{name}.key"
+        )
 
     def issue_drill_scheduler(self) -> CredentialFiles:
         """Issues a scheduler certificate for a drill, valid for one day."""
-        from holdfast.gate.principal import CONTROLLERS
         from holdfast.identity.certificates import issue
+        from holdfast.model.principal import CONTROLLERS
 
         name = "drill-scheduler"
         issue(self._folder, name, "holdfast:controller:scheduler", (CONTROLLERS,), now_s=time.time(), days=1)
@@ -60,8 +66,8 @@ class Credentials:
 
     def issue_drill_node(self, region: str, node: str) -> CredentialFiles:
         """Issues a node certificate for a drill, valid for one day."""
-        from holdfast.gate.principal import NODES
         from holdfast.identity.certificates import issue
+        from holdfast.model.principal import NODES
 
         issue(self._folder, f"drill-{node}", f"holdfast:node:{region}:{node}", (NODES,), now_s=time.time(), days=1)
         return self._files(f"drill-{node}")
@@ -85,8 +91,8 @@ class Credentials:
     def renew_link(self, region: str) -> str:
         """Issues a new key and certificate for a region's link and returns the serial. The old certificate stays valid
         until it is revoked."""
-        from holdfast.gate.principal import REGIONS
         from holdfast.identity.certificates import issue
+        from holdfast.model.principal import REGIONS
 
         name = f"link-{region}"
         made = issue(self._folder, name, f"holdfast:region:{region}", (REGIONS,), now_s=time.time(), anew=True)
@@ -104,8 +110,8 @@ class Credentials:
 
     def prepare(self, platform: Platform) -> None:
         """Creates the CAs and all certificates of the platform. Idempotent."""
-        from holdfast.gate.principal import OPERATORS, REGIONS
         from holdfast.identity.certificates import issue, make_ca
+        from holdfast.model.principal import OPERATORS, REGIONS
 
         now_s = time.time()
         folder = self._folder
@@ -117,3 +123,12 @@ class Credentials:
             issue(folder, f"link-{region.name}", f"holdfast:region:{region.name}", (REGIONS,), now_s=now_s)
             make_ca(folder / f"nodes-{region.name}", now_s=now_s, common_name=f"holdfast nodes of {region.name}")
         issue(folder, OPERATOR, OPERATOR, (OPERATORS,), now_s=now_s)
+
+
+def token_file(state: str) -> TokenFile:
+    """The bearer tokens of the platform in this directory."""
+    from holdfast.identity.tokens import TokenFile
+
+    layout = Layout(state)
+    layout.load()
+    return TokenFile(layout.tokens)

@@ -43,7 +43,9 @@ def issue_agent_tokens(layout: Layout, platform: Platform) -> None:
             assert api is not None
             name = f"up-{node}"
             try:
-                api.request("DELETE", f"{JOIN_TOKENS_PATH}/{name}")  # left by a start that ended before the agent joined
+                api.request(
+                    "DELETE", f"{JOIN_TOKENS_PATH}/{name}"
+                )  # left by a start that ended before the agent joined
             except ApiRefusal as refusal:
                 if refusal.status != 404:
                     raise

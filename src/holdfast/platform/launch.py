@@ -29,7 +29,7 @@ from holdfast.platform.kubeconfig import write_kubeconfig
 from holdfast.platform.layout import REGIONS_MAX, Layout, Platform, design_platform, write_atomically
 from holdfast.platform.output import print_json, print_note
 from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader, connect_cell
-from holdfast.platform.processes import ProcessIdentity, is_alive, send_signal, wait_exited
+from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, ProcessIdentity, is_alive, send_signal, wait_exited
 from holdfast.platform.progress import Display, make_display
 from holdfast.platform.sample_manifests import apply_manifests, region_manifests, sample_manifests
 from holdfast.platform.supervisor import python_command, running_supervisor
@@ -37,7 +37,6 @@ from holdfast.platform.supervisor import python_command, running_supervisor
 POLL_EVERY_S = 0.5
 SUPERVISOR_START_S = 10.0
 STABLE_FOR_S = 10.0
-STOP_TIMEOUT_S = 90.0
 
 
 class PlatformSpec(msgspec.Struct, frozen=True):
@@ -179,7 +178,7 @@ def supervised(
             if not quiet:
                 print_note("stopping")
             send_signal(supervisor, signal.SIGTERM)
-            wait_exited(supervisor, STOP_TIMEOUT_S)
+            wait_exited(supervisor, SUPERVISOR_STOP_TIMEOUT_S)
             if not quiet:
                 print_note("stopped; next: holdfast up continues this platform")
 
@@ -302,7 +301,9 @@ def is_serving(platform: Platform, survey: PlatformStatus, *, but_stuck: bool = 
     )
 
 
-def print_report(layout: Layout, platform: Platform, survey: PlatformStatus, *, served: bool, detach: bool, as_json: bool) -> None:
+def print_report(
+    layout: Layout, platform: Platform, survey: PlatformStatus, *, served: bool, detach: bool, as_json: bool
+) -> None:
     if as_json:
         print_json(
             {

@@ -59,7 +59,9 @@ def etcd_programs(platform: Platform, layout: Layout) -> list[Program]:
     if not platform.etcd_cells:
         return []
     program = etcd_binary()
-    peers = [f"http://127.0.0.1:{platform.port_base + ETCD_PORT_OFFSET + ETCD_MEMBERS + n}" for n in range(ETCD_MEMBERS)]
+    peers = [
+        f"http://127.0.0.1:{platform.port_base + ETCD_PORT_OFFSET + ETCD_MEMBERS + n}" for n in range(ETCD_MEMBERS)
+    ]
     cluster = ",".join(f"etcd-{n}={peer}" for n, peer in enumerate(peers))
     made = []
     for n, client in enumerate(etcd_endpoints(platform)):

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+# Time for the supervisor to stop every process of the platform. Then `holdfast down` kills it.
+SUPERVISOR_STOP_TIMEOUT_S = 90.0
+
 PLATFORM_ENV = "HOLDFAST_PLATFORM"
 """Environment variable of all cells and agents of a platform; its value is the platform's directory."""
 

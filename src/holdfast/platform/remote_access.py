@@ -37,7 +37,9 @@ class CellAccess(msgspec.Struct, frozen=True):
     def api(self, name: str, *, token: str = "", timeout_s: float = 5.0) -> CellApi:
         if token:
             return CellApi(self.url, name=name, ca=self.ca, token=token, timeout_s=timeout_s)
-        return CellApi(self.url, name=name, ca=self.ca, cert=self.cert, key=self.key, token=self.token, timeout_s=timeout_s)
+        return CellApi(
+            self.url, name=name, ca=self.ca, cert=self.cert, key=self.key, token=self.token, timeout_s=timeout_s
+        )
 
 
 @cache

@@ -26,7 +26,9 @@ def score(seed: int) -> int:
 def main() -> int:
     total_s = float(os.environ.get("FRAUD_SECONDS") or 6)
     told = task_identity()
-    log_line(f"fraud-batch {told['replica']} starts on {told['node']} with devices {os.environ.get('HOLDFAST_DEVICES', '')}")
+    log_line(
+        f"fraud-batch {told['replica']} starts on {told['node']} with devices {os.environ.get('HOLDFAST_DEVICES', '')}"
+    )
     began, found, looked = time.monotonic(), 0, 0
     for index in range(ROUNDS):
         until = began + total_s * (index + 1) / ROUNDS

@@ -5,7 +5,10 @@ They are in memory: a restarted scheduler begins with full budgets. They bound l
 
 from __future__ import annotations
 
-from holdfast.model import limits
+# Decisions recorded per second for requests that could not be placed. Beyond that the attempt leaves no Decision.
+UNPLACED_DECISIONS_PER_S = 20.0
+# Burst of UNPLACED_DECISIONS_PER_S.
+UNPLACED_DECISIONS_BURST = 100
 
 _WINDOW_S = 60.0
 
@@ -27,7 +30,7 @@ class EvictionBudget:
         return max(0, per_minute - sum(count for _, count in recent))
 
     def add(self, tenant: str, victims: int) -> None:
-        """Counts victims at the time of the last `left` call."""
+        """Counts victims at the time of the last `remaining` call."""
         if victims:
             self._caused.setdefault(tenant, []).append((self._now, victims))
 
@@ -36,12 +39,12 @@ class DecisionRecordBudget:
     """Token bucket for Decisions of failed attempts."""
 
     def __init__(self) -> None:
-        self._left = float(limits.UNPLACED_DECISIONS_BURST)
+        self._left = float(UNPLACED_DECISIONS_BURST)
         self._at = 0.0
 
     def spend(self, now: float) -> bool:
-        gained = max(0.0, now - self._at) * limits.UNPLACED_DECISIONS_PER_S
-        self._left = min(float(limits.UNPLACED_DECISIONS_BURST), self._left + gained)
+        gained = max(0.0, now - self._at) * UNPLACED_DECISIONS_PER_S
+        self._left = min(float(UNPLACED_DECISIONS_BURST), self._left + gained)
         self._at = now
         if self._left < 1.0:
             return False

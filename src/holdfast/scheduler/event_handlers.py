@@ -10,8 +10,8 @@ from typing import Any
 
 from holdfast.controllers.informer import CacheChange, Informers
 from holdfast.foundation.ports import Ports
-from holdfast.insight.replay import newer_object_text
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.decision import newer_object_text
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
 from holdfast.model.node import Node, unschedulable_reason
@@ -24,11 +24,20 @@ from holdfast.scheduler.request_queue import RequestQueue
 from holdfast.scheduling.refusal_summary import RetryEvent
 from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder
 
-_OF_SNAPSHOT: tuple[type[Any], ...] = (Node, Binding, Reservation, RecoverySlot, Override, GrantCopy, Region, PolicyRevision)
+_SNAPSHOT_KINDS: tuple[type[Any], ...] = (
+    Node,
+    Binding,
+    Reservation,
+    RecoverySlot,
+    Override,
+    GrantCopy,
+    Region,
+    PolicyRevision,
+)
 
 
 class SchedulerEventHandlers:
-    """`settled` is called for each assumed claim that is now committed, `changed` if a round may be needed."""
+    """`confirmed` is called for each assumed claim that is now committed, `changed` if a round may be needed."""
 
     def __init__(
         self,
@@ -37,16 +46,16 @@ class SchedulerEventHandlers:
         builder: SnapshotBuilder,
         queue: RequestQueue,
         *,
-        settled: Callable[[ClaimKey], None],
+        confirmed: Callable[[ClaimKey], None],
         changed: Callable[[], None],
     ) -> None:
         self._ports = ports
         self._builder = builder
         self._queue = queue
-        self._settled = settled
+        self._confirmed = confirmed
         self._changed = changed
         self._informers = informers
-        self._ahead: dict[tuple[type[Any], Key], int] = {}
+        self._newer_objects: dict[tuple[type[Any], Key], int] = {}
         """Objects applied ahead of their kind's watch, with their revision."""
         informers.of(Node).on_change(self._on_nodes)
         informers.of(Binding).on_change(self._on_claims)
@@ -59,15 +68,17 @@ class SchedulerEventHandlers:
         informers.of(GrantCopy).on_change(self._on_grants)
 
     def revisions(self) -> dict[str, int]:
-        """The revision of each kind in the snapshot: all changes up to it are applied, newer ones are in `ahead`."""
-        return {kind.__name__: self._informers.of(kind).revision for kind in _OF_SNAPSHOT}
+        """The revision of each kind in the snapshot. All changes up to it are applied; see also `newer_objects`."""
+        return {kind.__name__: self._informers.of(kind).revision for kind in _SNAPSHOT_KINDS}
 
     def newer_objects(self) -> tuple[str, ...]:
         """Objects in the snapshot that are newer than the revision of their kind."""
-        for (kind, key), revision in list(self._ahead.items()):
+        for (kind, key), revision in list(self._newer_objects.items()):
             if revision <= self._informers.of(kind).revision:
-                del self._ahead[kind, key]
-        return tuple(sorted(newer_object_text(kind.__name__, key, at) for (kind, key), at in self._ahead.items()))
+                del self._newer_objects[kind, key]
+        return tuple(
+            sorted(newer_object_text(kind.__name__, key, at) for (kind, key), at in self._newer_objects.items())
+        )
 
     def _on_nodes(self, changes: Sequence[CacheChange[Node]]) -> None:
         events: dict[str, None] = {}
@@ -91,7 +102,7 @@ class SchedulerEventHandlers:
             key = ClaimKey(item.metadata.namespace, item.metadata.name)
             if self._builder.confirm_assumption(key):
                 # The claim is committed; its assumption must not outlive it.
-                self._settled(key)
+                self._confirmed(key)
             if old is None:
                 events[RetryEvent.REPLICA_PLACED] = None
             elif new is None or _released(new, old):
@@ -100,9 +111,9 @@ class SchedulerEventHandlers:
         self._wake(events)
 
     def _member_lost_place(self, uid: str) -> None:
-        waiting = self._queue.find_by_member(uid)
-        if waiting is not None and not self._builder.has_claim(uid):
-            self._queue.retry_by(waiting, self._ports.clock.monotonic())
+        pending = self._queue.find_by_member(uid)
+        if pending is not None and not self._builder.has_claim(uid):
+            self._queue.retry_by(pending, self._ports.clock.monotonic())
             self._changed()
 
     def _on_holds(self, changes: Sequence[CacheChange[RecoverySlot]]) -> None:
@@ -144,10 +155,10 @@ class SchedulerEventHandlers:
         if new is not None:
             self._builder.upsert(new)
             if new.revision > self._informers.of(type(new)).revision:
-                self._ahead[type(new), new.key] = new.revision
+                self._newer_objects[type(new), new.key] = new.revision
         elif old is not None:
             self._builder.delete(old)
-            self._ahead.pop((type(old), old.key), None)
+            self._newer_objects.pop((type(old), old.key), None)
 
     def _wake_with(self, event: RetryEvent) -> Callable[[Sequence[CacheChange[Any]]], None]:
         return lambda changes: self._wake({event: None})

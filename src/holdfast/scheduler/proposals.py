@@ -1,8 +1,8 @@
-"""Proposals on their way: assumed in the snapshot, sent to the authority, and settled by its answers.
+"""In-flight proposals: assumed in the snapshot, sent to the authority, resolved by its response.
 
-What always holds: an assumption ends when its record is seen, when the answer is no, or when an accepted place does not
-show up within `limits.ASSUMED_TTL_S`; whoever it was made for is then looked at again, as nobody else would. A call
-without an answer is settled by reading the claim, never by guessing.
+- An assumption ends when the Binding or Reservation is observed, when the authority rejects the proposal, or when an
+  accepted placement is not observed within ASSUMED_TTL_S. In the last case the request is scheduled again.
+- If a call gets no response, the scheduler reads the claim back. It never guesses the result.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from holdfast.scheduler.request_queue import PendingRequest, RequestQueue
 from holdfast.scheduling.plan import Proposal, RequestPlan
 from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder, SnapshotClaim
 
+# How long the scheduler assumes an accepted placement that no watch has shown. Then the request is scheduled again.
+ASSUMED_TTL_S = 30.0
+
 _IN_FLIGHT = float("inf")
-_GONE = frozenset({Reason.REPLICA_NOT_FOUND, Reason.REPLICA_TERMINATING, Reason.TEMPLATE_CHANGED})
+_NOT_PENDING_REASONS = frozenset({Reason.REPLICA_NOT_FOUND, Reason.REPLICA_TERMINATING, Reason.TEMPLATE_CHANGED})
 
 
 class SentProposals(msgspec.Struct, frozen=True):
-    """The proposals of one request in one batch; `claims` names the assumption of each."""
+    """The proposals of one request in one batch; `claims` are the keys of their assumed claims."""
 
     pending: PendingRequest
     plan: RequestPlan
@@ -46,16 +49,16 @@ class SentProposals(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct):
-    """What one batch proposed: all of it, and how much of that is still assumed."""
+    """The proposals of one batch, and how many are still assumed."""
 
     decisions: int = 0
     claims: dict[ClaimKey, str] = {}
-    """With the uid of the replica that each is for."""
-    left: int = 0
+    """Claim key → replica uid."""
+    remaining: int = 0
 
 
 class InFlightProposals:
-    """`refused` is told of every request that got a no, or no answer, with the reasons."""
+    """`refused` is called with the reasons for every request that was rejected or got no response."""
 
     def __init__(
         self,
@@ -72,32 +75,32 @@ class InFlightProposals:
         self._queue = queue
         self._refused = refused
         self._assumed: dict[ClaimKey, float] = {}
-        """Until when each assumption lasts; without end while its answer is awaited."""
-        self._member_of: dict[ClaimKey, str] = {}
-        """The uid of the replica each assumption is for."""
+        """Expiry of each assumption; infinite until the response."""
+        self._replica_uid: dict[ClaimKey, str] = {}
+        """Replica uid of each assumption."""
         self._batches: dict[str, _Batch] = {}
-        """Batches with assumptions left."""
+        """Batches with remaining assumptions."""
         self._batch_of: dict[ClaimKey, str] = {}
-        """Of every assumption that a batch made; adopted ones are not in here."""
+        """Batch of each assumption; adopted claims have none."""
         self._log = structlog.get_logger().bind(controller="scheduler", cell=client.cell)
 
     def assume(self, key: ClaimKey, claim: SnapshotClaim, batch: str = "") -> None:
-        self._ended(key)
+        self._end_assumption(key)
         self._builder.assume(key, claim)
         self._assumed[key] = _IN_FLIGHT
-        self._member_of[key] = claim.replica_uid
+        self._replica_uid[key] = claim.replica_uid
         if batch:
             known = self._batches.setdefault(batch, _Batch(claims={}))
             known.claims[key] = claim.replica_uid
-            known.left += 1
+            known.remaining += 1
             self._batch_of[key] = batch
 
     def count_decision(self, batch: str) -> None:
-        """One more decision of this batch has proposals."""
+        """Counts a decision of this batch that has proposals."""
         self._batches.setdefault(batch, _Batch(claims={})).decisions += 1
 
     def assumed_batches(self) -> tuple[tuple[AssumedBatch, ...], int]:
-        """The batches whose proposals count in the snapshot now, and how many assumptions come from elsewhere."""
+        """The batches whose proposals are assumed in the snapshot, and the number of adopted claims."""
         builder = self._builder
         found = []
         for name, batch in self._batches.items():
@@ -108,37 +111,37 @@ class InFlightProposals:
         return tuple(found), adopted
 
     def confirm(self, key: ClaimKey) -> None:
-        """The record is there; the snapshot has dropped the assumption."""
-        self._ended(key)
+        """The claim was observed; the snapshot has dropped the assumption."""
+        self._end_assumption(key)
         if self._assumed.get(key, _IN_FLIGHT) != _IN_FLIGHT:
-            self._drop(key)
+            self._forget(key)
 
-    def _ended(self, key: ClaimKey) -> None:
-        """The assumption no longer counts; a batch without any is forgotten."""
+    def _end_assumption(self, key: ClaimKey) -> None:
+        """Ends an assumption; a batch without assumptions is dropped."""
         name = self._batch_of.pop(key, "")
         batch = self._batches.get(name)
         if batch is not None:
-            batch.left -= 1
-            if not batch.left:
+            batch.remaining -= 1
+            if not batch.remaining:
                 del self._batches[name]
 
     def expire(self, now: float) -> None:
-        """Ends assumptions whose record never came: the watch is behind, or the place was given up at once."""
+        """Ends assumptions whose claim was not observed in time: the watch lags, or the claim was released at once."""
         metrics.SCHEDULER_ASSUMED.set(len(self._assumed))
         for key in [key for key, until in self._assumed.items() if until <= now]:
-            waiting = self._queue.find_by_member(self._member_of.get(key, ""))
-            self._forget(key)
-            if waiting is not None:
-                self._queue.retry_by(waiting, now)
+            pending = self._queue.find_by_member(self._replica_uid.get(key, ""))
+            self._reject(key)
+            if pending is not None:
+                self._queue.retry_by(pending, now)
             metrics.SCHEDULER_ASSUMED_EXPIRED.inc()
             self._log.warning("assumption_expired", claim=f"{key.namespace}/{key.name}")
 
     def next_expiry(self) -> float:
-        """When the first assumption ends that no record has confirmed; never while all answers are awaited."""
+        """Expiry of the first accepted assumption; infinite if all wait for responses."""
         return min(self._assumed.values(), default=_IN_FLIGHT)
 
     async def send(self, batch: list[SentProposals]) -> None:
-        """Sends every request of a batch at once; each is settled by itself."""
+        """Sends the requests of a batch concurrently; each is resolved alone."""
         await asyncio.gather(*(self._send(sent) for sent in batch))
 
     async def _send(self, sent: SentProposals) -> None:
@@ -152,17 +155,17 @@ class InFlightProposals:
             self._log.info(
                 "proposals_failed", request=str(sent.pending.key), reason=fault.reason, message=fault.message
             )
-            self._give_up(sent, fault.message)
+            self._fail(sent, fault.message)
         except Exception:
             self._log.exception("proposals_failed", request=str(sent.pending.key), reason="Failed")
-            self._give_up(sent, "the call to the authority failed")
+            self._fail(sent, "the call to the authority failed")
         else:
             await self._settle(sent, answers.results)
 
-    def _give_up(self, sent: SentProposals, message: str) -> None:
-        """Nothing was answered and nothing can have happened: the whole request waits and tries again."""
+    def _fail(self, sent: SentProposals, message: str) -> None:
+        """The call had no effect: the request is retried later."""
         for key in sent.claims:
-            self._forget(key)
+            self._reject(key)
         self._refused(sent.pending, (RefusalCount(reason=Reason.WAITING, message=message),))
 
     async def _settle(self, sent: SentProposals, answers: tuple[PlacementResult, ...]) -> None:
@@ -175,14 +178,14 @@ class InFlightProposals:
             metrics.SCHEDULER_RESPONSES.labels(result, reason).inc(count)
         for proposal, key, answer in zip(sent.plan.proposals, sent.claims, answers, strict=True):
             if answer.result is PlacementOutcome.ACCEPTED:
-                self._keep(key)
+                self._await_observation(key)
                 sent.pending.attempts = 0
             elif answer.result is PlacementOutcome.ALREADY or answer.reason == Reason.INTENT_MISMATCH:
                 self._adopt(sent, proposal, key, answer)
             else:
-                self._forget(key)
-                if answer.reason in _GONE:
-                    self._leave_out(sent.pending, proposal.member)
+                self._reject(key)
+                if answer.reason in _NOT_PENDING_REASONS:
+                    self._drop_member(sent.pending, proposal.member)
                 elif answer.reason == Reason.STALE_ATTEMPT:
                     stale.append(proposal.member)
                 else:
@@ -192,77 +195,77 @@ class InFlightProposals:
                         self._queue.exclude_victim(sent.pending, victim, self._ports.clock.monotonic())
         if refusals:
             self._refused(sent.pending, _counted(refusals))
-        # Only now, as this takes time: while it lasts nothing of this request may count that was not accepted.
+        # Last, because it awaits: rejected proposals must no longer be assumed meanwhile.
         for member in stale:
-            await self._ask_attempt(sent.pending, member)
+            await self._refresh_attempt(sent.pending, member)
 
-    def _keep(self, key: ClaimKey) -> None:
-        """Accepted: the assumption stands until its record is seen, which may have been already."""
+    def _await_observation(self, key: ClaimKey) -> None:
+        """Accepted: the assumption stays until the claim is observed, unless it was already."""
         if key in self._assumed:
             if self._builder.is_assumed(key):
-                self._assumed[key] = self._ports.clock.monotonic() + limits.ASSUMED_TTL_S
+                self._assumed[key] = self._ports.clock.monotonic() + ASSUMED_TTL_S
             else:
-                self._drop(key)
-
-    def _drop(self, key: ClaimKey) -> None:
-        self._assumed.pop(key, None)
-        self._member_of.pop(key, None)
+                self._forget(key)
 
     def _forget(self, key: ClaimKey) -> None:
-        """It came to nothing, or to something else: whoever was planned behind it may find room now."""
-        self._ended(key)
-        self._drop(key)
+        self._assumed.pop(key, None)
+        self._replica_uid.pop(key, None)
+
+    def _reject(self, key: ClaimKey) -> None:
+        """Drops a rejected assumption, and requeues requests that were outcompeted by it."""
+        self._end_assumption(key)
+        self._forget(key)
         self._builder.drop_assumption(key)
         self._queue.requeue_outcompeted(self._ports.clock.monotonic())
 
     def _adopt(self, sent: SentProposals, proposal: Proposal, key: ClaimKey, answer: PlacementResult) -> None:
-        """Someone placed it before, perhaps ourselves: take over the place that is on record."""
-        self._forget(key)
+        """The replica was placed before, perhaps by this process: assumes the committed claim."""
+        self._reject(key)
         if self._builder.has_claim(proposal.member.uid) or not answer.node:
             return
         stored = ClaimKey(key.namespace, answer.binding or answer.reservation or key.name)
         self.assume(stored, sent.plan.requirements.claim(answer.node, proposal.member, answer.devices))
-        self._keep(stored)
+        self._await_observation(stored)
 
-    async def _ask_attempt(self, waiting: PendingRequest, member: RequestMember) -> None:
-        """The member was released since: read the replica, as only it says whether another place is wanted."""
+    async def _refresh_attempt(self, pending: PendingRequest, member: RequestMember) -> None:
+        """The attempt is stale: reads the replica to see whether it is pending again."""
         try:
-            replica = await self._client.get(Replica, member.name, waiting.request.metadata.namespace)
+            replica = await self._client.get(Replica, member.name, pending.request.metadata.namespace)
         except Fault as fault:
-            # Tried again after a pause: the next try gets the same answer and asks again.
-            message = f"the replica could not be read: {fault.message}"
-            self._refused(waiting, (RefusalCount(reason=Reason.WAITING, message=message),))
+            # The next attempt gets the same response and reads again.
+            message = f"replica {member.name}: could not be read ({fault.message})"
+            self._refused(pending, (RefusalCount(reason=Reason.WAITING, message=message),))
             return
         if replica is None or replica.uid != member.uid or stage(replica) is not Stage.QUEUED:
-            self._leave_out(waiting, member)
+            self._drop_member(pending, member)
             return
-        waiting.attempt_hints[member.uid] = replica.status.placement.attempt
-        if waiting.request.spec.gang is None:  # a gang keeps its pause: none of it is placed before the others
-            self._queue.retry_by(waiting, self._ports.clock.monotonic())
+        pending.attempt_hints[member.uid] = replica.status.placement.attempt
+        if pending.request.spec.gang is None:  # a gang keeps its backoff: its members are placed together
+            self._queue.retry_by(pending, self._ports.clock.monotonic())
 
-    def _leave_out(self, waiting: PendingRequest, member: RequestMember) -> None:
-        """The member needs no place. Its mates went without what was planned for it, so they are planned again now."""
-        waiting.absent_members[member.uid] = None
-        self._queue.retry_by(waiting, self._ports.clock.monotonic())
+    def _drop_member(self, pending: PendingRequest, member: RequestMember) -> None:
+        """Drops a member that is not pending. The other members are planned again, because its capacity is free."""
+        pending.absent_members[member.uid] = None
+        self._queue.retry_by(pending, self._ports.clock.monotonic())
 
     async def _read_back(self, sent: SentProposals, unknown: Ambiguous) -> None:
-        """No answer: each claim is looked up by the name its intent gives it.
+        """Reads back each claim of an unanswered call, by its name.
 
-        What is not there is proposed again later; if the lost call still arrives, the authority answers the repeated
-        intent with what it stored.
+        Missing claims are proposed again later. If the lost call lands after all, the authority answers the repeated
+        intent with the stored claim.
         """
         missing = False
         for proposal, key in zip(sent.plan.proposals, sent.claims, strict=True):
-            if await self._on_record(key, proposal.member, unknown):
-                self._keep(key)
+            if await self._is_committed(key, proposal.member, unknown):
+                self._await_observation(key)
             else:
-                self._forget(key)
+                self._reject(key)
                 missing = True
         if missing:
-            message = "the authority's answer was lost; what it did not commit is proposed again"
+            message = "the authority did not respond; uncommitted proposals are repeated"
             self._refused(sent.pending, (RefusalCount(reason=Reason.WAITING, message=message),))
 
-    async def _on_record(self, key: ClaimKey, member: RequestMember, unknown: Ambiguous) -> bool:
+    async def _is_committed(self, key: ClaimKey, member: RequestMember, unknown: Ambiguous) -> bool:
         async def look() -> bool | NoProof:
             binding = await self._client.get(Binding, key.name, key.namespace)
             found = binding or await self._client.get(Reservation, key.name, key.namespace)
@@ -276,7 +279,7 @@ class InFlightProposals:
 
 
 def _counted(refusals: dict[str, list[tuple[Proposal, PlacementResult]]]) -> tuple[RefusalCount, ...]:
-    """The authority's refusals as a histogram: how many nodes, which, and its own words for the first."""
+    """The authority's refusals per reason: node count, example nodes, and the message of the first."""
     rows = []
     for reason, pairs in refusals.items():
         nodes = sorted({proposal.node for proposal, _ in pairs})

@@ -29,7 +29,7 @@ class _Group(Generic[Item]):
         self.members: dict[str, Item] = {}
         self.by_age: list[tuple[str, str]] = []
         """Heap of (creation time, name); entries of former members are skipped."""
-        self.width = 1
+        self.burst = 1
         """Requests tried when the leader leaves."""
 
     def first(self) -> Item:
@@ -39,14 +39,14 @@ class _Group(Generic[Item]):
 
     def oldest(self, count: int) -> list[Item]:
         """The oldest members, in order."""
-        taken: list[tuple[str, str]] = []
-        while self.by_age and len(taken) < count:
+        oldest: list[tuple[str, str]] = []
+        while self.by_age and len(oldest) < count:
             entry = heappop(self.by_age)
-            if entry[1] in self.members and (not taken or taken[-1] != entry):
-                taken.append(entry)
-        for entry in taken:
+            if entry[1] in self.members and (not oldest or oldest[-1] != entry):
+                oldest.append(entry)
+        for entry in oldest:
             heappush(self.by_age, entry)
-        return [self.members[name] for _, name in taken]
+        return [self.members[name] for _, name in oldest]
 
 
 class RequestGroups(Generic[Item]):
@@ -62,17 +62,17 @@ class RequestGroups(Generic[Item]):
     def join(self, name: str, created: str, item: Item, key: GroupKey) -> list[Item]:
         """Moves an item to a group. Returns the members of its former group that must be tried now."""
         if self._group_of.get(name) == key:
-            self._groups[key].width = 1  # it failed again
+            self._groups[key].burst = 1  # it failed again
             return []
-        freed = self.leave(name)
+        to_try = self.leave(name)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = _Group()
-        group.width = 1
+        group.burst = 1
         group.members[name] = item
         heappush(group.by_age, (created, name))
         self._group_of[name] = key
-        return freed
+        return to_try
 
     def leave(self, name: str) -> list[Item]:
         """Removes an item. If it was the leader, returns the members that must be tried now."""
@@ -87,8 +87,8 @@ class RequestGroups(Generic[Item]):
             return []
         if not was_first:
             return []
-        found = group.oldest(group.width)
-        group.width = min(group.width * 2, limits.PLACEMENT_BATCH_MAX)
+        found = group.oldest(group.burst)
+        group.burst = min(group.burst * 2, limits.PLACEMENT_BATCH_MAX)
         return found
 
     def is_behind_leader(self, name: str) -> bool:

@@ -21,6 +21,19 @@ from holdfast.scheduler.request_groups import GroupKey, RequestGroups
 from holdfast.scheduling.queue_order import min_retry_interval_s, retry_backoff_s
 from holdfast.scheduling.refusal_summary import RetryEvent
 
+# After the authority refuses a preemption victim, the request does not nominate it again for this long, so that the
+# planner finds another victim.
+REFUSED_VICTIM_BACKOFF_S = 30.0
+# Refused victims remembered per request. The oldest is forgotten.
+REFUSED_VICTIMS_MAX = 64
+# Retry interval of a request whose room was taken by requests planned before it. Short: the room may become free.
+OUTCOMPETED_RETRY_S = 2.0
+# Retry interval of a request that waits behind an identical one (jittered to 50 to 100 %). The result of the first
+# request holds for all of them; the retry only guards against a wrong grouping.
+GROUP_MEMBER_RETRY_S = 300.0
+# Deleted requests whose attempts are remembered, so that a recreated one keeps its backoff. The oldest is forgotten.
+RECENT_ATTEMPTS_MAX = 1_000
+
 NEVER = float("inf")
 _STALE_ENTRIES = 1_000
 """Outdated heap entries, beyond twice the requests, at which the heap is rebuilt. Bounds memory at little cost."""
@@ -64,240 +77,244 @@ class PendingRequest(msgspec.Struct):
         for member in self.request.spec.members:
             if member.uid in self.absent_members:
                 continue
-            hint = self.attempt_hints.get(member.uid, 0)
-            yield msgspec.structs.replace(member, attempt=hint) if hint > member.attempt else member
+            newer = self.attempt_hints.get(member.uid, 0)
+            yield msgspec.structs.replace(member, attempt=newer) if newer > member.attempt else member
 
 
 class RequestQueue:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._waiting: dict[Key, PendingRequest] = {}
+        self._requests: dict[Key, PendingRequest] = {}
         self._by_uid: dict[str, Key] = {}
-        self._tried: dict[Key, PendingRequest] = {}
+        self._deleted_in_backoff: dict[Key, PendingRequest] = {}
         """Requests deleted during their backoff. A new request of the same name continues that backoff, so that a
         replica that is placed and lost in a loop is not scheduled at full speed."""
         self._groups: RequestGroups[PendingRequest] = RequestGroups()
-        self._moments: list[tuple[float, int, PendingRequest]] = []
+        self._due_heap: list[tuple[float, int, PendingRequest]] = []
         """Heap of due times. An entry is valid only while its request still has that due time."""
         self._number = 0
         self._due: dict[Key, PendingRequest] = {}
         """Requests that became due; entries may be outdated."""
-        self._beaten: dict[Key, PendingRequest] = {}
+        self._outcompeted: dict[Key, PendingRequest] = {}
         """Requests whose last attempt failed behind proposals that were still in flight."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._requests)
 
     def all(self) -> Iterable[PendingRequest]:
-        return self._waiting.values()
+        return self._requests.values()
 
     def get(self, key: Key) -> PendingRequest | None:
-        return self._waiting.get(key)
+        return self._requests.get(key)
 
     def find_by_member(self, uid: str) -> PendingRequest | None:
         key = self._by_uid.get(uid)
-        return self._waiting.get(key) if key is not None else None
+        return self._requests.get(key) if key is not None else None
 
     def put(self, request: SchedulingRequest, now: float) -> bool:
         """Applies the newest state of a request. Returns whether there is something new to plan."""
         if request.metadata.terminating:
             self.drop(request, now)
             return False
-        waiting = self._waiting.get(request.key)
-        if waiting is not None and waiting.request.uid == request.uid:
-            changed = waiting.request.spec != request.spec
+        pending = self._requests.get(request.key)
+        if pending is not None and pending.request.uid == request.uid:
+            changed = pending.request.spec != request.spec
             if changed:
-                self._forget_members(waiting)
-                waiting.absent_members = {}
+                self._forget_members(pending)
+                pending.absent_members = {}
                 # Members that lost their node continue the backoff of the request.
-                known = {member.uid for member in waiting.request.spec.members}
-                newcomers = any(member.uid not in known for member in request.spec.members)
-                self._let_go(waiting, now)
-                if newcomers or not waiting.attempts or waiting.due_at == NEVER:
-                    self._set(waiting, now)
+                former = {member.uid for member in pending.request.spec.members}
+                new_members = any(member.uid not in former for member in request.spec.members)
+                self._leave_group(pending, now)
+                if new_members or not pending.attempts or pending.due_at == NEVER:
+                    self._set_due(pending, now)
                 else:
-                    self._wait_alone(waiting)
-            waiting.request = request
+                    self._join_own_group(pending)
+            pending.request = request
         else:
             changed = True
-            if waiting is not None:
-                self._forget_members(waiting)
-                self._let_go(waiting, now)
+            if pending is not None:
+                self._forget_members(pending)
+                self._leave_group(pending, now)
             attempts = request.status.attempts if request.status.pending else 0
-            waiting = self._waiting[request.key] = PendingRequest(
+            pending = self._requests[request.key] = PendingRequest(
                 request, due_at=now, attempts=attempts, excluded_victims={}, absent_members={}, attempt_hints={}
             )
-            before = self._tried.pop(request.key, None)
-            if before is not None:
-                waiting.due_at, waiting.last_tried_at = before.due_at, before.last_tried_at
-                waiting.attempts, waiting.retry_on = max(attempts, before.attempts), before.retry_on
-                self._wait_alone(waiting)
-                waiting.due_at = max(now, waiting.due_at)
-            self._set(waiting, waiting.due_at)
+            former_request = self._deleted_in_backoff.pop(request.key, None)
+            if former_request is not None:
+                pending.due_at, pending.last_tried_at = former_request.due_at, former_request.last_tried_at
+                pending.attempts, pending.retry_on = max(attempts, former_request.attempts), former_request.retry_on
+                self._join_own_group(pending)
+                pending.due_at = max(now, pending.due_at)
+            self._set_due(pending, pending.due_at)
         if changed:
             for member in request.spec.members:
                 self._by_uid[member.uid] = request.key
             uids = {member.uid for member in request.spec.members}
-            waiting.attempt_hints = {uid: attempt for uid, attempt in waiting.attempt_hints.items() if uid in uids}
+            pending.attempt_hints = {uid: attempt for uid, attempt in pending.attempt_hints.items() if uid in uids}
         return changed
 
     def drop(self, request: SchedulingRequest, now: float) -> None:
-        waiting = self._waiting.pop(request.key, None)
-        if waiting is not None:
-            self._forget_members(waiting)
-            self._let_go(waiting, now)
-            self._due.pop(waiting.key, None)
-            self._beaten.pop(waiting.key, None)
-            if waiting.attempts and waiting.due_at != NEVER:
-                self._tried.pop(waiting.key, None)
-                self._tried[waiting.key] = waiting
-                if len(self._tried) > limits.RECENT_ATTEMPTS_MAX:
-                    del self._tried[next(iter(self._tried))]
+        pending = self._requests.pop(request.key, None)
+        if pending is not None:
+            self._forget_members(pending)
+            self._leave_group(pending, now)
+            self._due.pop(pending.key, None)
+            self._outcompeted.pop(pending.key, None)
+            if pending.attempts and pending.due_at != NEVER:
+                self._deleted_in_backoff.pop(pending.key, None)
+                self._deleted_in_backoff[pending.key] = pending
+                if len(self._deleted_in_backoff) > RECENT_ATTEMPTS_MAX:
+                    del self._deleted_in_backoff[next(iter(self._deleted_in_backoff))]
 
     def due(self, now: float) -> list[PendingRequest]:
         """All due requests, unordered."""
-        moments = self._moments
-        while moments and moments[0][0] <= now:
-            at, _, waiting = heappop(moments)
-            if self._counts(at, waiting):
-                self._due[waiting.key] = waiting
-        found = [waiting for waiting in self._due.values() if waiting.due_at <= now]
+        heap = self._due_heap
+        while heap and heap[0][0] <= now:
+            at, _, pending = heappop(heap)
+            if self._is_current(at, pending):
+                self._due[pending.key] = pending
+        found = [pending for pending in self._due.values() if pending.due_at <= now]
         if len(found) < len(self._due):
-            self._due = {waiting.key: waiting for waiting in found}
+            self._due = {pending.key: pending for pending in found}
         return found
 
     def next_due(self) -> float:
-        moments = self._moments
-        while moments and not self._counts(moments[0][0], moments[0][2]):
-            heappop(moments)
-        return min((w.due_at for w in self._due.values()), default=moments[0][0] if moments else NEVER)
+        heap = self._due_heap
+        while heap and not self._is_current(heap[0][0], heap[0][2]):
+            heappop(heap)
+        return min((w.due_at for w in self._due.values()), default=heap[0][0] if heap else NEVER)
 
-    def exclude_victim(self, waiting: PendingRequest, victim: str, now: float) -> None:
+    def exclude_victim(self, pending: PendingRequest, victim: str, now: float) -> None:
         """Excludes a refused victim for REFUSED_VICTIM_BACKOFF_S. Beyond REFUSED_VICTIMS_MAX the oldest is dropped."""
-        waiting.excluded_victims.pop(victim, None)
-        waiting.excluded_victims[victim] = now + limits.REFUSED_VICTIM_BACKOFF_S
-        if len(waiting.excluded_victims) > limits.REFUSED_VICTIMS_MAX:
-            del waiting.excluded_victims[next(iter(waiting.excluded_victims))]
+        pending.excluded_victims.pop(victim, None)
+        pending.excluded_victims[victim] = now + REFUSED_VICTIM_BACKOFF_S
+        if len(pending.excluded_victims) > REFUSED_VICTIMS_MAX:
+            del pending.excluded_victims[next(iter(pending.excluded_victims))]
 
     def requeue_outcompeted(self, now: float) -> None:
         """Requeues requests that failed because proposals planned before them had taken the capacity, now that those
         proposals were rejected. A rejection changes no stored object, so no watch event wakes them. One per group, with
         backoff."""
-        beaten, self._beaten = self._beaten, {}
-        for waiting in beaten.values():
-            waits = waiting.due_at != NEVER and RetryEvent.CAPACITY_FREED in waiting.retry_on
-            if waits and self._waiting.get(waiting.key) is waiting and not self._groups.is_behind_leader(_name(waiting)):
-                self.retry_by(waiting, max(now, waiting.last_tried_at + min_retry_interval_s(waiting.attempts)))
+        outcompeted, self._outcompeted = self._outcompeted, {}
+        for pending in outcompeted.values():
+            wants_capacity = pending.due_at != NEVER and RetryEvent.CAPACITY_FREED in pending.retry_on
+            if (
+                wants_capacity
+                and self._requests.get(pending.key) is pending
+                and not self._groups.is_behind_leader(_name(pending))
+            ):
+                self.retry_by(pending, max(now, pending.last_tried_at + min_retry_interval_s(pending.attempts)))
 
-    def set_idle(self, waiting: PendingRequest, now: float) -> None:
+    def set_idle(self, pending: PendingRequest, now: float) -> None:
         """No member is pending: the request becomes idle, and the next of its group are tried."""
-        waiting.due_at = NEVER
-        self._due.pop(waiting.key, None)
-        self._beaten.pop(waiting.key, None)
-        self._let_go(waiting, now)
+        pending.due_at = NEVER
+        self._due.pop(pending.key, None)
+        self._outcompeted.pop(pending.key, None)
+        self._leave_group(pending, now)
 
-    def retry_by(self, waiting: PendingRequest, at: float) -> None:
+    def retry_by(self, pending: PendingRequest, at: float) -> None:
         """Makes the request due at `at` at the latest."""
-        if at < waiting.due_at:
-            self._set(waiting, at)
+        if at < pending.due_at:
+            self._set_due(pending, at)
 
     def retry_on_events(self, events: Iterable[str], now: float) -> bool:
         """Makes requests due that one of these events may help, with a minimum interval. Returns whether any was."""
-        heard = frozenset(events)
-        woken = False
+        received = frozenset(events)
+        any_woken = False
         # An override may affect a single workload of a group; any other event affects the first member first.
-        for waiting in list(self._groups.affected_by(heard, everyone=RetryEvent.OVERRIDE_CHANGED in heard)):
-            if waiting.due_at > now and waiting.due_at != NEVER:
-                self.retry_by(waiting, max(now, waiting.last_tried_at + min_retry_interval_s(waiting.attempts)))
-                woken = True
-        return woken
+        for pending in list(self._groups.affected_by(received, everyone=RetryEvent.OVERRIDE_CHANGED in received)):
+            if pending.due_at > now and pending.due_at != NEVER:
+                self.retry_by(pending, max(now, pending.last_tried_at + min_retry_interval_s(pending.attempts)))
+                any_woken = True
+        return any_woken
 
     def record_failure(
         self,
-        waiting: PendingRequest,
+        pending: PendingRequest,
         refusals: tuple[RefusalCount, ...],
         now: float,
         *,
-        wake_on: tuple[str, ...] = (),
-        alike: bytes = b"",
+        retry_on: tuple[str, ...] = (),
+        equivalence: bytes = b"",
         within_s: float = NEVER,
-        beaten: bool = False,
+        outcompeted: bool = False,
     ) -> float:
         """Records an attempt that left members pending. Returns the delay until the next one, at most `within_s`.
 
-        Requests with the same `alike` key form a group; all but the first wait GROUP_MEMBER_RETRY_S. `beaten` requests
-        failed behind proposals in flight, and are retried if those are rejected.
+        Requests with the same `equivalence` key form a group; all but the first wait GROUP_MEMBER_RETRY_S. An
+        `outcompeted` request failed behind proposals in flight, and is retried if those are rejected.
         """
-        self._beaten.pop(waiting.key, None)
-        if beaten:
-            self._beaten[waiting.key] = waiting
-        waiting.attempts += 1
-        waiting.last_tried_at = now
-        waiting.refusals = refusals
-        waiting.retry_on = wake_on
-        group = GroupKey(alike, wake_on) if alike else _alone(waiting)
-        for other in self._groups.join(_name(waiting), _created(waiting), waiting, group):
-            self._in_turn(other, now)
+        self._outcompeted.pop(pending.key, None)
+        if outcompeted:
+            self._outcompeted[pending.key] = pending
+        pending.attempts += 1
+        pending.last_tried_at = now
+        pending.refusals = refusals
+        pending.retry_on = retry_on
+        group = GroupKey(equivalence, retry_on) if equivalence else _own_group(pending)
+        for other in self._groups.join(_name(pending), _created(pending), pending, group):
+            self._try_next(other, now)
         chance = self._chance.random()
-        if self._groups.is_behind_leader(_name(waiting)):
-            pause_s = limits.GROUP_MEMBER_RETRY_S * (0.5 + 0.5 * chance)
+        if self._groups.is_behind_leader(_name(pending)):
+            pause_s = GROUP_MEMBER_RETRY_S * (0.5 + 0.5 * chance)
         else:
-            pause_s = retry_backoff_s(waiting.attempts, chance)
+            pause_s = retry_backoff_s(pending.attempts, chance)
         pause_s = min(within_s, pause_s)
-        self._set(waiting, now + pause_s)
+        self._set_due(pending, now + pause_s)
         return pause_s
 
-    def retry_soon(self, waiting: PendingRequest, now: float) -> None:
+    def retry_soon(self, pending: PendingRequest, now: float) -> None:
         """Retries after OUTCOMPETED_RETRY_S; the reported reasons stay."""
-        waiting.planned_but_refused = False
-        self._set(waiting, now + limits.OUTCOMPETED_RETRY_S)
+        pending.planned_but_refused = False
+        self._set_due(pending, now + OUTCOMPETED_RETRY_S)
 
     def resync(self, now: float) -> None:
         """Makes idle requests due, and includes members again that the authority did not know."""
-        for waiting in self._waiting.values():
-            waiting.absent_members = {}
-            if waiting.due_at == NEVER:
-                self._set(waiting, now)
+        for pending in self._requests.values():
+            pending.absent_members = {}
+            if pending.due_at == NEVER:
+                self._set_due(pending, now)
 
-    def _set(self, waiting: PendingRequest, at: float) -> None:
-        waiting.due_at = at
+    def _set_due(self, pending: PendingRequest, at: float) -> None:
+        pending.due_at = at
         self._number += 1
-        heappush(self._moments, (at, self._number, waiting))
-        if len(self._moments) > 2 * len(self._waiting) + _STALE_ENTRIES:
-            self._moments = [entry for entry in self._moments if self._counts(entry[0], entry[2])]
-            heapify(self._moments)
+        heappush(self._due_heap, (at, self._number, pending))
+        if len(self._due_heap) > 2 * len(self._requests) + _STALE_ENTRIES:
+            self._due_heap = [entry for entry in self._due_heap if self._is_current(entry[0], entry[2])]
+            heapify(self._due_heap)
 
-    def _counts(self, at: float, waiting: PendingRequest) -> bool:
-        return waiting.due_at == at and self._waiting.get(waiting.key) is waiting
+    def _is_current(self, at: float, pending: PendingRequest) -> bool:
+        return pending.due_at == at and self._requests.get(pending.key) is pending
 
-    def _wait_alone(self, waiting: PendingRequest) -> None:
+    def _join_own_group(self, pending: PendingRequest) -> None:
         """Moves a changed request into a group of its own; its backoff continues."""
-        self._groups.join(_name(waiting), _created(waiting), waiting, _alone(waiting))
-        self.retry_by(waiting, waiting.last_tried_at + limits.QUEUE_BACKOFF_MAX_S)
+        self._groups.join(_name(pending), _created(pending), pending, _own_group(pending))
+        self.retry_by(pending, pending.last_tried_at + limits.QUEUE_BACKOFF_MAX_S)
 
-    def _let_go(self, waiting: PendingRequest, now: float) -> None:
-        for other in self._groups.leave(_name(waiting)):
-            self._in_turn(other, now)
+    def _leave_group(self, pending: PendingRequest, now: float) -> None:
+        for other in self._groups.leave(_name(pending)):
+            self._try_next(other, now)
 
-    def _in_turn(self, waiting: PendingRequest, now: float) -> None:
+    def _try_next(self, pending: PendingRequest, now: float) -> None:
         """Tries a request whose group leader left, with the minimum interval."""
-        if waiting.due_at != NEVER:
-            self.retry_by(waiting, max(now, waiting.last_tried_at + min_retry_interval_s(waiting.attempts)))
+        if pending.due_at != NEVER:
+            self.retry_by(pending, max(now, pending.last_tried_at + min_retry_interval_s(pending.attempts)))
 
-    def _forget_members(self, waiting: PendingRequest) -> None:
-        for member in waiting.request.spec.members:
-            if self._by_uid.get(member.uid) == waiting.key:
+    def _forget_members(self, pending: PendingRequest) -> None:
+        for member in pending.request.spec.members:
+            if self._by_uid.get(member.uid) == pending.key:
                 del self._by_uid[member.uid]
 
 
-def _name(waiting: PendingRequest) -> str:
-    return f"{waiting.key.namespace}/{waiting.key.name}"
+def _name(pending: PendingRequest) -> str:
+    return f"{pending.key.namespace}/{pending.key.name}"
 
 
-def _created(waiting: PendingRequest) -> str:
-    return waiting.request.metadata.creation_timestamp
+def _created(pending: PendingRequest) -> str:
+    return pending.request.metadata.creation_timestamp
 
 
-def _alone(waiting: PendingRequest) -> GroupKey:
+def _own_group(pending: PendingRequest) -> GroupKey:
     """A group of its own."""
-    return GroupKey(_name(waiting).encode(), waiting.retry_on)
+    return GroupKey(_name(pending).encode(), pending.retry_on)

@@ -4,7 +4,7 @@
 - A proposal counts as placed in its own snapshot until the claim is observed or the authority rejects it.
 - A member is never proposed twice at once. If a response is lost, the scheduler reads the claim back first.
 - Every pending request is retried, even if every event is lost (`request_queue`).
-- One pass plans at most `limits.BATCH` replicas, or one gang, and then yields to other tasks.
+- One pass plans at most `limits.PLACEMENT_BATCH_MAX` replicas, or one gang, and then yields to other tasks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from holdfast.foundation.backoff import jittered_s
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import limits
+from holdfast.model.active_policy import ActivePolicy, active_policy
 from holdfast.model.binding import claim_name
 from holdfast.model.decision import QueueState
 from holdfast.model.grant_copy import GrantCopy
@@ -43,7 +44,6 @@ from holdfast.scheduler.request_queue import NEVER, PendingRequest, RequestQueue
 from holdfast.scheduler.shadow_plans import ShadowPlans
 from holdfast.scheduler.sibling_status import CachedSiblingStatus
 from holdfast.scheduler.status_reporter import StatusReporter
-from holdfast.scheduling.active_policy import ActivePolicy, active_policy
 from holdfast.scheduling.equivalence import equivalence_key
 from holdfast.scheduling.plan import ReplicaRequirements, RequestPlan, plan, requirements_of
 from holdfast.scheduling.plan.decision_record import BatchContext, SnapshotBasis, build_decision, place_items
@@ -58,13 +58,20 @@ from holdfast.scheduling.quota_headroom import headroom_of
 from holdfast.scheduling.refusal_summary import retry_events
 from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder
 
+# Batches planned from one sort of the queue. Then the queue is sorted again, so that new requests get their position.
+BATCHES_PER_SORT = 8
+# Interval at which an unplaced request with unchanged reasons records another Decision.
+UNPLACED_DECISION_REPEAT_S = 600.0
+# Shortest sleep of the scheduler. A shorter one could end before the request is due, and the scheduler would spin.
+SCHEDULER_SLEEP_MIN_S = 0.001
+
 _SEED_BITS = 31
 
 
-class _Part(msgspec.Struct, frozen=True):
+class _BatchPart(msgspec.Struct, frozen=True):
     """Some members of one request, planned in this batch."""
 
-    waiting: PendingRequest
+    pending: PendingRequest
     members: tuple[RequestMember, ...]
 
 
@@ -80,25 +87,25 @@ class Scheduler:
         self._seed = ports.random.getrandbits(_SEED_BITS)
         self._batch = 0
         self._shares: dict[str, int] = {}
-        self._spent = EvictionBudget()
+        self._evictions = EvictionBudget()
         self._records = DecisionRecordBudget()
         informers.of(Replica)
-        self._standing = CachedSiblingStatus(informers.cache)
+        self._sibling_status = CachedSiblingStatus(informers.cache)
         self._shadow = ShadowPlans(informers, ports)
-        self._work = asyncio.Event()
+        self._work_available = asyncio.Event()
         self._slots = asyncio.Semaphore(limits.BATCHES_IN_FLIGHT_MAX)
         self._sending: dict[asyncio.Task[None], None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._reporter = StatusReporter(client, ports, self._queue, self._pending)
         self._proposals = InFlightProposals(client, ports, self._builder, self._queue, refused=self._refused)
         self._watch = SchedulerEventHandlers(
-            informers, ports, self._builder, self._queue, settled=self._settled, changed=self._work.set
+            informers, ports, self._builder, self._queue, confirmed=self._confirmed, changed=self._work_available.set
         )
         self._log = structlog.get_logger().bind(controller="scheduler", cell=client.cell)
         self._placed = metrics.SCHEDULER_PLANNED.labels("Proposed")
         self._nominated = metrics.SCHEDULER_PLANNED.labels("Nominated")
         self._unplaced = metrics.SCHEDULER_PLANNED.labels("Unplaced")
-        self._waiting_gauge = metrics.SCHEDULER_REQUESTS.labels("Waiting")
+        self._pending_gauge = metrics.SCHEDULER_REQUESTS.labels("Waiting")
         self._due_gauge = metrics.SCHEDULER_REQUESTS.labels("Due")
 
     async def start(self) -> None:
@@ -129,9 +136,9 @@ class Scheduler:
                 await self._ports.clock.sleep(limits.QUEUE_BACKOFF_FIRST_S)
                 continue
             if idle:
-                await self._rest()
+                await self._wait()
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         """Waits for a change, for the next due request, or for the expiry of an assumption."""
         wait_s = min(self._queue.next_due(), self._proposals.next_expiry()) - self._ports.clock.monotonic()
         if wait_s <= 0:
@@ -140,93 +147,99 @@ class Scheduler:
         # A wait below the clock's resolution could end too early, repeatedly. `wait_for` is not used, because it
         # swallows a cancellation that coincides with the event.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if wait_s == NEVER else max(wait_s, limits.SCHEDULER_SLEEP_MIN_S)):
-                await self._work.wait()
+            async with asyncio.timeout(None if wait_s == NEVER else max(wait_s, SCHEDULER_SLEEP_MIN_S)):
+                await self._work_available.wait()
 
     async def _round(self) -> bool:
         """Orders the due requests and plans some batches of them. Returns whether there was nothing to do."""
-        self._work.clear()
+        self._work_available.clear()
         now = self._ports.clock.monotonic()
         self._proposals.expire(now)
         due = self._queue.due(now)
-        left = self._left(due, now)
-        self._waiting_gauge.set(len(self._queue) - len(due))
+        remaining = self._pending_members(due, now)
+        self._pending_gauge.set(len(self._queue) - len(due))
         self._due_gauge.set(len(due))
-        if not left:
+        if not remaining:
             return True
         policy = self._policy()
         planned = 0
-        ordered = self._ordered([waiting for waiting in due if waiting.key in left], policy)
-        for parts in self._batches(ordered, left, policy, now):
+        ordered = self._order([pending for pending in due if pending.key in remaining], policy)
+        for parts in self._batches(ordered, remaining, policy, now):
             await self._slots.acquire()
-            self._launch(parts, policy)
+            self._plan_and_send(parts, policy)
             planned += 1
-            if planned >= limits.BATCHES_PER_SORT:
+            if planned >= BATCHES_PER_SORT:
                 break
             await self._ports.clock.sleep(0)
         await self._ports.clock.sleep(0)
         return not planned
 
-    def _left(self, due: Sequence[PendingRequest], now: float) -> dict[Key, list[RequestMember]]:
+    def _pending_members(self, due: Sequence[PendingRequest], now: float) -> dict[Key, list[RequestMember]]:
         """Pending members of the due requests. Requests without any become idle, and their status is updated."""
-        left = {}
-        for waiting in due:
-            members = self._without_place(waiting)
+        remaining = {}
+        for pending in due:
+            members = self._unplaced_members(pending)
             if members:
-                left[waiting.key] = members
+                remaining[pending.key] = members
                 continue
-            self._queue.set_idle(waiting, now)
-            if waiting.request.status.pending:
-                self._reporter.mark_stale(waiting.key)
-        return left
+            self._queue.set_idle(pending, now)
+            if pending.request.status.pending:
+                self._reporter.mark_stale(pending.key)
+        return remaining
 
-    def _ordered(self, due: Sequence[PendingRequest], policy: ActivePolicy) -> list[PendingRequest]:
-        by_key = {waiting.key: waiting for waiting in due}
+    def _order(self, due: Sequence[PendingRequest], policy: ActivePolicy) -> list[PendingRequest]:
+        by_key = {pending.key: pending for pending in due}
         total = self._builder.total_capacity()
         shares = self._shares = dominant_shares(self._builder.tenant_use(), total)
-        ranks = raised_priorities(self._builder.overrides(), self._ports.clock.now(), self._region)
-        ordered = order_requests((w.request for w in due), policy.rules.queue, shares, ranks)
+        raised = raised_priorities(self._builder.overrides(), self._ports.clock.now(), self._region)
+        ordered = order_requests((w.request for w in due), policy.rules.queue, shares, raised)
         for position, request in enumerate(ordered, 1):
-            waiting = by_key[request.key]
-            waiting.position = position
+            pending = by_key[request.key]
+            pending.position = position
             spec = request.spec
-            waiting.priority = max(spec.priority, ranks.get((request.metadata.namespace, spec.workload), spec.priority))
+            pending.priority = max(
+                spec.priority, raised.get((request.metadata.namespace, spec.workload), spec.priority)
+            )
         return [by_key[request.key] for request in ordered]
 
     def _batches(
-        self, ordered: Sequence[PendingRequest], left: dict[Key, list[RequestMember]], policy: ActivePolicy, now: float
-    ) -> Iterator[list[_Part]]:
+        self,
+        ordered: Sequence[PendingRequest],
+        remaining: dict[Key, list[RequestMember]],
+        policy: ActivePolicy,
+        now: float,
+    ) -> Iterator[list[_BatchPart]]:
         """Cuts the queue into batches. A gang is never split. If a part fails, the rest of its request waits."""
-        by_key = {waiting.key: waiting for waiting in ordered}
-        counts = {key: len(members) for key, members in left.items()}
-        requests = [waiting.request for waiting in ordered]
-        turns = fair_slices(requests, counts, policy.rules.queue, self._shares, self._builder.total_capacity())
-        parts: list[_Part] = []
-        room = limits.PLACEMENT_BATCH_MAX
-        for turn in turns:
-            waiting, members = by_key[turn.request.key], left[turn.request.key]
-            todo, left[turn.request.key] = members[: turn.members], members[turn.members :]
-            gang = turn.request.spec.gang is not None
-            while todo and waiting.due_at <= now:
-                taken = todo if gang else todo[:room]
+        by_key = {pending.key: pending for pending in ordered}
+        counts = {key: len(members) for key, members in remaining.items()}
+        requests = [pending.request for pending in ordered]
+        slices = fair_slices(requests, counts, policy.rules.queue, self._shares, self._builder.total_capacity())
+        parts: list[_BatchPart] = []
+        free = limits.PLACEMENT_BATCH_MAX
+        for queue_slice in slices:
+            pending, members = by_key[queue_slice.request.key], remaining[queue_slice.request.key]
+            todo, remaining[queue_slice.request.key] = members[: queue_slice.members], members[queue_slice.members :]
+            gang = queue_slice.request.spec.gang is not None
+            while todo and pending.due_at <= now:
+                taken = todo if gang else todo[:free]
                 todo = todo[len(taken) :]
-                parts.append(_Part(waiting, tuple(taken)))
-                room -= len(taken)
-                if room <= 0:
+                parts.append(_BatchPart(pending, tuple(taken)))
+                free -= len(taken)
+                if free <= 0:
                     yield parts
-                    parts, room = [], limits.PLACEMENT_BATCH_MAX
+                    parts, free = [], limits.PLACEMENT_BATCH_MAX
         if parts:
             yield parts
 
-    def _launch(self, parts: list[_Part], policy: ActivePolicy) -> None:
+    def _plan_and_send(self, parts: list[_BatchPart], policy: ActivePolicy) -> None:
         """Plans one batch, assumes its proposals and sends them. There is no await in between."""
         try:
             sent = self._plan(parts, policy)
         except Exception:
-            self._log.exception("planning_failed", requests=[str(part.waiting.key) for part in parts])
+            self._log.exception("planning_failed", requests=[str(part.pending.key) for part in parts])
             now = self._ports.clock.monotonic()
             for part in parts:
-                self._queue.record_failure(part.waiting, part.waiting.refusals, now, wake_on=part.waiting.retry_on)
+                self._queue.record_failure(part.pending, part.pending.refusals, now, retry_on=part.pending.retry_on)
             self._slots.release()
             return
         if not sent:
@@ -234,61 +247,70 @@ class Scheduler:
             return
         task = asyncio.create_task(self._proposals.send(sent), name="scheduler proposals")
         self._sending[task] = None
-        task.add_done_callback(self._sent)
+        task.add_done_callback(self._on_sent)
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
         self._sending.pop(task, None)
         self._slots.release()
-        self._work.set()
+        self._work_available.set()
 
-    def _plan(self, parts: list[_Part], policy: ActivePolicy) -> list[SentProposals]:
+    def _plan(self, parts: list[_BatchPart], policy: ActivePolicy) -> list[SentProposals]:
         # The recorded time, with its rounding, so that a replay evaluates overrides at the same time.
         now = parse_time(micro_text(self._ports.clock.now()))
-        rooms = {tenant: self._room(tenant) for tenant in {part.waiting.key.namespace: None for part in parts}}
-        asks = [self._ask(part, policy, rooms[part.waiting.key.namespace]) for part in parts]
+        headrooms = {tenant: self._headroom(tenant) for tenant in {part.pending.key.namespace: None for part in parts}}
+        requirements_list = [self._requirements(part, policy, headrooms[part.pending.key.namespace]) for part in parts]
         basis = self._basis()
         snapshot = self._builder.freeze(max(basis.revisions.values()))
         with metrics.SCHEDULER_PLAN.time():
-            made = plan(snapshot, asks, policy.rules, now, self._seed, standing=self._standing)
-        setting = BatchContext(made, policy, now, basis, self._overrides_in_force(now))
-        shadows = self._shadow.compare(made, asks, now, self._standing)
+            planned = plan(
+                snapshot, requirements_list, policy.rules, now, self._seed, sibling_status=self._sibling_status
+            )
+        context = BatchContext(planned, policy, now, basis, self._overrides_in_force(now))
+        comparisons = self._shadow.compare(planned, requirements_list, now, self._sibling_status)
         sent = []
         ordinal = 0
         contested = bool(basis.assumed)
-        for part, outcome, shadow in zip(parts, made.request_plans, shadows, strict=True):
-            if contested and part.waiting.planned_but_refused and not outcome.proposals:
+        for part, outcome, shadow in zip(parts, planned.request_plans, comparisons, strict=True):
+            if contested and part.pending.planned_but_refused and not outcome.proposals:
                 # The authority refused its last plan, so there was room. Proposals now in flight may be refused too:
                 # retry soon instead of reporting Unschedulable and backing off.
-                self._queue.retry_soon(part.waiting, self._ports.clock.monotonic())
+                self._queue.retry_soon(part.pending, self._ports.clock.monotonic())
                 continue
-            wake_up_at = self._settle_plan(part.waiting, outcome, now, contested=contested)
+            wake_up_at = self._apply_plan(part.pending, outcome, now, contested=contested)
             contested = contested or bool(outcome.proposals)
-            if not outcome.proposals and not self._worth_recording(part.waiting, outcome):
+            if not outcome.proposals and not self._should_record(part.pending, outcome):
                 continue
-            recorded = build_decision(
-                setting, outcome, part.waiting.request, ordinal=ordinal, queue=self._queue_state(part.waiting),
+            decision = build_decision(
+                context, outcome, part.pending.request, ordinal=ordinal, queue=self._queue_state(part.pending),
                 unique=self._ports.ids.uid(), wake_up_at=wake_up_at, shadow=shadow,
             )  # fmt: skip
-            items = place_items(outcome, part.waiting.request, policy.revision)
+            items = place_items(outcome, part.pending.request, policy.revision)
             # The next plan may assume these proposals; its replay needs this decision.
-            kept = bool(items) or self._records_refusal(part.waiting, outcome)
-            asked = ReserveRequest(items, decision=recorded, record_refused=kept)
-            sent.append(self._assume(part.waiting, outcome, asked, basis.batch))
+            stored = bool(items) or self._should_store_refused(part.pending, outcome)
+            request = ReserveRequest(items, decision=decision, record_refused=stored)
+            sent.append(self._assume(part.pending, outcome, request, basis.batch))
             ordinal += bool(items)
-            self._spent.add(outcome.requirements.namespace, outcome.evictions)
+            self._evictions.add(outcome.requirements.namespace, outcome.evictions)
         return sent
 
-    def _ask(self, part: _Part, policy: ActivePolicy, room: Amounts | None) -> ReplicaRequirements:
-        request = part.waiting.request
-        left = 0
+    def _requirements(self, part: _BatchPart, policy: ActivePolicy, headroom: Amounts | None) -> ReplicaRequirements:
+        request = part.pending.request
+        remaining = 0
         if request.spec.may_preempt and policy.rules.preemption.enabled:
             allowed = policy.rules.preemption.per_tenant_per_minute
-            left = self._spent.remaining(request.metadata.namespace, allowed, self._ports.clock.monotonic())
+            remaining = self._evictions.remaining(request.metadata.namespace, allowed, self._ports.clock.monotonic())
         now = self._ports.clock.monotonic()
-        spared = tuple(sorted(victim for victim, until in part.waiting.excluded_victims.items() if until > now))
-        return requirements_of(request, part.members, bound=self._bound(part.waiting), evictions=left, room=room, spared=spared)
+        excluded = tuple(sorted(victim for victim, until in part.pending.excluded_victims.items() if until > now))
+        return requirements_of(
+            request,
+            part.members,
+            bound_members=self._bound_members(part.pending),
+            evictions_left=remaining,
+            quota_headroom=headroom,
+            excluded_victims=excluded,
+        )
 
-    def _room(self, tenant: str) -> Amounts | None:
+    def _headroom(self, tenant: str) -> Amounts | None:
         """The tenant's quota headroom, including proposals in flight."""
         copies = self._informers.cache.list(GrantCopy, tenant)
         now, overrides = self._ports.clock.now(), self._builder.overrides()
@@ -309,43 +331,47 @@ class Scheduler:
 
     def _overrides_in_force(self, now: float) -> tuple[str, ...]:
         """Active overrides that affect placement; others are not recorded in Decisions."""
-        return tuple(o.metadata.name for o in self._builder.overrides() if o.spec.kind in PLACEMENT_KINDS and is_in_force(o, now))
+        return tuple(
+            o.metadata.name for o in self._builder.overrides() if o.spec.kind in PLACEMENT_KINDS and is_in_force(o, now)
+        )
 
-    def _worth_recording(self, waiting: PendingRequest, outcome: RequestPlan) -> bool:
+    def _should_record(self, pending: PendingRequest, outcome: RequestPlan) -> bool:
         """Whether a failed attempt is recorded as a Decision: the reasons are new or the last record is old, within the
         rate limit."""
         now = self._ports.clock.monotonic()
         reasons = tuple(refusal.reason for refusal in outcome.refusals)
-        if reasons == waiting.recorded_reasons and now - waiting.recorded_at < limits.UNPLACED_DECISION_REPEAT_S:
+        if reasons == pending.recorded_reasons and now - pending.recorded_at < UNPLACED_DECISION_REPEAT_S:
             return False
         if not self._records.spend(now):
             return False
-        waiting.recorded_reasons, waiting.recorded_at = reasons, now
+        pending.recorded_reasons, pending.recorded_at = reasons, now
         return True
 
-    def _records_refusal(self, waiting: PendingRequest, outcome: RequestPlan) -> bool:
+    def _should_store_refused(self, pending: PendingRequest, outcome: RequestPlan) -> bool:
         """Whether the Decision is stored even if the authority rejects all of it: the first time, then rate limited."""
         if not outcome.proposals:
-            return True  # already checked by `_worth_recording`
+            return True  # already checked by `_should_record`
         now = self._ports.clock.monotonic()
-        return now - waiting.refused_at >= limits.UNPLACED_DECISION_REPEAT_S and self._records.spend(now)
+        return now - pending.refused_at >= UNPLACED_DECISION_REPEAT_S and self._records.spend(now)
 
-    def _queue_state(self, waiting: PendingRequest) -> QueueState:
-        request = waiting.request
+    def _queue_state(self, pending: PendingRequest) -> QueueState:
+        request = pending.request
         copy = self._informers.cache.list(GrantCopy, request.metadata.namespace)
         normal = next((c for c in copy if c.spec.grant_class is GrantClass.NORMAL), None)
         return QueueState(
-            position=waiting.position,
+            position=pending.position,
             waiting=len(self._queue),
-            priority=waiting.priority,
+            priority=pending.priority,
             deadline=request.spec.deadline,
             share=self._shares.get(request.metadata.namespace, 0),
-            attempts=waiting.attempts,
+            attempts=pending.attempts,
             limit=normal.spec.limit if normal is not None else {},
             used=normal.status.used if normal is not None else {},
         )
 
-    def _settle_plan(self, waiting: PendingRequest, outcome: RequestPlan, now: float, *, contested: bool) -> float | None:
+    def _apply_plan(
+        self, pending: PendingRequest, outcome: RequestPlan, now: float, *, contested: bool
+    ) -> float | None:
         """Records the outcome in the queue; returns the retry time of unplaced members. `contested`: other proposals
         were planned before it."""
         nominated = sum(bool(proposal.victims) for proposal in outcome.proposals)
@@ -354,12 +380,16 @@ class Scheduler:
             self._nominated.inc(nominated)
         if not outcome.unplaced:
             return None
-        waiting.planned_but_refused = False
+        pending.planned_but_refused = False
         self._unplaced.inc(len(outcome.unplaced))
-        pause_s = self._vain(waiting, outcome.refusals, alike=equivalence_key(waiting.request), beaten=contested)
+        pause_s = self._record_failure(
+            pending, outcome.refusals, equivalence=equivalence_key(pending.request), outcompeted=contested
+        )
         return now + pause_s
 
-    def _assume(self, waiting: PendingRequest, outcome: RequestPlan, request: ReserveRequest, batch: str) -> SentProposals:
+    def _assume(
+        self, pending: PendingRequest, outcome: RequestPlan, request: ReserveRequest, batch: str
+    ) -> SentProposals:
         claims = []
         if outcome.proposals:
             self._proposals.count_decision(batch)
@@ -368,48 +398,59 @@ class Scheduler:
             claim = outcome.requirements.claim(proposal.node, proposal.member, proposal.devices, proposal.victims)
             self._proposals.assume(key, claim, batch)
             claims.append(key)
-        return SentProposals(waiting, outcome, request, tuple(claims))
+        return SentProposals(pending, outcome, request, tuple(claims))
 
     # Bookkeeping
 
-    def _refused(self, waiting: PendingRequest, refusals: tuple[RefusalCount, ...]) -> None:
+    def _refused(self, pending: PendingRequest, refusals: tuple[RefusalCount, ...]) -> None:
         """The authority rejected some of the proposals, or did not respond."""
-        waiting.refused_at = self._ports.clock.monotonic()
-        self._vain(waiting, refusals, alike=b"")
-        waiting.planned_but_refused = True
-        self._work.set()
+        pending.refused_at = self._ports.clock.monotonic()
+        self._record_failure(pending, refusals, equivalence=b"")
+        pending.planned_but_refused = True
+        self._work_available.set()
 
-    def _vain(
-        self, waiting: PendingRequest, refusals: tuple[RefusalCount, ...], *, alike: bytes, beaten: bool = False
+    def _record_failure(
+        self,
+        pending: PendingRequest,
+        refusals: tuple[RefusalCount, ...],
+        *,
+        equivalence: bytes,
+        outcompeted: bool = False,
     ) -> float:
         clock = self._ports.clock
         # Retry when the deadline reason changes, so that it is reported in time.
-        within_s = deadline_reason_changes_in_s(waiting.request, clock.now())
-        cures = retry_events(refusal.reason for refusal in refusals)
+        within_s = deadline_reason_changes_in_s(pending.request, clock.now())
+        retry_on = retry_events(refusal.reason for refusal in refusals)
         pause_s = self._queue.record_failure(
-            waiting, refusals, clock.monotonic(), wake_on=cures, alike=alike, within_s=within_s, beaten=beaten
+            pending,
+            refusals,
+            clock.monotonic(),
+            retry_on=retry_on,
+            equivalence=equivalence,
+            within_s=within_s,
+            outcompeted=outcompeted,
         )
-        waiting.next_retry_at = micro_text(clock.now() + pause_s)
-        self._reporter.mark_stale(waiting.key)
+        pending.next_retry_at = micro_text(clock.now() + pause_s)
+        self._reporter.mark_stale(pending.key)
         return pause_s
 
-    def _settled(self, key: ClaimKey) -> None:
+    def _confirmed(self, key: ClaimKey) -> None:
         self._proposals.confirm(key)
 
-    def _without_place(self, waiting: PendingRequest) -> list[RequestMember]:
-        return [member for member in waiting.members() if not self._builder.has_claim(member.uid)]
+    def _unplaced_members(self, pending: PendingRequest) -> list[RequestMember]:
+        return [member for member in pending.members() if not self._builder.has_claim(member.uid)]
 
-    def _bound(self, waiting: PendingRequest) -> int:
+    def _bound_members(self, pending: PendingRequest) -> int:
         """Number of gang members that have a claim, in this request or not: a lost member is replaced alone."""
-        if waiting.request.spec.gang is None:
+        if pending.request.spec.gang is None:
             return 0
-        spec = waiting.request.spec
+        spec = pending.request.spec
         return self._builder.retained_claims(
-            waiting.request.metadata.namespace, spec.workload, template_hash(spec.template)
+            pending.request.metadata.namespace, spec.workload, template_hash(spec.template)
         )  # fmt: skip
 
-    def _pending(self, waiting: PendingRequest) -> int:
-        return len(self._without_place(waiting))
+    def _pending(self, pending: PendingRequest) -> int:
+        return len(self._unplaced_members(pending))
 
     def _policy(self) -> ActivePolicy:
         revisions = self._informers.cache.list(PolicyRevision)
@@ -423,4 +464,4 @@ class Scheduler:
             now = self._ports.clock.monotonic()
             self._queue.resync(now)
             self._proposals.expire(now)
-            self._work.set()
+            self._work_available.set()

@@ -11,15 +11,15 @@ from holdfast.scheduling.eviction.preempted import SiblingCounts, charged_worklo
 
 
 class CachedSiblingStatus:
-    """Implements `Standing` of the planner. The cache maintains the counts, so reads are cheap."""
+    """Implements the planner's `SiblingStatusSource`. The cache maintains the counts, so reads are cheap."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
     def siblings(self, namespace: str, workload: str) -> SiblingCounts | None:
-        kept = self._cache.total(Replica, namespace, sibling_measure)
-        staying = kept.get((workload, "staying"), 0)
-        return SiblingCounts(staying, kept.get((workload, "serving"), 0)) if staying else None
+        totals = self._cache.total(Replica, namespace, sibling_measure)
+        total = totals.get((workload, "staying"), 0)
+        return SiblingCounts(total, totals.get((workload, "serving"), 0)) if total else None
 
     def counts_as_serving(self, claim: str) -> bool:
         namespace, _, name = claim.partition("/")

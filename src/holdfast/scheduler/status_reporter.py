@@ -25,33 +25,38 @@ from holdfast.scheduler.request_queue import PendingRequest, RequestQueue
 from holdfast.scheduling.queue_order import deadline_reason
 from holdfast.scheduling.refusal_summary import pending_summary
 
+# Statuses of scheduling requests written in one transaction. The rest follows in the next one.
+STATUS_WRITES_PER_COMMIT = limits.BATCH_WRITES_MAX
+
 _COMPONENT = "scheduler"
 
 
 class StatusReporter:
     """`pending` returns the number of members without a claim in the scheduler's own state."""
 
-    def __init__(self, client: Client, ports: Ports, queue: RequestQueue, pending: Callable[[PendingRequest], int]) -> None:
+    def __init__(
+        self, client: Client, ports: Ports, queue: RequestQueue, pending: Callable[[PendingRequest], int]
+    ) -> None:
         self._client = client
         self._ports = ports
         self._queue = queue
         self._pending = pending
         self._marked: dict[Key, None] = {}
-        self._something = asyncio.Event()
+        self._marked_event = asyncio.Event()
         self._log = structlog.get_logger().bind(controller=_COMPONENT, cell=client.cell)
 
     def mark_stale(self, key: Key) -> None:
         """Marks the request's status as out of date."""
         self._marked[key] = None
-        self._something.set()
+        self._marked_event.set()
 
     async def run(self) -> None:
         backoff = Backoff(self._ports.random)
         while True:
-            await self._something.wait()
-            self._something.clear()
+            await self._marked_event.wait()
+            self._marked_event.clear()
             while self._marked:
-                keys = list(self._marked)[: limits.STATUS_WRITES_PER_COMMIT]
+                keys = list(self._marked)[:STATUS_WRITES_PER_COMMIT]
                 for key in keys:
                     del self._marked[key]
                 if await self._reported(keys):
@@ -74,12 +79,12 @@ class StatusReporter:
         writes: list[SetStatus] = []
         notices: list[Notice] = []
         for key in keys:
-            waiting = self._queue.get(key)
-            write = self._write(waiting) if waiting is not None else None
-            if waiting is None or write is None:
+            pending_request = self._queue.get(key)
+            write = self._write(pending_request) if pending_request is not None else None
+            if pending_request is None or write is None:
                 continue
             writes.append(write)
-            notices.extend(self._notice(waiting))
+            notices.extend(self._events(pending_request))
         if not writes:
             return True
         try:
@@ -107,29 +112,29 @@ class StatusReporter:
         except Fault as fault:
             self._log.info("notices_dropped", reason=fault.reason, notices=len(notices))
 
-    def _write(self, waiting: PendingRequest) -> SetStatus | None:
-        request = waiting.request
-        pending = self._pending(waiting)
+    def _write(self, pending_request: PendingRequest) -> SetStatus | None:
+        request = pending_request.request
+        pending = self._pending(pending_request)
         blocks: dict[str, Any] = {"pending": pending}
         if pending:
             blocks |= {
-                "attempts": waiting.attempts,
-                "position": waiting.position,
-                "reasons": waiting.refusals,
-                "retryOn": waiting.retry_on,
-                "nextRetryAt": waiting.next_retry_at,
+                "attempts": pending_request.attempts,
+                "position": pending_request.position,
+                "reasons": pending_request.refusals,
+                "retryOn": pending_request.retry_on,
+                "nextRetryAt": pending_request.next_retry_at,
             }
         else:
             blocks |= {"attempts": 0, "position": 0, "reasons": (), "retryOn": (), "nextRetryAt": ""}
-        if waiting.decision:
-            blocks["decision"] = waiting.decision
+        if pending_request.decision:
+            blocks["decision"] = pending_request.decision
         status = request.status
         now = {
             "pending": status.pending, "attempts": status.attempts, "position": status.position,
             "reasons": status.reasons, "retryOn": status.retry_on, "nextRetryAt": status.next_retry_at,
             "decision": status.decision,
         }  # fmt: skip
-        conditions = self._deadline(waiting, pending)
+        conditions = self._deadline_conditions(pending_request, pending)
         same = all(now[name] == value for name, value in blocks.items() if name != "decision")
         if same and all(c in status.conditions for c in conditions):
             return None
@@ -138,9 +143,9 @@ class StatusReporter:
             observed_generation=request.metadata.generation,
         )  # fmt: skip
 
-    def _deadline(self, waiting: PendingRequest, pending: int) -> tuple[Condition, ...]:
+    def _deadline_conditions(self, pending_request: PendingRequest, pending: int) -> tuple[Condition, ...]:
         """The DeadlineAtRisk and DeadlineMissed conditions; both False if no member is pending."""
-        request = waiting.request
+        request = pending_request.request
         now = self._ports.clock.now()
         reason = deadline_reason(request, now) if pending else None
         found = []
@@ -159,12 +164,14 @@ class StatusReporter:
             )  # fmt: skip
         return tuple(found)
 
-    def _notice(self, waiting: PendingRequest) -> list[Notice]:
-        reasons = tuple(refusal.reason for refusal in waiting.refusals) if self._pending(waiting) else ()
-        if reasons == waiting.reported_reasons:
+    def _events(self, pending_request: PendingRequest) -> list[Notice]:
+        reasons = (
+            tuple(refusal.reason for refusal in pending_request.refusals) if self._pending(pending_request) else ()
+        )
+        if reasons == pending_request.reported_reasons:
             return []
-        waiting.reported_reasons = reasons
+        pending_request.reported_reasons = reasons
         if not reasons:
             return []
-        message = pending_summary(waiting.refusals, self._pending(waiting))
-        return [Notice(waiting.request, Reason.UNSCHEDULABLE, message, warning=True)]
+        message = pending_summary(pending_request.refusals, self._pending(pending_request))
+        return [Notice(pending_request.request, Reason.UNSCHEDULABLE, message, warning=True)]

@@ -1,0 +1,1 @@
+"""Pure decisions inside a region: filters, scores, plan, preemption, replication, eviction, node health."""

@@ -27,8 +27,8 @@ def assignment_status(
     assignment: Assignment,
     replicas: Sequence[Replica],
     requests: Sequence[SchedulingRequest],
-    held_back: int = 0,
-    to_leave: int = 0,
+    evictions_blocked: int = 0,
+    pending_evictions: int = 0,
 ) -> AssignmentStatus:
     """The status. `replicas` counts unfinished replicas and finished ones that are still bound: any that could run."""
     stages: Counter[Stage] = Counter()
@@ -37,19 +37,19 @@ def assignment_status(
     live = updated = updated_serving = 0
     ordinals: list[int] = []
     for replica in replicas:
-        at, end = stage(replica), final_phase(replica)
+        reached, ended_as = stage(replica), final_phase(replica)
         current = replica.spec.revision == assignment.spec.revision
-        stages[at] += 1
-        counts = end is None or bool(replica.status.placement.binding)
+        stages[reached] += 1
+        counts = ended_as is None or bool(replica.status.placement.binding)
         live += counts
         if counts and replica.spec.exclusive is not None:
             ordinals.append(replica.spec.ordinal)
-        if end is not None:
-            ended[end] += 1
+        if ended_as is not None:
+            ended[ended_as] += 1
         else:
             updated += current
-        updated_serving += current and at is Stage.SERVING
-        if at in _COMING_UP and (why := _failure(replica)):
+        updated_serving += current and reached is Stage.SERVING
+        if reached in _COMING_UP and (why := _failure(replica)):
             failures[why] += 1
     queued = stages[Stage.QUEUED]
     return AssignmentStatus(
@@ -66,8 +66,8 @@ def assignment_status(
         updated=updated,
         updated_serving=updated_serving,
         unknown=stages[Stage.UNKNOWN],
-        evictions_blocked=held_back,
-        pending_evictions=to_leave,
+        evictions_blocked=evictions_blocked,
+        pending_evictions=pending_evictions,
         succeeded=ended[Phase.SUCCEEDED],
         failed=ended[Phase.FAILED],
         pending=_pending(queued, requests),
@@ -77,32 +77,41 @@ def assignment_status(
 
 def _failing(failures: Counter[tuple[str, str]]) -> tuple[PendingReason, ...]:
     """The most frequent first."""
-    ranked = sorted(failures.items(), key=lambda item: (-item[1], item[0]))
-    return tuple(PendingReason(reason=why, count=count, message=how) for (why, how), count in ranked[:FAILURES_REPORTED_MAX])
+    by_frequency = sorted(failures.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(
+        PendingReason(reason=why, count=count, message=detail)
+        for (why, detail), count in by_frequency[:FAILURES_REPORTED_MAX]
+    )
 
 
 def _failure(replica: Replica) -> tuple[str, str] | None:
     """Why a bound replica is not ready. The text is the same after each restart, so that equal failures group."""
-    ran = current_execution(replica)
-    if ran is None:
+    execution = current_execution(replica)
+    if execution is None:
         return None
-    left = ran.last_exit
-    if left is not None and left.reason:
-        how = f"signal {left.signal}" if left.signal else f"exit code {left.code}" if left.code is not None else ""
-        return left.reason, how
-    return (str(ran.reason), "") if ran.reason == Reason.BECAME_UNREADY else None
+    exit_status = execution.last_exit
+    if exit_status is not None and exit_status.reason:
+        detail = (
+            f"signal {exit_status.signal}"
+            if exit_status.signal
+            else f"exit code {exit_status.code}"
+            if exit_status.code is not None
+            else ""
+        )
+        return exit_status.reason, detail
+    return (str(execution.reason), "") if execution.reason == Reason.BECAME_UNREADY else None
 
 
 def _pending(queued: int, requests: Sequence[SchedulingRequest]) -> tuple[PendingReason, ...]:
     """The main reason of each request; the full counts are on the SchedulingRequest."""
     if not queued:
         return ()
-    told = [r for r in requests if r.status.pending and r.status.reasons]
-    if not told:
+    reported = [r for r in requests if r.status.pending and r.status.reasons]
+    if not reported:
         return (PendingReason(reason=Reason.WAITING, count=queued, message="not scheduled yet"),)
     return tuple(
         PendingReason(
             reason=r.status.reasons[0].reason, count=min(queued, r.status.pending), message=r.status.reasons[0].message
         )
-        for r in told
+        for r in reported
     )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.endpoint import Address, Endpoint, EndpointSpec, endpoint_name
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import current_execution, is_out_of_contact
@@ -22,12 +21,15 @@ from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import Create, Delete, Notice, Outcome, SetStatus, Update, Write
 
+# Lifetime of Endpoint addresses after the region's last report. Then other regions stop using them.
+ENDPOINT_TTL_S = 60.0
+
 
 def serving_eligibility(replica: Replica, now: float) -> tuple[bool, float | None]:
     """Whether the replica may receive traffic, and if only `minReadySeconds` is missing, the seconds left."""
     status = replica.status
-    ran = current_execution(replica)
-    if ran is None or ran.phase is not Phase.RUNNING or not ran.ready:
+    execution = current_execution(replica)
+    if execution is None or execution.phase is not Phase.RUNNING or not execution.ready:
         return False, None
     if replica.metadata.terminating or not status.placement.binding:
         return False, None
@@ -35,10 +37,10 @@ def serving_eligibility(replica: Replica, now: float) -> tuple[bool, float | Non
         return False, None
     if is_out_of_contact(replica):
         return False, None
-    if replica.spec.min_ready_seconds and ran.ready_since:
-        left = parse_time(ran.ready_since) + replica.spec.min_ready_seconds - now
-        if left > 0:
-            return False, left
+    if replica.spec.min_ready_seconds and execution.ready_since:
+        remaining = parse_time(execution.ready_since) + replica.spec.min_ready_seconds - now
+        if remaining > 0:
+            return False, remaining
     return True, None
 
 
@@ -55,57 +57,57 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
         addresses: list[Address] = []
         waits: list[float] = []
         for replica in replicas:
-            allowed, wait_s = serving_eligibility(replica, now)
+            eligible, wait_s = serving_eligibility(replica, now)
             if wait_s is not None:
                 waits.append(wait_s)
-            if allowed:
+            if eligible:
                 addresses.append(_address(replica))
-            changed = _traffic(replica, allowed=allowed, now=now)
+            changed = _traffic(replica, eligible=eligible, now=now)
             if changed is not None:
                 writes.append(changed)
-                reason = Reason.ADDED_TO_ENDPOINT if allowed else Reason.WITHDRAWN_FROM_ENDPOINT
-                said = "receives traffic" if allowed else "receives no more traffic"
-                notices.append(Notice(replica, reason, said))
-        slice_write = _slice(region, key, tuple(addresses), stored, exists=bool(replicas))
-        if slice_write is not None:
-            writes.insert(0, slice_write)
+                reason = Reason.ADDED_TO_ENDPOINT if eligible else Reason.WITHDRAWN_FROM_ENDPOINT
+                message = "receives traffic" if eligible else "receives no more traffic"
+                notices.append(Notice(replica, reason, message))
+        endpoint_write = _endpoint_write(region, key, tuple(addresses), stored, exists=bool(replicas))
+        if endpoint_write is not None:
+            writes.insert(0, endpoint_write)
         return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=min(waits, default=None))
 
     return decide
 
 
 def _address(replica: Replica) -> Address:
-    placed, ran = replica.status.placement, replica.status.execution
+    placed, execution = replica.status.placement, replica.status.execution
     return Address(
         replica=replica.metadata.name,
         uid=replica.uid,
         node=placed.node,
         zone=placed.zone,
-        address=ran.address if ran is not None else "",
-        ports=ran.ports if ran is not None else {},
+        address=execution.address if execution is not None else "",
+        ports=execution.ports if execution is not None else {},
         epoch=placed.epoch,
         revision=replica.spec.revision,
     )
 
 
-def _traffic(replica: Replica, *, allowed: bool, now: float) -> SetStatus | None:
+def _traffic(replica: Replica, *, eligible: bool, now: float) -> SetStatus | None:
     """The status write that makes `status.traffic` agree with the Endpoint; None if it does already."""
     attempt = replica.status.placement.attempt
     block = replica.status.traffic
     serves = block is not None and block.serving
-    if allowed == serves and (not allowed or (block is not None and block.attempt == attempt)):
+    if eligible == serves and (not eligible or (block is not None and block.attempt == attempt)):
         return None
-    new = TrafficBlock(serving=allowed, attempt=attempt, since=micro_text(now))
+    new = TrafficBlock(serving=eligible, attempt=attempt, since=micro_text(now))
     return SetStatus("Replica", replica.key, replica.uid, blocks={"traffic": new})
 
 
-def _slice(
+def _endpoint_write(
     region: str, key: Key, addresses: tuple[Address, ...], stored: Endpoint | None, *, exists: bool
 ) -> Write | None:
     if stored is None:
         if not addresses:
             return None  # no Endpoint until the first replica is ready
-        spec = EndpointSpec(workload=key.name, region=region, ttl_seconds=limits.ENDPOINT_TTL_S, addresses=addresses)
+        spec = EndpointSpec(workload=key.name, region=region, ttl_seconds=ENDPOINT_TTL_S, addresses=addresses)
         meta = ObjectMeta(
             name=endpoint_name(key.name, region),
             namespace=key.namespace,
@@ -138,9 +140,9 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
 def _inputs(replica: Replica) -> tuple[object, ...] | None:
     """The replica's fields that this decision reads; None while it neither serves nor could."""
     status = replica.status
-    ran = current_execution(replica)
-    could = ran is not None and ran.ready and ran.phase is Phase.RUNNING
-    if not could and (status.traffic is None or not status.traffic.serving):
+    execution = current_execution(replica)
+    can_serve = execution is not None and execution.ready and execution.phase is Phase.RUNNING
+    if not can_serve and (status.traffic is None or not status.traffic.serving):
         return None
     return (
         replica.metadata.deletion_timestamp,
@@ -148,7 +150,8 @@ def _inputs(replica: Replica) -> tuple[object, ...] | None:
         is_out_of_contact(replica),
         status.release,
         status.traffic,
-        ran is not None and (ran.phase, ran.ready, ran.address, ran.ports, ran.ready_since),
+        execution is not None
+        and (execution.phase, execution.ready, execution.address, execution.ports, execution.ready_since),
     )
 
 

@@ -17,8 +17,8 @@ from holdfast.scheduling.scratch import Scratch
 def equivalence_key(request: SchedulingRequest) -> bytes:
     """The request's equivalence class in the queue; empty if it has none."""
     spec = request.spec
-    alone = spec.gang is not None or spec.may_preempt or spec.deadline or spec.purpose is Purpose.RECOVERY
-    if alone or spec.placement.spread or spec.placement.affinity:
+    has_no_class = spec.gang is not None or spec.may_preempt or spec.deadline or spec.purpose is Purpose.RECOVERY
+    if has_no_class or spec.placement.spread or spec.placement.affinity:
         return b""
     template = spec.template
     return msgspec.msgpack.encode(
@@ -29,18 +29,34 @@ def equivalence_key(request: SchedulingRequest) -> bytes:
     )  # fmt: skip
 
 
-def refusal_cache_key(scratch: Scratch, ask: ReplicaRequirements) -> bytes:
+def refusal_cache_key(scratch: Scratch, requirements: ReplicaRequirements) -> bytes:
     """Key under which a plan caches refusals: equal keys get the same refusals, with the same messages, until the plan
     places another replica. Empty if the refusals depend on more than these requirements."""
-    placement = ask.placement
-    if ask.gang_min or ask.may_preempt or ask.uses_recovery_slots or placement.spread or placement.affinity:
+    placement = requirements.placement
+    if (
+        requirements.gang_min
+        or requirements.may_preempt
+        or requirements.uses_recovery_slots
+        or placement.spread
+        or placement.affinity
+    ):
         return b""
     # Anti-affinity guards match other workloads by label, so workload and labels matter only if the tenant has guards.
-    guarded = any(True for _ in scratch.guards(ask.namespace))
+    has_guards = any(True for _ in scratch.guards(requirements.namespace))
     return msgspec.msgpack.encode(
         (
-            ask.namespace, ask.workload if guarded else "", ask.labels if guarded else (), ask.amounts, placement,
-            ask.template.driver, ask.template.gpu_models, ask.fixed_ports, ask.open_ports, ask.reclaimable,
-            ask.dedicated, ask.quota_headroom, [override.metadata.name for override in scratch.avoidances(ask)],
+            requirements.namespace,
+            requirements.workload if has_guards else "",
+            requirements.labels if has_guards else (),
+            requirements.amounts,
+            placement,
+            requirements.template.driver,
+            requirements.template.gpu_models,
+            requirements.fixed_ports,
+            requirements.open_ports,
+            requirements.reclaimable,
+            requirements.dedicated,
+            requirements.quota_headroom,
+            [override.metadata.name for override in scratch.avoidances(requirements)],
         )
-    )  # fmt: skip
+    )

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from holdfast.model.limits import PLANNER_GPU_SHAPES_MAX
 from holdfast.model.quantity import CPU, GPU, WHOLE_GPU_MILLI
 from holdfast.scheduling.snapshot.frozen import Counts, Snapshot
+
+# Distinct GPU request shapes that the fragmentation score distinguishes. More are rounded up until they are this few.
+PLANNER_GPU_SHAPES_MAX = 256
 
 GpuShape = tuple[int, int]
 """CPU milli and GPU milli of one replica."""
@@ -31,7 +33,7 @@ time and hardly changes scores."""
 class GpuShapes(msgspec.Struct, frozen=True):
     """All shapes as columns. A kind is a GPU request: `devices` GPUs with one of `shares` free on each.
 
-    Each shape has a row in `times`, `kind_of`, `cpu_of` and `gpu_milli`. `cpus` lists the distinct CPU requests.
+    Each shape has a row in `occurrences`, `kind_of`, `cpu_of` and `gpu_milli`. `cpus` lists the distinct CPU requests.
     """
 
     count: int
@@ -58,29 +60,29 @@ class GpuShapeCounter:
     def __init__(self, snapshot: Snapshot) -> None:
         self._tally: dict[GpuShape, int] = {}
         self._total = 0
-        self._made: GpuShapes | None = None
-        self._made_at = 0
+        self._columns_cache: GpuShapes | None = None
+        self._columns_total = 0
         for claims in snapshot.claims.values():
             for claim in claims.values():
                 self.add(claim.amounts, 1)
 
     def add(self, amounts: Iterable[tuple[str, int]], sign: int) -> None:
-        asked = dict(amounts)
-        gpu_milli = asked.get(GPU, 0)
+        requested = dict(amounts)
+        gpu_milli = requested.get(GPU, 0)
         if gpu_milli:
-            shape = (asked.get(CPU, 0), gpu_milli)
+            shape = (requested.get(CPU, 0), gpu_milli)
             self._tally[shape] = self._tally.get(shape, 0) + sign
             self._total += sign
 
     def columns(self) -> GpuShapes:
-        if self._made is None or abs(self._total - self._made_at) * _REBUILD_PARTS > self._made_at:
-            self._made = _columns(self._tally)
-            self._made_at = self._total
-        return self._made
+        if self._columns_cache is None or abs(self._total - self._columns_total) * _REBUILD_PARTS > self._columns_total:
+            self._columns_cache = _columns(self._tally)
+            self._columns_total = self._total
+        return self._columns_cache
 
 
 def _columns(tally: dict[GpuShape, int]) -> GpuShapes:
-    rows = _few({shape: count for shape, count in tally.items() if count > 0})
+    rows = _reduced({shape: count for shape, count in tally.items() if count > 0})
     shapes = sorted(rows)
     kinds = sorted({gpu_milli for _, gpu_milli in shapes})
     cpus = sorted({cpu for cpu, _ in shapes})
@@ -100,22 +102,22 @@ def _columns(tally: dict[GpuShape, int]) -> GpuShapes:
     )
 
 
-def _few(tally: dict[GpuShape, int]) -> dict[GpuShape, int]:
-    """Reduces the shapes to at most PLANNER_SHAPES: exact if they are few, else rounded up in the finest sufficient
+def _reduced(tally: dict[GpuShape, int]) -> dict[GpuShape, int]:
+    """Reduces the shapes to PLANNER_GPU_SHAPES_MAX: exact if they are few, else rounded up in the finest sufficient
     step."""
     step, rows = 1, tally
     while len(rows) > PLANNER_GPU_SHAPES_MAX and step < _COARSEST_MILLI:
         step *= 2
         coarser: dict[GpuShape, int] = {}
         for (cpu, gpu_milli), count in rows.items():
-            share = min(_up(gpu_milli, step), WHOLE_GPU_MILLI)
-            shape = (_up(cpu, step), max(share, gpu_milli))
+            share = min(_round_up(gpu_milli, step), WHOLE_GPU_MILLI)
+            shape = (_round_up(cpu, step), max(share, gpu_milli))
             coarser[shape] = coarser.get(shape, 0) + count
         rows = coarser
     return rows
 
 
-def _up(amount: int, step: int) -> int:
+def _round_up(amount: int, step: int) -> int:
     return -(-amount // step) * step
 
 

@@ -16,8 +16,8 @@ the grant that pays for the work bounds its effect."""
 
 def last_contact_s(copies: Iterable[GrantCopy]) -> float:
     """Time of the newest contact recorded in any GrantCopy; infinite if there is none."""
-    times = [parse_time(c.spec.last_contact_at) for c in copies if c.spec.last_contact_at]
-    return max(times, default=float("inf"))
+    contacts = [parse_time(c.spec.last_contact_at) for c in copies if c.spec.last_contact_at]
+    return max(contacts, default=float("inf"))
 
 
 def is_effective_here(override: Override, now: float, heard_at_s: float) -> bool:
@@ -25,5 +25,9 @@ def is_effective_here(override: Override, now: float, heard_at_s: float) -> bool
     global cell, unless it is a break-glass override of this region."""
     if not is_in_force(override, now):
         return False
-    given_here = override.spec.break_glass is not None
-    return given_here or override.spec.kind not in PERMISSIVE_KINDS or now - heard_at_s <= input_freshness.OVERRIDE.seconds
+    is_break_glass = override.spec.break_glass is not None
+    return (
+        is_break_glass
+        or override.spec.kind not in PERMISSIVE_KINDS
+        or now - heard_at_s <= input_freshness.OVERRIDE.seconds
+    )

@@ -33,42 +33,42 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if node is None:
         return Outcome(writes=tuple(_mark(replicas, lost=True, reason=Reason.NODE_NOT_FOUND, now=now)))
     lease = newest_lease(key.name, view.list(LeasePage))
-    state, reason, again_s = _read(node, lease, now)
+    state, reason, recheck_s = _contact_state(node, lease, now)
     lost = state in (ContactState.EXPIRED, ContactState.FENCED)
     # A node that never registered tells nothing about replicas bound to a former node of its name: leave their marks.
     writes = _mark(replicas, lost=lost, reason=reason, now=now) if state is not ContactState.NO_LEASE else []
     if node.status.contact.state is state:
-        return Outcome(writes=tuple(writes), requeue_after_s=again_s)
+        return Outcome(writes=tuple(writes), requeue_after_s=recheck_s)
     block = ContactBlock(state=state, since=micro_text(now), reason=reason)
     writes.insert(0, SetStatus("Node", node.key, node.uid, blocks={"contact": block}))
-    said = {
+    message = {
         ContactState.LIVE: "the agent renews its lease",
         ContactState.EXPIRED: f"no heartbeat for {limits.NODE_LEASE_TTL_S:g} s; no new replicas are placed here",
         ContactState.FENCED: "the lease is fenced; replicas are rescheduled",
         ContactState.NO_LEASE: "the agent has not registered yet",
     }[state]
-    notice = Notice(node, reason, said, warning=lost)
-    return Outcome(writes=tuple(writes), notices=(notice,), requeue_after_s=again_s)
+    notice = Notice(node, reason, message, warning=lost)
+    return Outcome(writes=tuple(writes), notices=(notice,), requeue_after_s=recheck_s)
 
 
-def _read(node: Node, lease: NodeLease | None, now: float) -> tuple[ContactState, Reason, float | None]:
+def _contact_state(node: Node, lease: NodeLease | None, now: float) -> tuple[ContactState, Reason, float | None]:
     """The contact state, its reason, and the seconds until it may change."""
     if lease is None:
         return ContactState.NO_LEASE, Reason.NODE_UNREACHABLE, None
     if node.status.fence.fenced_epoch >= lease.epoch:
         return ContactState.FENCED, Reason.FENCED, None
-    if _of_a_former(node, lease):
+    if _belongs_to_former_node(node, lease):
         return ContactState.NO_LEASE, Reason.NODE_UNREACHABLE, None
-    left_s = lease.renewed_at_s + lease.ttl_s - now
-    if left_s <= 0:
+    remaining_s = lease.renewed_at_s + lease.ttl_s - now
+    if remaining_s <= 0:
         return ContactState.EXPIRED, Reason.LEASE_EXPIRED, None
-    return ContactState.LIVE, Reason.LEASE_RENEWED, left_s + 0.05
+    return ContactState.LIVE, Reason.LEASE_RENEWED, remaining_s + 0.05
 
 
-def _of_a_former(node: Node, lease: NodeLease) -> bool:
+def _belongs_to_former_node(node: Node, lease: NodeLease) -> bool:
     """Whether the lease expired before this Node was created, so that it belongs to a removed node of the same name."""
-    made = node.metadata.creation_timestamp
-    return bool(made) and lease.renewed_at_s + lease.ttl_s < parse_time(made)
+    created = node.metadata.creation_timestamp
+    return bool(created) and lease.renewed_at_s + lease.ttl_s < parse_time(created)
 
 
 def _mark(replicas: Sequence[Replica], *, lost: bool, reason: Reason, now: float) -> list[Write]:
@@ -110,8 +110,12 @@ def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> I
         return
     before = old.spec.leases if old is not None else {}
     for name, lease in new.spec.leases.items():
-        known = before.get(name)
-        if known is None or known.epoch != lease.epoch or lease.renewed_at_s - known.renewed_at_s > known.ttl_s:
+        previous = before.get(name)
+        if (
+            previous is None
+            or previous.epoch != lease.epoch
+            or lease.renewed_at_s - previous.renewed_at_s > previous.ttl_s
+        ):
             yield Key("", name)
 
 

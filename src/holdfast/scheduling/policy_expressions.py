@@ -18,9 +18,13 @@ from typing import Any
 import msgspec
 from cel_expr_python import cel
 
-from holdfast.model import limits
 from holdfast.model.node import Node, node_capacity
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
+
+# Loops (macros such as `all`) of one CEL expression. More are refused: the expression runs for every node.
+EXPRESSION_LOOPS_MAX = 2
+# Compiled CEL expressions cached; the least recently used is dropped.
+COMPILED_EXPRESSIONS_CACHED_MAX = 256
 
 _FACTS = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
 _POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
@@ -28,7 +32,7 @@ _LOOP = re.compile(r"\.\s*(all|exists|exists_one|map|filter)\s*\(")
 
 SAMPLE_NODE: dict[str, Any] = {
     "name": "n1", "zone": "z1", "pool": "default", "tenant": "", "labels": {},
-    "capacity": {"cpu": 8000, "memory": 2**34}, "drivers": ["process"], "warm": [], "taints": [],
+    "capacity": {"cpu": 8000, "memory": 2**34}, "drivers": ["process"], "cachedArtifacts": [], "taints": [],
 }  # fmt: skip
 SAMPLE_REQUEST: dict[str, Any] = {
     "tenant": "t", "workload": "w", "labels": {}, "resources": {"cpu": 1000, "memory": 2**30}, "priority": 0,
@@ -63,7 +67,7 @@ def _env() -> Any:
     return cel.NewEnv(variables={"node": _FACTS, "request": _FACTS})
 
 
-@lru_cache(maxsize=limits.COMPILED_EXPRESSIONS_CACHED_MAX)
+@lru_cache(maxsize=COMPILED_EXPRESSIONS_CACHED_MAX)
 def _compiled(text: str) -> Any:
     return _env().compile(text)
 
@@ -71,11 +75,11 @@ def _compiled(text: str) -> Any:
 def find_error(text: str, *, score: bool) -> ExpressionError | None:
     """The error that forbids the expression in a policy; None if it is valid."""
     loops = _LOOP.findall(text)
-    if len(loops) > limits.EXPRESSION_LOOPS_MAX:
-        at = [m.start() for m in _LOOP.finditer(text)][limits.EXPRESSION_LOOPS_MAX]
+    if len(loops) > EXPRESSION_LOOPS_MAX:
+        at = [m.start() for m in _LOOP.finditer(text)][EXPRESSION_LOOPS_MAX]
         line = text.count("\n", 0, at) + 1
         column = at - (text.rfind("\n", 0, at) + 1) + 2
-        return ExpressionError(line, column, f"too many loops (at most {limits.EXPRESSION_LOOPS_MAX}, found {len(loops)})")
+        return ExpressionError(line, column, f"too many loops (at most {EXPRESSION_LOOPS_MAX}, found {len(loops)})")
     try:
         compiled = _compiled(text)
     except RuntimeError as wrong:
@@ -143,7 +147,9 @@ def _value(text: str, facts: Mapping[str, Any]) -> Any:
 def _wrong(message: str) -> ExpressionError:
     found = _POSITION.search(message)
     if found is None:
-        return ExpressionError(0, 0, message.split("\n", 1)[0].removeprefix("INVALID_ARGUMENT: ").removeprefix("INTERNAL: "))
+        return ExpressionError(
+            0, 0, message.split("\n", 1)[0].removeprefix("INVALID_ARGUMENT: ").removeprefix("INTERNAL: ")
+        )
     return ExpressionError(int(found.group(1)), int(found.group(2)), found.group(3))
 
 
@@ -157,22 +163,29 @@ def node_facts(node: Node) -> dict[str, Any]:
         "labels": dict(node.metadata.labels),
         "capacity": dict(node_capacity(node)),
         "drivers": list(spec.drivers),
-        "warm": list(node.status.execution.cached_artifacts),
+        "cachedArtifacts": list(node.status.execution.cached_artifacts),
         "taints": [taint.key for taint in spec.taints],
     }
 
 
-def request_facts(ask: ReplicaRequirements) -> dict[str, Any]:
+def request_facts(requirements: ReplicaRequirements) -> dict[str, Any]:
     return {
-        "tenant": ask.namespace,
-        "workload": ask.workload,
-        "labels": dict(ask.labels),
-        "resources": dict(ask.amounts),
-        "priority": ask.priority,
-        "reclaimable": ask.reclaimable,
+        "tenant": requirements.namespace,
+        "workload": requirements.workload,
+        "labels": dict(requirements.labels),
+        "resources": dict(requirements.amounts),
+        "priority": requirements.priority,
+        "reclaimable": requirements.reclaimable,
     }
 
 
-def requirements_key(ask: ReplicaRequirements) -> tuple[Any, ...]:
+def requirements_key(requirements: ReplicaRequirements) -> tuple[Any, ...]:
     """The part of the requirements that an expression can read."""
-    return (ask.namespace, ask.workload, ask.labels, tuple(sorted(ask.amounts.items())), ask.priority, ask.reclaimable)
+    return (
+        requirements.namespace,
+        requirements.workload,
+        requirements.labels,
+        tuple(sorted(requirements.amounts.items())),
+        requirements.priority,
+        requirements.reclaimable,
+    )

@@ -23,6 +23,15 @@ from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import requests
 from holdfast.model.times import parse_time
 
+# Replicas of one tenant planned before the next tenant in fair order. Gangs are never split.
+FAIR_QUEUE_SLICE = 32
+# Part of the time to a deadline that is left when a pending request is reported as DeadlineAtRisk.
+DEADLINE_RISK_SHARE = 0.25
+# Minimum pause after a failed attempt before an event triggers the next one. Doubles with every attempt.
+EVENT_RETRY_PAUSE_FIRST_S = 0.05
+# Upper end of the doubling pause between a failed attempt and the next one that an event triggers.
+EVENT_RETRY_PAUSE_MAX_S = 2.0
+
 _NO_DEADLINE = float("inf")
 _SHARE_UNITS = 1_000_000
 
@@ -38,30 +47,32 @@ def dominant_shares(use: Mapping[str, Mapping[str, int]], total: Mapping[str, in
 
 def raised_priorities(overrides: Iterable[Override], now: float, region: str) -> dict[tuple[str, str], int]:
     """(tenant, workload) → the priority to which an active override raises it in this region."""
-    ranks: dict[tuple[str, str], int] = {}
+    priorities: dict[tuple[str, str], int] = {}
     for override in in_force(overrides, OverrideKind.RAISE_PRIORITY, now):
         tenant, workload = override.spec.scope.tenant, override.spec.scope.workload
         if is_in_scope(override, region=region, tenant=None, workload=None):
-            ranks[tenant, workload] = max(override.spec.priority, ranks.get((tenant, workload), override.spec.priority))
-    return ranks
+            priorities[tenant, workload] = max(
+                override.spec.priority, priorities.get((tenant, workload), override.spec.priority)
+            )
+    return priorities
 
 
 def order_requests(
     requests: Iterable[SchedulingRequest],
     keys: tuple[QueueKey, ...],
     shares: Mapping[str, int],
-    ranks: Mapping[tuple[str, str], int],
+    priorities: Mapping[tuple[str, str], int],
 ) -> list[SchedulingRequest]:
     """Sorts by the policy's keys. Priority: highest first. Deadline: earliest first, none last. Fairness: smallest
     dominant share first. Age: oldest first."""
 
-    def place(request: SchedulingRequest) -> tuple[Any, ...]:
+    def sort_key(request: SchedulingRequest) -> tuple[Any, ...]:
         meta, spec = request.metadata, request.spec
         parts: list[Any] = []
         for key in keys:
             match key:
                 case QueueKey.PRIORITY:
-                    parts.append(-max(spec.priority, ranks.get((meta.namespace, spec.workload), spec.priority)))
+                    parts.append(-max(spec.priority, priorities.get((meta.namespace, spec.workload), spec.priority)))
                 case QueueKey.DEADLINE:
                     parts.append(parse_time(spec.deadline) if spec.deadline else _NO_DEADLINE)
                 case QueueKey.FAIRNESS:
@@ -70,7 +81,7 @@ def order_requests(
                     parts.append(meta.creation_timestamp)
         return (*parts, meta.namespace, meta.name)
 
-    return sorted(requests, key=place)
+    return sorted(requests, key=sort_key)
 
 
 class QueueSlice(msgspec.Struct, frozen=True):
@@ -82,53 +93,53 @@ class QueueSlice(msgspec.Struct, frozen=True):
 
 def fair_slices(
     ordered: Sequence[SchedulingRequest],
-    waiting: Mapping[Key, int],
+    pending: Mapping[Key, int],
     keys: tuple[QueueKey, ...],
     shares: Mapping[str, int],
     total: Mapping[str, int],
 ) -> Iterator[QueueSlice]:
     """Cuts the queue into slices. Between tenants at the same priority and deadline, the smallest dominant share goes
     next, and each slice counts as used before the next is chosen: a large request cannot delay small tenants.
-    `waiting` is the number of pending members per request."""
+    `pending` is the number of pending members per request."""
     if QueueKey.FAIRNESS not in keys:
-        yield from (QueueSlice(r, waiting[r.key]) for r in ordered if waiting.get(r.key))
+        yield from (QueueSlice(r, pending[r.key]) for r in ordered if pending.get(r.key))
         return
     before = keys[: keys.index(QueueKey.FAIRNESS)]
     shares = dict(shares)
-    for _, run in groupby(ordered, key=lambda r: _level(r, before)):
+    for _, run in groupby(ordered, key=lambda r: _keys_before_fairness(r, before)):
         queues: dict[str, deque[SchedulingRequest]] = {}
         for request in run:
-            if waiting.get(request.key):
+            if pending.get(request.key):
                 queues.setdefault(request.metadata.namespace, deque()).append(request)
-        yield from _slices(queues, waiting, shares, total)
+        yield from _slices(queues, pending, shares, total)
 
 
 def _slices(
     queues: dict[str, deque[SchedulingRequest]],
-    waiting: Mapping[Key, int],
+    pending: Mapping[Key, int],
     shares: dict[str, int],
     total: Mapping[str, int],
 ) -> Iterator[QueueSlice]:
-    left = {request.key: waiting[request.key] for queue in queues.values() for request in queue}
+    remaining = {request.key: pending[request.key] for queue in queues.values() for request in queue}
     heap = [(shares.get(tenant, 0), tenant) for tenant in queues]
     heapify(heap)
     while heap:
         share, tenant = heappop(heap)
         request = queues[tenant][0]
-        alone = not heap
+        only_tenant = not heap
         gang = request.spec.gang is not None
-        count = left[request.key] if alone or gang else min(left[request.key], limits.FAIR_QUEUE_SLICE)
+        count = remaining[request.key] if only_tenant or gang else min(remaining[request.key], FAIR_QUEUE_SLICE)
         yield QueueSlice(request, count)
-        left[request.key] -= count
-        if not left[request.key]:
+        remaining[request.key] -= count
+        if not remaining[request.key]:
             queues[tenant].popleft()
-        one = dominant_share(requests(request.spec.template), total)
-        shares[tenant] = share + one * count
+        share_per_member = dominant_share(requests(request.spec.template), total)
+        shares[tenant] = share + share_per_member * count
         if queues[tenant]:
             heappush(heap, (shares[tenant], tenant))
 
 
-def _level(request: SchedulingRequest, keys: tuple[QueueKey, ...]) -> tuple[Any, ...]:
+def _keys_before_fairness(request: SchedulingRequest, keys: tuple[QueueKey, ...]) -> tuple[Any, ...]:
     """The keys that rank before fairness."""
     spec = request.spec
     return tuple(spec.priority if key is QueueKey.PRIORITY else spec.deadline for key in keys)
@@ -138,19 +149,19 @@ def deadline_reason(request: SchedulingRequest, now: float) -> Reason | None:
     """DeadlineAtRisk or DeadlineMissed for a pending request; None if it is on time."""
     if not request.spec.deadline:
         return None
-    ends, born = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
-    if now >= ends:
+    deadline, created = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
+    if now >= deadline:
         return Reason.DEADLINE_MISSED
-    return Reason.DEADLINE_AT_RISK if ends - now <= (ends - born) * limits.DEADLINE_RISK_SHARE else None
+    return Reason.DEADLINE_AT_RISK if deadline - now <= (deadline - created) * DEADLINE_RISK_SHARE else None
 
 
 def deadline_reason_changes_in_s(request: SchedulingRequest, now: float) -> float:
     """Seconds until `deadline_reason` changes by time alone; infinite if it does not."""
     if not request.spec.deadline:
         return inf
-    ends, born = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
-    at_risk = ends - (ends - born) * limits.DEADLINE_RISK_SHARE
-    return min((moment - now for moment in (at_risk, ends) if moment > now), default=inf)
+    deadline, created = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
+    at_risk = deadline - (deadline - created) * DEADLINE_RISK_SHARE
+    return min((moment - now for moment in (at_risk, deadline) if moment > now), default=inf)
 
 
 def retry_backoff_s(attempts: int, chance: float) -> float:
@@ -162,4 +173,4 @@ def retry_backoff_s(attempts: int, chance: float) -> float:
 
 def min_retry_interval_s(attempts: int) -> float:
     """Minimum interval between an attempt and an event-triggered retry: short at first, then growing."""
-    return min(limits.EVENT_RETRY_PAUSE_MAX_S, limits.EVENT_RETRY_PAUSE_FIRST_S * 2.0 ** min(max(attempts, 1) - 1, 16))
+    return min(EVENT_RETRY_PAUSE_MAX_S, EVENT_RETRY_PAUSE_FIRST_S * 2.0 ** min(max(attempts, 1) - 1, 16))

@@ -38,39 +38,47 @@ def recorded_headroom(asked: DecisionInputs) -> Amounts | None:
     return {CPU: 0, **amounts(asked.quota_headroom)} if asked.has_grant else {}
 
 
-def affordable_members(ask: ReplicaRequirements) -> int:
+def affordable_members(requirements: ReplicaRequirements) -> int:
     """Number of members that the tenant's headroom covers."""
-    if ask.quota_headroom is None:
-        return len(ask.members)
-    if not ask.quota_headroom:
+    if requirements.quota_headroom is None:
+        return len(requirements.members)
+    if not requirements.quota_headroom:
         return 0
-    wanted = len(ask.members)
-    each = (ask.quota_headroom.get(name, 0) // amount for name, amount in ask.amounts.items() if amount)
-    return min((wanted, *each))
+    requested = len(requirements.members)
+    per_resource = (
+        requirements.quota_headroom.get(name, 0) // amount for name, amount in requirements.amounts.items() if amount
+    )
+    return min((requested, *per_resource))
 
 
-def quota_cost(ask: ReplicaRequirements, placed: int) -> Amounts:
+def quota_cost(requirements: ReplicaRequirements, placed: int) -> Amounts:
     """Quota used by `placed` members; nothing for recovery work."""
-    return {name: amount * placed for name, amount in ask.amounts.items()} if not ask.uses_recovery_slots else {}
+    return (
+        {name: amount * placed for name, amount in requirements.amounts.items()}
+        if not requirements.uses_recovery_slots
+        else {}
+    )
 
 
-def headroom_after(room: Amounts | None, taken: Mapping[str, int]) -> Amounts | None:
-    if not room or not taken:
+def headroom_after(room: Amounts | None, used_up: Mapping[str, int]) -> Amounts | None:
+    if not room or not used_up:
         return room
-    return {name: max(0, amount - taken.get(name, 0)) for name, amount in room.items()}
+    return {name: max(0, amount - used_up.get(name, 0)) for name, amount in room.items()}
 
 
-def headroom_refusal(ask: ReplicaRequirements) -> RefusalCount:
+def headroom_refusal(requirements: ReplicaRequirements) -> RefusalCount:
     """Why the headroom does not cover the next member, with the authority's wording."""
-    room = ask.quota_headroom or {}
+    room = requirements.quota_headroom or {}
     if not room:
-        message = f"tenant {ask.namespace} has no Normal grant in this region; next: an operator creates its Quota"
+        message = (
+            f"tenant {requirements.namespace} has no Normal grant in this region; next: an operator creates its Quota"
+        )
         return RefusalCount(reason=Reason.NO_GRANT, message=message)
-    over = [
+    exceeded = [
         f"{name}: available {amount_text(name, room.get(name, 0))}, requested {amount_text(name, amount)}"
-        for name, amount in ask.amounts.items()
+        for name, amount in requirements.amounts.items()
         if amount > room.get(name, 0)
     ]
-    named = "; ".join(over) or "used up by requests planned before"
-    message = f"exceeds the quota of tenant {ask.namespace} in this region ({named})"
+    named = "; ".join(exceeded) or "used up by requests planned before"
+    message = f"exceeds the quota of tenant {requirements.namespace} in this region ({named})"
     return RefusalCount(reason=Reason.QUOTA_EXCEEDED, message=message)

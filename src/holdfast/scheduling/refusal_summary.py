@@ -46,8 +46,10 @@ _CURES: dict[str, tuple[RetryEvent, ...]] = {
         ),
         _FREED,
     ),
-    **dict.fromkeys((Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.NOT_ALLOWED_WHILE_PARTITIONED),
-                    (RetryEvent.GRANT_CHANGED, RetryEvent.CAPACITY_FREED)),
+    **dict.fromkeys(
+        (Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.NOT_ALLOWED_WHILE_PARTITIONED),
+        (RetryEvent.GRANT_CHANGED, RetryEvent.CAPACITY_FREED),
+    ),
     Reason.SPREAD_VIOLATED: (*_FREED, RetryEvent.REPLICA_PLACED),
     Reason.AFFINITY_NOT_MET: (RetryEvent.REPLICA_PLACED, RetryEvent.NODE_CHANGED),
     Reason.NODE_EXCLUDED_BY_OVERRIDE: (RetryEvent.OVERRIDE_CHANGED, RetryEvent.NODE_CHANGED),
@@ -62,7 +64,9 @@ def retry_events(reasons: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(event.value for event in events))
 
 
-def refusal_counts(scratch: Scratch, ask: ReplicaRequirements, why: Codes, *, explained: bool) -> tuple[RefusalCount, ...]:
+def refusal_counts(
+    scratch: Scratch, requirements: ReplicaRequirements, why: Codes, *, explained: bool
+) -> tuple[RefusalCount, ...]:
     """One row per reason, most frequent first. `explained` adds example nodes and a message."""
     found = count_reasons(why)
     if not explained:
@@ -78,7 +82,7 @@ def refusal_counts(scratch: Scratch, ask: ReplicaRequirements, why: Codes, *, ex
                 reason=reason,
                 nodes=count,
                 examples=tuple(scratch.snapshot.name(slot) for slot in shown.tolist()),
-                message=refusal_message(scratch, ask, reason, slots.tolist()),
+                message=refusal_message(scratch, requirements, reason, slots.tolist()),
             )
         )
     return tuple(rows)
@@ -90,43 +94,43 @@ def pending_summary(refusals: Iterable[RefusalCount], pending: int) -> str:
     return f"{pending} replica{'s' if pending != 1 else ''} pending: " + ("; ".join(parts) or "no reason known")
 
 
-def refusal_message(scratch: Scratch, ask: ReplicaRequirements, reason: Reason, slots: list[int]) -> str:
+def refusal_message(scratch: Scratch, requirements: ReplicaRequirements, reason: Reason, slots: list[int]) -> str:
     """The message of a reason for these nodes: required and found."""
     match reason:
         case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
-            return _shortfall(scratch, ask, reason, slots)
+            return _shortfall(scratch, requirements, reason, slots)
         case Reason.INSUFFICIENT_DEVICES:
-            return _devices(scratch, ask, slots)
+            return _devices(scratch, requirements, slots)
         case Reason.LABELS_DO_NOT_MATCH:
-            return "needs " + ", ".join(_expression_text(e) for e in labels.expressions_of(ask))
+            return "needs " + ", ".join(_expression_text(e) for e in labels.expressions_of(requirements))
         case Reason.TAINT_NOT_TOLERATED:
-            return _taint(scratch, ask, slots)
+            return _taint(scratch, requirements, slots)
         case Reason.ZONE_NOT_ALLOWED:
             there = sorted({scratch.snapshot.zone(slot) for slot in slots})
-            return f"allows zones {', '.join(ask.placement.zones)}; these are in {', '.join(there)}"
+            return f"allows zones {', '.join(requirements.placement.zones)}; these are in {', '.join(there)}"
         case Reason.POOL_NOT_ALLOWED:
             pools = sorted({scratch.snapshot.static.pool.at(slot) for slot in slots})
-            return f"allows pools {', '.join(ask.placement.pools)}; these are in {', '.join(pools)}"
+            return f"allows pools {', '.join(requirements.placement.pools)}; these are in {', '.join(pools)}"
         case Reason.NODE_EXCLUDED_BY_OVERRIDE:
             zones = sorted({scratch.snapshot.zone(slot) for slot in slots})
-            found = [o for zone in zones if (o := scratch.avoidance_of(ask, zone)) is not None]
+            found = [o for zone in zones if (o := scratch.avoidance_of(requirements, zone)) is not None]
             return "; ".join(dict.fromkeys(f"override {o.metadata.name}: {o.spec.reason}" for o in found))
         case Reason.PORT_IN_USE:
-            return f"needs port {', '.join(str(p) for p in ask.fixed_ports)}"
+            return f"needs port {', '.join(str(p) for p in requirements.fixed_ports)}"
         case Reason.DRIVER_MISSING:
-            return f"needs the {ask.template.driver.value} driver"
+            return f"needs the {requirements.template.driver.value} driver"
         case Reason.RESIDENCY_VIOLATED:
             return f"the workload's placement rules do not allow region {scratch.snapshot.region}"
         case _:
             return reason.sentence
 
 
-def _shortfall(scratch: Scratch, ask: ReplicaRequirements, reason: Reason, slots: list[int]) -> str:
+def _shortfall(scratch: Scratch, requirements: ReplicaRequirements, reason: Reason, slots: list[int]) -> str:
     """The missing resource, the required amount, and the node with most of it free."""
-    for name, amount in ask.amounts.items():
+    for name, amount in requirements.amounts.items():
         if resources.reason_for(name) is not reason:
             continue
-        free = resources.free_of(scratch, ask, name)
+        free = resources.free_of(scratch, requirements, name)
         among = np.array(slots, dtype=np.int64)
         short = among[free[among] < amount]
         if short.size:
@@ -137,13 +141,13 @@ def _shortfall(scratch: Scratch, ask: ReplicaRequirements, reason: Reason, slots
     return reason.sentence
 
 
-def _devices(scratch: Scratch, ask: ReplicaRequirements, slots: list[int]) -> str:
-    wanted = f"{amount_text(GPU, ask.gpu_milli)} gpu"
-    if ask.template.gpu_models:
-        wanted += f" of model {' or '.join(ask.template.gpu_models)}"
-    if not ask.whole_gpus:
+def _devices(scratch: Scratch, requirements: ReplicaRequirements, slots: list[int]) -> str:
+    wanted = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
+    if requirements.template.gpu_models:
+        wanted += f" of model {' or '.join(requirements.template.gpu_models)}"
+    if not requirements.whole_gpus:
         return f"needs {wanted} on one device; none of these nodes has one with that much free"
-    usable = scratch.gpu_usable(ask).sum(axis=0)
+    usable = scratch.gpu_usable(requirements).sum(axis=0)
     among = np.array(slots, dtype=np.int64)
     most = among[usable[among] == usable[among].max()]
     best = int(most[np.argmin(scratch.snapshot.name_order()[most])])
@@ -152,12 +156,16 @@ def _devices(scratch: Scratch, ask: ReplicaRequirements, slots: list[int]) -> st
     return f"needs {wanted}, best free {int(usable[best])} on node {scratch.snapshot.name(best)}"
 
 
-def _taint(scratch: Scratch, ask: ReplicaRequirements, slots: list[int]) -> str:
+def _taint(scratch: Scratch, requirements: ReplicaRequirements, slots: list[int]) -> str:
     found = sorted(
         {
             f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
             for slot in slots
-            if (taint := taints.first_untolerated_taint(scratch.snapshot.static.taints.at(slot), ask.placement.tolerations))
+            if (
+                taint := taints.first_untolerated_taint(
+                    scratch.snapshot.static.taints.at(slot), requirements.placement.tolerations
+                )
+            )
         }
     )
     return f"does not tolerate {', '.join(found[: limits.REASON_EXAMPLES_MAX])}"

@@ -16,8 +16,8 @@ from holdfast.scheduling.snapshot.claim import Labels, SnapshotClaim
 class ReplicaRequirements(msgspec.Struct, frozen=True):
     """Requirements of the request's pending members.
 
-    `bound` counts gang members that have a node already. `evictions` is the number of victims the tenant may still
-    cause in this minute. `room` is the tenant's quota headroom in this region; None if it is unknown.
+    `bound_members` counts gang members that have a node already. `evictions_left` is the number of victims the tenant
+    may still cause in this minute. `quota_headroom` is None if it is unknown.
     """
 
     namespace: str
@@ -89,15 +89,15 @@ def requirements_of(
     request: SchedulingRequest,
     members: tuple[RequestMember, ...] | None = None,
     *,
-    bound: int = 0,
-    evictions: int = 0,
-    room: dict[str, int] | None = None,
-    spared: tuple[str, ...] = (),
+    bound_members: int = 0,
+    evictions_left: int = 0,
+    quota_headroom: dict[str, int] | None = None,
+    excluded_victims: tuple[str, ...] = (),
 ) -> ReplicaRequirements:
     """Requirements of all members, or of the given pending ones. Recovery work does not use the tenant's headroom."""
     spec = request.spec
     template = spec.template
-    draws = spec.purpose is Purpose.RECOVERY and not spec.reclaimable
+    uses_recovery_slots = spec.purpose is Purpose.RECOVERY and not spec.reclaimable
     fixed = tuple(port.port for port in template.ports if port.port)
     return ReplicaRequirements(
         namespace=request.metadata.namespace,
@@ -112,14 +112,14 @@ def requirements_of(
         open_ports=len(template.ports) - len(fixed),
         reclaimable=spec.reclaimable,
         dedicated=spec.dedicated,
-        bound_members=bound,
+        bound_members=bound_members,
         gang_min=spec.gang.min_available if spec.gang is not None else 0,
-        uses_recovery_slots=draws,
+        uses_recovery_slots=uses_recovery_slots,
         priority=spec.priority,
         may_preempt=spec.may_preempt,
         max_unavailable=spec.max_unavailable,
-        evictions_left=evictions,
-        quota_headroom=None if draws else room,
-        excluded_victims=spared,
+        evictions_left=evictions_left,
+        quota_headroom=None if uses_recovery_slots else quota_headroom,
+        excluded_victims=excluded_victims,
         template_hash=template_hash(template),
     )

@@ -26,7 +26,7 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Gang, WorkloadType
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
-from holdfast.scheduling.eviction.disruption_budget import disruption_share
+from holdfast.scheduling.disruption_budget import disruption_share
 
 CREATES_PER_PASS = limits.BATCH_WRITES_MAX // 2
 REMOVALS_PER_PASS = limits.BATCH_WRITES_MAX // 2
@@ -44,14 +44,18 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
         replicas: Sequence[Replica] = view.by(Replica, "assignment", index)
         requests: Sequence[SchedulingRequest] = view.by(SchedulingRequest, "assignment", index)
         if assignment is None:
-            gone: list[Write] = [_delete(r) for r in replicas if not r.metadata.terminating]
-            gone += [_drop(request) for request in requests]
-            some = tuple(gone[: limits.BATCH_WRITES_MAX])
-            return Outcome(writes=some, requeue_after_s=0.0 if len(gone) > len(some) else None) if gone else NO_CHANGES
-        mates: Sequence[Replica] = ()
+            deletions: list[Write] = [_delete(r) for r in replicas if not r.metadata.terminating]
+            deletions += [_delete_request(request) for request in requests]
+            some = tuple(deletions[: limits.BATCH_WRITES_MAX])
+            return (
+                Outcome(writes=some, requeue_after_s=0.0 if len(deletions) > len(some) else None)
+                if deletions
+                else NO_CHANGES
+            )
+        siblings: Sequence[Replica] = ()
         if assignment.spec.purpose is Purpose.RECOVERY and any(_is_old(r, assignment) for r in replicas):
-            mates = view.by(Replica, "workload", f"{key.namespace}/{assignment.spec.workload}")
-        return _decide(region, assignment, replicas, requests, now, mates=mates)
+            siblings = view.by(Replica, "workload", f"{key.namespace}/{assignment.spec.workload}")
+        return _decide(region, assignment, replicas, requests, now, siblings=siblings)
 
     return decide
 
@@ -63,32 +67,32 @@ def _decide(
     requests: Sequence[SchedulingRequest],
     now: float,
     *,
-    mates: Sequence[Replica],
+    siblings: Sequence[Replica],
 ) -> Outcome:
     live = [r for r in replicas if not r.metadata.terminating and final_phase(r) is None]
-    creates, every_removal = _changes(assignment, replicas, live, mates)
+    creates, every_removal = _changes(assignment, replicas, live, siblings)
     removals = every_removal[:REMOVALS_PER_PASS]
-    made = _make(region, assignment, replicas, min(creates, CREATES_PER_PASS), now)
-    writes: list[Write] = [Create(replica) for replica in made]
+    created = _new_replicas(region, assignment, replicas, min(creates, CREATES_PER_PASS), now)
+    writes: list[Write] = [Create(replica) for replica in created]
     writes += [_delete(r) for r in removals]
-    going = {r.uid for r in removals}
+    terminating = {r.uid for r in removals}
     placed = (r.status.placement for r in live)
     unplaced = [r for r, p in zip(live, placed, strict=True) if not p.binding and not p.reservation]
-    waiting = [r for r in (*unplaced, *made) if r.uid not in going and stage(r) is Stage.QUEUED]
-    writes += _queue(region, assignment, waiting, requests, _gang(assignment, replicas))
+    pending = [r for r in (*unplaced, *created) if r.uid not in terminating and stage(r) is Stage.QUEUED]
+    writes += _request_writes(region, assignment, pending, requests, _gang(assignment, replicas))
     notices: tuple[Notice, ...] = ()
-    if made:
-        names = ", ".join(r.metadata.name for r in made[:3]) + (" …" if len(made) > 3 else "")
-        said = f"created {len(made)} replica(s) of revision {assignment.spec.revision}: {names}"
-        notices = (Notice(assignment, Reason.REPLICA_CREATED, said),)
+    if created:
+        names = ", ".join(r.metadata.name for r in created[:3]) + (" …" if len(created) > 3 else "")
+        message = f"created {len(created)} replica(s) of revision {assignment.spec.revision}: {names}"
+        notices = (Notice(assignment, Reason.REPLICA_CREATED, message),)
     again = 0.0 if creates > CREATES_PER_PASS or len(every_removal) > len(removals) else None
     return Outcome(writes=tuple(writes), notices=notices, requeue_after_s=again)
 
 
 def _changes(
-    assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica], mates: Sequence[Replica]
+    assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica], siblings: Sequence[Replica]
 ) -> tuple[int, list[Replica]]:
-    """Number of replicas to create, and the replicas to remove. `mates` are all replicas of the workload in this
+    """Number of replicas to create, and the replicas to remove. `siblings` are all replicas of the workload in this
     region; they limit a replacement in place."""
     spec = assignment.spec
     if assignment.metadata.terminating:
@@ -102,18 +106,18 @@ def _changes(
     current = [r for r in live if r.spec.revision == spec.revision]
     old = [r for r in live if _is_old(r, assignment)]
     want = spec.replicas
-    excess = _least_useful(current)[: len(current) - want] if len(current) > want else []
+    excess = _removal_order(current)[: len(current) - want] if len(current) > want else []
     if not old:
         return max(0, want - len(current)), excess
     if spec.rollout.paused:  # keep the mix of revisions; only maintain the total
-        surplus = _least_useful(live)[: max(0, len(live) - want)]
+        surplus = _removal_order(live)[: max(0, len(live) - want)]
         return max(0, want - len(live)), surplus
     surge = min(want - len(current), want + spec.rollout.max_surge - len(live))
     serving = sum(stage(r) is Stage.SERVING for r in live)
     spare = serving - (want - spec.rollout.max_unavailable)
     idle = [r for r in old if stage(r) is not Stage.SERVING]
-    busy = _least_useful([r for r in old if stage(r) is Stage.SERVING])
-    spare = max(spare, _in_its_place(assignment, live, mates))
+    busy = _removal_order([r for r in old if stage(r) is Stage.SERVING])
+    spare = max(spare, _replaceable_in_place(assignment, live, siblings))
     return max(0, surge), [*excess, *idle, *busy[: max(0, spare)]]
 
 
@@ -121,25 +125,29 @@ def _is_old(replica: Replica, assignment: Assignment) -> bool:
     return replica.spec.revision != assignment.spec.revision
 
 
-def _in_its_place(assignment: Assignment, live: Sequence[Replica], mates: Sequence[Replica]) -> int:
+def _replaceable_in_place(assignment: Assignment, live: Sequence[Replica], siblings: Sequence[Replica]) -> int:
     """Number of recovery replicas that may be removed before their successors serve, whatever the rollout says.
 
     The recovery allowance covers `minServing` only, so surge replicas of an update may get no quota. While one is
     pending, old replicas are replaced in place, as far as the disruption budget allows.
     """
-    waiting = _waiting_to_turn(assignment, live)
-    away = [r for r in mates if not r.metadata.terminating and final_phase(r) is None and stage(r) is not Stage.SERVING]
-    going = [r for r in mates if r.metadata.terminating]
-    return disruption_share(live[0], assignment) - (len(away) - len(waiting)) - len(going) if waiting else 0
+    pending = _pending_surge(assignment, live)
+    unavailable = [
+        r for r in siblings if not r.metadata.terminating and final_phase(r) is None and stage(r) is not Stage.SERVING
+    ]
+    terminating = [r for r in siblings if r.metadata.terminating]
+    return (
+        disruption_share(live[0], assignment) - (len(unavailable) - len(pending)) - len(terminating) if pending else 0
+    )
 
 
-def replaces_in_place(assignment: Assignment, replicas: Sequence[Replica], mates: Sequence[Replica]) -> bool:
+def replaces_in_place(assignment: Assignment, replicas: Sequence[Replica], siblings: Sequence[Replica]) -> bool:
     """Whether old recovery replicas must be replaced in place because a surge replica is pending."""
     live = [r for r in replicas if not r.metadata.terminating and final_phase(r) is None]
-    return bool(_waiting_to_turn(assignment, live)) and any(_is_old(r, assignment) for r in live)
+    return bool(_pending_surge(assignment, live)) and any(_is_old(r, assignment) for r in live)
 
 
-def _waiting_to_turn(assignment: Assignment, live: Sequence[Replica]) -> list[Replica]:
+def _pending_surge(assignment: Assignment, live: Sequence[Replica]) -> list[Replica]:
     if assignment.spec.purpose is not Purpose.RECOVERY or len(live) <= assignment.spec.replicas:
         return []
     return [r for r in live if stage(r) is Stage.QUEUED and not _is_old(r, assignment)]
@@ -155,8 +163,8 @@ def _exclusive_changes(assignment: Assignment, live: Sequence[Replica]) -> tuple
     unwanted = [r for r in live if r.spec.ordinal not in want]
     missing = len(want - {r.spec.ordinal for r in live})
     old = [r for r in live if r.spec.ordinal in want and r.spec.revision != spec.revision]
-    turning = [] if missing or spec.rollout.paused else old[:1]
-    return missing, [*unwanted, *turning]
+    replaced = [] if missing or spec.rollout.paused else old[:1]
+    return missing, [*unwanted, *replaced]
 
 
 def _batch_changes(
@@ -171,7 +179,7 @@ def _batch_changes(
         return 0, list(live)
     owed = batch.completions - succeeded
     room = min(batch.parallelism, owed)
-    return max(0, room - len(live)), _least_useful(live)[: max(0, len(live) - max(0, room))]
+    return max(0, room - len(live)), _removal_order(live)[: max(0, len(live) - max(0, room))]
 
 
 _USE_ORDER = {
@@ -180,12 +188,14 @@ _USE_ORDER = {
 }  # fmt: skip
 
 
-def _least_useful(replicas: Iterable[Replica]) -> list[Replica]:
+def _removal_order(replicas: Iterable[Replica]) -> list[Replica]:
     """Replicas in the order of removal: pending, then not serving, then highest ordinal."""
     return sorted(replicas, key=lambda r: (_USE_ORDER.get(stage(r), 0), -r.spec.ordinal))
 
 
-def _make(region: str, assignment: Assignment, replicas: Sequence[Replica], count: int, now: float) -> list[Replica]:
+def _new_replicas(
+    region: str, assignment: Assignment, replicas: Sequence[Replica], count: int, now: float
+) -> list[Replica]:
     if count <= 0:
         return []
     spec = assignment.spec
@@ -254,10 +264,10 @@ def _gang(assignment: Assignment, replicas: Sequence[Replica]) -> Gang | None:
     return Gang(min_available=max(1, min(gang.min_available, owed)))
 
 
-def _queue(
+def _request_writes(
     region: str,
     assignment: Assignment,
-    waiting: Sequence[Replica],
+    pending: Sequence[Replica],
     requests: Sequence[SchedulingRequest],
     gang: Gang | None,
 ) -> list[Write]:
@@ -265,14 +275,14 @@ def _queue(
     longer pending is left as it is."""
     writes: list[Write] = []
     by_revision: dict[str, list[Replica]] = {}
-    for replica in waiting:
+    for replica in pending:
         by_revision.setdefault(replica.spec.revision, []).append(replica)
     for request in requests:
         members = by_revision.pop(request.spec.revision, None)
         if request.metadata.terminating:
             continue
         if not members:
-            writes.append(_drop(request))
+            writes.append(_delete_request(request))
             continue
         listed = {(m.uid, m.attempt) for m in request.spec.members}
         wanted = tuple(_member(r) for r in members)
@@ -291,14 +301,14 @@ def _member(replica: Replica) -> RequestMember:
 
 def _request(region: str, assignment: Assignment, members: Sequence[Replica], gang: Gang | None) -> SchedulingRequest:
     spec, first = assignment.spec, members[0].spec
-    mark = "-r" if spec.purpose is Purpose.RECOVERY else ""
+    suffix = "-r" if spec.purpose is Purpose.RECOVERY else ""
     deadline = ""
     if spec.batch is not None and spec.batch.deadline_seconds is not None:
-        born = parse_time(assignment.metadata.creation_timestamp)
-        deadline = micro_text(born + spec.batch.deadline_seconds)
+        created_at = parse_time(assignment.metadata.creation_timestamp)
+        deadline = micro_text(created_at + spec.batch.deadline_seconds)
     return SchedulingRequest(
         metadata=ObjectMeta(
-            name=f"{spec.workload}-{region}-{first.revision}{mark}",
+            name=f"{spec.workload}-{region}-{first.revision}{suffix}",
             namespace=assignment.metadata.namespace,
             labels={LABEL_WORKLOAD: spec.workload},
             owner_references=_owned_by(assignment),
@@ -329,7 +339,7 @@ def _delete(replica: Replica) -> Delete:
     return Delete("Replica", replica.key, replica.uid)
 
 
-def _drop(request: SchedulingRequest) -> Delete:
+def _delete_request(request: SchedulingRequest) -> Delete:
     return Delete("SchedulingRequest", request.key, request.uid)
 
 
@@ -346,7 +356,7 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
     return (item.key,) if item is not None else ()
 
 
-_ON_ITS_WAY = frozenset({Stage.RESERVED, Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY})
+_STARTING_STAGES = frozenset({Stage.RESERVED, Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY})
 """Stages that replicate treats alike: scheduled and not serving yet."""
 
 
@@ -359,7 +369,7 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
         return ()
     if old is not None and new is not None:
         is_at, was_at = stage(new), stage(old)
-        same = is_at is was_at or (is_at in _ON_ITS_WAY and was_at in _ON_ITS_WAY)
+        same = is_at is was_at or (is_at in _STARTING_STAGES and was_at in _STARTING_STAGES)
         same = same and new.status.placement.attempt == old.status.placement.attempt
         if same and new.metadata.terminating == old.metadata.terminating:
             return ()

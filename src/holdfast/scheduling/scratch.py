@@ -1,6 +1,7 @@
-"""The planner's working copy of a snapshot: what is left after the proposals made so far in this plan.
+"""The planner's working copy of a snapshot, with the proposals of this plan subtracted.
 
-Only what claims change is copied. Every `place` can be undone, so that a gang that does not fit leaves no trace.
+Only columns that claims change are copied. Every `place` can be undone, so that a gang that does not fit leaves no
+trace.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ENDLESS = 2**31
 
 
 class Scratch:
-    """`room` is what reclaimable work may take; firm work must fit `firm_room` as well (Snapshot.free)."""
+    """`room` is free capacity for reclaimable work; firm work must also fit `firm_room` (see Snapshot.free)."""
 
     def __init__(self, snapshot: Snapshot, now: float) -> None:
         self.snapshot = snapshot
@@ -32,7 +33,7 @@ class Scratch:
         self.room: Counts = snapshot.free(reclaimable=True)
         self.firm_room: Counts = snapshot.capacity - snapshot.firm - snapshot.nominated - snapshot.recovery_reserved
         self.least_room: Counts = np.minimum(self.room, self.firm_room)
-        """What firm work may take: the smaller of both, kept up to date."""
+        """Free capacity for firm work: the smaller of `room` and `firm_room`."""
         self.used: Counts = snapshot.capacity - self.room
         self.gpu_free: Counts = snapshot.gpu_free.copy() if snapshot.gpu_free.size else snapshot.gpu_free
         self.ports_free: Counts = snapshot.ports_free.copy()
@@ -41,31 +42,31 @@ class Scratch:
         self._guards: dict[AntiAffinityGuard, list[int]] = {}
         self._shapes: GpuShapeCounter | None = None
         self.touched: list[int] = []
-        """The slots that placements of this plan changed, in order, each as often as that."""
+        """Slots changed by placements of this plan, in order, one entry per change."""
         self.notes: dict[Hashable, Any] = {}
-        """What scores keep between the asks of this plan; what a placement touched, they work out anew."""
+        """Values that scores cache between requests of this plan; they recompute changed slots."""
         self._avoidances = active_avoidances(snapshot.overrides, now)
 
-    def avoidances(self, ask: ReplicaRequirements) -> list[Override]:
-        """The active overrides that keep this work away from some part of the region."""
-        region, tenant, workload = self.snapshot.region, ask.namespace, ask.workload
+    def avoidances(self, requirements: ReplicaRequirements) -> list[Override]:
+        """Active overrides that exclude this workload from the region or one of its zones."""
+        region, tenant, workload = self.snapshot.region, requirements.namespace, requirements.workload
         return [o for o in self._avoidances if is_in_scope(o, region=region, tenant=tenant, workload=workload)]
 
-    def avoidance_of(self, ask: ReplicaRequirements, zone: str) -> Override | None:
-        """The active override that keeps this work out of the zone."""
-        region, tenant, workload = self.snapshot.region, ask.namespace, ask.workload
+    def avoidance_of(self, requirements: ReplicaRequirements, zone: str) -> Override | None:
+        """The active override that excludes this workload from the zone; None if there is none."""
+        region, tenant, workload = self.snapshot.region, requirements.namespace, requirements.workload
         return avoidance_of(self._avoidances, region=region, zone=zone, tenant=tenant, workload=workload)
 
-    def rows(self, ask: ReplicaRequirements) -> list[tuple[int, int]]:
-        """(row, amount) of every resource asked for that any node has ever offered."""
+    def rows(self, requirements: ReplicaRequirements) -> list[tuple[int, int]]:
+        """(row, amount) of every requested resource that some node offers."""
         resources = self.snapshot.resources
-        return [(resources[name], amount) for name, amount in ask.amounts.items() if name in resources]
+        return [(resources[name], amount) for name, amount in requirements.amounts.items() if name in resources]
 
-    def shapes(self, ask: ReplicaRequirements) -> GpuShapes:
-        """The shapes of GPU work there are, this ask's among them. Counted when a score first wants to know."""
+    def shapes(self, requirements: ReplicaRequirements) -> GpuShapes:
+        """The distribution of GPU request shapes, including this request's. Counted on first use."""
         if self._shapes is None:
             self._shapes = GpuShapeCounter(self.snapshot)
-            self._shapes.add(ask.amounts.items(), 1)
+            self._shapes.add(requirements.amounts.items(), 1)
         return self._shapes.columns()
 
     def ports(self, slot: int) -> frozenset[int]:
@@ -76,7 +77,7 @@ class Scratch:
         return self._ports
 
     def groups(self, namespace: str) -> Iterator[tuple[str, Labels, Mapping[int, int]]]:
-        """(workload, labels, count per slot) of everything a tenant has placed or been proposed."""
+        """(workload, labels, count per slot) of the tenant's claims and proposals."""
         placed = self.snapshot.placed
         for key in placed:
             if key[0] == namespace and key not in self._placed:
@@ -88,7 +89,7 @@ class Scratch:
                     yield key[1], labels, counts
 
     def guards(self, namespace: str) -> Iterator[tuple[AntiAffinityGuard, list[int]]]:
-        """(who keeps whom off, slots) of everything a tenant has placed or been proposed."""
+        """(anti-affinity guard, slots) of the tenant's claims and proposals."""
         slots = self.snapshot.slots
         for guard, nodes in self.snapshot.guards.items():
             if guard.namespace == namespace:
@@ -98,7 +99,7 @@ class Scratch:
                 yield guard, proposed
 
     def counts(self, namespace: str, workload: str) -> dict[int, int]:
-        """How many replicas of a workload each slot has, whatever their revision."""
+        """Replicas of a workload per slot, of all revisions."""
         key = (namespace, workload)
         groups = self._placed.get(key) or self.snapshot.placed.get(key) or {}
         total: dict[int, int] = {}
@@ -107,85 +108,94 @@ class Scratch:
                 total[slot] = total.get(slot, 0) + count
         return total
 
-    def fits(self, ask: ReplicaRequirements, slot: int) -> int:
-        """How many more like replicas one node could take by resources, devices and ports."""
+    def fits(self, requirements: ReplicaRequirements, slot: int) -> int:
+        """Number of further identical replicas that fit on the node by resources, devices and ports."""
         left = _ENDLESS
-        for row, amount in self.rows(ask):
-            free = int((self.room if ask.reclaimable or ask.uses_recovery_slots else self.least_room)[row, slot])
+        for row, amount in self.rows(requirements):
+            free = int(
+                (self.room if requirements.reclaimable or requirements.uses_recovery_slots else self.least_room)[
+                    row, slot
+                ]
+            )
             left = min(left, free // amount)
-        if ask.open_ports:
-            left = min(left, int(self.ports_free[slot]) // ask.open_ports)
-        if ask.fixed_ports and not self.ports(slot).isdisjoint(ask.fixed_ports):
+        if requirements.open_ports:
+            left = min(left, int(self.ports_free[slot]) // requirements.open_ports)
+        if requirements.fixed_ports and not self.ports(slot).isdisjoint(requirements.fixed_ports):
             return 0
-        if ask.gpu_milli and left > 0:
-            return 1 if self.choose_devices(ask, slot) else 0
+        if requirements.gpu_milli and left > 0:
+            return 1 if self.choose_devices(requirements, slot) else 0
         return max(left, 0)
 
-    def gpu_usable(self, ask: ReplicaRequirements) -> Bools:
-        """[device, slot]: devices of a wanted model with enough free for one share, or free as a whole."""
+    def gpu_usable(self, requirements: ReplicaRequirements) -> Bools:
+        """[device, slot]: devices of a requested model that are free for the share, or entirely."""
         static = self.snapshot.static
-        need = ask.gpu_milli if not ask.whole_gpus else WHOLE_GPU_MILLI
+        need = requirements.gpu_milli if not requirements.whole_gpus else WHOLE_GPU_MILLI
         usable: Bools = self.gpu_free >= need
-        if ask.template.gpu_models:
-            wanted = [i for i, model in enumerate(static.gpu_models) if model in ask.template.gpu_models]
+        if requirements.template.gpu_models:
+            wanted = [i for i, model in enumerate(static.gpu_models) if model in requirements.template.gpu_models]
             usable = usable & np.isin(static.gpu_model, wanted)
         return usable & (static.gpu_model >= 0)
 
-    def choose_devices(self, ask: ReplicaRequirements, slot: int) -> tuple[DeviceClaim, ...]:
-        """Whole GPUs in the node's order; a share goes where the least is left over. Empty when it does not fit."""
+    def choose_devices(self, requirements: ReplicaRequirements, slot: int) -> tuple[DeviceClaim, ...]:
+        """Whole GPUs in the node's order; a share on the GPU with the least left over. Empty if it does not fit."""
         static = self.snapshot.static
         ids, free = static.gpu_ids[slot], self.gpu_free[:, slot].tolist()
-        models = ask.template.gpu_models
+        models = requirements.template.gpu_models
         wanted = [i for i in range(len(ids)) if not models or static.gpu_models[static.gpu_model[i, slot]] in models]
-        if ask.whole_gpus:
-            whole = [i for i in wanted if free[i] >= WHOLE_GPU_MILLI][: ask.whole_gpus]
-            return tuple(DeviceClaim(id=ids[i]) for i in whole) if len(whole) == ask.whole_gpus else ()
-        share = min(((free[i], i) for i in wanted if free[i] >= ask.gpu_milli), default=None)
-        return (DeviceClaim(id=ids[share[1]], milli=ask.gpu_milli),) if share is not None else ()
+        if requirements.whole_gpus:
+            whole = [i for i in wanted if free[i] >= WHOLE_GPU_MILLI][: requirements.whole_gpus]
+            return tuple(DeviceClaim(id=ids[i]) for i in whole) if len(whole) == requirements.whole_gpus else ()
+        share = min(((free[i], i) for i in wanted if free[i] >= requirements.gpu_milli), default=None)
+        return (DeviceClaim(id=ids[share[1]], milli=requirements.gpu_milli),) if share is not None else ()
 
-    def place(self, ask: ReplicaRequirements, slot: int) -> tuple[DeviceClaim, ...]:
-        """Takes what one replica asks for from the node; says which devices."""
-        devices = self.choose_devices(ask, slot) if ask.gpu_milli else ()
-        self._take(ask, slot, devices, 1)
+    def place(self, requirements: ReplicaRequirements, slot: int) -> tuple[DeviceClaim, ...]:
+        """Subtracts one replica from the node; returns its devices."""
+        devices = self.choose_devices(requirements, slot) if requirements.gpu_milli else ()
+        self._take(requirements, slot, devices, 1)
         return devices
 
-    def undo(self, ask: ReplicaRequirements, slot: int, devices: tuple[DeviceClaim, ...]) -> None:
-        self._take(ask, slot, devices, -1)
+    def undo(self, requirements: ReplicaRequirements, slot: int, devices: tuple[DeviceClaim, ...]) -> None:
+        self._take(requirements, slot, devices, -1)
 
-    def nominate(self, ask: ReplicaRequirements, slot: int, sign: int) -> None:
-        """Takes (1), or gives back (-1), what a replica that waits for victims will need; devices stay theirs."""
-        self._take(ask, slot, (), sign)
+    def nominate(self, requirements: ReplicaRequirements, slot: int, sign: int) -> None:
+        """Subtracts (1) or adds back (-1) a replica that waits for victims. Its devices still belong to the victims."""
+        self._take(requirements, slot, (), sign)
 
-    def _take(self, ask: ReplicaRequirements, slot: int, devices: tuple[DeviceClaim, ...], sign: int) -> None:
+    def _take(self, requirements: ReplicaRequirements, slot: int, devices: tuple[DeviceClaim, ...], sign: int) -> None:
         self.touched.append(slot)
-        for row, amount in self.rows(ask):
+        for row, amount in self.rows(requirements):
             self.room[row, slot] -= sign * amount
             self.used[row, slot] += sign * amount
-            if not ask.reclaimable:
+            if not requirements.reclaimable:
                 self.firm_room[row, slot] -= sign * amount
             self.least_room[row, slot] = min(self.room[row, slot], self.firm_room[row, slot])
         if self._shapes is not None:
-            self._shapes.add(ask.amounts.items(), sign)
+            self._shapes.add(requirements.amounts.items(), sign)
         if devices:
             ids = self.snapshot.static.gpu_ids[slot]
             for device in devices:
                 self.gpu_free[ids.index(device.id), slot] -= sign * device.milli
-        if ask.open_ports:
-            self.ports_free[slot] -= sign * ask.open_ports
-        if ask.fixed_ports:
-            self.ports_free[slot] -= sign * ports_in_range(self.snapshot.static.nodes[slot], ask.fixed_ports)
-            there, mine = self.ports(slot), frozenset(ask.fixed_ports)
-            self._ports[slot] = there | mine if sign > 0 else there - mine
-        key = (ask.namespace, ask.workload)
+        if requirements.open_ports:
+            self.ports_free[slot] -= sign * requirements.open_ports
+        if requirements.fixed_ports:
+            self.ports_free[slot] -= sign * ports_in_range(self.snapshot.static.nodes[slot], requirements.fixed_ports)
+            in_use, fixed = self.ports(slot), frozenset(requirements.fixed_ports)
+            self._ports[slot] = in_use | fixed if sign > 0 else in_use - fixed
+        key = (requirements.namespace, requirements.workload)
         groups = self._placed.get(key)
         if groups is None:
-            known = self.snapshot.placed.get(key, {})
-            groups = self._placed[key] = {labels: dict(counts) for labels, counts in known.items()}
-        counts = groups.setdefault(ask.labels, {})
+            placed = self.snapshot.placed.get(key, {})
+            groups = self._placed[key] = {labels: dict(counts) for labels, counts in placed.items()}
+        counts = groups.setdefault(requirements.labels, {})
         counts[slot] = counts.get(slot, 0) + sign
         if not counts[slot]:
             del counts[slot]
-        for rule in required_anti_affinity(ask.placement) if ask.placement.affinity else ():
-            guard = AntiAffinityGuard(ask.namespace, ask.workload, rule.topology, tuple(sorted(rule.workload_labels.items())))
+        for rule in required_anti_affinity(requirements.placement) if requirements.placement.affinity else ():
+            guard = AntiAffinityGuard(
+                requirements.namespace,
+                requirements.workload,
+                rule.topology,
+                tuple(sorted(rule.workload_labels.items())),
+            )
             proposed = self._guards.setdefault(guard, [])
             proposed.append(slot) if sign > 0 else proposed.remove(slot)

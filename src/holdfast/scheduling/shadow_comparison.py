@@ -5,24 +5,30 @@ Pure and without effect: the shadow plan uses the same snapshot and the same req
 
 from __future__ import annotations
 
-from holdfast.model import limits
 from holdfast.model.decision import Shadow, ShadowEntry
 from holdfast.scheduling.plan.planner import RequestPlan
 
+# Differences listed per shadow comparison. The rest is only counted.
+SHADOW_ENTRIES_MAX = 16
 
-def compare_plans(real: RequestPlan, would: RequestPlan, revision: str) -> Shadow:
+
+def compare_plans(active: RequestPlan, shadow: RequestPlan, revision: str) -> Shadow:
     """Compares member by member. A different node or different victims count as different."""
-    chosen = {entry.uid: entry for entry in real.decision_entries()}
+    chosen = {entry.uid: entry for entry in active.decision_entries()}
     same = other = gained = lost = 0
-    told: list[ShadowEntry] = []
-    for entry in would.decision_entries():
-        mine = chosen[entry.uid]
-        if (mine.node, mine.victims) == (entry.node, entry.victims):
+    differences: list[ShadowEntry] = []
+    for entry in shadow.decision_entries():
+        active_entry = chosen[entry.uid]
+        if (active_entry.node, active_entry.victims) == (entry.node, entry.victims):
             same += 1
             continue
         other += 1
-        gained += bool(entry.node and not mine.node)
-        lost += bool(mine.node and not entry.node)
-        if len(told) < limits.SHADOW_ENTRIES_MAX:
-            told.append(ShadowEntry(replica=entry.replica, node=entry.node, score=entry.score, reason=entry.reason))
-    return Shadow(revision=revision, same=same, different=other, additional=gained, missing=lost, entries=tuple(told))
+        gained += bool(entry.node and not active_entry.node)
+        lost += bool(active_entry.node and not entry.node)
+        if len(differences) < SHADOW_ENTRIES_MAX:
+            differences.append(
+                ShadowEntry(replica=entry.replica, node=entry.node, score=entry.score, reason=entry.reason)
+            )
+    return Shadow(
+        revision=revision, same=same, different=other, additional=gained, missing=lost, entries=tuple(differences)
+    )

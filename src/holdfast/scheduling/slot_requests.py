@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node, node_capacity, unschedulable_reason
@@ -26,19 +25,24 @@ from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Outcome, Write
 
+# Recovery slots requested in one pass of a budget. The rest follows in the next pass.
+SLOT_REQUESTS_PER_PASS_MAX = 64
+# How long a slot that the authority rejected is kept, so that its reason can be read. Then another node is tried.
+REJECTED_SLOT_RETENTION_S = 5.0
+
 LABEL_BUDGET = "holdfast.dev/budget"
 RECHECK_AFTER_S = 5.0
 """Recheck interval while slots are missing, refused or waiting for a claim to end."""
-_STAYS = ("", "NodeReconciling")
+_KEEPS_SLOT = ("", "NodeReconciling")
 """Unschedulable reasons that do not move a slot: an agent that reconciles after a restart is back in seconds."""
 
 
-class _Site(msgspec.Struct):
+class _CandidateNode(msgspec.Struct):
     """A candidate node: its free resources and the number of slots it has."""
 
     node: Node
     free: Amounts
-    places: int
+    slots_here: int
 
 
 def decider(region: str) -> Callable[[Key, View, float], Outcome]:
@@ -46,41 +50,43 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
 
     def decide(key: Key, view: View, now: float) -> Outcome:
         budget: RecoveryBudget | None = view.get(RecoveryBudget, key.name)
-        mine: Sequence[RecoverySlot] = [h for h in view.by(RecoverySlot, "budget", key.name) if not h.metadata.terminating]
+        slots: Sequence[RecoverySlot] = [
+            h for h in view.by(RecoverySlot, "budget", key.name) if not h.metadata.terminating
+        ]
         if budget is None or budget.spec.region != region:
-            unused = [_delete(h) for h in mine if not is_consumed(h, view)]
-            left = len(unused) < len(mine)
-            return Outcome(writes=tuple(unused), requeue_after_s=RECHECK_AFTER_S if left else None)
-        return _settle(budget, mine, view, now)
+            unused = [_delete(h) for h in slots if not is_consumed(h, view)]
+            remaining = len(unused) < len(slots)
+            return Outcome(writes=tuple(unused), requeue_after_s=RECHECK_AFTER_S if remaining else None)
+        return _reconcile(budget, slots, view, now)
 
     return decide
 
 
-def _settle(budget: RecoveryBudget, mine: Sequence[RecoverySlot], view: View, now: float) -> Outcome:
-    by_name = {h.metadata.name: h for h in mine}
+def _reconcile(budget: RecoveryBudget, slots: Sequence[RecoverySlot], view: View, now: float) -> Outcome:
+    by_name = {h.metadata.name: h for h in slots}
     wanted = {
         slot_name(budget.metadata.name, index, number): (index, slot)
         for index, slot in enumerate(budget.spec.slot_shapes)
         for number in range(slot.count)
     }
-    goes = [h for name, h in by_name.items() if _must_go(h, budget, wanted.get(name), view, now)]
-    missing = [name for name in wanted if name not in by_name][: limits.SLOT_REQUESTS_PER_PASS_MAX]
-    writes: list[Write] = [_delete(h) for h in goes]
-    going = {h.metadata.name for h in goes}
-    staying = [h for h in mine if h.metadata.name not in going]
+    moving = [h for name, h in by_name.items() if _must_move(h, budget, wanted.get(name), view, now)]
+    missing = [name for name in wanted if name not in by_name][:SLOT_REQUESTS_PER_PASS_MAX]
+    writes: list[Write] = [_delete(h) for h in moving]
+    moving_names = {h.metadata.name for h in moving}
+    staying = [h for h in slots if h.metadata.name not in moving_names]
     if missing:
-        sites = _sites(budget, view)
+        candidates = _candidate_nodes(budget, view)
         refused = {h.spec.node for h in staying if is_rejected(h)}
         # Updated per new slot; counting again for each one would cost nodes times slots.
         per_zone = Counter((h.spec.shape_index, h.spec.zone) for h in staying)
         for name in missing:
-            made = _place(budget, name, wanted[name][0], sites, per_zone=per_zone, refused=refused)
-            if made is not None:
-                writes.append(Create(made))
-                staying.append(made)
-                per_zone[made.spec.shape_index, made.spec.zone] += 1
-    elif not goes:
-        moved = _uneven(budget, staying, view)
+            created = _new_slot(budget, name, wanted[name][0], candidates, per_zone=per_zone, refused=refused)
+            if created is not None:
+                writes.append(Create(created))
+                staying.append(created)
+                per_zone[created.spec.shape_index, created.spec.zone] += 1
+    elif not moving:
+        moved = _slot_to_move(budget, staying, view)
         writes += [_delete(moved)] if moved is not None else []
     short = len(staying) < len(wanted) or any(is_rejected(h) for h in staying)
     if not writes and not short:
@@ -92,30 +98,34 @@ def slot_name(budget: str, slot: int, number: int) -> str:
     return f"{budget}-{slot}-{number}"
 
 
-def is_consumed(hold: RecoverySlot, view: View) -> bool:
+def is_consumed(slot: RecoverySlot, view: View) -> bool:
     """Whether a claim consumes the slot. Slot and Reservation are written in one commit; the Reservation decides."""
-    if hold.status.consumer is not None:
+    if slot.status.consumer is not None:
         return True
-    claims = view.by(Reservation, "node", hold.spec.node)
-    return any(hold.metadata.name in c.spec.recovery_slots and c.status.phase is not ReservationPhase.RELEASED for c in claims)
+    claims = view.by(Reservation, "node", slot.spec.node)
+    return any(
+        slot.metadata.name in c.spec.recovery_slots and c.status.phase is not ReservationPhase.RELEASED for c in claims
+    )
 
 
-def _must_go(hold: RecoverySlot, budget: RecoveryBudget, wanted: tuple[int, SlotShape] | None, view: View, now: float) -> bool:
-    if is_consumed(hold, view):
+def _must_move(
+    slot: RecoverySlot, budget: RecoveryBudget, wanted: tuple[int, SlotShape] | None, view: View, now: float
+) -> bool:
+    if is_consumed(slot, view):
         return False
-    if wanted is None or amounts(hold.spec.resources) != amounts(wanted[1].resources):
+    if wanted is None or amounts(slot.spec.resources) != amounts(wanted[1].resources):
         return True
-    node: Node | None = view.get(Node, hold.spec.node)
-    if node is None or unschedulable_reason(node) not in _STAYS or node.spec.zone != hold.spec.zone:
+    node: Node | None = view.get(Node, slot.spec.node)
+    if node is None or unschedulable_reason(node) not in _KEEPS_SLOT or node.spec.zone != slot.spec.zone:
         return True
-    if not _can_use(budget, node, view):
+    if not _is_usable(budget, node, view):
         return True
-    kept = hold.status.admission
-    return kept is not None and not kept.admitted and now - parse_time(kept.at) >= limits.REJECTED_SLOT_RETENTION_S
+    kept = slot.status.admission
+    return kept is not None and not kept.admitted and now - parse_time(kept.at) >= REJECTED_SLOT_RETENTION_S
 
 
-def _can_use(budget: RecoveryBudget, node: Node, view: View) -> bool:
-    """Whether a tenant that may draw on the budget can run on the node; on a node that one tenant owns, all of them."""
+def _is_usable(budget: RecoveryBudget, node: Node, view: View) -> bool:
+    """Whether a tenant of the budget can use the node; a node that one tenant owns must be usable by all of them."""
     usable = [
         can_use_node(tenant, node.spec.tenant, dedicated=is_dedicated(view.get(Tenant, tenant)))
         for tenant in budget.spec.tenants or ("",)
@@ -123,11 +133,11 @@ def _can_use(budget: RecoveryBudget, node: Node, view: View) -> bool:
     return all(usable) if node.spec.tenant else any(usable)
 
 
-def _sites(budget: RecoveryBudget, view: View) -> list[_Site]:
+def _candidate_nodes(budget: RecoveryBudget, view: View) -> list[_CandidateNode]:
     """Candidate nodes with their free resources after firm work, recovery slots and unbound reservations."""
     found = []
     for node in view.list(Node):
-        if unschedulable_reason(node) or not _can_use(budget, node, view):
+        if unschedulable_reason(node) or not _is_usable(budget, node, view):
             continue
         name = node.metadata.name
         free = node_capacity(node)
@@ -140,18 +150,18 @@ def _sites(budget: RecoveryBudget, view: View) -> list[_Site]:
                 continue
             if reservation.spec.capacity_class is not CapacityClass.RECLAIMABLE:
                 add(free, amounts(reservation.spec.resources), times=-1)
-        places = [h for h in view.by(RecoverySlot, "node", name) if not is_rejected(h) and not is_consumed(h, view)]
-        for hold in places:
-            add(free, amounts(hold.spec.resources), times=-1)
-        found.append(_Site(node, free, len(places)))
+        slots_here = [h for h in view.by(RecoverySlot, "node", name) if not is_rejected(h) and not is_consumed(h, view)]
+        for slot in slots_here:
+            add(free, amounts(slot.spec.resources), times=-1)
+        found.append(_CandidateNode(node, free, len(slots_here)))
     return found
 
 
-def _place(
+def _new_slot(
     budget: RecoveryBudget,
     name: str,
     index: int,
-    sites: list[_Site],
+    candidates: list[_CandidateNode],
     *,
     per_zone: Counter[tuple[int, str]],
     refused: set[str],
@@ -162,19 +172,19 @@ def _place(
     """
     slot = budget.spec.slot_shapes[index]
     need = amounts(slot.resources)
-    fitting = [s for s in sites if not shortfall(need, s.free)]
+    fitting = [s for s in candidates if not shortfall(need, s.free)]
     if not fitting:
         return None
     resources = sorted(need)
 
-    def order(site: _Site) -> tuple[object, ...]:
-        left = tuple(-site.free.get(resource, 0) for resource in resources)
-        return (site.node.metadata.name in refused, per_zone[index, site.node.spec.zone], site.places, left,
-                site.node.metadata.name)  # fmt: skip
+    def order(candidate: _CandidateNode) -> tuple[object, ...]:
+        remaining = tuple(-candidate.free.get(resource, 0) for resource in resources)
+        name, zone = candidate.node.metadata.name, candidate.node.spec.zone
+        return (name in refused, per_zone[index, zone], candidate.slots_here, remaining, name)
 
     chosen = min(fitting, key=order)
     add(chosen.free, need, times=-1)
-    chosen.places += 1
+    chosen.slots_here += 1
     spec = RecoverySlotSpec(
         budget=budget.metadata.name,
         node=chosen.node.metadata.name,
@@ -185,13 +195,13 @@ def _place(
     return RecoverySlot(metadata=ObjectMeta(name=name, labels={LABEL_BUDGET: budget.metadata.name}), spec=spec)
 
 
-def _uneven(budget: RecoveryBudget, staying: Sequence[RecoverySlot], view: View) -> RecoverySlot | None:
+def _slot_to_move(budget: RecoveryBudget, staying: Sequence[RecoverySlot], view: View) -> RecoverySlot | None:
     """A slot to move from an overfull zone to one with room, such as a zone that recovered; None if slots are even."""
-    sites = _sites(budget, view)
+    candidates = _candidate_nodes(budget, view)
     for index, slot in enumerate(budget.spec.slot_shapes):
         like = [h for h in staying if h.spec.shape_index == index]
         idle = [h for h in like if not is_consumed(h, view)]
-        open_zones = sorted({s.node.spec.zone for s in sites if not shortfall(amounts(slot.resources), s.free)})
+        open_zones = sorted({s.node.spec.zone for s in candidates if not shortfall(amounts(slot.resources), s.free)})
         if not idle or not open_zones:
             continue
         every = sorted({*open_zones, *(h.spec.zone for h in like)})
@@ -203,9 +213,9 @@ def _uneven(budget: RecoveryBudget, staying: Sequence[RecoverySlot], view: View)
     return None
 
 
-def _delete(hold: RecoverySlot) -> Delete:
+def _delete(slot: RecoverySlot) -> Delete:
     """Deletes only the observed revision: a claim that consumes the slot meanwhile changes the revision."""
-    return Delete("Hold", hold.key, hold.uid, if_revision=hold.revision)
+    return Delete("RecoverySlot", slot.key, slot.uid, if_revision=slot.revision)
 
 
 def keys(view: View) -> Iterable[Key]:

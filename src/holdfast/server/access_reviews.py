@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.gate.authorize import access_refusal, path_refusal, rules_for
-from holdfast.gate.principal import AUTHENTICATED, Principal, from_identity
 from holdfast.model.errors import BadRequest, Refused, Unauthorized
+from holdfast.model.principal import AUTHENTICATED, Principal, from_identity
 from holdfast.server.request import Request, Response, json_response
 from holdfast.server.request_bodies import decode_object_body
 

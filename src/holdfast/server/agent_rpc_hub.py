@@ -27,6 +27,11 @@ from holdfast.server.request import Request, Response, StreamResponse, json_resp
 if TYPE_CHECKING:
     from holdfast.server.app import Application
 
+# Calls to agents in flight per server. Further calls are refused with 503.
+AGENT_CALLS_MAX = 1_000
+# Chunks of a response buffered for a slow client. Then the agent waits.
+AGENT_CALL_CHUNKS_MAX = 16
+
 _REPLICA, _NODE = BY_NAME["Replica"], BY_NAME["Node"]
 _NDJSON = "application/x-ndjson"
 _decoder = msgspec.json.Decoder(AgentCallArguments)
@@ -142,10 +147,10 @@ def send_call(app: Application, node: str, ask: AgentCall) -> AsyncGenerator[byt
     agent = app.agent_rpc.agents.get(node)
     if agent is None:
         raise Unavailable(f"node {node}: its agent is not connected to this server; next: retry, or restart the agent")
-    if len(app.agent_rpc.pending) >= limits.AGENT_CALLS_MAX:
-        raise Unavailable(f"too many agent calls in progress (limit {limits.AGENT_CALLS_MAX}); next: retry later")
+    if len(app.agent_rpc.pending) >= AGENT_CALLS_MAX:
+        raise Unavailable(f"too many agent calls in progress (limit {AGENT_CALLS_MAX}); next: retry later")
     ask_id = f"{node}.{app.ports.ids.uid()}"
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue(limits.AGENT_CALL_CHUNKS_MAX)
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(AGENT_CALL_CHUNKS_MAX)
     app.agent_rpc.pending[ask_id] = queue
     agent.put_nowait(msgspec.structs.replace(ask, id=ask_id))
     return _response_chunks(app, ask_id, queue, ask.arguments)

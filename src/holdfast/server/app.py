@@ -21,7 +21,6 @@ from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import PlacementService
 from holdfast.identity.authenticate import Authenticator, impersonated_principal
 from holdfast.identity.joining import JoinService
-from holdfast.model import limits
 from holdfast.model.errors import Fault, Forbidden, Overloaded, Refused, Unauthorized
 from holdfast.model.indexes import indexes_of
 from holdfast.server import status
@@ -45,13 +44,22 @@ from holdfast.server.routes import ROUTES
 from holdfast.server.selectors import parse
 from holdfast.store.objects import Objects
 
+# Time a client may take to accept one chunk of a stream. Then the stream is closed, and the client connects again.
+SEND_STALL_TIMEOUT_S = 30.0
+# Requests that take longer are logged, whatever their result.
+SLOW_REQUEST_S = 1.0
+# Interval at which open streams are checked for revoked credentials. Then such a stream is closed.
+STREAM_CREDENTIALS_CHECK_EVERY_S = 5.0
+
 _log = structlog.get_logger()
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _ITEM_VERBS = {
     "GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create",
 }  # fmt: skip
 _COLLECTION_VERBS = {"GET": "list", "HEAD": "list", "POST": "create", "DELETE": "deletecollection"}
+# Warning headers of one response. The rest is dropped.
 MAX_WARNINGS = 20
+# Length of one warning. The rest is cut off.
 MAX_WARNING_CHARS = 500
 
 
@@ -283,7 +291,7 @@ class Application:
         """Ends streams whose credential was revoked or expired; a watch could otherwise outlive it by days."""
         try:
             while self._streams and not self.draining:
-                await self.ports.clock.sleep(limits.STREAM_CREDENTIALS_CHECK_EVERY_S)
+                await self.ports.clock.sleep(STREAM_CREDENTIALS_CHECK_EVERY_S)
                 for task, request in list(self._streams.items()):
                     try:
                         if request.peer_certificate:
@@ -312,7 +320,7 @@ class Application:
                 timer = self._timers[(verb, resource)] = metrics.SERVER_DURATION.labels(verb, resource)
             timer.observe(seconds)
         # The audit log records writes; this log is for failures and slow requests.
-        is_notable = code >= 400 or (seconds > limits.SLOW_REQUEST_S and verb != "watch")
+        is_notable = code >= 400 or (seconds > SLOW_REQUEST_S and verb != "watch")
         if is_notable or self._log.is_enabled_for(logging.DEBUG):
             log_request = self._log.info if is_notable else self._log.debug
             log_request(
@@ -402,7 +410,7 @@ async def _send_stream(answer: StreamResponse, send: Send) -> None:
     chunks: AsyncIterator[bytes] = answer.chunks
     try:
         async for chunk in chunks:
-            async with asyncio.timeout(limits.SEND_STALL_TIMEOUT_S):
+            async with asyncio.timeout(SEND_STALL_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except TimeoutError:
         metrics.SERVER_STALLED.inc()

@@ -26,6 +26,7 @@ from holdfast.server.read import (
 from holdfast.server.representations import ListMeta
 from holdfast.server.request import Request, Response
 from holdfast.server.request_bodies import decode_body
+from holdfast.server.write import WRITE_ATTEMPTS
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -45,7 +46,7 @@ async def delete(app: Application, request: Request) -> Response:
     shape = response_encoder(app, request)  # an unsupported response form is refused before anything is deleted
     options = await _options(request)
     name = request.target.name
-    for attempt in range(limits.WRITE_ATTEMPTS):
+    for attempt in range(WRITE_ATTEMPTS):
         before = require_object(app, request)
         if options.uid and options.uid != before.uid:
             why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {before.uid}"
@@ -59,7 +60,7 @@ async def delete(app: Application, request: Request) -> Response:
         try:
             left = (await _commit(app, request, options, [before]))[0]
         except Conflict:
-            if options.uid or options.revision or attempt == limits.WRITE_ATTEMPTS - 1:
+            if options.uid or options.revision or attempt == WRITE_ATTEMPTS - 1:
                 raise
             continue
         if left is None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
 from holdfast.model.errors import Conflict, NotFound, Overloaded
@@ -19,11 +18,12 @@ from holdfast.model.kinds import BY_NAME
 from holdfast.model.node import Node
 from holdfast.model.replica import Replica
 from holdfast.model.writes import Update
-from holdfast.scheduling.eviction.disruption_budget import blocked_reason_among
+from holdfast.scheduling.disruption_budget import blocked_reason_among
 from holdfast.server import status
 from holdfast.server.read import require_object
 from holdfast.server.request import Request, Response
 from holdfast.server.request_bodies import decode_object_body
+from holdfast.server.write import WRITE_ATTEMPTS
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -63,7 +63,7 @@ def _blocked_reason(app: Application, binding: Binding) -> str:
 
 async def _set_drain(app: Application, request: Request, name: str) -> None:
     """Sets `spec.drain` of the node. The evictions of one drain arrive together, and the first one sets it."""
-    for attempt in range(limits.WRITE_ATTEMPTS):
+    for attempt in range(WRITE_ATTEMPTS):
         node = app.objects.get(_NODE, "", name)
         if not isinstance(node, Node):
             raise NotFound(f"node {name} of pod {request.target.name}: not found")
@@ -75,7 +75,7 @@ async def _set_drain(app: Application, request: Request, name: str) -> None:
         try:
             await app.gate.commit(request.principal, [write], request=what, warnings=request.warnings)
         except Conflict:
-            if attempt == limits.WRITE_ATTEMPTS - 1:
+            if attempt == WRITE_ATTEMPTS - 1:
                 raise
 
 

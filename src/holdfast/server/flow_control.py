@@ -12,9 +12,9 @@ from collections import OrderedDict, deque
 import msgspec
 
 from holdfast.foundation import metrics
-from holdfast.gate.principal import CONTROLLERS, OPERATORS, REGIONS, VIEWERS, Principal
 from holdfast.model.errors import Overloaded
 from holdfast.model.ownership import AGENT
+from holdfast.model.principal import CONTROLLERS, OPERATORS, REGIONS, VIEWERS, Principal
 
 
 class PriorityLevel(msgspec.Struct, frozen=True):
@@ -36,6 +36,7 @@ PRIORITY_LEVELS: dict[str, PriorityLevel] = {
         PriorityLevel("users", max_running=64, max_queued=512, queue_timeout_s=5.0, max_watches_per_client=512),
     )
 }
+# Open watches of users per server, and of one hollow host. More are refused with 429.
 WATCHES_MAX = 20_000
 FLOW_QUEUE_DIVISOR = 4
 """One flow may fill at most 1/FLOW_QUEUE_DIVISOR of a level's queue, so that other flows find room."""

@@ -13,6 +13,7 @@ from holdfast.model.errors import BadRequest
 from holdfast.model.times import micro_text, seconds_text
 
 MAGIC = b"k8s\0"
+# Deepest nesting of a protobuf message. A deeper one is refused.
 MAX_DEPTH = 16
 
 Fields = dict[int, tuple[str, str]]

@@ -20,12 +20,24 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from holdfast.model import limits
 from holdfast.server import status
 from holdfast.server.app import Application
 
+# Size of all request headers. A larger request is refused with 431.
+MAX_HEADER_BYTES = 64 * 1024
+# Time to send the request headers. Then the connection is closed.
+HEADER_TIMEOUT_S = 10.0
+# Idle time of a connection before the server closes it. Above the 60 s that common proxies keep one open.
+KEEP_ALIVE_S = 75.0
+# Time for the TLS handshake. Then the connection is closed.
+HANDSHAKE_TIMEOUT_S = 10.0
+# Time that requests in flight get when the server stops. Then they are cancelled.
+SERVER_DRAIN_S = 10.0
+
 _log = structlog.get_logger()
+# Open connections per server. A further one is refused with 503.
 MAX_CONNECTIONS = 25_000
+# Connections that the kernel holds until the server accepts them.
 BACKLOG = 4096
 
 
@@ -116,8 +128,8 @@ class Connection(HttpToolsProtocol):
             self._expect_headers()  # most headers arrive in one chunk and need no timer
             return
         self._header_bytes += len(data)
-        if self._header_bytes > limits.MAX_HEADER_BYTES:
-            message = f"request headers: too large (limit {limits.MAX_HEADER_BYTES} bytes)"
+        if self._header_bytes > MAX_HEADER_BYTES:
+            message = f"request headers: too large (limit {MAX_HEADER_BYTES} bytes)"
             self._refuse(431, "RequestHeaderFieldsTooLarge", message)
 
     def on_message_begin(self) -> None:
@@ -130,7 +142,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
-        if self._header_bytes > 2 * limits.MAX_HEADER_BYTES:
+        if self._header_bytes > 2 * MAX_HEADER_BYTES:
             raise HeadersTooLarge
         super().on_header(name, value)
 
@@ -146,12 +158,12 @@ class Connection(HttpToolsProtocol):
 
     def _expect_headers(self) -> None:
         self._cancel_deadline()
-        self._deadline = self.loop.call_later(limits.HEADER_TIMEOUT_S, self._headers_timed_out)
+        self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self._headers_timed_out)
 
     def _headers_timed_out(self) -> None:
         self._deadline = None
         if not self.transport.is_closing():
-            self._refuse(408, "Timeout", f"request headers: did not arrive within {limits.HEADER_TIMEOUT_S:g} s")
+            self._refuse(408, "Timeout", f"request headers: did not arrive within {HEADER_TIMEOUT_S:g} s")
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -199,7 +211,7 @@ class Listener:
         for connection in list(self._state.connections):
             connection.shutdown()
         try:
-            async with asyncio.timeout(limits.SERVER_DRAIN_S):
+            async with asyncio.timeout(SERVER_DRAIN_S):
                 while self._state.tasks:
                     await asyncio.wait(set(self._state.tasks))
         except TimeoutError:
@@ -217,7 +229,7 @@ async def listen(app: Application, host: str, port: int, tls: TlsFiles | None = 
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         app, http=Connection, ws="none", loop="none", lifespan="off", log_config=None, access_log=False,
-        proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=int(limits.KEEP_ALIVE_S),
+        proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=int(KEEP_ALIVE_S),
     )  # fmt: skip
     config.load()
     state = ServerState()
@@ -227,7 +239,7 @@ async def listen(app: Application, host: str, port: int, tls: TlsFiles | None = 
         host,
         port,
         ssl=tls_context(tls) if tls is not None else None,
-        ssl_handshake_timeout=limits.HANDSHAKE_TIMEOUT_S if tls is not None else None,
+        ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if tls is not None else None,
         backlog=BACKLOG,
     )
     listener = Listener(app, server, state)

@@ -16,12 +16,17 @@ import msgspec
 from holdfast.model import limits
 from holdfast.model.meta import ManagedFields
 from holdfast.model.schema import Schema
+from holdfast.server.request_bodies import MAX_NESTING
+
+# managedFields entries of operation Update per object. The oldest are merged into one entry, as in Kubernetes.
+MANAGED_FIELDS_UPDATES_MAX = 10
 
 Path = tuple[str, ...]
 Paths = frozenset[Path]
 APPLY, UPDATE = "Apply", "Update"
 ANCIENT = "ancient-changes"
 BEFORE_FIRST_APPLY = "before-first-apply"
+# Field paths owned by one manager per object. The rest has no owner.
 MAX_PATHS = 20_000
 
 _UNOWNED_TOP = frozenset({"apiVersion", "kind"})
@@ -72,7 +77,7 @@ def render(owners: Owners) -> tuple[ManagedFields, ...]:
 
 
 def _unfold(fields: Any, at: Path = ()) -> Iterator[Path]:
-    if not isinstance(fields, dict) or len(at) > limits.MAX_NESTING:
+    if not isinstance(fields, dict) or len(at) > MAX_NESTING:
         return
     children = [key for key in fields if key != "."]
     if at and ("." in fields or not children):
@@ -218,10 +223,10 @@ def _differs(old: Any, new: Any, path: Path) -> bool:
 def cap_update_entries(owners: Owners) -> Owners:
     """Keeps a bounded number of Update entries and merges older ones into one, so that they do not accumulate."""
     updates = sorted((entry.time, owner) for owner, entry in owners.items() if owner.operation == UPDATE)
-    if len(updates) <= limits.MANAGED_FIELDS_UPDATES_MAX:
+    if len(updates) <= MANAGED_FIELDS_UPDATES_MAX:
         return owners
     excess = [owner for _, owner in updates if owner.manager != ANCIENT]
-    excess = excess[: len(updates) - limits.MANAGED_FIELDS_UPDATES_MAX]
+    excess = excess[: len(updates) - MANAGED_FIELDS_UPDATES_MAX]
     made = {owner: entry for owner, entry in owners.items() if owner not in excess}
     for owner in excess:
         entry = owners[owner]

@@ -8,8 +8,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Invalid
+from holdfast.server.request_bodies import MAX_NESTING
+
+# Operations of a JSON patch. More are refused.
+MAX_PATCH_OPERATIONS = 1000
 
 OPERATIONS = ("add", "remove", "replace", "move", "copy", "test")
 
@@ -44,8 +47,8 @@ def json_patch(target: Any, operations: Any) -> Any:
     """RFC 6902, all operations or none."""
     if not isinstance(operations, list):
         raise BadRequest("JSON patch: must be a list of operations")
-    if len(operations) > limits.MAX_PATCH_OPERATIONS:
-        raise BadRequest(f"JSON patch: too many operations (limit {limits.MAX_PATCH_OPERATIONS})")
+    if len(operations) > MAX_PATCH_OPERATIONS:
+        raise BadRequest(f"JSON patch: too many operations (limit {MAX_PATCH_OPERATIONS})")
     made = copy.deepcopy(target)
     for index, operation in enumerate(operations):
         if not isinstance(operation, dict) or operation.get("op") not in OPERATIONS:
@@ -88,8 +91,8 @@ def _pointer(text: Any, index: int) -> list[str]:
     if not isinstance(text, str) or (text and not text.startswith("/")):
         raise BadRequest(f"JSON patch operation {index}: invalid path (expected a path such as /metadata/labels)")
     parts = [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
-    if len(parts) > limits.MAX_NESTING:
-        raise BadRequest(f"JSON patch operation {index}: path too deep (limit {limits.MAX_NESTING})")
+    if len(parts) > MAX_NESTING:
+        raise BadRequest(f"JSON patch operation {index}: path too deep (limit {MAX_NESTING})")
     return parts
 
 

@@ -18,7 +18,6 @@ from holdfast.client.contract import FencingToken
 from holdfast.controllers.leader_election import NAMESPACE
 from holdfast.foundation import metrics
 from holdfast.gate.local_client import PlacementService
-from holdfast.gate.principal import CONTROLLERS, SERVERS, Principal, controller, from_identity
 from holdfast.model.core import Lease
 from holdfast.model.errors import Forbidden, Unavailable
 from holdfast.model.kinds import kind_of
@@ -29,6 +28,7 @@ from holdfast.model.placement_api import (
     RenewRequest,
     ReserveRequest,
 )
+from holdfast.model.principal import CONTROLLERS, SERVERS, Principal, controller, from_identity
 from holdfast.store.objects import Objects
 
 FORWARDED_FOR_HEADER = "x-holdfast-forwarded-for"

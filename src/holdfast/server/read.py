@@ -21,6 +21,12 @@ from holdfast.server.selectors import Selection
 if TYPE_CHECKING:
     from holdfast.server.app import Application
 
+# Objects read at once for an unfiltered list, if the client asks for larger pages. The rest takes further reads.
+LIST_PAGE_OBJECTS_MAX = 10_000
+# Wait for a resourceVersion that this server has not seen yet. Then 504 (list) or 410 (watch), as in Kubernetes.
+FUTURE_REVISION_WAIT_S = 3.0
+
+# Highest resourceVersion accepted from a client. A higher one is refused with 400.
 MAX_REVISION = 2**62
 
 
@@ -122,7 +128,7 @@ async def wait_for_revision(app: Application, resource: Resource, revision: int)
     head = app.objects.head(resource.stored)
     if revision <= head:
         return
-    if not await app.objects.wait_for(resource.stored, revision, timeout_s=limits.FUTURE_REVISION_WAIT_S):
+    if not await app.objects.wait_for(resource.stored, revision, timeout_s=FUTURE_REVISION_WAIT_S):
         raise status.future_revision(revision, app.objects.head(resource.stored))
 
 
@@ -203,7 +209,7 @@ async def _collect(app: Application, request: Request, wanted: Selection, limit:
     more = True
     remaining = 0
     while more and (not limit or len(kept) < limit):
-        size = min(limit - len(kept), limits.LIST_PAGE_OBJECTS_MAX) if limit and wanted.matches_all else limits.LIST_PAGE_OBJECTS
+        size = min(limit - len(kept), LIST_PAGE_OBJECTS_MAX) if limit and wanted.matches_all else limits.LIST_PAGE_OBJECTS
         page = await app.objects.page(resource.stored, namespace, at=at, after=after, limit=size)
         more, remaining = page.more, page.remaining
         for item in page.items:

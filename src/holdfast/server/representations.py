@@ -8,13 +8,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.errors import BadRequest
 from holdfast.model.meta import Object
 from holdfast.server import tables
 from holdfast.server.content_negotiation import ResponseForm, ResponseShape
 from holdfast.server.resources import Resource
 from holdfast.store.objects import Objects
+
+# Objects encoded before other requests get their turn. Encoding 500 takes a few milliseconds.
+ENCODE_SLICE_OBJECTS = 500
 
 _encoder = msgspec.json.Encoder()
 INCLUDE_OBJECT_VALUES = ("", "Metadata", "Object", "None")
@@ -111,10 +114,10 @@ class ResponseEncoder:
         ))  # fmt: skip
 
     async def _sliced(self, items: Sequence[Object], encode: Any) -> list[bytes]:
-        if len(items) <= limits.ENCODE_SLICE_OBJECTS:
+        if len(items) <= ENCODE_SLICE_OBJECTS:
             return [encode(item) for item in items]
         made: list[bytes] = []
-        for start in range(0, len(items), limits.ENCODE_SLICE_OBJECTS):
-            made += [encode(item) for item in items[start : start + limits.ENCODE_SLICE_OBJECTS]]
+        for start in range(0, len(items), ENCODE_SLICE_OBJECTS):
+            made += [encode(item) for item in items[start : start + ENCODE_SLICE_OBJECTS]]
             await asyncio.sleep(0)
         return made

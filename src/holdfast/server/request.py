@@ -9,17 +9,22 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from holdfast.gate.principal import Principal
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest
+from holdfast.model.principal import Principal
 from holdfast.server import status
 from holdfast.server.router import RouteTarget
+
+# Largest request body. A larger one is refused with 413. The same limit as kube-apiserver.
+MAX_BODY_BYTES = 3 * 1024 * 1024
+# Time to send the request body. Then the request is refused with 408.
+BODY_TIMEOUT_S = 30.0
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
+# Query parameters of one request. More are refused with 400.
 MAX_QUERY_FIELDS = 64
 
 
@@ -114,16 +119,16 @@ class Request:
         """The whole body. Refuses a body that is too large or arrives too slowly."""
         if self._body is None:
             declared = self.headers.get("content-length", "0")
-            if declared.isdigit() and len(declared) < 20 and int(declared) > limits.MAX_BODY_BYTES:
-                raise status.too_large(limits.MAX_BODY_BYTES)
+            if declared.isdigit() and len(declared) < 20 and int(declared) > MAX_BODY_BYTES:
+                raise status.too_large(MAX_BODY_BYTES)
             if self.exchange is not None and self.exchange.body_complete:
                 self._body = await self._read()
                 return self._body
             try:
-                async with asyncio.timeout(limits.BODY_TIMEOUT_S):
+                async with asyncio.timeout(BODY_TIMEOUT_S):
                     self._body = await self._read()
             except TimeoutError as slow:
-                message = f"request body: did not arrive within {limits.BODY_TIMEOUT_S:g} s"
+                message = f"request body: did not arrive within {BODY_TIMEOUT_S:g} s"
                 raise status.request_timeout(message) from slow
         return self._body
 
@@ -136,8 +141,8 @@ class Request:
                 raise ClientDisconnected
             chunk: bytes = message.get("body", b"")
             size += len(chunk)
-            if size > limits.MAX_BODY_BYTES:
-                raise status.too_large(limits.MAX_BODY_BYTES)
+            if size > MAX_BODY_BYTES:
+                raise status.too_large(MAX_BODY_BYTES)
             parts.append(chunk)
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)

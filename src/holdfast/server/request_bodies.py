@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 import yaml
 
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest
 from holdfast.model.schema import RepeatedKeys
 from holdfast.server import kubernetes_protobuf
 from holdfast.server.status import unsupported_media_type
+
+# Deepest nesting of a request body. A deeper one is refused before a decoder recurses into it.
+MAX_NESTING = 64
 
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 JSON_TYPES = frozenset({"", "application/json", "text/plain", "application/x-www-form-urlencoded"})
@@ -74,7 +76,7 @@ def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_depth_of_text(body: bytes) -> None:
     """Refuses deep nesting before any decoder recurses into it."""
-    if sum(map(body.count, _BRACKETS)) <= limits.MAX_NESTING:
+    if sum(map(body.count, _BRACKETS)) <= MAX_NESTING:
         return
     depth = 0
     inside = escaped = False
@@ -90,8 +92,8 @@ def _check_depth_of_text(body: bytes) -> None:
             inside = True
         elif char in (0x7B, 0x5B):
             depth += 1
-            if depth > limits.MAX_NESTING:
-                raise BadRequest(f"request body: nested too deeply (limit {limits.MAX_NESTING} levels)")
+            if depth > MAX_NESTING:
+                raise BadRequest(f"request body: nested too deeply (limit {MAX_NESTING} levels)")
         elif char in (0x7D, 0x5D):
             depth -= 1
 
@@ -173,5 +175,5 @@ def _check_yaml_events(text: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > limits.MAX_NESTING or count > _MAX_YAML_EVENTS:
-            raise BadRequest(f"request body: too large or nested too deeply (limit {limits.MAX_NESTING} levels)")
+        if depth > MAX_NESTING or count > _MAX_YAML_EVENTS:
+            raise BadRequest(f"request body: too large or nested too deeply (limit {MAX_NESTING} levels)")

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.server.resources import SERVED, Resource
 
+# Length of a request path. A longer one is not found.
 MAX_PATH = 2048
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.core import Event, Lease, Namespace
 from holdfast.model.core_views import CoreNode, Pod
 from holdfast.model.errors import BadRequest
@@ -21,6 +20,11 @@ from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
 from holdfast.model.replica import Replica
 from holdfast.model.validation import check_label_key
+
+# Length of a label or field selector. A longer one is refused.
+MAX_SELECTOR_BYTES = 4096
+# Terms of a selector. More are refused: every object of a list is tested against every term.
+MAX_SELECTOR_TERMS = 64
 
 Getter = Callable[[Any], str]
 
@@ -143,8 +147,8 @@ ALL_OBJECTS = Selection()
 def parse(kind: Kind, label_selector: str, field_selector: str) -> Selection:
     if not label_selector and not field_selector:
         return ALL_OBJECTS
-    if max(len(label_selector), len(field_selector)) > limits.MAX_SELECTOR_BYTES:
-        raise BadRequest(f"selector: too long (limit {limits.MAX_SELECTOR_BYTES} bytes)")
+    if max(len(label_selector), len(field_selector)) > MAX_SELECTOR_BYTES:
+        raise BadRequest(f"selector: too long (limit {MAX_SELECTOR_BYTES} bytes)")
     fields, owner = _fields(kind, field_selector)
     return Selection(labels=parse_labels(label_selector), fields=fields, owner=owner)
 
@@ -166,8 +170,8 @@ def _fields(kind: Kind, text: str) -> tuple[tuple[FieldTerm, ...], str]:
         else:
             begins = value.endswith("*") and label in INDEXES.get(kind.type, {})
             terms.append(FieldTerm(label, value, operator != "!=", known[label], begins))
-    if len(terms) > limits.MAX_SELECTOR_TERMS:
-        raise BadRequest(f"field selector: too many terms (limit {limits.MAX_SELECTOR_TERMS}, found {len(terms)})")
+    if len(terms) > MAX_SELECTOR_TERMS:
+        raise BadRequest(f"field selector: too many terms (limit {MAX_SELECTOR_TERMS}, found {len(terms)})")
     return tuple(terms), owner
 
 
@@ -187,8 +191,8 @@ def parse_labels(text: str) -> tuple[LabelTerm, ...]:
         terms.append(term)
         if at < len(tokens) and tokens[at] != ",":
             raise _bad(text, f"found {tokens[at]!r}, expected ','")
-    if len(terms) > limits.MAX_SELECTOR_TERMS:
-        raise BadRequest(f"label selector: too many terms (limit {limits.MAX_SELECTOR_TERMS}, found {len(terms)})")
+    if len(terms) > MAX_SELECTOR_TERMS:
+        raise BadRequest(f"label selector: too many terms (limit {MAX_SELECTOR_TERMS}, found {len(terms)})")
     return tuple(terms)
 
 

@@ -189,7 +189,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Endpoint", _field("spec.endpoint"), wide=True),
     ),
     "PriorityClass": (
-        TableColumn("Rank", _field("spec.priority"), "integer"),
+        TableColumn("Priority", _field("spec.priority"), "integer"),
         TableColumn("Preempts", _field("spec.may_preempt"), "boolean"),
         TableColumn("Reclaimable", _field("spec.reclaimable"), "boolean"),
     ),
@@ -212,13 +212,13 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Limit", lambda g: _format_amounts(g.spec.limit)),
         TableColumn("Used", lambda g: _format_amounts(g.status.used)),
         TableColumn("Epoch", _field("spec.epoch"), "integer"),
-        TableColumn("Spend-Until", _field("spec.spend_until"), wide=True),
+        TableColumn("Lease-Expires", _field("spec.lease_expires_at"), wide=True),
     ),
     "RecoveryBudget": (
         TableColumn("Region", _field("spec.region")),
-        TableColumn("Slots", lambda b: sum(s.count for s in b.spec.slots), "integer"),
-        TableColumn("Held", _field("status.held"), "integer"),
-        TableColumn("Drawn", _field("status.drawn"), "integer"),
+        TableColumn("Slots", lambda b: sum(s.count for s in b.spec.slot_shapes), "integer"),
+        TableColumn("Admitted", _field("status.admitted"), "integer"),
+        TableColumn("Consumed", _field("status.consumed"), "integer"),
     ),
     "SchedulerPolicy": (
         TableColumn("Stage", _field("spec.stage")),
@@ -280,11 +280,11 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Taints", lambda n: _join_list(f"{t.key}:{t.effect}" for t in n.spec.taints), wide=True),
         TableColumn("Version", _field("status.execution.agent_version"), wide=True),
     ),
-    "Hold": (
+    "RecoverySlot": (
         TableColumn("Budget", _field("spec.budget")),
         TableColumn("Node", _field("spec.node")),
         TableColumn("Resources", _claimed_resources),
-        TableColumn("Drawn-By", lambda h: h.status.draw.replica_uid if h.status.draw else ""),
+        TableColumn("Consumer", lambda s: s.status.consumer.replica_uid if s.status.consumer else ""),
     ),
     "Replica": (
         TableColumn("Stage", lambda r: str(stage(r))),
@@ -301,8 +301,8 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Pending", _field("status.pending"), "integer"),
         TableColumn("Attempts", _field("status.attempts"), "integer"),
         TableColumn("Reasons", _refusals),
-        TableColumn("Next-Try", _field("status.next_try_at"), wide=True),
-        TableColumn("Wakes-On", lambda r: _join_list(r.status.wake_on), wide=True),
+        TableColumn("Next-Retry", _field("status.next_retry_at"), wide=True),
+        TableColumn("Retry-On", lambda r: _join_list(r.status.retry_on), wide=True),
     ),
     "Reservation": (
         TableColumn("Replica", _field("spec.replica")),
@@ -341,7 +341,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
     "NodePool": (
         TableColumn("Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", description="desired nodes/maximum"),
         TableColumn("State", _field("status.reason")),
-        TableColumn("Says", _field("status.message"), wide=True),
+        TableColumn("Message", _field("status.message"), wide=True),
     ),
     "JoinToken": (
         TableColumn("Node", lambda t: t.spec.node or "any"),

@@ -19,19 +19,25 @@ from holdfast.model.meta import Object
 from holdfast.server import status
 from holdfast.server.content_negotiation import ResponseShape
 from holdfast.server.read import (
+    FUTURE_REVISION_WAIT_S,
     parse_revision,
     requested_revision,
     requested_selection,
     response_encoder,
     target_resource,
 )
-from holdfast.server.representations import ResponseEncoder
+from holdfast.server.representations import ENCODE_SLICE_OBJECTS, ResponseEncoder
 from holdfast.server.request import Request, StreamResponse
 from holdfast.server.selectors import Selection
 from holdfast.store.objects import ObjectChange, ObjectStream
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
+
+# Bytes of watch events sent as one chunk. More events follow in the next chunk.
+WATCH_CHUNK_BYTES = 256 * 1024
+# Maximum duration of a watch. Then the server ends it and the client continues, as in Kubernetes.
+WATCH_DURATION_MAX_S = 3600.0
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 _ADDED, _MODIFIED, _DELETED = (
@@ -57,7 +63,7 @@ async def watch(app: Application, request: Request) -> StreamResponse:
     resource = target_resource(request)
     plan = _plan(request)
     if plan.after > app.objects.head(resource.stored) and not await app.objects.wait_for(
-        resource.stored, plan.after, timeout_s=limits.FUTURE_REVISION_WAIT_S
+        resource.stored, plan.after, timeout_s=FUTURE_REVISION_WAIT_S
     ):
         # A revision from before a restore of the store: the client must list again.
         raise Expired(f"resourceVersion {plan.after}: newer than this server's state; next: list again")
@@ -90,8 +96,8 @@ def _plan(request: Request) -> WatchPlan:
 def _timeout(request: Request) -> float:
     text = request.query.get("timeoutSeconds", "")
     if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
-        return min(float(text), limits.WATCH_DURATION_MAX_S)
-    return limits.WATCH_DURATION_MAX_S
+        return min(float(text), WATCH_DURATION_MAX_S)
+    return WATCH_DURATION_MAX_S
 
 
 class _Watch:
@@ -150,7 +156,7 @@ class _Watch:
         """ADDED for every existing object. The stream then continues from exactly the revision of this list."""
         if self._plan.after:
             await self._app.objects.wait_for(
-                self._resource.stored, self._plan.after, timeout_s=limits.FUTURE_REVISION_WAIT_S
+                self._resource.stored, self._plan.after, timeout_s=FUTURE_REVISION_WAIT_S
             )
         found, revision = self._app.objects.list(
             self._resource.stored, self._namespace, fields=self._wanted.indexed_terms(self._resource.stored.type) or None
@@ -160,7 +166,7 @@ class _Watch:
         for index, item in enumerate(found):
             if self._wanted.matches(self._resource.view_of(item)):
                 lines.append(self._event(_ADDED, item))
-            if index % limits.ENCODE_SLICE_OBJECTS == limits.ENCODE_SLICE_OBJECTS - 1:
+            if index % ENCODE_SLICE_OBJECTS == ENCODE_SLICE_OBJECTS - 1:
                 for chunk in _chunked(lines):
                     yield chunk
                 lines = []
@@ -230,7 +236,7 @@ def _chunked(lines: list[bytes]) -> list[bytes]:
     for line in lines:
         part.append(line)
         size += len(line)
-        if size >= limits.WATCH_CHUNK_BYTES:
+        if size >= WATCH_CHUNK_BYTES:
             chunks.append(b"".join(part))
             part, size = [], 0
     if part:

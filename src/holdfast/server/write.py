@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Cause, Conflict, Invalid, NotFound
 from holdfast.model.meta import ManagedFields, Object
 from holdfast.model.schema import object_schema
@@ -27,6 +26,9 @@ from holdfast.server.server_side_apply import apply
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
+
+# Attempts of a patch, delete or eviction that names no resourceVersion. Then the client gets the conflict.
+WRITE_ATTEMPTS = 8
 
 MERGE, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 APPLY_TYPE, STRATEGIC = "application/apply-patch+yaml", "application/strategic-merge-patch+json"
@@ -125,7 +127,7 @@ async def update_with_retry(app: Application, request: Request, change: Any, *, 
     """Reads, modifies and commits. Retries on a conflict, unless the caller named a revision."""
     resource = target_resource(request)
     encode = shown or response_encoder(app, request).encode_one  # an unsupported response form is refused before anything is written
-    for attempt in range(limits.WRITE_ATTEMPTS):
+    for attempt in range(WRITE_ATTEMPTS):
         request.warnings.clear()
         before = require_object(app, request)
         current = resource.to_plain(before)
@@ -138,7 +140,7 @@ async def update_with_retry(app: Application, request: Request, change: Any, *, 
         try:
             stored = await commit_one(app, request, write)
         except Conflict:
-            if attempt == limits.WRITE_ATTEMPTS - 1 or _has_revision(request, changed, before):
+            if attempt == WRITE_ATTEMPTS - 1 or _has_revision(request, changed, before):
                 raise
             continue
         return Response(encode(stored))

@@ -40,7 +40,7 @@ def main() -> int:
         wish = MutationRunOptions(
             options.mutation, options.seeds, options.first, options.workers, results_path=PLANTED, report_path=options.page
         )  # fmt: skip
-        return run_mutations(wish, _say)
+        return run_mutations(wish, _print)
     if options.scenario:
         from holdfast.sim import scenario_runs
 
@@ -48,17 +48,17 @@ def main() -> int:
             options.scenario, options.first, options.mutation or "", all_values=options.every,
             shrink_s=0.0 if options.whole else options.minutes * 60,
         )  # fmt: skip
-        return scenario_runs.run_scenarios(asked, _say)
+        return scenario_runs.run_scenarios(asked, _print)
     if options.digests:
         for digest in parallel_runs.serve_digests(iter(sys.stdin.readline, "")):
-            _say(digest)
+            _print(digest)
         return 0
     if options.seed is not None and options.digest:
         print(Simulation(options.seed).run().digest)
         return 0
     if options.seed is not None:
-        return _one(options)
-    return _many(options)
+        return _run_one(options)
+    return _run_many(options)
 
 
 def _check(state: Path) -> int:
@@ -71,11 +71,11 @@ def _check(state: Path) -> int:
     return 1 if verdict.violations else 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)
 
 
-def _one(options: argparse.Namespace) -> int:
+def _run_one(options: argparse.Namespace) -> int:
     from holdfast.sim.single_run import SingleRunOptions, run_seed
 
     shrink_s = 0.0 if options.whole else options.minutes * 60
@@ -83,27 +83,27 @@ def _one(options: argparse.Namespace) -> int:
         options.seed, only=tuple(options.only), objects=tuple(options.about), mutation=options.mutation or "",
         repeat=options.twice, shrink_s=shrink_s,
     )  # fmt: skip
-    return run_seed(asked, _say)
+    return run_seed(asked, _print)
 
 
-def _many(options: argparse.Namespace) -> int:
+def _run_many(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     hours = options.hours
     total = load_totals(STATE) if hours else parallel_runs.RunTotals(next_seed=options.first)
     if hours and total.seeds:
         print(f"continuing at seed {total.next_seed} after {total.summary()}; delete {STATE} to restart", flush=True)
     seeds = total.remaining_seeds() if hours else iter(range(options.first, options.first + options.seeds))
-    told_s = began_s
+    printed_s = began_s
 
-    def told(done: parallel_runs.SeedResult) -> None:
-        nonlocal told_s
+    def on_result(done: parallel_runs.SeedResult) -> None:
+        nonlocal printed_s
         total.add(done)
         if hours:
             save_totals(STATE, total)
-        _tell(done, total)
-        if time.monotonic() - told_s > PROGRESS_EVERY_S:
-            told_s = time.monotonic()
-            _say(f"after {(told_s - began_s) / 60:.0f} min: {total.summary()}")
+        _print_result(done, total)
+        if time.monotonic() - printed_s > PROGRESS_EVERY_S:
+            printed_s = time.monotonic()
+            _print(f"after {(printed_s - began_s) / 60:.0f} min: {total.summary()}")
 
     def enough() -> bool:
         return bool(hours) and time.monotonic() - began_s > hours * 3600
@@ -111,7 +111,7 @@ def _many(options: argparse.Namespace) -> int:
     interrupted = False
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        parallel_runs.run_many(seeds, workers=options.workers, told=told, until=enough)
+        parallel_runs.run_many(seeds, workers=options.workers, on_result=on_result, until=enough)
     except KeyboardInterrupt:
         interrupted = True
     if os.isatty(sys.stdout.fileno()):
@@ -130,7 +130,7 @@ def _many(options: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _tell(done: parallel_runs.SeedResult, total: parallel_runs.RunTotals) -> None:
+def _print_result(done: parallel_runs.SeedResult, total: parallel_runs.RunTotals) -> None:
     outcome = done.outcome
     if outcome.ok and not done.nondeterminism:
         if os.isatty(sys.stdout.fileno()):

@@ -69,7 +69,9 @@ class Topology(msgspec.Struct, frozen=True):
     """Whether a further tenant has dedicated machines."""
 
 
-def make_topology(regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, sorts: tuple[str, ...]) -> Topology:
+def make_topology(
+    regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, sorts: tuple[str, ...]
+) -> Topology:
     """Builds the topology. Together the quotas are about as large as the machines, so that quota is scarce."""
     tags = ("us", "eu", "ap")
     made = tuple(
@@ -94,17 +96,21 @@ def zones_of(region: str) -> tuple[str, ...]:
     return (f"{region}-a", f"{region}-b")
 
 
-async def create_initial_objects(client: Client, land: Topology, chance: random.Random, chaos: FaultInjector | None = None) -> DesiredObjects:
-    """Creates regions, priority classes, tenants, quotas and one workload per profile. `chaos` may omit workloads."""
-    wanted = DesiredObjects(tenants=[*land.tenants, *([DEDICATED_TENANT] if land.has_dedicated_tenant else [])])
+async def create_initial_objects(
+    client: Client, topology: Topology, rng: random.Random, faults: FaultInjector | None = None
+) -> DesiredObjects:
+    """Creates regions, priority classes, tenants, quotas and one workload per profile. `faults` may omit workloads."""
+    desired = DesiredObjects(
+        tenants=[*topology.tenants, *([DEDICATED_TENANT] if topology.has_dedicated_tenant else [])]
+    )
     allowance: dict[str, Any] = {"cpu": "4", "memory": "4Gi"}
-    for name in wanted.tenants:
+    for name in desired.tenants:
         # Half of the first tenant's quota is protected from preemption by other tenants.
-        protected: dict[str, Any] = {"cpu": str(int(land.hard["cpu"]) // 2)} if name == land.tenants[0] else {}
-        spec = QuotaSpec(hard=land.hard, protected=protected, recovery_allowance=allowance)
-        wanted.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=spec)
+        protected: dict[str, Any] = {"cpu": str(int(topology.hard["cpu"]) // 2)} if name == topology.tenants[0] else {}
+        spec = QuotaSpec(hard=topology.hard, protected=protected, recovery_allowance=allowance)
+        desired.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=spec)
     items: list[Object] = [
-        *land.regions,
+        *topology.regions,
         *(
             PriorityClass(
                 metadata=ObjectMeta(name=n), spec=PriorityClassSpec(rank, reclaimable=spare, may_preempt=takes)
@@ -112,37 +118,51 @@ async def create_initial_objects(client: Client, land: Topology, chance: random.
             for n, rank, spare, takes in PRIORITY_LEVELS
         ),
         SchedulerPolicy(metadata=ObjectMeta(name="default")),
-        *(Tenant(metadata=ObjectMeta(name=name)) for name in land.tenants),
-        *([Tenant(metadata=ObjectMeta(name=DEDICATED_TENANT), spec=TenantSpec(Isolation.DEDICATED))] if land.has_dedicated_tenant else []),
-        *wanted.quotas.values(),
-        *(_budget(region.metadata.name) for region in land.regions if not CRITICAL_PROFILES.isdisjoint(land.profiles)),
+        *(Tenant(metadata=ObjectMeta(name=name)) for name in topology.tenants),
+        *(
+            [Tenant(metadata=ObjectMeta(name=DEDICATED_TENANT), spec=TenantSpec(Isolation.DEDICATED))]
+            if topology.has_dedicated_tenant
+            else []
+        ),
+        *desired.quotas.values(),
+        *(
+            _budget(region.metadata.name)
+            for region in topology.regions
+            if not CRITICAL_PROFILES.isdisjoint(topology.profiles)
+        ),
     ]
     for item in items:
         await create_object(client, item)
-    for tenant, name, sort in _first_work(land):
-        regions = land.regions[-1:] if sort == "resident" else land.regions
-        own = random.Random(chance.getrandbits(64))
-        for each in (name, NEIGHBOUR) if sort == "sociable" else (name,):
-            made = PROFILES[sort](tenant, each, regions, own)
+    for tenant, name, profile in _first_work(topology):
+        regions = topology.regions[-1:] if profile == "resident" else topology.regions
+        own = random.Random(rng.getrandbits(64))
+        for each in (name, NEIGHBOUR) if profile == "sociable" else (name,):
+            made = PROFILES[profile](tenant, each, regions, own)
             act = f"user creates {tenant}/{each}"
-            if chaos is None or chaos.allows(act):
-                await create_desired(client, wanted, made)
-                if chaos is not None:
-                    chaos.record_user_action(act, f"{made.spec.replicas} of profile {sort}")
-    return wanted
+            if faults is None or faults.allows(act):
+                await create_desired(client, desired, made)
+                if faults is not None:
+                    faults.record_user_action(act, f"{made.spec.replicas} of profile {profile}")
+    return desired
 
 
-def _first_work(land: Topology) -> Iterator[tuple[str, str, str]]:
+def _first_work(topology: Topology) -> Iterator[tuple[str, str, str]]:
     """Tenant, name and profile of the initial workloads: base profiles, and one workload of each other profile."""
-    first = land.tenants[0]
-    for tenant in land.tenants:
+    first = topology.tenants[0]
+    for tenant in topology.tenants:
         yield tenant, "api", "service"
         yield tenant, "ledger", "exclusive"
     yield first, "web", "service"
     yield first, "records", "resident"
-    for number, sort in enumerate(sort for sort in land.profiles if sort not in workload_profiles.BASE_PROFILES):
-        tenant = DEDICATED_TENANT if sort == "dedicated" and land.has_dedicated_tenant else land.tenants[number % len(land.tenants)]
-        yield tenant, f"{sort}0", sort
+    for number, profile in enumerate(
+        profile for profile in topology.profiles if profile not in workload_profiles.BASE_PROFILES
+    ):
+        tenant = (
+            DEDICATED_TENANT
+            if profile == "dedicated" and topology.has_dedicated_tenant
+            else topology.tenants[number % len(topology.tenants)]
+        )
+        yield tenant, f"{profile}0", profile
 
 
 def _budget(region: str) -> RecoveryBudget:
@@ -151,48 +171,50 @@ def _budget(region: str) -> RecoveryBudget:
     return RecoveryBudget(metadata=ObjectMeta(name=f"kept-{region}"), spec=spec)
 
 
-async def create_desired(client: Client, wanted: DesiredObjects, workload: Workload) -> None:
+async def create_desired(client: Client, desired: DesiredObjects, workload: Workload) -> None:
     """Adds the workload to the desired state and creates it. It stays desired even if the call fails."""
     name = (workload.metadata.namespace, workload.metadata.name)
     if workload.spec.type is WorkloadType.BATCH:
-        wanted.batches.add(name)
+        desired.batches.add(name)
     else:
-        wanted.services[name] = workload.spec.replicas
-        wanted.workloads[name] = workload_profiles.with_repaired_template(workload)  # `calm` creates the repaired template
+        desired.services[name] = workload.spec.replicas
+        desired.workloads[name] = workload_profiles.with_repaired_template(
+            workload
+        )  # `calm` creates the repaired template
     await create_object(client, workload)
 
 
-async def restate_desired(client: Client, wanted: DesiredObjects) -> None:
+async def restate_desired(client: Client, desired: DesiredObjects) -> None:
     """Writes the desired state again, so that it is unambiguous after lost calls."""
-    for tenant, quota in sorted(wanted.quotas.items()):
-        if tenant in wanted.tenants:
+    for tenant, quota in sorted(desired.quotas.items()):
+        if tenant in desired.tenants:
             stored_quota = await client.get(Quota, "quota", tenant)
             if stored_quota is not None and stored_quota.spec != quota.spec:
                 try:
                     await client.commit([Update(msgspec.structs.replace(stored_quota, spec=quota.spec))])
                 except Invalid:  # the stored quota is larger and in use, so it stays
-                    wanted.quotas[tenant] = stored_quota
+                    desired.quotas[tenant] = stored_quota
             continue
         gone = await client.get(Tenant, tenant)
         if gone is not None and not gone.metadata.terminating:
             await client.commit([Delete("Tenant", gone.key, gone.uid)])
-    for name, count in sorted(wanted.services.items()):
+    for name, count in sorted(desired.services.items()):
         stored = await client.get(Workload, name[1], name[0])
-        if name[0] not in wanted.tenants:
-            wanted.services[name] = None
+        if name[0] not in desired.tenants:
+            desired.services[name] = None
         elif count is None:
             if stored is not None and not stored.metadata.terminating:
                 await client.commit([Delete("Workload", stored.key, stored.uid)])
         elif stored is None:
-            await create_object(client, _fresh(wanted.workloads[name], count))
+            await create_object(client, _fresh(desired.workloads[name], count))
         elif stored.metadata.terminating:
-            wanted.services[name] = None
+            desired.services[name] = None
         else:
             final = with_spec(workload_profiles.with_repaired_template(stored), replicas=count)
             if final.spec != stored.spec:
                 await client.commit([Update(final)])
 
-    for name in sorted(wanted.batches):
+    for name in sorted(desired.batches):
         stored = await client.get(Workload, name[1], name[0])
         if stored is not None and workload_profiles.is_hopeless(stored) and not stored.metadata.terminating:
             await client.commit([Delete("Workload", stored.key, stored.uid)])

@@ -53,13 +53,20 @@ class RemoteClient:
     """Client over the simulated network. Without `watching`, watches stay open and deliver nothing."""
 
     def __init__(
-        self, network: Network, caller: str, host: CallTarget, ports: Ports, ears: ClientObserver, *, watching: bool = True
+        self,
+        network: Network,
+        caller: str,
+        host: CallTarget,
+        ports: Ports,
+        observer: ClientObserver,
+        *,
+        watching: bool = True,
     ) -> None:
         self._network = network
         self._caller = caller
         self._host = host
         self._ports = ports
-        self._ears = ears
+        self._observer = observer
         self._watching = watching
 
     @property
@@ -81,15 +88,17 @@ class RemoteClient:
             self._caller,
             f"{self._caller}/{kind.__name__}",
             self._host,
-            lambda client: _overheard(client, kind, namespace, after, fields=fields, ears=self._ears),
+            lambda client: _observed_watch(client, kind, namespace, after, fields=fields, observer=self._observer),
         )
 
     async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
         return await self._write(lambda client: client.commit(writes, token=token))
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         committed = await readback.commit(self, writes, token=token, ports=self._ports)
-        self._ears.acknowledged(self._host.name, committed.objects)
+        self._observer.acknowledged(self._host.name, committed.objects)
         return committed
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
@@ -107,7 +116,7 @@ class RemoteClient:
         )
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
-        self._ears.reasons_reported(str(notice.reason) for notice in notices)
+        self._observer.reasons_reported(str(notice.reason) for notice in notices)
         try:
             await self._write(lambda client: client.notify(notices, component=component))
         except Fault:
@@ -126,10 +135,12 @@ class RemoteClient:
 class InCellClient:
     """Client of a component inside a cell: without network, but with watch faults and lost placement responses."""
 
-    def __init__(self, inner: Client, chaos: FaultInjector, ears: ClientObserver, *, watching: bool = True) -> None:
+    def __init__(
+        self, inner: Client, faults: FaultInjector, observer: ClientObserver, *, watching: bool = True
+    ) -> None:
         self._inner = inner
-        self._chaos = chaos
-        self._ears = ears
+        self._faults = faults
+        self._observer = observer
         self._watching = watching
         self._repeats: set[asyncio.Task[None]] = set()
 
@@ -146,14 +157,14 @@ class InCellClient:
     async def _watch(
         self, kind: type[O], namespace: str, after: int, fields: Mapping[str, str] | None
     ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
-        chaos, cell = self._chaos, self._inner.cell
-        strikes, place = chaos.draw, f"{cell}/{kind.__name__}"
+        faults, cell = self._faults, self._inner.cell
+        strikes, place = faults.draw, f"{cell}/{kind.__name__}"
         if strikes(FaultKind.WATCH_EXPIRED, place) is not None:
             raise Expired("the revision is compacted (simulated): list again")
-        ear = _Ear(self._ears, cell, kind, namespace, after, whole=not namespace and not fields)
+        reporter = _WatchReporter(self._observer, cell, kind, namespace, after, whole=not namespace and not fields)
         async for batch in self._inner.watch(kind, namespace, after=after, fields=fields):
-            ear.hear(batch)
-            if chaos.healed:
+            reporter.hear(batch)
+            if faults.healed:
                 yield batch
                 continue
             if strikes(FaultKind.WATCH_DROP, place) is not None:
@@ -163,15 +174,17 @@ class InCellClient:
                 raise Unavailable("the watch stalled and was dropped (simulated)")
             if (own := strikes(FaultKind.WATCH_DELAY, place)) is not None:
                 await asyncio.sleep(own.uniform(*DELAY_S))
-            while (left_s := chaos.cache_stall_s(cell, kind.__name__)) > 0:
+            while (left_s := faults.cache_stall_s(cell, kind.__name__)) > 0:
                 await asyncio.sleep(min(left_s, STALL_CHECK_S))
             yield batch
             if strikes(FaultKind.WATCH_DUPLICATE, place) is not None:
                 yield batch
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         committed = await self._inner.commit(writes, token=token, brief=brief)
-        self._ears.acknowledged(self._inner.cell, committed.objects)
+        self._observer.acknowledged(self._inner.cell, committed.objects)
         return committed
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
@@ -188,7 +201,7 @@ class InCellClient:
 
     def _maybe_again(self, work: Callable[[], Coroutine[Any, Any, PlacementResponse]]) -> None:
         """May deliver the call to the authority a second time, later."""
-        own = self._chaos.draw(FaultKind.CALL_REPEATED, self._inner.cell)
+        own = self._faults.draw(FaultKind.CALL_REPEATED, self._inner.cell)
         if own is None:
             return
 
@@ -202,32 +215,38 @@ class InCellClient:
         task.add_done_callback(self._repeats.discard)
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
-        self._ears.reasons_reported(str(notice.reason) for notice in notices)
+        self._observer.reasons_reported(str(notice.reason) for notice in notices)
         await self._inner.notify(notices, component=component)
 
     def _maybe_lost(self, answers: PlacementResponse) -> PlacementResponse:
-        self._ears.reasons_reported(answer.reason for answer in answers.results if answer.reason)
-        if self._chaos.draw(FaultKind.ANSWER_LOST, self._inner.cell) is not None:
+        self._observer.reasons_reported(answer.reason for answer in answers.results if answer.reason)
+        if self._faults.draw(FaultKind.ANSWER_LOST, self._inner.cell) is not None:
             raise Ambiguous("the authority did not respond (simulated, committed)")
         return answers
 
 
-async def _overheard(
-    client: Client, kind: type[O], namespace: str, after: int, *, fields: Mapping[str, str] | None, ears: ClientObserver
+async def _observed_watch(
+    client: Client,
+    kind: type[O],
+    namespace: str,
+    after: int,
+    *,
+    fields: Mapping[str, str] | None,
+    observer: ClientObserver,
 ) -> AsyncGenerator[Sequence[WatchEvent[O]], None]:
-    ear = _Ear(ears, client.cell, kind, namespace, after, whole=not namespace and not fields)
+    reporter = _WatchReporter(observer, client.cell, kind, namespace, after, whole=not namespace and not fields)
     async for batch in client.watch(kind, namespace, after=after, fields=fields):
-        ear.hear(batch)
+        reporter.hear(batch)
         yield batch
 
 
-class _Ear:
+class _WatchReporter:
     """Reports the batches of one watch to the observer."""
 
     def __init__(
-        self, ears: ClientObserver, cell: str, kind: type[Object], namespace: str, after: int, *, whole: bool
+        self, observer: ClientObserver, cell: str, kind: type[Object], namespace: str, after: int, *, whole: bool
     ) -> None:  # fmt: skip
-        self._ears = ears
+        self._observer = observer
         self._cell = cell
         self._kind = kind.__name__
         self._namespace = namespace
@@ -239,9 +258,9 @@ class _Ear:
         if namespace:
             others = [str(seen.object.key) for seen in batch if seen.object is not None and _elsewhere(seen, namespace)]
             if others:
-                self._ears.watch_crossed_tenants(self._cell, self._kind, namespace, others)
+                self._observer.watch_crossed_tenants(self._cell, self._kind, namespace, others)
         if self._whole and batch:
-            self._ears.watched(self._cell, self._kind, self._after, batch)
+            self._observer.watched(self._cell, self._kind, self._after, batch)
             self._after = batch[-1].revision
 
 

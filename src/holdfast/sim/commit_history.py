@@ -32,7 +32,7 @@ TIME_FIELDS = frozenset(
 """Timestamps and counters, which change with every write."""
 SHOWN_ON_CREATE = (
     ("replicas", "{} replicas"), ("ordinals", "ordinals {}"), ("region", "in {}"), ("replica", "for replica {}"),
-    ("node", "on node {}"), ("attempt", "attempt {}"), ("holds", "drawing {}"), ("limit", "limit {}"),
+    ("node", "on node {}"), ("attempt", "attempt {}"), ("recoverySlots", "consuming {}"), ("limit", "limit {}"),
     ("hard", "hard {}"), ("sequence", "sequence {}"), ("scores", "weighing {}"), ("policyRevision", "by policy {}"),
     ("kind", "{}"), ("ttlSeconds", "for {} s"), ("epoch", "epoch {}"), ("expiresAt", "until {}"),
 )  # fmt: skip
@@ -169,7 +169,9 @@ def _short(value: Any) -> str:
         case None:
             text = "none"
         case dict():
-            text = ", ".join(f"{name} {_short(item)}" for name, item in value.items() if name not in TIME_FIELDS) or "set"
+            text = (
+                ", ".join(f"{name} {_short(item)}" for name, item in value.items() if name not in TIME_FIELDS) or "set"
+            )
         case list() | tuple():
             text = ", ".join(_short(item) for item in value) or "none"
         case _:

@@ -19,13 +19,16 @@ class CoverageExemption(NamedTuple):
 
 
 EXEMPTIONS: dict[str, CoverageExemption] = {
-    "ResourceLimitsEnforced": CoverageExemption("needs cgroups", "tests/agent/test_words.py::test_node_reports_resource_limits_condition"),
+    "ResourceLimitsEnforced": CoverageExemption(
+        "needs cgroups", "tests/agent/test_status_reports.py::test_node_reports_resource_limits_condition"
+    ),
     "ResourceLimitsPartial": CoverageExemption(
-        "needs a kernel without cgroups", "tests/agent/test_words.py::test_node_reports_resource_limits_condition"
+        "needs a kernel without cgroups",
+        "tests/agent/test_status_reports.py::test_node_reports_resource_limits_condition",
     ),
     "BackingOff": CoverageExemption(
         "simulated tasks always exit with a reason",
-        "tests/agent/test_words.py::test_task_ended_without_reason_is_reported_backing_off",
+        "tests/agent/test_status_reports.py::test_task_ended_without_reason_is_reported_backing_off",
     ),
     "GuardBreached": CoverageExemption(
         "needs a canary that performs worse for minutes",

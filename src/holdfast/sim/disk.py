@@ -73,18 +73,18 @@ class MountedStore:
     def __init__(
         self,
         disk: Disk,
-        chaos: FaultInjector,
+        faults: FaultInjector,
         loop: VirtualLoop,
-        chance: random.Random,
+        rng: random.Random,
         *,
         crash: Callable[[], None],
         pause: Callable[[float], None],
         release: ReleaseVersion = ReleaseVersion.CURRENT,
     ) -> None:
         self._disk = disk
-        self._chaos = chaos
+        self._faults = faults
         self._loop = loop
-        self._chance = chance
+        self._rng = rng
         self._crash = crash
         self._pause = pause
         self._release = release
@@ -122,35 +122,35 @@ class MountedStore:
         return page if self._release is ReleaseVersion.CURRENT else _read_page(self._release, page)
 
     async def commit(self, txn: Txn) -> Committed:
-        disk, chaos = self._disk, self._chaos
+        disk, faults = self._disk, self._faults
         asked_s = self._loop.now_s
         if self._release is not ReleaseVersion.CURRENT:
             txn = releases.stored_by(self._release, txn)
         disk.on_commit_attempt(disk.cell, asked_s)
-        await self._loop.sleep_future(self._chance.uniform(*COMMIT_S))
+        await self._loop.sleep_future(self._rng.uniform(*COMMIT_S))
         self._check()
         if disk.full and txn.writes:
-            chaos.effective_counts[FaultKind.DISK_FULL] += 1
+            faults.effective_counts[FaultKind.DISK_FULL] += 1
             raise self._fail(StoreFailed("the disk is full (simulated); the store has stopped"))
-        trapped = await self._hand_over(txn) if chaos.active_kinds or disk.timeout_at_commit else 0
+        trapped = await self._hand_over(txn) if faults.active_kinds or disk.timeout_at_commit else 0
         self._check()
         committed = await disk.commit(txn, self._loop.now_s - asked_s, self._release)
-        if chaos.active_kinds:
+        if faults.active_kinds:
             await self._at_the_seam(FaultKind.CRASH_AFTER, FaultKind.PAUSE_AFTER)
-        if chaos.draw(FaultKind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
+        if faults.draw(FaultKind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, committed)")
         return committed
 
     async def _hand_over(self, txn: Txn) -> int:
         """Injects faults before a commit takes effect. Returns 1 if its response is to be lost."""
-        strikes, cell = self._chaos.draw, self._disk.cell
+        strikes, cell = self._faults.draw, self._disk.cell
         if (own := strikes(FaultKind.SLOW, cell)) is not None:
             await asyncio.sleep(own.uniform(*SLOW_S))
         if txn.writes and strikes(FaultKind.CONFLICT, cell) is not None:
             raise Conflict("a concurrent write came first (simulated)")
         trapped = self._disk.take_timeout() if txn.writes else 0
-        self._chaos.effective_counts[FaultKind.TIMEOUT_AT] += trapped != 0
+        self._faults.effective_counts[FaultKind.TIMEOUT_AT] += trapped != 0
         if strikes(FaultKind.TIMEOUT_BEFORE, cell) is not None or trapped < 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, not committed)")
@@ -159,7 +159,7 @@ class MountedStore:
             self._loop.spawn(ENVIRONMENT, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, in flight)")
-        crashing = FaultKind.CRASH_LATE in self._chaos.active_kinds and _under_term(txn)
+        crashing = FaultKind.CRASH_LATE in self._faults.active_kinds and _under_term(txn)
         if crashing and (own := strikes(FaultKind.CRASH_LATE, cell)) is not None:
             self._loop.spawn(ENVIRONMENT, self._arrive_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
             self._crash()
@@ -170,10 +170,10 @@ class MountedStore:
     async def _at_the_seam(self, crash: FaultKind, pause: FaultKind) -> None:
         """Crashes or pauses the process at this point."""
         cell = self._disk.cell
-        if self._chaos.draw(crash, cell) is not None:
+        if self._faults.draw(crash, cell) is not None:
             self._crash()
             await asyncio.sleep(0)
-        if (own := self._chaos.draw(pause, cell)) is not None:
+        if (own := self._faults.draw(pause, cell)) is not None:
             self._pause(own.uniform(*PAUSE_S))
             await asyncio.sleep(0)
 

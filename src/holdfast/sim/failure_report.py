@@ -96,7 +96,7 @@ def summary_lines(outcome: RunOutcome) -> Iterator[str]:
 
 
 def timeline(
-    outcome: RunOutcome, telling: RunRecording, matching: Iterable[str] = (), frame: ReportSize = SCREEN
+    outcome: RunOutcome, recording: RunRecording, matching: Iterable[str] = (), frame: ReportSize = SCREEN
 ) -> Iterator[str]:  # fmt: skip
     """Faults, user actions and changes of the involved objects in order of time, up to the first violation.
 
@@ -106,25 +106,28 @@ def timeline(
     frame = FULL if wanted else frame
     about = list(outcome.objects if frame is FULL else _at_stake(outcome))
     for text in wanted:
-        about += [event.key for event in telling.history.matching(text)]
-    breach_s = outcome.violations[0].at_s if outcome.violations else None
-    ends_s = math.inf if wanted or breach_s is None else breach_s
-    zero_s = breach_s if breach_s is not None else outcome.simulated_s
-    events, left_out = _last(telling.history.events_of(about), ends_s, frame)
+        about += [event.key for event in recording.history.matching(text)]
+    violation_s = outcome.violations[0].at_s if outcome.violations else None
+    ends_s = math.inf if wanted or violation_s is None else violation_s
+    zero_s = violation_s if violation_s is not None else outcome.simulated_s
+    events, left_out = _last(recording.history.events_of(about), ends_s, frame)
     if left_out:
         yield f"… ({left_out} earlier changes of these objects are omitted; --whole prints all)"
-    faults = [fault for fault in telling.injected if fault.at_s <= ends_s]
+    faults = [fault for fault in recording.injected if fault.at_s <= ends_s]
     if len(faults) > frame.faults:
         yield f"… ({len(faults) - frame.faults} earlier faults are omitted; --whole prints all)"
         faults = faults[-frame.faults :]
     known: set[str] = set()
     rows = [
         *((f.at_s, "*", _explained(f, _once(describe_fault(f.name), known))) for f in faults),
-        *((a.at_s, ">", _explained(a, describe_user_action(f"{a.name}: {a.detail}"))) for a in _acts(telling, about, ends_s, frame)),
+        *(
+            (a.at_s, ">", _explained(a, describe_user_action(f"{a.name}: {a.detail}")))
+            for a in _acts(recording, about, ends_s, frame)
+        ),
         *((e.at_s, " ", text) for e, text in events),
     ]
-    if 0.0 < telling.healed_s <= ends_s:
-        rows.append((telling.healed_s, "=", "the fault phase ends; the system must converge"))
+    if 0.0 < recording.healed_s <= ends_s:
+        rows.append((recording.healed_s, "=", "the fault phase ends; the system must converge"))
     for at_s, mark, text in sorted(rows, key=lambda row: row[0]):
         line = f"{mark} {at_s - zero_s:9.3f} s  {text}"
         yield line if len(line) <= frame.chars else f"{line[: frame.chars]}…"
@@ -163,9 +166,9 @@ def _explained(thing: InjectedFault, says: str) -> str:
     return f"{thing.name}{what} ({says})" if says else f"{thing.name}{what}"
 
 
-def _acts(telling: RunRecording, keys: list[str], ends_s: float, frame: ReportSize) -> list[InjectedFault]:
+def _acts(recording: RunRecording, keys: list[str], ends_s: float, frame: ReportSize) -> list[InjectedFault]:
     """User actions on the involved objects; all actions if they are few."""
-    acts = [act for act in telling.user_actions if act.at_s <= ends_s]
+    acts = [act for act in recording.user_actions if act.at_s <= ends_s]
     if len(acts) <= frame.user_actions:
         return acts
     return [

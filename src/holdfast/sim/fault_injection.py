@@ -146,17 +146,17 @@ class InjectedFault(msgspec.Struct, frozen=True):
 class _Occasions:
     """Operations of one site and fault kind, counted. `next` is the operation that fails."""
 
-    __slots__ = ("_chance", "_rate", "count", "next")
+    __slots__ = ("_rate", "_rng", "count", "next")
 
-    def __init__(self, chance: random.Random, rate: float) -> None:
-        self._chance = chance
+    def __init__(self, rng: random.Random, rate: float) -> None:
+        self._rng = rng
         self._rate = rate
         self.count = 0
         self.next = 0
         self.draw()
 
     def draw(self) -> None:
-        gap = math.log(1.0 - self._chance.random()) / math.log(1.0 - self._rate) if self._rate < 1 else 0.0
+        gap = math.log(1.0 - self._rng.random()) / math.log(1.0 - self._rate) if self._rate < 1 else 0.0
         self.next += 1 + int(gap)
 
 
@@ -174,7 +174,9 @@ class FaultInjector:
     ) -> None:
         draw = random_stream(seed, "chaos/swarm")
         drawn = frozenset(k for k in FaultKind if k not in SEPARATELY_DRAWN and draw.random() < ENABLED_FRACTION)
-        later = frozenset(k for k in SEPARATELY_DRAWN if random_stream(seed, f"chaos/swarm/{k}").random() < SEPARATELY_DRAWN_FRACTION)
+        later = frozenset(
+            k for k in SEPARATELY_DRAWN if random_stream(seed, f"chaos/swarm/{k}").random() < SEPARATELY_DRAWN_FRACTION
+        )
         self.enabled = frozenset(enabled) if enabled is not None else drawn | later | also
         self.injected: list[InjectedFault] = []
         self.user_actions: list[InjectedFault] = []
@@ -203,8 +205,8 @@ class FaultInjector:
             return None
         occasions = self._occasions.get((kind, place))
         if occasions is None:
-            chance = random_stream(self._seed, f"chaos/{kind}/{place}")
-            occasions = self._occasions[(kind, place)] = _Occasions(chance, FAULT_RATES[kind])
+            rng = random_stream(self._seed, f"chaos/{kind}/{place}")
+            occasions = self._occasions[(kind, place)] = _Occasions(rng, FAULT_RATES[kind])
         occasions.count += 1
         if occasions.count < occasions.next:
             return None

@@ -78,7 +78,14 @@ _REGIONS = frozenset(
 _ZONES = frozenset({FaultKind.ZONE_LOSS, FaultKind.ZONE_AVOIDED})
 _TENANTS = frozenset({FaultKind.QUOTA_CHANGED, FaultKind.TENANT_DELETED, FaultKind.BURST})
 ONCE_PER_RUN = frozenset(
-    {FaultKind.REGION_LOSS, FaultKind.REGION_ISOLATED, FaultKind.TENANT_DELETED, FaultKind.ZONE_LOSS, FaultKind.DISK_FULL, FaultKind.CLOCK_WILD}
+    {
+        FaultKind.REGION_LOSS,
+        FaultKind.REGION_ISOLATED,
+        FaultKind.TENANT_DELETED,
+        FaultKind.ZONE_LOSS,
+        FaultKind.DISK_FULL,
+        FaultKind.CLOCK_WILD,
+    }
 )
 """At most once in a run."""
 
@@ -96,21 +103,23 @@ DURATIONS_S: dict[FaultKind, tuple[float, float]] = {
 DEFAULT_DURATION_S = (0.5, 60.0)
 
 
-def draw_schedule(seed: int, enabled: Iterable[FaultKind], where: FaultTargets, faults_s: float) -> tuple[ScheduledFault, ...]:
+def draw_schedule(
+    seed: int, enabled: Iterable[FaultKind], where: FaultTargets, faults_s: float
+) -> tuple[ScheduledFault, ...]:
     """The scheduled faults of a run, in order of time."""
     found: list[ScheduledFault] = []
     wanted = frozenset(enabled)
     for kind in SCHEDULED_FAULTS:
         if kind not in wanted:
             continue
-        chance = random_stream(seed, f"troubles/{kind}")
-        at_s, number = chance.expovariate(1.0 / MEAN_INTERVAL_S), 0
+        rng = random_stream(seed, f"troubles/{kind}")
+        at_s, number = rng.expovariate(1.0 / MEAN_INTERVAL_S), 0
         while at_s < faults_s and not (number and kind in ONCE_PER_RUN):
             number += 1
-            for_s = chance.uniform(*DURATIONS_S.get(kind, DEFAULT_DURATION_S))
-            target = chance.choice(_targets(kind, where))
-            found.append(ScheduledFault(f"{kind}#{number}", kind, at_s, target, for_s, _amount(kind, chance)))
-            at_s += 2.0 + chance.expovariate(1.0 / MEAN_INTERVAL_S)
+            for_s = rng.uniform(*DURATIONS_S.get(kind, DEFAULT_DURATION_S))
+            target = rng.choice(_targets(kind, where))
+            found.append(ScheduledFault(f"{kind}#{number}", kind, at_s, target, for_s, _amount(kind, rng)))
+            at_s += 2.0 + rng.expovariate(1.0 / MEAN_INTERVAL_S)
     return tuple(sorted(found, key=lambda t: (t.at_s, t.name)))
 
 
@@ -134,44 +143,44 @@ def _targets(kind: FaultKind, where: FaultTargets) -> tuple[str, ...]:
     return (GLOBAL, *where.regions)
 
 
-def _amount(kind: FaultKind, chance: random.Random) -> float:
+def _amount(kind: FaultKind, rng: random.Random) -> float:
     if kind is FaultKind.CLOCK_STEP:
-        return chance.choice((-1.0, 1.0)) * 10 ** chance.uniform(-1.0, 2.5)
+        return rng.choice((-1.0, 1.0)) * 10 ** rng.uniform(-1.0, 2.5)
     if kind is FaultKind.CLOCK_DRIFT:
         # Leases tolerate CLOCK_DRIFT between two clocks, so each clock may deviate by half of it.
-        return 1.0 + chance.uniform(-0.49, 0.49) * limits.CLOCK_DRIFT
+        return 1.0 + rng.uniform(-0.49, 0.49) * limits.CLOCK_DRIFT
     if kind is FaultKind.CLOCK_WILD:
-        return 1.0 + chance.choice((-1.0, 1.0)) * chance.uniform(0.03, 0.3)
+        return 1.0 + rng.choice((-1.0, 1.0)) * rng.uniform(0.03, 0.3)
     if kind is FaultKind.CRASH_AT_AWAIT:
-        return float(chance.randint(1, 400))
+        return float(rng.randint(1, 400))
     if kind is FaultKind.TIMEOUT_AT:
-        return float(chance.choice((-1, 1)) * chance.randint(1, 60))
+        return float(rng.choice((-1, 1)) * rng.randint(1, 60))
     if kind is FaultKind.QUOTA_CHANGED:
-        return chance.choice((0.5, 0.75, 1.25))
-    return chance.random()
+        return rng.choice((0.5, 0.75, 1.25))
+    return rng.random()
 
 
-async def inject_scheduled(world: Simulation, trouble: ScheduledFault) -> None:
+async def inject_scheduled(simulation: Simulation, fault: ScheduledFault) -> None:
     """Waits until the fault's time, injects it and ends it."""
-    await asyncio.sleep(trouble.at_s)
-    if world.faults.healed or not world.faults.allows(trouble.name):
+    await asyncio.sleep(fault.at_s)
+    if simulation.faults.healed or not simulation.faults.allows(fault.name):
         return
-    world.faults.record(trouble.kind, trouble.name, _told(trouble))
+    simulation.faults.record(fault.kind, fault.name, _detail(fault))
     try:
-        await _happen(world, trouble)
+        await _happen(simulation, fault)
     except Fault:
         return  # an operator's request was refused or its response was lost: the fault has no effect
-    if trouble.kind not in _FELT_LATER:
-        world.faults.effective_counts[trouble.kind] += 1
+    if fault.kind not in _FELT_LATER:
+        simulation.faults.effective_counts[fault.kind] += 1
 
 
-def _told(trouble: ScheduledFault) -> str:
+def _detail(fault: ScheduledFault) -> str:
     """Target and duration or amount, for the failure report."""
-    if trouble.kind is FaultKind.POLICY_CHANGED:
-        return operators.describe_policy_change(trouble.amount)
-    if trouble.kind in _BY_AMOUNT:
-        return f"{trouble.target}, {trouble.amount:.4g}"
-    return trouble.target if trouble.kind in _AT_ONCE else f"{trouble.target}, for {trouble.for_s:.1f} s"
+    if fault.kind is FaultKind.POLICY_CHANGED:
+        return operators.describe_policy_change(fault.amount)
+    if fault.kind in _BY_AMOUNT:
+        return f"{fault.target}, {fault.amount:.4g}"
+    return fault.target if fault.kind in _AT_ONCE else f"{fault.target}, for {fault.for_s:.1f} s"
 
 
 _BY_AMOUNT = frozenset(
@@ -185,8 +194,8 @@ _FELT_LATER = frozenset({FaultKind.TIMEOUT_AT, FaultKind.CRASH_AT_AWAIT, FaultKi
 _AT_ONCE = frozenset({FaultKind.BURST, FaultKind.NODE_DELETED, FaultKind.TENANT_DELETED, FaultKind.COMPACTION})
 
 
-async def _happen(world: Simulation, trouble: ScheduledFault) -> None:
-    match trouble.kind:
+async def _happen(simulation: Simulation, fault: ScheduledFault) -> None:
+    match fault.kind:
         case (
             FaultKind.CELL_CRASH
             | FaultKind.CELL_PAUSE
@@ -197,70 +206,76 @@ async def _happen(world: Simulation, trouble: ScheduledFault) -> None:
             | FaultKind.COMPACTION
             | FaultKind.OVERLOAD
         ):
-            await _to_cell(world.cell(trouble.target), trouble)
+            await _to_cell(simulation.cell(fault.target), fault)
         case FaultKind.AGENT_CRASH | FaultKind.AGENT_PAUSE | FaultKind.NODE_LOSS:
-            await _to_agent(world.agent(trouble.target), trouble)
+            await _to_agent(simulation.agent(fault.target), fault)
         case FaultKind.ROLLING_RESTART:
-            for cell in world.cells():
+            for cell in simulation.cells():
                 cell.crash()
-                await asyncio.sleep(0.5 + trouble.amount)
+                await asyncio.sleep(0.5 + fault.amount)
                 cell.boot()
-                await asyncio.sleep(trouble.for_s / 4)
+                await asyncio.sleep(fault.for_s / 4)
         case FaultKind.ZONE_LOSS:
-            await _power_cut([a for a in world.agents if a.zone == trouble.target], [], trouble.for_s)
+            await _power_cut([a for a in simulation.agents if a.zone == fault.target], [], fault.for_s)
         case FaultKind.REGION_LOSS:
-            region = world.cell(trouble.target)
-            await _power_cut([a for a in world.agents if a.region is region], [region], trouble.for_s)
-        case FaultKind.LINK_CUT | FaultKind.LINK_CUT_ONE_WAY | FaultKind.AGENT_CUT | FaultKind.AGENT_CUT_ONE_WAY | FaultKind.REGION_ISOLATED:
-            await _cut(world, _paths(world, trouble), trouble.for_s)
+            region = simulation.cell(fault.target)
+            await _power_cut([a for a in simulation.agents if a.region is region], [region], fault.for_s)
+        case (
+            FaultKind.LINK_CUT
+            | FaultKind.LINK_CUT_ONE_WAY
+            | FaultKind.AGENT_CUT
+            | FaultKind.AGENT_CUT_ONE_WAY
+            | FaultKind.REGION_ISOLATED
+        ):
+            await _cut(simulation, _paths(simulation, fault), fault.for_s)
         case FaultKind.CLOCK_STEP:
-            world.clock(trouble.target).step_s += trouble.amount
+            simulation.clock(fault.target).step_s += fault.amount
         case FaultKind.CLOCK_DRIFT:
-            world.clock(trouble.target).drift(trouble.amount)
+            simulation.clock(fault.target).drift(fault.amount)
         case FaultKind.CLOCK_WILD:
             # The invariants assume clocks within the bound, so S7 is not checked for leases on this clock.
-            world.checkers.exclude_clock(trouble.target)
-            world.clock(trouble.target).drift(trouble.amount)
+            simulation.checkers.exclude_clock(fault.target)
+            simulation.clock(fault.target).drift(fault.amount)
         case FaultKind.CACHES_STALE:
-            world.faults.stall_caches(trouble.target, trouble.for_s)
+            simulation.faults.stall_caches(fault.target, fault.for_s)
         case FaultKind.NODE_BROKEN:
-            world.agent(trouble.target).machine.start_disabled = True
-            await asyncio.sleep(trouble.for_s)
-            world.agent(trouble.target).machine.start_disabled = False
+            simulation.agent(fault.target).machine.start_disabled = True
+            await asyncio.sleep(fault.for_s)
+            simulation.agent(fault.target).machine.start_disabled = False
         case FaultKind.NEXT_RELEASE:
-            await _as_release(world, trouble, ReleaseVersion.NEXT)
+            await _as_release(simulation, fault, ReleaseVersion.NEXT)
         case FaultKind.FORMER_RELEASE:
-            await _as_release(world, trouble, ReleaseVersion.PREVIOUS)
+            await _as_release(simulation, fault, ReleaseVersion.PREVIOUS)
         case FaultKind.NODE_SHRINKS:
-            await world.agent(trouble.target).shrink(trouble.for_s)
+            await simulation.agent(fault.target).shrink(fault.for_s)
         case _:
-            await operators.apply_operator_fault(world, trouble)
+            await operators.apply_operator_fault(simulation, fault)
 
 
-async def _to_cell(cell: CellHost, trouble: ScheduledFault) -> None:
-    match trouble.kind:
+async def _to_cell(cell: CellHost, fault: ScheduledFault) -> None:
+    match fault.kind:
         case FaultKind.CELL_CRASH:
             cell.crash()
-            await asyncio.sleep(trouble.for_s)
+            await asyncio.sleep(fault.for_s)
             cell.boot()
         case FaultKind.CELL_PAUSE:
-            cell.pause(trouble.for_s)
+            cell.pause(fault.for_s)
         case FaultKind.CRASH_AT_AWAIT:
-            cell.crash_after_steps(int(trouble.amount))
+            cell.crash_after_steps(int(fault.amount))
         case FaultKind.TIMEOUT_AT:
-            cell.disk.timeout_at_commit = int(trouble.amount)
+            cell.disk.timeout_at_commit = int(fault.amount)
         case FaultKind.OVERLOAD:
             cell.overloaded = True
-            await asyncio.sleep(trouble.for_s)
+            await asyncio.sleep(fault.for_s)
             cell.overloaded = False
         case FaultKind.STORE_DOWN:
             cell.disk.unavailable = True
-            await asyncio.sleep(trouble.for_s)
+            await asyncio.sleep(fault.for_s)
             cell.disk.unavailable = False
         case FaultKind.DISK_FULL:
             # The store fails at its next write. Later an operator frees disk space and restarts the cell.
             cell.disk.full = True
-            await asyncio.sleep(trouble.for_s)
+            await asyncio.sleep(fault.for_s)
             cell.disk.full = False
             if cell.store_failed:
                 cell.crash()
@@ -269,25 +284,25 @@ async def _to_cell(cell: CellHost, trouble: ScheduledFault) -> None:
             await cell.disk.store.compact(cell.disk.store.head)
 
 
-async def _to_agent(agent: AgentHost, trouble: ScheduledFault) -> None:
-    match trouble.kind:
+async def _to_agent(agent: AgentHost, fault: ScheduledFault) -> None:
+    match fault.kind:
         case FaultKind.AGENT_PAUSE:
-            agent.pause(trouble.for_s)
+            agent.pause(fault.for_s)
             return
         case FaultKind.NODE_LOSS:
             agent.lose_power()
         case _:
             agent.crash()
-    await asyncio.sleep(trouble.for_s)
+    await asyncio.sleep(fault.for_s)
     agent.boot()
 
 
-async def _as_release(world: Simulation, trouble: ScheduledFault, release: ReleaseVersion) -> None:
+async def _as_release(simulation: Simulation, fault: ScheduledFault, release: ReleaseVersion) -> None:
     """Restarts the host as another release and later as the current one, both on the same disk."""
-    host = world.host(trouble.target)
+    host = simulation.host(fault.target)
     host.switch_release(release)
-    await asyncio.sleep(trouble.for_s)
-    if not (world.faults.healed and world.keeps_mixed_releases):
+    await asyncio.sleep(fault.for_s)
+    if not (simulation.faults.healed and simulation.keeps_mixed_releases):
         host.switch_release(ReleaseVersion.CURRENT)
 
 
@@ -305,24 +320,24 @@ async def _power_cut(agents: list[AgentHost], cells: list[CellHost], for_s: floa
         host.boot()
 
 
-def _paths(world: Simulation, trouble: ScheduledFault) -> list[tuple[str, str]]:
+def _paths(simulation: Simulation, fault: ScheduledFault) -> list[tuple[str, str]]:
     """The network directions that the fault blocks."""
-    if trouble.kind in (FaultKind.AGENT_CUT, FaultKind.AGENT_CUT_ONE_WAY):
-        agent = world.agent(trouble.target)
+    if fault.kind in (FaultKind.AGENT_CUT, FaultKind.AGENT_CUT_ONE_WAY):
+        agent = simulation.agent(fault.target)
         both = [(agent.caller, agent.region.name), (agent.region.name, agent.caller)]
     else:
-        both = [(f"region/{trouble.target}", GLOBAL), (GLOBAL, f"region/{trouble.target}")]
-    if trouble.kind in (FaultKind.LINK_CUT_ONE_WAY, FaultKind.AGENT_CUT_ONE_WAY):
-        return [both[trouble.amount < 0.5]]
-    if trouble.kind is FaultKind.REGION_ISOLATED:
-        callers = [a.caller for a in world.agents if a.region.name == trouble.target] + ["operator"]
-        both += [path for caller in callers for path in ((caller, trouble.target), (trouble.target, caller))]
+        both = [(f"region/{fault.target}", GLOBAL), (GLOBAL, f"region/{fault.target}")]
+    if fault.kind in (FaultKind.LINK_CUT_ONE_WAY, FaultKind.AGENT_CUT_ONE_WAY):
+        return [both[fault.amount < 0.5]]
+    if fault.kind is FaultKind.REGION_ISOLATED:
+        callers = [a.caller for a in simulation.agents if a.region.name == fault.target] + ["operator"]
+        both += [path for caller in callers for path in ((caller, fault.target), (fault.target, caller))]
     return both
 
 
-async def _cut(world: Simulation, paths: list[tuple[str, str]], for_s: float) -> None:
+async def _cut(simulation: Simulation, paths: list[tuple[str, str]], for_s: float) -> None:
     for source, target in paths:
-        world.network.cut(source, target)
+        simulation.network.cut(source, target)
     await asyncio.sleep(for_s)
     for source, target in paths:
-        world.network.restore(source, target)
+        simulation.network.restore(source, target)

@@ -14,10 +14,10 @@ from holdfast.agent.config import AgentConfig
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.cell.cell import Cell
 from holdfast.client.contract import Client
-from holdfast.gate.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
 from holdfast.model import limits
 from holdfast.model.errors import Fault, StoreFailed
 from holdfast.model.node import Device
+from holdfast.model.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
 from holdfast.model.quantity import amounts
 from holdfast.sim.clients import ClientObserver, InCellClient, RemoteClient
 from holdfast.sim.disk import Disk, MountedStore
@@ -79,7 +79,9 @@ class SimPeerProbe:
     async def reachable(self, region: str, endpoint: str) -> bool:
         host = self._peers.get(region)
         return (
-            host is not None and host.serving_process() is not None and self._network.reachable(f"region/{self._own}", region)
+            host is not None
+            and host.serving_process() is not None
+            and self._network.reachable(f"region/{self._own}", region)
         )
 
 
@@ -121,8 +123,10 @@ class CellHost:
         if here is self.release and here is not ReleaseVersion.PREVIOUS:
             # Equal releases need no proxy, except the previous one: this code sends fields that it does not know.
             return NextReleaseClient(known) if here is ReleaseVersion.NEXT else known
-        ears = self._setting.observer
-        return VersionSkewProxy(known, here, self.release, lambda what: ears.skew_detected(self.name, f"{caller}: {what}"))
+        observer = self._setting.observer
+        return VersionSkewProxy(
+            known, here, self.release, lambda what: observer.skew_detected(self.name, f"{caller}: {what}")
+        )
 
     def switch_release(self, release: ReleaseVersion) -> None:
         """Restarts the cell as another release, on the same disk."""
@@ -151,7 +155,12 @@ class CellHost:
         there = None
         if self.global_host is not None:
             there = RemoteClient(
-                shared.network, f"region/{self.name}", self.global_host, ports, shared.observer, watching=shared.watches_enabled
+                shared.network,
+                f"region/{self.name}",
+                self.global_host,
+                ports,
+                shared.observer,
+                watching=shared.watches_enabled,
             )
 
         foretells = self.release is ReleaseVersion.NEXT
@@ -201,8 +210,8 @@ class CellHost:
     def crash_and_reboot(self) -> None:
         """Crashes and restarts after a random delay."""
         self.crash()
-        chance = random_stream(self._setting.seed, f"{self.name}.{self.incarnation}/reboot")
-        self._setting.loop.call_from_environment(chance.uniform(*REBOOT_S), self.boot)
+        rng = random_stream(self._setting.seed, f"{self.name}.{self.incarnation}/reboot")
+        self._setting.loop.call_from_environment(rng.uniform(*REBOOT_S), self.boot)
 
     def crash_after_steps(self, steps: int) -> None:
         """Crashes after this many event loop steps, at whatever await is reached then."""
@@ -252,7 +261,11 @@ class AgentHost:
         self.incarnation = 0
         self.process: Process | None = None
         self.machine = Machine(
-            self.name, setting.loop, setting.faults, random_stream(setting.seed, f"{self.name}/machine"), setting.on_task_start
+            self.name,
+            setting.loop,
+            setting.faults,
+            random_stream(setting.seed, f"{self.name}/machine"),
+            setting.on_task_start,
         )
         self.region = region
         self.caller = f"node/{region.name}/{self.name}"
@@ -275,7 +288,9 @@ class AgentHost:
         shared, name = self._setting, f"{self.name}.{self.incarnation}"
         self.process = Process(self.name, self.incarnation)
         ports = SimPorts(self.machine.clock, shared.seed, name)
-        client = RemoteClient(shared.network, self.caller, self.region, ports, shared.observer, watching=shared.watches_enabled)
+        client = RemoteClient(
+            shared.network, self.caller, self.region, ports, shared.observer, watching=shared.watches_enabled
+        )
         release = self.release
         driver = SimDriver(self.machine, shared.faults, random_stream(shared.seed, f"{name}/driver"), release)
 
@@ -351,10 +366,10 @@ def _foretold(config: AgentConfig) -> AgentConfig:
     )
 
 
-def agent_config(region: str, number: int, zones: tuple[str, ...], chance: random.Random) -> AgentConfig:
+def agent_config(region: str, number: int, zones: tuple[str, ...], rng: random.Random) -> AgentConfig:
     """Configuration of one machine. Machines differ in GPUs, ports, scarce resources, pool, tenant and size."""
     gpus = number < FULL_SIZE_NODES and number % 3 == 1
-    capacity: dict[str, Any] = {"cpu": chance.choice(("1", "2", "2")), "memory": chance.choice(("4Gi", "8Gi"))}
+    capacity: dict[str, Any] = {"cpu": rng.choice(("1", "2", "2")), "memory": rng.choice(("4Gi", "8Gi"))}
     if number >= FULL_SIZE_NODES:
         capacity = {"cpu": "500m", "memory": "1Gi"}
     elif gpus:

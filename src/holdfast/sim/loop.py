@@ -55,7 +55,19 @@ def _nothing() -> None:
 class Process:
     """One incarnation of a simulated process. After a restart there is another Process with the same name."""
 
-    __slots__ = ("alive", "on_crash_step", "context", "steps_to_crash", "paused_calls", "incarnation", "name", "number", "paused", "queue", "tasks")
+    __slots__ = (
+        "alive",
+        "context",
+        "incarnation",
+        "name",
+        "number",
+        "on_crash_step",
+        "paused",
+        "paused_calls",
+        "queue",
+        "steps_to_crash",
+        "tasks",
+    )
 
     def __init__(self, name: str, life: int) -> None:
         self.name = name
@@ -89,12 +101,12 @@ class SimulationStuck(RuntimeError):
 class VirtualLoop(asyncio.BaseEventLoop):
     """`steps` counts callbacks. `trace` is a running digest of which process ran when, to compare runs of a seed."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.now_s = 0.0
         self._now_us = 0
-        self._draw = chance.random
-        self._world = Process("world", 0)
+        self._draw = rng.random
+        self._environment = Process("world", 0)
         self.environment_context = copy_context()
         """Context of callbacks that belong to no process, such as messages in flight."""
         self.environment_context.run(current_process.set, ENVIRONMENT)
@@ -102,7 +114,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Processes with ready callbacks, each once."""
         self._timers: list[tuple[float, int, Call | asyncio.Future[None]]] = []
         self._timer_number = 0
-        self._buried: list[Any] = []
+        self._discarded: list[Any] = []
         self.steps = 0
         self.digest = 0
         self.failures: list[dict[str, Any]] = []
@@ -120,9 +132,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _enqueue(self, call: Call) -> None:
         owner = call.context.get(current_process, ENVIRONMENT)
         if owner is ENVIRONMENT:
-            owner = self._world
+            owner = self._environment
         if not owner.alive:
-            self._buried.append(call)
+            self._discarded.append(call)
         elif owner.paused:
             owner.paused_calls.append(call)
         else:
@@ -136,7 +148,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         call = Call(callback, args, copy_context() if context is None else context)
         owner = call.context.get(current_process, ENVIRONMENT)
         if owner is ENVIRONMENT:
-            owner = self._world
+            owner = self._environment
         if owner.alive and not owner.paused:
             if not owner.queue:
                 self._waiting.append(owner)
@@ -198,7 +210,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             self._run(call, owner)
             if owner.steps_to_crash:
-                self._burn(owner)
+                self._count_down(owner)
 
     def _run(self, call: Call, owner: Process) -> None:
         self.steps += 1
@@ -212,7 +224,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self.steps > STEPS_MAX:
             raise SimulationStuck(f"livelock: more than {STEPS_MAX} steps")
 
-    def _burn(self, owner: Process) -> None:
+    def _count_down(self, owner: Process) -> None:
         owner.steps_to_crash -= 1
         if not owner.steps_to_crash and owner.on_crash_step is not None:
             owner.on_crash_step()
@@ -235,7 +247,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 item.set_result(None)
             elif item.context is self.environment_context:
                 # No process is ready, so the callback can run at once.
-                self._run(item, self._world)
+                self._run(item, self._environment)
             else:
                 self._enqueue(item)
         if now < 0.0:
@@ -252,7 +264,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         owner = current_process.get() if context is None else context.get(current_process, ENVIRONMENT)
-        (self._world if owner is ENVIRONMENT else owner).tasks.append(weakref.ref(task))
+        (self._environment if owner is ENVIRONMENT else owner).tasks.append(weakref.ref(task))
         return task
 
     def spawn(self, process: Process, main: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
@@ -269,9 +281,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Crashes the process. References to its tasks are kept, so that no finalizer runs."""
         process.alive = False
         self._stop_running(process)
-        self._buried.extend(process.queue)
-        self._buried.extend(process.paused_calls)
-        self._buried.extend(task for began in process.tasks if (task := began()) is not None)
+        self._discarded.extend(process.queue)
+        self._discarded.extend(process.paused_calls)
+        self._discarded.extend(task for began in process.tasks if (task := began()) is not None)
         process.queue.clear()
         process.paused_calls.clear()
 
@@ -318,27 +330,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Closes the loop without running pending callbacks."""
         self._waiting.clear()
         self._timers.clear()
-        self._buried.extend(asyncio.all_tasks(self))
-        for item in self._buried:
+        self._discarded.extend(asyncio.all_tasks(self))
+        for item in self._discarded:
             if isinstance(item, asyncio.Task):
                 item._log_destroy_pending = False  # type: ignore[attr-defined]
         if not self.is_closed():
             self.close()
-        self._bury()
+        self._close_discarded()
 
-    def _bury(self) -> None:
+    def _close_discarded(self) -> None:
         """Closes all pending coroutines and suppresses their cleanup errors."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
-            for item in [i for i in self._buried if isinstance(i, asyncio.Task)]:
+            for item in [i for i in self._discarded if isinstance(i, asyncio.Task)]:
                 for _ in range(CLOSE_ATTEMPTS):
                     try:
                         item.get_coro().close()
                         break
                     except BaseException:
                         continue
-            self._buried.clear()
-            self._world.tasks.clear()
+            self._discarded.clear()
+            self._environment.tasks.clear()
             gc.collect()
         finally:
             sys.unraisablehook = hook

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent import task_decision
 from holdfast.agent.cgroups import Usage
 from holdfast.agent.drivers.contract import (
     DiscoveredTask,
@@ -24,7 +25,6 @@ from holdfast.agent.drivers.contract import (
 from holdfast.agent.drivers.records import TaskRecord
 from holdfast.agent.persisted_state import PersistedState
 from holdfast.agent.probes import ProbeResult, ProbeTarget
-from holdfast.model import limits
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
 from holdfast.model.template import Probe
@@ -95,8 +95,8 @@ class Machine:
         self,
         name: str,
         loop: VirtualLoop,
-        chaos: FaultInjector,
-        chance: random.Random,
+        faults: FaultInjector,
+        rng: random.Random,
         began: Callable[[Machine, TaskRun], None],
     ) -> None:
         self.name = name
@@ -109,8 +109,8 @@ class Machine:
         self.lease = (0, 0.0)
         """Epoch and end of the node's lease, as the agent last wrote them for the watchdogs."""
         self.loop = loop
-        self._chaos = chaos
-        self._chance = chance
+        self._faults = faults
+        self._rng = rng
         self._began = began
         self._pid = 1
         self._changed = asyncio.Event()
@@ -130,26 +130,30 @@ class Machine:
         if task.template.command[:1] == ("work",):
             how = ExitStatus(code=int(self._fails(task)), reason=Reason.EXITED)
             quick = task.env.get(BEHAVIOUR_ENV) in (QUICK, FAILS_AT_ONCE)
-            after_s = self._chance.uniform(*(QUICK_RUNS_S if quick else BATCH_RUNS_S))
+            after_s = self._rng.uniform(*(QUICK_RUNS_S if quick else BATCH_RUNS_S))
             self.loop.spawn(ENVIRONMENT, self._finish(work, after_s, how), name="batch ends")
         elif self._dies(task):
-            how = self._chance.choice(OWN_EXITS)
-            self.loop.spawn(ENVIRONMENT, self._die(work, self._chance.uniform(*EXITS_SOMETIMES_RUNS_S), how), name="work ends")
-        elif (own := self._chaos.draw(FaultKind.WORK_EXIT, self.name)) is not None:
-            self.loop.spawn(ENVIRONMENT, self._die(work, own.uniform(1.0, 60.0), own.choice(CRASH_EXITS)), name="work exits")
+            how = self._rng.choice(OWN_EXITS)
+            self.loop.spawn(
+                ENVIRONMENT, self._die(work, self._rng.uniform(*EXITS_SOMETIMES_RUNS_S), how), name="work ends"
+            )
+        elif (own := self._faults.draw(FaultKind.WORK_EXIT, self.name)) is not None:
+            self.loop.spawn(
+                ENVIRONMENT, self._die(work, own.uniform(1.0, 60.0), own.choice(CRASH_EXITS)), name="work exits"
+            )
         return work
 
     def _fails(self, task: Task) -> bool:
         """Whether a batch task fails. Unsteady tasks fail only during the fault phase."""
         behaves = task.env.get(BEHAVIOUR_ENV)
         return behaves in (FAILS, FAILS_AT_ONCE) or (
-            behaves == FAILS_SOMETIMES and not self._chaos.healed and self._chance.random() < 0.5
+            behaves == FAILS_SOMETIMES and not self._faults.healed and self._rng.random() < 0.5
         )
 
     def _dies(self, task: Task) -> bool:
         """Whether a service task exits by itself. This happens only during the fault phase."""
-        mortal = task.env.get(BEHAVIOUR_ENV) == EXITS_SOMETIMES and not self._chaos.healed
-        return mortal and self._chance.random() < EXITS_SOMETIMES_FRACTION
+        mortal = task.env.get(BEHAVIOUR_ENV) == EXITS_SOMETIMES and not self._faults.healed
+        return mortal and self._rng.random() < EXITS_SOMETIMES_FRACTION
 
     # Watchdogs
 
@@ -174,7 +178,7 @@ class Machine:
         end_mono_s, why = self.deadline(work.task, work.until_mono_s)
         if end_mono_s == float("inf"):
             return
-        lead_s = limits.WATCHDOG_KILL_LEAD_S if why is Reason.LEASE_EXPIRED else 0.0
+        lead_s = task_decision.WATCHDOG_KILL_LEAD_S if why is Reason.LEASE_EXPIRED else 0.0
         left_s = end_mono_s - lead_s - self.clock.monotonic()
         if left_s <= 0:
             self.end_task(work, ExitStatus(signal="SIGKILL", reason=why))
@@ -191,7 +195,7 @@ class Machine:
     async def _die(self, work: TaskRun, after_s: float, how: ExitStatus) -> None:
         """Ends a service task, unless the fault phase is over by then."""
         await asyncio.sleep(after_s)
-        if self.powered and not self._chaos.healed:
+        if self.powered and not self._faults.healed:
             self.end_task(work, how)
 
     async def _finish(self, work: TaskRun, after_s: float, how: ExitStatus) -> None:
@@ -231,12 +235,16 @@ class SimDriver:
     name = "process"
 
     def __init__(
-        self, machine: Machine, chaos: FaultInjector, chance: random.Random, release: ReleaseVersion = ReleaseVersion.CURRENT
+        self,
+        machine: Machine,
+        faults: FaultInjector,
+        rng: random.Random,
+        release: ReleaseVersion = ReleaseVersion.CURRENT,
     ) -> None:
         self._machine = machine
         self._release = release
-        self._chaos = chaos
-        self._chance = chance
+        self._faults = faults
+        self._rng = rng
         self._stopped: dict[str, int] = {}
 
     async def inspect(self) -> list[DiscoveredTask]:
@@ -248,16 +256,16 @@ class SimDriver:
 
     async def start(self, task: Task) -> StartedTask:
         place = self._machine.name
-        slow = self._chaos.draw(FaultKind.START_SLOW, place)
-        await asyncio.sleep(slow.uniform(*SLOW_START_S) if slow is not None else self._chance.uniform(*START_S))
+        slow = self._faults.draw(FaultKind.START_SLOW, place)
+        await asyncio.sleep(slow.uniform(*SLOW_START_S) if slow is not None else self._rng.uniform(*START_S))
         if self._machine.start_disabled:
             raise StartFailed(Reason.START_ERROR, "the machine cannot start tasks (simulated)")
-        if (own := self._chaos.draw(FaultKind.START_FAILS, place)) is not None:
+        if (own := self._faults.draw(FaultKind.START_FAILS, place)) is not None:
             raise StartFailed(own.choice(START_ERRORS), "the start failed (simulated)")
         if self._stopped.get(task.id, 0) >= task.run:
             raise StartFailed(Reason.NEVER_STARTED, "stopped before it started")
         end_mono_s, why = self._machine.deadline(task, task.run_until_mono_s)
-        if end_mono_s - limits.WATCHDOG_LEAD_S <= self._machine.clock.monotonic():
+        if end_mono_s - task_decision.WATCHDOG_LEAD_S <= self._machine.clock.monotonic():
             raise StartFailed(Reason.NEVER_STARTED, f"its deadline passed before it started ({why})")
         work = self._machine.start_task(record_left_by(self._release, TaskRecord(task)).task)
         return StartedTask(work.pid, self._machine.wall_s(work.started_s))
@@ -268,7 +276,7 @@ class SimDriver:
         if work is None:
             return ExitStatus(reason=Reason.NEVER_STARTED)
         if work.exit is None:
-            await asyncio.sleep(self._chance.uniform(0.0, min(grace_s, 2.0)))
+            await asyncio.sleep(self._rng.uniform(0.0, min(grace_s, 2.0)))
         work.exit_reported = True
         self._machine.end_task(work, ExitStatus(signal="SIGTERM", reason=Reason.STOPPED_ON_REQUEST))
         return work.exit or ExitStatus()
@@ -311,15 +319,15 @@ class SimDriver:
 class SimProber:
     """Probes of simulated tasks: ready shortly after the start, unless the behaviour or a fault says otherwise."""
 
-    def __init__(self, machine: Machine, chaos: FaultInjector) -> None:
+    def __init__(self, machine: Machine, faults: FaultInjector) -> None:
         self._machine = machine
-        self._chaos = chaos
+        self._faults = faults
 
     async def check(self, target: ProbeTarget, probe: Probe) -> ProbeResult:
         work = self._machine.runs.get(target.task_id)
         if work is None or work.exit is not None:
             return ProbeResult(False, "not running")
-        if self._chaos.draw(FaultKind.PROBE_FAILS, self._machine.name) is not None:
+        if self._faults.draw(FaultKind.PROBE_FAILS, self._machine.name) is not None:
             return ProbeResult(False, "no response (simulated)")
         ran_s, behaves = self._machine.loop.time() - work.started_s, work.task.env.get(BEHAVIOUR_ENV)
         if behaves in (NEVER_READY, NEVER_UP) or (behaves == TURNS_UNHEALTHY and ran_s > HEALTHY_FOR_S):

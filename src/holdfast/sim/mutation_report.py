@@ -63,7 +63,7 @@ def report_lines(table: MutationTable) -> Iterator[str]:
     begin = f" --from {table.first}" if table.first != 1 else ""
     yield "# Mutations"
     yield ""
-    yield f"Written by `python -m holdfast.sim --mutation all --seeds 25{begin} --page docs/planted-bugs.md`. Each"
+    yield f"Written by `python -m holdfast.sim --mutation all --seeds 25{begin} --page docs/mutations.md`. Each"
     yield "mutation removes a defence of the production code (`sim/mutations`). *Seeds* is the number of seeds of the"
     yield f"ordinary run until a checker catches the mutation, counted from seed {table.first}. A mutation that needs a"
     yield "certain course of events names a scenario: it was applied in the first seed and in seeds that start from the"

@@ -64,20 +64,20 @@ class MutationCaught(msgspec.Struct, frozen=True):
 def run_trial(seed: int, name: str = "") -> TrialResult:
     """Runs a seed with or without a mutation, up to the first violation."""
     with applied_mutation(name) if name else nullcontext() as patch:
-        world = Simulation(seed)
-        world.checkers.on_violation = world.loop.stop
+        simulation = Simulation(seed)
+        simulation.checkers.on_violation = simulation.loop.stop
         digest = by = what = ""
         try:
-            outcome = world.run()
+            outcome = simulation.run()
             digest, by = outcome.digest, failure_kind(outcome)
             what = next(iter((*outcome.unconverged, *outcome.failures)), "")
         except SimulationStuck as stuck:
             by, what = "livelock", str(stuck)
         except RuntimeError:
-            if not world.checkers.violations:
+            if not simulation.checkers.violations:
                 raise
-        if world.checkers.violations:
-            first = world.checkers.violations[0]
+        if simulation.checkers.violations:
+            first = simulation.checkers.violations[0]
             by, what = first.invariant, str(first)
     executed, tripped = (patch.executed, patch.mutation_error) if patch is not None else (True, "")
     return TrialResult(seed, by, what, digest, executed, tripped)

@@ -82,10 +82,10 @@ class Network:
     """Partitions, calls and streams between callers (`region/east`, `node/east/n1`, `operator`) and hosts
     (`global`)."""
 
-    def __init__(self, loop: VirtualLoop, chaos: FaultInjector, chance: random.Random) -> None:
+    def __init__(self, loop: VirtualLoop, faults: FaultInjector, rng: random.Random) -> None:
         self.loop = loop
-        self.faults = chaos
-        self._chance = chance
+        self.faults = faults
+        self._rng = rng
         self._cut: dict[tuple[str, str], int] = {}
         """Blocked directions with the number of active partitions."""
         self._open: dict[Process, dict[int, Callable[[Fault], None]]] = {}
@@ -114,7 +114,7 @@ class Network:
         """Fails the open calls and streams of a crashed process after a short delay."""
         for notice in self._open.pop(process, {}).values():
             fault = Unavailable(f"{process.name} closed the connection (simulated)")
-            self.loop.call_from_environment(self._chance.uniform(*REFUSED_S), notice, fault)
+            self.loop.call_from_environment(self._rng.uniform(*REFUSED_S), notice, fault)
 
     def _register(self, process: Process, notice: Callable[[Fault], None]) -> int:
         self._number += 1
@@ -139,11 +139,11 @@ class Network:
         overload."""
         answer: asyncio.Future[T] = self.loop.create_future()
         if not self.reachable(caller, host.name):
-            await asyncio.sleep(self._chance.uniform(*CALL_TIMEOUT_S))
+            await asyncio.sleep(self._rng.uniform(*CALL_TIMEOUT_S))
             raise Unavailable(f"{host.name} is unreachable from {caller} (simulated)")
-        if host.overloaded and not own_lane and self._chance.random() < OVERLOAD_REJECT_FRACTION:
+        if host.overloaded and not own_lane and self._rng.random() < OVERLOAD_REJECT_FRACTION:
             await asyncio.sleep(self._latency_s())
-            raise Overloaded(f"{host.name} is overloaded (simulated)", retry_after_s=self._chance.uniform(0.5, 3.0))
+            raise Overloaded(f"{host.name} is overloaded (simulated)", retry_after_s=self._rng.uniform(0.5, 3.0))
         lost = self.faults.draw(FaultKind.CALL_LOST, caller) is not None
         if not lost:
             self.loop.call_from_environment(self._latency_s(), self._arrive, caller, host, work, answer, writes)
@@ -165,7 +165,7 @@ class Network:
         target = host.serving_process()
         if target is None:
             refused = Unavailable(f"{host.name} refused the connection (simulated)")
-            self.loop.call_from_environment(self._chance.uniform(*REFUSED_S), _settle, answer, refused)
+            self.loop.call_from_environment(self._rng.uniform(*REFUSED_S), _settle, answer, refused)
             return
         number = self._register(target, lambda _: self._give_up(answer, host.name, writes))
 
@@ -179,7 +179,9 @@ class Network:
             if self.faults.draw(FaultKind.REPLY_LOST, caller) is None:
                 slow = self.faults.draw(FaultKind.REPLY_SLOW, caller)
                 late_s = slow.uniform(*SLOW_REPLY_S) if slow is not None else 0.0
-                self.loop.call_from_environment(self._latency_s() + late_s, self._reply, caller, host.name, answer, result)
+                self.loop.call_from_environment(
+                    self._latency_s() + late_s, self._reply, caller, host.name, answer, result
+                )
 
         self.loop.spawn(target, carry_out(), name=f"call from {caller}")
 
@@ -193,7 +195,7 @@ class Network:
         _settle(answer, kind(f"{host} did not respond (simulated)"))
 
     def _latency_s(self) -> float:
-        return self._chance.uniform(*LATENCY_S)
+        return self._rng.uniform(*LATENCY_S)
 
     # Streams
 
@@ -204,7 +206,7 @@ class Network:
         await asyncio.sleep(self._latency_s())
         target = host.serving_process()
         if target is None or not self.reachable(caller, host.name):
-            await asyncio.sleep(self._chance.uniform(*REFUSED_S))
+            await asyncio.sleep(self._rng.uniform(*REFUSED_S))
             raise Unavailable(f"{host.name} is unreachable from {caller} (simulated)")
         if self.faults.draw(FaultKind.WATCH_EXPIRED, place) is not None:
             raise Expired("the revision is compacted (simulated): list again")
@@ -234,7 +236,7 @@ class Network:
         strikes = self.faults.draw
         if not self.reachable(host, caller):
             pipe.stalled = True
-            self.loop.call_from_environment(self._chance.uniform(*BREAK_NOTICED_S), pipe.fail, _broken(host))
+            self.loop.call_from_environment(self._rng.uniform(*BREAK_NOTICED_S), pipe.fail, _broken(host))
             return
         if (own := strikes(FaultKind.WATCH_STALL, place)) is not None:
             pipe.stalled = True

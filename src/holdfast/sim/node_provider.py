@@ -29,13 +29,13 @@ IDLE_S = 30.0
 class SimNodeProvider:
     """Reconciles the pools of all regions until the run ends. A restarted node keeps its machine."""
 
-    def __init__(self, world: Simulation) -> None:
-        self._world = world
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
         self._machines: dict[str, AgentHost] = {}
 
     async def run(self) -> None:
         while True:
-            for region in self._world.regions:
+            for region in self._simulation.regions:
                 try:
                     await self._provide(region)
                 except Fault:
@@ -43,7 +43,7 @@ class SimNodeProvider:
             await asyncio.sleep(POLL_EVERY_S)
 
     async def _provide(self, region: CellHost) -> None:
-        client = self._world.operator_client(region.name, who="provider")
+        client = self._simulation.operator_client(region.name, who="provider")
         pool = await client.get(NodePool, region.name)
         if pool is None:
             zones = actors.zones_of(region.name)
@@ -68,15 +68,15 @@ class SimNodeProvider:
                 name=node.name, region=region.name, zone=node.zone, state_dir="", pool=pool.metadata.name,
                 capacity=pool.spec.capacity,
             )  # fmt: skip
-            host = self._machines[node.name] = self._world.new_agent_host(region, config)
-        if host not in self._world.agents:
-            self._world.agents.append(host)
+            host = self._machines[node.name] = self._simulation.new_agent_host(region, config)
+        if host not in self._simulation.agents:
+            self._simulation.agents.append(host)
             host.decommissioned = False
             host.boot()
 
     def _stop(self, name: str) -> None:
         host = self._machines.get(name)
-        if host is not None and host in self._world.agents:
+        if host is not None and host in self._simulation.agents:
             host.lose_power()
             host.decommissioned = True
-            self._world.agents.remove(host)
+            self._simulation.agents.remove(host)

@@ -42,59 +42,63 @@ BURST_PROFILES = ("batch", "batch", "dated", "failing", "quick")
 """Profiles of a burst, if the run has them."""
 
 
-async def apply_operator_fault(world: Simulation, trouble: ScheduledFault) -> None:
-    match trouble.kind:
+async def apply_operator_fault(simulation: Simulation, fault: ScheduledFault) -> None:
+    match fault.kind:
         case FaultKind.CORDON | FaultKind.DRAIN:
-            await _close_node(world, trouble)
+            await _close_node(simulation, fault)
         case FaultKind.NODE_DELETED:
-            client = world.operator_client(world.agent(trouble.target).region.name)
-            await _delete_node(client, trouble.target)
+            client = simulation.operator_client(simulation.agent(fault.target).region.name)
+            await _delete_node(client, fault.target)
         case FaultKind.REPLICA_DELETED:
-            await _delete_replica(world.operator_client(trouble.target), trouble)
+            await _delete_replica(simulation.operator_client(fault.target), fault)
         case FaultKind.QUOTA_CHANGED:
-            await _change_quota(world, trouble)
+            await _change_quota(simulation, fault)
         case FaultKind.TENANT_DELETED:
-            await _delete_tenant(world, trouble.target)
+            await _delete_tenant(simulation, fault.target)
         case FaultKind.ZONE_AVOIDED:
-            await override_faults.avoid_zone(world, trouble)
+            await override_faults.avoid_zone(simulation, fault)
         case FaultKind.POLICY_CHANGED:
-            await _change_policy(world.operator, trouble)
+            await _change_policy(simulation.operator, fault)
         case FaultKind.OVERRIDE_GIVEN:
-            await override_faults.create_override(world, trouble)
+            await override_faults.create_override(simulation, fault)
         case FaultKind.BREAK_GLASS:
-            await override_faults.create_break_glass(world, trouble)
+            await override_faults.create_break_glass(simulation, fault)
         case FaultKind.NODE_TAINTED:
-            await _taint(world, trouble)
+            await _taint(simulation, fault)
         case FaultKind.BURST:
-            await _burst(world, trouble)
+            await _burst(simulation, fault)
 
 
-async def undo_operator_changes(world: Simulation) -> None:
+async def undo_operator_changes(simulation: Simulation) -> None:
     """Uncordons nodes, deletes overrides and restores the default policy."""
-    for region in world.regions:
-        client = world.operator_client(region.name)
+    for region in simulation.regions:
+        client = simulation.operator_client(region.name)
         for node in (await client.list(Node)).items:
             if node.spec.unschedulable or node.spec.drain or node.spec.taints:
-                await actors.edit_spec(client, Node, node.metadata.name, "", unschedulable=False, drain=False, taints=())
+                await actors.edit_spec(
+                    client, Node, node.metadata.name, "", unschedulable=False, drain=False, taints=()
+                )
         for given in (await client.list(Override)).items:
             if given.metadata.name.startswith(break_glass_prefix(region.name)):
                 await client.commit([Delete("Override", given.key, given.uid)])
-    for override in (await world.operator.list(Override)).items:
+    for override in (await simulation.operator.list(Override)).items:
         if not override.metadata.terminating:
-            await world.operator.commit([Delete("Override", override.key, override.uid)])
-    policy = await world.operator.get(SchedulerPolicy, "default")
+            await simulation.operator.commit([Delete("Override", override.key, override.uid)])
+    policy = await simulation.operator.get(SchedulerPolicy, "default")
     if policy is not None and policy.spec != SchedulerPolicySpec():
         plain = SchedulerPolicySpec()
-        await actors.edit_spec(world.operator, SchedulerPolicy, "default", "", rules=plain.rules, stage=plain.stage)
+        await actors.edit_spec(
+            simulation.operator, SchedulerPolicy, "default", "", rules=plain.rules, stage=plain.stage
+        )
 
 
-async def _close_node(world: Simulation, trouble: ScheduledFault) -> None:
-    client = world.operator_client(world.agent(trouble.target).region.name)
-    field = "drain" if trouble.kind is FaultKind.DRAIN else "unschedulable"
-    limit_s = trouble.for_s / 2 if trouble.kind is FaultKind.DRAIN else 0.0
-    await actors.edit_spec(client, Node, trouble.target, "", **{field: True}, drain_seconds=limit_s)
-    await asyncio.sleep(trouble.for_s)
-    await actors.edit_spec(client, Node, trouble.target, "", **{field: False})
+async def _close_node(simulation: Simulation, fault: ScheduledFault) -> None:
+    client = simulation.operator_client(simulation.agent(fault.target).region.name)
+    field = "drain" if fault.kind is FaultKind.DRAIN else "unschedulable"
+    limit_s = fault.for_s / 2 if fault.kind is FaultKind.DRAIN else 0.0
+    await actors.edit_spec(client, Node, fault.target, "", **{field: True}, drain_seconds=limit_s)
+    await asyncio.sleep(fault.for_s)
+    await actors.edit_spec(client, Node, fault.target, "", **{field: False})
 
 
 async def _delete_node(client: Client, name: str) -> None:
@@ -103,35 +107,35 @@ async def _delete_node(client: Client, name: str) -> None:
         await client.commit([Delete("Node", node.key, node.uid)])
 
 
-async def _delete_replica(client: Client, trouble: ScheduledFault) -> None:
+async def _delete_replica(client: Client, fault: ScheduledFault) -> None:
     replicas = (await client.list(Replica)).items
     if replicas:
-        chosen = replicas[int(trouble.amount * len(replicas))]
+        chosen = replicas[int(fault.amount * len(replicas))]
         await client.commit([Delete("Replica", chosen.key, chosen.uid)])
 
 
-async def _change_quota(world: Simulation, trouble: ScheduledFault) -> None:
-    quota = world.desired.quotas.get(trouble.target)
-    if quota is None or trouble.target not in world.desired.tenants:
+async def _change_quota(simulation: Simulation, fault: ScheduledFault) -> None:
+    quota = simulation.desired.quotas.get(fault.target)
+    if quota is None or fault.target not in simulation.desired.tenants:
         return
-    hard = {name: int(amount * trouble.amount) for name, amount in amounts(quota.spec.hard).items()}
-    await actors.edit_spec(world.operator, Quota, "quota", trouble.target, hard=dict(amounts_text(hard)))
+    hard = {name: int(amount * fault.amount) for name, amount in amounts(quota.spec.hard).items()}
+    await actors.edit_spec(simulation.operator, Quota, "quota", fault.target, hard=dict(amounts_text(hard)))
 
 
-async def _delete_tenant(world: Simulation, name: str) -> None:
+async def _delete_tenant(simulation: Simulation, name: str) -> None:
     """Deletes the tenant and removes it from the desired state."""
-    if len(world.desired.tenants) < 2:
+    if len(simulation.desired.tenants) < 2:
         return
-    tenant = await world.operator.get(Tenant, name)
+    tenant = await simulation.operator.get(Tenant, name)
     if tenant is None:
         return
-    world.desired.tenants = [other for other in world.desired.tenants if other != name]
-    for key in world.desired.services:
+    simulation.desired.tenants = [other for other in simulation.desired.tenants if other != name]
+    for key in simulation.desired.services:
         if key[0] == name:
-            world.desired.services[key] = None
+            simulation.desired.services[key] = None
     for _ in range(5):
         try:
-            await world.operator.commit([Delete("Tenant", tenant.key, tenant.uid)])
+            await simulation.operator.commit([Delete("Tenant", tenant.key, tenant.uid)])
             return
         except Conflict:
             await asyncio.sleep(0.5)
@@ -139,17 +143,17 @@ async def _delete_tenant(world: Simulation, name: str) -> None:
             return
 
 
-async def _taint(world: Simulation, trouble: ScheduledFault) -> None:
-    client = world.operator_client(world.agent(trouble.target).region.name)
-    await actors.edit_spec(client, Node, trouble.target, "", taints=(Taint(key="odd"),))
-    await asyncio.sleep(trouble.for_s)
-    await actors.edit_spec(client, Node, trouble.target, "", taints=())
+async def _taint(simulation: Simulation, fault: ScheduledFault) -> None:
+    client = simulation.operator_client(simulation.agent(fault.target).region.name)
+    await actors.edit_spec(client, Node, fault.target, "", taints=(Taint(key="odd"),))
+    await asyncio.sleep(fault.for_s)
+    await actors.edit_spec(client, Node, fault.target, "", taints=())
 
 
-async def _change_policy(client: Client, trouble: ScheduledFault) -> None:
+async def _change_policy(client: Client, fault: ScheduledFault) -> None:
     """Publishes other policy rules: scores, a filter, preemption limits, partition mode, queue order or a shadow."""
     plain, stage = PolicyRules(), PromotionStage.ACTIVE
-    match int(trouble.amount * 10):
+    match int(fault.amount * 10):
         case taken_back if taken_back < 0:
             rules = plain
         case 0 | 1 | 2:
@@ -179,14 +183,14 @@ def describe_policy_change(amount: float) -> str:
     return "rolled back to the default rules" if amount < 0 else words[int(amount * 10)]
 
 
-async def _burst(world: Simulation, trouble: ScheduledFault) -> None:
+async def _burst(simulation: Simulation, fault: ScheduledFault) -> None:
     """Creates several batch workloads at once."""
-    if trouble.target not in world.desired.tenants:
+    if fault.target not in simulation.desired.tenants:
         return
-    chance = random_stream(world.seed, f"burst/{trouble.name}")
-    number = trouble.name.rpartition("#")[2]
-    known = [sort for sort in BURST_PROFILES if sort in world.profiles]
+    rng = random_stream(simulation.seed, f"burst/{fault.name}")
+    number = fault.name.rpartition("#")[2]
+    known = [profile for profile in BURST_PROFILES if profile in simulation.profiles]
     for index in range(BURST_WORKLOADS):
-        make = workload_profiles.PROFILES[chance.choice(known)] if known else workload_profiles.batch
-        workload = make(trouble.target, f"burst{number}-{index}", (), chance)
-        await actors.create_desired(world.operator, world.desired, workload)
+        make = workload_profiles.PROFILES[rng.choice(known)] if known else workload_profiles.batch
+        workload = make(fault.target, f"burst{number}-{index}", (), rng)
+        await actors.create_desired(simulation.operator, simulation.desired, workload)

@@ -56,7 +56,9 @@ class RunTotals(msgspec.Struct):
     def add(self, done: SeedResult) -> None:
         outcome = done.outcome
         if outcome.seed < self.next_seed or outcome.seed in self.completed_ahead:
-            raise ValueError(f"seed {outcome.seed}: already counted (next {self.next_seed}, ahead {self.completed_ahead})")
+            raise ValueError(
+                f"seed {outcome.seed}: already counted (next {self.next_seed}, ahead {self.completed_ahead})"
+            )
         self.seeds += 1
         self.node_hours += outcome.node_hours
         self.faults += sum(outcome.faults.values())
@@ -97,40 +99,44 @@ def run_one(seed: int, shape: WorldSize | None = None, *, collecting: bool = Fal
     cache_loggers()
     disable_metrics()
     began_s = time.process_time()
-    world = Simulation(seed, shape)
-    outcome = world.run_without_teardown(collecting=collecting)
-    return SeedResult(outcome, world.recording().coverage, time.process_time() - began_s)
+    simulation = Simulation(seed, shape)
+    outcome = simulation.run_without_teardown(collecting=collecting)
+    return SeedResult(outcome, simulation.recording().coverage, time.process_time() - began_s)
 
 
 def run_many(
-    seeds: Iterable[int], *, workers: int, told: Callable[[SeedResult], None], until: Callable[[], bool] = lambda: False
+    seeds: Iterable[int],
+    *,
+    workers: int,
+    on_result: Callable[[SeedResult], None],
+    until: Callable[[], bool] = lambda: False,
 ) -> None:
     """Runs all seeds, or until `until()` is true; runs in flight are completed."""
     silence_logs()
     warm_up()
     left = iter(seeds)
-    nursery: WorkerPool[SeedResult] = WorkerPool(run_one)
-    twin = RepeatRunner()
+    pool: WorkerPool[SeedResult] = WorkerPool(run_one)
+    repeater = RepeatRunner()
     more = True
     try:
-        while more or len(nursery) or twin.pending:
-            while more and len(nursery) + bool(twin.pending) < max(1, workers):
+        while more or len(pool) or repeater.pending:
+            while more and len(pool) + bool(repeater.pending) < max(1, workers):
                 seed = None if until() else next(left, None)
                 more = seed is not None
                 if seed is not None:
-                    nursery.begin(seed)
-            select.select([*nursery.files(), *twin.files()], (), (), POLL_EVERY_S)
-            for end in nursery.ended(0.0):
+                    pool.begin(seed)
+            select.select([*pool.files(), *repeater.files()], (), (), POLL_EVERY_S)
+            for end in pool.ended(0.0):
                 done = end.result or _unrun(end)
                 if end.result is not None and end.number % REPEAT_EVERY_SEEDS == 0:
-                    twin.submit(done)
+                    repeater.submit(done)
                 else:
-                    told(done)
-            for done in twin.results():
-                told(done)
+                    on_result(done)
+            for done in repeater.results():
+                on_result(done)
     finally:
-        nursery.stop()
-        twin.stop()
+        pool.stop()
+        repeater.stop()
 
 
 def _unrun(end: WorkerExit[SeedResult]) -> SeedResult:
@@ -185,12 +191,12 @@ class RepeatRunner:
 def serve_digests(asked: Iterable[str]) -> Iterator[str]:
     """Reads seeds and yields digests, each from a run in its own process. Garbage is collected very often, so that a
     dependency on the collector changes the digest."""
-    nursery: WorkerPool[SeedResult] = WorkerPool(partial(run_one, collecting=True))
+    pool: WorkerPool[SeedResult] = WorkerPool(partial(run_one, collecting=True))
     for line in asked:
-        nursery.begin(int(line))
+        pool.begin(int(line))
         ends: list[WorkerExit[SeedResult]] = []
         while not ends:
-            ends = nursery.ended()
+            ends = pool.ended()
         yield ends[0].result.outcome.digest if ends[0].result is not None else f"nothing ({ends[0].why[-200:]!r})"
 
 
@@ -204,15 +210,15 @@ def digest_difference(outcome: RunOutcome, digest: str) -> str:
 
 def nondeterminism_reason(outcome: RunOutcome) -> str:
     """Repeats the run with another hash seed. Returns the difference; empty if the digests are equal."""
-    twin = RepeatRunner()
+    repeater = RepeatRunner()
     try:
-        twin.submit(SeedResult(outcome, Coverage(), 0.0))
+        repeater.submit(SeedResult(outcome, Coverage(), 0.0))
         while True:
-            select.select(twin.files(), (), ())
-            for done in twin.results():
+            select.select(repeater.files(), (), ())
+            for done in repeater.results():
                 return done.nondeterminism
     finally:
-        twin.stop()
+        repeater.stop()
 
 
 def _other_hash_seed() -> str:

@@ -54,11 +54,11 @@ class SimClock:
 
 
 class SimIds:
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
 
     def uid(self) -> str:
-        text = f"{self._chance.getrandbits(128):032x}"
+        text = f"{self._rng.getrandbits(128):032x}"
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 

@@ -38,9 +38,9 @@ class RecordedDisruption:
         """Violations that have not ended, by workload uid."""
 
     def violations(self) -> list[Violation]:
-        found = [breach for commit in self._commits for breach in self._see(commit)]
-        lasting = [breach for breaches in self._open.values() for breach in breaches]
-        return [breach.violation for breach in sorted((*found, *lasting), key=lambda breach: breach.from_s)]
+        found = [candidate for commit in self._commits for candidate in self._see(commit)]
+        lasting = [candidate for candidates in self._open.values() for candidate in candidates]
+        return [candidate.violation for candidate in sorted((*found, *lasting), key=lambda candidate: candidate.from_s)]
 
     def _see(self, commit: ObservedCommit) -> Iterator[PossibleViolation]:
         """Violations that end with this commit and lasted long enough to count."""
@@ -48,9 +48,9 @@ class RecordedDisruption:
         broken = list(self._checker.check(commit))
         for uid in workloads:
             if not self._checker.is_over_budget(uid):
-                for breach in self._open.pop(uid, ()):
-                    if breach.alone or commit.wall_s - breach.from_s > CLOCK_SKEW_MAX_S:
-                        yield breach
+                for candidate in self._open.pop(uid, ()):
+                    if candidate.alone or commit.wall_s - candidate.from_s > CLOCK_SKEW_MAX_S:
+                        yield candidate
         for promise, what, objects in broken:
             uid = next((uid for uid in workloads if self._checker.is_over_budget(uid)), "")
             alone = len(self._checker.affected_regions(uid)) == 1

@@ -2,7 +2,8 @@
 
 - Commits are rebuilt from the store's history, and their writer, time and term from the audit log.
 - Grants and limits of two cells are compared by epoch, because their clocks may differ.
-- The disruption budget over all cells is ordered by record times, with a clock tolerance (`sim/recorded_disruption.py`).
+- The disruption budget over all cells is ordered by record times, with a clock tolerance
+  (`sim/recorded_disruption.py`).
 - The result lists what a history cannot show.
 """
 
@@ -17,7 +18,7 @@ import msgspec
 
 from holdfast.gate.audit import AUDIT_LOG, AuditRecord, decode_record
 from holdfast.link.restore_handshake import GLOBAL_INCARNATION_TERM
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.election_term import Term
 from holdfast.model.errors import StoreFailed
 from holdfast.model.grant_copy import GrantCopy
@@ -39,7 +40,7 @@ from holdfast.sim.checkers.records import RecordsChecker
 from holdfast.sim.history_verdict import HistoryVerdict
 from holdfast.sim.recorded_disruption import BUDGET_KINDS, RecordedDisruption
 from holdfast.store import schema
-from holdfast.store.backup import RESTORE_MARKER
+from holdfast.store.backup import BACKUP_PAGE_RECORDS, RESTORE_MARKER
 from holdfast.store.contract import (
     Change,
     Committed,
@@ -110,7 +111,7 @@ async def read_etcd(cell: str, store: Store) -> RecordedHistory:
 
 async def _log(store: Store) -> AsyncIterator[LogRecord]:
     after = 0
-    while found := await store.read_log(AUDIT_LOG, after=after, limit=limits.BACKUP_PAGE_RECORDS):
+    while found := await store.read_log(AUDIT_LOG, after=after, limit=BACKUP_PAGE_RECORDS):
         for record in found:
             yield record
         after = found[-1].sequence
@@ -167,7 +168,9 @@ def _meant(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
 class _Judge:
     """Checks one cell. `granted` collects the Grants of the global cell by key and epoch, for the regions."""
 
-    def __init__(self, past: RecordedHistory, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool) -> None:
+    def __init__(
+        self, past: RecordedHistory, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool
+    ) -> None:
         self._past = past
         self._granted = granted
         self._grants_known = grants_known

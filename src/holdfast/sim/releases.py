@@ -42,7 +42,9 @@ UNKNOWN_KIND_KEY = "/tomorrows/"
 UNKNOWN_VALUE = {"why": "unheard of", "many": [1, 2.5, {"deep": [None, {"er": "still"}]}]}
 UNKNOWN_FIELDS = {UNKNOWN: UNKNOWN_VALUE}
 UNKNOWN_LABEL = "holdfast.dev/tomorrow"
-UNKNOWN_CONDITION = Condition(type="Tomorrow", status="True", reason="HeardOfTomorrow", message="this release does not know it")
+UNKNOWN_CONDITION = Condition(
+    type="Tomorrow", status="True", reason="HeardOfTomorrow", message="this release does not know it"
+)
 
 
 class MissingField(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ class MissingField(msgspec.Struct, frozen=True):
 
 
 MISSING_FIELDS = (
-    MissingField("Node", "status.execution.warm", "a preference: without it no node has cached artifacts"),
+    MissingField("Node", "status.execution.cachedArtifacts", "a preference: without it no node has cached artifacts"),
     MissingField("Node", "status.execution.agentVersion", "informational"),
     MissingField("Node", "status.execution.isolation", "informational"),
     MissingField(
@@ -72,14 +74,20 @@ MISSING_FIELDS = (
         "status.ordinals",
         "without it a region has released an ordinal only when it has no replica left, so moves wait",
     ),
-    MissingField("Assignment", "status.revision", "without it a workload that scales down shows as not serving for a moment"),
+    MissingField(
+        "Assignment", "status.revision", "without it a workload that scales down shows as not serving for a moment"
+    ),
     MissingField("Assignment", "status.pendingEvictions", "order of disruption shares; blocked evictions count more"),
-    MissingField("Region", "status.report.trial", "a policy guard without counts waits for them"),
-    MissingField("Region", "status.report.peers", "without witnesses a region that stops reporting is declared lost later"),
-    MissingField("Answers", "incarnation", "only a restored cell raises it; without it every response is accepted"),
-    MissingField("Facts", "incarnation", "the same, in the agent's state file"),
-    MissingField("Answers", "answers.facts", "informational; result and reason decide"),
-    MissingField("Answers", "answers.message", "informational"),
+    MissingField("Region", "status.report.policyTrial", "a policy guard without counts waits for them"),
+    MissingField(
+        "Region", "status.report.peers", "without witnesses a region that stops reporting is declared lost later"
+    ),
+    MissingField(
+        "PlacementResponse", "incarnation", "only a restored cell raises it; without it every response is accepted"
+    ),
+    MissingField("PersistedState", "incarnation", "the same, in the agent's state file"),
+    MissingField("PlacementResponse", "results.facts", "informational; result and reason decide"),
+    MissingField("PlacementResponse", "results.message", "informational"),
 )
 """Optional fields that may be absent, with the consequence. Fields that limit something are not among them and must not
 be dropped by any release (disruptionShare, protected, runUntil, quotaReleased, recoverySlots, tenures, epochs, expiry
@@ -163,7 +171,9 @@ def stored_by(release: ReleaseVersion, txn: Txn) -> Txn:
     """A transaction as a process of this release stores it, without decoded objects."""
     appends = txn.appends
     if release is ReleaseVersion.NEXT:
-        appends = tuple(Append(a.log, msgspec.json.encode({**msgspec.json.decode(a.value), **UNKNOWN_FIELDS})) for a in appends)
+        appends = tuple(
+            Append(a.log, msgspec.json.encode({**msgspec.json.decode(a.value), **UNKNOWN_FIELDS})) for a in appends
+        )
     return Txn(txn.compares, tuple(_put(release, write) for write in txn.writes), appends)
 
 
@@ -217,7 +227,9 @@ def _foretold(write: Write, cell: str) -> Write:
             if is_mirrored_here(kind_of(write.object).name, cell, meta.name):
                 return write
             marked = msgspec.structs.replace(
-                meta, labels={**meta.labels, UNKNOWN_LABEL: "label"}, annotations={**meta.annotations, UNKNOWN_LABEL: "annotation"}
+                meta,
+                labels={**meta.labels, UNKNOWN_LABEL: "label"},
+                annotations={**meta.annotations, UNKNOWN_LABEL: "annotation"},
             )
             return Create(msgspec.structs.replace(write.object, metadata=marked))
         case SetStatus():

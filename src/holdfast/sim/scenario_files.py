@@ -163,18 +163,23 @@ class ScenarioVariant(msgspec.Struct, frozen=True):
 
 
 def base_scenario(seed: int) -> ScenarioVariant | None:
-    chance = random_stream(seed, "base")
-    own = next((name for name, share in SEPARATE_FRACTIONS.items() if random_stream(seed, f"begins/{name}").random() < share), "")
-    if chance.random() >= SCENARIO_FRACTION and not own:
+    rng = random_stream(seed, "base")
+    own = next(
+        (name for name, share in SEPARATE_FRACTIONS.items() if random_stream(seed, f"begins/{name}").random() < share),
+        "",
+    )
+    if rng.random() >= SCENARIO_FRACTION and not own:
         return None
-    scenario = load_scenario(own or _chosen(seed, chance.choice(DRAWN_SCENARIOS)))
-    title, troubles = chance.choice(list(scenario.variants()))
+    scenario = load_scenario(own or _chosen(seed, rng.choice(DRAWN_SCENARIOS)))
+    title, troubles = rng.choice(list(scenario.variants()))
     return ScenarioVariant(title, scenario.size_for(troubles), troubles, frozenset(scenario.operation_faults))
 
 
 def _chosen(seed: int, drawn: str) -> str:
     others = (name for name in scenario_names() if name not in DRAWN_SCENARIOS and name not in SEPARATE_FRACTIONS)
-    return next((name for name in others if random_stream(seed, f"base/{name}").random() < 1 / len(DRAWN_SCENARIOS)), drawn)
+    return next(
+        (name for name in others if random_stream(seed, f"base/{name}").random() < 1 / len(DRAWN_SCENARIOS)), drawn
+    )
 
 
 def drawn_size(seed: int) -> WorldSize:

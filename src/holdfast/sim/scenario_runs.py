@@ -39,8 +39,10 @@ def run_variants(scenario: Scenario, seed: int, *, every: bool = False) -> Itera
     """Runs every variant with one seed."""
     for title, planned in scenario.variants(every=every):
         subject = RunSpec(seed, scenario.size_for(planned), scenario.operation_faults, planned)
-        outcome, telling = run_to_result(subject.simulation())
-        yield ScenarioRun(title, subject, outcome, telling, tuple(unmet_expectations(scenario, planned, outcome, telling)))
+        outcome, recording = run_to_result(subject.simulation())
+        yield ScenarioRun(
+            title, subject, outcome, recording, tuple(unmet_expectations(scenario, planned, outcome, recording))
+        )
 
 
 class ScenarioOptions(msgspec.Struct, frozen=True):
@@ -54,38 +56,38 @@ class ScenarioOptions(msgspec.Struct, frozen=True):
     shrink_s: float = 0.0
 
 
-def run_scenarios(asked: ScenarioOptions, told: Callable[[str], None]) -> int:
+def run_scenarios(options: ScenarioOptions, print_line: Callable[[str], None]) -> int:
     """Runs the scenarios. Prints a line per run and a report of each failed run. Returns 0 if all passed."""
     known = scenario_names()
-    chosen = known if asked.name == "all" else [asked.name]
+    chosen = known if options.name == "all" else [options.name]
     if not set(chosen) <= set(known):
-        told(f"error: scenario {asked.name}: not found (expected one of {', '.join(known)})")
+        print_line(f"error: scenario {options.name}: not found (expected one of {', '.join(known)})")
         return 2
     failed = 0
-    with with_mutation(asked.mutation):
-        for each in chosen:
-            for seed in range(asked.first, asked.first + (1 if asked.mutation else SEEDS_PER_SCENARIO)):
-                for played in run_variants(load_scenario(each), seed, every=asked.all_values):
-                    told(f"{played.title}: {failure_report.headline(played.outcome)}")
+    with with_mutation(options.mutation):
+        for name in chosen:
+            for seed in range(options.first, options.first + (1 if options.mutation else SEEDS_PER_SCENARIO)):
+                for played in run_variants(load_scenario(name), seed, every=options.all_values):
+                    print_line(f"{played.title}: {failure_report.headline(played.outcome)}")
                     failed += not played.ok
                     if not played.ok:
-                        _tell(played, asked, told)
-    told(f"{failed} scenario runs failed" if failed else "all scenarios passed")
+                        _report(played, options, print_line)
+    print_line(f"{failed} scenario runs failed" if failed else "all scenarios passed")
     return 1 if failed else 0
 
 
-def _tell(played: ScenarioRun, asked: ScenarioOptions, told: Callable[[str], None]) -> None:
+def _report(played: ScenarioRun, options: ScenarioOptions, print_line: Callable[[str], None]) -> None:
     for line in played.failure_lines():
-        told(f"  {line}")
+        print_line(f"  {line}")
     first = (played.outcome, played.recording)
     if played.outcome.ok:
         return
-    if asked.shrink_s > 0:
-        report_shrunk(played.subject, first, asked.shrink_s, told)
+    if options.shrink_s > 0:
+        report_shrunk(played.subject, first, options.shrink_s, print_line)
     else:
-        told(failure_report.LEGEND)
+        print_line(failure_report.LEGEND)
         for line in failure_report.timeline(*first):
-            told(line)
-    bug, name = f" --mutation {asked.mutation}" if asked.mutation else "", played.title.partition(" (")[0]
-    told("")
-    told(f"reproduce:       python -m holdfast.sim --scenario {name} --from {played.outcome.seed}{bug}")
+            print_line(line)
+    bug, name = f" --mutation {options.mutation}" if options.mutation else "", played.title.partition(" (")[0]
+    print_line("")
+    print_line(f"reproduce:       python -m holdfast.sim --scenario {name} --from {played.outcome.seed}{bug}")

@@ -31,9 +31,9 @@ class RunSpec(msgspec.Struct, frozen=True):
     enabled: tuple[FaultKind, ...] | None = None
     planned: tuple[ScheduledFault, ...] | None = None
 
-    def simulation(self, only: frozenset[str] | None = None, breach_by_s: float | None = None) -> Simulation:
+    def simulation(self, only: frozenset[str] | None = None, violation_by_s: float | None = None) -> Simulation:
         return Simulation(
-            self.seed, self.size, enabled=self.enabled, planned=self.planned, only=only, breach_by_s=breach_by_s
+            self.seed, self.size, enabled=self.enabled, planned=self.planned, only=only, violation_by_s=violation_by_s
         )
 
 
@@ -60,23 +60,23 @@ def failure_kind(outcome: RunOutcome) -> str:
 
 
 class _ShrinkSearch:
-    """One search. `faults` and `acts` are the smallest lists that are known to fail."""
+    """One search. `faults` and `user_actions` are the smallest lists that are known to fail."""
 
     def __init__(self, subject: RunSpec, first: RunResult, *, time_max_s: float) -> None:
         self._subject = subject
         self._until_s = time.monotonic() + time_max_s
         self._time_max_s = time_max_s
-        self.told: Callable[[str], None] = lambda _: None
+        self.progress: Callable[[str], None] = lambda _: None
         self.runs = 1
         self.best = first
-        outcome, telling = first
+        outcome, recording = first
         self.kind = failure_kind(outcome)
         # Events after the violation cannot have caused it.
-        breach_s = outcome.violations[0].at_s if outcome.violations else None
-        self._by_s = None if breach_s is None else breach_s + LATER_VIOLATION_S
-        self.faults = _names(telling.injected, breach_s)
-        self.acts = _names(telling.user_actions, breach_s)
-        self.of = (len(self.faults), len(self.acts))
+        violation_s = outcome.violations[0].at_s if outcome.violations else None
+        self._by_s = None if violation_s is None else violation_s + LATER_VIOLATION_S
+        self.faults = _names(recording.injected, violation_s)
+        self.user_actions = _names(recording.user_actions, violation_s)
+        self.of = (len(self.faults), len(self.user_actions))
 
     def cut_short(self) -> str:
         """Why the search must stop now; empty if it may continue."""
@@ -86,13 +86,15 @@ class _ShrinkSearch:
             return f"stopped after {self._time_max_s:.0f} s, a smaller reproduction may exist"
         return ""
 
-    def fails(self, faults: Sequence[str], acts: Sequence[str]) -> bool:
+    def fails(self, faults: Sequence[str], user_actions: Sequence[str]) -> bool:
         self.runs += 1
-        tried = run_to_result(self._subject.simulation(frozenset((*faults, *acts)), self._by_s))
-        if failure_kind(tried[0]) != self.kind:
+        result = run_to_result(self._subject.simulation(frozenset((*faults, *user_actions)), self._by_s))
+        if failure_kind(result[0]) != self.kind:
             return False
-        self.best, self.faults, self.acts = tried, list(faults), list(acts)
-        self.told(f"still fails with {len(faults)} fault(s) and {len(acts)} user action(s) ({self.runs} runs)")
+        self.best, self.faults, self.user_actions = result, list(faults), list(user_actions)
+        self.progress(
+            f"still fails with {len(faults)} fault(s) and {len(user_actions)} user action(s) ({self.runs} runs)"
+        )
         return True
 
     def fewer(self, names: Sequence[str], still_fails: Callable[[Sequence[str]], bool]) -> None:
@@ -115,9 +117,9 @@ class _ShrinkSearch:
                 parts = min(len(left), parts * 2)
 
 
-def run_to_result(world: Simulation) -> RunResult:
-    outcome = world.run()
-    return outcome, world.recording()
+def run_to_result(simulation: Simulation) -> RunResult:
+    outcome = simulation.run()
+    return outcome, simulation.recording()
 
 
 def _names(things: Iterable[InjectedFault], until_s: float | None) -> list[str]:
@@ -130,19 +132,19 @@ def shrink(
     subject: RunSpec,
     *,
     first: RunResult | None = None,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     time_max_s: float = TIME_MAX_S,
 ) -> Shrunk | None:
     """The smallest failing run; None if the run passes. `first` is the result of the full run, if it is known."""
     search = _ShrinkSearch(subject, first or run_to_result(subject.simulation()), time_max_s=time_max_s)
-    search.told = told
+    search.progress = progress
     if not search.kind:
         return None
-    told(f"fails ({search.kind}) with {len(search.faults)} fault(s) and {len(search.acts)} user action(s)")
-    search.fewer(search.faults, lambda rest: search.fails(rest, search.acts))
-    search.fewer(search.acts, lambda rest: search.fails(search.faults, rest))
+    progress(f"fails ({search.kind}) with {len(search.faults)} fault(s) and {len(search.user_actions)} user action(s)")
+    search.fewer(search.faults, lambda rest: search.fails(rest, search.user_actions))
+    search.fewer(search.user_actions, lambda rest: search.fails(search.faults, rest))
     if len(search.faults) > 1:
         # With fewer user actions, more faults may be removable.
-        search.fewer(search.faults, lambda rest: search.fails(rest, search.acts))
-    left = tuple(search.faults), tuple(search.acts)
+        search.fewer(search.faults, lambda rest: search.fails(rest, search.user_actions))
+    left = tuple(search.faults), tuple(search.user_actions)
     return Shrunk(*left, search.runs, *search.best, search.cut_short(), search.of)

@@ -87,7 +87,7 @@ class RunRecording(msgspec.Struct, frozen=True):
 
 class Simulation:
     """`only` restricts faults and user actions to the named ones. `planned` replaces the drawn fault schedule. With
-    `breach_by_s` the run ends at the first violation, or at that time."""
+    `violation_by_s` the run ends at the first violation, or at that time."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class Simulation:
         enabled: Iterable[FaultKind] | None = None,
         only: frozenset[str] | None = None,
         planned: tuple[fault_schedule.ScheduledFault, ...] | None = None,
-        breach_by_s: float | None = None,
+        violation_by_s: float | None = None,
     ) -> None:
         self.seed = seed
-        self._breach_by_s = breach_by_s
+        self._violation_by_s = violation_by_s
         self._reached: list[str] = []
         as_drawn = shape is None and planned is None and enabled is None
         base = self.base_scenario = base_scenario(seed) if as_drawn else None
@@ -114,7 +114,11 @@ class Simulation:
         self.checkers = CheckerSet(self.loop)
         self.network = Network(self.loop, self.faults, random_stream(seed, "network"))
         self.desired = actors.DesiredObjects()
-        self.profiles = workload_profiles.draw_profiles(random_stream(seed, "sorts")) if self.size.profiles is None else self.size.profiles
+        self.profiles = (
+            workload_profiles.draw_profiles(random_stream(seed, "sorts"))
+            if self.size.profiles is None
+            else self.size.profiles
+        )
         self._setting = HostContext(
             seed,
             self.loop,
@@ -130,10 +134,10 @@ class Simulation:
         for region in self.regions:
             region.global_host = self.global_cell
             region.peers = {other.name: other for other in self.regions}
-        chance = random_stream(seed, "machines")
+        rng = random_stream(seed, "machines")
         self.agents = [
             AgentHost(
-                region, agent_config(region.name, n, actors.zones_of(region.name), chance), self._setting
+                region, agent_config(region.name, n, actors.zones_of(region.name), rng), self._setting
             )
             for region in self.regions
             for n in range(self.size.nodes_per_region)
@@ -147,7 +151,11 @@ class Simulation:
     def _cell(self, name: str) -> CellHost:
         disk = Disk(name)
         host = CellHost(name, disk, self._setting)
-        disk.commit_observers.append(self.checkers.commit_observer(name, host.clock.now, lambda: disk.commit_latency_s, lambda: disk.writer_release))
+        disk.commit_observers.append(
+            self.checkers.commit_observer(
+                name, host.clock.now, lambda: disk.commit_latency_s, lambda: disk.writer_release
+            )
+        )
         disk.on_commit_attempt = self.checkers.commit_attempted
         return host
 
@@ -202,8 +210,8 @@ class Simulation:
         try:
             with forbid_real_world() as reached, _collecting() if collecting else _no_collecting():
                 self._reached = reached
-                by_s = self._breach_by_s
-                story = self._story() if by_s is None else self._until_broken(by_s)
+                violation_by_s = self._violation_by_s
+                story = self._run_phases() if violation_by_s is None else self._until_broken(violation_by_s)
                 settled_in_s, left = self.loop.run_until_complete(story)
             return self._outcome(settled_in_s, left)
         finally:
@@ -242,21 +250,23 @@ class Simulation:
         del self.global_cell, self.operator, self.network, self._setting
         self.loop.shut_down()
 
-    async def _until_broken(self, by_s: float) -> tuple[float, ConvergenceCheck | None]:
-        story = self.loop.create_task(self._story())
-        while not story.done() and not self.checkers.violations and self.loop.time() < by_s:
+    async def _until_broken(self, violation_by_s: float) -> tuple[float, ConvergenceCheck | None]:
+        story = self.loop.create_task(self._run_phases())
+        while not story.done() and not self.checkers.violations and self.loop.time() < violation_by_s:
             await asyncio.sleep(1.0)
         return story.result() if story.done() else (0.0, None)
 
-    async def _story(self) -> tuple[float, ConvergenceCheck | None]:
+    async def _run_phases(self) -> tuple[float, ConvergenceCheck | None]:
         for host in self.cells():
             host.boot()
         await asyncio.sleep(1.0)
         for agent in self.agents:
             agent.boot()
-        chance = random_stream(self.seed, "people")
-        land = actors.make_topology(self.size.regions, self.size.tenants, self.size.nodes_per_region, self.profiles)
-        self.desired = await self._persist(lambda: actors.create_initial_objects(self.operator, land, chance, self.faults))
+        rng = random_stream(self.seed, "people")
+        topology = actors.make_topology(self.size.regions, self.size.tenants, self.size.nodes_per_region, self.profiles)
+        self.desired = await self._persist(
+            lambda: actors.create_initial_objects(self.operator, topology, rng, self.faults)
+        )
         if self.size.partition_mode is not PartitionMode.WAIT:
             rules = PolicyRules(partition_mode=self.size.partition_mode)
             await self._persist(lambda: actors.edit_spec(self.operator, SchedulerPolicy, "default", "", rules=rules))
@@ -265,10 +275,14 @@ class Simulation:
         self.faults.start()
         going_on: list[asyncio.Task[None]] = []
         if self.size.users_active:
-            changing = users.act_as_users(self.operator, self.desired, land, chance, self.faults)
+            changing = users.act_as_users(self.operator, self.desired, topology, rng, self.faults)
             going_on.append(self.loop.create_task(changing))
-        going_on += [self.loop.create_task(fault_schedule.inject_scheduled(self, trouble)) for trouble in self.fault_schedule]
-        looking = [self.loop.create_task(users.watch_own_workloads(self.operator, tenant)) for tenant in self.size.tenants]
+        going_on += [
+            self.loop.create_task(fault_schedule.inject_scheduled(self, scheduled)) for scheduled in self.fault_schedule
+        ]
+        looking = [
+            self.loop.create_task(users.watch_own_workloads(self.operator, tenant)) for tenant in self.size.tenants
+        ]
         await asyncio.sleep(self.size.faults_s)
         self.faults.heal()
         await self._heal()
@@ -303,7 +317,7 @@ class Simulation:
             clock.step_s = 0.0
             clock.drift(1.0)
 
-    def _standing(self) -> tuple[int, list[tuple[AgentHost, list[TaskRun]]]]:
+    def _progress_marker(self) -> tuple[int, list[tuple[AgentHost, list[TaskRun]]]]:
         """The number of stored changes and the running tasks. While they are unchanged, a check gives the same."""
         return self.checkers.change_count, [(agent, agent.machine.running()) for agent in self.agents]
 
@@ -313,14 +327,16 @@ class Simulation:
         await self._persist(lambda: actors.restate_desired(self.operator, self.desired))
         quiet_since_s = -1.0
         left: ConvergenceCheck | None = None
-        looked_at = self._standing()
+        looked_at = self._progress_marker()
         waited: set[tuple[str, str]] = set()
-        waking = QuotaWakeupChecker(self.checkers, self.size.regions, self.loop.time(), watching=self.size.watches_enabled)
+        waking = QuotaWakeupChecker(
+            self.checkers, self.size.regions, self.loop.time(), watching=self.size.watches_enabled
+        )
         rested: dict[tuple[str, str], int] = {}
         while self.loop.time() - healed_s < self.size.convergence_timeout_s + 2 * self.size.stable_s:
             await asyncio.sleep(CHECK_EVERY_S)
-            if left is None or looked_at != self._standing():
-                looked_at = self._standing()
+            if left is None or looked_at != self._progress_marker():
+                looked_at = self._progress_marker()
                 left = ConvergenceCheck(self.checkers, self.desired, self.size.regions, self.agents, waited)
                 waking.observe(self.loop.time())
             now_s = self.loop.time()
@@ -337,17 +353,17 @@ class Simulation:
                 self.checkers.churn.set_quiet_since(now_s)
             elif now_s - quiet_since_s >= self.size.stable_s:
                 self.checkers.report(GLOBAL, self.checkers.churn.quiet_phase_writes(now_s))
-                self._look_at_rest(EPOCH_S + now_s)
+                self._check_quiet_state(EPOCH_S + now_s)
                 return quiet_since_s - healed_s, None
         if left is not None and not left.problems:
             left.problems.append(f"converged, but not stable for {self.size.stable_s:g} s")
         return self.size.convergence_timeout_s, left
 
-    def _look_at_rest(self, wall_s: float) -> None:
+    def _check_quiet_state(self, wall_s: float) -> None:
         """Checks of the quiet phase beyond convergence: no leaked objects, and a reason for every pending replica."""
         states = {cell.name: self.checkers.state(cell.name) for cell in self.cells()}
-        for where, breach in leaked_objects(states, wall_s):
-            self.checkers.report(where, (breach,))
+        for where, violation in leaked_objects(states, wall_s):
+            self.checkers.report(where, (violation,))
         for where, state in states.items():
             self.checkers.report(where, unexplained_waits(where, state, wall_s))
 

@@ -22,7 +22,7 @@ PROGRESS_EVERY_S = 10.0
 
 
 class SingleRunOptions(msgspec.Struct, frozen=True):
-    """`only` restricts faults and user actions, `bug` is a mutation to apply, `shrink_s` 0 disables shrinking."""
+    """`only` restricts faults and user actions, `mutation` is a mutation to apply, `shrink_s` 0 disables shrinking."""
 
     seed: int
     only: tuple[str, ...] = ()
@@ -32,38 +32,46 @@ class SingleRunOptions(msgspec.Struct, frozen=True):
     shrink_s: float = SHRINK_S
 
 
-def run_seed(asked: SingleRunOptions, say: Callable[[str], None]) -> int:
+def run_seed(options: SingleRunOptions, print_line: Callable[[str], None]) -> int:
     """Runs the seed and prints the result. Returns 0 if it passed."""
-    if asked.mutation and asked.mutation not in {m.name for m in MUTATIONS}:
-        say(f"error: mutation {asked.mutation}: not found (expected one of {', '.join(m.name for m in MUTATIONS)})")
+    if options.mutation and options.mutation not in {m.name for m in MUTATIONS}:
+        print_line(
+            f"error: mutation {options.mutation}: not found (expected one of {', '.join(m.name for m in MUTATIONS)})"
+        )
         return 2
-    with with_mutation(asked.mutation) as bug:
+    with with_mutation(options.mutation) as mutation:
         # With a mutation the run may never end, so it stops at the first violation.
-        by_s = math.inf if asked.mutation else None
-        world = Simulation(asked.seed, only=frozenset(asked.only) if asked.only else None, breach_by_s=by_s)
-        outcome = world.run()
-        telling = world.recording()
-        say(failure_report.headline(outcome))
-        say(f"  faults: {', '.join(f'{kind} ({n})' for kind, n in outcome.faults.items()) or 'none'}")
-        if isinstance(bug, Patch) and (bug.mutation_error or not bug.executed):
-            problem = f"the mutation itself failed: {bug.mutation_error}" if bug.mutation_error else "never called in this run"
-            say(f"  {asked.mutation}: {problem}")
+        violation_by_s = math.inf if options.mutation else None
+        simulation = Simulation(
+            options.seed, only=frozenset(options.only) if options.only else None, violation_by_s=violation_by_s
+        )
+        outcome = simulation.run()
+        recording = simulation.recording()
+        print_line(failure_report.headline(outcome))
+        print_line(f"  faults: {', '.join(f'{kind} ({n})' for kind, n in outcome.faults.items()) or 'none'}")
+        if isinstance(mutation, Patch) and (mutation.mutation_error or not mutation.executed):
+            problem = (
+                f"the mutation itself failed: {mutation.mutation_error}"
+                if mutation.mutation_error
+                else "never called in this run"
+            )
+            print_line(f"  {options.mutation}: {problem}")
         failed = not outcome.ok
-        if failed and asked.shrink_s > 0 and not asked.objects and not asked.only:
-            say(f"  {next(failure_report.failure_lines(outcome))}")
-            small = report_shrunk(RunSpec(asked.seed), (outcome, telling), asked.shrink_s, say)
-            _how_again(asked, (*small.faults, *small.user_actions), say)
-        elif failed or asked.objects:
+        if failed and options.shrink_s > 0 and not options.objects and not options.only:
+            print_line(f"  {next(failure_report.failure_lines(outcome))}")
+            small = report_shrunk(RunSpec(options.seed), (outcome, recording), options.shrink_s, print_line)
+            _print_commands(options, (*small.faults, *small.user_actions), print_line)
+        elif failed or options.objects:
             for line in failure_report.summary_lines(outcome) if failed else ():
-                say(f"  {line}")
-            _tell_lines(failure_report.timeline(outcome, telling, asked.objects, _frame(asked)), say)
-            _how_again(asked, asked.only or None, say)
-    return _same_again(asked, outcome, say) or int(failed)
+                print_line(f"  {line}")
+            _print_timeline(failure_report.timeline(outcome, recording, options.objects, _frame(options)), print_line)
+            _print_commands(options, options.only or None, print_line)
+    return _repeat(options, outcome, print_line) or int(failed)
 
 
-def _frame(asked: SingleRunOptions) -> failure_report.ReportSize:
+def _frame(options: SingleRunOptions) -> failure_report.ReportSize:
     """Size of the report of a run that was not shrunk: a screen if `only` restricts it, else everything."""
-    return failure_report.SCREEN if asked.only and asked.shrink_s > 0 else failure_report.FULL
+    return failure_report.SCREEN if options.only and options.shrink_s > 0 else failure_report.FULL
 
 
 def with_mutation(name: str) -> AbstractContextManager[object]:
@@ -71,33 +79,33 @@ def with_mutation(name: str) -> AbstractContextManager[object]:
     return applied_mutation(name) if name else nullcontext()
 
 
-def report_shrunk(subject: RunSpec, first: RunResult, shrink_s: float, say: Callable[[str], None]) -> Shrunk:
+def report_shrunk(subject: RunSpec, first: RunResult, shrink_s: float, print_line: Callable[[str], None]) -> Shrunk:
     """Shrinks a failed run within the time limit and prints its report."""
-    say(f"shrinking, for at most {shrink_s:.0f} s (--whole prints everything without shrinking)")
-    small = shrink(subject, first=first, told=_now_and_then(say), time_max_s=shrink_s)
+    print_line(f"shrinking, for at most {shrink_s:.0f} s (--whole prints everything without shrinking)")
+    small = shrink(subject, first=first, progress=_throttled(print_line), time_max_s=shrink_s)
     assert small is not None, "it has just failed"
-    say("")
-    say(f"Smallest reproduction ({small.runs} runs{'; ' + small.cut_short if small.cut_short else ''}):")
+    print_line("")
+    print_line(f"Smallest reproduction ({small.runs} runs{'; ' + small.cut_short if small.cut_short else ''}):")
     for line in failure_report.summary_lines(small.outcome):
-        say(f"  {line}")
+        print_line(f"  {line}")
     faults, acts = small.original_counts
     needed = f"{len(small.faults)} of {faults} faults and {len(small.user_actions)} of {acts} user actions"
-    say(f"  {'needed':16}{needed}: {_named((*small.faults, *small.user_actions)) or 'none'}")
-    _tell_lines(failure_report.timeline(small.outcome, small.recording), say)
+    print_line(f"  {'needed':16}{needed}: {_named((*small.faults, *small.user_actions)) or 'none'}")
+    _print_timeline(failure_report.timeline(small.outcome, small.recording), print_line)
     return small
 
 
-def _now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
+def _throttled(print_line: Callable[[str], None]) -> Callable[[str], None]:
     """Prints progress at most every PROGRESS_EVERY_S."""
     last_s = 0.0
 
-    def told(text: str) -> None:
+    def throttled(text: str) -> None:
         nonlocal last_s
         if time.monotonic() - last_s > PROGRESS_EVERY_S:
             last_s = time.monotonic()
-            say(f"  {text}")
+            print_line(f"  {text}")
 
-    return told
+    return throttled
 
 
 def _named(names: tuple[str, ...]) -> str:
@@ -105,27 +113,27 @@ def _named(names: tuple[str, ...]) -> str:
     return "; ".join(names[:NAMES_SHOWN]) + more
 
 
-def _tell_lines(lines: Iterable[str], say: Callable[[str], None]) -> None:
-    say("")
-    say(failure_report.LEGEND)
+def _print_timeline(lines: Iterable[str], print_line: Callable[[str], None]) -> None:
+    print_line("")
+    print_line(failure_report.LEGEND)
     for line in lines:
-        say(line)
+        print_line(line)
 
 
-def _how_again(asked: SingleRunOptions, only: tuple[str, ...] | None, say: Callable[[str], None]) -> None:
+def _print_commands(options: SingleRunOptions, only: tuple[str, ...] | None, print_line: Callable[[str], None]) -> None:
     """Prints commands to repeat the run. `only` are the needed faults and user actions; None means all."""
-    bug = f" --mutation {asked.mutation}" if asked.mutation else ""
+    mutation = f" --mutation {options.mutation}" if options.mutation else ""
     names = "".join(f" --only {shlex.quote(name)}" for name in only or ("nothing",))
-    say("")
+    print_line("")
     if only is not None and len(only) <= NAMES_SHOWN:
-        say(f"reproduce:       python -m holdfast.sim --seed {asked.seed}{bug}{names}")
-    say(f"full history:    python -m holdfast.sim --seed {asked.seed}{bug} --whole")
-    say(f"other objects:   python -m holdfast.sim --seed {asked.seed}{bug} --about TEXT")
+        print_line(f"reproduce:       python -m holdfast.sim --seed {options.seed}{mutation}{names}")
+    print_line(f"full history:    python -m holdfast.sim --seed {options.seed}{mutation} --whole")
+    print_line(f"other objects:   python -m holdfast.sim --seed {options.seed}{mutation} --about TEXT")
 
 
-def _same_again(asked: SingleRunOptions, outcome: RunOutcome, say: Callable[[str], None]) -> int:
-    if not asked.repeat:
+def _repeat(options: SingleRunOptions, outcome: RunOutcome, print_line: Callable[[str], None]) -> int:
+    if not options.repeat:
         return 0
     why = parallel_runs.nondeterminism_reason(outcome)
-    say(why or "identical in another process with another hash seed")
+    print_line(why or "identical in another process with another hash seed")
     return int(bool(why))

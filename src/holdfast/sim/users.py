@@ -32,63 +32,67 @@ ActionLog = Callable[[str], None]
 """Records the description of an action before it is taken."""
 
 
-async def act_as_users(client: Client, wanted: DesiredObjects, land: Topology, chance: random.Random, chaos: FaultInjector) -> None:
+async def act_as_users(
+    client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, faults: FaultInjector
+) -> None:
     """Takes random actions until the fault phase ends."""
     while True:
-        await asyncio.sleep(chance.uniform(*CHANGE_EVERY_S))
-        if chaos.healed:
+        await asyncio.sleep(rng.uniform(*CHANGE_EVERY_S))
+        if faults.healed:
             return
-        wanted.last_number += 1
-        name, own = f"user#{wanted.last_number}", random.Random(chance.getrandbits(64))
-        if not chaos.allows(name):
+        desired.last_number += 1
+        name, own = f"user#{desired.last_number}", random.Random(rng.getrandbits(64))
+        if not faults.allows(name):
             continue
         try:
-            await push_loads(client, wanted, own)
-            await take_random_action(client, wanted, land, own, partial(chaos.record_user_action, name))
+            await push_loads(client, desired, own)
+            await take_random_action(client, desired, topology, own, partial(faults.record_user_action, name))
         except Fault:
             continue
 
 
-async def take_random_action(client: Client, wanted: DesiredObjects, land: Topology, chance: random.Random, told: ActionLog) -> None:
-    act = chance.choice(ACTIONS)
-    living = sorted(name for name, count in wanted.services.items() if count is not None)
-    if not wanted.tenants:
+async def take_random_action(
+    client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, told: ActionLog
+) -> None:
+    act = rng.choice(ACTIONS)
+    living = sorted(name for name, count in desired.services.items() if count is not None)
+    if not desired.tenants:
         return
     match act:
         case "cancel":
-            await _cancel(client, wanted, chance, told)
+            await _cancel(client, desired, rng, told)
         case "regret":
-            await _regret(client, wanted, land, chance, told)
+            await _regret(client, desired, topology, rng, told)
         case "batch":
-            await _bring(client, wanted, random_workload(wanted, land, chance, ends=True), told)
+            await _bring(client, desired, random_workload(desired, topology, rng, ends=True), told)
         case _ if act == "create" or not living:
             if len(living) < SERVICES_MAX:
-                await _bring(client, wanted, random_workload(wanted, land, chance, ends=False), told)
+                await _bring(client, desired, random_workload(desired, topology, rng, ends=False), told)
         case _:
-            await _change_service(client, wanted, chance.choice(living), act=act, chance=chance, told=told)
+            await _change_service(client, desired, rng.choice(living), act=act, rng=rng, told=told)
 
 
-async def _bring(client: Client, wanted: DesiredObjects, made: Workload, told: ActionLog) -> None:
+async def _bring(client: Client, desired: DesiredObjects, made: Workload, told: ActionLog) -> None:
     told(f"creates {made.metadata.namespace}/{made.metadata.name}")
-    await create_desired(client, wanted, made)
+    await create_desired(client, desired, made)
 
 
 async def _change_service(
-    client: Client, wanted: DesiredObjects, name: WorkloadName, *, act: str, chance: random.Random, told: ActionLog
+    client: Client, desired: DesiredObjects, name: WorkloadName, *, act: str, rng: random.Random, told: ActionLog
 ) -> None:
     stored = await client.get(Workload, name[1], name[0])
     if stored is None:
         return
     if act == "delete":
         told(f"deletes {stored.key}")
-        wanted.services[name] = None
+        desired.services[name] = None
         await client.commit([Delete("Workload", stored.key, stored.uid)])
         return
-    changed = _changed(stored, act, chance)
+    changed = _changed(stored, act, rng)
     size = f" from {stored.spec.replicas} to {changed.spec.replicas}" if act == "scale" else ""
     told(f"{act}s {stored.key}{size}")
-    wanted.services[name] = changed.spec.replicas
-    wanted.workloads[name] = workload_profiles.with_repaired_template(changed)
+    desired.services[name] = changed.spec.replicas
+    desired.workloads[name] = workload_profiles.with_repaired_template(changed)
     await client.commit([Update(changed)])
 
 
@@ -98,57 +102,61 @@ ACTIONS = (
 )  # fmt: skip
 
 
-async def _cancel(client: Client, wanted: DesiredObjects, chance: random.Random, told: ActionLog) -> None:
+async def _cancel(client: Client, desired: DesiredObjects, rng: random.Random, told: ActionLog) -> None:
     """Deletes a batch workload."""
-    if not wanted.batches:
+    if not desired.batches:
         return
-    name = chance.choice(sorted(wanted.batches))
+    name = rng.choice(sorted(desired.batches))
     stored = await client.get(Workload, name[1], name[0])
     if stored is not None and not stored.metadata.terminating:
         told(f"cancels {stored.key}")
         await client.commit([Delete("Workload", stored.key, stored.uid)])
 
 
-async def _regret(client: Client, wanted: DesiredObjects, land: Topology, chance: random.Random, told: ActionLog) -> None:
+async def _regret(
+    client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, told: ActionLog
+) -> None:
     """Creates a workload that is slow to schedule, and deletes it before it is placed."""
-    known = [sort for sort in ("gang", "urgent") if sort in land.profiles]
+    known = [profile for profile in ("gang", "urgent") if profile in topology.profiles]
     if not known:
         return
-    made = PROFILES[chance.choice(known)](chance.choice(wanted.tenants), f"regret{wanted.last_number}", land.regions, chance)
+    made = PROFILES[rng.choice(known)](
+        rng.choice(desired.tenants), f"regret{desired.last_number}", topology.regions, rng
+    )
     name = (made.metadata.namespace, made.metadata.name)
-    wanted.services[name] = None
+    desired.services[name] = None
     told(f"creates {name[0]}/{name[1]} and deletes it at once")
     await create_object(client, made)
-    await asyncio.sleep(chance.uniform(*CANCEL_AFTER_S))
+    await asyncio.sleep(rng.uniform(*CANCEL_AFTER_S))
     stored = await client.get(Workload, name[1], name[0])
     if stored is not None:
         await client.commit([Delete("Workload", stored.key, stored.uid)])
 
 
-async def push_loads(client: Client, wanted: DesiredObjects, chance: random.Random) -> None:
+async def push_loads(client: Client, desired: DesiredObjects, rng: random.Random) -> None:
     """Pushes load metrics of autoscaled workloads."""
-    for name in sorted(name for name, made in wanted.workloads.items() if made.spec.autoscale is not None):
-        if wanted.services.get(name) is None:
+    for name in sorted(name for name, made in desired.workloads.items() if made.spec.autoscale is not None):
+        if desired.services.get(name) is None:
             continue
         stored = await client.get(Workload, name[1], name[0])
         if stored is None or stored.metadata.terminating or stored.spec.autoscale is None:
             continue
         now = micro_text(EPOCH_S + asyncio.get_running_loop().time())
-        load = LoadBlock(metrics=(LoadMetric(stored.spec.autoscale.metric, chance.choice(LOADS_PERCENT), now),))
+        load = LoadBlock(metrics=(LoadMetric(stored.spec.autoscale.metric, rng.choice(LOADS_PERCENT), now),))
         await client.commit([SetStatus("Workload", stored.key, stored.uid, blocks={"load": load})])
 
 
-def _changed(stored: Workload, act: str, chance: random.Random) -> Workload:
+def _changed(stored: Workload, act: str, rng: random.Random) -> Workload:
     match act:
         case "scale":
-            return with_spec(stored, replicas=chance.randint(0, 2 if stored.spec.exclusive is not None else 4))
+            return with_spec(stored, replicas=rng.randint(0, 2 if stored.spec.exclusive is not None else 4))
         case "break":
-            return workload_profiles.with_broken_template(stored, chance)
+            return workload_profiles.with_broken_template(stored, rng)
         case "pause":
             rollout = msgspec.structs.replace(stored.spec.rollout, paused=not stored.spec.rollout.paused)
             return with_spec(stored, rollout=rollout)
         case _:
-            template = msgspec.structs.replace(stored.spec.template, env={"VERSION": str(chance.randint(1, 1000))})
+            template = msgspec.structs.replace(stored.spec.template, env={"VERSION": str(rng.randint(1, 1000))})
             return with_spec(stored, template=template)
 
 
@@ -163,8 +171,8 @@ async def watch_own_workloads(client: Client, tenant: str) -> None:
             await asyncio.sleep(1.0)
 
 
-def random_workload(wanted: DesiredObjects, land: Topology, chance: random.Random, *, ends: bool) -> Workload:
+def random_workload(desired: DesiredObjects, topology: Topology, rng: random.Random, *, ends: bool) -> Workload:
     """A workload of a random profile of this run."""
-    tenant = chance.choice(wanted.tenants)
-    sort = chance.choice([name for name in land.profiles if (name in BATCH_PROFILES) == ends])
-    return PROFILES[sort](tenant, f"{sort}{wanted.last_number}", land.regions, chance)
+    tenant = rng.choice(desired.tenants)
+    profile = rng.choice([name for name in topology.profiles if (name in BATCH_PROFILES) == ends])
+    return PROFILES[profile](tenant, f"{profile}{desired.last_number}", topology.regions, rng)

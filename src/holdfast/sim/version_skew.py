@@ -59,7 +59,9 @@ def _as_it_is(kind: type[Any], tree: Any) -> Any:
 class VersionSkewProxy:
     """Client inside a cell of release `there` for a caller of release `here`. Calls `misunderstood` on differences."""
 
-    def __init__(self, inner: Client, here: ReleaseVersion, there: ReleaseVersion, misunderstood: Callable[[str], None]) -> None:
+    def __init__(
+        self, inner: Client, here: ReleaseVersion, there: ReleaseVersion, misunderstood: Callable[[str], None]
+    ) -> None:
         self._inner = inner
         self._here = here
         self._there = there
@@ -114,7 +116,9 @@ class VersionSkewProxy:
 
     # Writing
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         if self._here is ReleaseVersion.NEXT:
             writes = next_release_writes(writes, self.cell)
         body = wire.encode_commit(writes, token, brief=brief)
@@ -192,7 +196,12 @@ class VersionSkewProxy:
         return self._heard(what, self._there, self._here, body, decode)
 
     def _heard(
-        self, what: str, by: ReleaseVersion, to: ReleaseVersion, body: Callable[[Rewrite], bytes], decode: Callable[[bytes], T]
+        self,
+        what: str,
+        by: ReleaseVersion,
+        to: ReleaseVersion,
+        body: Callable[[Rewrite], bytes],
+        decode: Callable[[bytes], T],
     ) -> T:
         def say(kind: type[Any], tree: Any) -> Any:
             return read_by(to, kind.__name__, written_by(by, kind, tree))
@@ -275,7 +284,9 @@ class NextReleaseClient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         return await self._inner.commit(next_release_writes(writes, self._inner.cell), token=token, brief=brief)
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:

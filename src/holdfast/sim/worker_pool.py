@@ -112,4 +112,6 @@ def _end(number: int, told: bytes) -> WorkerExit[Any]:
     if not told:
         return WorkerExit(number, None, f"the process of world {number} ended without a word: is memory short?")
     well, result = pickle.loads(told)
-    return WorkerExit(number, result) if well else WorkerExit(number, None, f"world {number} could not be run: {result}")
+    return (
+        WorkerExit(number, result) if well else WorkerExit(number, None, f"world {number} could not be run: {result}")
+    )

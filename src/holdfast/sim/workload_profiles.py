@@ -45,7 +45,13 @@ PRIORITY_LEVELS = (
     ("urgent", 200, False, True),
 )
 BEHAVIOUR_ENV = "BEHAVES"
-FAILS, FAILS_SOMETIMES, NEVER_READY, TURNS_UNHEALTHY, NEVER_UP = "fails", "unsteady", "never-ready", "unwell", "never-up"
+FAILS, FAILS_SOMETIMES, NEVER_READY, TURNS_UNHEALTHY, NEVER_UP = (
+    "fails",
+    "unsteady",
+    "never-ready",
+    "unwell",
+    "never-up",
+)
 HALF_READY = "half-ready"
 """Every second replica never becomes ready."""
 QUICK, FAILS_AT_ONCE, EXITS_SOMETIMES = "quick", "fails-at-once", "mortal"
@@ -68,10 +74,10 @@ SLOW_READINESS = Probes(readiness=PROBE)
 ProfileFactory = Callable[[str, str, Sequence[Region], random.Random], Workload]
 
 
-def draw_profiles(chance: random.Random) -> tuple[str, ...]:
+def draw_profiles(rng: random.Random) -> tuple[str, ...]:
     """The profiles of one run: the base profiles, and a random part of the others."""
     found = (name for name in PROFILES if name not in SCENARIO_ONLY_PROFILES)
-    return tuple(name for name in found if name in BASE_PROFILES or chance.random() < PROFILE_FRACTION)
+    return tuple(name for name in found if name in BASE_PROFILES or rng.random() < PROFILE_FRACTION)
 
 
 def template(**changes: Any) -> Template:
@@ -91,121 +97,123 @@ def _workload(tenant: str, name: str, spec: WorkloadSpec) -> Workload:
 # Services
 
 
-def service(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def service(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     placement = PlacementRules()
-    if chance.random() < 0.3:
-        topology, skew = chance.choice((("zone", 1), ("node", 2)))
+    if rng.random() < 0.3:
+        topology, skew = rng.choice((("zone", 1), ("node", 2)))
         placement = PlacementRules(spread=(SpreadRule(topology=topology, max_skew=skew),))
     spec = WorkloadSpec(
         replicas=2,
         template=template(),
         placement=placement,
-        priority_class_name=chance.choice(("standard", "high", "spare")),
-        disruption=Disruption(max_unavailable=chance.choice((1, 1, 1, 0))),
+        priority_class_name=rng.choice(("standard", "high", "spare")),
+        disruption=Disruption(max_unavailable=rng.choice((1, 1, 1, 0))),
     )
     return _workload(tenant, name, spec)
 
 
-def exclusive(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def exclusive(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", exclusive=Exclusivity())
     return _workload(tenant, name, spec)
 
 
-def tenured(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def tenured(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """Exclusive work of scope Global: it moves to another region when its region is partitioned."""
     alone = Exclusivity(scope=ExclusiveScope.GLOBAL)
     spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", exclusive=alone)
     return _workload(tenant, name, spec)
 
 
-def resident(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def resident(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service with a residency rule."""
-    placement = PlacementRules(residency=chance.choice(regions).spec.residency, pools=("default",))
+    placement = PlacementRules(residency=rng.choice(regions).spec.residency, pools=("default",))
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(), placement=placement))
 
 
-def critical(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def critical(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service with a recovery objective. Some deadlines are too short to be met."""
-    promise = RecoveryObjective(min_serving=2, deadline_seconds=chance.choice((300.0, 300.0, 30.0)))
+    promise = RecoveryObjective(min_serving=2, deadline_seconds=rng.choice((300.0, 300.0, 30.0)))
     spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", recovery=promise)
     return _workload(tenant, name, spec)
 
 
-def vital(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def vital(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """Four critical replicas, as many as one RecoveryBudget has slots. Used only in scenarios (`DECLARED`)."""
     promise = RecoveryObjective(min_serving=4, deadline_seconds=300.0)
     spec = WorkloadSpec(replicas=4, template=template(), priority_class_name="high", recovery=promise)
     return _workload(tenant, name, spec)
 
 
-def urgent(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def urgent(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A preempting service: it needs more than is usually free on one node."""
     asks = template(resources={"cpu": "1500m", "memory": "1Gi"})
     return _workload(tenant, name, WorkloadSpec(replicas=1, template=asks, priority_class_name="urgent"))
 
 
-def brittle(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def brittle(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service that exits by itself and is not restarted on its node."""
-    policy = chance.choice((RestartPolicy.NEVER, RestartPolicy.ON_FAILURE))
+    policy = rng.choice((RestartPolicy.NEVER, RestartPolicy.ON_FAILURE))
     once = template(restart_policy=policy, env={BEHAVIOUR_ENV: EXITS_SOMETIMES})
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=once))
 
 
-def probed(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def probed(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service with startup, readiness and liveness probes."""
     startup = msgspec.structs.replace(PROBE, period_seconds=2.0, failure_threshold=5)
     probes = Probes(startup=startup, readiness=PROBE, liveness=PROBE)
-    behaves = {BEHAVIOUR_ENV: chance.choice((TURNS_UNHEALTHY, NEVER_UP))} if chance.random() < 0.5 else {}
+    behaves = {BEHAVIOUR_ENV: rng.choice((TURNS_UNHEALTHY, NEVER_UP))} if rng.random() < 0.5 else {}
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(probes=probes, env=behaves)))
 
 
-def bare(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def bare(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service without probes that exits by itself sometimes."""
-    return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(probes=Probes(), env={BEHAVIOUR_ENV: EXITS_SOMETIMES})))
+    return _workload(
+        tenant, name, WorkloadSpec(replicas=2, template=template(probes=Probes(), env={BEHAVIOUR_ENV: EXITS_SOMETIMES}))
+    )
 
 
-def scaled(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def scaled(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """An autoscaled service."""
     rules = Autoscale(
-        max_replicas=4, scale_up=ScaleLimits(), scale_down=ScaleLimits(stabilization_seconds=chance.choice((0.0, 30.0)))
+        max_replicas=4, scale_up=ScaleLimits(), scale_down=ScaleLimits(stabilization_seconds=rng.choice((0.0, 30.0)))
     )
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(), autoscale=rules))
 
 
-def wavering(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def wavering(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """An autoscaled service of which only half of the replicas become ready."""
-    made = scaled(tenant, name, regions, chance)
+    made = scaled(tenant, name, regions, rng)
     return with_spec(made, template=template(env={BEHAVIOUR_ENV: HALF_READY}))
 
 
-def hungry(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def hungry(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service that needs little CPU and much of another resource."""
-    much = chance.choice(({"memory": "3Gi"}, {SCARCE_RESOURCE: "1"}))
+    much = rng.choice(({"memory": "3Gi"}, {SCARCE_RESOURCE: "1"}))
     asks = template(resources={"cpu": "50m", "memory": "128Mi", **much})
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=asks))
 
 
-def dedicated(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def dedicated(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A plain service. If a run has this profile, one tenant has dedicated machines (`SOLO`)."""
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template()))
 
 
-def pooled(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def pooled(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service for node pools, whose nodes exist only while they are needed."""
     pools = tuple(region.metadata.name for region in regions)
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(), placement=PlacementRules(pools=pools)))
 
 
-def fixed(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def fixed(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service with a fixed port, so that two replicas never share a node."""
     spec = WorkloadSpec(replicas=2, template=template(ports=(Port(name="http", port=FIXED_PORT),)))
     return _workload(tenant, name, spec)
 
 
-def sociable(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def sociable(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service with affinity or anti-affinity rules."""
-    apart = chance.random() < 0.6
-    topology = chance.choice(("node", "zone"))
+    apart = rng.random() < 0.6
+    topology = rng.choice(("node", "zone"))
     rule = AffinityRule(workload_labels={"app": "social"}, topology=topology, apart=apart)
     labels = {"app": "social"} if apart else {}
     # All of them in one region with few zones, so that some stay pending.
@@ -215,18 +223,18 @@ def sociable(tenant: str, name: str, regions: Sequence[Region], chance: random.R
     return _workload(tenant, name, spec)
 
 
-def picky(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def picky(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service with placement rules that few nodes meet, or none."""
     zones = [zone for region in regions for zone in region.spec.zones]
     choices = (
         PlacementRules(node_selector={"disk": "fast"}),
         PlacementRules(expressions=(Expression(key="disk", operator=Operator.IN, values=("slow",)),)),
-        PlacementRules(zones=(chance.choice(zones),)),
+        PlacementRules(zones=(rng.choice(zones),)),
         PlacementRules(tolerations=(Toleration(key="reserved", exists=True),), node_selector={"disk": "reserved"}),
         PlacementRules(regions=("nowhere",)),
     )
-    made = template(driver=DriverName.OCI, bundle="bundle") if chance.random() < 0.15 else template()
-    rules = chance.choice(choices)
+    made = template(driver=DriverName.OCI, bundle="bundle") if rng.random() < 0.15 else template()
+    rules = rng.choice(choices)
     if rules.zones:  # large, so that its zone is full at times
         made = msgspec.structs.replace(made, resources={"cpu": "1500m", "memory": "1Gi"})
     spec = WorkloadSpec(replicas=1, template=made, placement=rules)
@@ -236,46 +244,46 @@ def picky(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
 # Batch
 
 
-def batch(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def batch(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     resources: dict[str, Any] = {"cpu": "250m", "memory": "256Mi"}
     models: tuple[str, ...] = ()
-    if chance.random() < 0.5:
-        resources["gpu"] = chance.choice(("1", "500m"))
-        models = chance.choice(((), ("A100",)))
+    if rng.random() < 0.5:
+        resources["gpu"] = rng.choice(("1", "500m"))
+        models = rng.choice(((), ("A100",)))
     made = _ends(resources=resources, gpu_models=models)
-    return _batch(tenant, name, made, Batch(completions=chance.randint(1, 3), parallelism=2), chance)
+    return _batch(tenant, name, made, Batch(completions=rng.randint(1, 3), parallelism=2), rng)
 
 
-def dated(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def dated(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A batch with a deadline, which is deleted some time after it has finished."""
     by_then = Batch(
         completions=2,
         parallelism=2,
-        deadline_seconds=chance.choice((20.0, 60.0, 3600.0)),
-        ttl_after_finished_seconds=chance.choice((5.0, 30.0)),
+        deadline_seconds=rng.choice((20.0, 60.0, 3600.0)),
+        ttl_after_finished_seconds=rng.choice((5.0, 30.0)),
     )
     made = _ends(resources={"cpu": "500m", "memory": "256Mi"}, ports=(Port(name="http"),), probes=SLOW_READINESS)
-    return _batch(tenant, name, made, by_then, chance)
+    return _batch(tenant, name, made, by_then, rng)
 
 
-def lone(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def lone(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A batch of two tasks for a resource that a region has once, so that they run one after the other."""
     made = _ends(resources={"cpu": "100m", "memory": "128Mi", SCARCE_RESOURCE: "1"})
-    where = (chance.choice(regions).metadata.name,) if regions else ()
-    work = _batch(tenant, name, made, Batch(completions=2, parallelism=2), chance)
+    where = (rng.choice(regions).metadata.name,) if regions else ()
+    work = _batch(tenant, name, made, Batch(completions=2, parallelism=2), rng)
     return with_spec(work, placement=PlacementRules(regions=where))
 
 
-def failing(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def failing(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A batch that fails sometimes or always."""
     made = _ends(
-        env={BEHAVIOUR_ENV: chance.choice((FAILS, FAILS_SOMETIMES))},
+        env={BEHAVIOUR_ENV: rng.choice((FAILS, FAILS_SOMETIMES))},
         ports=(Port(name="http"),),
-        probes=Probes(readiness=PROBE) if chance.random() < 0.5 else Probes(),
-        restart_policy=chance.choice((RestartPolicy.NEVER, RestartPolicy.NEVER, RestartPolicy.ON_FAILURE)),
+        probes=Probes(readiness=PROBE) if rng.random() < 0.5 else Probes(),
+        restart_policy=rng.choice((RestartPolicy.NEVER, RestartPolicy.NEVER, RestartPolicy.ON_FAILURE)),
     )
-    limit = Batch(completions=2, parallelism=2, backoff_limit=chance.randint(0, 2), ttl_after_finished_seconds=20.0)
-    return _batch(tenant, name, made, limit, chance)
+    limit = Batch(completions=2, parallelism=2, backoff_limit=rng.randint(0, 2), ttl_after_finished_seconds=20.0)
+    return _batch(tenant, name, made, limit, rng)
 
 
 def is_hopeless(workload: Workload) -> bool:
@@ -284,20 +292,20 @@ def is_hopeless(workload: Workload) -> bool:
     return made.env.get(BEHAVIOUR_ENV) == FAILS and made.restart_policy is RestartPolicy.ON_FAILURE
 
 
-def quick(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def quick(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A batch whose tasks succeed or fail at once."""
-    badly = chance.random() < 0.5
+    badly = rng.random() < 0.5
     made = _ends(
         env={BEHAVIOUR_ENV: FAILS_AT_ONCE if badly else QUICK},
         restart_policy=RestartPolicy.NEVER if badly else RestartPolicy.ON_FAILURE,
     )
-    many = Batch(completions=4, parallelism=2, backoff_limit=chance.randint(1, 4), ttl_after_finished_seconds=20.0)
-    return _batch(tenant, name, made, many, chance)
+    many = Batch(completions=4, parallelism=2, backoff_limit=rng.randint(1, 4), ttl_after_finished_seconds=20.0)
+    return _batch(tenant, name, made, many, rng)
 
 
-def gang(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+def gang(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A gang."""
-    size = chance.randint(2, 4)
+    size = rng.randint(2, 4)
     made = _ends(resources={"cpu": "500m", "memory": "256Mi"})
     spec = WorkloadSpec(
         type=WorkloadType.BATCH,
@@ -318,11 +326,11 @@ def _ends(**changes: Any) -> Template:
     return msgspec.structs.replace(plain, **changes)
 
 
-def _batch(tenant: str, name: str, made: Template, batch: Batch, chance: random.Random) -> Workload:
+def _batch(tenant: str, name: str, made: Template, batch: Batch, rng: random.Random) -> Workload:
     spec = WorkloadSpec(
         type=WorkloadType.BATCH,
         template=made,
-        priority_class_name=chance.choice(("standard", "spare")),
+        priority_class_name=rng.choice(("standard", "spare")),
         batch=batch,
     )
     return _workload(tenant, name, spec)
@@ -362,12 +370,12 @@ SCENARIO_ONLY_PROFILES = frozenset({"vital"})
 # Changes by users
 
 
-def with_broken_template(workload: Workload, chance: random.Random) -> Workload:
+def with_broken_template(workload: Workload, rng: random.Random) -> Workload:
     """A new revision that never becomes ready, with a short progress deadline."""
     made = msgspec.structs.replace(
-        workload.spec.template, env={"VERSION": str(chance.randint(1, 1000)), BEHAVIOUR_ENV: NEVER_READY}
+        workload.spec.template, env={"VERSION": str(rng.randint(1, 1000)), BEHAVIOUR_ENV: NEVER_READY}
     )
-    rollout = Rollout(progress_deadline_seconds=chance.uniform(15.0, 60.0), auto_rollback=chance.random() < 0.7)
+    rollout = Rollout(progress_deadline_seconds=rng.uniform(15.0, 60.0), auto_rollback=rng.random() < 0.7)
     return with_spec(workload, template=made, rollout=rollout)
 
 

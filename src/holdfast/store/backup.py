@@ -20,6 +20,9 @@ from holdfast.store import schema
 from holdfast.store.contract import Append, Compare, LogRecord, Put, Store, StoredEntry, Txn
 from holdfast.store.history import HistoryReader
 
+# Log records per page of a backup.
+BACKUP_PAGE_RECORDS = 10_000
+
 FORMAT = "holdfast-backup"
 VERSION = 1
 LOGS = ("audit",)
@@ -80,7 +83,7 @@ def read_sqlite(cell: str, path: Path) -> BackupContent:
 
 async def _log(store: Store, log: str) -> AsyncIterator[LogRecord]:
     after = 0
-    while found := await store.read_log(log, after=after, limit=limits.BACKUP_PAGE_RECORDS):
+    while found := await store.read_log(log, after=after, limit=BACKUP_PAGE_RECORDS):
         for record in found:
             yield record
         after = found[-1].sequence

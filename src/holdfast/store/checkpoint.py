@@ -12,7 +12,8 @@ import threading
 
 import apsw
 
-from holdfast.model import limits
+# Pages of the write-ahead log at which a background thread starts a checkpoint. SQLite's own default.
+STORE_CHECKPOINT_PAGES = 1_000
 
 
 class Checkpointer:
@@ -27,7 +28,7 @@ class Checkpointer:
 
     def wal_grown(self, pages: int) -> None:
         """Called with the number of pages in the log."""
-        if pages >= limits.STORE_CHECKPOINT_PAGES:
+        if pages >= STORE_CHECKPOINT_PAGES:
             self._wanted.set()
 
     def stop(self) -> None:

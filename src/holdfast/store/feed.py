@@ -10,10 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Expired, Fault
 from holdfast.store.contract import Change
 from holdfast.store.ring import Ring
+
+# Newest changes of a store held in memory for watches. A watch from an older revision reads them from the store.
+WATCH_RING_EVENTS = 10_000
+# Changes that a store hands to a watcher at once. The rest follows in the next chunk.
+WATCH_CHUNK_EVENTS = 1_000
 
 Batch = Sequence[Change]
 """All changes of one commit."""
@@ -72,7 +76,7 @@ class Feed:
 
     def after(self, revision: int) -> list[Change]:
         """Whole commits above `revision`, as many as one watch item may hold."""
-        return self._recent.after(revision, limits.WATCH_CHUNK_EVENTS)
+        return self._recent.after(revision, WATCH_CHUNK_EVENTS)
 
     def newest_first(self, revision: int) -> Sequence[Batch]:
         """Commits with a change above `revision`, newest first, to be undone for a read of the past."""

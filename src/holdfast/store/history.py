@@ -10,6 +10,7 @@ import apsw
 
 from holdfast.model import limits
 from holdfast.store.contract import Change, LogRecord, StoredEntry
+from holdfast.store.feed import WATCH_CHUNK_EVENTS
 from holdfast.store.ordered_keys import upper_bound
 
 # SQLite takes the other columns from the row with the maximum. Groups are in index order: a page costs only its keys.
@@ -61,7 +62,7 @@ class HistoryReader:
 
     def changes(self, after: int, through: int) -> Sequence[Change]:
         """Whole commits after a revision, about as many as one watch item may hold."""
-        rows = self._rows(_CHANGES, (after, through, limits.WATCH_CHUNK_EVENTS))
+        rows = self._rows(_CHANGES, (after, through, WATCH_CHUNK_EVENTS))
         if rows:
             reached, last = rows[-1][2], rows[-1][4]
             if reached < last:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.errors import BadRequest, Expired, Fault
 from holdfast.model.indexes import TALLIES, indexes_of
 from holdfast.model.kinds import Kind
@@ -17,6 +17,9 @@ from holdfast.store.contract import Change, StoredEntry
 from holdfast.store.ordered_keys import OrderedKeys
 from holdfast.store.ring import Ring
 from holdfast.store.streams import PREFIX_WILDCARD, ObjectChange, ObjectFilter, Streams
+
+# Newest changes held per kind for watches of one kind. A watch from an older revision reads the store's history.
+OBJECT_RING_EVENTS = 2_000
 
 NAME = "metadata.name"
 NAMESPACE = "metadata.namespace"
@@ -30,7 +33,7 @@ class KindCache:
         self.keys = OrderedKeys()
         self.changed_at = 0
         """Revision of the newest change of this kind."""
-        self.recent: Ring[ObjectChange] = Ring(0, limits.OBJECT_RING_EVENTS)
+        self.recent: Ring[ObjectChange] = Ring(0, OBJECT_RING_EVENTS)
         self.streams = Streams(kind, self.values)
         self._index = indexes_of(kind.type)
         self._tally = TALLIES.get(kind.type, {})
@@ -48,7 +51,7 @@ class KindCache:
         self.entries = {entry.key: entry for entry in entries}
         self.keys = OrderedKeys(self.objects)
         self.changed_at = revision
-        self.recent = Ring(revision, limits.OBJECT_RING_EVENTS)
+        self.recent = Ring(revision, OBJECT_RING_EVENTS)
         self._indexed = {}
         self._listed = {}
         self._tallies = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
+# Keys per bucket. A bucket of twice the size is split, so that an insert moves few keys.
 BUCKET_KEYS = 512
 
 

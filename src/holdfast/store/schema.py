@@ -13,8 +13,12 @@ from pathlib import Path
 
 import apsw
 
-from holdfast.model import limits
 from holdfast.model.errors import StoreFailed
+
+# Time to wait for a locked database file. Then the store fails to open.
+STORE_BUSY_TIMEOUT_S = 5.0
+# Size to which SQLite truncates its write-ahead log after a checkpoint.
+STORE_WAL_BYTES_MAX = 64 * 1024 * 1024
 
 APPLICATION_ID = 0x484F4C44
 VERSION = 1
@@ -75,7 +79,7 @@ def open_writer(path: Path) -> apsw.Connection:
         _recognise(connection, path)
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA journal_size_limit = {limits.STORE_WAL_BYTES_MAX}").fetchall()
+        connection.execute(f"PRAGMA journal_size_limit = {STORE_WAL_BYTES_MAX}").fetchall()
     except apsw.Error as error:
         if connection is not None:
             connection.close()
@@ -103,7 +107,7 @@ def unreadable(path: Path, error: Exception) -> StoreFailed:
 
 def _connect(path: Path, flags: int) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=flags)
-    connection.set_busy_timeout(int(limits.STORE_BUSY_TIMEOUT_S * 1000))
+    connection.set_busy_timeout(int(STORE_BUSY_TIMEOUT_S * 1000))
     return connection
 
 

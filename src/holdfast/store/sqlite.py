@@ -23,10 +23,18 @@ from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Conflict, Expired, Overloaded, StoreFailed, Unavailable
 from holdfast.store import schema
 from holdfast.store.contract import Change, Committed, LogRecord, StoredEntry, StorePage, Txn
-from holdfast.store.feed import BatchCallback, FaultCallback, Feed, Watch
+from holdfast.store.feed import WATCH_RING_EVENTS, BatchCallback, FaultCallback, Feed, Watch
 from holdfast.store.head import StagedValue, StoreHead
 from holdfast.store.history import HistoryReader
 from holdfast.store.writer import GroupWriter
+
+# Commits waiting for the disk. Beyond that a commit is refused with 429.
+STORE_QUEUE_COMMITS_MAX = 20_000
+# Rows deleted per transaction of compaction or trimming. Small, so that commits are not delayed.
+COMPACT_CHUNK_REVISIONS = 2_000
+# Revisions skipped by a restore. More than any cell commits between a backup and its restore, so no revision that a
+# client has seen is used again.
+RESTORE_GAP_REVISIONS = 1 << 32
 
 T = TypeVar("T")
 
@@ -54,7 +62,7 @@ class SqliteStore:
             self._lock.release()
             raise schema.unreadable(self.path, error) from error
         self._head = StoreHead(entries, removed, marks["revision"], marks["sequence"])
-        self._feed = Feed(self._head.revision, limits.WATCH_RING_EVENTS)
+        self._feed = Feed(self._head.revision, WATCH_RING_EVENTS)
         self._compacted = marks["compacted"]
         self._swept = marks["swept"]
         self._failure: StoreFailed | None = None
@@ -105,8 +113,8 @@ class SqliteStore:
 
     async def commit(self, txn: Txn) -> Committed:
         self._check()
-        if len(self._in_flight) >= limits.STORE_QUEUE_COMMITS_MAX:
-            message = f"store: too many commits in flight (limit {limits.STORE_QUEUE_COMMITS_MAX}); next: retry later"
+        if len(self._in_flight) >= STORE_QUEUE_COMMITS_MAX:
+            message = f"store: too many commits in flight (limit {STORE_QUEUE_COMMITS_MAX}); next: retry later"
             raise Overloaded(message, retry_after_s=0.5)
         try:
             staged = self._head.stage(txn)
@@ -143,7 +151,7 @@ class SqliteStore:
             metrics.STORE_COMPACTED.set(revision)
             self._feed.wake()
             while self._swept < revision:
-                low, high = self._swept, min(revision, self._swept + limits.COMPACT_CHUNK_REVISIONS)
+                low, high = self._swept, min(revision, self._swept + COMPACT_CHUNK_REVISIONS)
                 await self._run_job(partial(_sweep, low=low, high=high))
                 self._swept = high
                 # Only now: while the old rows exist, a recreated key must reference its removal as previous change.
@@ -168,12 +176,12 @@ class SqliteStore:
         self._check()
         if self.head:
             raise BadRequest(f"store {self.path}: cannot advance, because it is not empty (found revision {self.head})")
-        past = revision + limits.RESTORE_GAP_REVISIONS
+        past = revision + RESTORE_GAP_REVISIONS
         await self._run_job(partial(_set_mark, name="compacted", value=past))
         await self._run_job(partial(_set_mark, name="swept", value=past))
         self._compacted = self._swept = past
         self._head = StoreHead((), {}, past, self._head.sequence)
-        self._feed = Feed(past, limits.WATCH_RING_EVENTS)
+        self._feed = Feed(past, WATCH_RING_EVENTS)
 
     async def close(self) -> None:
         """Writes commits in flight, then closes the file."""
@@ -291,5 +299,5 @@ def _trim(connection: apsw.Connection, log: str, keep: int) -> bool:
     # The highest sequence ever deleted is stored, so that none is assigned twice.
     connection.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'trimmed'", (through,))
     oldest = "SELECT sequence FROM log WHERE name = ? AND sequence <= ? ORDER BY sequence LIMIT ?"
-    connection.execute(f"DELETE FROM log WHERE sequence IN ({oldest})", (log, through, limits.COMPACT_CHUNK_REVISIONS))
-    return connection.changes() == limits.COMPACT_CHUNK_REVISIONS
+    connection.execute(f"DELETE FROM log WHERE sequence IN ({oldest})", (log, through, COMPACT_CHUNK_REVISIONS))
+    return connection.changes() == COMPACT_CHUNK_REVISIONS

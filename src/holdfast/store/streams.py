@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from holdfast.foundation import metrics
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.errors import Expired, Fault
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
+
+# Unread changes of one watcher. At the bound its watch ends with 410, and the client lists again.
+WATCHER_BACKLOG_EVENTS_MAX = 50_000
 
 
 class ObjectChange(msgspec.Struct, gc=False):
@@ -127,7 +130,7 @@ class Streams:
             for change in changes:
                 self._deliver_by_field(change, touched)
         for subscription in touched:
-            if len(subscription.unread) > limits.WATCHER_BACKLOG_EVENTS_MAX:
+            if len(subscription.unread) > WATCHER_BACKLOG_EVENTS_MAX:
                 self._expire(subscription)
             subscription.wake()
 

@@ -1,7 +1,7 @@
-"""The one thread that writes a SQLite store: everything that waits becomes one transaction.
+"""The writing thread of a SQLite store: all queued commits become one transaction.
 
-A transaction is reported done only after COMMIT returned, with synchronous=FULL. The first error ends the thread's
-work for good: what is queued behind it is reported failed, as nobody can say what reached the disk.
+A transaction is reported as done only after COMMIT returned, with synchronous=FULL. The first error stops the thread
+for good: everything queued behind it is reported as failed, because it is unknown what reached the disk.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from queue import Empty, SimpleQueue
 
 import apsw
 
-from holdfast.model import limits
 from holdfast.store.checkpoint import Checkpointer
 from holdfast.store.head import StagedValue
 
+# Commits made durable with one fsync. The rest waits for the next group.
+STORE_GROUP_COMMITS_MAX = 1_024
+# Pages of the write-ahead log at which the writer makes the checkpoint itself, because the thread does not keep up.
+STORE_CHECKPOINT_PAGES_MAX = 8_000
+
 Job = Callable[[apsw.Connection], object]
-"""Other work on the writing connection, in a transaction of its own (compaction)."""
+"""Other work on the writing connection, in its own transaction (compaction)."""
 
 Done = Callable[[Sequence[StagedValue], float, Exception | None], None]
 JobDone = Callable[[object, Exception | None], None]
 
-# Many rows per statement: each statement gives up the interpreter lock once, and taking it back may cost
-# milliseconds while the loop is busy.
+# Rows per INSERT, largest first. Each statement releases the GIL once, and reacquiring it may take milliseconds while
+# the event loop is busy.
 _ROWS_PER_STATEMENT = (128, 16, 1)
 _HISTORY = ("revision", "key", "value", "created", "previous", "last")
 _LOG = ("sequence", "name", "value")
 
 
 class GroupWriter:
-    """`done` and job results are called on the loop, in the order of `put` and `run`."""
+    """`done` and job results are called on the event loop, in the order of `put` and `run`."""
 
     def __init__(self, connection: apsw.Connection, name: str, done: Done) -> None:
         self._connection = connection
@@ -45,8 +49,8 @@ class GroupWriter:
         self._log_pages = 0
         self._checkpointer = Checkpointer(connection.filename, name)
         connection.wal_autocheckpoint(0)
-        connection.set_wal_hook(self._grown)
-        self._thread = threading.Thread(target=self._work, name=f"store-writer {name}", daemon=True)
+        connection.set_wal_hook(self._wal_grown)
+        self._thread = threading.Thread(target=self._run_thread, name=f"store-writer {name}", daemon=True)
         self._thread.start()
 
     def put(self, staged: StagedValue) -> None:
@@ -58,12 +62,12 @@ class GroupWriter:
         self._queue.put((job, done))
 
     def stop(self) -> None:
-        """Writes what is queued, and ends. Blocks until then."""
+        """Writes everything queued, then stops the thread. Blocks until then."""
         self._checkpointer.stop()
         self._queue.put(None)
         self._thread.join()
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         stopping = False
         while not stopping:
             group: list[StagedValue] = []
@@ -81,9 +85,9 @@ class GroupWriter:
         self._connection.close()
 
     def _take(self) -> list[StagedValue | tuple[Job, JobDone] | None]:
-        """Waits for one, then takes what else is there, in order."""
+        """Waits for one item, then takes all others that are queued, in order."""
         taken = [self._queue.get()]
-        while len(taken) < limits.STORE_GROUP_COMMITS_MAX:
+        while len(taken) < STORE_GROUP_COMMITS_MAX:
             try:
                 taken.append(self._queue.get_nowait())
             except Empty:
@@ -102,7 +106,7 @@ class GroupWriter:
         self._report(done, result, self._failure)
 
     def _attempt(self, work: Callable[[], object]) -> object:
-        """Runs work as one transaction; remembers the first error and never works again after it."""
+        """Runs work as one transaction. Remembers the first error and does nothing after it."""
         if self._failure is not None:
             return None
         try:
@@ -110,25 +114,25 @@ class GroupWriter:
             result = work()
             self._connection.execute("COMMIT")
         except Exception as error:
-            # Anything at all: a writer that died silently would leave everyone waiting.
+            # Any exception: if the thread died silently, all callers would wait forever.
             self._failure = error
             with contextlib.suppress(apsw.Error):
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
             return None
-        if self._log_pages >= limits.STORE_CHECKPOINT_PAGES_MAX:
-            with contextlib.suppress(apsw.Error):  # the commit stands; the next one tries again
+        if self._log_pages >= STORE_CHECKPOINT_PAGES_MAX:
+            with contextlib.suppress(apsw.Error):  # the commit is durable; the next one retries the checkpoint
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         return result
 
-    def _grown(self, connection: apsw.Connection, database: str, pages: int) -> int:
-        """SQLite calls this after every commit with the pages its log has."""
+    def _wal_grown(self, connection: apsw.Connection, database: str, pages: int) -> int:
+        """SQLite calls this after every commit, with the number of pages in the log."""
         self._log_pages = pages
         self._checkpointer.wal_grown(pages)
         return apsw.SQLITE_OK
 
     def _report(self, callback: Callable[..., None], *facts: object) -> None:
-        # A loop that is gone has nobody left to tell.
+        # A closed event loop has no caller left.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback, *facts)

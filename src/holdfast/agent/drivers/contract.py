@@ -24,10 +24,12 @@ from typing import Protocol
 import msgspec
 
 from holdfast.agent.cgroups import Usage
-from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.replica import ExitStatus
 from holdfast.model.template import Template
+
+# Output of an exec probe. The rest is cut off.
+PROBE_OUTPUT_BYTES_MAX = 1024
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -116,7 +118,7 @@ class Driver(Protocol):
         """The task has ended and its end is acknowledged. Its logs may be kept for a while."""
 
     async def execute(
-        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES_MAX
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         """Runs a command beside the task, in its environment and under its limits. Raises TimeoutError."""
 

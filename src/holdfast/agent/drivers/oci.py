@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.agent.cgroups import Usage
 from holdfast.agent.drivers.contract import (
+    PROBE_OUTPUT_BYTES_MAX,
     DiscoveredTask,
     Driver,
     ExecResult,
@@ -28,7 +29,7 @@ from holdfast.agent.drivers.contract import (
 )
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import TASK_MARK_ENV
-from holdfast.model import limits
+from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
 
@@ -115,7 +116,7 @@ class OciDriver(Driver):
         if self._runtime:
             command = (*self._base(), "delete", "--force", _container(task_id))
             await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, timeout=limits.AGENT_CALL_TIMEOUT_S, check=False
+                subprocess.run, command, capture_output=True, timeout=AGENT_CALL_TIMEOUT_S, check=False
             )
 
     def set_lease(self, epoch: int, until_mono_s: float) -> None:
@@ -135,7 +136,7 @@ class OciDriver(Driver):
         await self._processes.forget(task_id)
 
     async def execute(
-        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES_MAX
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         inside = (*self._base(), "exec", _container(task_id), *command)
         return await self._processes.execute(task_id, inside, timeout_s, output_bytes)

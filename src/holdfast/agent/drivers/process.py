@@ -19,9 +19,10 @@ from pathlib import Path
 
 import structlog
 
-from holdfast.agent.artifacts import ArtifactCache
 from holdfast.agent.cgroups import NoIsolation, TaskIsolation, Usage
+from holdfast.agent.drivers.artifacts import ArtifactCache
 from holdfast.agent.drivers.contract import (
+    PROBE_OUTPUT_BYTES_MAX,
     DiscoveredTask,
     Driver,
     ExecResult,
@@ -41,10 +42,18 @@ from holdfast.agent.drivers.records import (
 )
 from holdfast.agent.ports_in_use import find_port_in_use
 from holdfast.agent.shim_guard import encode_deadline
+from holdfast.agent.task_decision import WATCHDOG_KILL_LEAD_S, WATCHDOG_LEAD_S
 from holdfast.foundation.ports import Clock
 from holdfast.model import limits, times
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
+
+# Time for a shim to report that its task runs. Then the start has failed and the shim is killed.
+AGENT_START_TIMEOUT_S = 20.0
+# Time for a shim to write the exit record after its task was killed. Then the shim is killed.
+AGENT_EXIT_DRAIN_S = 5.0
+# Ended tasks whose logs are kept on the node. The oldest are deleted.
+AGENT_ENDED_TASKS_MAX = 64
 
 _SHIM = str(Path(__file__).resolve().parent.parent / "shim.py")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
@@ -134,7 +143,7 @@ class ProcessDriver(Driver):
         return DiscoveredTask(task=task, pid=started.pid, started_at_s=started.at_s)
 
     async def _await_started(self, folder: TaskDir, run: int) -> StartedRecord | None:
-        give_up = self._clock.monotonic() + limits.AGENT_START_TIMEOUT_S
+        give_up = self._clock.monotonic() + AGENT_START_TIMEOUT_S
         while self._clock.monotonic() < give_up:
             started = folder.started(run)
             if started is not None:
@@ -150,7 +159,7 @@ class ProcessDriver(Driver):
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, ended.set)
         try:
-            async with asyncio.timeout(limits.AGENT_START_TIMEOUT_S):
+            async with asyncio.timeout(AGENT_START_TIMEOUT_S):
                 await ended.wait()
         except TimeoutError:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -222,7 +231,7 @@ class ProcessDriver(Driver):
         if task.exclusive:
             settings += [("lease", self._lease), ("epoch", task.node_epoch)]
         if task.exclusive or task.run_until_mono_s is not None:
-            settings += [("lead", limits.WATCHDOG_LEAD_S), ("force", limits.WATCHDOG_KILL_LEAD_S)]
+            settings += [("lead", WATCHDOG_LEAD_S), ("force", WATCHDOG_KILL_LEAD_S)]
         if self._artifacts is not None and task.template.artifacts:
             self._artifacts.install(task.id, task.template.artifacts, folder.path / "work")
         folder.prepare(task, self._environment(folder, task), settings)
@@ -252,7 +261,7 @@ class ProcessDriver(Driver):
         """Waits until the shim is gone, so that its record is final, then raises StartFailed with the reason."""
         task = live.task
         try:
-            async with asyncio.timeout(limits.AGENT_START_TIMEOUT_S):
+            async with asyncio.timeout(AGENT_START_TIMEOUT_S):
                 ended = await asyncio.shield(live.ended)
         except TimeoutError:
             folder.request_stop(task.run, 0.0)
@@ -302,7 +311,7 @@ class ProcessDriver(Driver):
 
         loop.add_reader(fd, readable)
         try:
-            async with asyncio.timeout(limits.AGENT_START_TIMEOUT_S):
+            async with asyncio.timeout(AGENT_START_TIMEOUT_S):
                 return (await received).decode()
         except TimeoutError:
             return ""
@@ -352,7 +361,7 @@ class ProcessDriver(Driver):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(live.pidfd, signal.SIGUSR1)
         try:
-            async with asyncio.timeout(grace_s + limits.KILL_DURATION_MAX_S + limits.AGENT_EXIT_DRAIN_S):
+            async with asyncio.timeout(grace_s + limits.KILL_DURATION_MAX_S + AGENT_EXIT_DRAIN_S):
                 return await asyncio.shield(live.ended)
         except TimeoutError:
             # The shim itself hangs (suspended or starved). Its death kills the task.
@@ -381,7 +390,7 @@ class ProcessDriver(Driver):
             except OSError as error:
                 _log.warning("task_logs_deleted", task=task_id, error=str(error))
                 shutil.rmtree(folder.path, ignore_errors=True)
-        self._delete_ended(limits.AGENT_ENDED_TASKS_MAX)
+        self._delete_ended(AGENT_ENDED_TASKS_MAX)
 
     def _delete_ended(self, kept_tasks: int) -> int:
         """Deletes the directories of forgotten tasks, except the newest `kept_tasks`. Returns how many."""
@@ -398,7 +407,7 @@ class ProcessDriver(Driver):
     # --- exec, usage and logs ----------------------------------------------------------------------------------
 
     async def execute(
-        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES_MAX
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         folder = TaskDir(self._root / task_id)
         live = self._live.get(task_id)

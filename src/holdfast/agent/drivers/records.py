@@ -20,8 +20,13 @@ import msgspec
 from holdfast.agent.drivers.contract import Task
 from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
 from holdfast.agent.shim_guard import encode_deadline
-from holdfast.model import limits, times
+from holdfast.model import times
 from holdfast.model.replica import ExitStatus
+
+# Size at which a task's log file is rotated.
+LOG_FILE_BYTES_MAX = 4 * 1024 * 1024
+# Rotated log files kept per task. The oldest is deleted.
+LOG_FILES_MAX = 3
 
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
 TASK_MARK_ENV = "HOLDFAST_TASK"
@@ -86,7 +91,7 @@ class TaskDir:
         pairs = [f"{key}={value}" for key, value in env.items()]
         every: tuple[tuple[str, object], ...] = (
             ("cwd", task.template.working_dir or work), ("user", task.template.user), ("mark", f"{TASK_MARK_ENV}={self.id}"),
-            ("log_bytes", limits.LOG_FILE_BYTES_MAX), ("log_files", limits.LOG_FILES_MAX), *settings,
+            ("log_bytes", LOG_FILE_BYTES_MAX), ("log_files", LOG_FILES_MAX), *settings,
             *((("checkpoint", int(signal.Signals[first])),) if (first := task.template.checkpoint_signal) else ()),
         )  # fmt: skip
         words = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]

@@ -72,9 +72,13 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
             stop_work_on_exit=True if stop_work else None,
         )
     except Invalid as error:
-        raise CommandError(f"agent settings: {error.message}", next_step="holdfast agent --help", code=ExitCode.USAGE) from None
+        raise CommandError(
+            f"agent settings: {error.message}", next_step="holdfast agent --help", code=ExitCode.USAGE
+        ) from None
     if not settings.url:
-        raise CommandError(f"node {settings.name}: --url is missing", next_step="add --url https://HOST:PORT", code=ExitCode.USAGE)
+        raise CommandError(
+            f"node {settings.name}: --url is missing", next_step="add --url https://HOST:PORT", code=ExitCode.USAGE
+        )
     configure(cell=settings.region, component=f"agent/{settings.name}")
     try:
         uvloop.run(run_agent(settings))
@@ -100,5 +104,7 @@ def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
 def parse_port_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit()):
-        raise CommandError(f"--ports {text}: invalid (expected FROM-TO)", next_step="--ports 20000-20999", code=ExitCode.USAGE)
+        raise CommandError(
+            f"--ports {text}: invalid (expected FROM-TO)", next_step="--ports 20000-20999", code=ExitCode.USAGE
+        )
     return int(low), int(high)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import ExitCode
-from holdfast.platform.output import output_option, print_json, state_option
+from holdfast.platform.output import print_json
 
 
 @click.command("cleanup-check")
@@ -28,11 +29,11 @@ def cleanup_check(state: str, output: str) -> int:
     from holdfast.platform.layout import Layout
 
     layout = Layout(state)
-    watcher = PlatformObserver(layout, layout.load())
+    observer = PlatformObserver(layout, layout.load())
     try:
-        found = unreturned_resources(watcher)
+        found = unreturned_resources(observer)
     finally:
-        watcher.close()
+        observer.close()
     if output == "json":
         print_json({"clean": not found, "unreturned": found})
     else:

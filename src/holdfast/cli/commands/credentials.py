@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.options import directory_option, output_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import directory_option, output_option, print_json, print_note, table
+from holdfast.platform.output import print_json, print_note, table
 
 if TYPE_CHECKING:
     from holdfast.drills.platform_observer import PlatformObserver
@@ -61,7 +62,7 @@ def list_(state: str, output: str) -> None:
     """
     from holdfast.model.times import seconds_text
 
-    platform, held, watcher = _platform(state)
+    platform, held, observer = _platform(state)
     refused = held.revoked_serials()
     rows: list[dict[str, Any]] = []
     try:
@@ -69,13 +70,13 @@ def list_(state: str, output: str) -> None:
             serial, ends = held.link_serial(region.name), seconds_text(held.link_expires_s(region.name))
             rows.append({"holder": "region", "name": region.name, "serial": serial, "expires": ends,
                          "revoked": serial in refused})  # fmt: skip
-            for item in watcher.try_list("nodeidentities", region.name) or ():
+            for item in observer.try_list("nodeidentities", region.name) or ():
                 spec = item["spec"]
                 rows.append({"holder": "node", "name": item["metadata"]["name"], "serial": spec.get("serial", ""),
                              "expires": spec.get("expiresAt", ""),
                              "revoked": spec["generation"] <= spec.get("revokedGeneration", 0)})  # fmt: skip
     finally:
-        watcher.close()
+        observer.close()
     if output == "json":
         print_json(rows)
         return
@@ -130,8 +131,8 @@ def revoke(ctx: click.Context, holder: str, name: str, state: str, output: str) 
 
         ctx.invoke(revoke_node, name=name, state=state, output=output)
         return
-    platform, held, watcher = _platform(state)
-    watcher.close()
+    platform, held, observer = _platform(state)
+    observer.close()
     _known_region(platform, name)
     serial = held.link_serial(name)
     held.revoke(serial)
@@ -149,7 +150,7 @@ def _known_region(platform: Platform, name: str) -> None:
 
 
 def _rotate_region(state: str, name: str) -> dict[str, Any]:
-    platform, held, watcher = _platform(state)
+    platform, held, observer = _platform(state)
     try:
         _known_region(platform, name)
         old = held.link_serial(name)
@@ -157,32 +158,32 @@ def _rotate_region(state: str, name: str) -> dict[str, Any]:
         # Revoke the old certificate only after the region's metrics show that its link uses the new one.
         ends_s = held.link_expires_s(name)
         _until(
-            lambda: _shown_until_s(watcher, name) == ends_s,
+            lambda: _shown_until_s(observer, name) == ends_s,
             f"region {name}: the cell does not use its new certificate; the old one is still valid",
             f"read the log of cell-{name}",
         )
         held.revoke(old)
-        heard = _heard_at(watcher, name)
+        heard = _heard_at(observer, name)
         _until(
-            lambda: _heard_at(watcher, name) > heard,
+            lambda: _heard_at(observer, name) > heard,
             f"region {name}: no contact since the old certificate was revoked",
             f"read the log of cell-{name} (new certificate {new})",
         )
     finally:
-        watcher.close()
+        observer.close()
     return {"old": old, "new": new}
 
 
-def _shown_until_s(watcher: PlatformObserver, region: str) -> float:
+def _shown_until_s(observer: PlatformObserver, region: str) -> float:
     """Expiry time of the certificate that the region's link uses, from the cell's metrics."""
     from holdfast.drills.counters import read_counters
 
     family = "holdfast_link_certificate_expiry_timestamp_seconds"
-    return read_counters(watcher, (family,)).get((region, family), 0.0)
+    return read_counters(observer, (family,)).get((region, family), 0.0)
 
 
-def _heard_at(watcher: PlatformObserver, region: str) -> str:
-    return str(watcher.get("regions", region)["status"].get("health", {}).get("lastContactAt", ""))
+def _heard_at(observer: PlatformObserver, region: str) -> str:
+    return str(observer.get("regions", region)["status"].get("health", {}).get("lastContactAt", ""))
 
 
 def _rotate_node(state: str, name: str) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.options import directory_option, output_option, quiet_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import directory_option, output_option, print_json, print_note, quiet_option
-
-STOP_TIMEOUT_S = 90.0
+from holdfast.platform.output import print_json, print_note
 
 
 @click.command()
@@ -30,7 +29,7 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
     import signal
 
     from holdfast.platform.layout import Layout
-    from holdfast.platform.processes import platform_processes, send_signal, wait_exited
+    from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, platform_processes, send_signal, wait_exited
     from holdfast.platform.supervisor import running_supervisor, stop_programs
 
     layout = Layout(state)
@@ -45,8 +44,10 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
         if not quiet:
             print_note(f"stopping the platform in {layout.root} (supervisor {supervisor.pid})")
         send_signal(supervisor, signal.SIGTERM)
-        if not wait_exited(supervisor, STOP_TIMEOUT_S):
-            print_note(f"the supervisor did not stop within {STOP_TIMEOUT_S:.0f} s; killing it and stopping its processes")
+        if not wait_exited(supervisor, SUPERVISOR_STOP_TIMEOUT_S):
+            print_note(
+                f"the supervisor did not stop within {SUPERVISOR_STOP_TIMEOUT_S:.0f} s; killing it and stopping its processes"
+            )
             send_signal(supervisor, signal.SIGKILL)
             wait_exited(supervisor, 5.0)
     # Finds nothing after a supervisor that stopped its processes; stops all of them otherwise.

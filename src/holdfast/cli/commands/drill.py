@@ -5,15 +5,9 @@ from __future__ import annotations
 import click
 
 from holdfast.cli import shell_completion
+from holdfast.cli.options import directory_option, output_option, quiet_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import (
-    directory_option,
-    output_option,
-    print_json,
-    print_note,
-    quiet_option,
-    table,
-)
+from holdfast.platform.output import print_json, print_note, table
 
 
 @click.group()
@@ -87,8 +81,8 @@ def run_drill(
         text = f"drill {name}: --region is missing (expected one of {', '.join(known)})"
         raise CommandError(text, next_step=f"holdfast drill run {name} --region {known[0]}", code=ExitCode.USAGE)
     say = (lambda line: None) if quiet else print_note
-    incident = DrillRun(layout, region, timeout_s=timeout_s, say=say)
-    report = run_drill(DRILLS[name], incident, DrillOptions(seconds=seconds, wait_for_failback=fail_back))
+    drill_run = DrillRun(layout, region, timeout_s=timeout_s, say=say)
+    report = run_drill(DRILLS[name], drill_run, DrillOptions(seconds=seconds, wait_for_failback=fail_back))
     if output == "json":
         print_json(report.as_json())
     else:

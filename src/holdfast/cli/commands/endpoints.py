@@ -8,8 +8,9 @@ from urllib.parse import quote
 import click
 
 from holdfast.cli import shell_completion
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, print_note, state_option, table
+from holdfast.platform.output import print_json, print_note, table
 
 if TYPE_CHECKING:
     from holdfast.client.sync_api import CellApi
@@ -68,7 +69,9 @@ def endpoints(
     last = None
     while True:
         if found is not None and found != last:
-            publish_addresses(form, tenant, name, found, port=port, path=path, on_change=on_change if last is not None else "")
+            publish_addresses(
+                form, tenant, name, found, port=port, path=path, on_change=on_change if last is not None else ""
+            )
             last = found
         if not follow:
             return
@@ -105,7 +108,9 @@ def publish_addresses(
             file.write(text)
         os.replace(part, path)
     if on_change:
-        done = subprocess.run(on_change, shell=True, capture_output=True, text=True, timeout=ON_CHANGE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            on_change, shell=True, capture_output=True, text=True, timeout=ON_CHANGE_TIMEOUT_S, check=False
+        )
         if done.returncode:
             print_note(f"--on-change: the command exited with code {done.returncode}: {done.stderr.strip()[:200]}")
 

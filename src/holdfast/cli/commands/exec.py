@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError
-from holdfast.platform.output import output_option, print_json, state_option
+from holdfast.platform.output import print_json
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

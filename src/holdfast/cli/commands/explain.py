@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import shell_completion
+from holdfast.cli.options import output_option, parse_tenant_name, state_option
 from holdfast.foundation.exit_codes import ExitCode
-from holdfast.platform.output import output_option, print_json, state_option, table
+from holdfast.platform.output import print_json, table
 
 if TYPE_CHECKING:
     from holdfast.insight.region_clients import RegionClient, RegionClients
@@ -39,10 +40,10 @@ def explain(subject: str, state: str, output: str) -> int:
     """
     import msgspec
 
-    from holdfast.insight.region_clients import RegionClients, parse_tenant_name
+    from holdfast.platform.region_connections import connect_regions, print_unreachable
 
     key = parse_tenant_name(subject)
-    regions = RegionClients(state, tenant=key.namespace)
+    regions = connect_regions(state, tenant=key.namespace)
     found = regions.find_replica(key)
     if found is not None:
         stories = [replica_timeline_of(found[0], found[1])]
@@ -55,7 +56,7 @@ def explain(subject: str, state: str, output: str) -> int:
         print_json({"subject": subject, "summary": head, "timelines": told, "unreachable": silent})
     else:
         click.echo("\n\n".join([*head, *(as_text(s) for s in stories)]))
-        regions.print_unreachable()
+        print_unreachable(regions)
     return ExitCode.OK
 
 
@@ -81,9 +82,13 @@ def replica_timeline_of(region: RegionClient, replica: Replica) -> Timeline:
     known = Evidence(
         request=request,
         decision=region.get_object("Decision", Key(namespace, name)) if name else None,
-        reservation=region.get_object("Reservation", Key(namespace, placed.reservation)) if placed.reservation else None,
+        reservation=region.get_object("Reservation", Key(namespace, placed.reservation))
+        if placed.reservation
+        else None,
         binding=region.get_object("Binding", Key(namespace, placed.binding)) if placed.binding else None,
-        suggested_fix=region.why_not_query(region.requirements_of(request, member), now_s()).suggested_fix() if waits and request else None,
+        suggested_fix=region.why_not_query(region.requirements_of(request, member), now_s()).suggested_fix()
+        if waits and request
+        else None,
         position=next((i for i, r in enumerate(queue, 1) if request is not None and r.uid == request.uid), 0),
         queue_length=len(queue),
     )
@@ -166,7 +171,11 @@ def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:
     from holdfast.model.meta import Key
 
     whole = region.can_list_all_tenants()
-    queue = region.pending_requests(now_s()) if whole else [r for r in region.list_objects("SchedulingRequest") if r.status.pending]
+    queue = (
+        region.pending_requests(now_s())
+        if whole
+        else [r for r in region.list_objects("SchedulingRequest") if r.status.pending]
+    )
     stories = []
     for position, request in enumerate(queue, 1):
         if (request.metadata.namespace, request.spec.workload) != (key.namespace, key.name):
@@ -174,7 +183,9 @@ def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:
         decision = request.status.decision
         known = Evidence(request, region.get_object("Decision", Key(key.namespace, decision)) if decision else None)
         if whole:
-            cure = region.why_not_query(region.requirements_of(request, region.unplaced_members(request)[:1]), now_s()).suggested_fix()
+            cure = region.why_not_query(
+                region.requirements_of(request, region.unplaced_members(request)[:1]), now_s()
+            ).suggested_fix()
             known = msgspec.structs.replace(known, suggested_fix=cure, position=position, queue_length=len(queue))
         story = request_timeline(request, known)
         stories.append(msgspec.structs.replace(story, subject=f"{story.subject} in region {region.name}"))

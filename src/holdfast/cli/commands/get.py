@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import shell_completion
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, print_note, state_option, table
+from holdfast.platform.output import print_json, print_note, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,10 +45,11 @@ def get(
       holdfast get replicas -n payments --wide
       holdfast get decisions -n payments -o json
     """
-    from holdfast.insight.region_clients import RegionClients, list_all
+    from holdfast.insight.region_clients import list_all
+    from holdfast.platform.region_connections import connect_regions, print_unreachable
 
     found = kind_named(kind)
-    regions = RegionClients(state)
+    regions = connect_regions(state)
     query = {"fieldSelector": f"metadata.name={name}"} if name else {}
     if selector:
         query["labelSelector"] = selector
@@ -64,9 +66,11 @@ def get(
             click.echo(table(headers, rows))
         elif not name:
             print_note(f"no {found.plural} found")
-        regions.print_unreachable()
+        print_unreachable(regions)
     if name and empty:
-        regions.raise_not_found(f"{found.singular} {name}: not found in any cell", next_step=f"holdfast get {found.plural}")
+        regions.raise_not_found(
+            f"{found.singular} {name}: not found in any cell", next_step=f"holdfast get {found.plural}"
+        )
     return ExitCode.UNREACHABLE if regions.unreachable else ExitCode.OK
 
 
@@ -125,11 +129,12 @@ def merged_table(
 
 
 def read_table(api: CellApi, path: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from holdfast.client.sync_api import PAGE_SIZE, PAGES_MAX
+    from holdfast.client.sync_api import PAGES_MAX
+    from holdfast.model.limits import LIST_PAGE_OBJECTS
 
     columns: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    asked = {"limit": str(PAGE_SIZE), **query}
+    asked = {"limit": str(LIST_PAGE_OBJECTS), **query}
     for _ in range(PAGES_MAX):
         answer = api.request("GET", path, query=asked, accept=TABLE_MEDIA_TYPE)
         columns = columns or answer["columnDefinitions"]
@@ -137,5 +142,7 @@ def read_table(api: CellApi, path: str, query: dict[str, str]) -> tuple[list[dic
         rest = answer.get("metadata", {}).get("continue", "")
         if not rest:
             return columns, rows
-        asked = {"limit": str(PAGE_SIZE), **query, "continue": rest}
-    raise CommandError(f"{path}: more than {PAGES_MAX * PAGE_SIZE} objects", next_step="narrow it with -n, -l or --region")
+        asked = {"limit": str(LIST_PAGE_OBJECTS), **query, "continue": rest}
+    raise CommandError(
+        f"{path}: more than {PAGES_MAX * LIST_PAGE_OBJECTS} objects", next_step="narrow it with -n, -l or --region"
+    )

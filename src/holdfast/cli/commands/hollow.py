@@ -10,7 +10,7 @@ from holdfast.cli.commands.agent import parse_pairs
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
-    from holdfast.agent.hollow import DelayRange, HollowConfig
+    from holdfast.agent.hollow import DelayRange
 
 FILE = click.Path(dir_okay=False)
 
@@ -75,6 +75,7 @@ def hollow(
     import uvloop
 
     from holdfast.agent.hollow import HollowConfig, HollowDelays
+    from holdfast.agent.hollow_process import run_hollow_nodes
     from holdfast.foundation.log import configure
     from holdfast.model.node import Device
 
@@ -95,31 +96,7 @@ def hollow(
         ),
     )
     configure(cell=region, component=f"hollow/{prefix}")
-    uvloop.run(run(config, url=url, ca=ca, cert=cert, key=key))
-
-
-async def run(config: HollowConfig, *, url: str, ca: str, cert: str, key: str) -> None:
-    """Runs the hollow nodes until SIGTERM or SIGINT."""
-    import asyncio
-    import contextlib
-    import gc
-    import signal
-
-    from holdfast.agent.hollow import HollowHost
-    from holdfast.client.http import HttpClient
-    from holdfast.foundation.ports import SystemPorts
-
-    gc.set_threshold(50_000, 20, 100)
-    ports = SystemPorts()
-    client = HttpClient(url, ports, cell=config.region, ca=ca, cert=cert, key=key)
-    running = asyncio.ensure_future(HollowHost(config, client, ports).run())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-    finally:
-        await client.close()
+    uvloop.run(run_hollow_nodes(config, url=url, ca=ca, cert=cert, key=key))
 
 
 def parse_span(option: str, text: str) -> DelayRange:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from holdfast.cli.options import directory_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import directory_option, print_note
+from holdfast.platform.output import print_note
 
 
 @click.command()

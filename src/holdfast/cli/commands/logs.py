@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import shell_completion
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, state_option
 
 if TYPE_CHECKING:
     from holdfast.platform.task_logs import LogLocation

@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, print_note, state_option
+from holdfast.platform.output import print_json, print_note
 
 INTERVAL_MIN_S = 1.0
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, print_note, state_option, table
+from holdfast.platform.output import print_json, print_note, table
 
 if TYPE_CHECKING:
     from holdfast.drills.platform_observer import PlatformObserver
@@ -36,7 +37,7 @@ def override() -> None:
     """
 
 
-def _watcher(state: str) -> PlatformObserver:
+def _observer(state: str) -> PlatformObserver:
     from holdfast.drills.platform_observer import PlatformObserver
     from holdfast.platform.layout import Layout
 
@@ -82,13 +83,15 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
     cell = given["region"] if break_glass else "global"
     if break_glass and click.get_current_context().get_parameter_source("ttl_s") is click.core.ParameterSource.DEFAULT:
         given["ttl_s"] = BREAK_GLASS_TTL_S
-    watcher = _watcher(state)
+    observer = _observer(state)
     try:
-        if cell != "global" and cell not in watcher.regions:
-            raise CommandError(f"region {cell}: not found (expected one of {', '.join(watcher.regions)})", code=ExitCode.USAGE)
+        if cell != "global" and cell not in observer.regions:
+            raise CommandError(
+                f"region {cell}: not found (expected one of {', '.join(observer.regions)})", code=ExitCode.USAGE
+            )
         scope = {key: given[key] for key in ("region", "zone", "tenant", "workload") if given[key]}
-        _check_scope(watcher, scope, cell)
-        touched = _blast_radius(watcher, kind, scope, cell)
+        _check_scope(observer, scope, cell)
+        touched = _blast_radius(observer, kind, scope, cell)
         for line in touched:
             print_note(line)
         if not yes:
@@ -105,10 +108,10 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
         body = {
             "apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": name}, "spec": spec,
         }  # fmt: skip
-        made = watcher.api(cell).request("POST", PATH, body)
-        made = _until_seen(watcher, made, cell)
+        made = observer.api(cell).request("POST", PATH, body)
+        made = _until_seen(observer, made, cell)
     finally:
-        watcher.close()
+        observer.close()
     if output == "json":
         print_json(made)
         return
@@ -125,13 +128,15 @@ def _confirm(question: str) -> None:
         print_note("")
         agreed = False
     if not agreed:
-        raise CommandError("override: not created, because it was not confirmed", next_step="add --yes", code=ExitCode.INTERRUPTED)
+        raise CommandError(
+            "override: not created, because it was not confirmed", next_step="add --yes", code=ExitCode.INTERRUPTED
+        )
 
 
-def _check_scope(watcher: PlatformObserver, scope: dict[str, str], cell: str) -> None:
+def _check_scope(observer: PlatformObserver, scope: dict[str, str], cell: str) -> None:
     """Raises if the scope names a missing object. The API would accept such an override without effect."""
     region, zone, tenant, workload = (scope.get(part, "") for part in ("region", "zone", "tenant", "workload"))
-    regions = {r["metadata"]["name"]: r for r in watcher.list("regions", cell)}
+    regions = {r["metadata"]["name"]: r for r in observer.list("regions", cell)}
     if region:
         _one_of("region", region, regions)
     if zone:
@@ -139,9 +144,9 @@ def _check_scope(watcher: PlatformObserver, scope: dict[str, str], cell: str) ->
         zones = [z for r in among for z in r["spec"].get("zones", [])]
         _one_of("zone", zone, zones, f" in region {region}" if region else "")
     if tenant:
-        _one_of("tenant", tenant, [t["metadata"]["name"] for t in watcher.list("tenants", cell)])
+        _one_of("tenant", tenant, [t["metadata"]["name"] for t in observer.list("tenants", cell)])
     if workload and cell == "global":  # a region has only the workloads assigned to it
-        known = [w["metadata"] for w in watcher.list("workloads", cell)]
+        known = [w["metadata"] for w in observer.list("workloads", cell)]
         _one_of("workload", workload, [w["name"] for w in known if tenant in ("", w["namespace"])])
 
 
@@ -155,11 +160,13 @@ def _one_of(what: str, name: str, known: Iterable[str], where: str = "") -> None
 def _pair(text: str) -> tuple[str, str]:
     name, equals, amount = text.partition("=")
     if not equals or not name or not amount:
-        raise CommandError(f"--quota {text}: invalid (expected RESOURCE=AMOUNT)", next_step="--quota cpu=4", code=ExitCode.USAGE)
+        raise CommandError(
+            f"--quota {text}: invalid (expected RESOURCE=AMOUNT)", next_step="--quota cpu=4", code=ExitCode.USAGE
+        )
     return name, amount
 
 
-def _until_seen(watcher: PlatformObserver, made: dict[str, Any], cell: str) -> dict[str, Any]:
+def _until_seen(observer: PlatformObserver, made: dict[str, Any], cell: str) -> dict[str, Any]:
     """Waits up to 2 s for the controller to set the phase."""
     import time
 
@@ -167,14 +174,14 @@ def _until_seen(watcher: PlatformObserver, made: dict[str, Any], cell: str) -> d
         if made.get("status", {}).get("phase"):
             break
         time.sleep(0.1)
-        made = watcher.get("overrides", made["metadata"]["name"], cell=cell)
+        made = observer.get("overrides", made["metadata"]["name"], cell=cell)
     return made
 
 
-def _blast_radius(watcher: PlatformObserver, kind: str, scope: dict[str, str], cell: str) -> list[str]:
+def _blast_radius(observer: PlatformObserver, kind: str, scope: dict[str, str], cell: str) -> list[str]:
     """The workloads, replicas and serving replicas in the scope, as lines of text."""
     held = []
-    for item in watcher.list("assignments", cell):
+    for item in observer.list("assignments", cell):
         spec = item["spec"]
         if scope.get("region") and spec["region"] != scope["region"]:
             continue
@@ -184,20 +191,20 @@ def _blast_radius(watcher: PlatformObserver, kind: str, scope: dict[str, str], c
             continue
         held.append(item)
     if scope.get("zone") and scope.get("region"):
-        return _zone_radius(watcher, kind, scope, held)
+        return _zone_radius(observer, kind, scope, held)
     workloads = sorted({f"{a['metadata']['namespace']}/{a['spec']['workload']}" for a in held})
     replicas = sum(a["spec"].get("replicas", 0) for a in held)
     serving = sum(a.get("status", {}).get("serving", 0) for a in held)
     if cell != "global":  # a region's copies of Assignments have no status, so its replicas are counted
-        serving = _serving(watcher, cell, {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held})
+        serving = _serving(observer, cell, {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held})
     return _touched(kind, scope, workloads, replicas, serving)
 
 
-def _zone_radius(watcher: PlatformObserver, kind: str, scope: dict[str, str], held: list[dict[str, Any]]) -> list[str]:
+def _zone_radius(observer: PlatformObserver, kind: str, scope: dict[str, str], held: list[dict[str, Any]]) -> list[str]:
     """The same for the replicas placed in one zone, read from the region."""
     from holdfast.drills.platform_observer import serves
 
-    found = watcher.try_list("replicas", scope["region"])
+    found = observer.try_list("replicas", scope["region"])
     where = _where(scope)
     if found is None:
         return [f"{kind} on {where}: region {scope['region']} is unreachable, so the affected replicas are not known"]
@@ -224,10 +231,10 @@ def _where(scope: dict[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in scope.items()) or "everything"
 
 
-def _serving(watcher: PlatformObserver, region: str, assignments: set[tuple[str, str]]) -> int:
+def _serving(observer: PlatformObserver, region: str, assignments: set[tuple[str, str]]) -> int:
     from holdfast.drills.platform_observer import serves
 
-    found = watcher.list("replicas", region)
+    found = observer.list("replicas", region)
     mine = [r for r in found if (r["metadata"]["namespace"], r["spec"]["assignment"]) in assignments]
     return sum(serves(r) for r in mine)
 
@@ -278,14 +285,14 @@ def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell
         api.close()
 
 
-def _everywhere(watcher: PlatformObserver) -> list[dict[str, Any]]:
+def _everywhere(observer: PlatformObserver) -> list[dict[str, Any]]:
     """Overrides of the global cell, and break-glass overrides of regions that are not reported to it yet."""
-    found = watcher.try_list("overrides", "global")
+    found = observer.try_list("overrides", "global")
     if found is None:
         print_note("the global cell is unreachable: the list shows the regions' copies and break-glass overrides")
     known = {o["metadata"]["name"]: o for o in found or ()}
-    for region in watcher.regions:
-        for item in watcher.try_list("overrides", region) or ():
+    for region in observer.regions:
+        for item in observer.try_list("overrides", region) or ():
             if found is None or item["metadata"]["name"].startswith(f"break-glass-{region}-"):
                 known.setdefault(item["metadata"]["name"], item)
     return [known[name] for name in sorted(known)]
@@ -307,11 +314,11 @@ def list_overrides(everything: bool, state: str, output: str) -> None:
 
     from holdfast.model.times import parse_time
 
-    watcher = _watcher(state)
+    observer = _observer(state)
     try:
-        found = _everywhere(watcher)
+        found = _everywhere(observer)
     finally:
-        watcher.close()
+        observer.close()
     shown = [o for o in found if everything or o.get("status", {}).get("phase", "") in ("", "Pending", "Active")]
     if output == "json":
         print_json(shown)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, state_option, table
+from holdfast.platform.output import print_json, table
 
 if TYPE_CHECKING:
     from holdfast.insight.region_clients import RegionClients
@@ -60,10 +61,10 @@ def plan(
         step = f"holdfast plan --lose-region {lose_zone.rpartition('-')[0] or 'REGION'} --lose-zone {lose_zone}"
         raise CommandError(f"--lose-zone {lose_zone}: --lose-region is missing", next_step=step, code=ExitCode.USAGE)
     from holdfast.cli.commands.replay import read_rules
-    from holdfast.insight.region_clients import RegionClients
+    from holdfast.platform.region_connections import connect_regions
 
     rules = read_rules(policy) if policy is not None else None
-    regions = RegionClients(state)
+    regions = connect_regions(state)
     if file is not None:
         from holdfast.insight.what_if import outlook_of_file
 
@@ -74,7 +75,9 @@ def plan(
 
         for region in regions.reachable:
             if region.get_object("Node", Key("", drain)) is not None:
-                return print_what_if(output, WhatIfResult(placings=tuple(placings_of_drain(region, drain, rules=rules))))
+                return print_what_if(
+                    output, WhatIfResult(placings=tuple(placings_of_drain(region, drain, rules=rules)))
+                )
         regions.raise_not_found(f"node {drain}: not found in any region", next_step="holdfast get nodes")
     if rules is not None:
         return compare_policy(output, regions, rules, last)
@@ -110,7 +113,9 @@ def read_workloads(path: str) -> list[ManifestWorkload]:
         wrong_fields = problems(given.workload)
         if wrong_fields:
             name = given.workload.metadata.name
-            raise CommandError(f"workload {name} in {path}: invalid ({'; '.join(wrong_fields)})", next_step="edit the file")
+            raise CommandError(
+                f"workload {name} in {path}: invalid ({'; '.join(wrong_fields)})", next_step="edit the file"
+            )
     if not found:
         raise CommandError(f"{path}: no Workload in the file", code=ExitCode.USAGE)
     return found
@@ -156,6 +161,7 @@ def as_text(outlook: WhatIfResult) -> str:
 def compare_policy(output: str, regions: RegionClients, rules: Any, last: int) -> int:
     """Repeats the last decisions of every region under another policy and prints the differences."""
     from holdfast.insight.replay import NotReplayable
+    from holdfast.platform.region_connections import print_unreachable
 
     same = 0
     unsure: dict[str, int] = {}
@@ -181,5 +187,5 @@ def compare_policy(output: str, regions: RegionClients, rules: Any, last: int) -
         click.echo(
             f"{same} decisions unchanged, {len({d for _, d, _ in changed})} different" + (f", {told}" if told else "")
         )
-        regions.print_unreachable()
+        print_unreachable(regions)
     return ExitCode.PLAN_CHANGES if changed else ExitCode.OK

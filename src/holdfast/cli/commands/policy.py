@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, state_option, table
+from holdfast.platform.output import print_json, table
 
 PATH = "/apis/holdfast.dev/v1/schedulerpolicies"
 MERGE_PATCH = "application/merge-patch+json"
@@ -40,27 +41,27 @@ class PolicyApi:
         from holdfast.platform.layout import Layout
 
         layout = Layout(state)
-        self._watcher = PlatformObserver(layout, layout.load())
+        self._observer = PlatformObserver(layout, layout.load())
 
     def __enter__(self) -> PolicyApi:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._watcher.close()
+        self._observer.close()
 
     def policy(self, name: str) -> dict[str, Any]:
-        return self._watcher.get("schedulerpolicies", name)
+        return self._observer.get("schedulerpolicies", name)
 
     def revisions(self, name: str) -> list[dict[str, Any]]:
         """Newest sequence first."""
-        mine = [r for r in self._watcher.list("policyrevisions") if r["spec"]["policy"] == name]
+        mine = [r for r in self._observer.list("policyrevisions") if r["spec"]["policy"] == name]
         return sorted(mine, key=lambda r: -int(r["spec"]["sequence"]))
 
     def regions(self) -> list[dict[str, Any]]:
-        return self._watcher.list("regions")
+        return self._observer.list("regions")
 
     def patch(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        done: dict[str, Any] = self._watcher.api().request(
+        done: dict[str, Any] = self._observer.api().request(
             "PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE_PATCH
         )
         return done
@@ -70,14 +71,21 @@ class PolicyApi:
         revision = next((r["metadata"]["name"] for r in self.revisions(name) if r["spec"]["stage"] == "Shadow"), "")
         rows: list[dict[str, Any]] = []
         examples: list[str] = []
-        for region in self._watcher.regions:
-            row: dict[str, Any] = {"region": region, "decisions": 0, "same": 0, "other": 0, "gained": 0, "lost": 0}
-            for decision in self._watcher.try_list("decisions", region) or []:
+        for region in self._observer.regions:
+            row: dict[str, Any] = {
+                "region": region,
+                "decisions": 0,
+                "same": 0,
+                "different": 0,
+                "additional": 0,
+                "missing": 0,
+            }
+            for decision in self._observer.try_list("decisions", region) or []:
                 shadow = decision["spec"].get("shadow") or {}
                 if not revision or shadow.get("revision") != revision:
                     continue
                 row["decisions"] += 1
-                for count in ("same", "other", "gained", "lost"):
+                for count in ("same", "different", "additional", "missing"):
                     row[count] += shadow.get(count, 0)
                 examples += _differs(region, decision)
             rows.append(row)
@@ -138,7 +146,7 @@ def list_revisions(name: str, state: str, output: str) -> None:
     """
     with PolicyApi(state) as policies:
         found = policies.revisions(name)
-        held = policies.policy(name).get("status", {}).get("held") or {}
+        held = policies.policy(name).get("status", {}).get("stopped") or {}
         using: dict[str, list[str]] = {}
         for region in policies.regions():
             revision = region.get("status", {}).get("report", {}).get("policy", "")
@@ -231,7 +239,10 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
         print_json(shadowed)
         return
     click.echo(f"policy {name}: Shadow, revision {shadowed['revision'] or '(not created yet; run the command again)'}")
-    rows = [(r["region"], r["decisions"], r["same"], r["other"], r["gained"], r["lost"]) for r in shadowed["regions"]]
+    rows = [
+        (r["region"], r["decisions"], r["same"], r["different"], r["additional"], r["missing"])
+        for r in shadowed["regions"]
+    ]
     click.echo(
         table(("REGION", "DECISIONS COMPARED", "SAME", "DIFFERENT", "ONLY SHADOW PLACES", "ONLY ACTIVE PLACES"), rows)
     )

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.options import directory_option, output_option, state_option
 from holdfast.foundation.exit_codes import CommandError
-from holdfast.platform.output import (
-    directory_option,
-    output_option,
-    print_json,
-    print_note,
-    state_option,
-    table,
-)
+from holdfast.platform.output import print_json, print_note, table
 
 
 @click.group()

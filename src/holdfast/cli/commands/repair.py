@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import ExitCode
-from holdfast.platform.output import output_option, print_json, state_option, table
+from holdfast.platform.output import print_json, table
 
 
 @click.group()
@@ -40,11 +41,11 @@ def list_repairs(state: str, output: str) -> int:
     from holdfast.platform.layout import Layout
 
     layout = Layout(state)
-    watcher = PlatformObserver(layout, layout.load())
+    observer = PlatformObserver(layout, layout.load())
     try:
-        found: list[dict[str, Any]] = find_stuck_objects(watcher)
+        found: list[dict[str, Any]] = find_stuck_objects(observer)
     finally:
-        watcher.close()
+        observer.close()
     if output == "json":
         print_json(found)
     elif not found:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.options import output_option, parse_tenant_name, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, state_option
+from holdfast.platform.output import print_json
 
 if TYPE_CHECKING:
     from holdfast.insight.replay import NotReplayable, ReplayResult
@@ -33,12 +34,12 @@ def replay(decision: str, policy: str | None, state: str, output: str) -> int:
       holdfast replay payments/risk-api-us-east-1a2b3c-0123456789
       holdfast replay payments/risk-api-us-east-1a2b3c-0123456789 --policy packing.yaml
     """
-    from holdfast.insight.region_clients import RegionClients, parse_tenant_name
     from holdfast.insight.replay import NotReplayable
+    from holdfast.platform.region_connections import connect_regions
 
     key = parse_tenant_name(decision, "DECISION")
     rules = read_rules(policy) if policy is not None else None
-    regions = RegionClients(state)
+    regions = connect_regions(state)
     for region in regions.reachable:
         found = region.get_object("Decision", key)
         if found is None:

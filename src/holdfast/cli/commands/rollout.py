@@ -7,8 +7,9 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, print_note, state_option, table
+from holdfast.platform.output import print_json, print_note, table
 
 if TYPE_CHECKING:
     from holdfast.client.sync_api import CellApi
@@ -100,7 +101,14 @@ def history(workload: str, state: str, output: str) -> None:
         print_json({"workload": workload, "lastGood": block.get("lastGoodRevision", ""), "history": entries})
         return
     rows = [
-        (e["revision"], e.get("generation", 0), e.get("at", "")[:19], e.get("outcome", ""), revision_marks(block, e), template_command(e))
+        (
+            e["revision"],
+            e.get("generation", 0),
+            e.get("at", "")[:19],
+            e.get("outcome", ""),
+            revision_marks(block, e),
+            template_command(e),
+        )
         for e in entries
     ]
     click.echo(table(("REVISION", "GENERATION", "AT", "OUTCOME", "MARK", "COMMAND"), rows))
@@ -130,7 +138,9 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
     if entry is None:
         known = ", ".join(e["revision"] for e in entries) or "none"
         what = f"revision {back} not found" if back else "no earlier revision"
-        raise CommandError(f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}")
+        raise CommandError(
+            f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}"
+        )
     replaced = [{"op": "replace", "path": "/spec/template", "value": entry["template"]}]
     api.request("PATCH", workload_path(tenant, name), replaced, content_type="application/json-patch+json")
     print_result(output, workload, "undone", revision=back)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import ExitCode
-from holdfast.platform.output import output_option, print_json, state_option, table
+from holdfast.platform.output import print_json, table
 
 if TYPE_CHECKING:
     from holdfast.platform.platform_status import PlatformStatus

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.platform.output import output_option, print_json, print_note
+from holdfast.cli.options import output_option
+from holdfast.platform.output import print_json, print_note
 
 if TYPE_CHECKING:
     from holdfast.cell.storage import StoreLocation

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from holdfast.platform.output import directory_option
+from holdfast.cli.options import directory_option
 
 
 @click.command(hidden=True)

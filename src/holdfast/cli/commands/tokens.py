@@ -8,8 +8,9 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli.options import directory_option, output_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import directory_option, output_option, print_json, print_note, table
+from holdfast.platform.output import print_json, print_note, table
 
 if TYPE_CHECKING:
     from holdfast.client.sync_api import CellApi
@@ -83,9 +84,8 @@ def create(
     """
     import time
 
-    from holdfast.gate.principal import OPERATORS, TENANT_PREFIX, VIEWERS
-    from holdfast.identity.tokens import TokenFile
-    from holdfast.platform.layout import Layout
+    from holdfast.model.principal import OPERATORS, TENANT_PREFIX, VIEWERS
+    from holdfast.platform.credentials import token_file
 
     if region:
         if tenants or viewer or operator or cells or user:
@@ -105,13 +105,13 @@ def create(
         *((VIEWERS,) if viewer else ()),
         *((OPERATORS,) if operator else ()),
     )
-    layout = Layout(state)
-    layout.load()
     expires_at_s = time.time() + parse_duration_s(expires) if expires else None
     try:
-        made = TokenFile(layout.tokens).issue(name, user or name, groups, expires_at_s=expires_at_s, cells=cells)
+        made = token_file(state).issue(name, user or name, groups, expires_at_s=expires_at_s, cells=cells)
     except ValueError as error:
-        raise CommandError(f"token {name}: {error}", next_step=f"holdfast token revoke {name}", code=ExitCode.CONFLICT) from None
+        raise CommandError(
+            f"token {name}: {error}", next_step=f"holdfast token revoke {name}", code=ExitCode.CONFLICT
+        ) from None
     if output == "json":
         print_json({"name": name, "user": user or name, "groups": groups, "token": made})
     else:
@@ -160,12 +160,9 @@ def list_tokens(region: str, state: str, output: str) -> None:
     if region:
         list_join_tokens(region_api(state, region), output)
         return
-    from holdfast.identity.tokens import TokenFile
-    from holdfast.platform.layout import Layout
+    from holdfast.platform.credentials import token_file
 
-    layout = Layout(state)
-    layout.load()
-    tokens = TokenFile(layout.tokens).all()
+    tokens = token_file(state).all()
     if output == "json":
         print_json(
             [
@@ -211,14 +208,11 @@ def revoke(name: str, *, region: str, state: str, output: str) -> None:
       holdfast token revoke ci
       holdfast token revoke rack-7 --join eu-west
     """
-    from holdfast.identity.tokens import TokenFile
-    from holdfast.platform.layout import Layout
+    from holdfast.platform.credentials import token_file
 
-    layout = Layout(state)
-    layout.load()
     if region:
         region_api(state, region).request("DELETE", f"/apis/holdfast.dev/v1/jointokens/{quote(name)}")
-    elif not TokenFile(layout.tokens).revoke(name):
+    elif not token_file(state).revoke(name):
         raise CommandError(f"token {name}: not found", next_step="holdfast token list")
     if output == "json":
         print_json({"name": name, "revoked": True})
@@ -230,5 +224,7 @@ def parse_duration_s(text: str) -> float:
     """Parses `90s`, `15m`, `12h` or `30d` to seconds."""
     match = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if match is None:
-        raise CommandError(f"{text}: not a duration (expected a form such as 90s, 15m, 12h or 30d)", code=ExitCode.USAGE)
+        raise CommandError(
+            f"{text}: not a duration (expected a form such as 90s, 15m, 12h or 30d)", code=ExitCode.USAGE
+        )
     return int(match[1]) * float(UNITS_S[match[2]])

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError
-from holdfast.platform.output import output_option, print_json, print_note, state_option, table
+from holdfast.platform.output import print_json, print_note, table
 
 _AMOUNTS = ("cpu", "cpuRequested", "memory", "memoryRequested", "processes")
 MIB = 1024 * 1024

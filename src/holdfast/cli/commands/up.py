@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.platform.output import directory_option, output_option, quiet_option
+from holdfast.cli.options import directory_option, output_option, quiet_option
 
 
 @click.command()

@@ -8,7 +8,8 @@ import sys
 import click
 
 import holdfast
-from holdfast.platform.output import output_option, print_json
+from holdfast.cli.options import output_option
+from holdfast.platform.output import print_json
 
 
 @click.command()

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.options import output_option, parse_tenant_name, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import output_option, print_json, state_option
+from holdfast.platform.output import print_json
 
 if TYPE_CHECKING:
     from holdfast.insight.why_not import WhyNotResult
@@ -29,23 +30,16 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     """
     import msgspec
 
-    from holdfast.insight.region_clients import RegionClients, now_s, parse_tenant_name
-    from holdfast.insight.what_if import request_for
-    from holdfast.scheduling.replica_requirements import requirements_of
+    from holdfast.insight.what_if import explain_node
+    from holdfast.platform.region_connections import connect_regions
 
     key = parse_tenant_name(replica, "REPLICA")
-    regions = RegionClients(state)
+    regions = connect_regions(state)
     found = regions.find_replica(key)
     if found is None:
         regions.raise_not_found(f"replica {replica}: not found", next_step=f"holdfast get replicas -n {key.namespace}")
     region, item = found
-    request = request_for(item, attempt=item.status.placement.attempt)
-    for name in (item.status.placement.binding, item.status.placement.reservation):
-        for kind in ("Binding", "Reservation"):
-            claim = next((c for c in region.list_objects(kind) if c.metadata.name == name and name), None)
-            if claim is not None and claim.metadata.namespace == key.namespace:
-                region.builder().delete(claim)
-    verdict = region.why_not_query(requirements_of(request), now_s()).explain_node(node)
+    verdict = explain_node(region, item, node)
     if verdict is None:
         step = f"holdfast get nodes --region {region.name}"
         raise CommandError(f"node {node}: not found in region {region.name}, the region of the replica", next_step=step)

@@ -1,8 +1,8 @@
-"""backing: whether every recovery promise holds, for the loss of any one region or zone. Owns Workload.status.backing.
+"""backing: whether every recovery objective holds after any single loss. Owns Workload.status.backing.
 
-Only what is really kept counts: places that regions report as kept and undrawn, and the tenants' recovery allowances.
-All critical workloads are lost together and must fit together. The same function answers `holdfast plan --lose-region`,
-and admission asks it before a budget shrinks.
+Every region and every zone is assumed lost once. Only free recovery slots and the tenants' recovery allowances count,
+and all critical workloads of the lost region must fit together. `holdfast plan --lose-region` uses the same function,
+and admission calls it before a RecoveryBudget shrinks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Loss(msgspec.Struct, frozen=True, order=True):
 
 
 class LossForecast(msgspec.Struct, frozen=True):
-    """What would happen: `safe` need nothing, `fit` says who recovers where and who stays short."""
+    """Result of a loss: `safe` workloads need nothing, `match` places the others."""
 
     loss: Loss
     safe: tuple[CriticalWorkload, ...]
@@ -47,7 +47,7 @@ class LossForecast(msgspec.Struct, frozen=True):
 
 
 def single_losses(view: View) -> list[Loss]:
-    """Every single region, and every single zone."""
+    """The loss of every single region and of every single zone."""
     found = []
     for region in view.list(Region):
         found.append(Loss(region.metadata.name))
@@ -56,9 +56,13 @@ def single_losses(view: View) -> list[Loss]:
 
 
 def forecast_loss(
-    loss: Loss, view: View, budgets: Sequence[RecoveryBudget], now: float, promised: Sequence[CriticalWorkload] | None = None
+    loss: Loss,
+    view: View,
+    budgets: Sequence[RecoveryBudget],
+    now: float,
+    promised: Sequence[CriticalWorkload] | None = None,
 ) -> LossForecast:
-    """The whole picture of one loss. `promised` are the critical workloads, where they were found before."""
+    """Forecast of one loss. `promised` are the critical workloads, if the caller already has them."""
     safe: list[CriticalWorkload] = []
     items: list[RecoveryDemand] = []
     regions = view.list(Region)
@@ -80,12 +84,14 @@ def forecast_loss(
 def _options(
     critical: CriticalWorkload, regions: Sequence[Region], avoidances: Collection[Override], loss: Loss
 ) -> tuple[tuple[str, int], ...]:
-    """Regions that may take it, and what it lacks there. Where a zone is lost, all it has may be in that zone."""
+    """Eligible regions and the replicas missing there. In a region that loses a zone, all replicas may be in it."""
     found = []
     for region in regions:
         name = region.metadata.name
         lost_zone = loss.zone if name == loss.region else ""
-        if (name == loss.region and not loss.zone) or target_refusal_reason(critical, region, avoidances, lost_zone=lost_zone):
+        if (name == loss.region and not loss.zone) or target_refusal_reason(
+            critical, region, avoidances, lost_zone=lost_zone
+        ):
             continue
         need = critical.objective.min_serving if name == loss.region else critical.need(name)
         found.append((name, need))
@@ -95,16 +101,18 @@ def _options(
 def _closed_zones(
     workload: Workload, regions: Sequence[Region], avoidances: Collection[Override]
 ) -> frozenset[tuple[str, str]]:
-    """The (region, zone) pairs whose places new replicas of the workload may not use."""
+    """The (region, zone) pairs whose slots the workload may not use."""
     if not workload.spec.placement.zones and not avoidances:
         return frozenset()
     every = {(region.metadata.name, zone) for region in regions for zone in region.spec.zones}
     return frozenset(every - {(r.metadata.name, zone) for r in regions for zone in open_zones(workload, r, avoidances)})
 
 
-def surviving_slots(region: Region, budgets: Sequence[RecoveryBudget], loss: Loss, *, by_zone: bool = False) -> list[SlotGroup]:
-    """Kept, undrawn places that survive the loss; no more of a shape than its budget asks for. `by_zone` keeps the
-    zones apart, which only matters where some workload may not use them all."""
+def surviving_slots(
+    region: Region, budgets: Sequence[RecoveryBudget], loss: Loss, *, by_zone: bool = False
+) -> list[SlotGroup]:
+    """Free recovery slots that survive the loss, at most the count of their shape. `by_zone` separates the zones, which
+    matters only if some workload may not use all of them."""
     report = region.status.report
     name = region.metadata.name
     if report is None or (name == loss.region and not loss.zone):
@@ -126,14 +134,14 @@ def surviving_slots(region: Region, budgets: Sequence[RecoveryBudget], loss: Los
 
 
 def _smaller(asked: Amounts, kept: object) -> Amounts:
-    """What a place is good for: what is asked for and what is kept, whichever is less while a change is under way."""
+    """Usable resources of a slot: the minimum of the budget's shape and the admitted slots (different in a change)."""
     if not isinstance(kept, dict):
         return asked
     return {name: min(amount, kept.get(name, 0)) for name, amount in asked.items()}
 
 
 def unbacked_objectives(view: View, now: float, budgets: Sequence[RecoveryBudget] | None = None) -> dict[Key, str]:
-    """Every promise that some single loss would break, with the loss and the bottleneck."""
+    """Workloads whose recovery objective some single loss would break, with the loss and the bottleneck."""
     known = view.list(RecoveryBudget) if budgets is None else budgets
     found: dict[Key, str] = {}
     promised = critical_workloads(view)
@@ -145,7 +153,7 @@ def unbacked_objectives(view: View, now: float, budgets: Sequence[RecoveryBudget
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision about all promises together."""
+    """The decision about all recovery objectives together."""
     short = unbacked_objectives(view, now)
     writes: list[Write] = []
     for workload in view.list(Workload):
@@ -153,7 +161,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         if workload.spec.recovery is not None and not workload.metadata.terminating:
             why = short.get(workload.key, "")
             reason = Reason.NOT_BACKED if why else Reason.BACKED
-            said = why or "kept places and allowances cover the loss of any one region or zone"
+            said = why or "recovery slots and allowances cover the loss of any one region or zone"
             block = BackingBlock(backed=not why, reason=reason, message=said)
         if block != workload.status.backing:
             writes.append(SetStatus("Workload", workload.key, workload.uid, blocks={"backing": block}))
@@ -173,12 +181,12 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
 
 
 def woken_by_spec(new: object, old: object, view: View) -> Iterable[Key]:
-    """Budgets and quotas: only what was asked for matters here."""
+    """A change of the spec of a RecoveryBudget or Quota."""
     return () if getattr(new, "spec", None) == getattr(old, "spec", None) else (ALL_OBJECTIVES,)
 
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
-    """An avoided region recovers nothing, so the beginning and the end of an avoidance matter."""
+    """The start or end of an avoidance, because an avoided region is no recovery target."""
     item = new or old
     if item is None or item.spec.kind not in AVOIDANCES:
         return ()
@@ -187,14 +195,14 @@ def woken_by_override(new: Override | None, old: Override | None, view: View) ->
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    """Only one that was promised something, now or until now."""
+    """A change of a critical workload."""
     if all(item is None or item.spec.recovery is None for item in (new, old)):
         return ()
     return woken_by_spec(new, old, view)
 
 
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
-    """Only of a workload that was promised something; should the workload come later, it wakes by itself."""
+    """A changed Assignment of a critical workload."""
     item = new or old
     if item is None:
         return ()

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.fleet.recovery.recovery_status import status_write, suspension_writes
+from holdfast.fleet.recovery.recovery_status import RECOVERY_CHECK_EVERY_S, status_write, suspension_writes
 from holdfast.fleet.recovery.targets import targets_in_use
-from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
@@ -24,6 +23,7 @@ from holdfast.model.view import View
 from holdfast.model.workload import Workload, wanted_replicas
 from holdfast.model.writes import Delete, Notice, Outcome, Update, Write
 
+# Recovery Assignments emptied in one pass of a failback. The rest follows in the next pass.
 RETURNS_PER_PASS = 16
 
 
@@ -45,7 +45,7 @@ def decide(recovery: Recovery, region: Region, view: View, now: float) -> Outcom
     write = status_write(recovery, status, now)
     if write is not None:
         writes.append(write)
-    again_s = None if status.phase is RecoveryPhase.CLOSED else limits.RECOVERY_CHECK_EVERY_S
+    again_s = None if status.phase is RecoveryPhase.CLOSED else RECOVERY_CHECK_EVERY_S
     return Outcome(writes=tuple(writes), notices=notices, requeue_after_s=again_s)
 
 

@@ -76,11 +76,11 @@ def critical_workload(workload: Workload, promise: RecoveryObjective, view: View
         objective=promise,
         priority=priority.spec.priority if priority is not None else 0,
         shape=requests(workload.spec.template),
-        replica_counts={region: _standing(items) for region, items in sorted(parts.items())},
+        replica_counts={region: _replica_counts(items) for region, items in sorted(parts.items())},
     )
 
 
-def _standing(items: Sequence[Assignment]) -> RegionReplicaCounts:
+def _replica_counts(items: Sequence[Assignment]) -> RegionReplicaCounts:
     """A pending ordinary replica does not count. A pending recovery replica does, so that it is not requested twice."""
     counted = 0
     for item in items:
@@ -95,9 +95,14 @@ def _standing(items: Sequence[Assignment]) -> RegionReplicaCounts:
     )
 
 
-def target_refusal_reason(critical: CriticalWorkload, region: Region, avoidances: Collection[Override], *, lost_zone: str = "") -> str:
-    """Why the region is not eligible as recovery target of the workload; empty if it is eligible. An avoided region may, if all
-    that the promise needs is bound there already: avoidance only keeps new replicas away. A lost zone binds none."""
+def target_refusal_reason(
+    critical: CriticalWorkload, region: Region, avoidances: Collection[Override], *, lost_zone: str = ""
+) -> str:
+    """Why the region is not eligible as recovery target of the workload; empty if it is eligible.
+
+    An avoided region is eligible if `minServing` replicas are already bound there, because an avoidance only forbids
+    new replicas. With a `lost_zone`, no bound replica counts.
+    """
     name = region.metadata.name
     if critical.objective.regions and name not in critical.objective.regions:
         return "not in spec.recovery.regions"
@@ -109,7 +114,7 @@ def target_refusal_reason(critical: CriticalWorkload, region: Region, avoidances
     bound = 0 if lost_zone else critical.counts_in(name).bound
     if avoidances and bound < critical.objective.min_serving:
         left = [zone for zone in open_zones(critical.workload, region, avoidances) if zone != lost_zone]
-        return "" if left else "overrides keep new replicas away"
+        return "" if left else "an override forbids new replicas"
     return ""
 
 
@@ -123,15 +128,19 @@ class TargetSelector:
         self._regions = {r.metadata.name: r for r in regions}
         self._avoidances = avoidances
         self._room = room
-        self._taken: dict[str, Amounts] = {}
+        self._reserved: dict[str, Amounts] = {}
 
     def reserve(self, critical: CriticalWorkload, region: str, count: int) -> None:
-        add(self._taken.setdefault(region, {}), scaled(critical.shape, count))
+        add(self._reserved.setdefault(region, {}), scaled(critical.shape, count))
 
     def refusal(self, critical: CriticalWorkload, region: str) -> str:
-        """Why the region may not recover the workload, or an empty string."""
+        """Why the region is not eligible as target of the workload; empty if it is eligible."""
         found = self._regions.get(region)
-        return target_refusal_reason(critical, found, self._avoidances) if found is not None else "it does not exist"
+        return (
+            target_refusal_reason(critical, found, self._avoidances)
+            if found is not None
+            else "the region does not exist"
+        )
 
     def choose(self, critical: CriticalWorkload, *, without: frozenset[str] = frozenset()) -> str:
         """The best target: enough reported room first, then fewest replicas to start, then (only without enough room)
@@ -143,14 +152,14 @@ class TargetSelector:
         def order(region: Region) -> tuple[object, ...]:
             name = region.metadata.name
             need = critical.need(name)
-            surplus = self._left(region, critical) - need
+            surplus = self._free_room(region, critical) - need
             return (surplus < 0, need, -surplus if surplus < 0 else 0, region.spec.cost, name)
 
         return min(eligible, key=order).metadata.name
 
-    def _left(self, region: Region, critical: CriticalWorkload) -> int:
+    def _free_room(self, region: Region, critical: CriticalWorkload) -> int:
         fits = self._room(region, critical.shape)
-        reserved = self._taken.get(region.metadata.name, {})
+        reserved = self._reserved.get(region.metadata.name, {})
         used = max(
             (-(-reserved.get(name, 0) // amount) for name, amount in critical.shape.items() if amount), default=0
         )

@@ -26,6 +26,7 @@ from holdfast.fleet.recovery.need import (
     target_refusal_reason,
 )
 from holdfast.fleet.recovery.recovery_status import (
+    RECOVERY_CHECK_EVERY_S,
     budget_writes,
     stage_clock,
     status_write,
@@ -34,7 +35,6 @@ from holdfast.fleet.recovery.recovery_status import (
 )
 from holdfast.fleet.recovery.start_rate import StartRateLimiter
 from holdfast.fleet.region_health import CAPACITY_LOST, lost_zones
-from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.override import Override, active_avoidances
@@ -53,6 +53,13 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Workload
 from holdfast.model.writes import NO_CHANGES, Create, Notice, Outcome, Update, Write
+
+# Assignment writes of one recovery pass. The rest follows in the next pass.
+RECOVERY_WRITES_PER_PASS_MAX = 64
+# How long a returned region must be healthy without a break before failback begins.
+RECOVERY_STABLE_S = 30.0
+# How long a region must report lost capacity before a Recovery opens, so that a restarting rack does not open one.
+CAPACITY_LOSS_GRACE_S = 10.0
 
 LABEL_RECOVERY = "holdfast.dev/recovery"
 
@@ -98,10 +105,14 @@ def loss_evidence(region: Region, view: View, now: float) -> LossEvidence | None
     if found is None or health.state is not HealthState.HEALTHY:
         return None
     since = found.last_transition_time
-    if not since or now - parse_time(since) < limits.CAPACITY_LOSS_GRACE_S:
+    if not since or now - parse_time(since) < CAPACITY_LOSS_GRACE_S:
         return None
     avoidances = active_avoidances(view.list(Override), now)
-    short = [c for c in critical_workloads(view) if c.counts_in(region.metadata.name).assigned and _best_need(c, view, avoidances)]
+    short = [
+        c
+        for c in critical_workloads(view)
+        if c.counts_in(region.metadata.name).assigned and _best_need(c, view, avoidances)
+    ]
     if not short:
         return None
     zones = lost_zones(region)
@@ -124,7 +135,7 @@ def _open(region: Region, view: View, now: float) -> Outcome:
     incident = loss_evidence(region, view, now)
     if incident is None:
         pending = any(c.type == CAPACITY_LOST and c.status == "True" for c in region.status.conditions)
-        return Outcome(requeue_after_s=limits.RECOVERY_CHECK_EVERY_S) if pending else NO_CHANGES
+        return Outcome(requeue_after_s=RECOVERY_CHECK_EVERY_S) if pending else NO_CHANGES
     deadline_s = min((c.objective.deadline_seconds for c in critical_workloads(view)), default=300.0)
     spec = RecoverySpec(
         region=region.metadata.name,
@@ -158,7 +169,7 @@ def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outc
     status = _progress(recovery, rows, pace, now)
     healthy_since = _healthy_since(recovery, region, view, now)
     status = msgspec.structs.replace(status, stable_since=healthy_since)
-    if healthy_since and now - parse_time(healthy_since) >= limits.RECOVERY_STABLE_S:
+    if healthy_since and now - parse_time(healthy_since) >= RECOVERY_STABLE_S:
         status = msgspec.structs.replace(status, phase=RecoveryPhase.FAILING_BACK)
         notices.append(Notice(recovery, Reason.FAILING_BACK, f"region {name} is healthy since {healthy_since}"))
     elif status.phase is RecoveryPhase.RECOVERED and recovery.status.phase is not RecoveryPhase.RECOVERED:
@@ -168,7 +179,7 @@ def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outc
     write = status_write(recovery, status, now)
     if write is not None:
         writes.append(write)
-    return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=limits.RECOVERY_CHECK_EVERY_S)
+    return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=RECOVERY_CHECK_EVERY_S)
 
 
 def _rates(view: View) -> dict[str, float]:
@@ -202,7 +213,7 @@ class _RecoveryPass:
             checked.append(critical)
         used = targets.targets_in_use(self._view, self._recovery, self.rows)
         for critical, row in zip(checked, self.rows, strict=True):
-            if len(self.writes) < limits.RECOVERY_WRITES_PER_PASS_MAX:
+            if len(self.writes) < RECOVERY_WRITES_PER_PASS_MAX:
                 self.writes += targets.release_abandoned(critical, row.target, used, self._view)
 
     def _check(self, critical: CriticalWorkload, known: WorkloadProgress | None) -> None:
@@ -214,7 +225,9 @@ class _RecoveryPass:
         need = critical.need(aim.target) if aim.target else 0
         started = bool(need) and self._assign(critical, aim.target, need)
         waiting = bool(need) and not started
-        row = workload_progress(critical, aim.target, self._view, reason=Reason.WAITING_FOR_START_RATE.value if waiting else "")
+        row = workload_progress(
+            critical, aim.target, self._view, reason=Reason.WAITING_FOR_START_RATE.value if waiting else ""
+        )
         if aim.stalled_reason and not aim.changed:
             row = msgspec.structs.replace(row, reason=Reason.TARGET_STALLED.value, message=aim.stalled_reason)
         row = msgspec.structs.replace(row, abandoned_targets=aim.abandoned_targets)
@@ -225,7 +238,7 @@ class _RecoveryPass:
         """Assigns the missing replicas to the target if the rate limit allows. Waiting workloads use up room as well,
         so that later ones choose other targets."""
         self._targets.reserve(critical, target, need)
-        if len(self.writes) >= limits.RECOVERY_WRITES_PER_PASS_MAX or not self._pace.can_start(target, need):
+        if len(self.writes) >= RECOVERY_WRITES_PER_PASS_MAX or not self._pace.can_start(target, need):
             return False
         write = _assignment(self._recovery, critical, target, need, self._view)
         if write is None:
@@ -243,11 +256,13 @@ def _assignment(recovery: Recovery, critical: CriticalWorkload, target: str, nee
     if stored is not None and stored.metadata.terminating:
         return None  # the previous one is being deleted; its deletion wakes this controller
     have = stored.spec.replicas if stored is not None else 0
-    reason = f"recovery {recovery.metadata.name}: {need} more for minServing {critical.objective.min_serving} in {target}"
+    reason = (
+        f"recovery {recovery.metadata.name}: {need} more for minServing {critical.objective.min_serving} in {target}"
+    )
     epoch = stored.spec.epoch + 1 if stored is not None else 1
     spec = assignment_spec(
         workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason, stored=stored,
-        away_share=0,
+        disruption_share=0,
     )  # fmt: skip
     if spec is None:
         return None
@@ -255,11 +270,15 @@ def _assignment(recovery: Recovery, critical: CriticalWorkload, target: str, nee
         meta = assignment_meta(workload, target, Purpose.RECOVERY)
         labels = {**meta.labels, LABEL_RECOVERY: recovery.metadata.name}
         return Create(Assignment(metadata=msgspec.structs.replace(meta, labels=labels), spec=spec))
-    spec = msgspec.structs.replace(spec, disruption_share=stored.spec.disruption_share, disruption=stored.spec.disruption)
+    spec = msgspec.structs.replace(
+        spec, disruption_share=stored.spec.disruption_share, disruption=stored.spec.disruption
+    )
     return Update(msgspec.structs.replace(stored, spec=with_share_peak(spec, stored)))
 
 
-def _progress(recovery: Recovery, rows: Sequence[WorkloadProgress], pace: StartRateLimiter, now: float) -> RecoveryStatus:
+def _progress(
+    recovery: Recovery, rows: Sequence[WorkloadProgress], pace: StartRateLimiter, now: float
+) -> RecoveryStatus:
     old = recovery.status
     done = all(row.serving >= row.wanted for row in rows)
     clock = stage_clock(old.clock, rows, now)

@@ -18,6 +18,10 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import SetStatus, Update, Write
 
+# Interval at which an open Recovery compares need and progress.
+RECOVERY_CHECK_EVERY_S = 0.5
+
+# Assignments suspended or resumed in one pass of a recovery. The rest follows in the next pass.
 SUSPENSIONS_PER_PASS = 256
 
 
@@ -156,7 +160,7 @@ def budget_writes(region: Region, view: View) -> list[Write]:
         current = budget.status.observed_generation == budget.metadata.generation
         if same and current and (budget.status.admitted, budget.status.consumed) == (kept, drawn):
             continue
-        blocks = {"held": kept, "drawn": drawn}
+        blocks = {"admitted": kept, "consumed": drawn}
         writes.append(
             SetStatus(
                 "RecoveryBudget",

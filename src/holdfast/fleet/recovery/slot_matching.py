@@ -11,13 +11,18 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.placement_eligibility import can_use_slots
 from holdfast.model.quantity import Amounts, add, scaled, shortfall
 
+# Steps of the exact search that matches critical workloads to recovery slots. At the bound the result of the greedy
+# match is reported as inexact.
+SLOT_SEARCH_STEPS_MAX = 20_000
+# Classes of identical workloads in the exact search. With more, only the greedy match is made.
+SLOT_SEARCH_CLASSES_MAX = 200
+
 
 class SlotGroup(msgspec.Struct, frozen=True):
-    """Free slots of one shape. Only `tenants` may use them; empty: every tenant. `zone` is empty where it does not matter."""
+    """Free slots of one shape. Only `tenants` may use them; empty: every tenant. `zone` "": any zone."""
 
     region: str
     shape: Amounts
@@ -29,7 +34,7 @@ class SlotGroup(msgspec.Struct, frozen=True):
 class RecoveryDemand(msgspec.Struct, frozen=True):
     """A workload that needs slots in one region. `options` are (region, missing replicas), best first.
 
-    `closed` are the (region, zone) pairs that its rules or an override forbid; `dedicated` as its tenant is.
+    `closed` are (region, zone) pairs that placement rules or an override forbid. `dedicated`: its tenant is dedicated.
     """
 
     tenant: str
@@ -170,8 +175,8 @@ class _SlotSearch:
                 classes.append([item])
             else:
                 mine.append(item)
-        if len(classes) > limits.SLOT_SEARCH_CLASSES_MAX:
-            self.steps = limits.SLOT_SEARCH_STEPS_MAX + 1
+        if len(classes) > SLOT_SEARCH_CLASSES_MAX:
+            self.steps = SLOT_SEARCH_STEPS_MAX + 1
             return None
         order = sorted(classes, key=lambda c: (len(c[0].options), -_max_demand(c), c[0].tenant, c[0].name))
         return self._place(order, 0, {}, {}, ())
@@ -219,7 +224,7 @@ class _SlotSearch:
         rest = sum(most[1:])
         for here in range(min(most[0], many), max(0, many - rest) - 1, -1):
             self.steps += 1
-            if self.steps > limits.SLOT_SEARCH_STEPS_MAX:
+            if self.steps > SLOT_SEARCH_STEPS_MAX:
                 return
             for others in self._splits(many - here, most[1:]):
                 yield (here, *others)
@@ -233,7 +238,9 @@ def _identical(one: RecoveryDemand, other: RecoveryDemand) -> bool:
     return (one.tenant, one.shape, one.options, one.closed) == (other.tenant, other.shape, other.options, other.closed)
 
 
-def match_slots(items: Sequence[RecoveryDemand], groups: Sequence[SlotGroup], allowance: dict[str, Amounts]) -> MatchResult:
+def match_slots(
+    items: Sequence[RecoveryDemand], groups: Sequence[SlotGroup], allowance: dict[str, Amounts]
+) -> MatchResult:
     """A placement of all items if possible. Otherwise the greedy result by priority, with the shortages."""
     search = _SlotSearch(groups, allowance)
     quick = search.greedy(items)
@@ -242,4 +249,4 @@ def match_slots(items: Sequence[RecoveryDemand], groups: Sequence[SlotGroup], al
     whole = search.place_all(items)
     if whole is not None:
         return MatchResult(whole, ())
-    return msgspec.structs.replace(quick, exact=search.steps <= limits.SLOT_SEARCH_STEPS_MAX)
+    return msgspec.structs.replace(quick, exact=search.steps <= SLOT_SEARCH_STEPS_MAX)

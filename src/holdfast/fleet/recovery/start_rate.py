@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.model import limits
 from holdfast.model.recovery import StartRateLimit
 from holdfast.model.times import micro_text, parse_time
+
+# Recovery replicas started per second in a region without a RecoveryBudget. Budgets set `startsPerSecond`.
+RECOVERY_STARTS_PER_S = 20.0
+# Burst of recovery starts, in seconds of the rate. Further starts wait for their turn.
+RECOVERY_START_BURST_S = 1.0
 
 
 class StartRateLimiter:
@@ -27,13 +31,13 @@ class StartRateLimiter:
     def can_start(self, region: str, count: int) -> bool:
         """Whether a start is allowed now. After one workload had to wait, later ones wait too: order is by priority."""
         ahead_s = self._next_s.get(region, 0.0) - self._now
-        if region in self._full or ahead_s >= limits.RECOVERY_START_BURST_S:
+        if region in self._full or ahead_s >= RECOVERY_START_BURST_S:
             self._full.add(region)
             return False
         return True
 
     def record_start(self, region: str, count: int) -> None:
-        rate = self._rates.get(region, limits.RECOVERY_STARTS_PER_S)
+        rate = self._rates.get(region, RECOVERY_STARTS_PER_S)
         self._next_s[region] = max(self._now, self._next_s.get(region, 0.0)) + count / rate
 
     def rate_limits(self) -> tuple[StartRateLimit, ...]:

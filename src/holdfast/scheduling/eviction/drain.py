@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.model import limits
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
 from holdfast.model.node import BlockedReplica, DrainBlock, DrainPhase, Node
@@ -17,7 +16,10 @@ from holdfast.model.replica import Replica
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
-from holdfast.scheduling.eviction.disruption_budget import eviction_blocked_reason
+from holdfast.scheduling.disruption_budget import eviction_blocked_reason
+
+# Blocking replicas listed in a drain status. The rest is only counted.
+DRAIN_BLOCKED_LISTED_MAX = 10
 
 RECHECK_AFTER_S = 2.0
 """Interval at which an unfinished drain is rechecked, because siblings on other nodes change the blocking reasons."""
@@ -45,25 +47,25 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     return Outcome(writes=(write,), notices=notices, requeue_after_s=again_s)
 
 
-def _block(node: Node, there: Sequence[Replica], view: View, now: float) -> DrainBlock:
+def _block(node: Node, replicas: Sequence[Replica], view: View, now: float) -> DrainBlock:
     old = node.status.drain
     since = old.since if old is not None and old.since else micro_text(now)
-    if not there:
+    if not replicas:
         return DrainBlock(phase=DrainPhase.DRAINED, message="no replicas are bound to the node", since=since)
-    waiting = sorted(there, key=lambda r: (_passing(r), r.key))
-    blocked = tuple(_blocked(r, view) for r in waiting[: limits.DRAIN_BLOCKED_LISTED_MAX])
+    blocking = sorted(replicas, key=lambda r: (_blocking_order(r), r.key))
+    blocked = tuple(_blocked(r, view) for r in blocking[:DRAIN_BLOCKED_LISTED_MAX])
     limit_s = node.spec.drain_seconds
     late = bool(limit_s) and now - parse_time(since) >= limit_s
-    named = "; ".join(f"{b.replica}: {b.message}" for b in blocked[:3])
-    more = f"; and {len(there) - 3} more" if len(there) > 3 else ""
+    examples = "; ".join(f"{b.replica}: {b.message}" for b in blocked[:3])
+    more = f"; and {len(replicas) - 3} more" if len(replicas) > 3 else ""
     overdue = f"not drained within {limit_s:g} s: " if late else ""
     return DrainBlock(
-        phase=DrainPhase.OVERDUE if late else DrainPhase.DRAINING, remaining=len(there), since=since,
-        message=f"{overdue}{len(there)} replicas remain: {named}{more}", blocked=blocked,
+        phase=DrainPhase.OVERDUE if late else DrainPhase.DRAINING, remaining=len(replicas), since=since,
+        message=f"{overdue}{len(replicas)} replicas remain: {examples}{more}", blocked=blocked,
     )  # fmt: skip
 
 
-def _passing(replica: Replica) -> int:
+def _blocking_order(replica: Replica) -> int:
     """Sort key: replicas that never leave by themselves are listed first, then blocked ones, then stopping ones."""
     if stage(replica) is Stage.STOPPING:
         return 2

@@ -29,8 +29,8 @@ def eviction_reason(replica: Replica, view: View) -> str:
         return ""
     if replica.uid not in {r.uid for r in over_quota_victims(view.list(Replica, tenant), excess)}:
         return ""
-    over = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
-    return f"tenant {tenant} exceeds its quota in this region ({over}) after its emergency quota ended"
+    exceeded = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
+    return f"tenant {tenant} exceeds its quota in this region ({exceeded}) after its emergency quota ended"
 
 
 def quota_excess(copies: Sequence[GrantCopy]) -> Amounts:
@@ -48,10 +48,10 @@ def quota_excess(copies: Sequence[GrantCopy]) -> Amounts:
 
 def over_quota_victims(replicas: Sequence[Replica], excess: Amounts) -> list[Replica]:
     """The fewest replicas whose claims cover the excess; replicas that already stop count first."""
-    left = dict(excess)
-    found: list[Replica] = []
-    holding = [r for r in replicas if r.status.placement.binding and final_phase(r) is None]
-    normal = [r for r in holding if r.spec.purpose is Purpose.NORMAL]
+    remaining = dict(excess)
+    chosen: list[Replica] = []
+    bound = [r for r in replicas if r.status.placement.binding and final_phase(r) is None]
+    normal = [r for r in bound if r.spec.purpose is Purpose.NORMAL]
 
     def order(replica: Replica) -> tuple[object, ...]:
         release = replica.status.release
@@ -59,11 +59,11 @@ def over_quota_victims(replicas: Sequence[Replica], excess: Amounts) -> list[Rep
         return (not leaving, replica.spec.priority, -replica.spec.ordinal, replica.key)
 
     for replica in sorted(normal, key=order):
-        if not any(amount > 0 for amount in left.values()):
+        if not any(amount > 0 for amount in remaining.values()):
             break
-        found.append(replica)
-        add(left, requests(replica.spec.template), times=-1)
-    return found
+        chosen.append(replica)
+        add(remaining, requests(replica.spec.template), times=-1)
+    return chosen
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:

@@ -19,43 +19,49 @@ from holdfast.model.replica import Replica
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.scheduling import replicate
+from holdfast.scheduling.disruption_budget import draining_measure
 from holdfast.scheduling.eviction import over_quota, preempted
-from holdfast.scheduling.eviction.disruption_budget import draining_measure
 
 
 def pending_evictions(assignment: Assignment, replicas: Sequence[Replica], view: View) -> int:
     """Serving replicas to evict: for a drain, a preemption, an ended emergency quota, or a replacement in place."""
     if assignment.spec.type is not WorkloadType.SERVICE:
         return 0
-    serving = [r for r in replicas if stage(r) is Stage.SERVING and not r.metadata.terminating and not _asked(r)]
+    serving = [
+        r for r in replicas if stage(r) is Stage.SERVING and not r.metadata.terminating and not _is_release_requested(r)
+    ]
     if not serving:
         return 0
-    drained = bool(view.total(Node, "", draining_measure))
+    draining = bool(view.total(Node, "", draining_measure))
     nominated = bool(view.total(Reservation, "", preempted.nomination_measure))
     over = _over_quota(assignment.metadata.namespace, view)
-    mates = view.by(Replica, "workload", f"{assignment.metadata.namespace}/{assignment.spec.workload}")
-    turning = replicate.replaces_in_place(assignment, replicas, mates)
-    if not (drained or nominated or over or turning):
+    siblings = view.by(Replica, "workload", f"{assignment.metadata.namespace}/{assignment.spec.workload}")
+    replacing = replicate.replaces_in_place(assignment, replicas, siblings)
+    if not (draining or nominated or over or replacing):
         return 0
     return sum(
-        (turning and r.spec.revision != assignment.spec.revision)
+        (replacing and r.spec.revision != assignment.spec.revision)
         or r.uid in over
-        or (drained and _on_drained(r, view))
+        or (draining and _is_on_draining_node(r, view))
         or (nominated and not r.spec.reclaimable and preempted.nomination_of(r, view) is not None)
         for r in serving
     )  # fmt: skip
 
 
-def _asked(replica: Replica) -> bool:
-    asked = replica.status.release
-    return asked is not None and asked.attempt == replica.status.placement.attempt
+def _is_release_requested(replica: Replica) -> bool:
+    release = replica.status.release
+    return release is not None and release.attempt == replica.status.placement.attempt
 
 
-def _on_drained(replica: Replica, view: View) -> bool:
+def _is_on_draining_node(replica: Replica, view: View) -> bool:
     node: Node | None = view.get(Node, replica.status.placement.node)
     return node is not None and node.spec.drain
 
 
 def _over_quota(tenant: str, view: View) -> frozenset[str]:
     excess = over_quota.quota_excess(view.list(GrantCopy, tenant))
-    return frozenset(r.uid for r in over_quota.over_quota_victims(view.list(Replica, tenant), excess)) if excess else frozenset()
+    return (
+        frozenset(r.uid for r in over_quota.over_quota_victims(view.list(Replica, tenant), excess))
+        if excess
+        else frozenset()
+    )

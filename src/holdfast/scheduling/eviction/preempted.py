@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.lifecycle import Stage, stage
@@ -19,7 +18,10 @@ from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
-from holdfast.scheduling.eviction.disruption_budget import disruption_share
+from holdfast.scheduling.disruption_budget import disruption_share
+
+# Maximum termination grace of reclaimable work that is preempted. Short, so that recovery gets its capacity soon.
+RECLAIM_GRACE_S = 10.0
 
 VICTIM_INDEX = "victim"
 
@@ -50,17 +52,17 @@ def preemption_reason(replica: Replica, view: View) -> tuple[Reason, str, str] |
 
 def all_victims_evictable(nomination: Reservation, view: View) -> bool:
     """Whether every victim of the nomination may be evicted now, including those that stop already."""
-    return not over_budget_workload(victims_of(nomination, view), lambda victim: _mates(victim, view))
+    return not over_budget_workload(victims_of(nomination, view), lambda victim: _siblings_of(victim, view))
 
 
-def _mates(victim: Replica, view: View) -> SiblingCounts:
+def _siblings_of(victim: Replica, view: View) -> SiblingCounts:
     workload = victim.spec.workload
-    kept = view.total(Replica, victim.metadata.namespace, sibling_measure)
-    staying, serving = kept.get((workload, "staying"), 0), kept.get((workload, "serving"), 0)
+    totals = view.total(Replica, victim.metadata.namespace, sibling_measure)
+    total, serving = totals.get((workload, "staying"), 0), totals.get((workload, "serving"), 0)
     assignment: Assignment | None = view.get(Assignment, victim.spec.assignment, victim.metadata.namespace)
     if assignment is None or not assignment.spec.disruption.max_unavailable:
-        return SiblingCounts(staying, serving)
-    return SiblingCounts(staying, serving, disruption_share(victim, assignment))
+        return SiblingCounts(total, serving)
+    return SiblingCounts(total, serving, disruption_share(victim, assignment))
 
 
 def nomination_measure(reservation: Reservation) -> Mapping[str, int]:
@@ -75,29 +77,29 @@ def blocked_preemptions(replicas: Sequence[Replica], view: View) -> int:
     """Number of these replicas of one workload that are nominated and stay only because of the disruption budget."""
     if not replicas or not view.total(Reservation, "", nomination_measure):
         return 0
-    mates = _mates(replicas[0], view)
-    if mates.total <= _away_max(replicas[0], mates):
+    siblings = _siblings_of(replicas[0], view)
+    if siblings.total <= _max_unavailable(replicas[0], siblings):
         return 0  # the budget allows all replicas to be unavailable
-    held: dict[Key, list[Replica]] = {}
-    wanting: dict[Key, Reservation] = {}
+    blocked: dict[Key, list[Replica]] = {}
+    nominations: dict[Key, Reservation] = {}
     for replica in replicas:
-        asked = replica.status.release
-        if asked is not None and asked.attempt == replica.status.placement.attempt:
+        release = replica.status.release
+        if release is not None and release.attempt == replica.status.placement.attempt:
             continue  # it is being released
         found = nomination_of(replica, view)
         if found is not None:
-            wanting[found.key] = found
-            held.setdefault(found.key, []).append(replica)
-    wanted = [replica for group in held.values() for replica in group]
-    if not wanted or _within_budget(wanted, mates):
+            nominations[found.key] = found
+            blocked.setdefault(found.key, []).append(replica)
+    wanted = [replica for group in blocked.values() for replica in group]
+    if not wanted or _within_budget(wanted, siblings):
         return 0  # the workload's own budget blocks none of them
-    return sum(len(held[key]) for key, found in wanting.items() if not all_victims_evictable(found, view))
+    return sum(len(blocked[key]) for key, found in nominations.items() if not all_victims_evictable(found, view))
 
 
 class SiblingCounts(NamedTuple):
     """Replicas of a workload in the region that are not being deleted, and how many of them serve.
 
-    `away_max` is the region's disruption share; None means that the workload's whole budget applies.
+    `max_unavailable` is the region's disruption share; None means that the workload's whole budget applies.
     """
 
     total: int
@@ -106,8 +108,8 @@ class SiblingCounts(NamedTuple):
 
 
 def count_siblings(replicas: Iterable[Replica]) -> SiblingCounts:
-    staying = [r for r in replicas if not r.metadata.terminating]
-    return SiblingCounts(len(staying), sum(stage(r) is Stage.SERVING for r in staying))
+    total = [r for r in replicas if not r.metadata.terminating]
+    return SiblingCounts(len(total), sum(stage(r) is Stage.SERVING for r in total))
 
 
 def sibling_measure(replica: Replica) -> dict[tuple[str, str], int]:
@@ -120,10 +122,10 @@ def sibling_measure(replica: Replica) -> dict[tuple[str, str], int]:
     return {(workload, "staying"): 1, (workload, "serving"): 1}
 
 
-def over_budget_workload(victims: Iterable[Replica], mates: Callable[[Replica], SiblingCounts]) -> str:
+def over_budget_workload(victims: Iterable[Replica], siblings: Callable[[Replica], SiblingCounts]) -> str:
     """The workload whose disruption budget these victims would exceed; empty if all may be evicted.
 
-    `mates` returns the sibling counts of a victim's workload.
+    `siblings` returns the sibling counts of a victim's workload.
     """
     leaving: dict[str, list[Replica]] = {}
     for victim in victims:
@@ -131,7 +133,7 @@ def over_budget_workload(victims: Iterable[Replica], mates: Callable[[Replica], 
         if workload:
             leaving.setdefault(workload, []).append(victim)
     for workload, replicas in leaving.items():
-        if not _within_budget(replicas, mates(replicas[0])):
+        if not _within_budget(replicas, siblings(replicas[0])):
             return workload
     return ""
 
@@ -155,24 +157,26 @@ def victims_of(nomination: Reservation, view: View) -> list[Replica]:
 
 def victim_names(nomination: Reservation) -> list[str]:
     """The victims as `tenant/claim`; a bare name belongs to the preemptor's tenant."""
-    own = nomination.metadata.namespace
-    return [name if "/" in name else f"{own}/{name}" for name in nomination.spec.victims]
+    grace = nomination.metadata.namespace
+    return [name if "/" in name else f"{grace}/{name}" for name in nomination.spec.victims]
 
 
-def _within_budget(victims: Sequence[Replica], mates: SiblingCounts) -> bool:
+def _within_budget(victims: Sequence[Replica], siblings: SiblingCounts) -> bool:
     """Whether enough replicas of the workload would keep serving without these victims."""
-    return mates.serving - len(victims) >= mates.total - _away_max(victims[0], mates)
+    return siblings.serving - len(victims) >= siblings.total - _max_unavailable(victims[0], siblings)
 
 
-def _away_max(victim: Replica, mates: SiblingCounts) -> int:
-    return max(1, victim.spec.disruption.max_unavailable) if mates.max_unavailable is None else mates.max_unavailable
+def _max_unavailable(victim: Replica, siblings: SiblingCounts) -> int:
+    return (
+        max(1, victim.spec.disruption.max_unavailable) if siblings.max_unavailable is None else siblings.max_unavailable
+    )
 
 
 def termination_grace_s(replica: Replica, reason: str) -> float:
     """Termination grace period: the template's, but at most RECLAIM_GRACE_S for preempted reclaimable replicas."""
-    own = replica.spec.template.termination_grace_seconds
-    yields = replica.spec.reclaimable and reason == Reason.PREEMPTED
-    return min(own, limits.RECLAIM_GRACE_S) if yields else own
+    grace = replica.spec.template.termination_grace_seconds
+    reclaimed = replica.spec.reclaimable and reason == Reason.PREEMPTED
+    return min(grace, RECLAIM_GRACE_S) if reclaimed else grace
 
 
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:

@@ -31,8 +31,8 @@ def eviction_reason(replica: Replica, binding: Binding, view: View, now: float) 
     replicas = [r for r in view.list(Replica, tenant) if r.metadata.name in provisional]
     if replica.uid not in {r.uid for r in over_quota.over_quota_victims(replicas, excess)}:
         return ""
-    over = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
-    return f"placed while the region was partitioned, and the grant of tenant {tenant} does not cover it ({over})"
+    exceeded = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
+    return f"placed while the region was partitioned, and the grant of tenant {tenant} does not cover it ({exceeded})"
 
 
 def provisional_excess(copies: Sequence[GrantCopy], now: float) -> Amounts:

@@ -26,11 +26,11 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus, Update, Write
-from holdfast.scheduling.eviction import over_quota, preempted, provisional_excess, repair
-from holdfast.scheduling.eviction.disruption_budget import (
+from holdfast.scheduling.disruption_budget import (
     eviction_blocked_reason,
     is_allowed_while_not_serving,
 )
+from holdfast.scheduling.eviction import over_quota, preempted, provisional_excess, repair
 
 RECHECK_AFTER_S = 2.0
 """Recheck interval of a release in progress, in case a watch event is lost."""
@@ -46,16 +46,16 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return NO_CHANGES
     placed = replica.status.placement
     if not placed.binding and not placed.reservation:
-        return _let_go(replica)
+        return _remove_finalizer(replica)
     binding: Binding | None = view.get(Binding, placed.binding, key.namespace) if placed.binding else None
     node: Node | None = view.get(Node, placed.node)
-    asked = replica.status.release
-    if asked is None or asked.attempt != placed.attempt:
-        return _consider(replica, binding, node, view, now)
-    return _carry_on(replica, binding, node, asked, now)
+    requested = replica.status.release
+    if requested is None or requested.attempt != placed.attempt:
+        return _decide_release(replica, binding, node, view, now)
+    return _continue_release(replica, binding, node, requested, now)
 
 
-def _let_go(replica: Replica) -> Outcome:
+def _remove_finalizer(replica: Replica) -> Outcome:
     """The replica holds no claims: if it is being deleted, remove the finalizer."""
     if not replica.metadata.terminating or RELEASE_FINALIZER not in replica.metadata.finalizers:
         return NO_CHANGES
@@ -64,38 +64,48 @@ def _let_go(replica: Replica) -> Outcome:
     return Outcome(writes=(Update(msgspec.structs.replace(replica, metadata=meta)),))
 
 
-def _consider(replica: Replica, binding: Binding | None, node: Node | None, view: View, now: float) -> Outcome:
-    why = _why(replica, binding, node, view, now)
-    if why is None:
+def _decide_release(replica: Replica, binding: Binding | None, node: Node | None, view: View, now: float) -> Outcome:
+    found = _release_reason(replica, binding, node, view, now)
+    if found is None:
         draining = node is not None and node.spec.drain
         unconfirmed = binding is not None and bool(binding.spec.run_until)
-        waited_for = draining or unconfirmed or preempted.nomination_of(replica, view) is not None
-        return Outcome(requeue_after_s=RECHECK_AFTER_S) if waited_for else NO_CHANGES
-    reason, by, message = why
+        pending = draining or unconfirmed or preempted.nomination_of(replica, view) is not None
+        return Outcome(requeue_after_s=RECHECK_AFTER_S) if pending else NO_CHANGES
+    reason, requester, message = found
     block = ReleaseBlock(
-        attempt=replica.status.placement.attempt, reason=reason, message=message, requested_by=by, at=micro_text(now)
+        attempt=replica.status.placement.attempt,
+        reason=reason,
+        message=message,
+        requested_by=requester,
+        at=micro_text(now),
     )
-    only_at = _only_at(replica, reason)
-    write: Write = SetStatus("Replica", replica.key, replica.uid, blocks={"release": block}, if_revision=only_at)
+    required_revision = _required_revision(replica, reason)
+    write: Write = SetStatus(
+        "Replica", replica.key, replica.uid, blocks={"release": block}, if_revision=required_revision
+    )
     notice = Notice(replica, reason, message, warning=reason is Reason.NODE_LOST)
     return Outcome(writes=(write,), notices=(notice,))
 
 
-def _only_at(replica: Replica, reason: Reason) -> int:
+def _required_revision(replica: Replica, reason: Reason) -> int:
     """The only revision at which the decision may be recorded; 0 for any.
 
     If eviction is allowed only because the replica does not serve, a replica that starts serving is decided again.
     """
-    yields = reason is Reason.PREEMPTED and replica.spec.reclaimable  # the budget does not apply
-    return replica.revision if reason in BUDGETED_REASONS and is_allowed_while_not_serving(replica) and not yields else 0
+    reclaimed = reason is Reason.PREEMPTED and replica.spec.reclaimable  # the budget does not apply
+    return (
+        replica.revision
+        if reason in BUDGETED_REASONS and is_allowed_while_not_serving(replica) and not reclaimed
+        else 0
+    )
 
 
-def _why(
+def _release_reason(
     replica: Replica, binding: Binding | None, node: Node | None, view: View, now: float
 ) -> tuple[Reason, str, str] | None:
     """Reason, requester and message of a release; None if the replica stays."""
     if replica.metadata.terminating:
-        return _why_deleted(replica, view)
+        return _deletion_reason(replica, view)
     ended = final_phase(replica)
     if ended is not None and current_execution(replica) is not None:
         return Reason.FINISHED, "release", f"the task ended ({ended.value}); its claims are released"
@@ -105,21 +115,25 @@ def _why(
         return Reason.PROVISIONAL_EXPIRED, "agent", f"the provisional placement expired at {binding.spec.run_until}"
     if binding is not None and binding.status.phase in ENDED_PHASES:
         return Reason.NODE_REJOINED_WITHOUT_TASK, "agent", f"node {binding.spec.node} no longer runs the task"
-    ran = current_execution(replica)
-    if ran is not None and ran.phase is Phase.FAILED and replica.spec.type is WorkloadType.SERVICE:
+    execution = current_execution(replica)
+    if execution is not None and execution.phase is Phase.FAILED and replica.spec.type is WorkloadType.SERVICE:
         return (
             Reason.EXITED,
             "agent",
-            f"the task failed on node {replica.status.placement.node}: {ran.message or ran.reason}",
+            f"the task failed on node {replica.status.placement.node}: {execution.message or execution.reason}",
         )
-    if node is not None and ran is not None and _cannot_start_here(node, ran):
-        return Reason.NODE_QUARANTINED, "release", f"cannot be started on node {node.metadata.name}: {ran.message}"
-    overdue = repair.release_request(replica)
-    if overdue:
-        return Reason.RESCHEDULED_BY_REPAIR, "repair", overdue
-    unfit = provisional_excess.eviction_reason(replica, binding, view, now) if binding is not None else ""
-    if unfit:
-        return Reason.PROVISIONAL_WITHDRAWN, "grant", unfit
+    if node is not None and execution is not None and _cannot_start_here(node, execution):
+        return (
+            Reason.NODE_QUARANTINED,
+            "release",
+            f"cannot be started on node {node.metadata.name}: {execution.message}",
+        )
+    repair_reason = repair.release_request(replica)
+    if repair_reason:
+        return Reason.RESCHEDULED_BY_REPAIR, "repair", repair_reason
+    uncovered = provisional_excess.eviction_reason(replica, binding, view, now) if binding is not None else ""
+    if uncovered:
+        return Reason.PROVISIONAL_WITHDRAWN, "grant", uncovered
     excess = over_quota.eviction_reason(replica, view) if binding is not None else ""
     if excess and not eviction_blocked_reason(replica, view):
         return Reason.OVER_QUOTA, "grant", excess
@@ -128,21 +142,21 @@ def _why(
     return preempted.preemption_reason(replica, view)
 
 
-def _cannot_start_here(node: Node, ran: ExecutionBlock) -> bool:
+def _cannot_start_here(node: Node, execution: ExecutionBlock) -> bool:
     """Whether the task waits for a restart on a node that is quarantined for failed starts."""
-    failing = ran.phase is Phase.BACKING_OFF and ran.reason in (Reason.START_ERROR, Reason.DISK_FULL)
+    failing = execution.phase is Phase.BACKING_OFF and execution.reason in (Reason.START_ERROR, Reason.DISK_FULL)
     return failing and node.status.execution.quarantine is not None
 
 
-def _why_deleted(replica: Replica, view: View) -> tuple[Reason, str, str]:
+def _deletion_reason(replica: Replica, view: View) -> tuple[Reason, str, str]:
     assignment: Assignment | None = view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)
     if assignment is None or assignment.metadata.terminating or not assignment.spec.replicas:
         return Reason.OWNER_DELETED, "replicate", "the workload has no replicas in this region any more"
     if assignment.spec.revision != replica.spec.revision:
         return Reason.REVISION_REPLACED, "replicate", f"revision {assignment.spec.revision} replaces this one"
-    mates: Iterable[Replica] = view.by(Replica, "assignment", str(assignment.key))
-    staying = sum(not r.metadata.terminating and final_phase(r) is None for r in mates)
-    if staying < assignment.spec.replicas and replica.spec.type is WorkloadType.SERVICE:
+    siblings: Iterable[Replica] = view.by(Replica, "assignment", str(assignment.key))
+    remaining = sum(not r.metadata.terminating and final_phase(r) is None for r in siblings)
+    if remaining < assignment.spec.replicas and replica.spec.type is WorkloadType.SERVICE:
         wanted = assignment.spec.replicas
         return Reason.DELETED, "a user", f"deleted while {wanted} replicas are desired; it will be replaced"
     return Reason.SCALED_DOWN, "replicate", "scaled down, or deleted by a user"
@@ -153,19 +167,21 @@ def _is_lost(binding: Binding, node: Node | None) -> bool:
     return node is None or node.status.fence.fenced_epoch >= binding.spec.node_epoch
 
 
-def _carry_on(replica: Replica, binding: Binding | None, node: Node | None, asked: ReleaseBlock, now: float) -> Outcome:
+def _continue_release(
+    replica: Replica, binding: Binding | None, node: Node | None, requested: ReleaseBlock, now: float
+) -> Outcome:
     traffic = replica.status.traffic
-    if traffic is not None and traffic.serving and traffic.attempt == asked.attempt:
+    if traffic is not None and traffic.serving and traffic.attempt == requested.attempt:
         return Outcome(requeue_after_s=RECHECK_AFTER_S)  # serve withdraws the address first, and that wakes this key
     if binding is None or binding.status.phase in ENDED_PHASES or _is_lost(binding, node):
-        return Outcome(releases=(_item(replica, ReleaseAction.FREE, asked),), requeue_after_s=RECHECK_AFTER_S)
-    if traffic is not None and traffic.since and traffic.attempt == asked.attempt and _runs(binding):
+        return Outcome(releases=(_item(replica, ReleaseAction.FREE, requested),), requeue_after_s=RECHECK_AFTER_S)
+    if traffic is not None and traffic.since and traffic.attempt == requested.attempt and _runs(binding):
         # Clients see the withdrawal with a delay; the task must keep serving until then.
         left_s = parse_time(traffic.since) + replica.spec.template.drain_delay_seconds - now
         if left_s > 0:
             return Outcome(requeue_after_s=left_s)
     if _runs(binding):
-        return Outcome(releases=(_item(replica, ReleaseAction.STOP, asked),), requeue_after_s=RECHECK_AFTER_S)
+        return Outcome(releases=(_item(replica, ReleaseAction.STOP, requested),), requeue_after_s=RECHECK_AFTER_S)
     return Outcome(requeue_after_s=RECHECK_AFTER_S * 5)
 
 
@@ -173,15 +189,15 @@ def _runs(binding: Binding) -> bool:
     return binding.spec.desired is not DesiredRunState.STOP
 
 
-def _item(replica: Replica, action: ReleaseAction, asked: ReleaseBlock) -> ReleaseItem:
+def _item(replica: Replica, action: ReleaseAction, requested: ReleaseBlock) -> ReleaseItem:
     return ReleaseItem(
         namespace=replica.metadata.namespace,
         replica=replica.metadata.name,
         replica_uid=replica.uid,
-        attempt=asked.attempt,
+        attempt=requested.attempt,
         action=action,
-        reason=asked.reason,
-        grace_seconds=preempted.termination_grace_s(replica, asked.reason),
+        reason=requested.reason,
+        grace_seconds=preempted.termination_grace_s(replica, requested.reason),
     )
 
 
@@ -199,10 +215,10 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
     if new is None:
         return ()
     status = new.status
-    retreating = new.metadata.terminating or status.release is not None or bool(repair.release_request(new))
-    ran = current_execution(new)
-    stuck = ran is not None and ran.phase in (*ENDED_PHASES, Phase.BACKING_OFF)
-    if retreating or stuck:
+    releasing = new.metadata.terminating or status.release is not None or bool(repair.release_request(new))
+    execution = current_execution(new)
+    stuck = execution is not None and execution.phase in (*ENDED_PHASES, Phase.BACKING_OFF)
+    if releasing or stuck:
         return (new.key,)
     return ()
 

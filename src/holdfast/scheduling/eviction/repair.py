@@ -24,12 +24,16 @@ from holdfast.model.replica import RepairBlock, Replica
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Notice, Outcome, SetStatus, Write
+from holdfast.scheduling.eviction.stuck_finalizers import REPAIRS_PER_PASS, UNKNOWN_FINALIZER_DEADLINE_S
 from holdfast.scheduling.last_contact import is_effective_here, last_contact_s
+
+# Repairs per region and minute. Further findings wait, so that a common cause does not restart everything.
+REPAIRS_PER_MINUTE = 10
 
 Decide = Callable[[Key, View, float], Outcome]
 SINGLE_KEY = Key("", "replicas")
 REPORTED, RELEASE_REQUESTED, PAUSED, AWAITING_APPROVAL = "Reported", "ReleaseRequested", "Paused", "AwaitingApproval"
-_RELEASED = frozenset({Stage.BOUND})
+_RELEASABLE_STAGES = frozenset({Stage.BOUND})
 """Stages in which another node may help: bound, and no report from the agent yet."""
 
 
@@ -40,34 +44,34 @@ class _Finding(msgspec.Struct, frozen=True, gc=False):
 
 
 def decider(region: str) -> Decide:
-    return lambda key, view, now: _look(region, view, now)
+    return lambda key, view, now: _scan(region, view, now)
 
 
-def _look(region: str, view: View, now: float) -> Outcome:
+def _scan(region: str, view: View, now: float) -> Outcome:
     """Scans all replicas. There is one key, because repairs share a budget and a timer per replica costs too much."""
     replicas = view.list(Replica)
-    left = limits.REPAIRS_PER_MINUTE - sum(_recent(r, now) for r in replicas)
-    pauses = _acting(view, OverrideKind.PAUSE_REPAIR, now)
-    approvals = _acting(view, OverrideKind.APPROVE_REPAIR, now)
+    remaining = REPAIRS_PER_MINUTE - sum(_recent(r, now) for r in replicas)
+    pauses = _active_overrides(view, OverrideKind.PAUSE_REPAIR, now)
+    approvals = _active_overrides(view, OverrideKind.APPROVE_REPAIR, now)
     writes: list[Write] = []
     notices: list[Notice] = []
     for replica in replicas:
-        if len(writes) == limits.REPAIRS_PER_PASS:
+        if len(writes) == REPAIRS_PER_PASS:
             break
-        finding = _find(replica, now)
-        known = replica.status.repair
-        if known is not None and known.attempt != replica.status.placement.attempt:
-            known = None
+        finding = _finding(replica, now)
+        recorded = replica.status.repair
+        if recorded is not None and recorded.attempt != replica.status.placement.attempt:
+            recorded = None
         if finding is None:
-            if known is not None and known.state != RELEASE_REQUESTED:
+            if recorded is not None and recorded.state != RELEASE_REQUESTED:
                 writes.append(SetStatus("Replica", replica.key, replica.uid, blocks={"repair": None}))
             continue
-        already = known is not None and known.state == RELEASE_REQUESTED
-        allowed = already or left > 0 or _about(approvals, replica, region)
-        state = _state(finding, paused=_about(pauses, replica, region), allowed=allowed)
-        if already or (known is not None and (known.state, known.reason) == (state, finding.reason)):
+        requested = recorded is not None and recorded.state == RELEASE_REQUESTED
+        allowed = requested or remaining > 0 or _any_covers(approvals, replica, region)
+        state = _state(finding, paused=_any_covers(pauses, replica, region), allowed=allowed)
+        if requested or (recorded is not None and (recorded.state, recorded.reason) == (state, finding.reason)):
             continue
-        left -= state == RELEASE_REQUESTED
+        remaining -= state == RELEASE_REQUESTED
         writes.append(
             SetStatus("Replica", replica.key, replica.uid, blocks={"repair": _block(replica, finding, state, now)})
         )
@@ -85,23 +89,23 @@ def _block(replica: Replica, finding: _Finding, state: str, now: float) -> Repai
     )
 
 
-def _find(replica: Replica, now: float) -> _Finding | None:
+def _finding(replica: Replica, now: float) -> _Finding | None:
     """The replica's problem; None if it is on time."""
-    stuck = _stuck_finalizer(replica, now)
-    if stuck is not None:
-        return stuck
+    stuck_finalizer = _stuck_finalizer(replica, now)
+    if stuck_finalizer is not None:
+        return stuck_finalizer
     reached = stage(replica)
     since = _since(replica, reached)
     allowed_s = limits.STAGE_DEADLINE_S.get(reached.value)
     if not since or allowed_s is None or now < parse_time(since) + allowed_s:
         return None
     message = f"{reached.value} since {since} (deadline {allowed_s:.0f} s)"
-    return _Finding(Reason.STAGE_DEADLINE_EXCEEDED, message, reached in _RELEASED)
+    return _Finding(Reason.STAGE_DEADLINE_EXCEEDED, message, reached in _RELEASABLE_STAGES)
 
 
 def _since(replica: Replica, reached: Stage) -> str:
     status = replica.status
-    ran = current_execution(replica)
+    execution = current_execution(replica)
     match reached:
         case Stage.QUEUED:
             return replica.metadata.creation_timestamp
@@ -110,9 +114,9 @@ def _since(replica: Replica, reached: Stage) -> str:
         case Stage.RESERVED:
             return status.placement.reserved_at
         case Stage.STARTING:
-            return ran.started_at if ran is not None else ""
+            return execution.started_at if execution is not None else ""
         case Stage.READY:
-            return ran.ready_since if ran is not None else ""
+            return execution.ready_since if execution is not None else ""
         case Stage.UNKNOWN:
             return status.contact.since if status.contact is not None else ""
         case _:
@@ -124,10 +128,12 @@ def _stuck_finalizer(replica: Replica, now: float) -> _Finding | None:
         return None
     gone_s = now - parse_time(replica.metadata.deletion_timestamp)
     for name in replica.metadata.finalizers:
-        owner, deadline_s = FINALIZERS.get(name, ("", limits.UNKNOWN_FINALIZER_DEADLINE_S))
+        owner, deadline_s = FINALIZERS.get(name, ("", UNKNOWN_FINALIZER_DEADLINE_S))
         if gone_s > deadline_s:
-            who = owner or "an unknown owner"
-            message = f"finalizer {name} of {who} was not removed for {gone_s:.0f} s (deadline {deadline_s:.0f} s)"
+            owner_name = owner or "an unknown owner"
+            message = (
+                f"finalizer {name} of {owner_name} was not removed for {gone_s:.0f} s (deadline {deadline_s:.0f} s)"
+            )
             return _Finding(Reason.FINALIZER_STUCK, message, release=False)
     return None
 
@@ -145,12 +151,12 @@ def _recent(replica: Replica, now: float) -> bool:
     return block is not None and block.state == RELEASE_REQUESTED and now - parse_time(block.at) < 60.0
 
 
-def _acting(view: View, kind: OverrideKind, now: float) -> list[Override]:
+def _active_overrides(view: View, kind: OverrideKind, now: float) -> list[Override]:
     heard_at_s = last_contact_s(view.list(GrantCopy))
     return [o for o in view.list(Override) if o.spec.kind is kind and is_effective_here(o, now, heard_at_s)]
 
 
-def _about(overrides: list[Override], replica: Replica, region: str) -> bool:
+def _any_covers(overrides: list[Override], replica: Replica, region: str) -> bool:
     tenant, workload = replica.metadata.namespace, replica.spec.workload
     return any(is_in_scope(o, region=region, tenant=tenant, workload=workload) for o in overrides)
 
@@ -160,7 +166,7 @@ def release_request(replica: Replica) -> str:
     block = replica.status.repair
     if block is None or block.state != RELEASE_REQUESTED or block.attempt != replica.status.placement.attempt:
         return ""
-    return block.message if stage(replica) in _RELEASED else ""
+    return block.message if stage(replica) in _RELEASABLE_STAGES else ""
 
 
 def keys(view: View) -> Iterable[Key]:

@@ -21,6 +21,11 @@ from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Notice, Outcome
 
+# Findings handled in one pass of repair, and overdue finalizers reported in one pass. The rest follows in the next one.
+REPAIRS_PER_PASS = 64
+# Time after which a finalizer without a known owner is reported as overdue.
+UNKNOWN_FINALIZER_DEADLINE_S = 3600.0
+
 SINGLE_KEY = Key("", "finalizers")
 LEASE_NAMESPACE = "holdfast-system"
 CONTROLLER_ELECTION = "controllers"
@@ -51,18 +56,18 @@ def kinds_with_finalizers(cell: str) -> tuple[Kind, ...]:
 
 def stuck_finalizers(items: Iterable[Object], leases: Iterable[Lease], now: float) -> list[StuckFinalizer]:
     """All finalizers past their deadline."""
-    held = next((lease for lease in leases if lease.metadata.name == CONTROLLER_ELECTION), None)
-    heartbeat = held.spec.renew_time or "" if held is not None else ""
-    leader = held.spec.holder_identity if held is not None else ""
+    lease = next((lease for lease in leases if lease.metadata.name == CONTROLLER_ELECTION), None)
+    heartbeat = lease.spec.renew_time or "" if lease is not None else ""
+    leader = lease.spec.holder_identity if lease is not None else ""
     found = []
     for item in items:
         meta = item.metadata
         if not meta.terminating or not meta.finalizers:
             continue
-        gone_s = now - parse_time(meta.deletion_timestamp)
+        deleted_for_s = now - parse_time(meta.deletion_timestamp)
         for name in meta.finalizers:
-            owner, deadline_s = FINALIZERS.get(name, ("", limits.UNKNOWN_FINALIZER_DEADLINE_S))
-            if gone_s > deadline_s:
+            owner, deadline_s = FINALIZERS.get(name, ("", UNKNOWN_FINALIZER_DEADLINE_S))
+            if deleted_for_s > deadline_s:
                 found.append(
                     StuckFinalizer(
                         kind=kind_of(item).name,
@@ -84,12 +89,12 @@ def decider(cell: str) -> Callable[[Key, View, float], Outcome]:
     kinds = kinds_with_finalizers(cell)
 
     def decide(key: Key, view: View, now: float) -> Outcome:
-        going = [item for kind in kinds for item in view.list(kind.type) if item.metadata.terminating]
-        late = stuck_finalizers(going, view.list(Lease), now) if going else []
-        by_key = {(kind_of(item).name, item.metadata.namespace, item.metadata.name): item for item in going}
+        terminating = [item for kind in kinds for item in view.list(kind.type) if item.metadata.terminating]
+        stuck = stuck_finalizers(terminating, view.list(Lease), now) if terminating else []
+        by_key = {(kind_of(item).name, item.metadata.namespace, item.metadata.name): item for item in terminating}
         notices = tuple(
             Notice(by_key[s.kind, s.namespace, s.name], Reason.FINALIZER_STUCK, stuck_message(s, now), warning=True)
-            for s in late[: limits.REPAIRS_PER_PASS]
+            for s in stuck[:REPAIRS_PER_PASS]
         )
         return Outcome(notices=notices)
 
@@ -98,16 +103,16 @@ def decider(cell: str) -> Callable[[Key, View, float], Outcome]:
 
 def stuck_message(found: StuckFinalizer, now: float) -> str:
     """The event message. It contains no running time, so that equal events aggregate."""
-    silent = not found.heartbeat or now - parse_time(found.heartbeat) > limits.LEADER_TTL_S
+    is_silent = not found.heartbeat or now - parse_time(found.heartbeat) > limits.LEADER_TTL_S
     if found.owner == UNKNOWN_OWNER:
-        who = "Holdfast does not own it; the component that added it must remove it"
-    elif silent:
-        who = f"its owner {found.owner} is out of contact (last heartbeat: {found.heartbeat or 'never'})"
+        owner_text = "Holdfast does not own it; the component that added it must remove it"
+    elif is_silent:
+        owner_text = f"its owner {found.owner} is out of contact (last heartbeat: {found.heartbeat or 'never'})"
     else:
-        who = f"its owner {found.owner} is running on {found.leader}"
+        owner_text = f"its owner {found.owner} is running on {found.leader}"
     return (
         f"finalizer {found.finalizer} was not removed within {found.deadline_seconds:.0f} s of the deletion at "
-        f"{found.deleted_at}; {who}"
+        f"{found.deleted_at}; {owner_text}"
     )
 
 

@@ -1,7 +1,7 @@
-"""The hard gates, in the order in which a node's first refusal is reported.
+"""Hard node filters, in the order in which a node's first refusal is reported.
 
-Gates that guard a promise are always on. A policy chooses among the others by naming them. Those that depend on the
-nodes alone are asked once per kind of ask and remembered until a node changes.
+Filters that guard an invariant are always on; a policy enables the others by name. Results of filters that depend only
+on nodes are cached per set of requirements until a node changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Bools, Codes
 
-__all__ = ["ALWAYS_ON", "EligibleNodes", "Skew", "eligible_nodes", "all_refusals", "nodes_where_preemption_may_help", "skew_of", "refusal_codes"]
+__all__ = [
+    "ALWAYS_ON",
+    "EligibleNodes",
+    "Skew",
+    "all_refusals",
+    "eligible_nodes",
+    "nodes_where_preemption_may_help",
+    "refusal_codes",
+    "skew_of",
+]
 
 FilterFunction = Callable[[Scratch, ReplicaRequirements], list[Refusal]]
 
@@ -66,32 +75,33 @@ _BY_CLAIMS: tuple[tuple[FilterName, FilterFunction], ...] = (
 
 
 class EligibleNodes(msgspec.Struct, frozen=True):
-    """What the nodes' own facts say: codes, who passed, and the zones that have one that did."""
+    """Result of the node-only filters: refusal code per slot, slots that passed, and zones with such a slot."""
 
     codes: Codes
     passed: Bools
     zones: tuple[int, ...]
 
 
-def eligible_nodes(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules) -> EligibleNodes:
-    """Which nodes the work may use at all, whatever is free on them."""
-    snapshot, placement = scratch.snapshot, ask.placement
+def eligible_nodes(scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules) -> EligibleNodes:
+    """Nodes that the replica may use, regardless of free capacity."""
+    snapshot, placement = scratch.snapshot, requirements.placement
     key = (
-        "eligible", ask.namespace if ask.dedicated else "", ask.dedicated, ask.template.driver,
+        "eligible", requirements.namespace if requirements.dedicated else "", requirements.dedicated,
+        requirements.template.driver,
         placement.regions, placement.excluded_regions, placement.residency, placement.zones, placement.pools,
         tuple(sorted(placement.node_selector.items())), placement.expressions, placement.tolerations,
-        rules.filters, expressions.key(ask, rules), snapshot.residency,
-        tuple((o.spec.kind, o.spec.scope.zone) for o in scratch.avoidances(ask)),
+        rules.filters, expressions.key(requirements, rules), snapshot.residency,
+        tuple((o.spec.kind, o.spec.scope.zone) for o in scratch.avoidances(requirements)),
     )  # fmt: skip
     found = snapshot.static.memo.get(key)
     if found is None:
         static = snapshot.static
         codes: Codes = np.where(static.has_node, ACCEPTED, NO_NODE).astype(np.uint8)
-        for name, gate in _BY_NODE:
+        for name, node_filter in _BY_NODE:
             if name in ALWAYS_ON or name in rules.filters:
-                mark_refused(codes, gate(scratch, ask))
+                mark_refused(codes, node_filter(scratch, requirements))
         if rules.filter_expressions:
-            mark_refused(codes, expressions.refuse(scratch, ask, rules))
+            mark_refused(codes, expressions.refuse(scratch, requirements, rules))
         passed = codes == ACCEPTED
         zones = tuple(np.flatnonzero(np.bincount(static.zone.ids[passed])).tolist()) if passed.any() else ()
         found = snapshot.memoize(key, EligibleNodes(codes, passed, zones))
@@ -99,40 +109,48 @@ def eligible_nodes(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRule
     return answer
 
 
-def refusal_codes(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, among: EligibleNodes, skew: Skew | None = None) -> Codes:
-    """Every node's first refusal, 0 for none. Spread counts only if given: it moves with each placement."""
-    codes = among.codes.copy()
-    for name, gate in _BY_CLAIMS:
+def refusal_codes(
+    scratch: Scratch,
+    requirements: ReplicaRequirements,
+    rules: PolicyRules,
+    eligible: EligibleNodes,
+    skew: Skew | None = None,
+) -> Codes:
+    """Each node's first refusal code, 0 for none. Spread is checked only if given: each placement changes it."""
+    codes = eligible.codes.copy()
+    for name, node_filter in _BY_CLAIMS:
         if name in ALWAYS_ON or name in rules.filters:
-            mark_refused(codes, gate(scratch, ask))
+            mark_refused(codes, node_filter(scratch, requirements))
     if skew is not None and skew.limited:
         mark_refused(codes, skew.refuse())
     return codes
 
 
-def all_refusals(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, skew: Skew) -> list[Refusal]:
-    """All that every gate has against every node: what explanations are made of."""
+def all_refusals(scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, skew: Skew) -> list[Refusal]:
+    """All refusals of all filters for all nodes, for explanations."""
     found: list[Refusal] = []
-    for name, gate in (*_BY_NODE, *_BY_CLAIMS):
+    for name, node_filter in (*_BY_NODE, *_BY_CLAIMS):
         if name in ALWAYS_ON or name in rules.filters:
-            found.extend(gate(scratch, ask))
+            found.extend(node_filter(scratch, requirements))
     if rules.filter_expressions:
-        found.extend(expressions.refuse(scratch, ask, rules))
+        found.extend(expressions.refuse(scratch, requirements, rules))
     if skew.limited:
         found.extend(skew.refuse())
     return [(reason, refused) for reason, refused in found if refused.any()]
 
 
-def nodes_where_preemption_may_help(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, among: EligibleNodes, skew: Skew) -> Bools:
-    """Nodes that nothing but what is claimed on them keeps the work from: where an eviction could help."""
-    codes = among.codes.copy()
+def nodes_where_preemption_may_help(
+    scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, eligible: EligibleNodes, skew: Skew
+) -> Bools:
+    """Nodes that only existing claims make infeasible, so that an eviction may help."""
+    codes = eligible.codes.copy()
     if FilterName.AFFINITY in rules.filters:
-        mark_refused(codes, affinity.refuse(scratch, ask))
+        mark_refused(codes, affinity.refuse(scratch, requirements))
     if skew.limited:
         mark_refused(codes, skew.refuse())
     allowed: Bools = codes == ACCEPTED
     return allowed
 
 
-def skew_of(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, among: EligibleNodes) -> Skew:
-    return Skew(scratch, ask, among.passed, among.zones, hard=FilterName.SPREAD in rules.filters)
+def skew_of(scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, eligible: EligibleNodes) -> Skew:
+    return Skew(scratch, requirements, eligible.passed, eligible.zones, hard=FilterName.SPREAD in rules.filters)

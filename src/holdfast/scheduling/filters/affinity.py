@@ -1,7 +1,7 @@
-"""Near, or not near, replicas of the tenant's other workloads, found by their template's labels.
+"""Affinity and anti-affinity to the tenant's other workloads, matched by template labels.
 
-Keeping apart works both ways: work that was placed with such a rule keeps later work off as well. A workload's own
-replicas never count here: how they keep apart is a spread rule.
+Anti-affinity is symmetric: a placed replica with such a rule also keeps later replicas off. Replicas of the same
+workload never count; spread rules keep those apart.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Bools
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
     refusals: list[Refusal] = []
-    for rule in ask.placement.affinity:
+    for rule in requirements.placement.affinity:
         if rule.preferred:
             continue
-        near = near_nodes(scratch, ask, rule)
+        near = near_nodes(scratch, requirements, rule)
         reason = Reason.ANTI_AFFINITY_VIOLATED if rule.apart else Reason.AFFINITY_NOT_MET
         refusals.append((reason, near if rule.apart else ~near))
-    guarded = anti_affinity_nodes(scratch, ask)
+    guarded = anti_affinity_nodes(scratch, requirements)
     if guarded is not None:
         refusals.append((Reason.ANTI_AFFINITY_VIOLATED, guarded))
     return refusals
 
 
-def anti_affinity_nodes(scratch: Scratch, ask: ReplicaRequirements) -> Bools | None:
-    """Nodes on which placed work keeps work with these labels off; None when there are none."""
-    carried = frozenset(ask.labels)
+def anti_affinity_nodes(scratch: Scratch, requirements: ReplicaRequirements) -> Bools | None:
+    """Nodes where placed work has anti-affinity against these labels; None if there are none."""
+    carried = frozenset(requirements.labels)
     refused: Bools | None = None
-    for guard, slots in scratch.guards(ask.namespace):
-        if guard.workload == ask.workload or not carried.issuperset(guard.labels):
+    for guard, slots in scratch.guards(requirements.namespace):
+        if guard.workload == requirements.workload or not carried.issuperset(guard.labels):
             continue
         there: Bools = np.zeros(len(scratch.snapshot.static.has_node), dtype=np.bool_)
         there[slots] = True
@@ -46,12 +46,12 @@ def anti_affinity_nodes(scratch: Scratch, ask: ReplicaRequirements) -> Bools | N
     return refused
 
 
-def near_nodes(scratch: Scratch, ask: ReplicaRequirements, rule: AffinityRule) -> Bools:
-    """Nodes with a matching replica on them, or, by zone, in the same zone as one."""
+def near_nodes(scratch: Scratch, requirements: ReplicaRequirements, rule: AffinityRule) -> Bools:
+    """Nodes with a matching replica, or, for topology zone, in a zone with one."""
     wanted = rule.workload_labels.items()
     near: Bools = np.zeros(len(scratch.snapshot.static.has_node), dtype=np.bool_)
-    for workload, labels, counts in scratch.groups(ask.namespace):
-        if workload != ask.workload and wanted <= dict(labels).items():
+    for workload, labels, counts in scratch.groups(requirements.namespace):
+        if workload != requirements.workload and wanted <= dict(labels).items():
             near[list(counts)] = True
     if rule.topology == "zone":
         zones = scratch.snapshot.static.zone.ids

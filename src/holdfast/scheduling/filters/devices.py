@@ -1,4 +1,4 @@
-"""Whether the node has the GPUs: enough whole ones, or one with enough left to share, of a wanted model (S2)."""
+"""Requires free GPUs of a requested model: enough whole ones, or one with a large enough free share (S2)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
-    if not ask.gpu_milli:
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
+    if not requirements.gpu_milli:
         return []
-    usable = scratch.gpu_usable(ask).sum(axis=0)
-    return [(Reason.INSUFFICIENT_DEVICES, usable < max(ask.whole_gpus, 1))]
+    usable = scratch.gpu_usable(requirements).sum(axis=0)
+    return [(Reason.INSUFFICIENT_DEVICES, usable < max(requirements.whole_gpus, 1))]

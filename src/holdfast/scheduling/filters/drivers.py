@@ -1,4 +1,4 @@
-"""Whether the node's agent has the driver that the template needs."""
+"""Requires the template's driver on the node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
-    driver = ask.template.driver.value
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
+    driver = requirements.template.driver.value
     installed = scratch.snapshot.static.drivers
     return [(Reason.DRIVER_MISSING, installed.where(lambda there: not eligibility.has_driver(there, driver)))]

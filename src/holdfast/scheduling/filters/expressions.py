@@ -1,4 +1,4 @@
-"""The policy's own filter expressions: a node must pass every one of them; one that fails refuses it."""
+"""Filter expressions of the policy: a node must pass all of them; an evaluation error refuses the node."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Bools
 
 
-def key(ask: ReplicaRequirements, rules: PolicyRules) -> tuple[Any, ...]:
-    """What the answer depends on besides the nodes; empty for a policy without expressions."""
-    return (rules.filter_expressions, policy_expressions.requirements_key(ask)) if rules.filter_expressions else ()
+def key(requirements: ReplicaRequirements, rules: PolicyRules) -> tuple[Any, ...]:
+    """Cache key of the result, besides the nodes; empty for a policy without expressions."""
+    return (
+        (rules.filter_expressions, policy_expressions.requirements_key(requirements))
+        if rules.filter_expressions
+        else ()
+    )
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules) -> list[Refusal]:
+def refuse(scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules) -> list[Refusal]:
     static = scratch.snapshot.static
     refused: Bools = np.zeros(len(static.has_node), dtype=np.bool_)
-    request = policy_expressions.request_facts(ask)
+    request = policy_expressions.request_facts(requirements)
     for slot, node in enumerate(static.nodes):
         if node is None:
             continue

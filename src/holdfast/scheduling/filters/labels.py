@@ -1,4 +1,4 @@
-"""Node labels against the selector and the expressions; each test runs once per distinct value of its key."""
+"""Matches node labels against the selector and the expressions, once per distinct label value."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Bools, Snapshot
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
-    expressions = expressions_of(ask)
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
+    expressions = expressions_of(requirements)
     if not expressions:
         return []
     snapshot = scratch.snapshot
@@ -23,13 +23,13 @@ def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
     return [(Reason.LABELS_DO_NOT_MATCH, ~matched)]
 
 
-def expressions_of(ask: ReplicaRequirements) -> tuple[Expression, ...]:
-    """The selector is a list of In expressions with one value each."""
+def expressions_of(requirements: ReplicaRequirements) -> tuple[Expression, ...]:
+    """All label requirements; the selector becomes In expressions with one value each."""
     selector = (
         Expression(key=key, operator=Operator.IN, values=(value,))
-        for key, value in sorted(ask.placement.node_selector.items())
+        for key, value in sorted(requirements.placement.node_selector.items())
     )
-    return (*selector, *ask.placement.expressions)
+    return (*selector, *requirements.placement.expressions)
 
 
 def _matching(snapshot: Snapshot, expression: Expression) -> Bools:

@@ -1,4 +1,4 @@
-"""Whether an active override keeps new work away from the node's zone, or from the whole region."""
+"""Excludes nodes whose zone or region an active AvoidZone or AvoidRegion override forbids."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
-    if not scratch.avoidances(ask):
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
+    if not scratch.avoidances(requirements):
         return []
     zones = scratch.snapshot.static.zone
-    return [(Reason.NODE_EXCLUDED_BY_OVERRIDE, zones.where(lambda zone: scratch.avoidance_of(ask, zone) is not None))]
+    return [
+        (
+            Reason.NODE_EXCLUDED_BY_OVERRIDE,
+            zones.where(lambda zone: scratch.avoidance_of(requirements, zone) is not None),
+        )
+    ]

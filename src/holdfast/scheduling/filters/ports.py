@@ -1,4 +1,4 @@
-"""Whether fixed ports are free on the node, and enough others are left in its range."""
+"""Requires free fixed ports, and enough free dynamic ports in the node's range."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
     refusals: list[Refusal] = []
-    if ask.fixed_ports:
-        wanted = frozenset(ask.fixed_ports)
-        taken = np.array([not wanted.isdisjoint(there) for there in scratch.snapshot.ports], dtype=np.bool_)
-        for slot, there in scratch.changed_ports().items():
-            taken[slot] = not wanted.isdisjoint(there)
-        refusals.append((Reason.PORT_IN_USE, taken))
-    if ask.open_ports:
-        refusals.append((Reason.PORTS_EXHAUSTED, scratch.ports_free < ask.open_ports))
+    if requirements.fixed_ports:
+        wanted = frozenset(requirements.fixed_ports)
+        refused = np.array([not wanted.isdisjoint(in_use) for in_use in scratch.snapshot.ports], dtype=np.bool_)
+        for slot, in_use in scratch.changed_ports().items():
+            refused[slot] = not wanted.isdisjoint(in_use)
+        refusals.append((Reason.PORT_IN_USE, refused))
+    if requirements.open_ports:
+        refusals.append((Reason.PORTS_EXHAUSTED, scratch.ports_free < requirements.open_ports))
     return refusals

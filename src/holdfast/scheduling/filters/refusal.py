@@ -1,4 +1,4 @@
-"""What a gate answers: reasons, each with the nodes it refuses. A node's first refusal is the one that is reported."""
+"""Results of a filter: reasons, each with the nodes it refuses. A node's first refusal is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Refusal = tuple[Reason, Bools]
 
 ACCEPTED = 0
 NO_NODE = 255
-"""The code of a slot that holds no node."""
+"""Code of a slot without a node."""
 
 _REASONS: tuple[Reason, ...] = tuple(Reason)
 _CODES: dict[Reason, int] = {reason: index + 1 for index, reason in enumerate(_REASONS)}
@@ -35,7 +35,7 @@ def reason_of(code: int) -> Reason:
 
 
 def mark_refused(why: Codes, refusals: list[Refusal]) -> None:
-    """Writes each reason on the nodes that nothing refused before."""
+    """Sets each reason on the nodes that were not refused before."""
     for reason, refused in refusals:
         if not refused.any():
             continue
@@ -43,7 +43,7 @@ def mark_refused(why: Codes, refusals: list[Refusal]) -> None:
 
 
 def count_reasons(why: Codes) -> dict[Reason, int]:
-    """How many nodes each reason refused, the commonest first, equal ones by name."""
+    """Number of nodes per reason, most frequent first, then by name."""
     if not why.any():
         return {}
     counts = np.bincount(why, minlength=NO_NODE + 1)

@@ -1,4 +1,4 @@
-"""Where the workload's rules let it be: region, residency, zone and pool (S4)."""
+"""Applies the workload's placement rules: region, residency, zone and pool (S4)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
-    snapshot, rules = scratch.snapshot, ask.placement
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
+    snapshot, rules = scratch.snapshot, requirements.placement
     static = snapshot.static
     here = eligibility.allows_region(rules, snapshot.region)
     if not here or not eligibility.satisfies_residency(rules, snapshot.residency):

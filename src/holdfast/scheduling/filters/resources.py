@@ -1,4 +1,4 @@
-"""Whether what is asked for still fits, by the capacity rule (S2)."""
+"""Requires free resources, by the capacity rule (S2)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from holdfast.scheduling.snapshot import Counts
 _REASONS = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY}
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
     refusals: list[Refusal] = []
-    for name, amount in ask.amounts.items():
-        free = free_of(scratch, ask, name)
+    for name, amount in requirements.amounts.items():
+        free = free_of(scratch, requirements, name)
         refusals.append((reason_for(name), free < amount))
     return refusals
 
@@ -26,10 +26,12 @@ def reason_for(resource: str) -> Reason:
     return _REASONS.get(resource, Reason.INSUFFICIENT_RESOURCE)
 
 
-def free_of(scratch: Scratch, ask: ReplicaRequirements, resource: str) -> Counts:
-    """What work of this class may still take of a resource, per slot; nothing where nobody ever offered it."""
+def free_of(scratch: Scratch, requirements: ReplicaRequirements, resource: str) -> Counts:
+    """Free amount of a resource per slot for work of this class; zero if no node offers the resource."""
     row = scratch.snapshot.resources.get(resource)
     if row is None:
         return np.zeros(scratch.room.shape[1], dtype=np.int64)
-    free: Counts = (scratch.room if ask.reclaimable or ask.uses_recovery_slots else scratch.least_room)[row]
+    free: Counts = (
+        scratch.room if requirements.reclaimable or requirements.uses_recovery_slots else scratch.least_room
+    )[row]
     return free

@@ -1,4 +1,4 @@
-"""Whether the node itself takes new work: lease live, not cordoned, draining, fenced, reconciling or going away."""
+"""Requires a schedulable node: live lease, not cordoned, draining, fenced, reconciling, quarantined or terminating."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
     refusal = scratch.snapshot.static.unschedulable_reason
     return [(reason_named(why), refusal.ids == index) for index, why in enumerate(refusal.values) if why]

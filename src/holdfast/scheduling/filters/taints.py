@@ -1,4 +1,4 @@
-"""Taints that keep new work off a node unless the workload tolerates them."""
+"""Refuses nodes with NoSchedule or NoExecute taints that the workload does not tolerate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from holdfast.scheduling.scratch import Scratch
 _KEEPS_OFF = frozenset({TaintEffect.NO_SCHEDULE, TaintEffect.NO_EXECUTE})
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
-    tolerations = ask.placement.tolerations
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
+    tolerations = requirements.placement.tolerations
     taints = scratch.snapshot.static.taints
-    return [(Reason.TAINT_NOT_TOLERATED, taints.where(lambda there: first_untolerated_taint(there, tolerations) is not None))]
+    return [
+        (
+            Reason.TAINT_NOT_TOLERATED,
+            taints.where(lambda there: first_untolerated_taint(there, tolerations) is not None),
+        )
+    ]
 
 
 def first_untolerated_taint(taints: tuple[Taint, ...], tolerations: tuple[Toleration, ...]) -> Taint | None:
-    """The first taint that keeps the work off."""
+    """The first untolerated NoSchedule or NoExecute taint; None if there is none."""
     return next((t for t in taints if t.effect in _KEEPS_OFF and not tolerates(tolerations, t)), None)

@@ -1,4 +1,4 @@
-"""Dedicated tenants run on their own nodes only, and nobody else runs there (S4)."""
+"""Tenant isolation: a dedicated tenant uses only its own nodes, and no other tenant uses those (S4)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
 
-def refuse(scratch: Scratch, ask: ReplicaRequirements) -> list[Refusal]:
-    who, dedicated = ask.namespace, ask.dedicated
+def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
+    who, dedicated = requirements.namespace, requirements.dedicated
     owners = scratch.snapshot.static.tenant
     refused = owners.where(lambda owner: not eligibility.can_use_node(who, owner, dedicated=dedicated))
     return [(Reason.TENANCY_VIOLATED, refused)]

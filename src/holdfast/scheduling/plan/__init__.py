@@ -5,4 +5,13 @@ from holdfast.scheduling.plan.planner import PLANNER_VERSION, RequestPlan, Sched
 from holdfast.scheduling.plan.tie_break import tie_number
 from holdfast.scheduling.replica_requirements import ReplicaRequirements, requirements_of
 
-__all__ = ["PLANNER_VERSION", "ReplicaRequirements", "RequestPlan", "SchedulePlan", "Proposal", "requirements_of", "plan", "tie_number"]
+__all__ = [
+    "PLANNER_VERSION",
+    "Proposal",
+    "ReplicaRequirements",
+    "RequestPlan",
+    "SchedulePlan",
+    "plan",
+    "requirements_of",
+    "tie_number",
+]

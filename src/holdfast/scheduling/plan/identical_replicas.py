@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.decision import ScoreComponent
 from holdfast.model.scheduler_policy import PolicyRules
@@ -23,6 +22,9 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scores import NodeScorer, NodeScores
 from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Codes, Counts, Snapshot
+
+# Replicas scored ahead on one node in a single vectorized step, while identical replicas are placed.
+PLANNER_LOOKAHEAD_REPLICAS = 8
 
 
 class Proposal(msgspec.Struct, frozen=True, gc=False):
@@ -48,16 +50,16 @@ class _Entry(NamedTuple):
     level: int
 
 
-class _Place(NamedTuple):
+class _Placement(NamedTuple):
     slot: int
     devices: tuple[DeviceClaim, ...]
 
 
 class IdenticalReplicasPlan(NamedTuple):
-    """`last_why` has each node's refusal after the last placement; None if every member was placed."""
+    """`final_codes` has each node's refusal after the last placement; None if every member was placed."""
 
     proposals: list[Proposal]
-    placements: list[_Place]
+    placements: list[_Placement]
     feasible: int
     initial_codes: Codes
     final_codes: Codes | None
@@ -65,23 +67,32 @@ class IdenticalReplicasPlan(NamedTuple):
     skew: gates.Skew
 
 
-class _Field:
+class _CandidateHeaps:
     """The candidate nodes of one request while its members are placed."""
 
-    def __init__(self, scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, skew: gates.Skew, *, seed: int, codes: Codes) -> None:
-        self._scratch, self._ask, self._skew = scratch, ask, skew
+    def __init__(
+        self,
+        scratch: Scratch,
+        requirements: ReplicaRequirements,
+        rules: PolicyRules,
+        skew: gates.Skew,
+        *,
+        seed: int,
+        codes: Codes,
+    ) -> None:
+        self._scratch, self._requirements, self._skew = scratch, requirements, skew
         self._snapshot = scratch.snapshot
-        self._board = NodeScorer(scratch, ask, rules, skew)
+        self._scorer = NodeScorer(scratch, requirements, rules, skew)
         self._ties = tie_numbers(self._snapshot, seed)
-        self._tables: list[NodeScores] = [self._board.score()]
-        if len(ask.members) > 1 and not ask.rescores_each_placement:
-            self._tables.append(self._board.score(level=1))
-        self._ahead: dict[int, tuple[NodeScores, int]] = {}
-        self._taken: dict[int, int] = {}
-        self._parked: list[tuple[int, _Entry]] = []
-        self._heaps = self._first_heaps(codes, len(ask.members) + 1)
+        self._tables: list[NodeScores] = [self._scorer.score()]
+        if len(requirements.members) > 1 and not requirements.rescores_each_placement:
+            self._tables.append(self._scorer.score(level=1))
+        self._scored_ahead: dict[int, tuple[NodeScores, int]] = {}
+        self._placed_count: dict[int, int] = {}
+        self._skew_blocked: list[tuple[int, _Entry]] = []
+        self._heaps = self._initial_heaps(codes, len(requirements.members) + 1)
 
-    def next(self, member: RequestMember, *, last: bool) -> tuple[Proposal, _Place] | None:
+    def next(self, member: RequestMember, *, last: bool) -> tuple[Proposal, _Placement] | None:
         """Places one member on the best node; None if no node is feasible."""
         zone = self._best_zone()
         if zone is None:
@@ -89,19 +100,19 @@ class _Field:
         entry = heappop(self._heaps[zone])
         scored, index = self._scored(entry)
         score = self._total(entry, zone)
-        parts = self._board.score_parts(scored, index, zone)
+        parts = self._scorer.score_parts(scored, index, zone)
         other = self._best_zone()
         runner_up = self._heaps[other][0] if other is not None else None
         runner_up_score = self._total(runner_up, other) if runner_up is not None and other is not None else 0
-        devices = self._scratch.place(self._ask, entry.slot)
+        devices = self._scratch.place(self._requirements, entry.slot)
         if self._skew.add(entry.slot):
-            self._unpark()
+            self._unblock()
         if not last:
             self._push_next(entry, zone)
         proposal = Proposal(
             member, entry.name, devices, score, parts, runner_up.name if runner_up is not None else "", runner_up_score
         )
-        return proposal, _Place(entry.slot, devices)
+        return proposal, _Placement(entry.slot, devices)
 
     def _best_zone(self) -> int | None:
         best: tuple[int, str] | None = None
@@ -110,18 +121,18 @@ class _Field:
             if not heap or not self._skew.zone_open(zone):
                 continue
             while heap and not self._skew.node_open(heap[0].slot):
-                self._parked.append((zone, heappop(heap)))
+                self._skew_blocked.append((zone, heappop(heap)))
             if not heap:
                 continue
-            rank = (heap[0].minus_key - (self._board.zone_points(zone) << TIE_BITS), heap[0].name)
-            if best is None or rank < best:
-                best, chosen = rank, zone
+            key_and_name = (heap[0].minus_key - (self._scorer.zone_points(zone) << TIE_BITS), heap[0].name)
+            if best is None or key_and_name < best:
+                best, chosen = key_and_name, zone
         return chosen
 
     def _total(self, entry: _Entry, zone: int) -> int:
-        return (-entry.minus_key >> TIE_BITS) + self._board.zone_points(zone)
+        return (-entry.minus_key >> TIE_BITS) + self._scorer.zone_points(zone)
 
-    def _first_heaps(self, codes: Codes, wanted: int) -> dict[int, list[_Entry]]:
+    def _initial_heaps(self, codes: Codes, wanted: int) -> dict[int, list[_Entry]]:
         """Keeps only the best nodes of each zone: a plan uses at most one node per member, and one runner-up."""
         ok = np.flatnonzero(codes == 0)
         keys = ((self._tables[0].total << TIE_BITS) + (TIE_MAX - self._ties))[ok]
@@ -145,21 +156,21 @@ class _Field:
     def _push_next(self, entry: _Entry, zone: int) -> None:
         """Pushes the node again, scored with the replica it just received."""
         slot = entry.slot
-        left = self._scratch.fits(self._ask, slot)
+        left = self._scratch.fits(self._requirements, slot)
         if left < 1:
             return
-        level = self._taken[slot] = self._taken.get(slot, 0) + 1
+        level = self._placed_count[slot] = self._placed_count.get(slot, 0) + 1
         if level < len(self._tables):
             index, scored = slot, self._tables[level]
         else:
-            known = self._ahead.get(slot)
+            known = self._scored_ahead.get(slot)
             if known is not None and level - known[1] < len(known[0].total):
                 scored, from_level = known
             else:
-                many = 1 if self._ask.rescores_each_placement else min(limits.PLANNER_LOOKAHEAD_REPLICAS, left)
-                scored = self._board.score(np.full(many, slot, dtype=np.intp), np.arange(many, dtype=np.int64))
+                many = 1 if self._requirements.rescores_each_placement else min(PLANNER_LOOKAHEAD_REPLICAS, left)
+                scored = self._scorer.score(np.full(many, slot, dtype=np.intp), np.arange(many, dtype=np.int64))
                 from_level = level
-                self._ahead[slot] = (scored, level)
+                self._scored_ahead[slot] = (scored, level)
             index = level - from_level
         key = (int(scored.total[index]) << TIE_BITS) + TIE_MAX - int(self._ties[slot])
         heappush(self._heaps[zone], _Entry(-key, entry.name, slot, index, level))
@@ -167,22 +178,29 @@ class _Field:
     def _scored(self, entry: _Entry) -> tuple[NodeScores, int]:
         if entry.level < len(self._tables):
             return self._tables[entry.level], entry.at
-        return self._ahead[entry.slot][0], entry.at
+        return self._scored_ahead[entry.slot][0], entry.at
 
-    def _unpark(self) -> None:
-        for zone, entry in self._parked:
+    def _unblock(self) -> None:
+        for zone, entry in self._skew_blocked:
             heappush(self._heaps[zone], entry)
-        self._parked.clear()
+        self._skew_blocked.clear()
 
 
 def _place_one(
-    scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, skew: gates.Skew, *, seed: int, codes: Codes, feasible: int
-) -> tuple[Proposal, _Place]:
+    scratch: Scratch,
+    requirements: ReplicaRequirements,
+    rules: PolicyRules,
+    skew: gates.Skew,
+    *,
+    seed: int,
+    codes: Codes,
+    feasible: int,
+) -> tuple[Proposal, _Placement]:
     """The same choice for a single replica without spread limits, by two scans instead of heaps."""
-    snapshot, board = scratch.snapshot, NodeScorer(scratch, ask, rules, skew)
-    scored = board.score()
+    snapshot, scorer = scratch.snapshot, NodeScorer(scratch, requirements, rules, skew)
+    scored = scorer.score()
     zones = snapshot.static.zone
-    by_zone = {zone: board.zone_points(zone) for zone in skew.zones}
+    by_zone = {zone: scorer.zone_points(zone) for zone in skew.zones}
     if len(set(by_zone.values())) == 1:
         totals = scored.total + next(iter(by_zone.values()))
     else:
@@ -194,52 +212,54 @@ def _place_one(
     keys -= tie_numbers(snapshot, seed)
     if feasible < len(keys):
         keys[codes != 0] = -1
-    slot = _first(snapshot, keys)
+    slot = _best_slot(snapshot, keys)
     keys[slot] = -1
-    other = _first(snapshot, keys)
-    beaten = keys[other] >= 0
-    parts = board.score_parts(scored, slot, int(zones.ids[slot]))
-    devices = scratch.place(ask, slot)
+    other = _best_slot(snapshot, keys)
+    has_runner_up = keys[other] >= 0
+    parts = scorer.score_parts(scored, slot, int(zones.ids[slot]))
+    devices = scratch.place(requirements, slot)
     proposal = Proposal(
-        ask.members[0],
+        requirements.members[0],
         snapshot.name(slot),
         devices,
         int(totals[slot]),
         parts,
-        snapshot.name(other) if beaten else "",
-        int(totals[other]) if beaten else 0,
+        snapshot.name(other) if has_runner_up else "",
+        int(totals[other]) if has_runner_up else 0,
     )
-    return proposal, _Place(slot, devices)
+    return proposal, _Placement(slot, devices)
 
 
-def _first(snapshot: Snapshot, keys: Counts) -> int:
+def _best_slot(snapshot: Snapshot, keys: Counts) -> int:
     """The slot with the highest key; the first by name among equals."""
     first = int(keys.argmax())
     equal = np.flatnonzero(keys == keys[first])
     return first if len(equal) == 1 else min(equal.tolist(), key=snapshot.name)
 
 
-def place_identical(scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, seed: int) -> IdenticalReplicasPlan:
+def place_identical(
+    scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, seed: int
+) -> IdenticalReplicasPlan:
     """Places as many members as fit, in their order, and subtracts them from `scratch`."""
-    among = gates.eligible_nodes(scratch, ask, rules)
-    skew = gates.skew_of(scratch, ask, rules, among)
-    codes = gates.refusal_codes(scratch, ask, rules, among)
+    eligible = gates.eligible_nodes(scratch, requirements, rules)
+    skew = gates.skew_of(scratch, requirements, rules, eligible)
+    codes = gates.refusal_codes(scratch, requirements, rules, eligible)
     feasible = len(codes) - int(np.count_nonzero(codes))
     proposals: list[Proposal] = []
-    places: list[_Place] = []
-    if feasible and len(ask.members) == 1 and not skew.limited:
-        proposal, place = _place_one(scratch, ask, rules, skew, seed=seed, codes=codes, feasible=feasible)
+    places: list[_Placement] = []
+    if feasible and len(requirements.members) == 1 and not skew.limited:
+        proposal, placement = _place_one(scratch, requirements, rules, skew, seed=seed, codes=codes, feasible=feasible)
         proposals.append(proposal)
-        places.append(place)
+        places.append(placement)
     elif feasible:
-        field = _Field(scratch, ask, rules, skew, seed=seed, codes=codes)
-        for number, member in enumerate(ask.members, 1):
-            found = field.next(member, last=number == len(ask.members))
+        candidates = _CandidateHeaps(scratch, requirements, rules, skew, seed=seed, codes=codes)
+        for number, member in enumerate(requirements.members, 1):
+            found = candidates.next(member, last=number == len(requirements.members))
             if found is None:
                 break
             proposals.append(found[0])
             places.append(found[1])
     last = None
-    if len(proposals) < len(ask.members):
-        last = gates.refusal_codes(scratch, ask, rules, among, skew)
-    return IdenticalReplicasPlan(proposals, places, feasible, codes, last, among, skew)
+    if len(proposals) < len(requirements.members):
+        last = gates.refusal_codes(scratch, requirements, rules, eligible, skew)
+    return IdenticalReplicasPlan(proposals, places, feasible, codes, last, eligible, skew)

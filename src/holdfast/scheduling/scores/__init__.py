@@ -57,9 +57,9 @@ class NodeScores(msgspec.Struct, frozen=True):
 class NodeScorer:
     """Scores candidates for one request. Scores with weight zero are skipped."""
 
-    def __init__(self, scratch: Scratch, ask: ReplicaRequirements, rules: PolicyRules, skew: Skew) -> None:
+    def __init__(self, scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, skew: Skew) -> None:
         self._scratch = scratch
-        self._ask = ask
+        self._requirements = requirements
         self._skew = skew
         self._known: dict[str, Counts] = {}
         self._weighted: tuple[WeightedScore, ...] = tuple(s for s in rules.scores if s.weight)
@@ -67,15 +67,15 @@ class NodeScorer:
         self._spread_weight = next((s.weight for s in self._weighted if s.name is ScoreName.SPREAD), 0)
 
     def score(self, slots: NDArray[np.intp] | None = None, level: Counts | int = 0) -> NodeScores:
-        at = CandidateState(self._scratch, self._ask, self._skew, self._known, slots=slots, level=level)
-        total: Counts = np.zeros(at.size, dtype=np.int64)
+        candidate = CandidateState(self._scratch, self._requirements, self._skew, self._known, slots=slots, level=level)
+        total: Counts = np.zeros(candidate.size, dtype=np.int64)
         values: list[Counts] = []
         for weighted in self._weighted:
-            value = SCORES[weighted.name](at)
+            value = SCORES[weighted.name](candidate)
             values.append(value)
             total += value * weighted.weight
         for expression in self._expressions:
-            value = expressions.score(at, expression.expression)
+            value = expressions.score(candidate, expression.expression)
             values.append(value)
             total += value * expression.weight
         return NodeScores(total, tuple(values))

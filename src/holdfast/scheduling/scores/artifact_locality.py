@@ -8,13 +8,13 @@ from holdfast.scheduling.scores.candidate import CandidateState
 from holdfast.scheduling.snapshot import Counts
 
 
-def score(at: CandidateState) -> Counts:
-    return at.cached_for_request("warm", _score)
+def score(candidate: CandidateState) -> Counts:
+    return candidate.cached_for_request("warm", _score)
 
 
-def _score(at: CandidateState) -> Counts:
-    static = at.scratch.snapshot.static
-    wanted = [artifact.digest or artifact.source for artifact in at.requirements.template.artifacts]
+def _score(candidate: CandidateState) -> Counts:
+    static = candidate.scratch.snapshot.static
+    wanted = [artifact.digest or artifact.source for artifact in candidate.requirements.template.artifacts]
     if not wanted:
         return np.zeros(len(static.has_node), dtype=np.int64)
     return static.cached_artifacts.numbers(lambda there: 100 * sum(name in there for name in wanted) // len(wanted))

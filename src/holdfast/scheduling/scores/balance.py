@@ -8,6 +8,6 @@ from holdfast.scheduling.scores.candidate import CandidateState
 from holdfast.scheduling.snapshot import Counts
 
 
-def score(at: CandidateState) -> Counts:
-    points: Counts = 100 - at.most_used_percent
+def score(candidate: CandidateState) -> Counts:
+    points: Counts = 100 - candidate.most_used_percent
     return np.minimum(np.maximum(points, 0), 100)

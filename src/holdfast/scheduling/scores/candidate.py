@@ -27,7 +27,7 @@ class CandidateState:
     def __init__(
         self,
         scratch: Scratch,
-        ask: ReplicaRequirements,
+        requirements: ReplicaRequirements,
         skew: Skew,
         known: dict[str, Counts],
         *,
@@ -35,7 +35,7 @@ class CandidateState:
         level: Counts | int = 0,
     ) -> None:
         self.scratch = scratch
-        self.requirements = ask
+        self.requirements = requirements
         self._skew = skew
         self._known = known
         self._slots = slots

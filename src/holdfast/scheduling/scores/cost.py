@@ -15,12 +15,12 @@ _UNKNOWN = 50
 _MAX_PRICE = 10**12
 
 
-def score(at: CandidateState) -> Counts:
-    return at.cached_for_request("cost", _score)
+def score(candidate: CandidateState) -> Counts:
+    return candidate.cached_for_request("cost", _score)
 
 
-def _score(at: CandidateState) -> Counts:
-    static = at.scratch.snapshot.static
+def _score(candidate: CandidateState) -> Counts:
+    static = candidate.scratch.snapshot.static
     column = static.labels.get(COST_LABEL)
     if column is None:
         return np.full(len(static.has_node), _UNKNOWN, dtype=np.int64)

@@ -9,14 +9,14 @@ from holdfast.scheduling.snapshot import Counts
 from holdfast.scheduling.snapshot.frozen import percent
 
 
-def score(at: CandidateState) -> Counts:
-    return at.cached_for_request("evictions", _score)
+def score(candidate: CandidateState) -> Counts:
+    return candidate.cached_for_request("evictions", _score)
 
 
-def _score(at: CandidateState) -> Counts:
-    scratch = at.scratch
+def _score(candidate: CandidateState) -> Counts:
+    scratch = candidate.scratch
     snapshot = scratch.snapshot
-    if at.requirements.reclaimable:
+    if candidate.requirements.reclaimable:
         return np.full(len(snapshot.static.has_node), 100, dtype=np.int64)
     # Resources of reclaimable work, including proposals of this plan.
     reclaimable = scratch.firm_room + snapshot.recovery_reserved - scratch.room

@@ -12,16 +12,16 @@ from holdfast.scheduling.scores.candidate import CandidateState
 from holdfast.scheduling.snapshot import Counts
 
 
-def score(at: CandidateState) -> Counts:
-    used = at.used_percent
+def score(candidate: CandidateState) -> Counts:
+    used = candidate.used_percent
     unevenness: Counts = used.max(axis=0) - used.min(axis=0)
     even = np.clip(100 - unevenness, 0, 100)
-    free = at.scratch.gpu_free
-    if not free.size or at.requirements.whole_gpus:
+    free = candidate.scratch.gpu_free
+    if not free.size or candidate.requirements.whole_gpus:
         return even
-    if at.requirements.gpu_milli:
-        begun = at.scratch.gpu_usable(at.requirements) & (free < WHOLE_GPU_MILLI)
+    if candidate.requirements.gpu_milli:
+        begun = candidate.scratch.gpu_usable(candidate.requirements) & (free < WHOLE_GPU_MILLI)
         divisor: Counts = np.where(begun.any(axis=0), 1, 2)
     else:
         divisor = np.where((free > 0).any(axis=0), 2, 1)
-    return even // at.select(divisor)
+    return even // candidate.select(divisor)

@@ -17,9 +17,9 @@ from holdfast.scheduling.gpu_request_shapes import GpuShapes
 from holdfast.scheduling.scores.candidate import CandidateState
 from holdfast.scheduling.snapshot import Counts
 
-_NOW = "stranded"
+_STRANDED_KEY = "stranded"
 """Key of the cached stranded GPU milli of every slot."""
-_MIDDLE = 50
+_NEUTRAL = 50
 _STEEPNESS_MILLI = 4000
 """Change of stranded milli that moves the score halfway to 0 or 100; near 50, one point is about 80 milli. Larger and
 smaller values allocate fewer GPUs on the openb trace (bench/openb.py)."""
@@ -32,7 +32,7 @@ class _Free(msgspec.Struct, frozen=True):
     gpu: Counts
 
 
-class _Known(msgspec.Struct):
+class _CachedPoints(msgspec.Struct):
     """Cached points of every slot for one request shape, valid for the first `placements` of the plan."""
 
     shapes: GpuShapes
@@ -40,50 +40,50 @@ class _Known(msgspec.Struct):
     points: Counts
 
 
-def score(at: CandidateState) -> Counts:
+def score(candidate: CandidateState) -> Counts:
     """Points per candidate. For all slots, only those changed since the last request of this shape are recomputed."""
-    scratch = at.scratch
+    scratch = candidate.scratch
     if not scratch.gpu_free.size:
-        return np.full(at.size, _MIDDLE, dtype=np.int64)
-    shapes = scratch.shapes(at.requirements)
-    if not at.covers_all_slots:
-        return _points(at, shapes)
-    amounts, models = at.requirements.amounts, at.requirements.template.gpu_models
+        return np.full(candidate.size, _NEUTRAL, dtype=np.int64)
+    shapes = scratch.shapes(candidate.requirements)
+    if not candidate.covers_all_slots:
+        return _points(candidate, shapes)
+    amounts, models = candidate.requirements.amounts, candidate.requirements.template.gpu_models
     key = (amounts.get(CPU, 0), amounts.get(GPU, 0), models)
-    known: _Known | None = scratch.notes.get(key)
-    if known is None or known.shapes is not shapes:
-        known = scratch.notes[key] = _Known(shapes, len(scratch.touched), _points(at, shapes))
-    elif known.placements < len(scratch.touched):
-        slots = np.unique(np.array(scratch.touched[known.placements :], dtype=np.intp))
-        known.points[slots] = _points(at.for_slots(slots), shapes)
-        known.placements = len(scratch.touched)
-    return known.points.copy()
+    cached: _CachedPoints | None = scratch.notes.get(key)
+    if cached is None or cached.shapes is not shapes:
+        cached = scratch.notes[key] = _CachedPoints(shapes, len(scratch.touched), _points(candidate, shapes))
+    elif cached.placements < len(scratch.touched):
+        slots = np.unique(np.array(scratch.touched[cached.placements :], dtype=np.intp))
+        cached.points[slots] = _points(candidate.for_slots(slots), shapes)
+        cached.placements = len(scratch.touched)
+    return cached.points.copy()
 
 
-def _points(at: CandidateState, shapes: GpuShapes) -> Counts:
-    before = _Free(at.free(CPU), at.select(at.scratch.gpu_free))
-    asked = at.requirements.amounts.get(CPU, 0)
-    after = _Free(before.cpu - asked, _after(at, before.gpu))
-    now = _stranded_now(at, shapes) if at.covers_all_slots else stranded(shapes, before)
+def _points(candidate: CandidateState, shapes: GpuShapes) -> Counts:
+    before = _Free(candidate.free(CPU), candidate.select(candidate.scratch.gpu_free))
+    asked = candidate.requirements.amounts.get(CPU, 0)
+    after = _Free(before.cpu - asked, _gpus_after(candidate, before.gpu))
+    now = _stranded_before(candidate, shapes) if candidate.covers_all_slots else stranded(shapes, before)
     gained = now - stranded(shapes, after)
     milli = gained // max(1, shapes.count)
-    points: Counts = _MIDDLE + _MIDDLE * milli // (_STEEPNESS_MILLI + np.abs(milli))
+    points: Counts = _NEUTRAL + _NEUTRAL * milli // (_STEEPNESS_MILLI + np.abs(milli))
     return np.clip(points, 0, 100)
 
 
-def _stranded_now(at: CandidateState, shapes: GpuShapes) -> Counts:
+def _stranded_before(candidate: CandidateState, shapes: GpuShapes) -> Counts:
     """Stranded milli of all slots before the placement; shared by all request shapes."""
-    scratch = at.scratch
-    known: _Known | None = scratch.notes.get(_NOW)
-    if known is None or known.shapes is not shapes:
-        found = stranded(shapes, _Free(at.free(CPU), scratch.gpu_free))
-        known = scratch.notes[_NOW] = _Known(shapes, len(scratch.touched), found)
-    elif known.placements < len(scratch.touched):
-        slots = np.unique(np.array(scratch.touched[known.placements :], dtype=np.intp))
-        some = at.for_slots(slots)
-        known.points[slots] = stranded(shapes, _Free(some.free(CPU), some.select(scratch.gpu_free)))
-        known.placements = len(scratch.touched)
-    return known.points
+    scratch = candidate.scratch
+    cached: _CachedPoints | None = scratch.notes.get(_STRANDED_KEY)
+    if cached is None or cached.shapes is not shapes:
+        found = stranded(shapes, _Free(candidate.free(CPU), scratch.gpu_free))
+        cached = scratch.notes[_STRANDED_KEY] = _CachedPoints(shapes, len(scratch.touched), found)
+    elif cached.placements < len(scratch.touched):
+        slots = np.unique(np.array(scratch.touched[cached.placements :], dtype=np.intp))
+        some = candidate.for_slots(slots)
+        cached.points[slots] = stranded(shapes, _Free(some.free(CPU), some.select(scratch.gpu_free)))
+        cached.placements = len(scratch.touched)
+    return cached.points
 
 
 def stranded(shapes: GpuShapes, free: _Free) -> Counts:
@@ -99,19 +99,19 @@ def stranded(shapes: GpuShapes, free: _Free) -> Counts:
     return found
 
 
-def _after(at: CandidateState, gpu: Counts) -> Counts:
+def _gpus_after(candidate: CandidateState, gpu: Counts) -> Counts:
     """Free milli per GPU after the placement, on the devices the planner would choose: whole GPUs in order, a share on
     the GPU with the least left over."""
-    ask = at.requirements
-    if not ask.gpu_milli:
+    requirements = candidate.requirements
+    if not requirements.gpu_milli:
         return gpu
-    usable = at.select(at.scratch.gpu_usable(ask).astype(np.int64)) > 0
-    if ask.whole_gpus:
-        chosen = usable & (np.cumsum(usable, axis=0) <= ask.whole_gpus)
+    usable = candidate.select(candidate.scratch.gpu_usable(requirements).astype(np.int64)) > 0
+    if requirements.whole_gpus:
+        chosen = usable & (np.cumsum(usable, axis=0) <= requirements.whole_gpus)
         return np.where(chosen, gpu - WHOLE_GPU_MILLI, gpu)
     left = np.where(usable, gpu, 2 * WHOLE_GPU_MILLI)
     device = left.argmin(axis=0)
     after = gpu.copy()
     candidates = np.arange(gpu.shape[1])
-    after[device, candidates] -= np.where(usable[device, candidates], ask.gpu_milli, 0)
+    after[device, candidates] -= np.where(usable[device, candidates], requirements.gpu_milli, 0)
     return after

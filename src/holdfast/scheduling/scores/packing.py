@@ -8,7 +8,7 @@ from holdfast.scheduling.scores.candidate import CandidateState
 from holdfast.scheduling.snapshot import Counts
 
 
-def score(at: CandidateState) -> Counts:
-    used = at.used_percent
+def score(candidate: CandidateState) -> Counts:
+    used = candidate.used_percent
     points: Counts = used.sum(axis=0) // len(used)
     return np.minimum(np.maximum(points, 0), 100)

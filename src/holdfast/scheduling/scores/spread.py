@@ -13,9 +13,9 @@ ZONE_POINTS_MAX = 75
 NODE_POINTS_MAX = 25
 
 
-def score(at: CandidateState) -> Counts:
+def score(candidate: CandidateState) -> Counts:
     """The node's points alone."""
-    return at.by_sibling_count(lambda own: NODE_POINTS_MAX // (1 + own))
+    return candidate.by_sibling_count(lambda own: NODE_POINTS_MAX // (1 + own))
 
 
 def zone_points(above_fewest: int) -> int:

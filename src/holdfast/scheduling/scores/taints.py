@@ -9,11 +9,13 @@ from holdfast.scheduling.snapshot import Counts
 _EACH = 25
 
 
-def score(at: CandidateState) -> Counts:
-    tolerations = at.requirements.placement.tolerations
+def score(candidate: CandidateState) -> Counts:
+    tolerations = candidate.requirements.placement.tolerations
 
     def points(taints: tuple[Taint, ...]) -> int:
-        disliked = sum(t.effect is TaintEffect.PREFER_NO_SCHEDULE and not tolerates(tolerations, t) for t in taints)
-        return max(0, 100 - _EACH * disliked)
+        untolerated = sum(t.effect is TaintEffect.PREFER_NO_SCHEDULE and not tolerates(tolerations, t) for t in taints)
+        return max(0, 100 - _EACH * untolerated)
 
-    return at.cached_while_nodes_unchanged("taints score", tolerations, lambda: at.scratch.snapshot.static.taints.numbers(points))
+    return candidate.cached_while_nodes_unchanged(
+        "taints score", tolerations, lambda: candidate.scratch.snapshot.static.taints.numbers(points)
+    )

@@ -7,13 +7,13 @@ from holdfast.scheduling.snapshot.frozen import Bools, Codes, Counts, Snapshot
 
 __all__ = [
     "Bools",
-    "SnapshotClaim",
     "ClaimKey",
     "Codes",
-    "InternedColumn",
     "Counts",
+    "InternedColumn",
     "Snapshot",
     "SnapshotBuilder",
+    "SnapshotClaim",
     "claim_of_binding",
     "claim_of_reservation",
 ]

@@ -72,7 +72,7 @@ class SnapshotBuilder:
         self._usage = UsageTable(self._nodes)
         self._claims: dict[ClaimKey, _Sources] = {}
         self._uids: dict[str, dict[ClaimKey, None]] = {}
-        self._holds: dict[str, RecoverySlot] = {}
+        self._slots: dict[str, RecoverySlot] = {}
         self._overrides: dict[str, Override] = {}
         self._protected: dict[str, Amounts] = {}
         self._tenant_use: dict[str, Amounts] = {}
@@ -90,7 +90,7 @@ class SnapshotBuilder:
             case Reservation():
                 self._put_claim(ClaimKey(*_names(item)), "reservation", claim_of_reservation(item))
             case RecoverySlot():
-                self._put_hold(item.metadata.name, item)
+                self._put_slot(item.metadata.name, item)
             case Override():
                 self._put_override(item.metadata.name, item)
             case GrantCopy():
@@ -110,7 +110,7 @@ class SnapshotBuilder:
             case Reservation():
                 self._put_claim(ClaimKey(*_names(item)), "reservation", None)
             case RecoverySlot():
-                self._put_hold(item.metadata.name, None)
+                self._put_slot(item.metadata.name, None)
             case Override():
                 self._put_override(item.metadata.name, None)
             case GrantCopy():
@@ -122,7 +122,7 @@ class SnapshotBuilder:
                 raise TypeError(f"{type(item).__name__} {item.key}: this kind is not part of a snapshot")
 
     def assume(self, key: ClaimKey, claim: SnapshotClaim) -> None:
-        """Counts a proposal as if it were committed, until its record is observed or `forget` is called."""
+        """Counts a proposal as if it were committed, until its record is observed or `drop_assumption` is called."""
         stamp = stamp_text(f"assumed/{key.namespace}/{key.name}/{claim.node}")
         self._put_claim(key, "assumed", msgspec.structs.replace(claim, stamp=stamp))
 
@@ -193,7 +193,7 @@ class SnapshotBuilder:
             capacity=nodes.capacity[:, :top].copy(),
             firm=usage.firm[:, :top].copy(),
             reclaimable=usage.reclaimable[:, :top].copy(),
-            recovery_reserved=usage.held[:, :top].copy(),
+            recovery_reserved=usage.recovery_reserved[:, :top].copy(),
             nominated=usage.nominated[:, :top].copy(),
             gpu_free=usage.gpu_free[:, :top].copy(),
             ports=tuple(usage.ports[:top]),
@@ -243,18 +243,18 @@ class SnapshotBuilder:
             self._protected[tenant] = part
             self._stamp(_stamp_protected(tenant, part))
 
-    def _put_hold(self, name: str, hold: RecoverySlot | None) -> None:
-        old = self._holds.pop(name, None)
+    def _put_slot(self, name: str, slot: RecoverySlot | None) -> None:
+        old = self._slots.pop(name, None)
         if old is not None:
-            self._stamp(-stamp_of("Hold", old))
+            self._stamp(-stamp_of("RecoverySlot", old))
             self._usage.put_slot(old.spec.node, name, None)
-        if hold is None:
+        if slot is None:
             return
-        self._holds[name] = hold
-        self._stamp(stamp_of("Hold", hold))
-        drawn = hold.status.consumer is not None and bool(hold.status.consumer.replica_uid)
-        if not drawn and not is_rejected(hold):  # a consumed slot is counted by the claim that consumes it
-            self._usage.put_slot(hold.spec.node, name, tuple(amounts(hold.spec.resources).items()))
+        self._slots[name] = slot
+        self._stamp(stamp_of("RecoverySlot", slot))
+        consumed = slot.status.consumer is not None and bool(slot.status.consumer.replica_uid)
+        if not consumed and not is_rejected(slot):  # a consumed slot is counted by the claim that consumes it
+            self._usage.put_slot(slot.spec.node, name, tuple(amounts(slot.spec.resources).items()))
 
     def _put_claim(self, key: ClaimKey, source: str, claim: SnapshotClaim | None) -> None:
         sources = self._claims.get(key)
@@ -271,7 +271,7 @@ class SnapshotBuilder:
         if old is new:
             return
         sources.counted = new
-        if old is not None and new is not None and _alike(old, new):
+        if old is not None and new is not None and _same_usage(old, new):
             # The committed claim equals the assumed one: the node's usage does not change.
             self._stamp(new.stamp - old.stamp)
             self._usage.restate(key, new)
@@ -289,11 +289,11 @@ class SnapshotBuilder:
             self._usage.drop(key, claim)
         if not claim.live:
             return
-        taken = dict(claim.amounts)
+        claimed = dict(claim.amounts)
         use = self._tenant_use.setdefault(claim.namespace, {})
-        add(use, taken, times=sign)
+        add(use, claimed, times=sign)
         if claim.ordinary:
-            add(self._ordinary_use.setdefault(claim.namespace, {}), taken, times=sign)
+            add(self._ordinary_use.setdefault(claim.namespace, {}), claimed, times=sign)
         keys = self._uids.setdefault(claim.replica_uid, {})
         if sign > 0:
             keys[key] = None
@@ -312,7 +312,7 @@ def _stamp_protected(tenant: str, part: Amounts) -> int:
     return stamp_text(f"protected/{tenant}/{sorted(part.items())}")
 
 
-def _alike(old: SnapshotClaim, new: SnapshotClaim) -> bool:
+def _same_usage(old: SnapshotClaim, new: SnapshotClaim) -> bool:
     """Whether two claims use the same resources in the same way."""
     return msgspec.structs.replace(old, stamp=new.stamp, bound=new.bound) == new
 

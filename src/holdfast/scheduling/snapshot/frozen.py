@@ -14,12 +14,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.model import limits
 from holdfast.model.node import Node
 from holdfast.model.override import Override
 from holdfast.model.placement_rules import Taint
 from holdfast.scheduling.snapshot.claim import ClaimKey, Labels, SnapshotClaim
 from holdfast.scheduling.snapshot.columns import InternedColumn
+
+# Results that the planner caches until a node's static properties change. At the bound the cache is emptied.
+PLANNER_CACHE_ENTRIES_MAX = 1024
 
 Counts = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -105,11 +107,11 @@ class Snapshot(msgspec.Struct, frozen=True):
         found = self.static.memo.get("name rank")
         if found is None:
             names = [node.metadata.name if node is not None else "" for node in self.static.nodes]
-            ranks: Counts = np.empty(len(names), dtype=np.int64)
-            ranks[np.argsort(np.array(names, dtype=object), kind="stable")] = np.arange(len(names))
-            found = self.memoize("name rank", ranks)
-        rank: Counts = found
-        return rank
+            order_by_slot: Counts = np.empty(len(names), dtype=np.int64)
+            order_by_slot[np.argsort(np.array(names, dtype=object), kind="stable")] = np.arange(len(names))
+            found = self.memoize("name rank", order_by_slot)
+        order: Counts = found
+        return order
 
     def zone(self, slot: int) -> str:
         return self.static.zone.at(slot)
@@ -121,15 +123,15 @@ class Snapshot(msgspec.Struct, frozen=True):
         recovery slots, because it is evicted on demand. Victims of a nomination still count: their capacity is not
         free before they are released.
         """
-        plain = self.capacity - self.firm - self.nominated
+        free = self.capacity - self.firm - self.nominated
         if reclaimable:
-            return plain - self.reclaimable
-        return plain - np.maximum(self.recovery_reserved, self.reclaimable)
+            return free - self.reclaimable
+        return free - np.maximum(self.recovery_reserved, self.reclaimable)
 
     def memoize(self, key: Any, value: Any) -> Any:
         """Caches a pure result until a node's static facts change. At the bound the whole cache is cleared."""
         memo = self.static.memo
-        if len(memo) >= limits.PLANNER_CACHE_ENTRIES_MAX:
+        if len(memo) >= PLANNER_CACHE_ENTRIES_MAX:
             memo.clear()
         memo[key] = value
         return value

@@ -27,23 +27,23 @@ class UsageTable:
         self.firm: Counts = np.zeros(shape, dtype=np.int64)
         self.reclaimable: Counts = np.zeros(shape, dtype=np.int64)
         self.nominated: Counts = np.zeros(shape, dtype=np.int64)
-        self.held: Counts = np.zeros(shape, dtype=np.int64)
+        self.recovery_reserved: Counts = np.zeros(shape, dtype=np.int64)
         self.gpu_free: Counts = np.zeros((0, nodes.size), dtype=np.int64)
         self.ports: list[frozenset[int]] = [_NO_PORTS] * nodes.size
         self.ports_free: Counts = np.zeros(nodes.size, dtype=np.int64)
         self._by_node: dict[str, dict[ClaimKey, SnapshotClaim]] = {}
-        self._own_nodes: set[str] = set()
+        self._copied_nodes: set[str] = set()
         self._guards: dict[AntiAffinityGuard, dict[str, int]] = {}
-        self._holds: dict[str, dict[str, Amounts]] = {}
+        self._slots: dict[str, dict[str, Amounts]] = {}
         self._placed: dict[tuple[str, str], Placed] = {}
-        self._own: set[tuple[str, str]] = set()
-        self._standing: Counter[tuple[str, str, str]] = Counter()
+        self._copied: set[tuple[str, str]] = set()
+        self._retained: Counter[tuple[str, str, str]] = Counter()
         """Live claims that are not stopping, by workload and template."""
 
     def put(self, key: ClaimKey, claim: SnapshotClaim) -> None:
         self._claims_of(claim.node)[key] = claim
-        self._count_standing(claim, 1)
-        self._guard(claim, 1)
+        self._count_retained(claim, 1)
+        self._count_guard(claim, 1)
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
             self._count(slot, claim, 1)
@@ -53,34 +53,34 @@ class UsageTable:
         self._claims_of(claim.node)[key] = claim
 
     def drop(self, key: ClaimKey, claim: SnapshotClaim) -> None:
-        there = self._claims_of(claim.node)
-        del there[key]
-        if not there:
+        on_node = self._claims_of(claim.node)
+        del on_node[key]
+        if not on_node:
             del self._by_node[claim.node]
-        self._count_standing(claim, -1)
-        self._guard(claim, -1)
+        self._count_retained(claim, -1)
+        self._count_guard(claim, -1)
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
             self._count(slot, claim, -1)
             if claim.ports:
                 self._recount_ports(slot, claim.node)
 
-    def put_slot(self, node: str, name: str, held: Amounts | None) -> None:
-        there = self._holds.setdefault(node, {})
-        old = there.pop(name, None)
-        if held is not None:
-            there[name] = held
-        if not there:
-            del self._holds[node]
+    def put_slot(self, node: str, name: str, recovery_reserved: Amounts | None) -> None:
+        on_node = self._slots.setdefault(node, {})
+        old = on_node.pop(name, None)
+        if recovery_reserved is not None:
+            on_node[name] = recovery_reserved
+        if not on_node:
+            del self._slots[node]
         slot = self._nodes.slots.get(node)
         if slot is not None:
-            self._add("held", slot, old or (), -1)
-            self._add("held", slot, held or (), 1)
+            self._add("recovery_reserved", slot, old or (), -1)
+            self._add("recovery_reserved", slot, recovery_reserved or (), 1)
 
     def clear(self, name: str) -> None:
         """Removes a node's claims from the columns before its slot is reused."""
         slot = self._nodes.slots[name]
-        self._follow()
+        self._resize()
         for claim in self._by_node.get(name, {}).values():
             if claim.workload:
                 self._count_workload(slot, claim, -1)
@@ -89,7 +89,7 @@ class UsageTable:
     def refill(self, name: str) -> None:
         """Recounts a node's claims and recovery slots: it is new, or its capacity, devices or ports changed."""
         slot = self._nodes.slots[name]
-        self._follow()
+        self._resize()
         for claim in self._by_node.get(name, {}).values():
             counts = self._placed.get((claim.namespace, claim.workload), {}).get(claim.labels, {})
             if slot in counts:
@@ -100,44 +100,46 @@ class UsageTable:
         node = self._nodes.node(name)
         if node is not None:
             self.ports_free[slot] = node.spec.port_range[1] - node.spec.port_range[0] + 1
-        for held in self._holds.get(name, {}).values():
-            self._add("held", slot, held, 1)
+        for recovery_reserved in self._slots.get(name, {}).values():
+            self._add("recovery_reserved", slot, recovery_reserved, 1)
         for claim in self._by_node.get(name, {}).values():
             self._count(slot, claim, 1)
 
     def freeze_placed(self) -> Mapping[tuple[str, str], Placed]:
         """Shares the inner counts with the snapshot (copy on write)."""
-        self._own.clear()
+        self._copied.clear()
         return dict(self._placed)
 
     def retained_claims(self, namespace: str, workload: str, template: str) -> int:
         """Claims of a workload, committed or assumed, that are not stopping. A gang counts only these."""
-        return self._standing.get((namespace, workload, template), 0)
+        return self._retained.get((namespace, workload, template), 0)
 
-    def _count_standing(self, claim: SnapshotClaim, sign: int) -> None:
+    def _count_retained(self, claim: SnapshotClaim, sign: int) -> None:
         if claim.live and not claim.stopping:
             key = (claim.namespace, claim.workload, claim.template_hash)
-            self._standing[key] += sign
-            if not self._standing[key]:
-                del self._standing[key]
+            self._retained[key] += sign
+            if not self._retained[key]:
+                del self._retained[key]
 
     def freeze_claims(self) -> Mapping[str, Mapping[ClaimKey, SnapshotClaim]]:
         """All claims by node name, shared with the snapshot (copy on write)."""
-        self._own_nodes.clear()
+        self._copied_nodes.clear()
         return dict(self._by_node)
 
     def freeze_guards(self) -> Mapping[AntiAffinityGuard, Mapping[str, int]]:
         return {guard: dict(nodes) for guard, nodes in self._guards.items()}
 
     def _claims_of(self, node: str) -> dict[ClaimKey, SnapshotClaim]:
-        if node not in self._own_nodes:
-            self._own_nodes.add(node)
+        if node not in self._copied_nodes:
+            self._copied_nodes.add(node)
             self._by_node[node] = dict(self._by_node.get(node, {}))
         return self._by_node.setdefault(node, {})
 
-    def _guard(self, claim: SnapshotClaim, sign: int) -> None:
+    def _count_guard(self, claim: SnapshotClaim, sign: int) -> None:
         for rule in claim.anti_affinity:
-            guard = AntiAffinityGuard(claim.namespace, claim.workload, rule.topology, tuple(sorted(rule.workload_labels.items())))
+            guard = AntiAffinityGuard(
+                claim.namespace, claim.workload, rule.topology, tuple(sorted(rule.workload_labels.items()))
+            )
             nodes = self._guards.setdefault(guard, {})
             nodes[claim.node] = nodes.get(claim.node, 0) + sign
             if not nodes[claim.node]:
@@ -146,7 +148,7 @@ class UsageTable:
                 del self._guards[guard]
 
     def _zero(self, slot: int) -> None:
-        for column in (self.firm, self.reclaimable, self.nominated, self.held):
+        for column in (self.firm, self.reclaimable, self.nominated, self.recovery_reserved):
             column[:, slot] = 0
         self.gpu_free[:, slot] = 0
         self.ports[slot] = _NO_PORTS
@@ -165,7 +167,7 @@ class UsageTable:
     def _add(self, kind: str, slot: int, amounts: Amounts, sign: int) -> None:
         for resource, amount in amounts:
             row = self._nodes.row(resource)
-            self._follow()
+            self._resize()
             getattr(self, kind)[row, slot] += sign * amount
 
     def _count_devices(self, slot: int, claim: SnapshotClaim, sign: int) -> None:
@@ -187,27 +189,27 @@ class UsageTable:
 
     def _count_workload(self, slot: int, claim: SnapshotClaim, sign: int) -> None:
         key = (claim.namespace, claim.workload)
-        if key not in self._own:
-            self._own.add(key)
+        if key not in self._copied:
+            self._copied.add(key)
             self._placed[key] = {labels: dict(counts) for labels, counts in self._placed.get(key, {}).items()}
         groups = self._placed[key]
         counts = groups.setdefault(claim.labels, {})
-        left = counts.get(slot, 0) + sign
-        if left > 0:
-            counts[slot] = left
+        remaining = counts.get(slot, 0) + sign
+        if remaining > 0:
+            counts[slot] = remaining
             return
         counts.pop(slot, None)
         if not counts:
             del groups[claim.labels]
         if not groups:
             del self._placed[key]
-            self._own.discard(key)
+            self._copied.discard(key)
 
-    def _follow(self) -> None:
+    def _resize(self) -> None:
         """Grows the columns to the size of the node table."""
         rows, slots = len(self._nodes.resources), self._nodes.size
         if self.firm.shape != (rows, slots):
-            for kind in ("firm", "reclaimable", "nominated", "held"):
+            for kind in ("firm", "reclaimable", "nominated", "recovery_reserved"):
                 setattr(self, kind, _grown(getattr(self, kind), rows, slots))
         if self.gpu_free.shape != (self._nodes.gpu_width, slots):
             self.gpu_free = _grown(self.gpu_free, self._nodes.gpu_width, slots)

@@ -32,7 +32,11 @@ class CapacityOracle:
                 add(self._free.setdefault(item.metadata.name, {}), amounts(item.spec.capacity))
             elif isinstance(item, Binding):
                 self._claim(item)
-            elif isinstance(item, RecoverySlot) and is_admitted(item) and (item.status.consumer is None or not item.status.consumer.claim):
+            elif (
+                isinstance(item, RecoverySlot)
+                and is_admitted(item)
+                and (item.status.consumer is None or not item.status.consumer.claim)
+            ):
                 add(self._held.setdefault(item.spec.node, {}), amounts(item.spec.resources))
 
     def _claim(self, binding: Binding) -> None:

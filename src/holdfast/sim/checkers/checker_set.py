@@ -166,5 +166,7 @@ def _as_known_to(release: ReleaseVersion, commit: ObservedCommit) -> ObservedCom
     0020)."""
     if release is ReleaseVersion.CURRENT:
         return commit
-    changed = tuple(ObservedChange(c.key, c.kind, object_read_by(release, c.kind, c.old), c.new) for c in commit.changes)
+    changed = tuple(
+        ObservedChange(c.key, c.kind, object_read_by(release, c.kind, c.old), c.new) for c in commit.changes
+    )
     return msgspec.structs.replace(commit, changes=changed)

@@ -62,7 +62,9 @@ class ChurnChecker:
         self._asked[cell] = (since_s, count + 1)
         if count + 1 != COMMITS_PER_WINDOW_MAX:
             return ()
-        return (("load", f"{COMMITS_PER_WINDOW_MAX} commits were attempted in {cell} within {at_s - since_s:.1f} s", ()),)
+        return (
+            ("load", f"{COMMITS_PER_WINDOW_MAX} commits were attempted in {cell} within {at_s - since_s:.1f} s", ()),
+        )
 
     def steps_taken(self, steps: int, at_s: float) -> Sequence[Finding]:
         """Detects busy loops that do not reach a store, by the number of steps."""

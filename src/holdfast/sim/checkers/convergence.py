@@ -44,15 +44,15 @@ class ConvergenceCheck:
 
     def __init__(
         self,
-        court: CheckerSet,
+        checkers: CheckerSet,
         wanted: DesiredObjects,
         regions: Sequence[str],
         agents: Sequence[AgentHost],
         waited: set[tuple[str, str]] | None = None,
     ) -> None:
-        self._court = court
+        self._checkers = checkers
         self._wanted = wanted
-        self._global = court.state("global")
+        self._global = checkers.state("global")
         self.waiting: dict[tuple[str, str], int] = {}
         """Number of rightly pending replicas by workload."""
         self._waiting: set[tuple[str, str, str, str]] = set()
@@ -73,7 +73,7 @@ class ConvergenceCheck:
         self._look_at_services()
         self._look_at_batches()
         self._look_at_recoveries()
-        bound = {region: _by_node(court.state(region)) for region in regions}
+        bound = {region: _by_node(checkers.state(region)) for region in regions}
         for agent in agents:
             self._look_at_machine(agent, bound[agent.region.name].get(agent.name, ()))
 
@@ -142,7 +142,7 @@ class ConvergenceCheck:
     # In a region
 
     def _look_at_region(self, region: str) -> None:
-        state = self._court.state(region)
+        state = self._checkers.state(region)
         for key in sorted(key for key, item in state.items() if isinstance(item, _LOOKED_AT)):
             item = state[key]
             if isinstance(item, Replica):
@@ -185,7 +185,7 @@ class ConvergenceCheck:
         spec = replica.spec
         namespace, at = replica.metadata.namespace, stage(replica)
         request = f"/schedulingrequests/{namespace}/{spec.workload}-{region}-{spec.revision}"
-        found, keys = self._court.state(region).get(request), [key, request]
+        found, keys = self._checkers.state(region).get(request), [key, request]
         why = ""
         if at is Stage.QUEUED:
             reasons = found.status.reasons if isinstance(found, SchedulingRequest) else ()
@@ -238,7 +238,7 @@ class ConvergenceCheck:
 
     def _look_at_machine(self, agent: AgentHost, bindings: Sequence[Binding]) -> None:
         """Checks that exactly the bound tasks run, and that the node is schedulable."""
-        state = self._court.state(agent.region.name)
+        state = self._checkers.state(agent.region.name)
         running = sorted((w.task.namespace, w.task.binding) for w in agent.machine.running())
         bound = sorted((b.metadata.namespace, b.metadata.name) for b in bindings if b.status.phase is None)
         key = f"/nodes/{agent.name}"
@@ -267,7 +267,9 @@ def _is_being_scaled(workload: Workload) -> bool:
     block = workload.status.scale
     if workload.spec.autoscale is None or block is None:
         return False
-    held_for_nothing = block.reason == Reason.SCALE_UP_BLOCKED and is_condition_true(workload.status.conditions, "Serving")
+    held_for_nothing = block.reason == Reason.SCALE_UP_BLOCKED and is_condition_true(
+        workload.status.conditions, "Serving"
+    )
     return block.reason == Reason.SCALE_LIMITED or held_for_nothing
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from holdfast.fleet.autoscale import AUTOSCALE_READY_FRACTION
 from holdfast.model import limits
 from holdfast.model.assignment import Purpose
 from holdfast.model.decision import Decision
@@ -70,7 +71,7 @@ def _more_would_wait(workload: Workload, state: dict[str, Any]) -> bool:
     ]
     waits = any(status.queued and any(p.count for p in status.pending) for status in mine)
     wanted = scale.replicas if scale is not None else 0
-    return waits or sum(status.ready for status in mine) < wanted * limits.AUTOSCALE_READY_FRACTION
+    return waits or sum(status.ready for status in mine) < wanted * AUTOSCALE_READY_FRACTION
 
 
 def _asks_for_more(old: Workload, new: Workload) -> bool:

@@ -67,7 +67,9 @@ class ExpiryChecker:
             match change.kind.name:
                 case "Binding" if change.old is None:
                     yield from self._bound(change, commit)
-                case "GrantCopy" if change.old is None or change.old.spec.heard_at != change.new.spec.heard_at:
+                case "GrantCopy" if (
+                    change.old is None or change.old.spec.last_contact_at != change.new.spec.last_contact_at
+                ):
                     self._renewed_s[change.new.key] = commit.at_s
                 case "Override" if self._cell == "global":
                     yield from self._override(change)
@@ -90,7 +92,11 @@ class ExpiryChecker:
         made_s = parse_time(binding.metadata.creation_timestamp)
         meta = binding.metadata
         held = commit.state.get(f"/reservations/{meta.namespace}/{meta.name}")
-        if held is not None and held.spec.expires_at and parse_time(held.spec.expires_at) + TIMESTAMP_RESOLUTION_S < made_s:
+        if (
+            held is not None
+            and held.spec.expires_at
+            and parse_time(held.spec.expires_at) + TIMESTAMP_RESOLUTION_S < made_s
+        ):
             what = (
                 f"{change.key} was bound at {meta.creation_timestamp}; its reservation ended at {held.spec.expires_at}"
             )
@@ -153,7 +159,11 @@ class ExpiryChecker:
     def _kept_active(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         over_s = self._over(change.new, commit)
         if change.new.status.phase == "Active" and over_s > 0:
-            yield "S8", f"{change.key} becomes active {over_s + WRITE_DELAY_MAX_S:.0f} s after its expiry", (change.key,)
+            yield (
+                "S8",
+                f"{change.key} becomes active {over_s + WRITE_DELAY_MAX_S:.0f} s after its expiry",
+                (change.key,),
+            )
 
     def _decided(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """Checks the overrides that a Decision names. A placement is checked at the time its commit was sent. A
@@ -226,4 +236,8 @@ def _raises(change: ObservedChange) -> bool:
 
 def _lease_s(copy: GrantCopy) -> float:
     """Length of the grant lease. Both times are from one clock."""
-    return parse_time(copy.spec.lease_expires_at) - parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
+    return (
+        parse_time(copy.spec.lease_expires_at) - parse_time(copy.spec.last_contact_at)
+        if copy.spec.last_contact_at
+        else 0.0
+    )

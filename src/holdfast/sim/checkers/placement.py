@@ -55,7 +55,7 @@ class PlacementChecker:
                 yield from self._made_way(change)
             if name == "Binding" and change.old is not None and change.new is not None:
                 yield from self._asked_to_stop(change, commit.state)
-            if name == "Reservation" and change.old is None and change.new.spec.holds:
+            if name == "Reservation" and change.old is None and change.new.spec.recovery_slots:
                 yield from self._drawn_once(change, commit.state)
         for binding in bound:
             yield from self._unique(binding)
@@ -138,7 +138,9 @@ class PlacementChecker:
         for key, other in state.items():
             if key == change.key or not isinstance(other, Reservation):
                 continue
-            both = tuple(f"/holds/{name}" for name in new.spec.recovery_slots if name in other.spec.recovery_slots)
+            both = tuple(
+                f"/recoveryslots/{name}" for name in new.spec.recovery_slots if name in other.spec.recovery_slots
+            )
             if both:
                 what = f"{change.key} consumes {' and '.join(both)}, which {key} also consumes"
                 yield "S2", what, (change.key, key, *both)

@@ -38,8 +38,8 @@ class QuotaWakeupChecker:
     """Checker of one simulation after healing. Wakeups lost during faults are repaired by the first resync, so time
     counts from there. Without watches every wakeup waits for a resync."""
 
-    def __init__(self, court: CheckerSet, regions: Sequence[str], healed_s: float, *, watching: bool = True) -> None:
-        self._court = court
+    def __init__(self, checkers: CheckerSet, regions: Sequence[str], healed_s: float, *, watching: bool = True) -> None:
+        self._checkers = checkers
         self._regions = tuple(regions)
         self._from_s = healed_s + limits.RESYNC_S
         self._within_s = WAKES_WITHIN_S if watching else WAKES_WITHIN_S + limits.RESYNC_S
@@ -48,7 +48,9 @@ class QuotaWakeupChecker:
 
     def observe(self, now_s: float) -> None:
         """Updates the set of pending replicas that could be placed. Called after every change."""
-        could = [waiter for region in self._regions for waiter in _could_be_placed(region, self._court.state(region))]
+        could = [
+            waiter for region in self._regions for waiter in _could_be_placed(region, self._checkers.state(region))
+        ]
         self._since_s = {waiter: self._since_s.get(waiter, max(now_s, self._from_s)) for waiter in could}
 
     def overdue(self, now_s: float) -> Iterator[tuple[str, Finding]]:

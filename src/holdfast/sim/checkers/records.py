@@ -74,7 +74,11 @@ class RecordsChecker:
             yield "identity", f"{change.key} was created again with its old uid {uid}", (change.key,)
         seen.add(uid)
         if observed_generation(change.new) > change.new.metadata.generation:
-            yield "observedGeneration", f"{change.key} has observed {observed_generation(change.new)} at creation", (change.key,)
+            yield (
+                "observedGeneration",
+                f"{change.key} has observed {observed_generation(change.new)} at creation",
+                (change.key,),
+            )
 
     def _generation(self, change: ObservedChange) -> Iterator[Finding]:
         now, before = change.new.metadata.generation, change.old.metadata.generation

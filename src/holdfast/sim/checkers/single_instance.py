@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.model import limits
+from holdfast.fleet.ordinals import TENURE_WAIT_S
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
 from holdfast.model.node import Node
@@ -164,7 +164,7 @@ def _waited(assignment: Assignment) -> bool:
     withdrawal = assignment.spec.withdrawal
     if not needs_tenure(assignment.spec.exclusive) or withdrawal is None:
         return False
-    return withdrawal.elapsed_seconds >= limits.TENURE_WAIT_S
+    return withdrawal.elapsed_seconds >= TENURE_WAIT_S
 
 
 def _region(machine: str) -> str:

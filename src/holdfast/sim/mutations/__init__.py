@@ -18,7 +18,7 @@ from holdfast.sim.mutations.quota_mutations import TABLE as SHARING
 from holdfast.sim.mutations.retry_mutations import TABLE as HANDLING
 from holdfast.sim.mutations.status_mutations import TABLE as TELLING
 
-__all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "find_mutation", "applied_mutation"]
+__all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "applied_mutation", "find_mutation"]
 
 MUTATIONS: tuple[Mutation, ...] = (*PLACING, *LEASE, *SHARING, *TELLING, *HANDLING, *DECIDING, *READING)
 

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.authority.commits import Commits
 from holdfast.controllers.leader_election import NAMESPACE, Election
 from holdfast.fleet import autoscale
+from holdfast.model.active_policy import ActivePolicy
 from holdfast.model.core import Lease
 from holdfast.model.errors import Fault
 from holdfast.model.lifecycle import Stage, stage
@@ -18,7 +19,6 @@ from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.writes import Update
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.scheduling.active_policy import ActivePolicy
 from holdfast.scheduling.eviction import preempted
 from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.store.contract import Txn
@@ -35,7 +35,7 @@ def bind_retried_blindly(patch: Patch) -> None:
         term = tuple(c for c in txn.compares if c.key.startswith("/terms/"))
         return await self._objects.commit(None, Txn(term, txn.writes, txn.appends))
 
-    patch.set(Commits, "_find_out", again)
+    patch.set(Commits, "_resolve", again)
 
 
 def lease_revoked_in_finally(patch: Patch) -> None:
@@ -60,7 +60,7 @@ def lease_revoked_in_finally(patch: Patch) -> None:
 
 def policy_read_twice(patch: Patch) -> None:
     """The planner uses rules of an earlier read; the recorded revision is read again."""
-    launch = Scheduler.__dict__["_launch"]
+    launch = Scheduler.__dict__["_plan_and_send"]
 
     def mixed(self: Any, parts: Any, policy: Any) -> None:
         now = self._ports.clock.monotonic()
@@ -70,7 +70,7 @@ def policy_read_twice(patch: Patch) -> None:
         self._first_read = (read_s, rules)
         launch(self, parts, ActivePolicy(policy.revision, policy.sequence, rules))
 
-    patch.set(Scheduler, "_launch", mixed)
+    patch.set(Scheduler, "_plan_and_send", mixed)
 
 
 def evicted_without_destination(patch: Patch) -> None:

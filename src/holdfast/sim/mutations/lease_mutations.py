@@ -59,7 +59,7 @@ def counted_from_reply(patch: Patch) -> None:
     patch.set(Registration, "_apply_response", late)
     patch.set(LeaseBook, "grace_s", property(lambda self: self.ttl_s))
     patch.set(task_decision, "_decide_leased", lambda *_: task_decision.TaskDecision())
-    patch.set(limits, "WATCHDOG_KILL_LEAD_S", 0.0)
+    patch.set(task_decision, "WATCHDOG_KILL_LEAD_S", 0.0)
 
 
 def start_with_fresh_deadline(patch: Patch) -> None:

@@ -63,7 +63,7 @@ def token_not_checked(patch: Patch) -> None:
 
 def freed_without_proof(patch: Patch) -> None:
     """Release requests the stop and frees the claim at once, while the task may still run."""
-    carry_on = release.__dict__["_carry_on"]
+    carry_on = release.__dict__["_continue_release"]
 
     def hasty(replica: Any, binding: Any, node: Any, asked: Any, now: float) -> Any:
         if binding is not None and binding.spec.desired is DesiredRunState.STOP:
@@ -73,7 +73,7 @@ def freed_without_proof(patch: Patch) -> None:
     def unproven(self: Any, item: Any, replica: Any, binding: Any) -> Any:
         return releasing.free_step(self._state, replica, binding, item.reason)
 
-    patch.set(release, "_carry_on", hasty)
+    patch.set(release, "_continue_release", hasty)
     patch.set(releasing.ReleaseHandler, "_free", unproven)
 
 
@@ -107,7 +107,7 @@ class _Forgetful:
 
 def claimed_twice(patch: Patch) -> None:
     """A repeated proposal creates a second claim with another name, because the existing claim is ignored."""
-    plan, want = ReserveJob.__dict__["plan"], ReserveJob.__dict__["_want"]
+    plan, want = ReserveJob.__dict__["plan"], ReserveJob.__dict__["_claim_request"]
 
     def carried_out(self: Any, item: Any) -> Any:
         kept, self._state = self._state, _Forgetful(self._state)
@@ -122,7 +122,7 @@ def claimed_twice(patch: Patch) -> None:
         return found if not held else msgspec.structs.replace(found, name=f"{found.name}.{held + 1}")
 
     patch.set(ReserveJob, "plan", carried_out)
-    patch.set(ReserveJob, "_want", named)
+    patch.set(ReserveJob, "_claim_request", named)
     patch.set(ReserveJob, "_name_in_use", lambda self, item: None)
 
 
@@ -138,7 +138,7 @@ def finalizer_removed_early(patch: Patch) -> None:
 
         replica = view.get(Replica, key.name, key.namespace)
         if replica is not None and replica.metadata.terminating:
-            return release._let_go(replica)
+            return release._remove_finalizer(replica)
         return decide(key, view, now)
 
     patch.set(release, "decide", early)

@@ -45,7 +45,7 @@ def lease_from_the_cache(patch: Patch) -> None:
     """Reading a grant from the cache renews its lease, so that a partitioned region spends forever."""
     from holdfast.link.link import Link
 
-    beat = Link.__dict__["_beat"]
+    report = Link.__dict__["_report"]
 
     async def renewing(self: Any) -> None:
         import asyncio
@@ -58,16 +58,16 @@ def lease_from_the_cache(patch: Patch) -> None:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(renew())
-            group.create_task(beat(self))
+            group.create_task(report(self))
 
-    patch.set(Link, "_beat", renewing)
+    patch.set(Link, "_report", renewing)
 
 
 def provisional_without_part(patch: Patch) -> None:
     """Provisional work is not limited by the provisional quota."""
     from holdfast.authority.ledger import Ledger
 
-    patch.set(Ledger, "_over_provisional", lambda *_: None)
+    patch.set(Ledger, "_provisional_refusal", lambda *_: None)
 
 
 def type_of_grant() -> Any:
@@ -108,7 +108,7 @@ def tenure_ignored(patch: Patch) -> None:
 
 def member_hogs(patch: Patch) -> None:
     """A finished member of a request is still planned before its siblings."""
-    patch.set(InFlightProposals, "_leave_out", lambda self, waiting, member: None)
+    patch.set(InFlightProposals, "_drop_member", lambda self, pending, member: None)
 
 
 def budget_of_each_region(patch: Patch) -> None:

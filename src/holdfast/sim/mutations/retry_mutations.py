@@ -144,7 +144,7 @@ def drawn_twice(patch: Patch) -> None:
     """A consumed recovery slot is given to another claim."""
 
     def any_place(self: Any, want: Any, allowed: Any) -> tuple[str, ...]:
-        known = [name for name in sorted(allowed) if name in self.holds]
+        known = [name for name in sorted(allowed) if name in self.recovery_slots]
         return tuple(known[:1])
 
     patch.set(NodeAccount, "choose_slots", any_place)
@@ -169,14 +169,16 @@ def wake_up_lost(patch: Patch) -> None:
     in_vain = RequestQueue.__dict__["record_failure"]
 
     def unheard(
-        self: Any, waiting: Any, refusals: Any, now: float, *, wake_on: tuple[str, ...] = (), **more: Any
+        self: Any, waiting: Any, refusals: Any, now: float, *, retry_on: tuple[str, ...] = (), **more: Any
     ) -> float:
-        waits_for_quota = RetryEvent.GRANT_CHANGED in wake_on
+        waits_for_quota = RetryEvent.GRANT_CHANGED in retry_on
         if waits_for_quota:
-            wake_on = tuple(event for event in wake_on if event not in (RetryEvent.GRANT_CHANGED, RetryEvent.CAPACITY_FREED))
-        pause_s = in_vain(self, waiting, refusals, now, wake_on=wake_on, **more)
+            retry_on = tuple(
+                event for event in retry_on if event not in (RetryEvent.GRANT_CHANGED, RetryEvent.CAPACITY_FREED)
+            )
+        pause_s = in_vain(self, waiting, refusals, now, retry_on=retry_on, **more)
         if waits_for_quota:
-            self._set(waiting, now + FAR_S)
+            self._set_due(waiting, now + FAR_S)
         return float(pause_s)
 
     patch.set(RequestQueue, "record_failure", unheard)
@@ -205,8 +207,8 @@ def older_list_taken(patch: Patch) -> None:
         stale = getattr(self, "_stale_items", None)
         self._stale_items = tuple(self.cache.list(self.kind))
         if cause in ("resync", "expired") and stale is not None:
-            changes = self.cache.start_over(self.kind, stale)
-            self._hand_out(changes)
+            changes = self.cache.reset_kind(self.kind, stale)
+            self._emit(changes)
         return found
 
     patch.set(Informer, "_list", lagging)

@@ -21,6 +21,15 @@ from holdfast.model.errors import Fault, Retryable, StoreFailed, Unavailable
 from holdfast.store.etcd import faults, wire
 from holdfast.store.etcd.target import EtcdTarget
 
+# Time for one etcd call. Then another member is tried.
+ETCD_CALL_TIMEOUT_S = 5.0
+# Time to connect to an etcd member. Then another member is tried.
+ETCD_CONNECT_TIMEOUT_S = 3.0
+# Interval of gRPC keepalives to etcd, which detect a dead connection.
+ETCD_KEEPALIVE_S = 10.0
+# Keys read from etcd per call. The rest is read in the next call.
+ETCD_PAGE_KEYS = 2_000
+
 _log = structlog.get_logger()
 
 OLDEST_VERSION = (3, 4)
@@ -183,7 +192,7 @@ class EtcdCalls:
             before = self.revision
             try:
                 answer = await member.call(
-                    method, request, timeout_s=limits.ETCD_CALL_TIMEOUT_S, metadata=(*_REQUIRE_LEADER, *self._auth_metadata())
+                    method, request, timeout_s=ETCD_CALL_TIMEOUT_S, metadata=(*_REQUIRE_LEADER, *self._auth_metadata())
                 )
             except grpc.aio.AioRpcError as error:
                 if attempt or not self.target.user or not faults.needs_login(error):
@@ -215,7 +224,7 @@ class EtcdCalls:
     async def _status(self, member: EtcdMember) -> Any:
         try:
             return await member.call(
-                "Status", wire.StatusRequest(), timeout_s=limits.ETCD_CONNECT_TIMEOUT_S, metadata=self._auth_metadata()
+                "Status", wire.StatusRequest(), timeout_s=ETCD_CONNECT_TIMEOUT_S, metadata=self._auth_metadata()
             )
         except grpc.aio.AioRpcError as error:
             raise (
@@ -231,7 +240,7 @@ class EtcdCalls:
             for member in (*self._members[self._current :], *self._members[: self._current]):
                 try:
                     answer = await member.call(
-                        "Authenticate", request, timeout_s=limits.ETCD_CONNECT_TIMEOUT_S, metadata=()
+                        "Authenticate", request, timeout_s=ETCD_CONNECT_TIMEOUT_S, metadata=()
                     )  # fmt: skip
                 except grpc.aio.AioRpcError as error:
                     if "authentication is not enabled" in (error.details() or ""):
@@ -309,13 +318,13 @@ def _channel_options() -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", int(limits.ETCD_KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(limits.ETCD_CONNECT_TIMEOUT_S * 1000)),
+        ("grpc.keepalive_time_ms", int(ETCD_KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(ETCD_CONNECT_TIMEOUT_S * 1000)),
         # etcd closes connections that are pinged without an active call; an open watch always is one.
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", int(limits.ETCD_CONNECT_TIMEOUT_S * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(ETCD_CONNECT_TIMEOUT_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
         # No hidden retries, no proxy, no channel shared with another store of this process.
         ("grpc.enable_retries", 0),

@@ -11,12 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.store.contract import Append, LogRecord
 from holdfast.store.etcd import wire
-from holdfast.store.etcd.calls import EtcdCalls
+from holdfast.store.etcd.calls import ETCD_PAGE_KEYS, EtcdCalls
 from holdfast.store.etcd.keys import INDEX_BITS, EtcdKeys, prefix_end
+
+# Records per key prefix (epoch) of a log in etcd. Then a new prefix begins, so that trimming deletes whole prefixes.
+ETCD_LOG_EPOCH_RECORDS = 1_000
 
 _DIGITS = 16
 _DELETES = 100
@@ -62,7 +64,7 @@ class EtcdLogs:
     def note_appended(self, records: int) -> None:
         """Starts a new epoch when this one is full. The first process to notice does it for all."""
         self._in_epoch += records
-        if self._in_epoch >= limits.ETCD_LOG_EPOCH_RECORDS and self._epoch_task is None:
+        if self._in_epoch >= ETCD_LOG_EPOCH_RECORDS and self._epoch_task is None:
             self._epoch_task = asyncio.get_running_loop().create_task(self._start_epoch(), name="log epoch")
 
     async def refresh(self) -> None:
@@ -154,9 +156,7 @@ class EtcdLogs:
         held: list[Any] = []
         name = ""
         while True:
-            answer = await self._calls.read(
-                "Range", wire.read(low, end, limit=limits.ETCD_PAGE_KEYS, keys_only=keys_only)
-            )
+            answer = await self._calls.read("Range", wire.read(low, end, limit=ETCD_PAGE_KEYS, keys_only=keys_only))
             for pair in answer.kvs:
                 own = _epoch_name(folder, pair.key)
                 if own != name and held:

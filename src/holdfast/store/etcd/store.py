@@ -30,14 +30,19 @@ from holdfast.store.contract import (
     compare_conflict,
 )
 from holdfast.store.etcd import identity, wire
-from holdfast.store.etcd.calls import EtcdCalls
+from holdfast.store.etcd.calls import ETCD_PAGE_KEYS, EtcdCalls
 from holdfast.store.etcd.identity import DataMark, DataMarkFile
 from holdfast.store.etcd.keys import LAST_INDEX, EtcdKeys, etcd_revision_of, revision_of
 from holdfast.store.etcd.logs import EtcdLogs
 from holdfast.store.etcd.tail import EtcdCommit, EtcdTail, past_commits
 from holdfast.store.etcd.target import EtcdTarget
-from holdfast.store.etcd.transaction import EtcdTransaction, expected_etcd_revision
-from holdfast.store.feed import Feed, Watch
+from holdfast.store.etcd.transaction import ETCD_TXN_RESERVE, EtcdTransaction, expected_etcd_revision
+from holdfast.store.feed import WATCH_RING_EVENTS, Feed, Watch
+
+# Time for a commit to appear in this server's watch. Then the watch moves to another member.
+ETCD_PUBLISH_TIMEOUT_S = 3.0
+# Interval at which the newest revision is noted in a file beside the process. A wiped cluster is detected by it.
+ETCD_MARKER_EVERY_S = 5.0
 
 _log = structlog.get_logger()
 
@@ -51,13 +56,13 @@ class EtcdStore:
         """`mark.head` was the cell's head at etcd revision `main`; no key of the cell is older than `born`."""
         self._first_revision = born
         self.cell = cell
-        self.max_writes = calls.target.operations - limits.ETCD_TXN_RESERVE
+        self.max_writes = calls.target.operations - ETCD_TXN_RESERVE
         self._calls = calls
         self._keys = keys
         self._mark = mark
         self._file = file
         self._logs = EtcdLogs(calls, keys, uuid.uuid4().hex[:12])
-        self._feed = Feed(mark.head, limits.WATCH_RING_EVENTS)
+        self._feed = Feed(mark.head, WATCH_RING_EVENTS)
         self._tail = EtcdTail(
             calls, keys, mark.head, main, publish=self._publish, read_head=self._read_head, attached=self._attached
         )  # fmt: skip
@@ -100,13 +105,13 @@ class EtcdStore:
         low, high = self._keys.data_range(prefix, after)
         if at is not None:
             return await self._past(low, high, at, limit)
-        first, head, main = await self._read_now(low, high, limit or limits.ETCD_PAGE_KEYS)
+        first, head, main = await self._read_now(low, high, limit or ETCD_PAGE_KEYS)
         entries = [self._keys.entry(pair) for pair in first.kvs]
         more = first.more
         while more and not limit:
             rest = await self._calls.read(
                 "Range",
-                wire.read(self._keys.data(f"{entries[-1].key}\0"), high, limit=limits.ETCD_PAGE_KEYS, revision=main),
+                wire.read(self._keys.data(f"{entries[-1].key}\0"), high, limit=ETCD_PAGE_KEYS, revision=main),
             )
             entries += map(self._keys.entry, rest.kvs)
             more = rest.more
@@ -197,7 +202,7 @@ class EtcdStore:
     async def _keep_mark(self) -> None:
         """Saves the cell's head beside the process, so that a wiped cluster is detected at the next start."""
         while True:
-            await asyncio.sleep(limits.ETCD_MARKER_EVERY_S)
+            await asyncio.sleep(ETCD_MARKER_EVERY_S)
             self._save_mark()
 
     def _save_mark(self) -> None:
@@ -324,7 +329,7 @@ class EtcdStore:
         entries: dict[str, StoredEntry] = {}
         more = True
         while more and (not wanted or len(entries) < wanted):
-            size = min(wanted - len(entries), limits.ETCD_PAGE_KEYS) if wanted else limits.ETCD_PAGE_KEYS
+            size = min(wanted - len(entries), ETCD_PAGE_KEYS) if wanted else ETCD_PAGE_KEYS
             answer = await self._stop_on_failure(
                 self._calls.read("Range", wire.read(low, high, limit=size if high else 0, revision=main))
             )
@@ -401,7 +406,7 @@ class EtcdStore:
         commit happened but is not visible here yet.
         """
         loop = asyncio.get_running_loop()
-        patience = loop.time() + limits.ETCD_PUBLISH_TIMEOUT_S
+        patience = loop.time() + ETCD_PUBLISH_TIMEOUT_S
         deadline = loop.time() + limits.COMMIT_DEADLINE_S
         while self.head < revision:
             self._feed.check()
@@ -413,7 +418,7 @@ class EtcdStore:
                     await self._feed.changed()
             except TimeoutError:
                 self._tail.nudge()
-                patience = loop.time() + limits.ETCD_PUBLISH_TIMEOUT_S
+                patience = loop.time() + ETCD_PUBLISH_TIMEOUT_S
 
     def _publish(self, commit: EtcdCommit) -> None:
         keys = self._keys

@@ -18,8 +18,14 @@ from holdfast.model import limits
 from holdfast.model.errors import Expired, Fault, Retryable, StoreFailed, Unavailable
 from holdfast.store.contract import Change, StoredEntry
 from holdfast.store.etcd import faults, wire
-from holdfast.store.etcd.calls import EtcdCalls
+from holdfast.store.etcd.calls import ETCD_CALL_TIMEOUT_S, EtcdCalls
 from holdfast.store.etcd.keys import EtcdKeys, etcd_revision_of, revision_of
+from holdfast.store.feed import WATCH_CHUNK_EVENTS
+
+# Interval at which the watch on etcd asks for progress while it is silent.
+ETCD_PROBE_EVERY_S = 5.0
+# Maximum silence of the watch on etcd. Then it moves to another member. Two progress requests fit into it.
+ETCD_WATCH_SILENCE_MAX_S = 12.0
 
 _log = structlog.get_logger()
 
@@ -145,7 +151,7 @@ class EtcdTail:
         try:
             while True:
                 await asyncio.wait(
-                    {reading, nudged}, timeout=limits.ETCD_PROBE_EVERY_S, return_when=asyncio.FIRST_COMPLETED
+                    {reading, nudged}, timeout=ETCD_PROBE_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if reading.done():
                     answer = reading.result()
@@ -156,7 +162,7 @@ class EtcdTail:
                     self._apply_response(answer, address)
                     reading = asyncio.ensure_future(stream.read())
                     continue
-                if nudged.done() or loop.time() - last_response_s > limits.ETCD_WATCH_SILENCE_MAX_S:
+                if nudged.done() or loop.time() - last_response_s > ETCD_WATCH_SILENCE_MAX_S:
                     self._calls.next_member(address)
                     raise Unavailable(f"etcd at {address}: the watch lags or is silent")
                 await stream.write(wire.WatchRequest(progress_request=wire.WatchProgressRequest()))
@@ -213,9 +219,9 @@ async def past_commits(calls: EtcdCalls, keys: EtcdKeys, main: int, through: int
     changes = 0
     created = wire.WatchCreateRequest(key=low, range_end=high, start_revision=main, prev_kv=True)
     try:
-        async with asyncio.timeout(limits.ETCD_CALL_TIMEOUT_S):
+        async with asyncio.timeout(ETCD_CALL_TIMEOUT_S):
             await stream.write(wire.WatchRequest(create_request=created))
-            while changes < limits.WATCH_CHUNK_EVENTS and (not found or found[-1].main < through):
+            while changes < WATCH_CHUNK_EVENTS and (not found or found[-1].main < through):
                 answer = await stream.read()
                 if answer is grpc.aio.EOF:
                     raise Unavailable(f"etcd at {address}: the watch ended")
@@ -230,7 +236,7 @@ async def past_commits(calls: EtcdCalls, keys: EtcdKeys, main: int, through: int
                 changes += sum(len(commit.changes) for commit in made)
     except TimeoutError:
         calls.next_member(address)
-        raise Unavailable(f"etcd at {address}: no past changes received within {limits.ETCD_CALL_TIMEOUT_S:g} s") from None
+        raise Unavailable(f"etcd at {address}: no past changes received within {ETCD_CALL_TIMEOUT_S:g} s") from None
     except grpc.aio.AioRpcError as error:
         calls.next_member(address)
         fault: Fault = faults.definite_fault(error, address) or faults.unavailable_fault(error, address)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model import limits
+# Operations per etcd transaction, unless the target says otherwise. etcd's default for --max-txn-ops.
+ETCD_TXN_OPERATIONS = 128
 
 
 class EtcdTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,4 +17,4 @@ class EtcdTarget(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     user: str = ""
     password_file: str = ""
-    operations: int = limits.ETCD_TXN_OPERATIONS
+    operations: int = ETCD_TXN_OPERATIONS

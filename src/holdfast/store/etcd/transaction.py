@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.model import limits
 from holdfast.model.errors import BadRequest
 from holdfast.store.contract import Compare, Put, Remove, Txn
 from holdfast.store.etcd import wire
 from holdfast.store.etcd.keys import EtcdKeys, etcd_revision_of, pack, revision_of
+
+# Operations of a transaction reserved for the store's own keys and for compares. A commit may write the rest.
+ETCD_TXN_RESERVE = 16
 
 
 class EtcdTransaction:
@@ -22,7 +24,7 @@ class EtcdTransaction:
             raise BadRequest("commit: a key is written twice; next: write each key once, with its final value")
         if len(writes) > most:
             raise BadRequest(f"commit: too many writes (limit {most}, found {len(writes)}); next: split it")
-        whole = most + limits.ETCD_TXN_RESERVE
+        whole = most + ETCD_TXN_RESERVE
         if len(txn.compares) + 1 > whole or len(writes) + len(txn.appends) + 1 > whole:
             raise BadRequest(
                 f"commit: too large for one etcd transaction (limit {whole} operations, found {len(txn.compares)} "

@@ -9,6 +9,9 @@ from agent_world import template
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.status_blocks import environment, execution_block, task_id
 from holdfast.agent.task_decision import (
+    RESTART_BACKOFF_MAX_S,
+    RESTART_BACKOFF_RESET_S,
+    RESTARTS_ON_FAILURE_MAX,
     Acknowledge,
     ForgetTask,
     LeaseState,
@@ -24,7 +27,6 @@ from holdfast.agent.task_decision import (
     failures_after_exit,
     restart_backoff_s,
 )
-from holdfast.model import limits
 from holdfast.model.binding import Binding, BindingSpec, BindingStatus, DesiredRunState, DeviceClaim, Intent
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.replica import ExitStatus, Phase
@@ -91,7 +93,7 @@ TABLE = [
     # ended for good
     ("batch succeeded", BATCH, ended(0), LIVE, TaskDecision(Acknowledge(Phase.SUCCEEDED, ExitStatus(code=0, reason="Exited")))),
     ("batch tries again", BATCH, ended(1, ago_s=1.0), LIVE, TaskDecision(StartTask(3))),
-    ("batch gives up", BATCH, ended(1, failures=limits.RESTARTS_ON_FAILURE_MAX + 1), LIVE,
+    ("batch gives up", BATCH, ended(1, failures=RESTARTS_ON_FAILURE_MAX + 1), LIVE,
      TaskDecision(Acknowledge(Phase.FAILED, ExitStatus(code=1, reason="Exited")))),
     ("never restarted", ONCE, ended(1), LIVE, TaskDecision(Acknowledge(Phase.FAILED, ExitStatus(code=1, reason="Exited")))),
     ("a lapsed lease is not the work's failure", ONCE, ended(137, stop="LeaseExpired", failures=0), LIVE,
@@ -184,13 +186,13 @@ def test_decide_before_first_list_keeps_tasks_running_while_lease_allows(
 
 def test_restart_backoff_doubles_up_to_its_maximum() -> None:
     assert [restart_backoff_s(n) for n in (0, 1, 2, 3, 4)] == [0.0, 1.0, 2.0, 4.0, 8.0]
-    assert restart_backoff_s(10_000) == limits.RESTART_BACKOFF_MAX_S
+    assert restart_backoff_s(10_000) == RESTART_BACKOFF_MAX_S
 
 
 def test_failure_count_after_long_run_or_stop_is_reset() -> None:
     exit_ = ExitStatus(code=1, reason="Exited")
     soon = TaskObservation(state=TaskState.RUNNING, failures=4, started_mono_s=NOW.mono_s - 5)
-    late = TaskObservation(state=TaskState.RUNNING, failures=4, started_mono_s=NOW.mono_s - limits.RESTART_BACKOFF_RESET_S)
+    late = TaskObservation(state=TaskState.RUNNING, failures=4, started_mono_s=NOW.mono_s - RESTART_BACKOFF_RESET_S)
     assert failures_after_exit(soon, exit_, "", NOW) == 5
     assert failures_after_exit(late, exit_, "", NOW) == 1
     assert failures_after_exit(soon, exit_, "LivenessFailed", NOW) == 5

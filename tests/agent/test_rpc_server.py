@@ -15,8 +15,8 @@ from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.rpc_server import AgentRpcServer
 from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.authorize import access_refusal
-from holdfast.gate.principal import Principal
 from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind
+from holdfast.model.principal import Principal
 
 
 class Wire:

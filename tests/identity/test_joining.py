@@ -19,10 +19,9 @@ from holdfast.client.http import HttpClient
 from holdfast.foundation.ports import SystemClock, SystemPorts
 from holdfast.gate import audit
 from holdfast.gate.gate import Gate
-from holdfast.gate.principal import NODES, OPERATORS, Principal, from_identity
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.certificates import RevokedSerials, issue, make_ca
-from holdfast.identity.joining import JoinService
+from holdfast.identity.joining import EXPIRED_JOIN_TOKEN_RETENTION_S, JoinService
 from holdfast.identity.node_certificates import NodeCertificateAuthority, make_csr, new_key
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Forbidden, Invalid, Unauthorized, Unavailable
@@ -38,6 +37,7 @@ from holdfast.model.join import (
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node, NodeExecution, NodeSpec
+from holdfast.model.principal import NODES, OPERATORS, Principal, from_identity
 from holdfast.model.writes import Create, Delete, SetStatus, Update
 from holdfast.server.app import Application
 from holdfast.server.listener import TlsFiles, listen
@@ -240,7 +240,7 @@ async def test_join_token_outside_limits_is_invalid(region: Region, spec: dict[s
 
 async def test_join_deletes_long_expired_tokens(region: Region) -> None:
     await region.token("old")
-    region.clock.moved_s = limits.JOIN_TOKEN_TTL_S + limits.EXPIRED_JOIN_TOKEN_RETENTION_S + 1
+    region.clock.moved_s = limits.JOIN_TOKEN_TTL_S + EXPIRED_JOIN_TOKEN_RETENTION_S + 1
     await region.join(await region.token("new"), "n1")
     assert [t.metadata.name for t in region.objects.list(BY_NAME["JoinToken"])[0]] == ["new"]
 
@@ -315,7 +315,7 @@ async def test_join_after_identity_removal_uses_higher_generation(region: Region
 
 
 async def test_stream_of_revoked_certificate_is_ended(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STREAM_CREDENTIALS_CHECK_EVERY_S", 0.1)
+    monkeypatch.setattr("holdfast.server.app.STREAM_CREDENTIALS_CHECK_EVERY_S", 0.1)
     identity = await joined(region, await region.token())
     client = region.client(identity.path)
     try:

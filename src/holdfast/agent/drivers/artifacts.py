@@ -25,9 +25,17 @@ from threading import Lock
 from typing import IO
 
 from holdfast.agent.drivers.contract import StartFailed
-from holdfast.model import limits
 from holdfast.model.reasons import Reason
 from holdfast.model.template import Artifact
+
+# Size of one artifact. A larger one fails the start.
+ARTIFACT_BYTES_MAX = 4 * 1024**3
+# Size of all cached artifacts of a node. The least recently used are deleted.
+ARTIFACT_CACHE_BYTES_MAX = 16 * 1024**3
+# Time without data while an artifact is fetched. Then the start fails and is retried.
+ARTIFACT_TIMEOUT_S = 30.0
+# Cached artifacts that a node reports, newest first. The scheduler does not know of the rest.
+ARTIFACTS_REPORTED_MAX = 64
 
 _CHUNK_BYTES = 1024 * 1024
 _DIGEST_PREFIX = "sha256:"
@@ -48,7 +56,7 @@ class ArtifactCache:
         """Cached digests, most recently used first, at most ARTIFACTS_REPORTED_MAX. A hint for the scheduler."""
         known = [path for path in self._root.iterdir() if path.name.startswith("sha256-")]
         newest = sorted(known, key=lambda path: (-_last_use_s(path), path.name))
-        return tuple(path.name.replace("-", ":", 1) for path in newest[: limits.ARTIFACTS_REPORTED_MAX])
+        return tuple(path.name.replace("-", ":", 1) for path in newest[:ARTIFACTS_REPORTED_MAX])
 
     def install(self, task_id: str, artifacts: Sequence[Artifact], work: Path) -> None:
         """Links each artifact into the working directory `work`. Raises StartFailed with the reason, or OSError."""
@@ -117,7 +125,7 @@ class ArtifactCache:
             sizes = {path: _size(path) for path in there}
             total = sum(sizes.values())
             for path in there:
-                if total <= limits.ARTIFACT_CACHE_BYTES_MAX:
+                if total <= ARTIFACT_CACHE_BYTES_MAX:
                     return
                 if path.name.replace("-", ":", 1) not in kept:
                     total -= sizes[path]
@@ -131,7 +139,7 @@ def _fetch_failed(artifact: Artifact, why: str) -> StartFailed:
 def _open_source(source: str) -> IO[bytes]:
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme in ("http", "https"):
-        answer: IO[bytes] = urllib.request.urlopen(source, timeout=limits.ARTIFACT_TIMEOUT_S)
+        answer: IO[bytes] = urllib.request.urlopen(source, timeout=ARTIFACT_TIMEOUT_S)
         return answer
     return open(urllib.parse.urlsplit(source).path if scheme == "file" else source, "rb")
 
@@ -141,8 +149,8 @@ def _copy_and_hash(artifact: Artifact, source: IO[bytes], out: IO[bytes]) -> str
     size = 0
     while data := source.read(_CHUNK_BYTES):
         size += len(data)
-        if size > limits.ARTIFACT_BYTES_MAX:
-            raise _fetch_failed(artifact, f"larger than the limit of {limits.ARTIFACT_BYTES_MAX} bytes")
+        if size > ARTIFACT_BYTES_MAX:
+            raise _fetch_failed(artifact, f"larger than the limit of {ARTIFACT_BYTES_MAX} bytes")
         sums.update(data)
         out.write(data)
     out.flush()

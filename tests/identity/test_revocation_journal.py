@@ -12,7 +12,7 @@ from holdfast.cell.storage import StoreLocation
 from holdfast.identity import revocation_journal
 from holdfast.identity.restored_nodes import identities_in_backup, restore_identities
 from holdfast.identity.revocation_journal import RevocationJournal, fully_revoked
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.errors import StoreFailed
 from holdfast.model.join import JoinToken, JoinTokenSpec, NodeIdentity, NodeIdentitySpec
 from holdfast.model.kinds import kind_of
@@ -79,7 +79,7 @@ def test_journal_reports_nodes_that_store_forgot(journal: RevocationJournal) -> 
 
 
 def test_journal_size_is_bounded(journal: RevocationJournal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "NODE_JOURNAL_EXTRA_LINES_MAX", 3)
+    monkeypatch.setattr("holdfast.identity.revocation_journal.NODE_JOURNAL_EXTRA_LINES_MAX", 3)
     for generation in range(6, 60):
         journal.record([(node("a", generation, generation - 1), None)])
     assert len(journal.path.read_bytes().splitlines()) <= 2 * 2 + 3

@@ -25,14 +25,14 @@ from tests.gate.conftest import (
     workload,
 )
 
-from holdfast.gate.principal import HOLLOW_NODES, VIEWERS, from_identity
-from holdfast.model import limits
+from holdfast.gate.metadata import MAX_OBJECT_BYTES
 from holdfast.model.assignment import Assignment
 from holdfast.model.core import Event, Lease, ObjectReference
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import Conflict, Forbidden, Invalid, NotFound, Overloaded
 from holdfast.model.meta import Condition, ObjectMeta, OwnerReference
 from holdfast.model.node import Node
+from holdfast.model.principal import HOLLOW_NODES, VIEWERS, from_identity
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region
@@ -376,7 +376,7 @@ async def test_invalid_name_scope_or_size_is_refused(world: World) -> None:
     with pytest.raises(Invalid, match=r"Too long: .* 262144"):
         await world.create(USER, with_meta(workload(), annotations={"a": "x" * 300_000}))
     with pytest.raises(Invalid, match="Too long"):
-        await world.create(OPERATOR, with_spec(tenant("big"), description="x" * (limits.MAX_OBJECT_BYTES + 1)))
+        await world.create(OPERATOR, with_spec(tenant("big"), description="x" * (MAX_OBJECT_BYTES + 1)))
 
 
 async def test_second_controller_owner_is_refused(world: World) -> None:
@@ -483,7 +483,7 @@ async def test_refusals_are_counted_per_principal_and_bounded(world: World, monk
         world.gate.audit.record_refusal("mallory", "list", "workloads", "Unauthorized")
     record = (await world.audit())[-1]
     assert (record.principal, record.count, record.result) == ("mallory", 50, "Refused")
-    monkeypatch.setattr(limits, "AUDIT_REFUSALS_MAX", 3)
+    monkeypatch.setattr("holdfast.gate.audit.AUDIT_REFUSALS_MAX", 3)
     for number in range(10):
         world.gate.audit.record_refusal(f"m{number}", "list", "workloads", "Unauthorized")
     tail = (await world.audit())[-4:]
@@ -491,8 +491,8 @@ async def test_refusals_are_counted_per_principal_and_bounded(world: World, monk
 
 
 async def test_refusals_are_flushed_and_audit_log_is_trimmed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "AUDIT_RECORDS_MAX", 5)
-    monkeypatch.setattr(limits, "AUDIT_TRIM_EVERY_RECORDS", 10)
+    monkeypatch.setattr("holdfast.gate.audit.AUDIT_RECORDS_MAX", 5)
+    monkeypatch.setattr("holdfast.gate.audit.AUDIT_TRIM_EVERY_RECORDS", 10)
     for number in range(12):
         world.gate.audit.record_refusal(f"m{number}", "list", "workloads", "Unauthorized")
     async with asyncio.timeout(5):

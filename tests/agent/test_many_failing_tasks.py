@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from agent_world import World, config, eventually, template
-from test_trouble import BOMB, python
+from test_failing_tasks import BOMB, python
 
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.records import kill_marked
+from holdfast.agent.drivers.records import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, kill_marked
 from holdfast.agent.main import run_agent
 from holdfast.foundation.ports import SystemPorts
-from holdfast.model import limits
 from holdfast.model.template import Artifact, ExecProbe, Port, Probe, Probes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -90,7 +89,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         ended = world.binding("deaf").status.last_exit
         assert ended.signal == "SIGKILL" and "did not end within" in ended.message
 
-        bound = limits.LOG_FILE_BYTES_MAX * (limits.LOG_FILES_MAX + 2)
+        bound = LOG_FILE_BYTES_MAX * (LOG_FILES_MAX + 2)
         await eventually(lambda: len(logs_of(tmp_path, "flood")) > 1, within_s=40)
         assert sum(path.stat().st_size for path in logs_of(tmp_path, "flood")) < bound
 

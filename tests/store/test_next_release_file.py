@@ -13,10 +13,10 @@ from tests import factories
 
 from holdfast.cell.cell import GLOBAL, Cell
 from holdfast.foundation.ports import SystemPorts
-from holdfast.gate.principal import OPERATORS, from_identity
 from holdfast.model import codec, kinds, limits
 from holdfast.model.errors import Conflict, StoreFailed
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.principal import OPERATORS, from_identity
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.template import Template

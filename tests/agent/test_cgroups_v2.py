@@ -1,6 +1,6 @@
 """cgroup v2 on the present kernel: how an agent delegates controllers to its tasks.
 
-If the system uses only v2, test_trouble.py tests all limits on it. If v1 holds memory and pids, as is common, the
+If the system uses only v2, test_failing_tasks.py tests all limits on it. If v1 holds memory and pids, as is common, the
 delegation rules of v2 are tested with a controller that nothing else uses.
 """
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.e2e
 ENTERS = """
 import os, sys
 from pathlib import Path
-from holdfast.agent import groups
+from holdfast.agent import cgroups
 root, own, controller = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-groups._V2_REQUIRED, groups._V2_OPTIONAL = (controller,), ("no-such-controller",)
+cgroups._V2_REQUIRED, cgroups._V2_OPTIONAL = (controller,), ("no-such-controller",)
 (own / "cgroup.procs").write_text(str(os.getpid()))
-found = groups.confinement("n1", root=root)
-print(found.kind, found.weakness, flush=True)
+found = cgroups.choose_isolation("n1", root=root)
+print(found.kind, found.limitation, flush=True)
 sys.stdin.read()
 """
 
@@ -107,7 +107,7 @@ def test_agent_alone_in_cgroup_moves_to_child_and_delegates_controllers(
 
 def test_missing_cgroup_controllers_fall_back_to_rlimits_with_reason(unified: Path) -> None:
     if {"memory", "pids"} <= set((unified / "cgroup.controllers").read_text().split()):
-        pytest.skip("version 2 has memory and pids here: test_trouble.py runs on it")
+        pytest.skip("version 2 has memory and pids here: test_failing_tasks.py runs on it")
     before = {entry.name for entry in unified.iterdir()}
     found = choose_isolation("n1", root=unified)
     assert isinstance(found, RlimitIsolation)

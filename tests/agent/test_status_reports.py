@@ -9,11 +9,11 @@ import virtual
 from agent_world import KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
 
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.node_report import NodeTraits
+from holdfast.agent.limits import AGENT_RESYNC_S
+from holdfast.agent.node_report import NODE_REPORT_EVERY_S, NodeTraits
 from holdfast.agent.status_blocks import execution_block, overcommit_message
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.agent.task_decision import TaskObservation, TaskState
-from holdfast.model import limits
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import find_condition
 from holdfast.model.reasons import Reason
@@ -99,17 +99,17 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         task = asyncio.create_task(supervisor.run())
         await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         told = world.node().status.execution
-        assert (told.warm, told.isolation) == (("model",), "cgroup2")
-        await ports.clock.sleep(2 * limits.NODE_REPORT_EVERY_S)
+        assert (told.cached_artifacts, told.isolation) == (("model",), "cgroup2")
+        await ports.clock.sleep(2 * NODE_REPORT_EVERY_S)
         kind = BY_NAME["Node"]
         entry = world.objects.entry(kind, "", "n1")
         less = msgspec.json.decode(entry.value)
-        del less["status"]["execution"]["warm"], less["status"]["execution"]["isolation"]
+        del less["status"]["execution"]["cachedArtifacts"], less["status"]["execution"]["isolation"]
         await world.objects.commit(kind, Txn(writes=(Put(entry.key, msgspec.json.encode(less)),)))
         assert world.node().status.execution.isolation == ""
         await virtual.until(lambda: world.node().status.execution == told)
         revision = world.node().revision
-        await ports.clock.sleep(3 * limits.AGENT_RESYNC_S)
+        await ports.clock.sleep(3 * AGENT_RESYNC_S)
         assert world.node().revision == revision, "nothing is sent after that"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

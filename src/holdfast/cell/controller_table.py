@@ -1,4 +1,4 @@
-"""The table of controllers: which run in which cell, and what wakes each of them.
+"""The table of all controllers: which cell runs them, and which changes wake them.
 
 Controllers of the link read two cells, the region and the global cell (`view.peer`), and run while the link is up.
 """
@@ -52,6 +52,17 @@ from holdfast.model.writes import Outcome, Write
 from holdfast.scheduling import endpoint_membership, node_health, replicate, slot_requests
 from holdfast.scheduling.eviction import drain, preempted, release, repair, stuck_finalizers
 
+# Resync interval of node-health. A timer per node detects expiry; the resync covers a missed timer or event.
+NODE_HEALTH_RESYNC_S = limits.NODE_LEASE_TTL_S
+# Minimum time between two decisions about one workload, for controllers that read all its replicas every time.
+WORKLOAD_DECISION_INTERVAL_S = 0.05
+# Debounce of summary statuses in a burst: a key waits this long, and all changes in that time become one write.
+STATUS_DEBOUNCE_S = 1.0
+# Resync interval of garbage collection. Longer than others: it reads every object.
+GARBAGE_COLLECTION_RESYNC_S = 120.0
+# Interval at which overdue finalizers are searched for.
+FINALIZER_CHECK_EVERY_S = 60.0
+
 
 def global_controllers() -> tuple[Controller, ...]:
     return (
@@ -70,26 +81,26 @@ def garbage_collection(cell: str) -> Controller:
         name="collect",
         decide=here.decide,
         keys=here.keys,
-        wakes={kind.type: here.wake_for(kind) for kind in here.seen},
-        resync_s=limits.GARBAGE_COLLECTION_RESYNC_S,
+        wakes={kind.type: here.wake_for(kind) for kind in here.watched_kinds},
+        resync_s=GARBAGE_COLLECTION_RESYNC_S,
         batch=True,
     )
 
 
 def _finalizers(cell: str) -> Controller:
-    """Tells of deletions that hang, in every cell."""
+    """Reports overdue finalizers, in every cell."""
     return Controller(
         name="finalizers",
         decide=stuck_finalizers.decider(cell),
         keys=stuck_finalizers.keys,
         wakes={},
         reads=(*(kind.type for kind in stuck_finalizers.kinds_with_finalizers(cell)), Lease),
-        resync_s=limits.FINALIZER_CHECK_EVERY_S,
+        resync_s=FINALIZER_CHECK_EVERY_S,
     )
 
 
 def _workload_controllers() -> tuple[Controller, ...]:
-    """The way of a workload: where it goes, what it may spend, how it is doing."""
+    """Assignment, quota, policy and status of workloads."""
     return (
         Controller(
             name="assign",
@@ -135,13 +146,13 @@ def _workload_controllers() -> tuple[Controller, ...]:
                 Region: workload_status.woken_by_region,
             },
             batch=True,
-            debounce_s=limits.STATUS_DEBOUNCE_S,
+            debounce_s=STATUS_DEBOUNCE_S,
         ),
     )
 
 
 def _revision_controllers() -> tuple[Controller, ...]:
-    """How a workload changes: its revision, its number, its end."""
+    """Rollout, autoscaling and deletion of finished batches."""
     return (
         Controller(
             name="rollout",
@@ -153,7 +164,7 @@ def _revision_controllers() -> tuple[Controller, ...]:
                 Region: rollout.woken_by_region,
             },
             batch=True,
-            debounce_s=limits.STATUS_DEBOUNCE_S,
+            debounce_s=STATUS_DEBOUNCE_S,
         ),
         Controller(
             name="autoscale",
@@ -173,7 +184,7 @@ def _revision_controllers() -> tuple[Controller, ...]:
 
 
 def _incident_controllers() -> tuple[Controller, ...]:
-    """What is done when regions fail, and what people decide meanwhile."""
+    """Region failures, recovery and overrides."""
     return (
         Controller(
             name="region-health",
@@ -222,8 +233,8 @@ def _incident_controllers() -> tuple[Controller, ...]:
     )
 
 
-def _leaving_controllers() -> tuple[Controller, ...]:
-    """How replicas give up their places, and the account of it."""
+def _release_controllers() -> tuple[Controller, ...]:
+    """Release of replicas, and drains."""
     return (
         Controller(
             name="release",
@@ -263,7 +274,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
                 SchedulingRequest: replicate.woken_by_request,
             },
             batch=True,
-            min_interval_s=limits.WORKLOAD_DECISION_INTERVAL_S,
+            min_interval_s=WORKLOAD_DECISION_INTERVAL_S,
         ),
         Controller(
             name="serve",
@@ -271,9 +282,9 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             keys=endpoint_membership.keys,
             wakes={Replica: endpoint_membership.woken_by_replica, Endpoint: endpoint_membership.woken_by_endpoint},
             batch=True,
-            min_interval_s=limits.WORKLOAD_DECISION_INTERVAL_S,
+            min_interval_s=WORKLOAD_DECISION_INTERVAL_S,
         ),
-        *_leaving_controllers(),
+        *_release_controllers(),
         Controller(
             name="node-health",
             decide=node_health.decide,
@@ -283,7 +294,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
                 LeasePage: node_health.woken_by_page,
                 Replica: node_health.woken_by_replica,
             },
-            resync_s=limits.NODE_HEALTH_RESYNC_S,
+            resync_s=NODE_HEALTH_RESYNC_S,
             batch=True,
         ),
         Controller(
@@ -315,7 +326,11 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             name="recovery-slots",
             decide=slot_requests.decider(region),
             keys=slot_requests.keys,
-            wakes={RecoveryBudget: slot_requests.woken_by_budget, RecoverySlot: slot_requests.woken_by_hold, Node: slot_requests.woken_by_node},
+            wakes={
+                RecoveryBudget: slot_requests.woken_by_budget,
+                RecoverySlot: slot_requests.woken_by_hold,
+                Node: slot_requests.woken_by_node,
+            },
             reads=(Binding, Reservation, Tenant),
             resync_s=10.0,  # one key at a time: budgets share the nodes
         ),
@@ -324,7 +339,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
 
 
 def link_controllers(link: Link) -> tuple[Controller, ...]:
-    """What a region and the global cell exchange object by object. The first two write here, the others there."""
+    """Exchange of objects with the global cell. The first two write in the region, the others in the global cell."""
     region, countdown = link.region, link.countdown
     return (
         Controller(
@@ -397,5 +412,5 @@ def link_controllers(link: Link) -> tuple[Controller, ...]:
 
 
 def _from_both_cells(writes: Callable[[Key, View, View, float], Iterable[Write]]) -> Decide:
-    """A decision about one key from the global cell, this region and the time."""
+    """A decision about one key that reads the global cell and this region."""
     return lambda key, view, now: Outcome(writes=tuple(writes(key, view.peer, view, now)))

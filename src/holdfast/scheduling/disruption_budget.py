@@ -21,52 +21,53 @@ def disruption_share(replica: Replica, assignment: Assignment | None) -> int:
     """The region's disruption share, from the Assignment."""
     if assignment is None:
         return replica.spec.disruption.max_unavailable
-    whole = assignment.spec.disruption.max_unavailable
+    max_unavailable = assignment.spec.disruption.max_unavailable
     share = assignment.spec.disruption_share
-    return whole if share is None else min(share, whole)
+    return max_unavailable if share is None else min(share, max_unavailable)
 
 
 def eviction_blocked_reason(replica: Replica, view: View) -> str:
     """Why the disruption budget forbids evicting the replica now; empty if eviction is allowed."""
-    if not _counts(replica):
+    if not _uses_budget(replica):
         return ""
     assignment: Assignment | None = view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)
-    mates = view.by(Replica, "workload", f"{replica.metadata.namespace}/{replica.spec.workload}")
-    return blocked_reason_among(replica, assignment, mates)
+    siblings = view.by(Replica, "workload", f"{replica.metadata.namespace}/{replica.spec.workload}")
+    return blocked_reason_among(replica, assignment, siblings)
 
 
-def _counts(replica: Replica) -> bool:
+def _uses_budget(replica: Replica) -> bool:
     return replica.spec.type is WorkloadType.SERVICE and stage(replica) is Stage.SERVING
 
 
 def is_allowed_while_not_serving(replica: Replica) -> bool:
     """Whether eviction is allowed only because the replica does not serve. That may change with its next revision."""
-    return replica.spec.type is WorkloadType.SERVICE and not _counts(replica)
+    return replica.spec.type is WorkloadType.SERVICE and not _uses_budget(replica)
 
 
-def blocked_reason_among(replica: Replica, assignment: Assignment | None, mates: Iterable[Replica]) -> str:
-    """`why_it_stays` for given siblings: the replicas of the workload in the region.
+def blocked_reason_among(replica: Replica, assignment: Assignment | None, siblings: Iterable[Replica]) -> str:
+    """`eviction_blocked_reason` for given siblings: the replicas of the workload in the region.
 
     All but the region's share of them must keep serving. A replica that does not serve may be evicted.
     """
-    if not _counts(replica):
+    if not _uses_budget(replica):
         return ""
-    away_max = disruption_share(replica, assignment)
-    if away_max == 0:
-        return _none_may(replica, assignment)
-    staying = [r for r in mates if not r.metadata.terminating]
-    away = [r for r in staying if stage(r) is not Stage.SERVING]
-    if len(away) < away_max:
+    allowed = disruption_share(replica, assignment)
+    if allowed == 0:
+        return _no_share_reason(replica, assignment)
+    remaining = [r for r in siblings if not r.metadata.terminating]
+    unavailable = [r for r in remaining if stage(r) is not Stage.SERVING]
+    if len(unavailable) < allowed:
         return ""
-    named = ", ".join(f"{r.metadata.name} is {stage(r).value}" for r in sorted(away, key=lambda r: r.key)[:3])
-    return f"disruption budget: {len(away)} of {len(staying)} replicas are unavailable (allowed {away_max}): {named}"
+    examples = ", ".join(f"{r.metadata.name} is {stage(r).value}" for r in sorted(unavailable, key=lambda r: r.key)[:3])
+    counts = f"{len(unavailable)} of {len(remaining)} replicas are unavailable (allowed {allowed})"
+    return f"disruption budget: {counts}: {examples}"
 
 
-def _none_may(replica: Replica, assignment: Assignment | None) -> str:
-    whole = (assignment.spec if assignment is not None else replica.spec).disruption.max_unavailable
-    if whole:
+def _no_share_reason(replica: Replica, assignment: Assignment | None) -> str:
+    max_unavailable = (assignment.spec if assignment is not None else replica.spec).disruption.max_unavailable
+    if max_unavailable:
         return (
-            f"disruption budget: this region has no share of maxUnavailable {whole} at the moment; "
+            f"disruption budget: this region has no share of maxUnavailable {max_unavailable} at the moment; "
             "a share was requested from the global cell"
         )
     return "disruption budget: disruption.maxUnavailable is 0"

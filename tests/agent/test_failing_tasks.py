@@ -17,13 +17,12 @@ from agent_world import eventually, task
 from tests.requirements import skip_or_fail
 
 from holdfast.agent import logs
-from holdfast.agent.artifacts import ArtifactCache
-from holdfast.agent.cgroups import CgroupV2, RlimitIsolation, choose_isolation
+from holdfast.agent.cgroups import TASK_PROCESSES_MAX, TASK_UID_FIRST, CgroupV2, RlimitIsolation, choose_isolation
+from holdfast.agent.drivers.artifacts import ArtifactCache
 from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import kill_marked
 from holdfast.foundation.ports import SystemClock
-from holdfast.model import limits
 from holdfast.model.template import Artifact
 
 # A concurrent fork bomb would fail other tests, so these run alone.
@@ -115,8 +114,8 @@ async def test_fork_bomb_is_stopped_at_process_limit(driver: ProcessDriver, tmp_
     await eventually(lambda: "forked" in text(driver, "bomb"), within_s=20)
     forked = int(text(driver, "bomb").split("forked ")[1])
     used = driver.usage("bomb")
-    assert forked < limits.TASK_PROCESSES_MAX and used is not None
-    assert used.processes <= limits.TASK_PROCESSES_MAX and used.refused_forks > 0 and used.memory_bytes > 0
+    assert forked < TASK_PROCESSES_MAX and used is not None
+    assert used.processes <= TASK_PROCESSES_MAX and used.refused_forks > 0 and used.memory_bytes > 0
     await is_well(driver)
     await driver.stop("bomb", 0.0)
     assert not [p for p in Path("/proc").glob("[0-9]*/environ") if marked(p, b"HOLDFAST_TASK=bomb")]
@@ -153,7 +152,7 @@ def test_cgroup_v2_is_used_when_available(tmp_path: Path) -> None:
     ((key, folder),) = found.prepare("t", {"cpu": 1500, "memory": 64 * MIB})
     assert key == "group" and Path(str(folder)) == home / "holdfast" / "n1" / "t"
     assert (Path(str(folder)) / "memory.max").read_text() == str(64 * MIB)
-    assert (Path(str(folder)) / "pids.max").read_text() == str(limits.TASK_PROCESSES_MAX)
+    assert (Path(str(folder)) / "pids.max").read_text() == str(TASK_PROCESSES_MAX)
     assert (home / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
 
 
@@ -178,9 +177,9 @@ async def test_rlimit_isolation_gives_each_task_its_own_uid_and_limits(tmp_path:
         ended = await driver.next_exit()
         assert ended.task_id == "hog" and ended.exit.code == 1 and "MemoryError" in text(driver, "hog")
         await eventually(lambda: "forked" in text(driver, "bomb"), within_s=20)
-        assert int(text(driver, "bomb").split("forked ")[1]) <= limits.TASK_PROCESSES_MAX
+        assert int(text(driver, "bomb").split("forked ")[1]) <= TASK_PROCESSES_MAX
         uids = {int(text(driver, name).split("uid ")[1].split()[0]) for name in ("bomb", "hog")}
-        assert len(uids) == 2 and min(uids) >= limits.TASK_UID_FIRST
+        assert len(uids) == 2 and min(uids) >= TASK_UID_FIRST
     finally:
         await end_all(driver, tmp_path / "tasks")
 
@@ -228,8 +227,8 @@ async def test_artifact_is_fetched_once_verified_and_cached(driver: ProcessDrive
     await driver.start(python("a", script, artifacts=wanted))
     assert (await driver.next_exit()).exit.code == 0
     assert text(driver, "a") == "7000\nunpacked and run"
-    warm = ArtifactCache(tmp_path / "artifacts").cached_digests()
-    assert set(warm) == {digest(model), digest(tmp_path / "bundle.tar.gz")}
+    cached = ArtifactCache(tmp_path / "artifacts").cached_digests()
+    assert set(cached) == {digest(model), digest(tmp_path / "bundle.tar.gz")}
     model.unlink()  # cached by digest: the source is not needed again
     await driver.start(python("b", "print(len(open('model.bin','rb').read()))", artifacts=wanted[:1]))
     assert (await driver.next_exit()).exit.code == 0
@@ -271,7 +270,7 @@ def test_archive_with_path_outside_its_directory_is_refused(tmp_path: Path) -> N
 def test_artifact_cache_evicts_only_unused_artifacts_above_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ARTIFACT_CACHE_BYTES_MAX", 3000)
+    monkeypatch.setattr("holdfast.agent.drivers.artifacts.ARTIFACT_CACHE_BYTES_MAX", 3000)
     store = ArtifactCache(tmp_path / "store")
     kept = []
     for index in range(5):

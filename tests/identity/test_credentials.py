@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from tests.gate.conftest import TestPorts
 
-from holdfast.gate.principal import OPERATORS, from_identity
-from holdfast.identity.authenticate import Authenticator, impersonated_principal
+from holdfast.identity.authenticate import REVOCATION_CACHE_S, Authenticator, impersonated_principal
 from holdfast.identity.certificates import IssuedCertificate, RevokedSerials, issue, make_ca, revoke
 from holdfast.identity.tokens import TokenFile, token_hash
-from holdfast.model import limits
 from holdfast.model.errors import Forbidden, Unauthorized
+from holdfast.model.principal import OPERATORS, from_identity
 
 DAY_S = 86400.0
 
@@ -110,7 +109,7 @@ async def test_certificate_maps_to_principal_until_revoked(tmp_path: Path, ports
     assert (who.node, who.region, who.roles) == ("n1", "north", {"agent"})
     assert who.credential == f"certificate:{_peer(made)['serialNumber']}"
     revoke(tmp_path, "n1")
-    await asyncio.sleep(limits.REVOCATION_CACHE_S)
+    await asyncio.sleep(REVOCATION_CACHE_S)
     with pytest.raises(Unauthorized):
         auth.from_certificate(_peer(made))
 

@@ -1,0 +1,104 @@
+"""Forecast of the loss of a region or zone: recovery targets, nodes, preempted replicas, workloads that stay short.
+
+Runs the recovery decisions of the fleet and the planner of each target region on copies. Writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.controllers.cache import Cache
+from holdfast.fleet.recovery.backing import Loss, LossForecast, forecast_loss
+from holdfast.insight.region_clients import RegionClients, list_all, now_s
+from holdfast.insight.what_if import PlannedPlacement, placings_of_recovery
+from holdfast.model.assignment import Assignment
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import Key
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.view import View
+from holdfast.model.workload import Workload
+
+KINDS_READ = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass", "Tenant", "Override")
+
+
+def region_loss(regions: RegionClients, region: str, zone: str = "") -> dict[str, Any]:
+    """The forecast as plain data. `short` and `waits` are empty if every recovery objective is met."""
+    view = Cache()
+    for name in KINDS_READ:
+        kind = BY_NAME[name]
+        for item in list_all(regions.global_api, f"/apis/holdfast.dev/v1/{kind.plural}", {}):
+            view.put(msgspec.convert(item, kind.type))
+    forecast = forecast_loss(Loss(region, zone), view, view.list(RecoveryBudget), now_s())
+    return _workloads(forecast, view) | replica_rows(_placements(regions, forecast, view))
+
+
+def _workloads(forecast: LossForecast, view: View) -> dict[str, Any]:
+    """Workloads that recover, stay safe or stay short, and those without a recovery objective."""
+    lost = forecast.loss
+    hit = [a for a in view.list(Assignment) if a.spec.region == lost.region and has_work(a)]
+    critical = {w.key for w in view.list(Workload) if w.spec.recovery is not None}
+    unprotected = [a for a in hit if Key(a.metadata.namespace, a.spec.workload) not in critical and not lost.zone]
+    return {
+        "lost": {"region": lost.region, "zone": lost.zone},
+        "recovers": [
+            {"tenant": item.tenant, "workload": item.name, "region": target, "replicas": count}
+            for item, target, count in forecast.match.placements
+        ],
+        "safe": [{"tenant": c.tenant, "workload": c.name} for c in forecast.safe],
+        "short": [
+            {"tenant": s.demand.tenant, "workload": s.demand.name, "why": s.message} for s in forecast.match.shortages
+        ],
+        "decided": forecast.match.exact,
+        "unprotected": [
+            {"tenant": a.metadata.namespace, "workload": a.spec.workload, "replicas": a.spec.replicas}
+            for a in unprotected
+        ],
+    }
+
+
+def has_work(assignment: Assignment) -> bool:
+    """Whether the Assignment still has replicas to run. A completed batch has none."""
+    batch = assignment.spec.batch
+    done = batch is not None and assignment.status.succeeded >= batch.completions
+    return assignment.spec.replicas > 0 and not done
+
+
+def _placements(regions: RegionClients, forecast: LossForecast, view: View) -> list[PlannedPlacement]:
+    """Placements by the planner of each target region, on a copy of the region's current state."""
+    found: list[PlannedPlacement] = []
+    for target in sorted({region for _, region, _ in forecast.match.placements}):
+        there = next((r for r in regions.all if r.name == target), None)
+        if there is None:
+            continue
+        mine = [(item, count) for item, region, count in forecast.match.placements if region == target]
+        known = [(view.get(Workload, item.name, item.tenant), count) for item, count in mine]
+        wanted = [(workload, count) for workload, count in known if workload is not None]
+        zone = forecast.loss.zone if target == forecast.loss.region else ""
+        found += placings_of_recovery(there, wanted, view, lost_zone=zone)
+    return found
+
+
+def replica_rows(placements: Sequence[PlannedPlacement]) -> dict[str, Any]:
+    """The node of each replica, the preempted replicas, and the replicas that would be pending."""
+    return {
+        "places": [{"region": p.region, "replica": p.replica, "node": p.node} for p in placements if p.node],
+        "evicts": [
+            {
+                "region": p.region,
+                "node": p.node,
+                "tenant": victim.partition("/")[0],
+                "replica": victim.partition("/")[2].rpartition(".")[0],
+                "for": p.replica,
+            }
+            for p in placements
+            for victim in p.victims
+        ],
+        "waits": [
+            {"region": p.region, "replica": p.replica, "reason": p.reason, "message": p.message, "toFit": p.to_fit}
+            for p in placements
+            if not p.node
+        ],
+    }
