@@ -42,9 +42,9 @@ def revision() -> str:
     return head + ("+" if changed else "")
 
 
-def _git(*words: str) -> str:
-    here = Path(__file__).parent
-    return subprocess.run(["git", *words], cwd=here, check=True, capture_output=True, text=True).stdout.strip()
+def _git(*arguments: str) -> str:
+    folder = Path(__file__).parent
+    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def flat(figures: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -90,27 +90,27 @@ def measure(name: str, options: dict[str, Any]) -> list[str]:
     figures = flat(asyncio.run(module.run(**options)))
     print(table(name, figures, time.monotonic() - began), flush=True)
     OUT.mkdir(exist_ok=True)
-    kept = {"name": name, "revision": revision(), "figures": figures}
-    (OUT / f"{name}{_suffix(options)}.json").write_text(json.dumps(kept, indent=2) + "\n")
+    result = {"name": name, "revision": revision(), "figures": figures}
+    (OUT / f"{name}{_suffix(options)}.json").write_text(json.dumps(result, indent=2) + "\n")
     if any(size in options for size in SIZES):
         print(f"{name}: bounds not checked, because the size is not the default", flush=True)
         return []
-    asked = getattr(module, "BOUNDS", {})
+    bounds = getattr(module, "BOUNDS", {})
     if _suffix(options):
-        asked = {figure: bound for figure, bound in asked.items() if figure in figures}
-    return outside(figures, asked)
+        bounds = {figure: bound for figure, bound in bounds.items() if figure in figures}
+    return outside(figures, bounds)
 
 
 def _suffix(options: Mapping[str, Any]) -> str:
     """File name suffix of a partial run; empty for a full run."""
-    words = [str(word) for key, value in options.items() if key != "data"
-             for word in (value if isinstance(value, tuple) else (f"{key}{value}",))]  # fmt: skip
-    return "".join(f"-{word}" for word in words)
+    parts = [str(argument) for key, value in options.items() if key != "data"
+             for argument in (value if isinstance(value, tuple) else (f"{key}{value}",))]  # fmt: skip
+    return "".join(f"-{argument}" for argument in parts)
 
 
 def _options(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
     """The given options that the benchmark supports."""
-    given = {
+    options = {
         "data": chosen.data,
         "shapes": tuple(chosen.shape),
         "nodes": chosen.nodes,
@@ -120,7 +120,7 @@ def _options(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
         "seeds": tuple(chosen.seed),
     }
     takes = inspect.signature(importlib.import_module(f"bench.{name}").run).parameters
-    return {key: value for key, value in given.items() if value and key in takes}
+    return {key: value for key, value in options.items() if value and key in takes}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,14 +147,14 @@ def main(arguments: list[str] | None = None) -> int:
     wrong: list[str] = []
     for name in chosen.names or NAMES:
         try:
-            wrong += [f"{name}: {words}" for words in measure(name, _options(name, chosen))]
+            wrong += [f"{name}: {problem}" for problem in measure(name, _options(name, chosen))]
         except Unknown as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         except Skipped as reason:
             print(f"{name} skipped: {reason}", flush=True)
-    for words in wrong:
-        print(f"error: {words}", file=sys.stderr)
+    for problem in wrong:
+        print(f"error: {problem}", file=sys.stderr)
     return 1 if wrong else 0
 
 

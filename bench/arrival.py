@@ -37,21 +37,21 @@ class _Moments:
 
     def __init__(self) -> None:
         self.at: dict[str, float] = {}
-        self._seen = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def follow(self, client: HttpClient, kind: type[Kind], workload: Callable[[Kind], str]) -> None:
         listed = await client.list(kind, TENANT)
         async for batch in client.watch(kind, TENANT, after=listed.revision):
             now = time.perf_counter()
-            async with self._seen:
-                for seen in batch:
-                    if seen.object is not None:
-                        self.at.setdefault(workload(seen.object), now)
-                self._seen.notify_all()
+            async with self._changed:
+                for event in batch:
+                    if event.object is not None:
+                        self.at.setdefault(workload(event.object), now)
+                self._changed.notify_all()
 
     async def wait(self, name: str) -> float:
-        async with self._seen:
-            await asyncio.wait_for(self._seen.wait_for(lambda: name in self.at), EACH_MOST_S)
+        async with self._changed:
+            await asyncio.wait_for(self._changed.wait_for(lambda: name in self.at), EACH_MOST_S)
         return self.at[name]
 
 

@@ -131,38 +131,38 @@ class Bed:
         )  # fmt: skip
         port = free_port()
         self.urls[cell] = f"https://127.0.0.1:{port}"
-        words = [
+        arguments = [
             *program, "serve", "--cell", cell, "--state", str(self.place / cell), "--port", str(port),
             "--tls-cert", str(server.certificate), "--tls-key", str(server.key), "--client-ca", self.ca,
             "--tokens", str(self.place / "tokens.json"),
         ]  # fmt: skip
         if cell != "global":
             link = self._user(f"link-{cell}", f"holdfast:region:{cell}", (REGIONS,))
-            words += ["--global-url", self.urls["global"], "--link-cert", link.cert, "--link-key", link.key]
-            words += self.region_store
-        return self._add(Process(f"cell {cell}", words, self.place / f"{cell}.log"))
+            arguments += ["--global-url", self.urls["global"], "--link-cert", link.cert, "--link-key", link.key]
+            arguments += self.region_store
+        return self._add(Process(f"cell {cell}", arguments, self.place / f"{cell}.log"))
 
     def start_hollow(
         self, count: int, *options: str, region: str = REGION, prefix: str = PREFIX, zones: Sequence[str] = ZONES
     ) -> Process:
-        who = self._user(f"hollow-{region}", f"holdfast:hollow:{region}:{prefix}", (HOLLOW_NODES,))
-        named = [word for zone in zones for word in ("--zone", zone)]
-        words = [
+        user = self._user(f"hollow-{region}", f"holdfast:hollow:{region}:{prefix}", (HOLLOW_NODES,))
+        named = [argument for zone in zones for argument in ("--zone", zone)]
+        arguments = [
             "-m", "holdfast.cli", "hollow", "--count", str(count), "--region", region, "--prefix", prefix, *named,
-            "--url", self.urls[region], "--ca", self.ca, "--cert", who.cert, "--key", who.key, *options,
+            "--url", self.urls[region], "--ca", self.ca, "--cert", user.cert, "--key", user.key, *options,
         ]  # fmt: skip
-        return self._add(Process(f"hollow nodes of {region}", words, self.place / f"hollow-{region}.log"))
+        return self._add(Process(f"hollow nodes of {region}", arguments, self.place / f"hollow-{region}.log"))
 
     def _add(self, process: Process) -> Process:
         self.processes.append(process)
         return process
 
-    def client(self, cell: str, who: Identity | None = None) -> HttpClient:
-        who = who or self.operator
-        return HttpClient(self.urls[cell], self.ports, cell=cell, ca=self.ca, cert=who.cert, key=who.key)
+    def client(self, cell: str, user: Identity | None = None) -> HttpClient:
+        user = user or self.operator
+        return HttpClient(self.urls[cell], self.ports, cell=cell, ca=self.ca, cert=user.cert, key=user.key)
 
-    def tls(self, who: Identity) -> ssl.SSLContext:
-        return client_tls_context(self.ca, who.cert, who.key)
+    def tls(self, user: Identity) -> ssl.SSLContext:
+        return client_tls_context(self.ca, user.cert, user.key)
 
     def check(self) -> None:
         for process in self.processes:

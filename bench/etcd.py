@@ -46,8 +46,8 @@ def _cluster(folder: Path) -> Iterator[tuple[str, ...]]:
     program = shutil.which("etcd") or shutil.which("etcd", path=str(beside))
     if program is None:
         raise Skipped("etcd is not installed: make tools")
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(2 * MEMBERS)]
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2 * MEMBERS)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         urls = [f"http://127.0.0.1:{each.getsockname()[1]}" for each in sockets]

@@ -16,10 +16,10 @@ from holdfast.model.reasons import Reason
 from holdfast.model.template import Template
 from holdfast.model.workload import Workload, WorkloadSpec
 
-LOOK_EVERY_S = 0.05
-LOOK_AT_ALL_EVERY_S = 1.0
+POLL_EVERY_S = 0.05
+FULL_LIST_EVERY_S = 1.0
 """Interval of counts that read every object."""
-MOST_S = 180.0
+TIMEOUT_S = 180.0
 RESOURCES = {"cpu": "100m", "memory": "500Mi"}
 """Requests of the pods in scheduler_perf."""
 
@@ -98,21 +98,23 @@ class Watcher:
     def __init__(self, made: Bed) -> None:
         self._made = made
 
-    async def until_bound(self, wanted: int, tenant: str = TENANT) -> float:
+    async def until_bound(self, expected: int, tenant: str = TENANT) -> float:
         """Waits until the region has this many Bindings of the tenant. Returns the time."""
         path = f"/apis/holdfast.dev/v1/namespaces/{tenant}/bindings?limit=1"
-        return await self._until("bound", REGION, path, _counted, wanted)
+        return await self._until("bound", REGION, path, _counted, expected)
 
-    async def until_ready(self, wanted: int, tenant: str = TENANT) -> float:
+    async def until_ready(self, expected: int, tenant: str = TENANT) -> float:
         """Waits until the global cell shows this many ready replicas. Returns the time."""
-        return await self._until("ready", "global", workloads_path(tenant), _ready, wanted)
+        return await self._until("ready", "global", workloads_path(tenant), _ready, expected)
 
-    async def until_waiting(self, wanted: int, tenant: str) -> float:
+    async def until_waiting(self, expected: int, tenant: str) -> float:
         """Waits until this many workloads of the tenant have a pending reason. Returns the time."""
         queued = f"/apis/holdfast.dev/v1/namespaces/{tenant}/schedulingrequests?limit=1"
-        await self._until("queued", REGION, queued, _counted, wanted)
-        told = workloads_path(tenant)
-        return await self._until("pending with a reason", "global", told, _told, wanted, every_s=LOOK_AT_ALL_EVERY_S)
+        await self._until("queued", REGION, queued, _counted, expected)
+        path = workloads_path(tenant)
+        return await self._until(
+            "pending with a reason", "global", path, _count_pending, expected, every_s=FULL_LIST_EVERY_S
+        )
 
     async def _until(
         self,
@@ -120,24 +122,24 @@ class Watcher:
         cell: str,
         path: str,
         count: Callable[[bytes], int],
-        wanted: int,
+        expected: int,
         *,
-        every_s: float = LOOK_EVERY_S,
+        every_s: float = POLL_EVERY_S,
     ) -> float:
         message = request(self._made.urls[cell], "GET", path)
         line = await connect(self._made.urls[cell], self._made.tls(self._made.operator))
-        deadline = time.perf_counter() + MOST_S
+        deadline = time.perf_counter() + TIMEOUT_S
         found = 0
         try:
             while time.perf_counter() < deadline:
                 found = count(await line.ask(message))
-                if found >= wanted:
+                if found >= expected:
                     return time.perf_counter()
                 self._made.check()
                 await asyncio.sleep(every_s)
         finally:
             line.close()
-        raise TimeoutError(f"{found} of {wanted} were {what} after {MOST_S} s")
+        raise TimeoutError(f"{found} of {expected} were {what} after {TIMEOUT_S} s")
 
 
 def _counted(body: bytes) -> int:
@@ -145,7 +147,7 @@ def _counted(body: bytes) -> int:
     return len(found.items) + found.metadata.remaining_item_count
 
 
-def _told(body: bytes) -> int:
+def _count_pending(body: bytes) -> int:
     found = msgspec.json.decode(body, type=_Items).items
     return sum(any(r.pending_reason == Reason.INSUFFICIENT_CPU for r in item.status.summary.regions) for item in found)
 

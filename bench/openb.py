@@ -100,16 +100,16 @@ def replay(
     for name, slot in snapshot.slots.items():
         numbers[slot] = ranks[name]
     snapshot.memoize(("tie", _TIE_SEED), numbers)
-    asked = [pods[name] for name in order]
-    made = plan(snapshot, [_ask(pod, number) for number, pod in enumerate(asked)], POLICIES[policy], 0.0, _TIE_SEED)
+    requested = [pods[name] for name in order]
+    made = plan(snapshot, [_ask(pod, number) for number, pod in enumerate(requested)], POLICIES[policy], 0.0, _TIE_SEED)
     placed = [bool(outcome.proposals) for outcome in made.request_plans]
-    return curve(sum(node.gpus for node in nodes) * 1000, asked, placed)
+    return curve(sum(node.gpus for node in nodes) * 1000, requested, placed)
 
 
-def curve(capacity_milli: int, asked: Sequence[TracePod], placed: Sequence[bool]) -> dict[int, float]:
+def curve(capacity_milli: int, requested: Sequence[TracePod], placed: Sequence[bool]) -> dict[int, float]:
     found: dict[int, float] = {}
     arrived = allocated = 0
-    for pod, took in zip(asked, placed, strict=True):
+    for pod, took in zip(requested, placed, strict=True):
         arrived += pod.asked_gpu_milli
         allocated += pod.asked_gpu_milli if took else 0
         for load in range(len(found), round(100 * arrived / capacity_milli) + 1):
@@ -193,7 +193,7 @@ def _lines(path: Path) -> Iterable[str]:
         yield from (line.strip() for line in file if line.strip())
 
 
-def _one(data: str, name: str, policy: str, seed: int) -> float:
+def _run_one(data: str, name: str, policy: str, seed: int) -> float:
     """Allocation at full load for one seed. Runs in a worker process."""
     trace = load(Path(data), name)
     return replay(trace.nodes, trace.pods, trace.orders[seed], trace.ranks[seed], policy)[LOAD]
@@ -226,24 +226,24 @@ async def run(
     load(Path(place), "default")  # says what is missing before anything is started
     whole = "all" in traces
     names = every_trace(Path(place)) if whole else tuple(traces)
-    wanted = policies or ((SHIPPED,) if whole else tuple(POLICIES))
-    _check(Path(place), names, wanted)
+    chosen = policies or ((SHIPPED,) if whole else tuple(POLICIES))
+    _check(Path(place), names, chosen)
     theirs = published(Path(place))
     figures: dict[str, Any] = {}
     behind = 0
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(WORKERS) as workers:
         for name in names:
-            for policy in wanted:
-                jobs = (loop.run_in_executor(workers, _one, place, name, policy, seed) for seed in seeds)
+            for policy in chosen:
+                jobs = (loop.run_in_executor(workers, _run_one, place, name, policy, seed) for seed in seeds)
                 figures[f"{name}_{policy}_{LOAD}"] = round(statistics.mean(await asyncio.gather(*jobs)), 2)
             for known in _PUBLISHED:
                 figures[f"{name}_published_{known}_{LOAD}"] = round(theirs[name, known], 2)
-            if SHIPPED in wanted:
+            if SHIPPED in chosen:
                 behind += figures[f"{name}_{SHIPPED}_{LOAD}"] <= figures[f"{name}_published_best-fit_{LOAD}"]
-            told = {key: value for key, value in figures.items() if key.startswith(f"{name}_")}
-            print(f"  {name}: {told}", file=sys.stderr, flush=True)
-    if SHIPPED not in wanted:
+            measured = {key: value for key, value in figures.items() if key.startswith(f"{name}_")}
+            print(f"  {name}: {measured}", file=sys.stderr, flush=True)
+    if SHIPPED not in chosen:
         return figures
     main = {"allocation_pct_default_130": figures[f"default_{SHIPPED}_{LOAD}"]} if "default" in names else {}
     return {**main, "traces_not_better_than_best_fit": behind, "traces": len(names), "seeds": len(seeds), **figures}

@@ -212,9 +212,9 @@ async def run(nodes: int = NODES, replicas: int = REPLICAS, shapes: tuple[str, .
     unknown = [name for name in shapes if name not in NAMES]
     if unknown:
         raise Unknown(f"shape {', '.join(unknown)}: not found (expected {', '.join(NAMES)})")
-    wanted = [name for name in NAMES if not shapes or name in shapes or (name == "workloads" and "backlog" in shapes)]
+    chosen = [name for name in NAMES if not shapes or name in shapes or (name == "workloads" and "backlog" in shapes)]
     found: dict[str, dict[str, float]] = {}
-    for name in wanted:
+    for name in chosen:
         found[name] = await measure(name, nodes, replicas)
         print(f"  {name}: {found[name]}", file=sys.stderr, flush=True)
     figures: dict[str, Any] = {}

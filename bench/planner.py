@@ -59,8 +59,8 @@ def _run(builder: SnapshotBuilder, batches: list[list[ReplicaRequirements]]) -> 
     """Plans all batches. Returns the number of placed replicas and the seconds."""
     placed = 0
     began = time.perf_counter()
-    for revision, asks in enumerate(batches, 1):
-        made = plan(builder.freeze(revision), asks, PolicyRules(), 0.0, 1)
+    for revision, batch in enumerate(batches, 1):
+        made = plan(builder.freeze(revision), batch, PolicyRules(), 0.0, 1)
         for outcome in made.request_plans:
             for proposal in outcome.proposals:
                 key = ClaimKey("acme", claim_name(proposal.member.name, 1))

@@ -90,10 +90,10 @@ async def fan_out() -> dict[str, float]:
     total = FAN_OUT_COMMITS * FAN_OUT_ROWS
 
     async def read() -> None:
-        seen = 0
+        count = 0
         async for changes in objects.stream(_WORKLOAD, after=0):
-            seen += len(changes)
-            if seen == total:
+            count += len(changes)
+            if count == total:
                 return
 
     async def work() -> None:
@@ -138,8 +138,8 @@ def _resident_bytes() -> int:
 
 async def run() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
-        held = await memory(Path(place))
+        memory_bytes = await memory(Path(place))
         store = SqliteStore(Path(place) / "commits.db")
         figures = await commits(store)
         await store.close()
-    return {**figures, **await fan_out(), **held}
+    return {**figures, **await fan_out(), **memory_bytes}

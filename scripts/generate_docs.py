@@ -27,8 +27,10 @@ def reasons_page() -> str:
     from holdfast.model import reasons
 
     source = Path(reasons.__file__).read_text()
-    told = "Reasons are used in conditions, events, refusals and metric labels. They are stable; alerts may use them."
-    lines = [MADE, "# Reasons", "", told, ""]
+    introduction = (
+        "Reasons are used in conditions, events, refusals and metric labels. They are stable; alerts may use them."
+    )
+    lines = [MADE, "# Reasons", "", introduction, ""]
     members = {member.name: member for member in reasons.Reason}
     section_started = False
     for line in source.splitlines():
@@ -120,8 +122,10 @@ def cli_page() -> str:
 
 def limits_page() -> str:
     """Every limit of the production code: a public numeric constant of a module that has a comment or docstring."""
-    told = "A limit that several packages share is in `model/limits.py`. Every other limit stands beside its user."
-    lines = [MADE, "# Limits", "", told]
+    introduction = (
+        "A limit that several packages share is in `model/limits.py`. Every other limit stands beside its user."
+    )
+    lines = [MADE, "# Limits", "", introduction]
     source = ROOT / "src" / "holdfast"
     for package in sorted(path.parent for path in source.glob("*/__init__.py")):
         rows = [row for path in sorted(package.rglob("*.py")) for row in _limit_rows(path, path.relative_to(source))]
@@ -156,7 +160,7 @@ def _is_number(value: ast.expr) -> bool:
         case ast.UnaryOp(operand=operand):
             return _is_number(operand)
         case ast.Dict(values=[_, *_] as values):
-            return all(_is_number(one) for one in values)
+            return all(_is_number(item) for item in values)
         case ast.Attribute(value=ast.Name(id="limits"), attr=name) | ast.Name(id=name):
             return name.isupper()
     return False

@@ -41,10 +41,10 @@ NAMED = {
 def tests(marks: str, *places: str, **sizes: int | str) -> Command:
     """The tests with these marks in these paths, in their long size. A missing tool fails them. Sizes in the
     environment take precedence."""
-    words = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", "-m", marks)
-    asked = {f"HOLDFAST_{name}": str(size) for name, size in sizes.items()}
-    asked = {name: os.environ.get(name, size) for name, size in asked.items()}
-    return Command((*words, *places), {"CI": "true", "PYTHONUNBUFFERED": "1", "HOLDFAST_PROVE": "1", **asked})
+    arguments = (PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", "-m", marks)
+    sizes_given = {f"HOLDFAST_{name}": str(size) for name, size in sizes.items()}
+    sizes_given = {name: os.environ.get(name, size) for name, size in sizes_given.items()}
+    return Command((*arguments, *places), {"CI": "true", "PYTHONUNBUFFERED": "1", "HOLDFAST_PROVE": "1", **sizes_given})
 
 
 def rest(marks: str, *more: str) -> Command:
@@ -53,8 +53,8 @@ def rest(marks: str, *more: str) -> Command:
     return tests(marks, *more, *(f"--deselect={place}" for place in named))
 
 
-def module(*words: str) -> Command:
-    return Command((PYTHON, "-m", *words))
+def module(*arguments: str) -> Command:
+    return Command((PYTHON, "-m", *arguments))
 
 
 def stages(workers: int) -> tuple[Stage, ...]:

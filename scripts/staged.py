@@ -117,7 +117,7 @@ def _run(result: Result, log: Path, interruption: Interruption, say: Say) -> Non
         for command in result.stage.commands:
             file.write(f"$ {' '.join(command.words)}\n".encode())
             file.flush()
-            code = _one(command, file, interruption, _progress(result.stage.name, log, began_s, say))
+            code = _run_command(command, file, interruption, _progress(result.stage.name, log, began_s, say))
             if interruption.asked:
                 result.verdict = "interrupted"
                 break
@@ -132,19 +132,21 @@ def _run(result: Result, log: Path, interruption: Interruption, say: Say) -> Non
 
 
 def _progress(name: str, log: Path, began_s: float, say: Say) -> Callable[[], None]:
-    told_s = time.monotonic()
+    reported_s = time.monotonic()
 
-    def told() -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= PROGRESS_EVERY_S:
-            told_s = time.monotonic()
+    def report_progress() -> None:
+        nonlocal reported_s
+        if time.monotonic() - reported_s >= PROGRESS_EVERY_S:
+            reported_s = time.monotonic()
             last = "".join(tail(log, 1))[-LINE_CHARACTERS:]
-            say(f"    {name} after {clock(told_s - began_s)}: {last}")
+            say(f"    {name} after {clock(reported_s - began_s)}: {last}")
 
-    return told
+    return report_progress
 
 
-def _one(command: Command, output: IO[bytes], interruption: Interruption, told: Callable[[], None]) -> int | str:
+def _run_command(
+    command: Command, output: IO[bytes], interruption: Interruption, report_progress: Callable[[], None]
+) -> int | str:
     """Runs the command in its own process group, which has ended when this returns."""
     try:
         process = subprocess.Popen(
@@ -156,7 +158,7 @@ def _one(command: Command, output: IO[bytes], interruption: Interruption, told: 
     try:
         while not _over(process) and not interruption.asked:
             time.sleep(LOOK_EVERY_S)
-            told()
+            report_progress()
         if not _over(process):
             _interrupt(process, interruption)
     finally:

@@ -23,26 +23,26 @@ class Wire:
     """Calls put into it arrive at the agent; responses are recorded by call id."""
 
     def __init__(self) -> None:
-        self.questions: asyncio.Queue[AgentCall] = asyncio.Queue()
-        self.told: dict[str, list[dict[str, Any]]] = {}
+        self.calls: asyncio.Queue[AgentCall] = asyncio.Queue()
+        self.responses: dict[str, list[dict[str, Any]]] = {}
         self.ended: set[str] = set()
         self.listening = True
 
-    async def asks(self, node: str) -> AsyncIterator[AgentCall]:
+    async def agent_calls(self, node: str) -> AsyncIterator[AgentCall]:
         while True:
-            yield await self.questions.get()
+            yield await self.calls.get()
 
-    async def answer(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
-        rows = self.told.setdefault(ask_id, [])
+    async def send_response(self, node: str, call_id: str, data: bytes, *, end: bool) -> bool:
+        rows = self.responses.setdefault(call_id, [])
         rows += [msgspec.json.decode(line) for line in data.splitlines() if line]
         if end:
-            self.ended.add(ask_id)
+            self.ended.add(call_id)
         return self.listening
 
-    async def ask(self, ask_id: str, **question: Any) -> list[dict[str, Any]]:
-        self.questions.put_nowait(AgentCall(id=ask_id, arguments=AgentCallArguments(**question), namespace=TENANT, replica="a"))
-        await eventually(lambda: ask_id in self.ended)
-        return self.told[ask_id]
+    async def call(self, call_id: str, **arguments: Any) -> list[dict[str, Any]]:
+        self.calls.put_nowait(AgentCall(id=call_id, arguments=AgentCallArguments(**arguments), namespace=TENANT, replica="a"))
+        await eventually(lambda: call_id in self.ended)
+        return self.responses[call_id]
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     one = msgspec.structs.replace(one, replica="a")
     made = Wire()
     await driver.start(one)
-    answers = AgentRpcServer("n1", made, (tmp_path,), ports, lambda: [(one, driver)])
-    running = asyncio.create_task(answers.run())
+    server = AgentRpcServer("n1", made, (tmp_path,), ports, lambda: [(one, driver)])
+    running = asyncio.create_task(server.run())
     yield made
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -66,34 +66,34 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
 
 async def test_logs_call_with_tail_returns_last_lines(wire: Wire) -> None:
     await asyncio.sleep(0.4)
-    rows = await wire.ask("1", kind=AgentCallKind.LOGS, tail=3)
+    rows = await wire.call("1", kind=AgentCallKind.LOGS, tail=3)
     assert len(rows) == 3 and all(row["text"].startswith("line ") and row["at"] for row in rows)
 
 
 async def test_followed_logs_end_when_caller_disconnects(wire: Wire) -> None:
-    wire.questions.put_nowait(
+    wire.calls.put_nowait(
         AgentCall(id="2", arguments=AgentCallArguments(kind=AgentCallKind.LOGS, tail=0, follow=True), namespace=TENANT, replica="a")
     )
-    await eventually(lambda: len(wire.told.get("2", [])) > 10)
-    texts = [row["text"] for row in wire.told["2"]]
+    await eventually(lambda: len(wire.responses.get("2", [])) > 10)
+    texts = [row["text"] for row in wire.responses["2"]]
     numbers = [int(text.split()[1]) for text in texts]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "no line is lost or repeated"
     wire.listening = False
-    await eventually(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "ask:2"])
+    await eventually(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "call:2"])
 
 
 async def test_exec_runs_in_task_environment_and_returns_exit_code(wire: Wire) -> None:
-    (done,) = await wire.ask("3", kind=AgentCallKind.EXEC, command=("sh", "-c", "echo $WHO; exit 4"))
+    (done,) = await wire.call("3", kind=AgentCallKind.EXEC, command=("sh", "-c", "echo $WHO; exit 4"))
     assert done == {"code": 4, "output": "me"}
-    (late,) = await wire.ask("4", kind=AgentCallKind.EXEC, command=("sleep", "30"), timeout_seconds=0.3)
+    (late,) = await wire.call("4", kind=AgentCallKind.EXEC, command=("sleep", "30"), timeout_seconds=0.3)
     assert "did not finish within 0.3 s" in late["error"]
 
 
 async def test_logs_call_for_unknown_replica_returns_error(wire: Wire) -> None:
-    wire.questions.put_nowait(AgentCall(id="5", arguments=AgentCallArguments(kind=AgentCallKind.LOGS), namespace=TENANT, replica="other"))
+    wire.calls.put_nowait(AgentCall(id="5", arguments=AgentCallArguments(kind=AgentCallKind.LOGS), namespace=TENANT, replica="other"))
     await eventually(lambda: "5" in wire.ended)
-    assert "no logs on node n1" in wire.told["5"][0]["error"]
-    (row,) = await wire.ask("6", kind=AgentCallKind.USAGE)
+    assert "no logs on node n1" in wire.responses["5"][0]["error"]
+    (row,) = await wire.call("6", kind=AgentCallKind.USAGE)
     assert row["replica"] == "a" and row["cpu"] == 0
 
 

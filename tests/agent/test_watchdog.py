@@ -223,7 +223,7 @@ async def test_wall_clock_step_does_not_move_the_deadline(tmp_path: Path, step: 
         skip_or_fail("libfaketime is missing; next: make tools")
     script = f"""
 import asyncio, sys
-sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2])]!r}
+sys.path[:0] = {[str(d) for d in Path(__file__).parents[:3]]!r}
 import test_watchdog as t
 from pathlib import Path
 from holdfast.agent.drivers.process import ProcessDriver

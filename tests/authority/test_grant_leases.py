@@ -50,7 +50,7 @@ class Region:
 
     def over(self, copy: GrantCopy) -> bool:
         age = lambda c: self.leases.age_s(c, self.wall_s, self.monotonic_s)  # noqa: E731
-        return spending_limit([copy], GrantClass.NORMAL, self.own_s, age_s=age).over
+        return spending_limit([copy], GrantClass.NORMAL, self.own_s, age_s=age).all_expired
 
 
 @pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 0.0, 100.0, HOUR_S])

@@ -245,4 +245,4 @@ def test_spending_limit_is_sum_of_live_grants_of_class(rows: list[tuple[GrantCla
     ):
         limit = spending_limit(copies, spent_as, now)
         assert limit.spendable.get("cpu", 0) == 1000 * sum(n for c, n, e in rows if c in classes and not e)
-        assert limit.held.get("cpu", 0) == 1000 * sum(n for c, n, _ in rows if c in classes)
+        assert limit.with_expired.get("cpu", 0) == 1000 * sum(n for c, n, _ in rows if c in classes)

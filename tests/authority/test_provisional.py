@@ -96,7 +96,7 @@ async def _held(cell: Cell, **spec: Any) -> PlacementResult:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"reclaimable": False}, "cannot be reclaimed"),
+        ({"reclaimable": False}, "is not reclaimable"),
         ({"placement": PlacementRules(residency=("eu",))}, "residency eu"),
         ({"exclusive": Exclusivity()}, "exclusive"),
         ({"assignment": "other.us-east.normal"}, "assignment is not known"),
@@ -126,7 +126,7 @@ async def test_ineligible_work_in_partition_is_refused_with_reason(cell: Cell, s
 async def test_grant_without_provisional_quota_refuses_in_partition(cell: Cell) -> None:
     await cut_off(cell, provisional="")
     answer = await cell.place(await spare(cell))
-    assert answer.reason == "NotAllowedWhilePartitioned" and "no provisional part" in answer.message
+    assert answer.reason == "NotAllowedWhilePartitioned" and "no provisional quota" in answer.message
 
 
 async def test_provisional_claims_stay_within_provisional_quota(cell: Cell) -> None:
@@ -160,7 +160,7 @@ async def test_provisional_claim_is_renewed_up_to_maximum(cell: Cell) -> None:
     assert run_until_s(cell, "web-0.1") == pytest.approx(heard_s + limits.PROVISIONAL_MAX_S, abs=1.0)
     await cell.node("n2")
     late = await cell.place(await spare(cell, "web-1"), "n2")
-    assert late.reason == "NotAllowedWhilePartitioned" and "cut off for longer" in late.message
+    assert late.reason == "NotAllowedWhilePartitioned" and "partitioned for longer" in late.message
 
 
 async def test_provisional_claims_are_confirmed_as_far_as_grant_covers(cell: Cell) -> None:

@@ -230,7 +230,7 @@ async def test_recovery_slot_capacity_is_refused_to_firm_work(cell: Cell) -> Non
     await cell.lead()
     firm = await cell.replica("firm", template={"resources": {"cpu": "6"}})
     refused = await cell.place(firm)
-    assert refused.reason == "InsufficientCpu" and refused.facts["held"] == {"cpu": "4"}
+    assert refused.reason == "InsufficientCpu" and refused.facts["recoveryReserved"] == {"cpu": "4"}
     # Naming the slot does not help work that is not recovery.
     assert (await cell.place(firm, recovery_slots=("h1",))).reason == "InsufficientCpu"
     loose = await cell.replica("loose", template={"resources": {"cpu": "6"}}, reclaimable=True)

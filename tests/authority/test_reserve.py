@@ -302,7 +302,7 @@ async def test_reserve_without_grant_beyond_quota_or_after_lease_is_refused(cell
     assert facts["shortfall"] == {"cpu": "500m"} and facts["used"] == {"cpu": "1", "memory": "1Gi"}
     await cell.clock.advance(10)
     small = await cell.replica("d", tenant="team-b", template={"resources": {"cpu": "100m"}})
-    assert refused(await cell.place(small), "GrantExpired")["ended"] == ["us-east.normal"]
+    assert refused(await cell.place(small), "GrantExpired")["expired"] == ["us-east.normal"]
 
 
 async def test_recovery_claim_spends_recovery_grant(cell: Cell) -> None:

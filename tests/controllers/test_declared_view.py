@@ -68,14 +68,14 @@ def test_view_shows_statuses_of_pass_only_if_requested() -> None:
     def leaving(replica: Replica) -> dict[str, int]:
         return {"leaving": int(replica.status.release is not None)}
 
-    for ordered in (False, True):
-        view = DeclaredView("test", cache, frozenset({Replica}), ordered=ordered)
+    for visible in (False, True):
+        view = DeclaredView("test", cache, frozenset({Replica}), sees_earlier_statuses=visible)
         view.assume([write, stale])
         found = view.get(Replica, "a", "t")
-        assert found is not None and (found.status.release == block) is ordered
-        assert [r.status.release is not None for r in view.list(Replica, "t")] == [ordered, False]
-        assert [r.status.release is not None for r in view.by(Replica, "workload", "t/w")] == [ordered, False]
-        assert view.total(Replica, "t", leaving).get("leaving", 0) == int(ordered)
+        assert found is not None and (found.status.release == block) is visible
+        assert [r.status.release is not None for r in view.list(Replica, "t")] == [visible, False]
+        assert [r.status.release is not None for r in view.by(Replica, "workload", "t/w")] == [visible, False]
+        assert view.total(Replica, "t", leaving).get("leaving", 0) == int(visible)
         view.begin_pass()
         assert view.get(Replica, "a", "t").status.release is None, "the next pass starts from stored state"
 

@@ -44,7 +44,7 @@ def test_key_added_while_processed_is_queued_again_once() -> None:
 
 def test_min_interval_delays_key_unless_immediate_retry_was_requested() -> None:
     async def main() -> None:
-        q, loop = queue(pace_s=1.0), asyncio.get_running_loop()
+        q, loop = queue(min_interval_s=1.0), asyncio.get_running_loop()
         began = loop.time()
         q.add(key("a"))
         assert await q.take() == [key("a")] and loop.time() == began, "the first time without delay"
@@ -63,7 +63,7 @@ def test_min_interval_delays_key_unless_immediate_retry_was_requested() -> None:
 
 def test_debounce_delays_only_keys_beyond_burst() -> None:
     async def main() -> None:
-        q, loop = queue(calm_s=1.0), asyncio.get_running_loop()
+        q, loop = queue(debounce_s=1.0), asyncio.get_running_loop()
         began = loop.time()
         many = [key(f"k{n:04}") for n in range(DEBOUNCE_FREE_KEYS_BURST + 50)]
         q.add_all(many)

@@ -275,7 +275,7 @@ def test_search_detects_a_forgotten_peak(monkeypatch):
 
     def forgetful(stored, limit):
         text = dict(amounts_text(limit))
-        return msgspec.structs.replace(stored.spec, limit=text, peak={}, epoch=stored.spec.epoch + 1)
+        return msgspec.structs.replace(stored.spec, limit=text, unacknowledged_peak={}, epoch=stored.spec.epoch + 1)
 
     monkeypatch.setattr(grants, "next_epoch", forgetful)
 
@@ -372,7 +372,7 @@ def test_expired_grant_lease_still_counts_in_full():
     outcome = grants.decide(quota.key, world.home, world.now)
     (status,) = [w for w in outcome.writes if isinstance(w, SetStatus)]
     rows = {r.region: r for r in status.blocks["regions"] if r.grant_class is GrantClass.NORMAL}
-    assert rows["a"].frozen and rows["a"].granted == {"cpu": "9"}
+    assert rows["a"].lease_expired and rows["a"].granted == {"cpu": "9"}
     assert {c.type: c.reason for c in status.conditions}["Granted"] == "GrantLeaseExpired"
 
 

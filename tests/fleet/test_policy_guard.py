@@ -119,7 +119,7 @@ def test_breached_revision_is_rolled_back_with_a_higher_sequence(trial):
         after = desk.decides(where)
         assert after.revision == desk.revision(GOOD).metadata.name and after.sequence > before.sequence
     assert desk.revision(BAD).spec.stage is PromotionStage.DRAFT
-    assert desk.policy.status.held.action is GuardAction.ROLLBACK and "region east" in desk.policy.status.held.message
+    assert desk.policy.status.stopped.action is GuardAction.ROLLBACK and "region east" in desk.policy.status.stopped.message
     assert [n.reason for n in desk.notices] == ["GuardBreached"]
 
 
@@ -127,10 +127,10 @@ def test_policy_stop_lasts_until_the_policy_changes():
     desk = on_trial(GuardAction.ROLLBACK)
     desk.report("east", decisions=20, proposed=40, refused=40)
     desk.report("east", decisions=20, proposed=40, refused=0)
-    assert desk.policy.status.held is not None and desk.revision(BAD).spec.stage is PromotionStage.DRAFT
+    assert desk.policy.status.stopped is not None and desk.revision(BAD).spec.stage is PromotionStage.DRAFT
     held_at = desk.decides("east").sequence
     desk.write(msgspec.structs.replace(desk.policy.spec, guard=PolicyGuard(max_conflict_percent=90)), 3)
-    assert desk.policy.status.held is None
+    assert desk.policy.status.stopped is None
     assert desk.decides("east").revision == desk.revision(BAD).metadata.name and desk.decides("east").sequence > held_at
 
 
@@ -159,7 +159,7 @@ def test_paused_active_revision_stays_in_its_regions():
 def test_guard_ignores_few_decisions_and_small_violations(trial):
     desk = on_trial(GuardAction.ROLLBACK)
     desk.report("east", **trial)
-    assert desk.policy.status.held is None and desk.revision(BAD).spec.stage is PromotionStage.ACTIVE
+    assert desk.policy.status.stopped is None and desk.revision(BAD).spec.stage is PromotionStage.ACTIVE
 
 
 def test_guard_ignores_regions_out_of_contact_or_on_another_revision():

@@ -272,5 +272,5 @@ def test_previous_incarnation_is_refused_on_both_sides():
     here.put(Term(metadata=meta(INCARNATION_TERM), spec=TermSpec(holder="joined", term=4)))
     restore_handshake.check_incarnations(there, here, "us-east")
     here.put(Term(metadata=meta(INCARNATION_TERM), spec=TermSpec(holder="joined", term=3)))
-    with pytest.raises(StaleToken, match="reported as incarnation 4"):
+    with pytest.raises(StaleToken, match="expected incarnation 4, found 3"):
         restore_handshake.check_incarnations(there, here, "us-east")

@@ -39,7 +39,7 @@ class Loss(Staged):
     seconds: float = 0.0
     closed: int = 0
 
-    async def _story(self):
+    async def _run_phases(self):
         await self.bring_up()
         await self.until(self._backed, 60)
         died = self.loop.time()

@@ -102,7 +102,7 @@ def test_spillover_moves_pending_replicas_and_keeps_running_ones():
     (row,) = fleet.moves.avoided_regions
     assert (row.region, row.to, row.replicas, row.reason) == ("east", "north", 1, Reason.INSUFFICIENT_CPU)
     said = {a.spec.region: a.spec.reason for a in fleet.cache.list(Assignment)}
-    assert "moved on from east" in said["north"] and "moved on to north" in said["east"]
+    assert "moved from east to north" in said["north"] and "moved to north" in said["east"]
     before = list(fleet.seen)
     fleet.live(6000)
     assert fleet.seen == before and not fleet.moves.avoided_regions, "the record stays, and expires in time"

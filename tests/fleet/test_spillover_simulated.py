@@ -30,7 +30,7 @@ class Full(Staged):
     after: dict[str, int]
     at_last: dict[str, int]
 
-    async def _story(self):
+    async def _run_phases(self):
         await self.bring_up()
         self.before = await self._shares()
         self.full = max(self.before, key=lambda name: (self.before[name], name))

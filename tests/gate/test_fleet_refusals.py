@@ -40,7 +40,7 @@ def override(name: str = "o1", **spec: Any) -> Override:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"reason": ""}, "spec.reason.*say why"),
+        ({"reason": ""}, "spec.reason.*explain why"),
         ({"reason": "   "}, "spec.reason"),
         ({"ttl_seconds": 90_000.0}, "spec.ttlSeconds"),
         ({"ttl_seconds": 0.0}, "spec.ttlSeconds"),
@@ -49,13 +49,13 @@ def override(name: str = "o1", **spec: Any) -> Override:
             "must be at most 3600 for ShrinkBudget; create another override when it expires",
         ),
         ({"scope": OverrideScope(region="atlantis")}, 'spec.scope.region.*atlantis.*"?north"?'),
-        ({"scope": OverrideScope()}, "spec.scope.region.*AvoidRegion needs it"),
+        ({"scope": OverrideScope()}, "spec.scope.region.*required for AvoidRegion"),
         ({"kind": OverrideKind.AVOID_ZONE, "scope": OverrideScope(region="north", zone="z9")}, "spec.scope.zone"),
         (
             {"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="nobody"), "quota": {"cpu": "1"}},
             'supported values: "shop"',
         ),
-        ({"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="shop")}, "spec.quota.*how much"),
+        ({"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="shop")}, "spec.quota.*the resources to add"),
         ({"approver": "sue"}, "approval and revocation are separate requests"),
     ],
 )
@@ -110,7 +110,7 @@ def given_in_region(name: str = "break-glass-north-1", **spec: Any) -> Override:
         (given_in_region(kind=OverrideKind.SHRINK_BUDGET), "spec.kind"),
         (given_in_region(ttl_seconds=3600.0), "must be at most 1800 for break-glass"),
         (given_in_region(scope=OverrideScope()), "applies only to its own region"),
-        (given_in_region(reason=""), "say why"),
+        (given_in_region(reason=""), "explain why"),
     ],
 )
 async def test_break_glass_override_outside_rules_is_refused(north: World, made: Override, said: str) -> None:

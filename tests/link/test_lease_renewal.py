@@ -21,7 +21,7 @@ class Quiet(Staged):
 
     left_s: dict[str, float]
 
-    async def _story(self):
+    async def _run_phases(self):
         await self.bring_up()
         await asyncio.sleep(5 * limits.GRANT_LEASE_S)
         now_s = EPOCH_S + self.loop.time()

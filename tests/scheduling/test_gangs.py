@@ -90,7 +90,7 @@ def test_incomplete_gang_reservation_releases_all_members() -> None:
         items = (cell.item(members[0], "n0"), cell.item(members[1], "n1"), cell.item(members[2], "gone"))
         answers = (await cell.authority.reserve(WHO, ReserveRequest(items))).results
         assert [a.result for a in answers] == [PlacementOutcome.REJECTED] * 3
-        assert answers[0].reason == Reason.GANG_INCOMPLETE and answers[0].facts == {"held": 2, "needed": 3}
+        assert answers[0].reason == Reason.GANG_INCOMPLETE and answers[0].facts == {"reserved": 2, "needed": 3}
         assert not cell.every(Reservation) and not cell.every(Binding)
         assert [r.status.placement.attempt for r in cell.every(Replica)] == [2, 2, 1]
 

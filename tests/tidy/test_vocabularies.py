@@ -15,9 +15,9 @@ from holdfast.model.kinds import ALL
 
 CLOSED = {
     "CapacityClass": "Firm Reclaimable Recovery",
-    "Contact": "Unseen Live Lapsed Fenced",
-    "Desired": "Run Stop",
-    "Driver": "process oci hollow",
+    "ContactState": "NoLease Live Expired Fenced",
+    "DesiredRunState": "Run Stop",
+    "DriverName": "process oci hollow",
     "ExclusiveScope": "Region Global",
     "FilterName": "Health Schedulable Residency Tenancy Labels Taints Resources Devices Ports Spread Affinity",
     "GrantClass": "Normal Recovery Emergency",
@@ -38,8 +38,8 @@ CLOSED = {
     "ReleaseAction": "Stop Free",
     "ReservationPhase": "Nominated Firm Consumed Released",
     "RestartPolicy": "Always OnFailure Never",
-    "Result": "Accepted Already Rejected",
-    "ScoreName": "Locality Cost Fragmentation GpuShape Warm Balance Packing Spread Taints Evictions",
+    "PlacementOutcome": "Accepted Already Rejected",
+    "ScoreName": "Locality Cost Fragmentation GpuShape ArtifactLocality Balance Packing Spread Taints Evictions",
     "TaintEffect": "NoSchedule PreferNoSchedule NoExecute",
     "WorkloadType": "Service Batch",
 }

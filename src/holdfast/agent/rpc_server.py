@@ -66,53 +66,53 @@ class AgentRpcServer:
         try:
             while True:
                 try:
-                    async for ask in self._stream.agent_calls(self._node):
+                    async for call in self._stream.agent_calls(self._node):
                         backoff.reset()
-                        self._start_call(ask)
+                        self._start_call(call)
                 except (Fault, OSError, TimeoutError) as fault:
                     _log.debug("agent_call_stream_failed", node=self._node, error=str(fault))
                 await self._ports.clock.sleep(backoff.next_s())
         finally:
             await cancel_and_wait(*self._tasks)
 
-    def _start_call(self, ask: AgentCall) -> None:
-        work = self._handle(ask) if len(self._tasks) < AGENT_CALLS_PER_NODE_MAX else self._refuse_call(ask)
-        task = asyncio.create_task(_log_faults(work, ask), name=f"ask:{ask.id}")
+    def _start_call(self, call: AgentCall) -> None:
+        work = self._handle(call) if len(self._tasks) < AGENT_CALLS_PER_NODE_MAX else self._refuse_call(call)
+        task = asyncio.create_task(_log_faults(work, call), name=f"call:{call.id}")
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _refuse_call(self, ask: AgentCall) -> None:
+    async def _refuse_call(self, call: AgentCall) -> None:
         error = f"node {self._node}: too many calls in progress (limit {AGENT_CALLS_PER_NODE_MAX}); try again"
-        await self._send(ask, [{"error": error}], end=True)
+        await self._send(call, [{"error": error}], end=True)
 
-    async def _handle(self, ask: AgentCall) -> None:
-        match ask.arguments.kind:
+    async def _handle(self, call: AgentCall) -> None:
+        match call.arguments.kind:
             case AgentCallKind.LOGS:
-                await self._logs(ask)
+                await self._logs(call)
             case AgentCallKind.EXEC:
-                await self._exec(ask)
+                await self._exec(call)
             case AgentCallKind.USAGE:
-                await self._usage(ask)
+                await self._usage(call)
 
-    async def _send(self, ask: AgentCall, rows: Iterable[object], *, end: bool = False) -> bool:
+    async def _send(self, call: AgentCall, rows: Iterable[object], *, end: bool = False) -> bool:
         data = b"".join(_encoder.encode(row) + b"\n" for row in rows)
-        return await self._stream.send_response(self._node, ask.id, data, end=end)
+        return await self._stream.send_response(self._node, call.id, data, end=end)
 
-    async def _logs(self, ask: AgentCall) -> None:
-        found = [one for where in self._tasks_dirs for one in logs.find_task_logs(where, ask.namespace, ask.replica)]
+    async def _logs(self, call: AgentCall) -> None:
+        found = [one for where in self._tasks_dirs for one in logs.find_task_logs(where, call.namespace, call.replica)]
         if not found:
-            await self._send(ask, [{"error": f"replica {ask.replica}: no logs on node {self._node}"}], end=True)
+            await self._send(call, [{"error": f"replica {call.replica}: no logs on node {self._node}"}], end=True)
             return
-        path, arguments = found[0].path, ask.arguments
+        path, arguments = found[0].path, call.arguments
         if not arguments.follow:
             lines = [LogLine(line.at, line.stream, line.text) for line in logs.tail(path, arguments.tail)]
             for start in range(0, len(lines), AGENT_CALL_LINES_MAX):
-                if not await self._send(ask, lines[start : start + AGENT_CALL_LINES_MAX]):
+                if not await self._send(call, lines[start : start + AGENT_CALL_LINES_MAX]):
                     return
-            await self._send(ask, [], end=True)
+            await self._send(call, [], end=True)
             return
         gathered: list[LogLine] = []
-        listening = asyncio.create_task(self._send_gathered(ask, gathered))
+        listening = asyncio.create_task(self._send_gathered(call, gathered))
         try:
             async for line in logs.follow(path, self._ports.clock, lines=arguments.tail):
                 gathered.append(LogLine(line.at, line.stream, line.text))
@@ -123,19 +123,19 @@ class AgentRpcServer:
         finally:
             await cancel_and_wait(listening)
 
-    async def _send_gathered(self, ask: AgentCall, gathered: list[LogLine]) -> None:
+    async def _send_gathered(self, call: AgentCall, gathered: list[LogLine]) -> None:
         """Sends the gathered lines at short intervals. Returns when the caller has disconnected."""
         while True:
             rows, gathered[:] = list(gathered), []
-            if not await self._send(ask, rows):
+            if not await self._send(call, rows):
                 return
             await self._ports.clock.sleep(AGENT_FLUSH_EVERY_S if rows else LOG_FOLLOW_EVERY_S)
 
-    async def _exec(self, ask: AgentCall) -> None:
-        arguments = ask.arguments
-        found = [(t, d) for t, d in self._running() if (t.namespace, t.replica) == (ask.namespace, ask.replica)]
+    async def _exec(self, call: AgentCall) -> None:
+        arguments = call.arguments
+        found = [(t, d) for t, d in self._running() if (t.namespace, t.replica) == (call.namespace, call.replica)]
         if not found:
-            await self._send(ask, [{"error": f"replica {ask.replica}: not running on node {self._node}"}], end=True)
+            await self._send(call, [{"error": f"replica {call.replica}: not running on node {self._node}"}], end=True)
             return
         task, driver = found[0]
         _log.info("command_executed", task=task.id, command=arguments.command[:8])
@@ -148,12 +148,12 @@ class AgentRpcServer:
             )
         except TimeoutError:
             await self._send(
-                ask, [{"error": f"command did not finish within {arguments.timeout_seconds:g} s"}], end=True
+                call, [{"error": f"command did not finish within {arguments.timeout_seconds:g} s"}], end=True
             )
             return
-        await self._send(ask, [ExecOutput(code=done.code, output=done.output)], end=True)
+        await self._send(call, [ExecOutput(code=done.code, output=done.output)], end=True)
 
-    async def _usage(self, ask: AgentCall) -> None:
+    async def _usage(self, call: AgentCall) -> None:
         """CPU is the use within a short window, in millicores."""
         before = {task.id: driver.usage(task.id) for task, driver in self._running()}
         began = self._ports.clock.monotonic()
@@ -168,11 +168,11 @@ class AgentRpcServer:
                 cpu_requested=task.resources.get(CPU, 0), memory=now.memory_bytes if now is not None else 0,
                 memory_requested=task.resources.get(MEMORY, 0), processes=now.processes if now is not None else 0,
             ))  # fmt: skip
-        await self._send(ask, rows, end=True)
+        await self._send(call, rows, end=True)
 
 
-async def _log_faults(work: Coroutine[Any, Any, None], ask: AgentCall) -> None:
+async def _log_faults(work: Coroutine[Any, Any, None], call: AgentCall) -> None:
     try:
         await work
     except (Fault, OSError, TimeoutError) as fault:
-        _log.info("agent_call_failed", id=ask.id, kind=ask.arguments.kind, error=str(fault))
+        _log.info("agent_call_failed", id=call.id, kind=call.arguments.kind, error=str(fault))

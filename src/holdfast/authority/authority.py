@@ -280,8 +280,8 @@ class Authority:
         if self.restore_in_progress:
             remaining_s = max(0.0, self._restore_ends_at_s - self._ports.clock.monotonic())
             raise Unavailable(
-                f"region {self.region}: restored from a backup; placement is refused for {remaining_s:.0f} s more, until "
-                "every agent has registered again or is certain to have stopped",
+                f"region {self.region}: restored from a backup; placement is refused for {remaining_s:.0f} s more, "
+                "until every agent has registered again or is certain to have stopped",
                 facts={"reason": Reason.RESTORE_IN_PROGRESS.value},
             )
 

@@ -123,7 +123,7 @@ def victim_refusal(
                 item, victim, f"it is not reclaimable, and the priority class of {replica.key} may not preempt"
             )
         if _priority(victim_replica, raised) >= priority:
-            return _refused(item, victim, f"its rank {_priority(victim_replica, raised)} is not below {priority}")
+            return _refused(item, victim, f"its priority {_priority(victim_replica, raised)} is not below {priority}")
         victim_replicas[victim] = victim_replica
     over_budget = preempted.over_budget_workload(victim_replicas.values(), siblings)
     if not over_budget:

@@ -52,7 +52,7 @@ def _named_devices(account: NodeAccount, request: ClaimRequest, milli: int) -> t
         return Refused(
             Reason.INSUFFICIENT_DEVICES,
             f"named devices have the wrong size (expected {milli}m GPU, found {sum(shares)}m); next: name no devices",
-            {"node": account.name, "wantedMilli": milli, "namedMilli": sum(shares)},
+            {"node": account.name, "requestedMilli": milli, "namedMilli": sum(shares)},
         )
     for device_claim in request.devices:
         device = account.devices.get(device_claim.id)
@@ -77,7 +77,7 @@ def _insufficient(account: NodeAccount, fitting: list[Device], request: ClaimReq
     return Refused(
         Reason.INSUFFICIENT_DEVICES,
         f"node {account.name}: too few free devices of a requested model (expected {count}, found {free})",
-        {"node": account.name, "wanted": count, "free": free, "models": list(request.gpu_models),
+        {"node": account.name, "requested": count, "free": free, "models": list(request.gpu_models),
          "owners": {d: _owners(account, d) for d in in_use}, **(_winner(account, in_use[0]) if in_use else {})},
     )  # fmt: skip
 

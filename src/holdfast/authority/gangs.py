@@ -190,7 +190,7 @@ class Gangs:
         refused = Refused(
             Reason.GANG_INCOMPLETE,
             f"the gang needs {needed} members placed together (found {reserved}); all its reservations were released",
-            {"held": reserved, "needed": needed},
+            {"reserved": reserved, "needed": needed},
         )
         return rejected(refused, attempt=item.intent.attempt + 1)
 

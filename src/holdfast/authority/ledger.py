@@ -17,7 +17,7 @@ from holdfast.model.binding import Binding, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.grant_limit import SpendingLimit
 from holdfast.model.node import Node
-from holdfast.model.quantity import CPU, GPU, MEMORY, Amounts, add, amounts, amounts_text, shortfall
+from holdfast.model.quantity import CPU, GPU, MEMORY, Amounts, add, amount_text, amounts, amounts_text, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot, is_admitted
@@ -183,7 +183,7 @@ class Ledger:
             )
         if request.run_until:
             return self._provisional_refusal(request, limit, facts_of_tenant)
-        if limit.over:
+        if limit.all_expired:
             return _expired_refusal(request, limit, facts_of_tenant)
         used = self.ordinary_use(request.namespace, spent_as)
         after = dict(used)
@@ -191,14 +191,22 @@ class Ledger:
         exceeded = shortfall(after, limit.spendable)
         if not exceeded:
             return None
-        if not shortfall(after, limit.held):
+        if not shortfall(after, limit.with_expired):
             return _expired_refusal(request, limit, facts_of_tenant)
-        facts = {**facts_of_tenant, "limit": amounts_text(limit.spendable), "used": amounts_text(used),
-                 "wanted": amounts_text(request.amounts), "shortfall": amounts_text(exceeded)}  # fmt: skip
-        missing_text = ", ".join(f"{n} by {t}" for n, t in amounts_text(exceeded).items())
-        return Refused(
-            Reason.QUOTA_EXCEEDED, f"tenant {request.namespace} would exceed its limit here: {missing_text}", facts
+        facts = {
+            **facts_of_tenant,
+            "limit": amounts_text(limit.spendable),
+            "used": amounts_text(used),
+            "requested": amounts_text(request.amounts),
+            "shortfall": amounts_text(exceeded),
+        }
+        figures = "; ".join(
+            f"{name}: limit {amount_text(name, limit.spendable.get(name, 0))}, "
+            f"used {amount_text(name, used.get(name, 0))}, requested {amount_text(name, request.amounts.get(name, 0))}"
+            for name in exceeded
         )
+        message = f"exceeds the quota of tenant {request.namespace} in this region ({figures})"
+        return Refused(Reason.QUOTA_EXCEEDED, message, facts)
 
     def _provisional_refusal(
         self, request: ClaimRequest, limit: SpendingLimit, facts_of_tenant: dict[str, Any]
@@ -210,13 +218,20 @@ class Ledger:
         )
         add(provisional, request.amounts)
         add(used, request.amounts)
-        exceeded = shortfall(provisional, limit.provisional) or shortfall(used, limit.whole)
+        exceeded = shortfall(provisional, limit.provisional) or shortfall(used, limit.total)
         if not exceeded:
             return None
-        facts = {**facts_of_tenant, "provisional": amounts_text(limit.provisional), "wanted": amounts_text(request.amounts),
-                 "shortfall": amounts_text(exceeded)}  # fmt: skip
+        facts = {
+            **facts_of_tenant,
+            "provisional": amounts_text(limit.provisional),
+            "requested": amounts_text(request.amounts),
+            "shortfall": amounts_text(exceeded),
+        }
         missing_text = ", ".join(f"{n} by {t}" for n, t in amounts_text(exceeded).items())
-        message = f"the region is partitioned, and tenant {request.namespace} exceeds its provisional quota here: {missing_text}"
+        message = (
+            f"the region is partitioned, and tenant {request.namespace} exceeds its provisional quota here "
+            f"({missing_text})"
+        )
         return Refused(Reason.NOT_ALLOWED_WHILE_PARTITIONED, message, facts)
 
     def comparable_state(self) -> dict[str, Any]:
@@ -266,14 +281,14 @@ def _capacity_refusal(account: NodeAccount, request: ClaimRequest, short: Amount
     facts: dict[str, Any] = {
         "node": account.name,
         "shortfall": amounts_text(short),
-        "wanted": amounts_text({n: request.amounts.get(n, 0) for n in short}),
+        "requested": amounts_text({n: request.amounts.get(n, 0) for n in short}),
         "capacity": amounts_text({n: account.capacity.get(n, 0) for n in short}),
         "firm": amounts_text({n: account.firm.get(n, 0) for n in short}),
         "reclaimable": amounts_text({n: account.reclaimable.get(n, 0) for n in short}),
     }
     held, nominated = account.recovery_reserved(request.recovery_slots), account.nominated
     if held:
-        facts["held"] = amounts_text({n: held.get(n, 0) for n in short})
+        facts["recoveryReserved"] = amounts_text({n: held.get(n, 0) for n in short})
     if nominated:
         facts["nominated"] = amounts_text({n: nominated.get(n, 0) for n in short})
     missing_text = ", ".join(f"{n} by {t}" for n, t in amounts_text(short).items())
@@ -283,6 +298,7 @@ def _capacity_refusal(account: NodeAccount, request: ClaimRequest, short: Amount
 def _expired_refusal(request: ClaimRequest, limit: SpendingLimit, facts_of_tenant: dict[str, Any]) -> Refused:
     return Refused(
         Reason.GRANT_EXPIRED,
-        f"the grant of tenant {request.namespace} may not be spent until the region reaches the global cell again",
-        {**facts_of_tenant, "ended": list(limit.ended), "limit": amounts_text(limit.held)},
+        f"the grant lease of tenant {request.namespace} expired; "
+        "next: restore the connection of this region to the global cell",
+        {**facts_of_tenant, "expired": list(limit.expired), "limit": amounts_text(limit.with_expired)},
     )

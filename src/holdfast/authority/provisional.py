@@ -49,7 +49,7 @@ def provisional_terms(
         reason = f"the region has been partitioned for longer than {limits.PROVISIONAL_MAX_S:.0f} s"
     if not reason:
         return micro_text(until_s)
-    facts = {**expired.facts, "because": reason}
+    facts = {**expired.facts, "ineligible": reason}
     message = f"the region is partitioned and places only provisional work: {reason}"
     return Refused(Reason.NOT_ALLOWED_WHILE_PARTITIONED, message, facts)
 
@@ -74,13 +74,13 @@ def _ineligible_reason(request: ProvisionalRequest, limit: SpendingLimit) -> str
 
 
 def _until_s(limit: SpendingLimit, now: float) -> float:
-    return min(now + PROVISIONAL_RUN_S, limit.heard_s + limits.PROVISIONAL_MAX_S)
+    return min(now + PROVISIONAL_RUN_S, limit.last_contact_s + limits.PROVISIONAL_MAX_S)
 
 
 def next_run_until(claim: Claim, ledger: Ledger, limit: SpendingLimit, mode: PartitionMode, now: float) -> str | None:
     """The claim's new `runUntil`: "" to make it permanent (a live grant covers it), a time to renew it, None for no
     change."""
-    if not limit.over:
+    if not limit.all_expired:
         after = ledger.ordinary_use(claim.namespace, GrantClass.NORMAL)
         add(after, claim.amounts)
         return None if shortfall(after, limit.spendable) else ""

@@ -314,6 +314,14 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             resync_s=5.0,
         ),
         _finalizers(region),
+        *_capacity_controllers(region),
+        garbage_collection(region),
+    )
+
+
+def _capacity_controllers(region: str) -> tuple[Controller, ...]:
+    """Nodes of pools, and slots that stay free for a recovery."""
+    return (
         Controller(
             name="node-pool",
             decide=node_pools.decider(region),
@@ -334,7 +342,6 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             reads=(Binding, Reservation, Tenant),
             resync_s=10.0,  # one key at a time: budgets share the nodes
         ),
-        garbage_collection(region),
     )
 
 

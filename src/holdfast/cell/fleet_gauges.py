@@ -32,9 +32,9 @@ def update_gauges(view: View, now: float) -> None:
     begun = [r.spec.started_at for r in open_ones if r.status.phase is RecoveryPhase.OPEN and r.spec.started_at]
     metrics.FLEET_RECOVERY_AGE.set(max((now - parse_time(at) for at in begun), default=0.0))
     budgets = view.list(RecoveryBudget)
-    metrics.FLEET_RECOVERY_SLOTS.labels("Wanted").set(sum(s.count for b in budgets for s in b.spec.slot_shapes))
-    metrics.FLEET_RECOVERY_SLOTS.labels("Kept").set(sum(b.status.admitted for b in budgets))
-    metrics.FLEET_RECOVERY_SLOTS.labels("Drawn").set(sum(b.status.consumed for b in budgets))
+    metrics.FLEET_RECOVERY_SLOTS.labels("Requested").set(sum(s.count for b in budgets for s in b.spec.slot_shapes))
+    metrics.FLEET_RECOVERY_SLOTS.labels("Admitted").set(sum(b.status.admitted for b in budgets))
+    metrics.FLEET_RECOVERY_SLOTS.labels("Consumed").set(sum(b.status.consumed for b in budgets))
     overrides = view.list(Override)
     acting = Counter(o.status.phase for o in overrides)
     for name in ("Pending", "Active"):

@@ -17,17 +17,17 @@ from holdfast.model.kinds import Kind
 T = TypeVar("T")
 
 
-class _ListMeta(msgspec.Struct, rename="camel"):
+class _PagePosition(msgspec.Struct, rename="camel"):
     resource_version: str = "0"
     following: str = msgspec.field(default="", name="continue")
 
 
 class _List(msgspec.Struct, Generic[T]):
-    metadata: _ListMeta
+    metadata: _PagePosition
     items: tuple[T, ...] = ()
 
 
-class _Reason(msgspec.Struct):
+class _StatusReason(msgspec.Struct):
     reason: str = ""
 
 
@@ -89,7 +89,7 @@ def is_outcome_unknown(code: int, body: bytes) -> bool:
     if code < 500:
         return False
     try:
-        reason = msgspec.json.decode(body, type=_Reason).reason
+        reason = msgspec.json.decode(body, type=_StatusReason).reason
     except msgspec.DecodeError:
         return True
     return reason not in (Unavailable.reason, StoreFailed.reason)

@@ -83,14 +83,14 @@ class CellApi:
         """All objects of a kind, page by page."""
         where = f"namespaces/{quote(namespace)}/{plural}" if namespace else plural
         items: list[dict[str, Any]] = []
-        asked = {"limit": str(limits.LIST_PAGE_OBJECTS), **query}
+        parameters = {"limit": str(limits.LIST_PAGE_OBJECTS), **query}
         for _ in range(PAGES_MAX):
-            answer = self.request("GET", f"/apis/holdfast.dev/v1/{where}", query=asked)
+            answer = self.request("GET", f"/apis/holdfast.dev/v1/{where}", query=parameters)
             items.extend(answer["items"])
             rest = answer.get("metadata", {}).get("continue", "")
             if not rest:
                 return items
-            asked["continue"] = rest
+            parameters["continue"] = rest
         raise CommandError(
             f"{plural}: too many objects to list (limit {PAGES_MAX * limits.LIST_PAGE_OBJECTS})",
             next_step="select with -n, -l or --region",

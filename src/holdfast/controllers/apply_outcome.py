@@ -58,8 +58,9 @@ class KeyOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutcomeApplier:
-    """`token` returns the fencing token or raises StaleToken; `token_rejected` is called when a token was refused. `is_link`:
-    the two cells differ in time, so no refusal is a bug of the decision. `brief`: commits return no objects."""
+    """`token` returns the fencing token or raises StaleToken; `token_rejected` is called when a token was refused.
+    `is_link`: the two cells differ in time, so no refusal is a bug of the decision. `brief`: commits return no
+    objects."""
 
     def __init__(
         self,

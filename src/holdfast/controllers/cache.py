@@ -63,7 +63,7 @@ class _Ordered:
             self._sorted = True
 
 
-class _Kind:
+class _KindIndex:
     """The cached objects of one kind."""
 
     def __init__(self, kind: type[Any]) -> None:
@@ -140,11 +140,11 @@ def single_group(item: Any) -> str:
     return ""
 
 
-class _Kinds(dict[type[Any], _Kind]):
+class _KindIndexes(dict[type[Any], _KindIndex]):
     """Creates the entry of a kind on first use."""
 
-    def __missing__(self, kind: type[Any]) -> _Kind:
-        created = self[kind] = _Kind(kind)
+    def __missing__(self, kind: type[Any]) -> _KindIndex:
+        created = self[kind] = _KindIndex(kind)
         return created
 
 
@@ -152,7 +152,7 @@ class Cache:
     """The newest state that this process has observed. Implements `model.view.View`."""
 
     def __init__(self) -> None:
-        self._kinds = _Kinds()
+        self._kinds = _KindIndexes()
 
     # Reading
 

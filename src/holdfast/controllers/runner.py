@@ -69,8 +69,11 @@ class Runner:
         self._informers = informers
         self._reads: tuple[type[Any], ...] = tuple(dict.fromkeys((*controller.wakes, *controller.reads)))
         self._view = DeclaredView(
-            controller.name, informers.cache, frozenset(self._reads), sees_earlier_statuses=controller.sees_earlier_statuses
-        )  # fmt: skip
+            controller.name,
+            informers.cache,
+            frozenset(self._reads),
+            sees_earlier_statuses=controller.sees_earlier_statuses,
+        )
         if peer is not None:
             self._view.attach_peer(DeclaredView(controller.name, peer.cache, frozenset(controller.peer_wakes)))
         self._target_view = self._view.peer if controller.writes_peer else self._view

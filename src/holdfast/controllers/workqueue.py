@@ -3,10 +3,10 @@
 - A key is waiting, being processed, or neither. It is never processed twice at once.
 - A key added while it is processed is queued again when that is done, so no wake-up is lost. A waiting key is not
   queued twice.
-- With `min_interval_s`, a key is processed again only after that interval, unless its processing asked for an immediate retry.
-- With `debounce_s`, keys added during a burst wait that long, so intermediate states are skipped. Below the burst rate keys
-  are not delayed.
-- With a gathering time, the first key waits that long for others, unless there are enough for a whole batch.
+- With `min_interval_s`, a key is processed again only after that interval, unless it requested an immediate retry.
+- With `debounce_s`, keys added during a burst wait that long, so intermediate states are skipped. Below the burst rate
+  keys are not delayed.
+- With `batch_delay_s`, the first key waits that long for others, unless a whole batch is waiting.
 - Namespaces are served round-robin: 10,000 keys of one tenant delay another tenant's key by one turn.
 - At most `limit` keys are stored. Further keys are dropped and counted; a resync adds them again.
 """

@@ -43,17 +43,17 @@ def run(drill: DrillRun) -> None:
         time.sleep(PUSH_EVERY_S)
         _push(drill, HIGH)
     drill.wait_until("scale-up still blocked", lambda: _scale(drill).get("reason") == "ScaleUpBlocked", within_s=30)
-    said = _scale(drill)
-    wanted = _wanted(drill)
+    scale_status = _scale(drill)
+    desired = _desired(drill)
     drill.facts |= {
-        "maxDesiredWhileNotReady": max(wanted),
-        "reason": said.get("reason", ""),
-        "message": said.get("message", ""),
+        "maxDesiredWhileNotReady": max(desired),
+        "reason": scale_status.get("reason", ""),
+        "message": scale_status.get("message", ""),
     }
-    drill.expect(max(wanted) == FEWEST, f"{max(wanted)} replicas were requested while none was ready")
+    drill.expect(max(desired) == FEWEST, f"{max(desired)} replicas were requested while none was ready")
     drill.invariants_held.append(
-        f"desired replicas stayed at {FEWEST} in {len(wanted)} recorded status update(s) of the autoscaler: "
-        f"{said.get('reason', '')}, {said.get('message', '')}"
+        f"desired replicas stayed at {FEWEST} in {len(desired)} recorded status update(s) of the autoscaler: "
+        f"{scale_status.get('reason', '')}, {scale_status.get('message', '')}"
     )
     well.touch(mode=0o644)
     drill.wait_until("the replicas are ready again", lambda: tenant.serving(NAME) == FEWEST, within_s=60)
@@ -75,7 +75,7 @@ def _scaled_up(drill: DrillRun) -> bool:
     return int(_scale(drill).get("replicas", 0)) > FEWEST
 
 
-def _wanted(drill: DrillRun) -> list[int]:
+def _desired(drill: DrillRun) -> list[int]:
     """All replica counts that the autoscaler wrote since the failure."""
     found = [_scale(drill)["replicas"]]
     for step in drill.changes():

@@ -31,7 +31,7 @@ class DrillOptions(msgspec.Struct, frozen=True):
 
 
 class Drill(msgspec.Struct, frozen=True):
-    """`simulated` is the scenario that simulates the same failure; `about_s` is the typical duration."""
+    """A rehearsed failure. `simulated_by` is the scenario that simulates the same failure."""
 
     name: str
     failure: str

@@ -199,8 +199,8 @@ def writer_roles(kind: str, groups: tuple[str, ...], before: Item | None, after:
     if kind == "Term":
         return ("election",)
     if kind == "Assignment" and ({"spec", "metadata"} & set(groups)):
-        spec, was = after["spec"], (before or {}).get("spec", {})
-        paused = before is not None and spec.get("suspended") != was.get("suspended")
+        spec, old_spec = after["spec"], (before or {}).get("spec", {})
+        paused = before is not None and spec.get("suspended") != old_spec.get("suspended")
         return ("recover",) if paused or spec.get("purpose") == "Recovery" else ("assign",)
     chosen = groups if op == "changed" else tuple(g for g in groups if g == "spec") or groups
     found: list[str] = []

@@ -10,9 +10,10 @@ START_TIME_METRIC = "process_start_time_seconds"
 FAMILIES = (
     "holdfast_authority_responses_total", "holdfast_authority_conflicts_total", "holdfast_authority_read_backs_total",
     "holdfast_authority_fences_total", "holdfast_election_changes_total", "holdfast_scheduler_responses_total",
-    "holdfast_scheduler_unanswered_proposals_total", "holdfast_scheduler_planned_total", "holdfast_scheduler_shadow_total",
-    "holdfast_controller_conflicts_total", "holdfast_store_commits_total", "holdfast_store_key_writes_total",
-    "holdfast_gate_commits_total", "holdfast_server_refused_total", "holdfast_queue_dropped_total",
+    "holdfast_scheduler_unanswered_proposals_total", "holdfast_scheduler_planned_total",
+    "holdfast_scheduler_shadow_total", "holdfast_controller_conflicts_total", "holdfast_store_commits_total",
+    "holdfast_store_key_writes_total", "holdfast_gate_commits_total", "holdfast_server_refused_total",
+    "holdfast_queue_dropped_total",
 )  # fmt: skip
 
 
@@ -44,6 +45,6 @@ def counter_increases(before: CounterReadings, after: CounterReadings) -> Counte
     return found
 
 
-def sum_series(found: CounterReadings, family: str, *words: str) -> float:
+def sum_series(found: CounterReadings, family: str, *labels: str) -> float:
     """The sum of a family's series that contain all these words."""
-    return sum(v for (_, series), v in found.items() if series.startswith(family) and all(w in series for w in words))
+    return sum(v for (_, series), v in found.items() if series.startswith(family) and all(w in series for w in labels))

@@ -50,7 +50,7 @@ class DrillRun:
         self.facts: dict[str, Any] = {"region": region}
         self.invariants_held: list[str] = []
         self.failure_s = 0.0
-        self._chronicle = ChangeRecorder(layout, self.platform)
+        self._recorder = ChangeRecorder(layout, self.platform)
         self._undoing: list[tuple[str, Callable[[], None]]] = []
         self._before: counters.CounterReadings = {}
         self._undone_s = 0.0
@@ -61,7 +61,7 @@ class DrillRun:
 
     def start(self) -> None:
         self.require_healthy_platform()
-        self._chronicle.start()
+        self._recorder.start()
         self._before = counters.read_counters(self.observer)
 
     def require_healthy_platform(self) -> None:
@@ -87,16 +87,16 @@ class DrillRun:
         to the failure."""
         deadline = time.monotonic() + QUIET_TIMEOUT_S
         while time.monotonic() < deadline:
-            recent = self._chronicle.changes(since_s=self._chronicle.now_s() - QUIET_S)
+            recent = self._recorder.changes(since_s=self._recorder.now_s() - QUIET_S)
             if not any(incident_questions.is_controller_decision(step) for step in recent):
                 break
             time.sleep(POLL_EVERY_S)
-        self.failure_s = self._chronicle.now_s()
+        self.failure_s = self._recorder.now_s()
         self.clock.clear()
         self.say(f"   0.0 s  {subject}")
 
     def now_s(self) -> float:
-        return self._chronicle.now_s() - self.failure_s
+        return self._recorder.now_s() - self.failure_s
 
     def wall_s(self) -> float:
         """Wall-clock time, to compare with timestamps in objects."""
@@ -148,7 +148,7 @@ class DrillRun:
 
     def changes(self) -> list[RecordedChange]:
         """Changes recorded since the failure."""
-        return self._chronicle.changes(since_s=self.failure_s)
+        return self._recorder.changes(since_s=self.failure_s)
 
     def counter_increases(self) -> counters.CounterReadings:
         return counters.counter_increases(self._before, counters.read_counters(self.observer))
@@ -160,7 +160,7 @@ class DrillRun:
     # The end
 
     def undo(self) -> None:
-        self._undone_s = self._chronicle.now_s() - self.failure_s
+        self._undone_s = self._recorder.now_s() - self.failure_s
         while self._undoing:
             subject, undo = self._undoing.pop()
             try:
@@ -171,7 +171,7 @@ class DrillRun:
                 self.failures.append(f"undo of {subject} failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        self._chronicle.stop()
+        self._recorder.stop()
         self.observer.close()
 
     def unreturned_after_cleanup(self) -> list[str]:
@@ -229,7 +229,7 @@ class DrillRun:
         )
 
     def _events(self) -> list[tuple[str, Item]]:
-        since = self._chronicle.began_at + self.failure_s - 1.0
+        since = self._recorder.began_at + self.failure_s - 1.0
         found = []
         for cell in ("global", *self.observer.regions):
             for event in self.observer.events(cell):

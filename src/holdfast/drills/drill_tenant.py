@@ -76,11 +76,11 @@ class DrillTenant:
         """Deletes the tenant and waits until it is gone."""
         path = f"/apis/holdfast.dev/v1/tenants/{TENANT}"
         deadline = time.monotonic() + DELETION_TIMEOUT_S
-        asked = False
+        requested = False
         while time.monotonic() < deadline:
             try:
-                self._api.request("GET" if asked else "DELETE", path)
-                asked = True
+                self._api.request("GET" if requested else "DELETE", path)
+                requested = True
             except ApiRefusal as refusal:
                 if refusal.status == NOT_FOUND:
                     return

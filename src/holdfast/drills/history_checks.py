@@ -49,9 +49,9 @@ def check_immutable_decisions(steps: Sequence[RecordedChange]) -> tuple[list[str
         if step.kind in ("Binding", "Reservation"):
             checked += 1
             for field in ("node", "intent", "policyRevision", "devices"):
-                was, now = step.before["spec"].get(field), step.after["spec"].get(field)
-                if was != now:
-                    found.append(f"S10: {field} of {step.subject} in {step.cell} changed from {was} to {now}")
+                old, new = step.before["spec"].get(field), step.after["spec"].get(field)
+                if old != new:
+                    found.append(f"S10: {field} of {step.subject} in {step.cell} changed from {old} to {new}")
     return found, checked
 
 

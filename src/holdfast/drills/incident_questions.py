@@ -37,25 +37,25 @@ HEARTBEAT_FIELDS = frozenset({"lastContactAt", "lastSequence", "at", "sequence"}
 
 def desired_state_changes(steps: Sequence[RecordedChange]) -> list[str]:
     """Spec changes with their writer; created and deleted replicas as counts."""
-    told = [
-        f"+{s.at_s:.1f} s {s.cell}: {_who(s)}{s.op} {s.subject}{_what(s, 'spec')}"
+    answers = [
+        f"+{s.at_s:.1f} s {s.cell}: {_writer(s)}{s.op} {s.subject}{_what(s, 'spec')}"
         for s in steps
         if s.kind in DESIRED_STATE_KINDS and (s.op != "changed" or any(g.startswith("spec") for g in s.groups))
     ]
     counted = Counter((s.cell, s.op) for s in steps if s.kind == "Replica" and s.op != "changed")
     told_last = [f"{cell}: replicate {op} {n} replica(s)" for (cell, op), n in sorted(counted.items())]
-    return [*_few(told), *told_last] or ["none: no spec changed in any cell"]
+    return [*_few(answers), *told_last] or ["none: no spec changed in any cell"]
 
 
 def first_controllers(steps: Sequence[RecordedChange]) -> list[str]:
     """The controllers that wrote after the failure, in order, each with its first write."""
-    seen: dict[str, RecordedChange] = {}
+    first_changes: dict[str, RecordedChange] = {}
     for step in steps:
         if is_controller_decision(step):
             for role in step.roles:
                 if role not in NON_CONTROLLER_ROLES:
-                    seen.setdefault(role, step)
-    first = [(r, s) for r, s in seen.items() if r not in SUMMARY_CONTROLLERS] or list(seen.items())
+                    first_changes.setdefault(role, step)
+    first = [(r, s) for r, s in first_changes.items() if r not in SUMMARY_CONTROLLERS] or list(first_changes.items())
     lines = [f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{_what(s)}" for role, s in first]
     return _few(lines) or ["none: no controller wrote"]
 
@@ -69,7 +69,7 @@ def is_controller_decision(step: RecordedChange) -> bool:
 
 def partial_progress(steps: Sequence[RecordedChange]) -> list[str]:
     """Stages that replicas reached with times, pending reasons, progress of recoveries, and repairs."""
-    lines = [*_stages(steps), *_waits(steps), *_recoveries(steps), *_repairs(steps)]
+    lines = [*_stages(steps), *_pending_lines(steps), *_recoveries(steps), *_repairs(steps)]
     return lines or ["none: nothing was in progress"]
 
 
@@ -79,20 +79,20 @@ def _stages(steps: Sequence[RecordedChange]) -> Iterator[str]:
     for step in steps:
         if step.kind != "Replica" or step.after is None:
             continue
-        now = stage(msgspec.convert(step.after, Replica))
+        new = stage(msgspec.convert(step.after, Replica))
         uid = step.after["metadata"]["uid"]
-        was = last.get(uid)
-        if was is None and step.before is not None:
-            was = stage(msgspec.convert(step.before, Replica))
-        if now is not was:
-            reached.setdefault(now.value, []).append(step.at_s)
-        last[uid] = now
+        old = last.get(uid)
+        if old is None and step.before is not None:
+            old = stage(msgspec.convert(step.before, Replica))
+        if new is not old:
+            reached.setdefault(new.value, []).append(step.at_s)
+        last[uid] = new
     order = {s.value: i for i, s in enumerate(Stage)}
     for name, times in sorted(reached.items(), key=lambda pair: order[pair[0]]):
         yield f"{name}: {len(times)} replica(s), first +{times[0]:.1f} s, last +{times[-1]:.1f} s"
 
 
-def _waits(steps: Sequence[RecordedChange]) -> list[str]:
+def _pending_lines(steps: Sequence[RecordedChange]) -> list[str]:
     found: dict[str, float] = {}
     for step in steps:
         if step.kind == "SchedulingRequest" and step.after is not None:
@@ -114,8 +114,8 @@ def _repairs(steps: Sequence[RecordedChange]) -> list[str]:
     for step in steps:
         if step.kind == "Replica" and "status.repair" in step.groups and step.after is not None:
             block = step.after.get("status", {}).get("repair") or {}
-            said = f"{block.get('reason')} {block.get('state')}: {block.get('message')}" if block else "withdrawn"
-            found.append(f"+{step.at_s:.1f} s repair of {step.namespace}/{step.name}: {said}")
+            text = f"{block.get('reason')} {block.get('state')}: {block.get('message')}" if block else "withdrawn"
+            found.append(f"+{step.at_s:.1f} s repair of {step.namespace}/{step.name}: {text}")
     return _few(found)
 
 
@@ -123,9 +123,14 @@ def telemetry_lines(
     moved: CounterReadings, events: Iterable[tuple[str, Item]], steps: Sequence[RecordedChange]
 ) -> list[str]:
     """Increased counters, emitted events and recorded decisions."""
-    lines = [f"{cell}: {series} +{value:g}" for (cell, series), value in sorted(moved.items()) if _telling(series)]
-    said = Counter((cell, e.get("reportingComponent", ""), e["reason"]) for cell, e in events)
-    spoken = [f"{cell}: event {reason} by {who}, {_times(n)}" for (cell, who, reason), n in said.most_common(LINES_MAX)]
+    lines = [
+        f"{cell}: {series} +{value:g}" for (cell, series), value in sorted(moved.items()) if _is_informative(series)
+    ]
+    counts = Counter((cell, e.get("reportingComponent", ""), e["reason"]) for cell, e in events)
+    spoken = [
+        f"{cell}: event {reason} by {component}, {_times(n)}"
+        for (cell, component, reason), n in counts.most_common(LINES_MAX)
+    ]
     made = Counter(
         (s.cell, s.after["spec"].get("policyRevision", ""))
         for s in steps if s.kind == "Decision" and s.op == "created" and s.after is not None
@@ -134,7 +139,7 @@ def telemetry_lines(
     return [*_few(lines, LINES_MAX * 2), *spoken, *decided] or ["none: no counter increased and no event was emitted"]
 
 
-def _telling(series: str) -> bool:
+def _is_informative(series: str) -> bool:
     """Whether the series is significant. Some counters increase all the time."""
     usual = 'result="Accepted",verb="renew"' in series
     return not usual and not series.startswith(("holdfast_store_", "holdfast_gate_commits"))
@@ -147,32 +152,33 @@ def recovery_path(steps: Sequence[RecordedChange], left: Sequence[str]) -> list[
     for step in steps:
         if step.op == "deleted" and step.kind in ("Binding", "Reservation", "Replica"):
             freed[f"{step.cell}: {step.kind}s deleted"] += 1
-        elif step.kind == "Recovery" and _was(step, "status", "phase") != _is(step, "status", "phase"):
-            lines.append(f"+{step.at_s:.1f} s recover: {step.subject} {_is(step, 'status', 'phase')}")
-        elif step.kind == "Override" and _was(step, "status", "phase") != _is(step, "status", "phase"):
-            now = _is(step, "status", "phase") or "deleted"
-            lines.append(f"+{step.at_s:.1f} s override: {step.subject} {now}")
+        elif step.kind == "Recovery" and _old_value(step, "status", "phase") != _new_value(step, "status", "phase"):
+            lines.append(f"+{step.at_s:.1f} s recover: {step.subject} {_new_value(step, 'status', 'phase')}")
+        elif step.kind == "Override" and _old_value(step, "status", "phase") != _new_value(step, "status", "phase"):
+            new = _new_value(step, "status", "phase") or "deleted"
+            lines.append(f"+{step.at_s:.1f} s override: {step.subject} {new}")
         elif step.kind in DESIRED_STATE_KINDS - {"Node"} and (step.op == "deleted" or step.kind == "SchedulerPolicy"):
-            lines.append(f"+{step.at_s:.1f} s {step.cell}: {_who(step)}{step.op} {step.subject}{_what(step, 'spec')}")
+            change = f"{_writer(step)}{step.op} {step.subject}{_what(step, 'spec')}"
+            lines.append(f"+{step.at_s:.1f} s {step.cell}: {change}")
     checked = "cleanup check: all resources returned" if not left else f"cleanup check: {len(left)} not returned"
     return [*_few(lines, LINES_MAX * 2), *(f"{what}, {_times(n)}" for what, n in freed.items()), checked]
 
 
-def _who(step: RecordedChange) -> str:
+def _writer(step: RecordedChange) -> str:
     """The writer, if it is unambiguous. Changes of user-owned fields are made by a user."""
-    people = {"operator", "user"}
+    human_roles = {"operator", "user"}
     if step.kind == "Override" and not is_break_glass(step.name):
-        people.add("region")  # a region writes only break-glass overrides
-    if step.roles and set(step.roles) <= people:
+        human_roles.add("region")  # a region writes only break-glass overrides
+    if step.roles and set(step.roles) <= human_roles:
         return "a user "
     return f"{step.roles[0]} " if len(step.roles) == 1 else ""
 
 
-def _was(step: RecordedChange, *path: str) -> Any:
+def _old_value(step: RecordedChange, *path: str) -> Any:
     return _at(step.before, path)
 
 
-def _is(step: RecordedChange, *path: str) -> Any:
+def _new_value(step: RecordedChange, *path: str) -> Any:
     return _at(step.after, path)
 
 
@@ -189,8 +195,8 @@ def _what(step: RecordedChange, under: str = "") -> str:
     groups = [g for g in step.groups if g.startswith(under)] if under else list(step.groups)
     found: list[str] = []
     for group in groups:
-        was, now = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
-        found += [text for text in _differences(was, now, group.rpartition(".")[2]) if not _beats(text)]
+        old, new = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
+        found += [text for text in _differences(old, new, group.rpartition(".")[2]) if not _beats(text)]
     shown = "; ".join(found[:FIELDS_MAX])
     return f" ({shown[:TEXT_CHARS_MAX]})" if shown else ""
 
@@ -204,24 +210,24 @@ def is_heartbeat_only(step: RecordedChange) -> bool:
     if step.op != "changed" or step.after is None:
         return False
     for group in step.groups:
-        was, now = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
-        if not all(_beats(text) for text in _differences(was, now, group.rpartition(".")[2])):
+        old, new = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
+        if not all(_beats(text) for text in _differences(old, new, group.rpartition(".")[2])):
             return False
     return True
 
 
-def _differences(was: Any, now: Any, name: str) -> Iterator[str]:
-    if isinstance(was, dict) or isinstance(now, dict):
-        old, new = was or {}, now or {}
-        if isinstance(old, dict) and isinstance(new, dict):
-            for key in sorted({*old, *new}):
-                if old.get(key) != new.get(key):
-                    yield from _differences(old.get(key), new.get(key), f"{name}.{key}")
+def _differences(old: Any, new: Any, name: str) -> Iterator[str]:
+    if isinstance(old, dict) or isinstance(new, dict):
+        old_fields, new_fields = old or {}, new or {}
+        if isinstance(old_fields, dict) and isinstance(new_fields, dict):
+            for key in sorted({*old_fields, *new_fields}):
+                if old_fields.get(key) != new_fields.get(key):
+                    yield from _differences(old_fields.get(key), new_fields.get(key), f"{name}.{key}")
             return
-    if isinstance(was, list) or isinstance(now, list):
+    if isinstance(old, list) or isinstance(new, list):
         yield f"{name} changed"
     else:
-        yield f"{name} {was if was is not None else 'unset'} → {now if now is not None else 'unset'}"
+        yield f"{name} {old if old is not None else 'unset'} → {new if new is not None else 'unset'}"
 
 
 def _times(count: int) -> str:

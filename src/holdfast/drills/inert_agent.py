@@ -26,7 +26,7 @@ NOT_FOUND = 404
 
 
 class InertAgent:
-    """Renews its lease until `hush` or `remove`. Its node is deleted at the end of the drill."""
+    """Renews its lease until it is silenced or removed. Its node is deleted at the end of the drill."""
 
     def __init__(self, drill: DrillRun, labels: dict[str, str]) -> None:
         self._drill = drill
@@ -50,8 +50,8 @@ class InertAgent:
         threading.Thread(target=self._keep, name="inert agent", daemon=True).start()
 
     def _renew(self) -> None:
-        asked = {"items": [{"node": NODE, "epoch": self._epoch}]}
-        answer: Any = self._api.request("POST", "/placement/v1/renew", asked)
+        body = {"items": [{"node": NODE, "epoch": self._epoch}]}
+        answer: Any = self._api.request("POST", "/placement/v1/renew", body)
         self._epoch = answer["results"][0].get("epoch") or self._epoch
 
     def _report(self) -> None:

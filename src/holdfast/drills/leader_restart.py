@@ -31,7 +31,7 @@ def run(drill: DrillRun) -> None:
     bindings = tenant.bindings(NAME)
     drill.expect(len(bindings) == REPLICAS, f"{len(bindings)} bindings for {REPLICAS} replicas")
     after = _terms(drill)
-    risen = {name: f"{terms.get(name, 0)} → {held}" for name, held in after.items() if held > terms.get(name, 0)}
+    risen = {name: f"{terms.get(name, 0)} → {term}" for name, term in after.items() if term > terms.get(name, 0)}
     drill.expect("authority" in risen, "the authority's term did not increase, so its old fencing token stays valid")
     drill.facts["terms"] = ", ".join(f"{name} {change}" for name, change in sorted(risen.items()))
     drill.facts["elections"] = round(counters.sum_series(drill.counter_increases(), "holdfast_election_changes_total"))

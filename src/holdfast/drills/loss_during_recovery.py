@@ -11,7 +11,7 @@ def run(drill: DrillRun) -> None:
     observer = drill.observer
     known = {r["metadata"]["name"] for r in observer.list("recoveries")}
     names = process_names(drill.plan)
-    drill.add_undo(f"region {drill.region}", lambda: _back(drill, names))
+    drill.add_undo(f"region {drill.region}", lambda: _restore(drill, names))
     hold_down(drill.layout, names)
     drill.failure_starts(f"region {drill.region} is killed")
     drill.facts["processesKilled"] = kill_processes(drill.layout, names)
@@ -19,7 +19,7 @@ def run(drill: DrillRun) -> None:
         return
     target = _targets(drill, known)[0]
     node = f"agent-{region_plan(drill.platform, target).agents[-1].name}"
-    drill.add_undo(f"node {node}", lambda: _back(drill, [node]))
+    drill.add_undo(f"node {node}", lambda: _restore(drill, [node]))
     hold_down(drill.layout, [node])
     kill_processes(drill.layout, [node])
     drill.mark(f"a node of {target} is killed")
@@ -38,7 +38,7 @@ def run(drill: DrillRun) -> None:
     drill.wait_until("the recovery is closed", lambda: _closed(drill, known))
 
 
-def _back(drill: DrillRun, names: list[str]) -> None:
+def _restore(drill: DrillRun, names: list[str]) -> None:
     allow_restart(drill.layout, names)
 
 

@@ -44,10 +44,10 @@ def hold_down(layout: Layout, names: Iterable[str]) -> None:
 def allow_restart(layout: Layout, names: Iterable[str] | None = None) -> list[str]:
     """Lets the supervisor restart the named processes, or all that are held down. Returns their names."""
     folder = layout.held_down("any").parent
-    wanted = list(names) if names is not None else sorted(p.name for p in folder.glob("*"))
-    for name in wanted:
+    targets = list(names) if names is not None else sorted(p.name for p in folder.glob("*"))
+    for name in targets:
         layout.held_down(name).unlink(missing_ok=True)
-    return wanted
+    return targets
 
 
 def kill_processes(layout: Layout, names: Iterable[str]) -> int:
@@ -82,6 +82,6 @@ def task_processes(layout: Layout, agent: str) -> Iterator[ProcessIdentity]:
             command = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        keeper = any(word.startswith(inside) for word in command) and own not in command
+        keeper = any(argument.startswith(inside) for argument in command) and own not in command
         if keeper or not tasks.isdisjoint(environment):
             yield identity

@@ -17,19 +17,19 @@ def run(drill: DrillRun, *, seconds: float) -> None:
     observer = drill.observer
     node = _busiest(drill)
     names = ["cell-global", f"agent-{node}"]
-    wanted = len(_serving(drill))
-    drill.expect(wanted, f"no replica served in {drill.region} before the partition")
+    expected = len(_serving(drill))
+    drill.expect(expected, f"no replica served in {drill.region} before the partition")
     known = {r["metadata"]["name"] for r in observer.list("recoveries")}
-    drill.facts |= {"lostNode": node, "partitionSeconds": seconds, "servingBefore": wanted}
-    drill.add_undo("the global cell and the node", lambda: _back(drill, names))
+    drill.facts |= {"lostNode": node, "partitionSeconds": seconds, "servingBefore": expected}
+    drill.add_undo("the global cell and the node", lambda: _restore(drill, names))
     hold_down(drill.layout, names)
-    drill.failure_starts(f"the global cell and node {node} are killed; {wanted} replicas serve in {drill.region}")
+    drill.failure_starts(f"the global cell and node {node} are killed; {expected} replicas serve in {drill.region}")
     kill_processes(drill.layout, names)
     ends_mono_s = time.monotonic() + seconds
-    drill.wait_until("the region detects the lost node", lambda: len(_serving(drill)) < wanted, within_s=seconds)
+    drill.wait_until("the region detects the lost node", lambda: len(_serving(drill)) < expected, within_s=seconds)
     left_s = ends_mono_s - time.monotonic()
     drill.wait_until(
-        "replaced without the global cell", lambda: len(_serving(drill)) >= wanted, within_s=max(1.0, left_s)
+        "replaced without the global cell", lambda: len(_serving(drill)) >= expected, within_s=max(1.0, left_s)
     )
     drill.wait_until("the partition ends", lambda: time.monotonic() >= ends_mono_s, within_s=seconds)
     allow_restart(drill.layout, names)
@@ -45,7 +45,7 @@ def _busiest(drill: DrillRun) -> str:
     return max((a.name for a in drill.plan.agents), key=served.count)
 
 
-def _back(drill: DrillRun, names: list[str]) -> None:
+def _restore(drill: DrillRun, names: list[str]) -> None:
     allow_restart(drill.layout, names)
 
 

@@ -118,15 +118,15 @@ def _live(binding: Item) -> bool:
 
 def _unique(region: str, bindings: list[Item]) -> list[str]:
     """S1: one live Binding per replica identity."""
-    seen: dict[str, str] = {}
+    endpoints: dict[str, str] = {}
     found = []
     for binding in bindings:
         uid = binding["spec"]["intent"]["replicaUid"]
         name = binding["metadata"]["name"]
         if _live(binding):
-            if uid in seen:
-                found.append(f"S1: replica {uid} is bound twice in {region}: {seen[uid]} and {name}")
-            seen[uid] = name
+            if uid in endpoints:
+                found.append(f"S1: replica {uid} is bound twice in {region}: {endpoints[uid]} and {name}")
+            endpoints[uid] = name
     return found
 
 
@@ -135,10 +135,10 @@ def _capacity(region: str, bindings: list[Item], nodes: list[Item]) -> list[str]
     found = []
     for node in nodes:
         name = node["metadata"]["name"]
-        mine = [b for b in bindings if b["spec"]["node"] == name]
+        node_bindings = [b for b in bindings if b["spec"]["node"] == name]
         claimed: Amounts = {}
         owners: dict[str, int] = {}
-        for binding in mine:
+        for binding in node_bindings:
             add(claimed, amounts(binding["spec"].get("resources", {})))
             for device in binding["spec"].get("devices", []):
                 owners[device["id"]] = owners.get(device["id"], 0) + device.get("milli", 1000)
@@ -190,11 +190,11 @@ def _grants(quotas: list[Item], grants: list[Item], overrides: list[Item]) -> li
             "Emergency": emergency,
         }
         for which, total in totals.items():
-            given: Amounts = {}
+            granted: Amounts = {}
             for grant in grants:
                 if grant["metadata"]["namespace"] == tenant and grant["spec"]["grantClass"] == which:
-                    add(given, amounts(grant["spec"].get("limit", {})))
-            over = shortfall(given, total)
+                    add(granted, amounts(grant["spec"].get("limit", {})))
+            over = shortfall(granted, total)
             if over:
                 found.append(f"S3: {which} grants of tenant {tenant} exceed the quota by {amounts_text(over)}")
     return found

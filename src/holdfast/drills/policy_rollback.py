@@ -24,8 +24,8 @@ def run(drill: DrillRun) -> None:
     packing = {**before["spec"]["rules"], "scores": [{"name": "Packing", "weight": 5}]}
     drill.failure_starts(f"policy {POLICY}: revision {old_revision} is replaced by rules with a Packing score")
     _set(drill, {"stage": "Active", "canaryRegions": [], "rules": packing})
-    drill.wait_until("the region uses the new revision", lambda: _decides(drill) != old_revision, within_s=30)
-    new_revision = _decides(drill)
+    drill.wait_until("the region uses the new revision", lambda: _policy_in_use(drill) != old_revision, within_s=30)
+    new_revision = _policy_in_use(drill)
     tenant.workload("starting", REPLICAS, starts_s=STARTS_S)
     drill.wait_until("its replicas are bound", lambda: len(tenant.bindings("starting")) == REPLICAS, within_s=30)
     bound = _places(tenant.bindings("starting"))
@@ -33,14 +33,18 @@ def run(drill: DrillRun) -> None:
     drill.expect(tenant.serving("starting") < REPLICAS, "all replicas served before the policy was rolled back")
     _set(drill, before["spec"])
     drill.mark("the policy is rolled back")
-    drill.wait_until("the region uses the old revision", lambda: _decides(drill) == old_revision, within_s=30)
+    drill.wait_until("the region uses the old revision", lambda: _policy_in_use(drill) == old_revision, within_s=30)
     tenant.workload("later", 2)
     drill.wait_until("later replicas are bound", lambda: len(tenant.bindings("later")) == 2, within_s=30)
     drill.wait_until("the starting replicas serve", lambda: tenant.serving("starting") == REPLICAS, within_s=60)
-    kept = _places(tenant.bindings("starting"))
+    current_places = _places(tenant.bindings("starting"))
     drill.record_invariant(
         "S10, bound replicas keep node, intent and policy revision",
-        [f"S10: {name} had {was}, has {kept.get(name)}" for name, was in bound.items() if kept.get(name) != was],
+        [
+            f"S10: {name} had {old_place}, has {current_places.get(name)}"
+            for name, old_place in bound.items()
+            if current_places.get(name) != old_place
+        ],
         len(bound),
     )
     after = observer.get("schedulerpolicies", POLICY)["status"]
@@ -60,13 +64,13 @@ def _places(bindings: list[Item]) -> dict[str, Item]:
     return {b["metadata"]["name"]: {f: b["spec"].get(f) for f in fields} for b in bindings}
 
 
-def _decides(drill: DrillRun) -> str:
+def _policy_in_use(drill: DrillRun) -> str:
     """The policy revision that the region reports."""
     report = drill.observer.get("regions", drill.region).get("status", {}).get("report", {})
     return str(report.get("policy", ""))
 
 
 def _set(drill: DrillRun, spec: Item) -> None:
-    wanted = {"stage": spec.get("stage", "Active"), "canaryRegions": spec.get("canaryRegions", []),
+    restored = {"stage": spec.get("stage", "Active"), "canaryRegions": spec.get("canaryRegions", []),
               "rules": spec["rules"]}  # fmt: skip
-    drill.observer.api().request("PATCH", PATH, {"spec": wanted}, content_type=MERGE_PATCH)
+    drill.observer.api().request("PATCH", PATH, {"spec": restored}, content_type=MERGE_PATCH)

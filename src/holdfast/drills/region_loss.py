@@ -29,7 +29,7 @@ def run(drill: DrillRun, *, fail_back: bool) -> None:
         )
     names = process_names(drill.plan)
     seconds: dict[str, float] = {}
-    drill.add_undo(f"region {drill.region}", lambda: _back(drill, names))
+    drill.add_undo(f"region {drill.region}", lambda: _restore(drill, names))
     hold_down(drill.layout, names)
     drill.failure_starts(f"region {drill.region} is killed")
     lost_at = drill.wall_s()
@@ -39,14 +39,14 @@ def run(drill: DrillRun, *, fail_back: bool) -> None:
     drill.expect(recovery, f"no Recovery was opened for region {drill.region}")
     _read_clock(drill, recovery, lost_at)
     _check_addresses(drill)
-    _tell(drill, recovery, seconds, served=served)
+    _print_timeline(drill, recovery, seconds, served=served)
     if fail_back and recovery:
         drill.say(f"restarting region {drill.region}; waiting for failback")
         allow_restart(drill.layout, names)
         drill.wait_until("recovery Closed", lambda: _closed(drill))
 
 
-def _back(drill: DrillRun, names: list[str]) -> None:
+def _restore(drill: DrillRun, names: list[str]) -> None:
     allow_restart(drill.layout, names)
 
 
@@ -58,7 +58,7 @@ def _served(drill: DrillRun, seconds: dict[str, float]) -> bool:
         drill.mark(f"region {state.lower()}")
     if state != "Lost":
         return False
-    done = True
+    all_recovered = True
     for workload in drill.observer.critical_workloads():
         name = f"{workload['metadata']['namespace']}/{workload['metadata']['name']}"
         enough = workload["spec"]["recovery"].get("minServing", 4)
@@ -66,8 +66,8 @@ def _served(drill: DrillRun, seconds: dict[str, float]) -> bool:
         if name not in seconds and max(elsewhere.values(), default=0) >= enough:
             seconds[name] = round(drill.now_s(), 2)
             drill.say(f"{seconds[name]:6.1f} s  {name}: {elsewhere}")
-        done = done and name in seconds
-    return done
+        all_recovered = all_recovered and name in seconds
+    return all_recovered
 
 
 def _recorded(drill: DrillRun) -> Item:
@@ -118,7 +118,7 @@ def _closed(drill: DrillRun) -> bool:
     return bool(phase == "Closed")
 
 
-def _tell(drill: DrillRun, recovery: Item, seconds: dict[str, float], *, served: bool) -> None:
+def _print_timeline(drill: DrillRun, recovery: Item, seconds: dict[str, float], *, served: bool) -> None:
     rows: list[dict[str, Any]] = recovery.get("status", {}).get("workloads", [])
     slowest = max(seconds.values(), default=0.0)
     deadline_s = float(recovery.get("spec", {}).get("deadlineSeconds", 300))

@@ -31,7 +31,7 @@ def run(drill: DrillRun) -> None:
     tolerates = [{"key": TAINT["key"], "value": TAINT["value"], "effect": TAINT["effect"]}]
     tenant.workload(NAME, 1, placement={"nodeSelector": LABELS, "tolerations": tolerates})
     drill.failure_starts(f"a replica is bound to the inert node {NODE}; {victim} is killed")
-    drill.add_undo(victim, lambda: _back(drill, [victim]))
+    drill.add_undo(victim, lambda: _restore(drill, [victim]))
     hold_down(drill.layout, [victim])
     kill_processes(drill.layout, [victim])
     if not drill.wait_until("the replica is bound", lambda: len(tenant.bindings(NAME)) == 1, within_s=30):
@@ -45,9 +45,9 @@ def run(drill: DrillRun) -> None:
     drill.mark("the pause is revoked")
     drill.wait_until("repair requests a reschedule", lambda: _state(tenant) == "ReleaseRequested", within_s=30)
     drill.wait_until("the release is decided", lambda: _released(tenant.replicas(NAME)[0]), within_s=30)
-    kept = tenant.bindings(NAME)
+    bindings = tenant.bindings(NAME)
     drill.expect(
-        len(kept) == 1 and not kept[0]["spec"].get("quotaReleased"),
+        len(bindings) == 1 and not bindings[0]["spec"].get("quotaReleased"),
         "the claim was released before the stop was acknowledged or the node was fenced",
     )
     mute.stop_renewing()
@@ -90,7 +90,7 @@ def _delete(drill: DrillRun) -> None:
             raise
 
 
-def _back(drill: DrillRun, names: list[str]) -> None:
+def _restore(drill: DrillRun, names: list[str]) -> None:
     allow_restart(drill.layout, names)
 
 

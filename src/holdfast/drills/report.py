@@ -43,16 +43,16 @@ class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
 
     def as_json(self) -> dict[str, Any]:
         """The report for scripts, with the facts at the top level."""
-        told: dict[str, Any] = {"drill": self.drill, "passed": self.passed, **self.facts}
-        told |= {"clock": self.clock, "violations": self.violations, "failures": self.failures}
-        told["unreturned"] = self.unreturned
+        document: dict[str, Any] = {"drill": self.drill, "passed": self.passed, **self.facts}
+        document |= {"clock": self.clock, "violations": self.violations, "failures": self.failures}
+        document["unreturned"] = self.unreturned
         if self.answers is not None:
-            told["questions"] = {QUESTIONS[f]: getattr(self.answers, f) for f in QUESTIONS}
-        return told
+            document["questions"] = {QUESTIONS[f]: getattr(self.answers, f) for f in QUESTIONS}
+        return document
 
     def as_text(self) -> str:
         lines = [f"drill {self.drill}: {'passed' if self.passed else 'FAILED'}"]
-        lines += [f"  {_words(name)}: {value}" for name, value in self.facts.items() if _plain(value)]
+        lines += [f"  {_label(name)}: {value}" for name, value in self.facts.items() if _plain(value)]
         if self.clock:
             lines.append("  clock (seconds after the failure):")
             lines += [f"    {at_s:7.1f}  {stage}" for stage, at_s in sorted(self.clock.items(), key=lambda x: x[1])]
@@ -67,7 +67,7 @@ class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
         return "\n".join(lines)
 
 
-def _words(name: str) -> str:
+def _label(name: str) -> str:
     return re.sub(r"[A-Z]", lambda found: f" {found[0].lower()}", name)
 
 

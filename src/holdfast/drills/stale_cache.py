@@ -36,30 +36,31 @@ def run(drill: DrillRun) -> None:
     drill.wait_until("a large replica is pending", lambda: bool(tenant.replicas("large")), within_s=30)
     large = tenant.replicas("large")[0]
     stays = next((r for r in tenant.replicas("moving") if r["metadata"]["uid"] != moving[0]["metadata"]["uid"]), None)
-    asked: dict[str, Item] = {
+    proposals: dict[str, Item] = {
         "ended attempt": proposal_item(moving[0], node),
         "deleted replica": proposal_item(leaving[0], other),
         "draining node": {**proposal_item(large, node), "intent": current_intent(large)},
         "full node": proposal_item(large, other),
     }
     if stays is not None:
-        asked["bound replica"] = proposal_item(stays, node)
-    answers = proposer.reserve(list(asked.values()))
+        proposals["bound replica"] = proposal_item(stays, node)
+    answers = proposer.reserve(list(proposals.values()))
     drill.mark("the stale proposals are answered")
-    told = {}
-    for what, answer in zip(asked, answers, strict=True):
-        told[what] = f"{answer['result']} {answer.get('reason', '')}".strip()
+    responses = {}
+    for what, answer in zip(proposals, answers, strict=True):
+        responses[what] = f"{answer['result']} {answer.get('reason', '')}".strip()
         drill.expect(answer["result"] != "Accepted", f"a proposal for a {what} was accepted: {answer}")
         if answer["result"] == "Rejected":
             drill.invariants_held.append(
                 f"proposal for a {what}: rejected, {answer['reason']}: {answer.get('message', '')}"
             )
-    drill.facts["answers"] = told
-    drill.facts["responses"] = "; ".join(f"{what}: {said}" for what, said in told.items())
+    drill.facts["answers"] = responses
+    drill.facts["responses"] = "; ".join(f"{what}: {response}" for what, response in responses.items())
     moved = drill.counter_increases()
     refused = counters.sum_series(moved, "holdfast_authority_responses_total", "Rejected")
     drill.expect(
-        refused >= len([t for t in told.values() if t.startswith("Rejected")]), "rejections are missing in the metrics"
+        refused >= len([t for t in responses.values() if t.startswith("Rejected")]),
+        "rejections are missing in the metrics",
     )
     tenant.scale("large", 0)
     patch_node(drill, node, {"drain": False})
@@ -67,9 +68,11 @@ def run(drill: DrillRun) -> None:
 
 
 def _moved(tenant: DrillTenant, replica: Item) -> bool:
-    was = replica["status"]["placement"]
+    placement = replica["status"]["placement"]
     for found in tenant.replicas("moving"):
         if found["metadata"]["uid"] == replica["metadata"]["uid"]:
             now = found["status"]["placement"]
-            return bool(now.get("attempt", 1) > was.get("attempt", 1) and now.get("node") not in ("", was["node"]))
+            return bool(
+                now.get("attempt", 1) > placement.get("attempt", 1) and now.get("node") not in ("", placement["node"])
+            )
     return False

@@ -34,14 +34,14 @@ def _deletions(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
     leases = [msgspec.convert(item, Lease) for item in answer["items"]]
     rows = []
     for kind in stuck_finalizers.kinds_with_finalizers(cell):
-        going = [i for i in observer.list(kind.plural, cell) if i["metadata"].get("deletionTimestamp")]
-        items = [msgspec.convert(item, kind.type) for item in going]
-        for late in stuck_finalizers.stuck_finalizers(items, leases, time.time()):
+        terminating = [i for i in observer.list(kind.plural, cell) if i["metadata"].get("deletionTimestamp")]
+        items = [msgspec.convert(item, kind.type) for item in terminating]
+        for stuck in stuck_finalizers.stuck_finalizers(items, leases, time.time()):
             rows.append(
                 {
-                    "cell": cell, "what": "FinalizerStuck", "object": _name(late.kind, late.namespace, late.name),
-                    "owner": late.owner, "since": late.deleted_at, "deadline": f"{late.deadline_seconds:.0f} s",
-                    "lastHeartbeat": late.heartbeat, "message": stuck_finalizers.stuck_message(late, time.time()),
+                    "cell": cell, "what": "FinalizerStuck", "object": _name(stuck.kind, stuck.namespace, stuck.name),
+                    "owner": stuck.owner, "since": stuck.deleted_at, "deadline": f"{stuck.deadline_seconds:.0f} s",
+                    "lastHeartbeat": stuck.heartbeat, "message": stuck_finalizers.stuck_message(stuck, time.time()),
                 }
             )  # fmt: skip
     return rows
@@ -55,8 +55,8 @@ def _repairs(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "cell": cell, "what": f"Repair{block.get('state', '')}", "object": _of(replica, "Replica"),
-                    "owner": "release" if block.get("state") == "ReleaseRequested" else "repair", "since": block.get("at", ""),
-                    "message": block.get("message", ""),
+                    "owner": "release" if block.get("state") == "ReleaseRequested" else "repair",
+                    "since": block.get("at", ""), "message": block.get("message", ""),
                 }
             )  # fmt: skip
     return rows

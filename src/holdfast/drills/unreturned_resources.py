@@ -22,8 +22,8 @@ def unreturned_resources(observer: PlatformObserver) -> list[str]:
     for grant in observer.list("grants"):
         which = grant["spec"]["grantClass"]
         status = grant.get("status", {})
-        held = amounts(grant["spec"].get("limit", {})) or amounts(status.get("limit", {}))
-        if which != "Normal" and (held or amounts(status.get("used", {}))):
+        limit = amounts(grant["spec"].get("limit", {})) or amounts(status.get("limit", {}))
+        if which != "Normal" and (limit or amounts(status.get("used", {}))):
             found.append(f"grant/{grant['metadata']['namespace']}/{grant['metadata']['name']}: {which} quota")
     for override in observer.list("overrides"):
         status = override.get("status", {})
@@ -42,8 +42,8 @@ def unreturned_resources(observer: PlatformObserver) -> list[str]:
 
 
 def _in_region(observer: PlatformObserver, region: str) -> list[str]:
-    holds = observer.try_list("recoveryslots", region)
-    if holds is None:
+    slots = observer.try_list("recoveryslots", region)
+    if slots is None:
         return [f"region/{region}: unreachable, not checked"]
     known = {o["metadata"]["name"]: o.get("status", {}).get("phase", "") for o in observer.list("overrides")}
     found = [
@@ -53,7 +53,7 @@ def _in_region(observer: PlatformObserver, region: str) -> list[str]:
     ]
     found += [
         f"recoveryslot/{region}/{h['metadata']['name']}: consumed by {h['status']['consumer'].get('claim', '')}"
-        for h in holds
+        for h in slots
         if h.get("status", {}).get("consumer")
     ]
     bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in observer.list("bindings", region)}

@@ -22,7 +22,7 @@ def run(drill: DrillRun) -> None:
     inside = [b for b in tenant.bindings(NAME) if b["spec"]["zone"] == zone]
     drill.facts |= {"zone": zone, "replicasInZone": len(inside)}
     drill.expect(inside, f"no replica of the drill ran in zone {zone}")
-    drill.add_undo(f"zone {zone}", lambda: _back(drill, names))
+    drill.add_undo(f"zone {zone}", lambda: _restore(drill, names))
     hold_down(drill.layout, names)
     drill.failure_starts(f"zone {zone}: {', '.join(names)} and their tasks are killed")
     drill.facts["processesKilled"] = kill_processes(drill.layout, names)
@@ -40,7 +40,7 @@ def run(drill: DrillRun) -> None:
     drill.wait_until("the zone's nodes are live", lambda: not _lost(drill, zone), within_s=120)
 
 
-def _back(drill: DrillRun, names: list[str]) -> None:
+def _restore(drill: DrillRun, names: list[str]) -> None:
     allow_restart(drill.layout, names)
 
 

@@ -93,7 +93,7 @@ def commit_verb(ops: Iterable[str]) -> str:
     return ",".join(dict.fromkeys(ops))
 
 
-class _RefusalCount(msgspec.Struct, gc=False):
+class _RepeatedRefusal(msgspec.Struct, gc=False):
     first_s: float
     last_s: float
     count: int
@@ -108,7 +108,7 @@ class AuditLog:
     def __init__(self, store: Store, ports: Ports) -> None:
         self._store = store
         self._ports = ports
-        self._refusals: dict[tuple[str, str, str, str], _RefusalCount] = {}
+        self._refusals: dict[tuple[str, str, str, str], _RepeatedRefusal] = {}
         self._since_trim = 0
         self._flushing: asyncio.Task[None] | None = None
         self._closed = False
@@ -127,7 +127,7 @@ class AuditLog:
         held = self._refusals.get(key)
         if held is None:
             text = AUDIT_TEXT_CHARS_MAX
-            self._refusals[key] = _RefusalCount(now, now, 1, credential, message[:text], request[:text])
+            self._refusals[key] = _RepeatedRefusal(now, now, 1, credential, message[:text], request[:text])
         else:
             held.last_s, held.count = now, held.count + 1
         self._wake()
@@ -166,7 +166,7 @@ class AuditLog:
             self._since_trim = 0
             await self._store.trim_log(AUDIT_LOG, keep=AUDIT_RECORDS_MAX)
 
-    async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _RefusalCount]]) -> None:
+    async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _RepeatedRefusal]]) -> None:
         for start in range(0, len(refusals), limits.BATCH_WRITES_MAX):
             some = refusals[start : start + limits.BATCH_WRITES_MAX]
             try:
@@ -176,7 +176,7 @@ class AuditLog:
                 raise
             self._since_trim += len(some)
 
-    def _requeue(self, refusals: dict[tuple[str, str, str, str], _RefusalCount]) -> None:
+    def _requeue(self, refusals: dict[tuple[str, str, str, str], _RepeatedRefusal]) -> None:
         for key, held in refusals.items():
             newer = self._refusals.get(key)
             if newer is None:
@@ -196,7 +196,7 @@ class AuditLog:
             await self.flush()
 
 
-def _refusal_record(key: tuple[str, str, str, str], held: _RefusalCount) -> Append:
+def _refusal_record(key: tuple[str, str, str, str], held: _RepeatedRefusal) -> Append:
     principal, verb, resource, reason = key
     made = AuditRecord(
         time=micro_text(held.last_s), first=micro_text(held.first_s), principal=principal, credential=held.credential,

@@ -61,7 +61,9 @@ class RegionClient:
             except ApiRefusal as refusal:
                 if refusal.status != FORBIDDEN_STATUS or not self._tenant or not entry.namespaced:
                     raise
-                found = list_all(self.api, f"/apis/holdfast.dev/v1/namespaces/{quote(self._tenant)}/{entry.plural}", query)
+                found = list_all(
+                    self.api, f"/apis/holdfast.dev/v1/namespaces/{quote(self._tenant)}/{entry.plural}", query
+                )
             self._known[kind, at] = [msgspec.convert(item, entry.type) for item in found]
         return self._known[kind, at]
 
@@ -109,7 +111,9 @@ class RegionClient:
         builder, policy = self.builder(), self.policy(now)
         pending = [r for r in self.list_objects("SchedulingRequest") if self.unplaced_members(r)]
         shares = dominant_shares(builder.tenant_use(), builder.total_capacity())
-        return order_requests(pending, policy.rules.queue, shares, raised_priorities(builder.overrides(), now, self.name))
+        return order_requests(
+            pending, policy.rules.queue, shares, raised_priorities(builder.overrides(), now, self.name)
+        )
 
     def unplaced_members(self, request: SchedulingRequest) -> tuple[RequestMember, ...]:
         return tuple(m for m in request.spec.members if not self.builder().has_claim(m.uid))
@@ -127,26 +131,30 @@ class RegionClient:
 
     def replay(self, decision: Decision, rules: PolicyRules | None = None) -> ReplayResult | NotReplayable:
         try:
-            past = self._past(decision)
+            state = self._history(decision)
         except ApiRefusal as refusal:
             if refusal.status == GONE_STATUS:
                 return NotReplayable("HistoryCompacted", refusal.why)
             raise
-        return replay(self.name, decision, past, rules=rules)
+        return replay(self.name, decision, state, rules=rules)
 
-    def _past(self, decision: Decision) -> ReplayState:
-        wanted = required_history(decision)
+    def _history(self, decision: Decision) -> ReplayState:
+        required = required_history(decision)
         objects: list[Object] = []
-        for kind, revision in wanted.kinds.items():
+        for kind, revision in required.kinds.items():
             objects.extend(self.list_objects(kind, at=revision))
         policy = None
-        if wanted.policy:
-            key = Key("", wanted.policy)
-            policy = self.get_object("PolicyRevision", key) or self.get_object("PolicyRevision", key, at=wanted.policy_revision)
+        if required.policy:
+            key = Key("", required.policy)
+            policy = self.get_object("PolicyRevision", key) or self.get_object(
+                "PolicyRevision", key, at=required.policy_revision
+            )
         return ReplayState(
             objects=tuple(objects),
-            newer_objects={item: self.get_object(item.kind, item.key, at=item.revision) for item in wanted.newer_objects},
-            request=self.get_object("SchedulingRequest", wanted.request, at=wanted.request_revision),
+            newer_objects={
+                item: self.get_object(item.kind, item.key, at=item.revision) for item in required.newer_objects
+            },
+            request=self.get_object("SchedulingRequest", required.request, at=required.request_revision),
             policy=policy,
             decisions=tuple(self.list_objects("Decision")),
         )
@@ -155,15 +163,15 @@ class RegionClient:
 def list_all(api: CellApi, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
     """All items of a list. All pages are read at the revision of the first page."""
     items: list[dict[str, Any]] = []
-    asked = {"limit": str(LIST_PAGE_OBJECTS), **query}
+    parameters = {"limit": str(LIST_PAGE_OBJECTS), **query}
     for _ in range(PAGES_MAX):
-        answer = api.request("GET", path, query=asked)
+        answer = api.request("GET", path, query=parameters)
         items.extend(answer["items"])
         rest = answer.get("metadata", {}).get("continue", "")
         if not rest:
             return items
-        kept = {k: v for k, v in query.items() if not k.startswith("resourceVersion")}
-        asked = {"limit": str(LIST_PAGE_OBJECTS), **kept, "continue": rest}
+        filters = {k: v for k, v in query.items() if not k.startswith("resourceVersion")}
+        parameters = {"limit": str(LIST_PAGE_OBJECTS), **filters, "continue": rest}
     plural = path.rpartition("/")[2]
     limit = PAGES_MAX * LIST_PAGE_OBJECTS
     raise CommandError(f"{plural}: too many objects to list (limit {limit})", next_step="select one tenant with -n")

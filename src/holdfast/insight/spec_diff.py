@@ -22,7 +22,7 @@ class FieldChange(msgspec.Struct, frozen=True):
     new: Any = None
 
     def __str__(self) -> str:
-        return f"{self.field} {_said(self.old)} → {_said(self.new)}"
+        return f"{self.field} {_format(self.old)} → {_format(self.new)}"
 
 
 class WorkloadChange(msgspec.Struct, frozen=True):
@@ -36,12 +36,12 @@ class WorkloadChange(msgspec.Struct, frozen=True):
         return self.new or bool(self.fields)
 
 
-def workload_change(given: Workload, stored: Workload | None) -> WorkloadChange:
-    """Compares `given`, with defaults applied, with the stored workload."""
-    name = f"{given.metadata.namespace}/{given.metadata.name}"
+def workload_change(new: Workload, stored: Workload | None) -> WorkloadChange:
+    """Compares `new`, with defaults applied, with the stored workload."""
+    name = f"{new.metadata.namespace}/{new.metadata.name}"
     if stored is None:
         return WorkloadChange(name, new=True)
-    found = _differences("", msgspec.to_builtins(stored.spec), msgspec.to_builtins(given.spec))
+    found = _differences("", msgspec.to_builtins(stored.spec), msgspec.to_builtins(new.spec))
     return WorkloadChange(name, fields=tuple(change for _, change in zip(range(FIELDS_MAX), found, strict=False)))
 
 
@@ -54,7 +54,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[FieldChange]:
         yield FieldChange(path, None if old is ABSENT else old, None if new is ABSENT else new)
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None:
         return "nothing"
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

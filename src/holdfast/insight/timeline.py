@@ -80,7 +80,7 @@ def replica_timeline(replica: Replica, evidence: Evidence) -> Timeline:
     events = [
         TimelineEvent(
             replica.metadata.creation_timestamp, "Queued", "replicate",
-            f"created for {replica.spec.assignment}, revision {replica.spec.revision}, rank {replica.spec.priority}",
+            f"created for {replica.spec.assignment}, revision {replica.spec.revision}, priority {replica.spec.priority}",
         ),
         *_decision_events(replica, evidence.decision),
         *_placement_events(replica, evidence),

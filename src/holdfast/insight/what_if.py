@@ -76,7 +76,9 @@ class ManifestWorkload(msgspec.Struct, frozen=True):
     document: dict[str, Any]
 
 
-def outlook_of_file(regions: RegionClients, manifests: Sequence[ManifestWorkload], *, rules: PolicyRules | None = None) -> WhatIfResult:
+def outlook_of_file(
+    regions: RegionClients, manifests: Sequence[ManifestWorkload], *, rules: PolicyRules | None = None
+) -> WhatIfResult:
     """Each workload as the global cell would assign it and the regions would place it, in the order given.
 
     Of a rollout it shows the first step: the others follow as replicas of the step before serve.
@@ -92,31 +94,33 @@ def outlook_of_file(regions: RegionClients, manifests: Sequence[ManifestWorkload
     changes: list[WorkloadChange] = []
     refused: list[RejectedChange] = []
     for manifest in manifests:
-        given = manifest.workload
+        submitted = manifest.workload
         why = _admission(regions, manifest.document)
         if why:
-            refused.append(RejectedChange(str(given.key), why))
+            refused.append(RejectedChange(str(submitted.key), why))
             continue
-        defaulted = default_workload(given)
-        stored = view.get(Workload, given.metadata.name, given.metadata.namespace)
+        defaulted = default_workload(submitted)
+        stored = view.get(Workload, submitted.metadata.name, submitted.metadata.namespace)
         changes.append(workload_change(defaulted, stored))
         workload = _as_stored(defaulted, stored)
         view.put(workload)
         outcome = assign.decide(workload.key, view, now)
-        wishes = [
+        assignments = [
             w.object for w in outcome.writes if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
         ]
-        if wanted_replicas(workload) and not wishes and not _assigned(view, workload.key):
+        if wanted_replicas(workload) and not assignments and not _assigned(view, workload.key):
             found.append(_no_region(workload, view.list(BY_NAME["Region"].type)))
-        for wish in wishes:
-            assert isinstance(wish, Assignment)
-            region = next((r for r in regions.reachable if r.name == wish.spec.region), None)
+        for assignment in assignments:
+            assert isinstance(assignment, Assignment)
+            region = next((r for r in regions.reachable if r.name == assignment.spec.region), None)
             if region is not None:
-                found += _in_region(region, wish, rules, now)
-                removals += _removed(region, wish.key, wish, now)
+                found += _in_region(region, assignment, rules, now)
+                removals += _removed(region, assignment.key, assignment, now)
             else:
-                said = f"region {wish.spec.region} does not answer; it would be given {wish.spec.replicas} replica(s)"
-                found.append(PlannedPlacement(wish.spec.region, given.metadata.name, reason="RegionNotHealthy", message=said))
+                name, replicas = assignment.spec.region, assignment.spec.replicas
+                message = f"region {name} is unreachable; it would get {replicas} replica(s)"
+                reason = "RegionNotHealthy"
+                found.append(PlannedPlacement(name, workload.metadata.name, reason=reason, message=message))
         ended = {w.key for w in outcome.writes if isinstance(w, Delete) and w.kind == "Assignment"}
         for assignment in _assigned(view, workload.key):
             region = next((r for r in regions.reachable if r.name == assignment.spec.region), None)
@@ -146,10 +150,12 @@ def placings_of_drain(region: RegionClient, node: str, *, rules: PolicyRules | N
     """Where everything on a node would go if it were drained now."""
     now = now_s()
     builder = region.builder()
-    there: Node | None = region.get_object("Node", Key("", node))
-    assert there is not None
-    builder.upsert(msgspec.structs.replace(there, spec=msgspec.structs.replace(there.spec, drain=True)))
-    bound: list[Binding] = [b for b in region.list_objects("Binding") if b.spec.node == node and not b.spec.quota_released]
+    node_object: Node | None = region.get_object("Node", Key("", node))
+    assert node_object is not None
+    builder.upsert(msgspec.structs.replace(node_object, spec=msgspec.structs.replace(node_object.spec, drain=True)))
+    bound: list[Binding] = [
+        b for b in region.list_objects("Binding") if b.spec.node == node and not b.spec.quota_released
+    ]
     replicas = {(r.metadata.namespace, r.metadata.name): r for r in region.list_objects("Replica")}
     found: list[PlannedPlacement] = []
     for binding in bound:
@@ -162,7 +168,7 @@ def placings_of_drain(region: RegionClient, node: str, *, rules: PolicyRules | N
 
 
 def placings_of_recovery(
-    region: RegionClient, wanted: Sequence[tuple[Workload, int]], view: View, *, lost_zone: str = ""
+    region: RegionClient, requested: Sequence[tuple[Workload, int]], view: View, *, lost_zone: str = ""
 ) -> list[PlannedPlacement]:
     """Where a region would place what it is given to recover, in the order given, and what would make way for it.
 
@@ -173,21 +179,21 @@ def placings_of_recovery(
         for node in [n for n in region.list_objects("Node") if n.spec.zone == lost_zone]:
             region.builder().delete(node)
     found: list[PlannedPlacement] = []
-    for workload, count in wanted:
+    for workload, count in requested:
         name = assignment_name(workload.metadata.name, region.name, Purpose.RECOVERY)
         stored = view.get(Assignment, name, workload.metadata.namespace)
         have = stored.spec.replicas if stored is not None else 0
         spec = assign.assignment_spec(workload, region.name, have + count, view, purpose=Purpose.RECOVERY)
         if spec is not None:
-            wish = Assignment(metadata=assign.assignment_meta(workload, region.name, Purpose.RECOVERY), spec=spec)
-            found += _in_region(region, wish, None, now)
+            assignment = Assignment(metadata=assign.assignment_meta(workload, region.name, Purpose.RECOVERY), spec=spec)
+            found += _in_region(region, assignment, None, now)
     return found
 
 
 def workloads_in(documents: Iterable[Any]) -> list[ManifestWorkload]:
     """The workloads of a manifest; other kinds in it change nothing here."""
-    kept = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
-    return [ManifestWorkload(msgspec.convert(d, Workload), {"apiVersion": API_VERSION, **d}) for d in kept]
+    manifests = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
+    return [ManifestWorkload(msgspec.convert(d, Workload), {"apiVersion": API_VERSION, **d}) for d in manifests]
 
 
 def problems(workload: Workload) -> list[str]:
@@ -196,11 +202,11 @@ def problems(workload: Workload) -> list[str]:
 
 def _as_stored(workload: Workload, stored: Workload | None) -> Workload:
     """As the server would store it, so that the controllers take it for real."""
-    given = workload.metadata
+    submitted = workload.metadata
     old = stored.metadata if stored is not None else None
     meta = msgspec.structs.replace(
-        given,
-        uid=old.uid if old is not None else f"planned-{given.namespace}-{given.name}",
+        submitted,
+        uid=old.uid if old is not None else f"planned-{submitted.namespace}-{submitted.name}",
         generation=(old.generation if old is not None else 0) + 1,
         resource_version=str(2**53),
         creation_timestamp=old.creation_timestamp if old is not None else "2026-01-01T00:00:00Z",
@@ -216,33 +222,41 @@ def _no_region(workload: Workload, regions: Sequence[Any]) -> PlannedPlacement:
     return PlannedPlacement("", workload.metadata.name, reason="NoRegionAllowed", message=message)
 
 
-def _replicated(region: RegionClient, key: Key, wish: Assignment | None, now: float) -> Outcome:
+def _replicated(region: RegionClient, key: Key, assignment: Assignment | None, now: float) -> Outcome:
     """What the region would make of an assignment; None stands for one that is gone."""
     view = Cache()
-    if wish is not None:
-        meta = wish.metadata
+    if assignment is not None:
+        meta = assignment.metadata
         uid = meta.uid or f"planned-{meta.name}"
-        view.put(msgspec.structs.replace(wish, metadata=msgspec.structs.replace(meta, uid=uid, resource_version="1")))
+        view.put(
+            msgspec.structs.replace(assignment, metadata=msgspec.structs.replace(meta, uid=uid, resource_version="1"))
+        )
     for kind in ("Replica", "SchedulingRequest"):
         for item in region.list_objects(kind):
             view.put(item)
     return replicate.decider(region.name)(key, view, now)
 
 
-def _removed(region: RegionClient, key: Key, wish: Assignment | None, now: float) -> list[PlannedRemoval]:
-    going = [w.key for w in _replicated(region, key, wish, now).writes if isinstance(w, Delete) and w.kind == "Replica"]
+def _removed(region: RegionClient, key: Key, assignment: Assignment | None, now: float) -> list[PlannedRemoval]:
+    deleted = [
+        w.key for w in _replicated(region, key, assignment, now).writes if isinstance(w, Delete) and w.kind == "Replica"
+    ]
     nodes = {r.key: r.status.placement.node for r in region.list_objects("Replica")}
-    return [PlannedRemoval(region.name, key.name, nodes.get(key, "")) for key in going]
+    return [PlannedRemoval(region.name, key.name, nodes.get(key, "")) for key in deleted]
 
 
-def _in_region(region: RegionClient, wish: Assignment, rules: PolicyRules | None, now: float) -> list[PlannedPlacement]:
-    outcome = _replicated(region, wish.key, wish, now)
+def _in_region(
+    region: RegionClient, assignment: Assignment, rules: PolicyRules | None, now: float
+) -> list[PlannedPlacement]:
+    outcome = _replicated(region, assignment.key, assignment, now)
     made: list[Object] = [w.object for w in outcome.writes if isinstance(w, Create | Update)]
     requests = [item for item in made if isinstance(item, SchedulingRequest)]
     return [placing for request in requests for placing in _planned(region, request, rules, now)]
 
 
-def _planned(region: RegionClient, request: SchedulingRequest, rules: PolicyRules | None, now: float) -> list[PlannedPlacement]:
+def _planned(
+    region: RegionClient, request: SchedulingRequest, rules: PolicyRules | None, now: float
+) -> list[PlannedPlacement]:
     """Plans one request and takes its places, so that the next one sees them taken."""
     from holdfast.scheduling.snapshot import ClaimKey
 

@@ -91,7 +91,7 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "autoRollback": "Restores the last good revision when the rollout fails.",
         "waveRegions": "Number of regions that change at the same time.",
     },
-    "RecoveryPromise": {
+    "RecoveryObjective": {
         "minServing": "Replicas that must serve in one healthy region after the loss of another.",
         "deadlineSeconds": "Time limit of the recovery, counted from the lost region's last report.",
         "regions": "Regions that may take over. Empty: any allowed region.",

@@ -17,24 +17,24 @@ from holdfast.model.times import parse_time
 
 
 class SpendingLimit(msgspec.Struct, frozen=True, gc=False):
-    """Limit of a tenant in one class: `spendable` now, and `held` including grants whose lease has expired.
+    """Limit of a tenant in one class: `spendable` now, and `with_expired` including grants whose lease has expired.
 
-    Both exclude the `provisional` share, which only provisional work may use; `whole` includes it. `heard_s` is the
-    last contact with the global cell for the grant of the class.
+    Both exclude the `provisional` share, which only provisional work may use; `total` includes it. `last_contact_s` is
+    the last contact with the global cell for the grant of the class.
     """
 
     spendable: Amounts
-    held: Amounts
+    with_expired: Amounts
     copies: tuple[str, ...] = ()
-    ended: tuple[str, ...] = ()
+    expired: tuple[str, ...] = ()
     provisional: Amounts = {}
-    whole: Amounts = {}
-    heard_s: float = 0.0
+    total: Amounts = {}
+    last_contact_s: float = 0.0
 
     @property
-    def over(self) -> bool:
+    def all_expired(self) -> bool:
         """Whether the leases of all grants have expired."""
-        return len(self.ended) == len(self.copies)
+        return len(self.expired) == len(self.copies)
 
 
 def spending_limit(
@@ -53,17 +53,17 @@ def spending_limit(
     """
     classes = {spent_as, GrantClass.EMERGENCY} if spent_as is GrantClass.NORMAL else {spent_as}
     spendable: Amounts = {}
-    held: Amounts = {}
+    with_expired: Amounts = {}
     provisional: Amounts = {}
-    whole: Amounts = {}
-    heard_s = 0.0
-    names, ended = [], []
+    total: Amounts = {}
+    last_contact_s = 0.0
+    names, expired = [], []
     for copy in copies:
         if copy.spec.grant_class not in classes or copy.metadata.terminating:
             continue
         names.append(copy.metadata.name)
         limit = amounts(copy.spec.limit)
-        add(whole, limit)
+        add(total, limit)
         if copy.spec.grant_class is spent_as and copy.spec.provisional:
             provisional = amounts(copy.spec.provisional)
             limit = {name: max(0, amount - provisional.get(name, 0)) for name, amount in limit.items()}
@@ -71,11 +71,11 @@ def spending_limit(
         # Shift the times of the copy so that its last contact has the measured age.
         late_s = now - age_s(copy) - at_s if age_s is not None and at_s else 0.0
         if copy.spec.grant_class is spent_as and at_s:
-            heard_s = at_s + late_s
-        add(held, limit)
+            last_contact_s = at_s + late_s
+        add(with_expired, limit)
         unbacked = copy.spec.grant_class is GrantClass.EMERGENCY and not emergency
         if unbacked or (copy.spec.lease_expires_at and parse_time(copy.spec.lease_expires_at) + late_s <= now):
-            ended.append(copy.metadata.name)
+            expired.append(copy.metadata.name)
         else:
             add(spendable, limit)
-    return SpendingLimit(spendable, held, tuple(names), tuple(ended), provisional, whole, heard_s)
+    return SpendingLimit(spendable, with_expired, tuple(names), tuple(expired), provisional, total, last_contact_s)

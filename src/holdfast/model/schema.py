@@ -132,8 +132,8 @@ def _struct(info: shapes.Type) -> Schema:
         fields = {field.encode_name: _field(info.cls, field) for field in info.fields}
         needed = tuple(field.encode_name for field in info.fields if field.required)
         made = Schema(
-            type="object", title=info.cls.__name__, fields=fields, required=needed, type_description=_says(info.cls),
-            description=_says(info.cls),
+            type="object", title=info.cls.__name__, fields=fields, required=needed, type_description=_description(info.cls),
+            description=_description(info.cls),
         )  # fmt: skip
     _structs[info.cls] = made
     return made
@@ -181,7 +181,7 @@ def _schema(info: shapes.Type) -> Schema:
         case shapes.FloatType():
             return Schema(type="number", format="double")
         case shapes.EnumType(cls=choices):
-            return Schema(type="string", enum=tuple(str(c.value) for c in choices), description=_says(choices))
+            return Schema(type="string", enum=tuple(str(c.value) for c in choices), description=_description(choices))
         case shapes.DictType(value_type=values):
             inner = _schema(values)
             return Schema(type="object", values=inner)
@@ -204,7 +204,7 @@ def _union(types: tuple[shapes.Type, ...]) -> Schema:
     return Schema(json_types=tuple(_schema(t).type for t in present))
 
 
-def _says(cls: type[Any]) -> str:
+def _description(cls: type[Any]) -> str:
     """The docstring of the class itself as one paragraph; empty if only its parent has one."""
     text = cls.__dict__.get("__doc__") or ""
     return " ".join(inspect.cleandoc(text).split())

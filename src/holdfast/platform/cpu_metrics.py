@@ -62,7 +62,7 @@ def workloads_scaled_by_cpu(api: CellApi) -> Iterator[tuple[str, str]]:
 
 def measure_cpu_percent(regions: Mapping[str, CellApi], tenant: str, name: str) -> float | None:
     """Used CPU of the workload in percent of its requests; None if no agent could be called."""
-    used = asked = 0
+    used = requested = 0
     for api in regions.values():
         try:
             nodes = {b["spec"]["node"] for b in api.list("bindings", tenant) if b["spec"].get("workload") == name}
@@ -70,13 +70,13 @@ def measure_cpu_percent(regions: Mapping[str, CellApi], tenant: str, name: str) 
             continue
         for node in sorted(nodes):
             try:
-                told_of = list(call_node_agent(api, node, kind="Usage"))
+                usage_rows = list(call_node_agent(api, node, kind="Usage"))
             except CommandError:
                 continue
-            rows = [row for row in told_of if (row["namespace"], row["workload"]) == (tenant, name)]
+            rows = [row for row in usage_rows if (row["namespace"], row["workload"]) == (tenant, name)]
             used += sum(row.get("cpu", 0) for row in rows)
-            asked += sum(row.get("cpuRequested", 0) for row in rows)
-    return round(100 * used / asked, 1) if asked else None
+            requested += sum(row.get("cpuRequested", 0) for row in rows)
+    return round(100 * used / requested, 1) if requested else None
 
 
 def push_metric(api: CellApi, tenant: str, name: str, metric: str, value: float) -> dict[str, Any]:

@@ -13,8 +13,8 @@ def render_endpoints(form: str, tenant: str, workload: str, addresses: Sequence[
     """The text of one file. Equal addresses give equal text."""
     match form:
         case "json":
-            told = {"tenant": tenant, "workload": workload, "addresses": list(addresses)}
-            return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+            document = {"tenant": tenant, "workload": workload, "addresses": list(addresses)}
+            return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         case "http-sd":
             return http_sd(tenant, workload, addresses, port)
         case "nginx":

@@ -66,11 +66,11 @@ def parse_regions(text: str) -> tuple[str, ...]:
 
 
 def bring_up(
-    state: str, wanted: PlatformSpec, *, given: set[str], detach: bool, timeout_s: float, quiet: bool, as_json: bool
+    state: str, spec: PlatformSpec, *, explicit: set[str], detach: bool, timeout_s: float, quiet: bool, as_json: bool
 ) -> int:
     layout = Layout(state)
     running = running_supervisor(layout)
-    platform = prepare(layout, wanted, given=given, running=running is not None)
+    platform = prepare(layout, spec, explicit=explicit, running=running is not None)
     if running is not None and not detach:
         raise CommandError(
             f"platform {layout.root}: already running (supervisor {running.pid})",
@@ -82,27 +82,27 @@ def bring_up(
         with shown:
             if running is not None:
                 shown.say(f"already running (supervisor {running.pid})")
-            survey, served = wait_until_serving(layout, platform, supervisor, shown, timeout_s)
-        print_report(layout, platform, survey, served=served, detach=detach, as_json=as_json)
+            status, served = wait_until_serving(layout, platform, supervisor, shown, timeout_s)
+        print_report(layout, platform, status, served=served, detach=detach, as_json=as_json)
         if not detach:
             follow_supervisor_log(layout, supervisor, quiet=quiet)
             return ExitCode.OK if served else ExitCode.TIMED_OUT
     return ExitCode.OK if served else ExitCode.TIMED_OUT
 
 
-def prepare(layout: Layout, wanted: PlatformSpec, *, given: set[str], running: bool) -> Platform:
+def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: bool) -> Platform:
     """The platform recorded in this directory, or a new one as requested."""
     if layout.platform.exists():
         platform = layout.load()
-        _check_same(layout, platform, wanted, given)
+        _check_same(layout, platform, spec, explicit)
     else:
         platform = design_platform(
-            wanted.regions,
-            agents_per_region=wanted.agents,
-            port_base=wanted.port_base,
-            samples=wanted.samples,
-            etcd_cells=wanted.etcd_cells,
-            provider=wanted.provider,
+            spec.regions,
+            agents_per_region=spec.agents,
+            port_base=spec.port_base,
+            samples=spec.samples,
+            etcd_cells=spec.etcd_cells,
+            provider=spec.provider,
         )
         _check_ports_free(platform)
     layout.prepare()
@@ -113,16 +113,16 @@ def prepare(layout: Layout, wanted: PlatformSpec, *, given: set[str], running: b
     return platform
 
 
-def _check_same(layout: Layout, platform: Platform, wanted: PlatformSpec, given: set[str]) -> None:
+def _check_same(layout: Layout, platform: Platform, spec: PlatformSpec, explicit: set[str]) -> None:
     """Raises if an option differs from the recorded platform. Options that are not given keep their recorded value."""
     before: dict[str, tuple[object, object]] = {
-        "regions": (",".join(r.name for r in platform.regions), ",".join(wanted.regions)),
-        "agents": (platform.agents_per_region, wanted.agents),
-        "port_base": (platform.port_base, wanted.port_base),
-        "store": (_store_text(platform.etcd_cells), _store_text(wanted.etcd_cells)),
-        "no_provider": (_yes_no(not platform.provider), _yes_no(not wanted.provider)),
+        "regions": (",".join(r.name for r in platform.regions), ",".join(spec.regions)),
+        "agents": (platform.agents_per_region, spec.agents),
+        "port_base": (platform.port_base, spec.port_base),
+        "store": (_store_text(platform.etcd_cells), _store_text(spec.etcd_cells)),
+        "no_provider": (_yes_no(not platform.provider), _yes_no(not spec.provider)),
     }
-    different = [name for name in sorted(given & before.keys()) if before[name][0] != before[name][1]]
+    different = [name for name in sorted(explicit & before.keys()) if before[name][0] != before[name][1]]
     if different:
         found = "; ".join(
             f"--{name.replace('_', '-')}: expected {before[name][0]}, found {before[name][1]}" for name in different
@@ -185,12 +185,12 @@ def supervised(
 
 def start_supervisor(layout: Layout, *, detach: bool) -> ProcessIdentity:
     """Starts the supervisor in its own session, so that Ctrl-C reaches only this command."""
-    words = ["supervise", "--state", str(layout.root)]
+    arguments = ["supervise", "--state", str(layout.root)]
     if not detach:
-        words += ["--with-parent", str(os.getpid())]
+        arguments += ["--with-parent", str(os.getpid())]
     with layout.log("supervisor").open("ab") as log:
         started = subprocess.Popen(
-            python_command(*words),
+            python_command(*arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -223,38 +223,38 @@ def wait_until_serving(
 ) -> tuple[PlatformStatus, bool]:
     """Polls until everything serves or the time is over. Applies regions and samples as soon as cells are ready."""
     deadline = time.monotonic() + timeout_s
-    surveyor = PlatformStatusReader(layout, platform)
+    reader = PlatformStatusReader(layout, platform)
     regions = samples = enrolled = False
     # In a continued platform the user's workloads may be broken. That does not keep `up` from finishing.
     continued, settled_at = layout.applied.exists(), 0.0
     try:
         while True:
-            survey = surveyor.read()
-            shown.show(survey)
+            status = reader.read()
+            shown.show(status)
             if not enrolled:
                 enrolled = try_apply(lambda: issue_agent_tokens(layout, platform))
-            if not regions and survey.cells[0].ready:
-                regions = try_apply(lambda: apply_manifests(surveyor.api("global"), region_manifests(platform)))
-            elif regions and not samples and regions_ready(platform, survey):
-                samples = try_apply(lambda: apply_samples(layout, platform, surveyor.api("global"), shown.say))
-            elif samples and is_serving(platform, survey):
+            if not regions and status.cells[0].ready:
+                regions = try_apply(lambda: apply_manifests(reader.api("global"), region_manifests(platform)))
+            elif regions and not samples and regions_ready(platform, status):
+                samples = try_apply(lambda: apply_samples(layout, platform, reader.api("global"), shown.say))
+            elif samples and is_serving(platform, status):
                 remove_used_tokens(layout, platform)
-                return survey, True
-            if not (samples and continued and is_serving(platform, survey, but_stuck=True)):
+                return status, True
+            if not (samples and continued and is_serving(platform, status, but_stuck=True)):
                 settled_at = 0.0
             elif not settled_at:
                 settled_at = time.monotonic()
             elif time.monotonic() - settled_at >= STABLE_FOR_S:
                 remove_used_tokens(layout, platform)
-                return survey, True
+                return status, True
             if not is_alive(supervisor):
                 text = f"supervisor: exited ({_last_line(layout)})"
                 raise CommandError(text, next_step=f"read {layout.log('supervisor')}")
             if time.monotonic() >= deadline:
-                return survey, False
+                return status, False
             time.sleep(POLL_EVERY_S)
     finally:
-        surveyor.close()
+        reader.close()
 
 
 def try_apply(act: Callable[[], None]) -> bool:
@@ -268,14 +268,14 @@ def try_apply(act: Callable[[], None]) -> bool:
     return True
 
 
-def regions_ready(platform: Platform, survey: PlatformStatus) -> bool:
+def regions_ready(platform: Platform, status: PlatformStatus) -> bool:
     """Whether all regions are healthy and have all their nodes. Workloads applied earlier would be assigned only to the
     regions that are ready."""
-    wanted = {region.name: len(region.agents) for region in platform.regions}
+    spec = {region.name: len(region.agents) for region in platform.regions}
     return all(
-        cell.health == HealthState.HEALTHY and cell.live_nodes >= wanted[cell.name]
-        for cell in survey.cells
-        if cell.name in wanted
+        cell.health == HealthState.HEALTHY and cell.live_nodes >= spec[cell.name]
+        for cell in status.cells
+        if cell.name in spec
     )
 
 
@@ -290,19 +290,19 @@ def apply_samples(layout: Layout, platform: Platform, api: CellApi, say: Callabl
     write_atomically(layout.applied, b"")
 
 
-def is_serving(platform: Platform, survey: PlatformStatus, *, but_stuck: bool = False) -> bool:
+def is_serving(platform: Platform, status: PlatformStatus, *, but_stuck: bool = False) -> bool:
     """Whether all nodes and workloads are ready. With `but_stuck`, workloads that report a reason are ignored."""
     nodes_wanted = sum(len(region.agents) for region in platform.regions)
-    nodes = sum(node.schedulable for node in survey.nodes)
+    nodes = sum(node.schedulable for node in status.nodes)
     return (
-        survey.complete
+        status.complete
         and nodes >= nodes_wanted
-        and all(workload.done or (but_stuck and workload.stuck) for workload in survey.workloads)
+        and all(workload.done or (but_stuck and workload.stuck) for workload in status.workloads)
     )
 
 
 def print_report(
-    layout: Layout, platform: Platform, survey: PlatformStatus, *, served: bool, detach: bool, as_json: bool
+    layout: Layout, platform: Platform, status: PlatformStatus, *, served: bool, detach: bool, as_json: bool
 ) -> None:
     if as_json:
         print_json(
@@ -311,7 +311,7 @@ def print_report(
                 "url": platform.global_url,
                 "kubeconfig": str(layout.kubeconfig),
                 "state": str(layout.root),
-                "survey": msgspec.to_builtins(survey),
+                "survey": msgspec.to_builtins(status),
             }
         )
         return
@@ -321,12 +321,12 @@ def print_report(
     ending = f"\n{command} down{flag} stops the platform." if detach else "\nCtrl-C stops the platform."
     if not served:
         print_note("\nNot everything serves yet:")
-        for line in not_ready_lines(layout, survey):
+        for line in not_ready_lines(layout, status):
             print_note(f"  {line}")
         print_note(f"  next: {command} status{flag}")
         print_note(ending)
         return
-    print_note("\nHoldfast is up." + (" Not serving:" if (lines := not_serving_lines(survey)) else ""))
+    print_note("\nHoldfast is up." + (" Not serving:" if (lines := not_serving_lines(status)) else ""))
     for line in lines:
         print_note(f"  {line}")
     print_note(f"  API         {platform.global_url}")
@@ -347,34 +347,34 @@ def command_path() -> str:
     return _short(str(beside))
 
 
-def not_serving_lines(survey: PlatformStatus) -> list[str]:
+def not_serving_lines(status: PlatformStatus) -> list[str]:
     return [
         f"{w.tenant}/{w.name}: {' '.join(f'{s}:{n}' for s, n in w.stages.items()) or 'no replicas yet'} {w.reason}"
-        for w in survey.workloads
+        for w in status.workloads
         if not w.done
     ]
 
 
-def not_ready_lines(layout: Layout, survey: PlatformStatus) -> list[str]:
+def not_ready_lines(layout: Layout, status: PlatformStatus) -> list[str]:
     """Workloads, nodes, cells and processes that are not ready, with reasons."""
-    told = not_serving_lines(survey)
-    told += [f"node {n.region}/{n.name}: {n.reason}" for n in survey.nodes if not n.schedulable]
-    told += [
+    lines = not_serving_lines(status)
+    lines += [f"node {n.region}/{n.name}: {n.reason}" for n in status.nodes if not n.schedulable]
+    lines += [
         f"{cell_label(cell.name)}: {cell.message}; see {layout.log('cell-' + cell.name)}"
-        for cell in survey.cells
+        for cell in status.cells
         if not cell.ready
     ]
-    told += [
-        f"{p.name}: {p.last_exit}, restarted {p.restarts} times; see {p.log}" for p in survey.processes if p.restarts
+    lines += [
+        f"{p.name}: {p.last_exit}, restarted {p.restarts} times; see {p.log}" for p in status.processes if p.restarts
     ]
-    return told
+    return lines
 
 
 def _curl(layout: Layout, platform: Platform) -> str:
     """A curl command to a serving replica of risk-api, or the command that lists its endpoints."""
     try:
-        told = connect_cell(layout, platform, "global").get("/endpoints/payments/risk-api")
-        for address in told["workloads"].get("risk-api", []):
+        lines = connect_cell(layout, platform, "global").get("/endpoints/payments/risk-api")
+        for address in lines["workloads"].get("risk-api", []):
             if address.get("ports"):
                 return f"curl http://{address['address']}:{next(iter(address['ports'].values()))}/"
     except CommandError:

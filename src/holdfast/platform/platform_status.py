@@ -241,8 +241,8 @@ def workload_view(workload: Workload, replicas: list[tuple[str, Replica]]) -> Wo
 
 def is_stuck(workload: Workload, replicas: list[Replica]) -> bool:
     ran = (r.status.execution for r in replicas)
-    told = {p.pending_reason for p in workload.status.summary.regions} - {"", Reason.WAITING}
-    return bool(told) or any(e is not None and e.phase is Phase.BACKING_OFF for e in ran)
+    reasons = {p.pending_reason for p in workload.status.summary.regions} - {"", Reason.WAITING}
+    return bool(reasons) or any(e is not None and e.phase is Phase.BACKING_OFF for e in ran)
 
 
 def pending_reason(workload: Workload) -> str:

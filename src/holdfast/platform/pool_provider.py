@@ -122,10 +122,10 @@ class LocalNodeProvider:
         """A free port range after the ranges of the platform's own agents."""
         first = len(self._platform.regions) * AGENTS_PER_REGION_MAX
         planned = sum(len(r.agents) for r in self._platform.regions)
-        taken = {word for _, record in self._records() for word in record.program.argv if "-" in word}
+        used_names = {argument for _, record in self._records() for argument in record.program.argv if "-" in argument}
         for number in range(planned, planned + first):
             start = self._platform.port_base + AGENT_PORT_OFFSET + number * PORTS_PER_AGENT
-            if f"{start}-{start + PORTS_PER_AGENT - 1}" not in taken and start + PORTS_PER_AGENT <= 65536:
+            if f"{start}-{start + PORTS_PER_AGENT - 1}" not in used_names and start + PORTS_PER_AGENT <= 65536:
                 return start, start + PORTS_PER_AGENT - 1
         raise CommandError(
             f"region {region.name}: no free ports for another pool node",
@@ -177,8 +177,8 @@ def reconcile_pools(api: CellApi, region: str, provider: NodeProvider, say: Call
     for name in sorted(meant.keys() - running):
         provider.start(meant[name])
         say(f"{name}: started, for pool {meant[name].pool} in {region}")
-    there = {n["metadata"]["name"]: n for n in api.list("nodes") if n["spec"].get("pool") in pools}
-    for name in sorted(there.keys() - meant.keys()):
+    nodes = {n["metadata"]["name"]: n for n in api.list("nodes") if n["spec"].get("pool") in pools}
+    for name in sorted(nodes.keys() - meant.keys()):
         if _bound(api, name):
             continue  # the node is cordoned, so it gets no new Binding and is stopped later
         provider.stop(name)

@@ -114,6 +114,8 @@ def platform_processes(folder: Path, *, skip: frozenset[int] = frozenset()) -> I
             command = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # the process has exited, or belongs to another user
-        shim = any(word.endswith(SHIM_SUFFIX) for word in command) and any(word.startswith(tasks) for word in command)
+        shim = any(argument.endswith(SHIM_SUFFIX) for argument in command) and any(
+            argument.startswith(tasks) for argument in command
+        )
         if shim or mark in environment or not task_marks.isdisjoint(environment):
             yield identity, b" ".join(command).decode(errors="replace").strip()

@@ -18,17 +18,19 @@ AGENT_STOP_S = 20.0
 
 def programs(platform: Platform, layout: Layout) -> list[Program]:
     """All programs in start order: etcd members, global cell, regional cells, agents, node provider."""
-    kept = local_etcd.etcd_programs(platform, layout)
-    kept.append(_cell("global", platform.port_base, layout, rank=GLOBAL_START_ORDER, more=_store(platform, "global")))
+    found = local_etcd.etcd_programs(platform, layout)
+    found.append(
+        _cell("global", platform.port_base, layout, start_order=GLOBAL_START_ORDER, more=_store(platform, "global"))
+    )
     for region in platform.regions:
         more = ("--global-url", platform.global_url, *_store(platform, region.name))
-        kept.append(_cell(region.name, region.port, layout, rank=REGION_START_ORDER, more=more))
+        found.append(_cell(region.name, region.port, layout, start_order=REGION_START_ORDER, more=more))
     for region in platform.regions:
-        kept.extend(agent_program(agent, region, layout) for agent in region.agents)
+        found.extend(agent_program(agent, region, layout) for agent in region.agents)
     if platform.provider:
         argv = python_command("pool", "provide", "--measure", "--state", str(layout.root))
-        kept.append(Program(name=PROVIDER, argv=argv, start_order=PROVIDER_START_ORDER))
-    return kept
+        found.append(Program(name=PROVIDER, argv=argv, start_order=PROVIDER_START_ORDER))
+    return found
 
 
 def _store(platform: Platform, cell: str) -> tuple[str, ...]:
@@ -37,7 +39,7 @@ def _store(platform: Platform, cell: str) -> tuple[str, ...]:
     return ("--store", "etcd", "--etcd-endpoints", ",".join(local_etcd.etcd_endpoints(platform)))
 
 
-def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, ...] = ()) -> Program:
+def _cell(name: str, port: int, layout: Layout, *, start_order: int, more: tuple[str, ...] = ()) -> Program:
     files = Credentials(layout).cell(name)
     options = (
         "--cell", name,
@@ -49,7 +51,7 @@ def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, .
         "--client-ca", str(files.ca),
         "--tokens", str(layout.tokens),
     )  # fmt: skip
-    if rank == REGION_START_ORDER:
+    if start_order == REGION_START_ORDER:
         link = Credentials(layout).link(name)
         nodes, nodes_key = Credentials(layout).nodes(name)
         more = (*more, "--link-cert", str(link.cert), "--link-key", str(link.key))
@@ -57,7 +59,7 @@ def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, .
     return Program(
         name=f"cell-{name}",
         argv=python_command("serve", *options, *more),
-        start_order=rank,
+        start_order=start_order,
         stop_signals=((int(signal.SIGTERM), CELL_STOP_S),),
     )
 

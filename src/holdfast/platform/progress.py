@@ -20,7 +20,7 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def show(self, survey: PlatformStatus) -> None: ...
+    def show(self, status: PlatformStatus) -> None: ...
 
     def say(self, line: str) -> None: ...
 
@@ -31,19 +31,19 @@ def make_display(platform: Platform, *, quiet: bool) -> Display:
     return LiveDisplay(platform) if wants_colour() else LineDisplay(platform)
 
 
-def progress_rows(platform: Platform, survey: PlatformStatus) -> list[tuple[str, str, bool]]:
+def progress_rows(platform: Platform, status: PlatformStatus) -> list[tuple[str, str, bool]]:
     """Rows of the display: subject, progress, and whether it is ready."""
-    ready = [cell.name for cell in survey.cells if cell.ready]
+    ready = [cell.name for cell in status.cells if cell.ready]
     nodes_wanted = sum(len(region.agents) for region in platform.regions)
-    nodes_ready = sum(node.schedulable for node in survey.nodes)
+    nodes_ready = sum(node.schedulable for node in status.nodes)
     rows = [
-        ("cells ready", f"{len(ready)} of {len(survey.cells)}", len(ready) == len(survey.cells)),
+        ("cells ready", f"{len(ready)} of {len(status.cells)}", len(ready) == len(status.cells)),
         ("nodes ready", f"{nodes_ready} of {nodes_wanted}", nodes_ready >= nodes_wanted),
     ]
-    rows.extend((f"{w.tenant}/{w.name}", workload_progress(w), w.done) for w in survey.workloads)
+    rows.extend((f"{w.tenant}/{w.name}", workload_progress(w), w.done) for w in status.workloads)
     rows.extend(
         (p.name, f"{p.last_exit}, restarted {p.restarts} times; see {p.log}", False)
-        for p in survey.processes
+        for p in status.processes
         if p.restarts
     )
     return rows
@@ -69,7 +69,7 @@ class QuietDisplay:
     ) -> None:
         return None
 
-    def show(self, survey: PlatformStatus) -> None:
+    def show(self, status: PlatformStatus) -> None:
         return None
 
     def say(self, line: str) -> None:
@@ -84,8 +84,8 @@ class LineDisplay(QuietDisplay):
         self._shown: dict[str, str] = {}
         self._began = time.monotonic()
 
-    def show(self, survey: PlatformStatus) -> None:
-        for what, how, _ in progress_rows(self._platform, survey):
+    def show(self, status: PlatformStatus) -> None:
+        for what, how, _ in progress_rows(self._platform, status):
             if self._shown.get(what) != how:
                 self._shown[what] = how
                 self.say(f"{what}: {how}")
@@ -115,8 +115,8 @@ class LiveDisplay(QuietDisplay):
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def show(self, survey: PlatformStatus) -> None:
-        self._live.update(self._table(progress_rows(self._platform, survey)))
+    def show(self, status: PlatformStatus) -> None:
+        self._live.update(self._table(progress_rows(self._platform, status)))
 
     def say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False)
@@ -125,8 +125,8 @@ class LiveDisplay(QuietDisplay):
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
-        for what, how, there in rows:
-            mark = "[green]✓[/]" if there else "[yellow]…[/]"
-            table.add_row(mark, what, f"[dim]{how}[/]" if there else how)
+        for what, how, ready in rows:
+            mark = "[green]✓[/]" if ready else "[yellow]…[/]"
+            table.add_row(mark, what, f"[dim]{how}[/]" if ready else how)
         table.add_row("", "", f"[dim]{time.monotonic() - self._began:.0f} s[/]")
         return table

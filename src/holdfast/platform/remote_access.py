@@ -82,7 +82,7 @@ def region_objects(path: Path) -> list[dict[str, Any]]:
     try:
         return api.list("regions")
     except CommandError as stop:
-        others = [name for name, there in contexts(path).items() if there.url != api.url]
+        others = [name for name, access in contexts(path).items() if access.url != api.url]
         if stop.code is not ExitCode.UNREACHABLE or not others:
             raise
         return [{"metadata": {"name": name}, "spec": {}} for name in others]
@@ -123,7 +123,7 @@ def _file(path: Path, entry: dict[str, Any], name: str) -> Path | None:
     """Path of a certificate or key, relative to the kubeconfig as for kubectl. Embedded data is written to a file."""
     if embedded := entry.get(f"{name}-data"):
         try:
-            return _kept(base64.b64decode(embedded, validate=True))
+            return _write_temporary(base64.b64decode(embedded, validate=True))
         except (binascii.Error, ValueError) as wrong:
             raise CommandError(f"{path}: {name}-data is not valid base64 ({wrong})", code=ExitCode.USAGE) from None
     return path.parent / entry[name] if entry.get(name) else None
@@ -137,7 +137,7 @@ def _folder() -> Path:
 
 
 @cache
-def _kept(data: bytes) -> Path:
+def _write_temporary(data: bytes) -> Path:
     handle, name = tempfile.mkstemp(dir=_folder(), suffix=".pem")
     with os.fdopen(handle, "wb") as file:
         file.write(data)

@@ -101,7 +101,7 @@ class ManagedProcess:
 class ProcessSupervisor:
     def __init__(self, layout: Layout, programs: Sequence[Program], say: Callable[[str], None]) -> None:
         self._layout = layout
-        self._kept = [ManagedProcess(p) for p in sorted(programs, key=lambda p: (p.start_order, p.name))]
+        self._managed = [ManagedProcess(p) for p in sorted(programs, key=lambda p: (p.start_order, p.name))]
         self._say = say
         self._stopping = False
         self._lock_handle: int | None = None
@@ -119,11 +119,11 @@ class ProcessSupervisor:
         write_atomically(self._layout.supervisor, msgspec.json.encode(me))
         parent_handle = open_pidfd(parent) if parent is not None else None
         try:
-            for kept in self._kept:
+            for managed in self._managed:
                 if self._stopping:
                     break
-                if not self._adopt(kept):
-                    self._start(kept)
+                if not self._adopt(managed):
+                    self._start(managed)
             while not self._stopping:
                 if parent is not None and parent_handle is None:
                     self._say("the parent command has exited: stopping")
@@ -134,7 +134,7 @@ class ProcessSupervisor:
                 if parent is not None and not is_alive(parent):
                     parent_handle = None
         finally:
-            stop_programs(self._layout, self._say, popens={k.program.name: k.popen for k in self._kept if k.popen})
+            stop_programs(self._layout, self._say, popens={k.program.name: k.popen for k in self._managed if k.popen})
             self._layout.supervisor.unlink(missing_ok=True)
             signal.set_wakeup_fd(-1)
 
@@ -152,10 +152,10 @@ class ProcessSupervisor:
             ) from None
         self._lock_handle = handle
 
-    def _adopt(self, kept: ManagedProcess) -> bool:
+    def _adopt(self, managed: ManagedProcess) -> bool:
         """Adopts a process of an earlier supervisor if its command line is unchanged."""
         try:
-            record = msgspec.json.decode(self._layout.record(kept.program.name).read_bytes(), type=ProcessRecord)
+            record = msgspec.json.decode(self._layout.record(managed.program.name).read_bytes(), type=ProcessRecord)
         except (OSError, msgspec.MsgspecError):
             return False
         if record.identity is None:
@@ -163,25 +163,25 @@ class ProcessSupervisor:
         handle = open_pidfd(record.identity)
         if handle is None:
             return False
-        if record.program.argv != kept.program.argv:
+        if record.program.argv != managed.program.argv:
             os.close(handle)
-            self._say(f"{kept.program.name}: replacing it, because its options have changed")
+            self._say(f"{managed.program.name}: replacing it, because its options have changed")
             stop_process(record.program, record.identity)
             return False
-        kept.identity, kept.handle = record.identity, handle
-        kept.restarts, kept.last_exit, kept.started_at = record.restarts, record.last_exit, record.started_at
-        kept.started_mono_s = time.monotonic()
-        self._say(f"{kept.program.name}: adopted (pid {record.identity.pid})")
+        managed.identity, managed.handle = record.identity, handle
+        managed.restarts, managed.last_exit, managed.started_at = record.restarts, record.last_exit, record.started_at
+        managed.started_mono_s = time.monotonic()
+        self._say(f"{managed.program.name}: adopted (pid {record.identity.pid})")
         return True
 
-    def _start(self, kept: ManagedProcess) -> None:
-        program = kept.program
+    def _start(self, managed: ManagedProcess) -> None:
+        program = managed.program
         path = self._layout.log(program.name)
         if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
             os.replace(path, path.with_suffix(".log.1"))
         environment = {**os.environ, **program.env, PLATFORM_ENV: str(self._layout.root)}
         with path.open("ab") as log:
-            kept.popen = subprocess.Popen(
+            managed.popen = subprocess.Popen(
                 program.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -190,23 +190,23 @@ class ProcessSupervisor:
                 cwd=self._layout.root,
                 start_new_session=True,
             )
-        kept.identity = identify(kept.popen.pid)
-        kept.started_at, kept.started_mono_s = time.time(), time.monotonic()
-        kept.restart_at_mono_s = None
-        self._record(kept)
+        managed.identity = identify(managed.popen.pid)
+        managed.started_at, managed.started_mono_s = time.time(), time.monotonic()
+        managed.restart_at_mono_s = None
+        self._record(managed)
         # The identity is None if the process has already exited. The pidfd of a zombie is readable at once.
-        kept.handle = os.pidfd_open(kept.popen.pid)
-        self._say(f"{program.name}: started (pid {kept.popen.pid})")
+        managed.handle = os.pidfd_open(managed.popen.pid)
+        self._say(f"{program.name}: started (pid {managed.popen.pid})")
 
-    def _record(self, kept: ManagedProcess) -> None:
+    def _record(self, managed: ManagedProcess) -> None:
         record = ProcessRecord(
-            program=kept.program,
-            identity=kept.identity,
-            restarts=kept.restarts,
-            last_exit=kept.last_exit,
-            started_at=kept.started_at,
+            program=managed.program,
+            identity=managed.identity,
+            restarts=managed.restarts,
+            last_exit=managed.last_exit,
+            started_at=managed.started_at,
         )
-        write_atomically(self._layout.record(kept.program.name), msgspec.json.encode(record))
+        write_atomically(self._layout.record(managed.program.name), msgspec.json.encode(record))
 
     def _wait(self, wake_read: int, parent_handle: int | None) -> None:
         poll = select.poll()
@@ -214,11 +214,11 @@ class ProcessSupervisor:
         if parent_handle is not None:
             poll.register(parent_handle, select.POLLIN)
         due = [POLL_MAX_S]
-        for kept in self._kept:
-            if kept.handle is not None:
-                poll.register(kept.handle, select.POLLIN)
-            if kept.restart_at_mono_s is not None and not self._layout.held_down(kept.program.name).exists():
-                due.append(kept.restart_at_mono_s - time.monotonic())
+        for managed in self._managed:
+            if managed.handle is not None:
+                poll.register(managed.handle, select.POLLIN)
+            if managed.restart_at_mono_s is not None and not self._layout.held_down(managed.program.name).exists():
+                due.append(managed.restart_at_mono_s - time.monotonic())
         poll.poll(max(0.0, min(due)) * 1000)
         try:
             os.read(wake_read, 4096)
@@ -226,27 +226,30 @@ class ProcessSupervisor:
             return
 
     def _notice_exits(self) -> None:
-        for kept in self._kept:
-            if kept.handle is None or not _ended(kept.handle):
+        for managed in self._managed:
+            if managed.handle is None or not _ended(managed.handle):
                 continue
-            os.close(kept.handle)
-            kept.last_exit = _how(kept.popen.wait()) if kept.popen is not None else "ended"
-            ran_s = time.monotonic() - kept.started_mono_s
-            kept.backoff_s = RESTART_FIRST_S if ran_s > HEALTHY_AFTER_S else min(kept.backoff_s * 2, RESTART_MAX_S)
-            kept.handle = kept.identity = kept.popen = None
-            kept.restarts += 1
-            kept.restart_at_mono_s = time.monotonic() + kept.backoff_s
-            self._record(kept)
+            os.close(managed.handle)
+            managed.last_exit = _how(managed.popen.wait()) if managed.popen is not None else "ended"
+            ran_s = time.monotonic() - managed.started_mono_s
+            managed.backoff_s = (
+                RESTART_FIRST_S if ran_s > HEALTHY_AFTER_S else min(managed.backoff_s * 2, RESTART_MAX_S)
+            )
+            managed.handle = managed.identity = managed.popen = None
+            managed.restarts += 1
+            managed.restart_at_mono_s = time.monotonic() + managed.backoff_s
+            self._record(managed)
             self._say(
-                f"{kept.program.name}: {kept.last_exit} after {ran_s:.0f} s; restarting in {kept.backoff_s:.1f} s "
-                f"(restart {kept.restarts}; see {self._layout.log(kept.program.name)})"
+                f"{managed.program.name}: {managed.last_exit} after {ran_s:.0f} s; "
+                f"restarting in {managed.backoff_s:.1f} s "
+                f"(restart {managed.restarts}; see {self._layout.log(managed.program.name)})"
             )
 
     def _restart_due(self) -> None:
-        for kept in self._kept:
-            due = kept.restart_at_mono_s is not None and kept.restart_at_mono_s <= time.monotonic()
-            if due and not self._stopping and not self._layout.held_down(kept.program.name).exists():
-                self._start(kept)
+        for managed in self._managed:
+            due = managed.restart_at_mono_s is not None and managed.restart_at_mono_s <= time.monotonic()
+            if due and not self._stopping and not self._layout.held_down(managed.program.name).exists():
+                self._start(managed)
 
 
 def _ended(handle: int) -> bool:
@@ -297,11 +300,11 @@ def _stop_group(group: Sequence[ProcessRecord], say: Callable[[str], None]) -> N
     """Signals all processes of one rank, then waits for all of them together."""
     waiting = [r for r in group if r.identity is not None]
     longest = max((len(r.program.stop_signals) for r in waiting), default=0)
-    for turn in range(longest):
+    for line_number in range(longest):
         patience_s = 0.0
         for record in waiting:
             assert record.identity is not None
-            number, own_patience_s = record.program.stop_signals[min(turn, len(record.program.stop_signals) - 1)]
+            number, own_patience_s = record.program.stop_signals[min(line_number, len(record.program.stop_signals) - 1)]
             send_signal(record.identity, signal.Signals(number))
             patience_s = max(patience_s, own_patience_s)
         deadline = time.monotonic() + patience_s
@@ -338,9 +341,9 @@ def _end_left_over(layout: Layout, say: Callable[[str], None]) -> None:
             wait_exited(identity, max(0.0, deadline - time.monotonic()))
 
 
-def python_command(*words: str) -> tuple[str, ...]:
+def python_command(*arguments: str) -> tuple[str, ...]:
     """The command line of this installation's `holdfast`, independent of PATH."""
-    return (sys.executable, "-m", "holdfast.cli", *words)
+    return (sys.executable, "-m", "holdfast.cli", *arguments)
 
 
 def path_with_venv(environment_path: str) -> str:

@@ -25,18 +25,17 @@ def score(seed: int) -> int:
 
 def main() -> int:
     total_s = float(os.environ.get("FRAUD_SECONDS") or 6)
-    told = task_identity()
-    log_line(
-        f"fraud-batch {told['replica']} starts on {told['node']} with devices {os.environ.get('HOLDFAST_DEVICES', '')}"
-    )
-    began, found, looked = time.monotonic(), 0, 0
+    identity = task_identity()
+    devices = os.environ.get("HOLDFAST_DEVICES", "")
+    log_line(f"fraud-batch {identity['replica']} starts on {identity['node']} with devices {devices}")
+    began, found, checked = time.monotonic(), 0, 0
     for index in range(ROUNDS):
         until = began + total_s * (index + 1) / ROUNDS
         while (left := until - time.monotonic()) > 0:
-            found += score(looked) == 0
-            looked += 1
+            found += score(checked) == 0
+            checked += 1
             time.sleep(min(left, 0.002 / BUSY_FRACTION))
-        log_line(f"fraud-batch {index + 1}/{ROUNDS}: {looked} checked, {found} suspicious")
+        log_line(f"fraud-batch {index + 1}/{ROUNDS}: {checked} checked, {found} suspicious")
     if os.environ.get("FRAUD_FAIL"):
         log_line("fraud-batch fails, because FRAUD_FAIL is set")
         return 1

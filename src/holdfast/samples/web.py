@@ -25,10 +25,10 @@ _TEXTS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 def task_identity() -> dict[str, Any]:
     """Identity of the task, from the environment variables that the agent sets."""
     names = ("workload", "tenant", "region", "zone", "node", "replica")
-    told: dict[str, Any] = {name: os.environ.get(f"HOLDFAST_{name.upper()}", "") for name in names}
-    told["epoch"] = int(os.environ.get("HOLDFAST_EPOCH") or 0)
-    told["pid"] = os.getpid()
-    return told
+    identity: dict[str, Any] = {name: os.environ.get(f"HOLDFAST_{name.upper()}", "") for name in names}
+    identity["epoch"] = int(os.environ.get("HOLDFAST_EPOCH") or 0)
+    identity["pid"] = os.getpid()
+    return identity
 
 
 def log_line(text: str) -> None:
@@ -140,8 +140,8 @@ class _Server:
 
     def _answer(self, connection: socket.socket, head: str) -> bool:
         """Sends the response. Returns whether the connection stays open."""
-        words = head.split(None, 2)
-        code, body = self.sample.respond(words[1].partition("?")[0] if len(words) > 1 else "/")
+        parts = head.split(None, 2)
+        code, body = self.sample.respond(parts[1].partition("?")[0] if len(parts) > 1 else "/")
         data = json.dumps(body).encode()
         stays = "connection: close" not in head.lower()
         lines = (f"HTTP/1.1 {code} {_TEXTS[code]}", "Content-Type: application/json", f"Content-Length: {len(data)}",

@@ -48,7 +48,7 @@ class SentProposals(msgspec.Struct, frozen=True):
     claims: tuple[ClaimKey, ...]
 
 
-class _Batch(msgspec.Struct):
+class _ProposalBatch(msgspec.Struct):
     """The proposals of one batch, and how many are still assumed."""
 
     decisions: int = 0
@@ -78,7 +78,7 @@ class InFlightProposals:
         """Expiry of each assumption; infinite until the response."""
         self._replica_uid: dict[ClaimKey, str] = {}
         """Replica uid of each assumption."""
-        self._batches: dict[str, _Batch] = {}
+        self._batches: dict[str, _ProposalBatch] = {}
         """Batches with remaining assumptions."""
         self._batch_of: dict[ClaimKey, str] = {}
         """Batch of each assumption; adopted claims have none."""
@@ -90,14 +90,14 @@ class InFlightProposals:
         self._assumed[key] = _IN_FLIGHT
         self._replica_uid[key] = claim.replica_uid
         if batch:
-            known = self._batches.setdefault(batch, _Batch(claims={}))
+            known = self._batches.setdefault(batch, _ProposalBatch(claims={}))
             known.claims[key] = claim.replica_uid
             known.remaining += 1
             self._batch_of[key] = batch
 
     def count_decision(self, batch: str) -> None:
         """Counts a decision of this batch that has proposals."""
-        self._batches.setdefault(batch, _Batch(claims={})).decisions += 1
+        self._batches.setdefault(batch, _ProposalBatch(claims={})).decisions += 1
 
     def assumed_batches(self) -> tuple[tuple[AssumedBatch, ...], int]:
         """The batches whose proposals are assumed in the snapshot, and the number of adopted claims."""

@@ -30,7 +30,7 @@ class ShadowPlans:
         self._informers = informers
         self._ports = ports
         self._last_run_s = float("-inf")
-        self._counts = {what: metrics.SCHEDULER_SHADOW.labels(what) for what in ("Same", "Other", "Gained", "Lost")}
+        self._counts = {what: metrics.SCHEDULER_SHADOW.labels(what) for what in ("Same", "Different", "Additional", "Missing")}
 
     def compare(
         self,
@@ -60,7 +60,7 @@ class ShadowPlans:
         ]
         for shadow in found:
             self._counts["Same"].inc(shadow.same)
-            self._counts["Other"].inc(shadow.different)
-            self._counts["Gained"].inc(shadow.additional)
-            self._counts["Lost"].inc(shadow.missing)
+            self._counts["Different"].inc(shadow.different)
+            self._counts["Additional"].inc(shadow.additional)
+            self._counts["Missing"].inc(shadow.missing)
         return list(found)

@@ -26,7 +26,7 @@ def headroom_of(
     limit = spending_limit(copies, GrantClass.NORMAL, now, emergency=emergency)
     if not limit.copies:
         return {}
-    if limit.over or shortfall(limit.held, limit.spendable):
+    if limit.all_expired or shortfall(limit.with_expired, limit.spendable):
         return None
     return {CPU: 0, **{name: max(0, amount - used.get(name, 0)) for name, amount in limit.spendable.items()}}
 

@@ -108,7 +108,7 @@ class Scratch:
                 total[slot] = total.get(slot, 0) + count
         return total
 
-    def fits(self, requirements: ReplicaRequirements, slot: int) -> int:
+    def replicas_that_fit(self, requirements: ReplicaRequirements, slot: int) -> int:
         """Number of further identical replicas that fit on the node by resources, devices and ports."""
         left = _ENDLESS
         for row, amount in self.rows(requirements):

@@ -67,7 +67,7 @@ async def watch(app: Application, request: Request) -> StreamResponse:
     ):
         # A revision from before a restore of the store: the client must list again.
         raise Expired(f"resourceVersion {plan.after}: newer than this server's state; next: list again")
-    stream = _Watch(app, request, plan)
+    stream = _WatchStream(app, request, plan)
     return StreamResponse(stream.chunks())
 
 
@@ -100,7 +100,7 @@ def _timeout(request: Request) -> float:
     return WATCH_DURATION_MAX_S
 
 
-class _Watch:
+class _WatchStream:
     def __init__(self, app: Application, request: Request, plan: WatchPlan) -> None:
         self._app = app
         self._plan = plan

@@ -19,7 +19,7 @@ from holdfast.sim.simulation import Simulation
 
 STATE = Path(".sim/hours.json")
 """Totals of `--hours`, so that a later run continues."""
-PLANTED = Path(".sim/mutations.jsonl")
+MUTATION_RESULTS = Path(".sim/mutations.jsonl")
 """Results of mutation testing, so that an interrupted run continues."""
 PROGRESS_EVERY_S = 60.0
 
@@ -37,18 +37,19 @@ def main() -> int:
     if options.mutation and options.seed is None and not options.scenario:
         from holdfast.sim.mutation_runner import MutationRunOptions, run_mutations
 
-        wish = MutationRunOptions(
-            options.mutation, options.seeds, options.first, options.workers, results_path=PLANTED, report_path=options.page
+        mutation_options = MutationRunOptions(
+            options.mutation, options.seeds, options.first, options.workers,
+            results_path=MUTATION_RESULTS, report_path=options.page,
         )  # fmt: skip
-        return run_mutations(wish, _print)
+        return run_mutations(mutation_options, _print)
     if options.scenario:
         from holdfast.sim import scenario_runs
 
-        asked = scenario_runs.ScenarioOptions(
+        scenario_options = scenario_runs.ScenarioOptions(
             options.scenario, options.first, options.mutation or "", all_values=options.every,
             shrink_s=0.0 if options.whole else options.minutes * 60,
         )  # fmt: skip
-        return scenario_runs.run_scenarios(asked, _print)
+        return scenario_runs.run_scenarios(scenario_options, _print)
     if options.digests:
         for digest in parallel_runs.serve_digests(iter(sys.stdin.readline, "")):
             _print(digest)
@@ -79,11 +80,11 @@ def _run_one(options: argparse.Namespace) -> int:
     from holdfast.sim.single_run import SingleRunOptions, run_seed
 
     shrink_s = 0.0 if options.whole else options.minutes * 60
-    asked = SingleRunOptions(
+    run_options = SingleRunOptions(
         options.seed, only=tuple(options.only), objects=tuple(options.about), mutation=options.mutation or "",
         repeat=options.twice, shrink_s=shrink_s,
     )  # fmt: skip
-    return run_seed(asked, _print)
+    return run_seed(run_options, _print)
 
 
 def _run_many(options: argparse.Namespace) -> int:
@@ -95,12 +96,12 @@ def _run_many(options: argparse.Namespace) -> int:
     seeds = total.remaining_seeds() if hours else iter(range(options.first, options.first + options.seeds))
     printed_s = began_s
 
-    def on_result(done: parallel_runs.SeedResult) -> None:
+    def on_result(result: parallel_runs.SeedResult) -> None:
         nonlocal printed_s
-        total.add(done)
+        total.add(result)
         if hours:
             save_totals(STATE, total)
-        _print_result(done, total)
+        _print_result(result, total)
         if time.monotonic() - printed_s > PROGRESS_EVERY_S:
             printed_s = time.monotonic()
             _print(f"after {(printed_s - began_s) / 60:.0f} min: {total.summary()}")
@@ -130,17 +131,17 @@ def _run_many(options: argparse.Namespace) -> int:
     return 130 if interrupted else 0
 
 
-def _print_result(done: parallel_runs.SeedResult, total: parallel_runs.RunTotals) -> None:
-    outcome = done.outcome
-    if outcome.ok and not done.nondeterminism:
+def _print_result(result: parallel_runs.SeedResult, total: parallel_runs.RunTotals) -> None:
+    outcome = result.outcome
+    if outcome.ok and not result.nondeterminism:
         if os.isatty(sys.stdout.fileno()):
             print(f"\r{total.summary()} ", end="", flush=True)
         return
     print(failure_report.headline(outcome), flush=True)
     for line in itertools.islice(failure_report.failure_lines(outcome), 6):
         print(f"  {line}")
-    if done.nondeterminism:
-        print(f"  {done.nondeterminism}")
+    if result.nondeterminism:
+        print(f"  {result.nondeterminism}")
     print(f"  next: make sim SEED={outcome.seed}", flush=True)
 
 

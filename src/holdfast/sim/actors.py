@@ -70,7 +70,7 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 def make_topology(
-    regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, sorts: tuple[str, ...]
+    regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, profiles: tuple[str, ...]
 ) -> Topology:
     """Builds the topology. Together the quotas are about as large as the machines, so that quota is scarce."""
     tags = ("us", "eu", "ap")
@@ -89,7 +89,9 @@ def make_topology(
     )
     cpu = max(4, len(regions) * min(nodes_per_region, 7) * 3 // 2 // len(tenants))
     hard = {"cpu": str(cpu), "memory": f"{4 * cpu}Gi", "gpu": str(2 * len(regions)), SCARCE_RESOURCE: str(len(regions))}
-    return Topology(made, tuple(tenants), hard, sorts, "dedicated" in sorts and nodes_per_region >= DEDICATED_NODES_MIN)
+    return Topology(
+        made, tuple(tenants), hard, profiles, "dedicated" in profiles and nodes_per_region >= DEDICATED_NODES_MIN
+    )
 
 
 def zones_of(region: str) -> tuple[str, ...]:
@@ -195,9 +197,9 @@ async def restate_desired(client: Client, desired: DesiredObjects) -> None:
                 except Invalid:  # the stored quota is larger and in use, so it stays
                     desired.quotas[tenant] = stored_quota
             continue
-        gone = await client.get(Tenant, tenant)
-        if gone is not None and not gone.metadata.terminating:
-            await client.commit([Delete("Tenant", gone.key, gone.uid)])
+        tenant_object = await client.get(Tenant, tenant)
+        if tenant_object is not None and not tenant_object.metadata.terminating:
+            await client.commit([Delete("Tenant", tenant_object.key, tenant_object.uid)])
     for name, count in sorted(desired.services.items()):
         stored = await client.get(Workload, name[1], name[0])
         if name[0] not in desired.tenants:

@@ -256,7 +256,9 @@ class _WatchReporter:
     def hear(self, batch: Sequence[WatchEvent[Any]]) -> None:
         namespace = self._namespace
         if namespace:
-            others = [str(seen.object.key) for seen in batch if seen.object is not None and _elsewhere(seen, namespace)]
+            others = [
+                str(event.object.key) for event in batch if event.object is not None and _elsewhere(event, namespace)
+            ]
             if others:
                 self._observer.watch_crossed_tenants(self._cell, self._kind, namespace, others)
         if self._whole and batch:
@@ -264,8 +266,8 @@ class _WatchReporter:
             self._after = batch[-1].revision
 
 
-def _elsewhere(seen: WatchEvent[Any], namespace: str) -> bool:
-    return bool(namespace) and seen.object is not None and seen.object.metadata.namespace != namespace
+def _elsewhere(event: WatchEvent[Any], namespace: str) -> bool:
+    return bool(namespace) and event.object is not None and event.object.metadata.namespace != namespace
 
 
 async def silent_watch() -> AsyncIterator[Sequence[Any]]:

@@ -22,11 +22,11 @@ FIELDS_MAX = 5
 VALUE_CHARS_MAX = 90
 TIME_FIELDS = frozenset(
     {
-        "lastTransitionTime", "since", "at", "lastContactAt", "seenAt", "renewTime", "renewedAt", "acquireTime", "startedAt",
-        "boundAt", "reservedAt", "assignedAt", "queuedAt", "readyAt", "readySince", "servingAt", "progressedAt",
-        "lastProgressAt", "nextRetryAt", "nextAt", "wakeUpAt", "requestedAt", "detectedAt", "stableSince", "idleSince",
-        "lastObservedTime", "leaseExpiresAt", "agentVersion", "position", "lastAttemptAt", "creationTimestamp",
-        "generation",
+        "lastTransitionTime", "since", "at", "lastContactAt", "lastStepAt", "renewTime", "renewedAt",
+        "acquireTime", "startedAt", "boundAt", "reservedAt", "assignedAt", "queuedAt", "readyAt", "readySince",
+        "servingAt", "progressedAt", "lastProgressAt", "nextRetryAt", "nextAt", "wakeUpAt", "requestedAt",
+        "detectedAt", "stableSince", "idleSince", "lastObservedTime", "leaseExpiresAt", "agentVersion",
+        "position", "creationTimestamp", "generation",
     }
 )  # fmt: skip
 """Timestamps and counters, which change with every write."""
@@ -105,18 +105,18 @@ def _passed(old: Any, new: Any) -> Iterator[str]:
 
 def _caught_up(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Whether the change only sets observedGeneration to the newest generation."""
-    was, now = (tree.get("status", {}).get("observedGeneration", 0) for tree in (before, after))
-    return bool(was < now == after.get("metadata", {}).get("generation"))
+    old_generation, new_generation = (tree.get("status", {}).get("observedGeneration", 0) for tree in (before, after))
+    return bool(old_generation < new_generation == after.get("metadata", {}).get("generation"))
 
 
 def _at_birth(tree: dict[str, Any]) -> Iterator[str]:
     spec = tree.get("spec", {})
     weights = {row["name"]: row["weight"] for row in spec.get("rules", {}).get("scores", ())}
     found = {**spec, "attempt": spec.get("intent", {}).get("attempt"), "scores": weights}
-    for name, words in SHOWN_ON_CREATE:
+    for name, template in SHOWN_ON_CREATE:
         value = found.get(name)
         if value:
-            yield words.format(_short(value))
+            yield template.format(_short(value))
 
 
 def _plain(item: Any) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def _plain(item: Any) -> dict[str, Any]:
 
 def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
     if _is_condition(old) or _is_condition(new):
-        before, now = _condition(old), _condition(new)
-        if before != now:
-            yield f"condition {(new or old)['type']}: {before} → {now}"
+        before, new_generation = _condition(old), _condition(new)
+        if before != new_generation:
+            yield f"condition {(new or old)['type']}: {before} → {new_generation}"
     elif isinstance(old, dict) and isinstance(new, dict):
         for name in {**old, **new}:
             if old.get(name) != new.get(name) and name not in TIME_FIELDS:
@@ -137,9 +137,9 @@ def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
     elif _named(old) is not None or _named(new) is not None:
         yield from _differences(_named(old) or {}, _named(new) or {}, path)
     else:
-        before, now = _short(old), _short(new)
-        if before != now or len(before) > VALUE_CHARS_MAX:
-            yield f"{path}: {before} → {now}"
+        before, new_generation = _short(old), _short(new)
+        if before != new_generation or len(before) > VALUE_CHARS_MAX:
+            yield f"{path}: {before} → {new_generation}"
 
 
 def _is_condition(value: Any) -> bool:

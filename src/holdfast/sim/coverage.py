@@ -61,11 +61,11 @@ class Coverage(msgspec.Struct):
 
     def lines(self) -> Iterable[str]:
         """The coverage as text."""
-        seen = {pair for pair in self.transitions if pair in LIFECYCLE_TRANSITIONS}
+        covered = {pair for pair in self.transitions if pair in LIFECYCLE_TRANSITIONS}
         yield (
-            f"transitions: {len(seen)} of {len(LIFECYCLE_TRANSITIONS)}"
-            + _never(map(_passed, LIFECYCLE_TRANSITIONS - seen))
-            + self._rare(map(_passed, seen))
+            f"transitions: {len(covered)} of {len(LIFECYCLE_TRANSITIONS)}"
+            + _never(map(_passed, LIFECYCLE_TRANSITIONS - covered))
+            + self._rare(map(_passed, covered))
         )
         beside = sorted(pair for pair in self.transitions if pair not in LIFECYCLE_TRANSITIONS)
         if beside:

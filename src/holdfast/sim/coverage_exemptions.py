@@ -68,7 +68,7 @@ EXEMPTIONS: dict[str, CoverageExemption] = {
     ),
     "NodeTerminating": CoverageExemption(
         "nodes have no finalizers, so that a deleted node is gone at once",
-        "tests/scheduling/test_explain.py::test_timeline_of_planner_refusal_has_reason_fix_and_next_retry",
+        "tests/scheduling/test_refusal_summary.py::test_timeline_of_planner_refusal_has_reason_fix_and_next_retry",
     ),
     "DeviceInUse": CoverageExemption(
         "the only scheduler of a region counts its own proposals; a second scheduler would be needed",
@@ -80,10 +80,10 @@ EXEMPTIONS: dict[str, CoverageExemption] = {
     ),
     "ProvisionalExpired": CoverageExemption(
         "provisional work runs for ten minutes; the fault phase is shorter",
-        "tests/scheduling/test_retreat.py::test_unconfirmed_provisional_replica_is_released",
+        "tests/scheduling/test_eviction.py::test_unconfirmed_provisional_replica_is_released",
     ),
     "ProvisionalWithdrawn": CoverageExemption(
         "a partitioned region gets no new Assignments, so its provisional work fits its grant after reconnection",
-        "tests/scheduling/test_retreat.py::test_unconfirmed_provisional_replica_is_released",
+        "tests/scheduling/test_eviction.py::test_unconfirmed_provisional_replica_is_released",
     ),
 }

@@ -75,8 +75,8 @@ class NondeterminismError(RuntimeError):
 
 @contextmanager
 def forbid_real_world() -> Iterator[list[str]]:
-    """Makes every use of a nondeterministic function raise `RealWorld`. The yielded list also records it, because a
-    loop that catches all exceptions would hide it."""
+    """Makes every use of a nondeterministic function raise `NondeterminismError`. The yielded list also records it,
+    because a loop that catches all exceptions would hide it."""
     saved: list[tuple[Any, str, Any]] = []
     reached: list[str] = []
     for module, names in _FORBIDDEN:

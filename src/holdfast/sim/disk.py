@@ -1,4 +1,4 @@
-"""Simulated store of a cell: `Disk` survives a crash, `Mounted` is the store of one process and injects faults.
+"""Simulated store of a cell: `Disk` survives a crash, `MountedStore` is one process's access to it and injects faults.
 
 When the process crashes, its watches end, while a commit that it has sent may still take effect.
 """
@@ -123,10 +123,10 @@ class MountedStore:
 
     async def commit(self, txn: Txn) -> Committed:
         disk, faults = self._disk, self._faults
-        asked_s = self._loop.now_s
+        started_s = self._loop.now_s
         if self._release is not ReleaseVersion.CURRENT:
             txn = releases.stored_by(self._release, txn)
-        disk.on_commit_attempt(disk.cell, asked_s)
+        disk.on_commit_attempt(disk.cell, started_s)
         await self._loop.sleep_future(self._rng.uniform(*COMMIT_S))
         self._check()
         if disk.full and txn.writes:
@@ -134,7 +134,7 @@ class MountedStore:
             raise self._fail(StoreFailed("the disk is full (simulated); the store has stopped"))
         trapped = await self._hand_over(txn) if faults.active_kinds or disk.timeout_at_commit else 0
         self._check()
-        committed = await disk.commit(txn, self._loop.now_s - asked_s, self._release)
+        committed = await disk.commit(txn, self._loop.now_s - started_s, self._release)
         if faults.active_kinds:
             await self._at_the_seam(FaultKind.CRASH_AFTER, FaultKind.PAUSE_AFTER)
         if faults.draw(FaultKind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
@@ -194,8 +194,8 @@ class MountedStore:
         """Fails the store permanently for this process, because its content is uncertain."""
         if self._failure is None:
             self._failure = failure
-            for failed in self._failed:
-                failed(failure)
+            for on_failure in self._failed:
+                on_failure(failure)
         return self._failure
 
     @property
@@ -206,10 +206,10 @@ class MountedStore:
         changes = self._disk.store.watch(prefix, after=after)
         return changes if self._release is ReleaseVersion.CURRENT else _Read(self._release, changes)
 
-    def subscribe(self, told: Any, failed: Any, *, after: int) -> Callable[[], None]:
-        end = self._disk.store.subscribe(told, failed, after=after)
+    def subscribe(self, on_changes: Any, on_failure: Any, *, after: int) -> Callable[[], None]:
+        end = self._disk.store.subscribe(on_changes, on_failure, after=after)
         self._ends.append(end)
-        self._failed.append(failed)
+        self._failed.append(on_failure)
         return end
 
     def unmount(self) -> None:

@@ -52,12 +52,12 @@ def headline(outcome: RunOutcome) -> str:
 
 def failure_lines(outcome: RunOutcome, most: int = 1000) -> Iterator[str]:
     """The failures, most serious first. An invariant is explained where it is first named."""
-    told: set[str] = set()
+    explained: set[str] = set()
     for violation in outcome.violations[:most]:
         yield str(violation)
-        if violation.invariant not in told and violation.invariant in INVARIANTS:
+        if violation.invariant not in explained and violation.invariant in INVARIANTS:
             yield f"  ({violation.invariant} forbids {INVARIANTS[violation.invariant].forbids})"
-        told.add(violation.invariant)
+        explained.add(violation.invariant)
     if len(outcome.violations) > most:
         yield f"… and {len(outcome.violations) - most} later violations"
     for line in outcome.unconverged:
@@ -71,24 +71,27 @@ def summary_lines(outcome: RunOutcome) -> Iterator[str]:
     if outcome.violations:
         first = outcome.violations[0]
         where = "the global cell" if first.cell == "global" else first.cell
-        kind, who = first.invariant, f"{first.writer}, in {where}" if first.writer else f"unknown; observed in {where}"
+        kind, writer = (
+            first.invariant,
+            f"{first.writer}, in {where}" if first.writer else f"unknown; observed in {where}",
+        )
         when = f", {first.at_s:.3f} s after the start"
-        seen = [with_object_names(first.message)]
+        observed = [with_object_names(first.message)]
     elif outcome.failures:
-        kind, who, when, seen = "failure", "a component", "", list(outcome.failures)
+        kind, writer, when, observed = "failure", "a component", "", list(outcome.failures)
     else:
-        kind, who = "convergence", "none"
-        when, seen = f", for {outcome.converged_in_s:.0f} s without faults", list(outcome.unconverged)
-    promise = INVARIANTS.get(kind)
-    if promise is not None:
-        yield f"invariant       {kind}: no {promise.forbids.removeprefix('a ').removeprefix('an ')}"
-    yield f"violated by     {who}{when}"
-    for number, line in enumerate(seen[:UNCONVERGED_SHOWN]):
+        kind, writer = "convergence", "none"
+        when, observed = f", for {outcome.converged_in_s:.0f} s without faults", list(outcome.unconverged)
+    invariant = INVARIANTS.get(kind)
+    if invariant is not None:
+        yield f"invariant       {kind}: no {invariant.forbids.removeprefix('a ').removeprefix('an ')}"
+    yield f"violated by     {writer}{when}"
+    for number, line in enumerate(observed[:UNCONVERGED_SHOWN]):
         yield f"{'observed' if not number else '':16}{line}"
-    if len(seen) > UNCONVERGED_SHOWN:
-        yield f"{'':16}… and {len(seen) - UNCONVERGED_SHOWN} more of these"
-    if promise is not None:
-        yield f"expected        {promise.requires}"
+    if len(observed) > UNCONVERGED_SHOWN:
+        yield f"{'':16}… and {len(observed) - UNCONVERGED_SHOWN} more of these"
+    if invariant is not None:
+        yield f"expected        {invariant.requires}"
     for violation in outcome.violations[1:FAILURES_SHOWN]:
         yield f"{'later':16}{violation.invariant} in {violation.cell}: {with_object_names(violation.message)}"
     if len(outcome.violations) > FAILURES_SHOWN:
@@ -102,13 +105,13 @@ def timeline(
 
     `matching` adds objects by name and selects the full report.
     """
-    wanted = tuple(matching)
-    frame = FULL if wanted else frame
+    selected = tuple(matching)
+    frame = FULL if selected else frame
     about = list(outcome.objects if frame is FULL else _at_stake(outcome))
-    for text in wanted:
+    for text in selected:
         about += [event.key for event in recording.history.matching(text)]
     violation_s = outcome.violations[0].at_s if outcome.violations else None
-    ends_s = math.inf if wanted or violation_s is None else violation_s
+    ends_s = math.inf if selected or violation_s is None else violation_s
     zero_s = violation_s if violation_s is not None else outcome.simulated_s
     events, left_out = _last(recording.history.events_of(about), ends_s, frame)
     if left_out:
@@ -122,7 +125,7 @@ def timeline(
         *((f.at_s, "*", _explained(f, _once(describe_fault(f.name), known))) for f in faults),
         *(
             (a.at_s, ">", _explained(a, describe_user_action(f"{a.name}: {a.detail}")))
-            for a in _acts(recording, about, ends_s, frame)
+            for a in _user_actions_shown(recording, about, ends_s, frame)
         ),
         *((e.at_s, " ", text) for e, text in events),
     ]
@@ -153,20 +156,20 @@ def _last(events: list[HistoryEvent], ends_s: float, frame: ReportSize) -> tuple
     return found[::-1], len(earlier)
 
 
-def _once(says: str, known: set[str]) -> str:
+def _once(text: str, known: set[str]) -> str:
     """The text on its first use, later an empty string."""
-    if says in known:
+    if text in known:
         return ""
-    known.add(says)
-    return says
+    known.add(text)
+    return text
 
 
-def _explained(thing: InjectedFault, says: str) -> str:
+def _explained(thing: InjectedFault, text: str) -> str:
     what = f": {thing.detail}" if thing.detail else ""
-    return f"{thing.name}{what} ({says})" if says else f"{thing.name}{what}"
+    return f"{thing.name}{what} ({text})" if text else f"{thing.name}{what}"
 
 
-def _acts(recording: RunRecording, keys: list[str], ends_s: float, frame: ReportSize) -> list[InjectedFault]:
+def _user_actions_shown(recording: RunRecording, keys: list[str], ends_s: float, frame: ReportSize) -> list[InjectedFault]:
     """User actions on the involved objects; all actions if they are few."""
     acts = [act for act in recording.user_actions if act.at_s <= ends_s]
     if len(acts) <= frame.user_actions:

@@ -108,9 +108,9 @@ def draw_schedule(
 ) -> tuple[ScheduledFault, ...]:
     """The scheduled faults of a run, in order of time."""
     found: list[ScheduledFault] = []
-    wanted = frozenset(enabled)
+    enabled_kinds = frozenset(enabled)
     for kind in SCHEDULED_FAULTS:
-        if kind not in wanted:
+        if kind not in enabled_kinds:
             continue
         rng = random_stream(seed, f"troubles/{kind}")
         at_s, number = rng.expovariate(1.0 / MEAN_INTERVAL_S), 0
@@ -185,8 +185,8 @@ def _detail(fault: ScheduledFault) -> str:
 
 _BY_AMOUNT = frozenset(
     {
-        FaultKind.CLOCK_STEP, FaultKind.CLOCK_DRIFT, FaultKind.CLOCK_WILD, FaultKind.CRASH_AT_AWAIT, FaultKind.TIMEOUT_AT, FaultKind.QUOTA_CHANGED,
-        FaultKind.REPLICA_DELETED,
+        FaultKind.CLOCK_STEP, FaultKind.CLOCK_DRIFT, FaultKind.CLOCK_WILD, FaultKind.CRASH_AT_AWAIT,
+        FaultKind.TIMEOUT_AT, FaultKind.QUOTA_CHANGED, FaultKind.REPLICA_DELETED,
     }
 )  # fmt: skip
 _FELT_LATER = frozenset({FaultKind.TIMEOUT_AT, FaultKind.CRASH_AT_AWAIT, FaultKind.DISK_FULL})

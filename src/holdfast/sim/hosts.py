@@ -38,7 +38,7 @@ NEVER_S = 1e9
 FULL_SIZE_NODES = 6
 """Number of full-size machines per region. Further machines hold at most one replica."""
 DEDICATED_NODES = (10, 11)
-"""Machines dedicated to the tenant `SOLO`."""
+"""Machines dedicated to the tenant `DEDICATED_TENANT`."""
 SMALL_PORT_RANGE = (20007, 20008)
 
 
@@ -119,13 +119,13 @@ class CellHost:
         known = self._clients.get(caller)
         if known is None:
             known = self._clients[caller] = self.cell.client(principal_of(caller))
-        here = self._setting.releases.get(caller, ReleaseVersion.CURRENT)
-        if here is self.release and here is not ReleaseVersion.PREVIOUS:
+        release = self._setting.releases.get(caller, ReleaseVersion.CURRENT)
+        if release is self.release and release is not ReleaseVersion.PREVIOUS:
             # Equal releases need no proxy, except the previous one: this code sends fields that it does not know.
-            return NextReleaseClient(known) if here is ReleaseVersion.NEXT else known
+            return NextReleaseClient(known) if release is ReleaseVersion.NEXT else known
         observer = self._setting.observer
         return VersionSkewProxy(
-            known, here, self.release, lambda what: observer.skew_detected(self.name, f"{caller}: {what}")
+            known, release, self.release, lambda what: observer.skew_detected(self.name, f"{caller}: {what}")
         )
 
     def switch_release(self, release: ReleaseVersion) -> None:
@@ -152,9 +152,9 @@ class CellHost:
             pause=self.pause,
             release=self.release,
         )
-        there = None
+        peer = None
         if self.global_host is not None:
-            there = RemoteClient(
+            peer = RemoteClient(
                 shared.network,
                 f"region/{self.name}",
                 self.global_host,
@@ -178,7 +178,7 @@ class CellHost:
                     MemoryStore(),
                     ports,
                     identity=self.name,
-                    there=there,
+                    there=peer,
                     probe=SimPeerProbe(shared.network, self.name, self.peers),
                     outlet=outlet,
                     resync_s=shared.resync_s,

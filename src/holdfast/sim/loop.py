@@ -76,10 +76,10 @@ class Process:
         self.paused = False
         self.number = zlib.crc32(name.encode()) + life
         self.steps_to_crash = 0
-        """Steps until `blow` is called; 0 for never."""
+        """Steps until `on_crash_step` is called; 0 for never."""
         self.on_crash_step: Callable[[], None] | None = None
         self.queue: deque[Call] = deque()
-        """Ready callbacks. While the process is paused they are collected in `held`."""
+        """Ready callbacks. While the process is paused they are collected in `paused_calls`."""
         self.paused_calls: list[Call] = []
         self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
         """References to all tasks that the process has started."""
@@ -296,8 +296,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def resume(self, process: Process) -> None:
         process.paused = False
-        held, process.paused_calls = process.paused_calls, []
-        for call in held:
+        calls, process.paused_calls = process.paused_calls, []
+        for call in calls:
             self._enqueue(call)
 
     def _stop_running(self, process: Process) -> None:

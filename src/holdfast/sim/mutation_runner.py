@@ -1,7 +1,7 @@
 """Runs mutation tests in parallel, each run in its own process.
 
-Every result is stored at once (`planted_kept`), so that an interrupted search continues. Two searches share the runs
-that both request.
+Every result is stored at once (`mutation_results`), so that an interrupted search continues. Two searches share the
+runs that both request.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ Search = Generator[TrialRequest, TrialResult, MutationCaught]
 
 
 class MutationRunOptions(msgspec.Struct, frozen=True):
-    """Mutations to test: one, several separated by commas, or `all`. `results` is the result file, `page` the file for the
-    table."""
+    """Mutations to test: one, several separated by commas, or `all`. The table is written to `report_path`."""
 
     name: str
     seeds: int
@@ -74,10 +73,10 @@ def run_mutations(options: MutationRunOptions, print_line: Callable[[str], None]
         options.report_path.write_text("\n".join(report_lines(table)) + "\n")
     for name in table.wrongly_equivalent:
         print_line(f"{name}: marked equivalent, but caught")
-    late = options.name == "all" and table.median > MEDIAN_MAX
-    if late:
+    too_late = options.name == "all" and table.median > MEDIAN_MAX
+    if too_late:
         print_line(f"median of seeds over the catalogue: {table.median:g} (limit {MEDIAN_MAX})")
-    return 1 if table.missed or table.wrongly_equivalent or table.control.failing_seeds or late else 0
+    return 1 if table.missed or table.wrongly_equivalent or table.control.failing_seeds or too_late else 0
 
 
 def _alone(seed: int) -> Search:

@@ -43,7 +43,7 @@ class SimNodeProvider:
             await asyncio.sleep(POLL_EVERY_S)
 
     async def _provide(self, region: CellHost) -> None:
-        client = self._simulation.operator_client(region.name, who="provider")
+        client = self._simulation.operator_client(region.name, user="provider")
         pool = await client.get(NodePool, region.name)
         if pool is None:
             zones = actors.zones_of(region.name)
@@ -53,9 +53,9 @@ class SimNodeProvider:
         meant = {node.name: node for node in pool.status.nodes}
         for node in pool.status.nodes:
             self._start(region, pool, node)
-        there = [n for n in (await client.list(Node)).items if n.spec.pool == region.name]
+        nodes = [n for n in (await client.list(Node)).items if n.spec.pool == region.name]
         bound = {b.spec.node for b in (await client.list(Binding)).items}
-        for stored in there:
+        for stored in nodes:
             name = stored.metadata.name
             if name not in meant and name not in bound and not stored.metadata.terminating:
                 self._stop(name)

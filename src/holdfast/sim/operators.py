@@ -78,9 +78,9 @@ async def undo_operator_changes(simulation: Simulation) -> None:
                 await actors.edit_spec(
                     client, Node, node.metadata.name, "", unschedulable=False, drain=False, taints=()
                 )
-        for given in (await client.list(Override)).items:
-            if given.metadata.name.startswith(break_glass_prefix(region.name)):
-                await client.commit([Delete("Override", given.key, given.uid)])
+        for break_glass in (await client.list(Override)).items:
+            if break_glass.metadata.name.startswith(break_glass_prefix(region.name)):
+                await client.commit([Delete("Override", break_glass.key, break_glass.uid)])
     for override in (await simulation.operator.list(Override)).items:
         if not override.metadata.terminating:
             await simulation.operator.commit([Delete("Override", override.key, override.uid)])
@@ -176,11 +176,11 @@ async def _change_policy(client: Client, fault: ScheduledFault) -> None:
 
 def describe_policy_change(amount: float) -> str:
     """Describes the rules that `_change_policy` publishes for this amount."""
-    words = (
+    reasons = (
         "packing score", "packing score", "packing score", "balance score", "no preemption", "filter: slow disks only",
         "no preemption", "provisional while partitioned", "queue by fairness", "shadow only",
     )  # fmt: skip
-    return "rolled back to the default rules" if amount < 0 else words[int(amount * 10)]
+    return "rolled back to the default rules" if amount < 0 else reasons[int(amount * 10)]
 
 
 async def _burst(simulation: Simulation, fault: ScheduledFault) -> None:

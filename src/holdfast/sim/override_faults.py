@@ -52,7 +52,7 @@ async def create_override(simulation: Simulation, fault: ScheduledFault) -> None
     await asyncio.sleep(rng.uniform(0.5, 5.0))
     if rng.random() < 0.7:
         await actors.edit_spec(
-            simulation.operator_client("global", who="second"), Override, name, "", approver="second"
+            simulation.operator_client("global", user="second"), Override, name, "", approver="second"
         )
     if rng.random() < 0.3:
         await asyncio.sleep(fault.for_s / 2)
@@ -74,11 +74,11 @@ async def create_break_glass(simulation: Simulation, fault: ScheduledFault) -> N
         more = {"priority": 150}
     name = f"{break_glass_prefix(region)}{fault.name.rpartition('#')[2]}"
     spec = OverrideSpec(kind=kind, scope=scope, reason="nobody answers", ttl_seconds=max(1.0, fault.for_s), **more)
-    here = simulation.operator_client(region)
-    await actors.create_object(here, Override(metadata=ObjectMeta(name=name), spec=spec))
+    client = simulation.operator_client(region)
+    await actors.create_object(client, Override(metadata=ObjectMeta(name=name), spec=spec))
     await asyncio.sleep(fault.for_s / 2)
     if rng.random() < 0.5:
-        revoker = here if rng.random() < 0.5 else simulation.operator
+        revoker = client if rng.random() < 0.5 else simulation.operator
         await actors.edit_spec(revoker, Override, name, "", revoked=True)
 
 

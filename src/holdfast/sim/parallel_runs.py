@@ -31,7 +31,7 @@ WARM_UP_SIZE = WorldSize(nodes_per_region=1, faults_s=2.0, convergence_timeout_s
 
 
 class SeedResult(msgspec.Struct, frozen=True):
-    """Result of one seed with its coverage and CPU time. `unseed` describes nondeterminism."""
+    """Result of one seed with its coverage and CPU time. `nondeterminism` describes a second run that differed."""
 
     outcome: RunOutcome
     coverage: Coverage
@@ -188,11 +188,11 @@ class RepeatRunner:
             self._process = None
 
 
-def serve_digests(asked: Iterable[str]) -> Iterator[str]:
+def serve_digests(lines: Iterable[str]) -> Iterator[str]:
     """Reads seeds and yields digests, each from a run in its own process. Garbage is collected very often, so that a
     dependency on the collector changes the digest."""
     pool: WorkerPool[SeedResult] = WorkerPool(partial(run_one, collecting=True))
-    for line in asked:
+    for line in lines:
         pool.begin(int(line))
         ends: list[WorkerExit[SeedResult]] = []
         while not ends:
@@ -204,8 +204,8 @@ def digest_difference(outcome: RunOutcome, digest: str) -> str:
     """Description of the difference; empty if the digests are equal."""
     if digest == outcome.digest:
         return ""
-    there = digest or "none"
-    return f"seed {outcome.seed}: not deterministic (digest {outcome.digest}, repeated {there})"
+    repeated = digest or "none"
+    return f"seed {outcome.seed}: not deterministic (digest {outcome.digest}, repeated {repeated})"
 
 
 def nondeterminism_reason(outcome: RunOutcome) -> str:

@@ -39,20 +39,23 @@ class RecordedDisruption:
 
     def violations(self) -> list[Violation]:
         found = [candidate for commit in self._commits for candidate in self._see(commit)]
-        lasting = [candidate for candidates in self._open.values() for candidate in candidates]
-        return [candidate.violation for candidate in sorted((*found, *lasting), key=lambda candidate: candidate.from_s)]
+        open_candidates = [candidate for candidates in self._open.values() for candidate in candidates]
+        return [
+            candidate.violation
+            for candidate in sorted((*found, *open_candidates), key=lambda candidate: candidate.from_s)
+        ]
 
     def _see(self, commit: ObservedCommit) -> Iterator[PossibleViolation]:
         """Violations that end with this commit and lasted long enough to count."""
         workloads = {change.item.spec.workload_uid: None for change in commit.changes if change.kind.name == "Replica"}
-        broken = list(self._checker.check(commit))
+        violated = list(self._checker.check(commit))
         for uid in workloads:
             if not self._checker.is_over_budget(uid):
                 for candidate in self._open.pop(uid, ()):
                     if candidate.alone or commit.wall_s - candidate.from_s > CLOCK_SKEW_MAX_S:
                         yield candidate
-        for promise, what, objects in broken:
+        for invariant, what, objects in violated:
             uid = next((uid for uid in workloads if self._checker.is_over_budget(uid)), "")
             alone = len(self._checker.affected_regions(uid)) == 1
-            violation = Violation(promise, commit.at_s, commit.cell, what, objects)
+            violation = Violation(invariant, commit.at_s, commit.cell, what, objects)
             self._open.setdefault(uid, []).append(PossibleViolation(uid, violation, commit.wall_s, alone))

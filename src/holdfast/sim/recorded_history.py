@@ -137,54 +137,54 @@ class AuditIndex:
         return exact or self._by.get((kind, meta.namespace, meta.name, ""))
 
 
-def check_histories(pasts: Sequence[RecordedHistory]) -> HistoryVerdict:
+def check_histories(histories: Sequence[RecordedHistory]) -> HistoryVerdict:
     """Checks the histories of all cells, the global cell first."""
     granted: dict[tuple[str, int], dict[str, Grant]] = {}
-    ordered = sorted(pasts, key=lambda past: past.cell != GLOBAL)
-    judges = []
-    for past in ordered:
-        one = _Judge(past, granted, grants_known=ordered[0].cell == GLOBAL)
-        one.run()
-        judges.append(one)
-    together = RecordedDisruption(commit for one in judges for commit in one.disrupting).violations()
+    ordered = sorted(histories, key=lambda history: history.cell != GLOBAL)
+    checked = []
+    for history in ordered:
+        replayed = _HistoryChecker(history, granted, grants_known=ordered[0].cell == GLOBAL)
+        replayed.run()
+        checked.append(replayed)
+    together = RecordedDisruption(commit for replayed in checked for commit in replayed.disrupting).violations()
     return HistoryVerdict(
-        violations=(*(violation for one in judges for violation in one.violations), *together),
-        commits=sum(one.commits for one in judges),
-        changes=sum(one.changes for one in judges),
-        unattributed=sum(one.unattributed for one in judges),
-        objects=sum(one.objects for one in judges),
-        cells=tuple(past.cell for past in ordered),
-        gaps=tuple(gap for one in judges for gap in one.gaps()),
+        violations=(*(violation for replayed in checked for violation in replayed.violations), *together),
+        commits=sum(replayed.commits for replayed in checked),
+        changes=sum(replayed.changes for replayed in checked),
+        unattributed=sum(replayed.unattributed for replayed in checked),
+        objects=sum(replayed.objects for replayed in checked),
+        cells=tuple(history.cell for history in ordered),
+        gaps=tuple(gap for replayed in checked for gap in replayed.gaps()),
     )
 
 
 def _meant(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
     """The Grant of a limit: the first that covers it. Epochs of a recreated tenant start again, so several may
     match."""
-    wanted = amounts(copy.spec.limit)
-    return next((g for g in lives if not shortfall(wanted, amounts(g.spec.limit))), lives[-1])
+    limit = amounts(copy.spec.limit)
+    return next((g for g in lives if not shortfall(limit, amounts(g.spec.limit))), lives[-1])
 
 
-class _Judge:
+class _HistoryChecker:
     """Checks one cell. `granted` collects the Grants of the global cell by key and epoch, for the regions."""
 
     def __init__(
-        self, past: RecordedHistory, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool
+        self, history: RecordedHistory, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool
     ) -> None:
-        self._past = past
+        self._history = history
         self._granted = granted
         self._grants_known = grants_known
         self._state: dict[str, Any] = {}
-        self._there: dict[str, Any] = {}
-        self._authors = AuditIndex(past.audit)
-        self._records = RecordsChecker(past.cell)
-        self._ownership = OwnershipChecker(past.cell)
-        self._placement = PlacementChecker(past.cell)
+        self._present: dict[str, Any] = {}
+        self._authors = AuditIndex(history.audit)
+        self._records = RecordsChecker(history.cell)
+        self._ownership = OwnershipChecker(history.cell)
+        self._placement = PlacementChecker(history.cell)
         self._replacing = ExclusiveSuccessionChecker()
-        self._quota = QuotaChecker(lambda cell: self._state if cell == past.cell else self._there)
-        self._decisions = DecisionsChecker(past.cell)
+        self._quota = QuotaChecker(lambda cell: self._state if cell == history.cell else self._present)
+        self._decisions = DecisionsChecker(history.cell)
         self._protection = ProtectionChecker()
-        self._expiry = ExpiryChecker(past.cell, {}, set())
+        self._expiry = ExpiryChecker(history.cell, {}, set())
         self._unrest = ChurnChecker()
         self._keys: set[str] = set()
         self._attributed = False
@@ -201,9 +201,9 @@ class _Judge:
 
     def gaps(self) -> Iterator[str]:
         """What of this cell could not be judged, as its store does not know it."""
-        cell = self._past.cell
-        if self._past.first:
-            known = len(self._past.first)
+        cell = self._history.cell
+        if self._history.first:
+            known = len(self._history.first)
             yield f"{cell}: the time before its compaction; {known} entries are trusted"
         if self.unattributed:
             yield f"{cell}: S5 and S6 of {self.unattributed} commits older than its audit log"
@@ -211,21 +211,23 @@ class _Judge:
             yield f"{cell}: limits against grants, because the global cell's history is missing"
 
     def run(self) -> None:
-        begun = [Change(entry.key, entry.revision, entry, None) for entry in self._past.first]
+        begun = [Change(entry.key, entry.revision, entry, None) for entry in self._history.first]
         if begun:
             self._take_as_given(begun)
-        filling = bool(self._past.commits) and any(change.key == RESTORE_MARKER for change in self._past.commits[0])
-        for written in self._past.commits:
+        filling = bool(self._history.commits) and any(
+            change.key == RESTORE_MARKER for change in self._history.commits[0]
+        )
+        for written in self._history.commits:
             if filling:
                 # A restore or migration writes objects in key order. They were checked where they were created.
                 filling = not any(change.key == RESTORE_MARKER and change.entry is None for change in written)
                 self._take_as_given(written)
             else:
-                self._judge(written)
+                self._check(written)
 
     def _take_as_given(self, written: Sequence[Change]) -> None:
         changed, _ = self._apply(written)
-        commit = ObservedCommit(self._past.cell, 0.0, 0.0, Txn(), tuple(changed), self._state)
+        commit = ObservedCommit(self._history.cell, 0.0, 0.0, Txn(), tuple(changed), self._state)
         for _ in (*self._placement.check(commit), *self._ownership.check(commit, "restore")):
             pass
         for _ in (*self._replacing.check(commit), *self._unrest.check(commit), *self._expiry.check(commit)):
@@ -236,13 +238,13 @@ class _Judge:
         if any(change.kind.name in BUDGET_KINDS for change in commit.changes):
             self.disrupting.append(msgspec.structs.replace(commit, state={}))
 
-    def _judge(self, written: CommitChanges) -> None:
+    def _check(self, written: CommitChanges) -> None:
         self.commits += 1
         self.changes += len(written)
         writes = tuple(Put(c.key, c.entry.value) if c.entry is not None else Remove(c.key) for c in written)
         revisions = tuple(change.revision for change in written)
-        self._say(self._records.check_revisions(Txn(writes=writes), Committed(revisions[-1], revisions)))
-        changed, kept = self._apply(written)
+        self._violate(self._records.check_revisions(Txn(writes=writes), Committed(revisions[-1], revisions)))
+        changed, current = self._apply(written)
         found = [record for change in changed if (record := self._authors.of(change)) is not None]
         if found:
             self._attributed = True
@@ -251,26 +253,26 @@ class _Judge:
         term = next((record.term for record in found if record.term), 0)
         txn = Txn((Compare(TERM_KEY, term),) if term else (), writes)
         at_s = self._wall_s - self._first_s
-        commit = ObservedCommit(self._past.cell, at_s, self._wall_s, txn, tuple(changed), self._state)
-        self._say(f for f in self._records.check(commit, kept) if not self._went_back(f))
-        self._say(self._placement.check(commit))
-        self._say(self._replacing.check(commit))
-        self._say(self._decisions.check(commit))
-        self._say(self._protection.check(commit))
-        self._say(self._expiry.check(commit))
-        self._say(self._unrest.check(commit))
+        commit = ObservedCommit(self._history.cell, at_s, self._wall_s, txn, tuple(changed), self._state)
+        self._violate(f for f in self._records.check(commit, current) if not self._check_incarnation(f))
+        self._violate(self._placement.check(commit))
+        self._violate(self._replacing.check(commit))
+        self._violate(self._decisions.check(commit))
+        self._violate(self._protection.check(commit))
+        self._violate(self._expiry.check(commit))
+        self._violate(self._unrest.check(commit))
         self._remember(commit)
-        self._say(self._quota.check(self._with_its_grants(commit)))
-        self._judge_author(commit, found)
+        self._violate(self._quota.check(self._with_its_grants(commit)))
+        self._check_author(commit, found)
 
-    def _went_back(self, found: Finding) -> bool:
+    def _check_incarnation(self, found: Finding) -> bool:
         """Whether the finding is allowed: only a restored global cell may return copies to older generations."""
-        heard: Term | None = self._state.get(f"/terms/{GLOBAL_INCARNATION_TERM}")
+        term: Term | None = self._state.get(f"/terms/{GLOBAL_INCARNATION_TERM}")
         kind = kind_of_store_key(found[2][0]) if found[2] else None
-        mirrored = kind is not None and kind.home.value == GLOBAL and self._past.cell != GLOBAL
-        return mirrored and found[0] == "observedGeneration" and heard is not None and heard.spec.term > 1
+        mirrored = kind is not None and kind.home.value == GLOBAL and self._history.cell != GLOBAL
+        return mirrored and found[0] == "observedGeneration" and term is not None and term.spec.term > 1
 
-    def _judge_author(self, commit: ObservedCommit, found: Sequence[AuditRecord]) -> None:
+    def _check_author(self, commit: ObservedCommit, found: Sequence[AuditRecord]) -> None:
         # Lease renewals and the pruning of old Decisions have no audit record per object.
         commit = msgspec.structs.replace(commit, changes=tuple(c for c in commit.changes if c.kind.name != "LeasePage"))
         pruned = all(change.kind.name == "Decision" and change.new is None for change in commit.changes)
@@ -278,7 +280,7 @@ class _Judge:
             owned = [change for change in commit.changes if change.kind.name not in UNOWNED]
             self.unattributed += bool(owned) and not pruned
             commit = msgspec.structs.replace(commit, changes=tuple(c for c in commit.changes if c not in owned))
-        self._say(self._ownership.check(commit, found[0].principal if found else ""))
+        self._violate(self._ownership.check(commit, found[0].principal if found else ""))
 
     def _with_its_grants(self, commit: ObservedCommit) -> ObservedCommit:
         """The commit, with each Grant presented at the epoch that the region's limit names."""
@@ -288,7 +290,7 @@ class _Judge:
                     lives = self._granted.setdefault((change.key, change.new.spec.epoch), {})
                     lives[change.new.uid] = change.new
             return commit
-        kept = []
+        current = []
         for change in commit.changes:
             if change.kind.name == "GrantCopy" and change.new is not None:
                 copy = change.new
@@ -296,9 +298,9 @@ class _Judge:
                 lives = self._granted.get((key, copy.spec.epoch), {})
                 if not self._grants_known or not lives:
                     continue
-                self._there[key] = _meant(copy, list(lives.values()))
-            kept.append(change)
-        return msgspec.structs.replace(commit, changes=tuple(kept))
+                self._present[key] = _meant(copy, list(lives.values()))
+            current.append(change)
+        return msgspec.structs.replace(commit, changes=tuple(current))
 
     def _apply(self, written: Sequence[Change]) -> tuple[list[ObservedChange], list[int]]:
         changed: list[ObservedChange] = []
@@ -316,9 +318,9 @@ class _Judge:
             revisions.append(change.revision)
         return changed, revisions
 
-    def _say(self, found: Iterable[Finding]) -> None:
+    def _violate(self, found: Iterable[Finding]) -> None:
         at_s = self._wall_s - self._first_s
-        self.violations += [Violation(p, at_s, self._past.cell, what, objects) for p, what, objects in found]
+        self.violations += [Violation(p, at_s, self._history.cell, what, objects) for p, what, objects in found]
 
 
 def check_platform(state: Path) -> HistoryVerdict:

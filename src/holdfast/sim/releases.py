@@ -3,8 +3,8 @@
 A process of another release runs the same code. Its messages and stored objects are rewritten as JSON:
 
 - The next release adds unknown fields at every level, a status block, a stored kind, and through its own writes an
-  unknown condition type, labels and annotations (`foretold`).
-- The previous release neither sends, reads nor stores the fields in `LACKS`.
+  unknown condition type, labels and annotations.
+- The previous release neither sends, reads nor stores the fields in `MISSING_FIELDS`.
 
 Decision 0020 says what a release may rely on. The rewrite never adds what that forbids: another value of a closed
 vocabulary, a finalizer, an owner of an unknown kind.
@@ -235,8 +235,8 @@ def _foretold(write: Write, cell: str) -> Write:
         case SetStatus():
             if not write.blocks or is_mirrored_here(write.kind, cell, write.key.name):
                 return write
-            said = tuple(c for c in write.conditions if c.type != UNKNOWN_CONDITION.type)
-            return msgspec.structs.replace(write, conditions=(*said, UNKNOWN_CONDITION))
+            conditions = tuple(c for c in write.conditions if c.type != UNKNOWN_CONDITION.type)
+            return msgspec.structs.replace(write, conditions=(*conditions, UNKNOWN_CONDITION))
         case _:
             return write
 
@@ -244,7 +244,7 @@ def _foretold(write: Write, cell: str) -> Write:
 def next_release_notices(notices: Sequence[Notice]) -> tuple[Notice, ...]:
     """All notices, and for each a second one with an unknown reason."""
     return tuple(
-        told for notice in notices for told in (notice, msgspec.structs.replace(notice, reason="SeenByTomorrow"))
+        copied for notice in notices for copied in (notice, msgspec.structs.replace(notice, reason="SeenByTomorrow"))
     )
 
 

@@ -235,8 +235,8 @@ def with_object_names(text: str) -> str:
 def describe_fault(name: str) -> str:
     """Description of a fault by its name: the text of its kind, and its site."""
     kind, _, where = name.partition("#")[0].partition("@")
-    says = FAULT_TEXTS.get(FaultKind(kind), "") if kind in set(FaultKind) else ""
-    return f"{says}, {_place(where)}" if says and where else says
+    text = FAULT_TEXTS.get(FaultKind(kind), "") if kind in set(FaultKind) else ""
+    return f"{text}, {_place(where)}" if text and where else text
 
 
 def _place(where: str) -> str:
@@ -259,5 +259,7 @@ def _place(where: str) -> str:
 def describe_user_action(text: str) -> str:
     """Description of the workload profile that a user action creates, if any."""
     found = _BROUGHT.search(text)
-    sort = text.rpartition("of profile ")[2] if "of profile " in text else found.group(1) if found is not None else ""
-    return PROFILE_TEXTS.get(sort, "")
+    profile = (
+        text.rpartition("of profile ")[2] if "of profile " in text else found.group(1) if found is not None else ""
+    )
+    return PROFILE_TEXTS.get(profile, "")

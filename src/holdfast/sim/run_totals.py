@@ -19,12 +19,12 @@ from holdfast.sim.parallel_runs import RunTotals
 def save_totals(path: Path, total: RunTotals) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    kept = {name: getattr(total, name) for name in RunTotals.__struct_fields__ if name != "coverage"}
-    seen = {
+    totals = {name: getattr(total, name) for name in RunTotals.__struct_fields__ if name != "coverage"}
+    coverage_sets = {
         name: [[_plain(key), count] for key, count in sorted(counter.items())]
         for name, counter in _counters(total.coverage).items()
     }
-    part.write_text(json.dumps({**kept, "coverage": seen, "covered": total.coverage.seeds}))
+    part.write_text(json.dumps({**totals, "coverage": coverage_sets, "covered": total.coverage.seeds}))
     part.replace(path)
 
 
@@ -32,13 +32,13 @@ def load_totals(path: Path) -> RunTotals:
     """The stored totals; empty totals if there is no file."""
     if not path.exists():
         return RunTotals()
-    kept: dict[str, Any] = json.loads(path.read_text())
-    coverage = Coverage(seeds=kept.pop("covered", 0))
+    totals: dict[str, Any] = json.loads(path.read_text())
+    coverage = Coverage(seeds=totals.pop("covered", 0))
     counters = _counters(coverage)
-    for name, pairs in kept.pop("coverage", {}).items():
+    for name, pairs in totals.pop("coverage", {}).items():
         if name in counters:
             counters[name].update({_key(key): count for key, count in pairs})
-    known = {name: value for name, value in kept.items() if name in RunTotals.__struct_fields__}
+    known = {name: value for name, value in totals.items() if name in RunTotals.__struct_fields__}
     return RunTotals(**known, coverage=coverage)
 
 

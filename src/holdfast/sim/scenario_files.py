@@ -1,7 +1,7 @@
 """Simulation sizes and scenarios, read from TOML (`sim/scenarios/*.toml`).
 
 A scenario declares the size, scheduled faults, operation faults, expectations, and values to sweep for its first fault.
-The seed decides everything else. Some seeds of the ordinary run start from a scenario and add drawn faults (`base_of`).
+The seed decides everything else. Some seeds of the ordinary run start from a scenario and add drawn faults.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class ServingExpectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class ScenarioExpectations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a run of the scenario must exercise, in addition to all invariants and convergence.
 
-    Every declared fault must be injected, and at least one operation fault. `sees` and `never_sees` are reasons,
-    `passes` are stage transitions of replicas ("Serving → Unknown").
+    Every declared fault must be injected, and at least one operation fault. `transitions` are stage transitions of
+    replicas ("Serving → Unknown").
     """
 
     reasons: tuple[str, ...] = ()
@@ -93,8 +93,8 @@ class ScenarioExpectations(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`riding` are operation faults. `lasting_s`, `amounts` and `starting_s` are the durations, amounts and times that
-    the first fault takes in turn. Long runs also use `more` and every whole amount up to `every_to`."""
+    """The first fault takes `durations_s`, `amounts` and `start_times_s` in turn. Long runs also use `long_run_values`
+    and every whole amount up to `long_run_amounts_to`."""
 
     name: str
     description: str
@@ -171,8 +171,8 @@ def base_scenario(seed: int) -> ScenarioVariant | None:
     if rng.random() >= SCENARIO_FRACTION and not own:
         return None
     scenario = load_scenario(own or _chosen(seed, rng.choice(DRAWN_SCENARIOS)))
-    title, troubles = rng.choice(list(scenario.variants()))
-    return ScenarioVariant(title, scenario.size_for(troubles), troubles, frozenset(scenario.operation_faults))
+    title, faults = rng.choice(list(scenario.variants()))
+    return ScenarioVariant(title, scenario.size_for(faults), faults, frozenset(scenario.operation_faults))
 
 
 def _chosen(seed: int, drawn: str) -> str:

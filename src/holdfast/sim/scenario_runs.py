@@ -46,8 +46,8 @@ def run_variants(scenario: Scenario, seed: int, *, every: bool = False) -> Itera
 
 
 class ScenarioOptions(msgspec.Struct, frozen=True):
-    """Scenario name or `all`, first seed, mutation to apply (`bug`), whether to add the values of long runs (`every`),
-    and the time limit for shrinking a failed run."""
+    """Scenario name or `all`, first seed, mutation to apply, whether to add the values of long runs, and the time limit
+    for shrinking a failed run."""
 
     name: str
     first: int = 1
@@ -88,6 +88,6 @@ def _report(played: ScenarioRun, options: ScenarioOptions, print_line: Callable[
         print_line(failure_report.LEGEND)
         for line in failure_report.timeline(*first):
             print_line(line)
-    bug, name = f" --mutation {options.mutation}" if options.mutation else "", played.title.partition(" (")[0]
+    mutation_flag, name = f" --mutation {options.mutation}" if options.mutation else "", played.title.partition(" (")[0]
     print_line("")
-    print_line(f"reproduce:       python -m holdfast.sim --scenario {name} --from {played.outcome.seed}{bug}")
+    print_line(f"reproduce:       python -m holdfast.sim --scenario {name} --from {played.outcome.seed}{mutation_flag}")

@@ -142,7 +142,7 @@ class Simulation:
             for region in self.regions
             for n in range(self.size.nodes_per_region)
         ]  # fmt: skip
-        self._people_clock = SimClock(self.loop)
+        self._user_clock = SimClock(self.loop)
         self.operator = self.operator_client(GLOBAL)
         self.fault_schedule = (
             planned if planned is not None else (*(base.faults if base is not None else ()), *self._drawn())
@@ -189,10 +189,10 @@ class Simulation:
         cell = next((cell for cell in self.cells() if cell.name == name), None)
         return cell.clock if cell is not None else self.agent(name).machine.clock
 
-    def operator_client(self, cell: str, who: str = "operator") -> RemoteClient:
+    def operator_client(self, cell: str, user: str = "operator") -> RemoteClient:
         """The client of a person for one cell. Watch faults do not affect it."""
-        ports = SimPorts(self._people_clock, self.seed, f"{who}/{cell}")
-        return RemoteClient(self.network, who, self.cell(cell), ports, self.checkers)
+        ports = SimPorts(self._user_clock, self.seed, f"{user}/{cell}")
+        return RemoteClient(self.network, user, self.cell(cell), ports, self.checkers)
 
     # The story
 
@@ -211,8 +211,8 @@ class Simulation:
             with forbid_real_world() as reached, _collecting() if collecting else _no_collecting():
                 self._reached = reached
                 violation_by_s = self._violation_by_s
-                story = self._run_phases() if violation_by_s is None else self._until_broken(violation_by_s)
-                settled_in_s, left = self.loop.run_until_complete(story)
+                phases = self._run_phases() if violation_by_s is None else self._until_broken(violation_by_s)
+                settled_in_s, left = self.loop.run_until_complete(phases)
             return self._outcome(settled_in_s, left)
         finally:
             asyncio.set_event_loop(None)
@@ -251,10 +251,10 @@ class Simulation:
         self.loop.shut_down()
 
     async def _until_broken(self, violation_by_s: float) -> tuple[float, ConvergenceCheck | None]:
-        story = self.loop.create_task(self._run_phases())
-        while not story.done() and not self.checkers.violations and self.loop.time() < violation_by_s:
+        phases = self.loop.create_task(self._run_phases())
+        while not phases.done() and not self.checkers.violations and self.loop.time() < violation_by_s:
             await asyncio.sleep(1.0)
-        return story.result() if story.done() else (0.0, None)
+        return phases.result() if phases.done() else (0.0, None)
 
     async def _run_phases(self) -> tuple[float, ConvergenceCheck | None]:
         for host in self.cells():
@@ -273,21 +273,21 @@ class Simulation:
         if "pooled" in self.profiles:
             self.loop.create_task(SimNodeProvider(self).run())
         self.faults.start()
-        going_on: list[asyncio.Task[None]] = []
+        fault_tasks: list[asyncio.Task[None]] = []
         if self.size.users_active:
             changing = users.act_as_users(self.operator, self.desired, topology, rng, self.faults)
-            going_on.append(self.loop.create_task(changing))
-        going_on += [
+            fault_tasks.append(self.loop.create_task(changing))
+        fault_tasks += [
             self.loop.create_task(fault_schedule.inject_scheduled(self, scheduled)) for scheduled in self.fault_schedule
         ]
-        looking = [
+        watch_tasks = [
             self.loop.create_task(users.watch_own_workloads(self.operator, tenant)) for tenant in self.size.tenants
         ]
         await asyncio.sleep(self.size.faults_s)
         self.faults.heal()
         await self._heal()
-        await asyncio.gather(*going_on)
-        for task in looking:
+        await asyncio.gather(*fault_tasks)
+        for task in watch_tasks:
             task.cancel()
         await self._heal()
         try:
@@ -327,7 +327,7 @@ class Simulation:
         await self._persist(lambda: actors.restate_desired(self.operator, self.desired))
         quiet_since_s = -1.0
         left: ConvergenceCheck | None = None
-        looked_at = self._progress_marker()
+        marker = self._progress_marker()
         waited: set[tuple[str, str]] = set()
         waking = QuotaWakeupChecker(
             self.checkers, self.size.regions, self.loop.time(), watching=self.size.watches_enabled
@@ -335,8 +335,8 @@ class Simulation:
         rested: dict[tuple[str, str], int] = {}
         while self.loop.time() - healed_s < self.size.convergence_timeout_s + 2 * self.size.stable_s:
             await asyncio.sleep(CHECK_EVERY_S)
-            if left is None or looked_at != self._progress_marker():
-                looked_at = self._progress_marker()
+            if left is None or marker != self._progress_marker():
+                marker = self._progress_marker()
                 left = ConvergenceCheck(self.checkers, self.desired, self.size.regions, self.agents, waited)
                 waking.observe(self.loop.time())
             now_s = self.loop.time()

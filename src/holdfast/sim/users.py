@@ -52,7 +52,7 @@ async def act_as_users(
 
 
 async def take_random_action(
-    client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, told: ActionLog
+    client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, log: ActionLog
 ) -> None:
     act = rng.choice(ACTIONS)
     living = sorted(name for name, count in desired.services.items() if count is not None)
@@ -60,37 +60,37 @@ async def take_random_action(
         return
     match act:
         case "cancel":
-            await _cancel(client, desired, rng, told)
+            await _cancel(client, desired, rng, log)
         case "regret":
-            await _regret(client, desired, topology, rng, told)
+            await _regret(client, desired, topology, rng, log)
         case "batch":
-            await _bring(client, desired, random_workload(desired, topology, rng, ends=True), told)
+            await _bring(client, desired, random_workload(desired, topology, rng, ends=True), log)
         case _ if act == "create" or not living:
             if len(living) < SERVICES_MAX:
-                await _bring(client, desired, random_workload(desired, topology, rng, ends=False), told)
+                await _bring(client, desired, random_workload(desired, topology, rng, ends=False), log)
         case _:
-            await _change_service(client, desired, rng.choice(living), act=act, rng=rng, told=told)
+            await _change_service(client, desired, rng.choice(living), act=act, rng=rng, log=log)
 
 
-async def _bring(client: Client, desired: DesiredObjects, made: Workload, told: ActionLog) -> None:
-    told(f"creates {made.metadata.namespace}/{made.metadata.name}")
+async def _bring(client: Client, desired: DesiredObjects, made: Workload, log: ActionLog) -> None:
+    log(f"creates {made.metadata.namespace}/{made.metadata.name}")
     await create_desired(client, desired, made)
 
 
 async def _change_service(
-    client: Client, desired: DesiredObjects, name: WorkloadName, *, act: str, rng: random.Random, told: ActionLog
+    client: Client, desired: DesiredObjects, name: WorkloadName, *, act: str, rng: random.Random, log: ActionLog
 ) -> None:
     stored = await client.get(Workload, name[1], name[0])
     if stored is None:
         return
     if act == "delete":
-        told(f"deletes {stored.key}")
+        log(f"deletes {stored.key}")
         desired.services[name] = None
         await client.commit([Delete("Workload", stored.key, stored.uid)])
         return
     changed = _changed(stored, act, rng)
     size = f" from {stored.spec.replicas} to {changed.spec.replicas}" if act == "scale" else ""
-    told(f"{act}s {stored.key}{size}")
+    log(f"{act}s {stored.key}{size}")
     desired.services[name] = changed.spec.replicas
     desired.workloads[name] = workload_profiles.with_repaired_template(changed)
     await client.commit([Update(changed)])
@@ -102,19 +102,19 @@ ACTIONS = (
 )  # fmt: skip
 
 
-async def _cancel(client: Client, desired: DesiredObjects, rng: random.Random, told: ActionLog) -> None:
+async def _cancel(client: Client, desired: DesiredObjects, rng: random.Random, log: ActionLog) -> None:
     """Deletes a batch workload."""
     if not desired.batches:
         return
     name = rng.choice(sorted(desired.batches))
     stored = await client.get(Workload, name[1], name[0])
     if stored is not None and not stored.metadata.terminating:
-        told(f"cancels {stored.key}")
+        log(f"cancels {stored.key}")
         await client.commit([Delete("Workload", stored.key, stored.uid)])
 
 
 async def _regret(
-    client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, told: ActionLog
+    client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, log: ActionLog
 ) -> None:
     """Creates a workload that is slow to schedule, and deletes it before it is placed."""
     known = [profile for profile in ("gang", "urgent") if profile in topology.profiles]
@@ -125,7 +125,7 @@ async def _regret(
     )
     name = (made.metadata.namespace, made.metadata.name)
     desired.services[name] = None
-    told(f"creates {name[0]}/{name[1]} and deletes it at once")
+    log(f"creates {name[0]}/{name[1]} and deletes it at once")
     await create_object(client, made)
     await asyncio.sleep(rng.uniform(*CANCEL_AFTER_S))
     stored = await client.get(Workload, name[1], name[0])

@@ -57,14 +57,14 @@ def _as_it_is(kind: type[Any], tree: Any) -> Any:
 
 
 class VersionSkewProxy:
-    """Client inside a cell of release `there` for a caller of release `here`. Calls `misunderstood` on differences."""
+    """Client inside a cell of release `peer` for a caller of release `own`. Calls `misunderstood` on differences."""
 
     def __init__(
-        self, inner: Client, here: ReleaseVersion, there: ReleaseVersion, misunderstood: Callable[[str], None]
+        self, inner: Client, own: ReleaseVersion, peer: ReleaseVersion, misunderstood: Callable[[str], None]
     ) -> None:
         self._inner = inner
-        self._here = here
-        self._there = there
+        self._own = own
+        self._peer = peer
         self._misunderstood = misunderstood
 
     @property
@@ -78,21 +78,21 @@ class VersionSkewProxy:
         if found is None:
             return None
         row, body = kind_of(kind), object_wire_bytes(found)
-        told: Any = self._answered(
+        decoded: Any = self._answered(
             f"a {row.name}",
-            lambda say: _json.encode(say(row.type, _json.decode(body))),
+            lambda rewrite: _json.encode(rewrite(row.type, _json.decode(body))),
             lambda data: wire.decode_object(data, row),
         )
-        return told  # type: ignore[no-any-return]
+        return decoded  # type: ignore[no-any-return]
 
     async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
         found = await self._ask(self._inner.list(kind, namespace, fields=fields))
         row = kind_of(kind)
 
-        def body(say: Rewrite) -> bytes:
-            items = [say(row.type, _json.decode(object_wire_bytes(item))) for item in found.items]
+        def body(rewrite: Rewrite) -> bytes:
+            items = [rewrite(row.type, _json.decode(object_wire_bytes(item))) for item in found.items]
             tree = {"metadata": {"resourceVersion": str(found.revision)}, "items": items}
-            return _json.encode(say(_Around, tree))
+            return _json.encode(rewrite(_Around, tree))
 
         page = self._answered(f"a list of {row.plural}", body, lambda data: decode_page(row, data))
         return Listing(page.items, page.revision)
@@ -104,14 +104,14 @@ class VersionSkewProxy:
         return _Translated(stream, lambda batch: self._batch(kind_of(kind), batch))
 
     def _batch(self, kind: Kind, batch: Sequence[WatchEvent[Any]]) -> Sequence[WatchEvent[Any]]:
-        def lines(say: Rewrite) -> bytes:
-            made = (say(_Around, _line(seen, lambda tree: say(kind.type, tree))) for seen in batch)
+        def lines(rewrite: Rewrite) -> bytes:
+            made = (rewrite(_Around, _line(event, lambda tree: rewrite(kind.type, tree))) for event in batch)
             return b"\n".join(map(_json.encode, made))
 
-        told = self._answered(f"a watch of {kind.plural}", lines, lambda data: parse_events(kind, data.split(b"\n")))
+        decoded = self._answered(f"a watch of {kind.plural}", lines, lambda data: parse_events(kind, data.split(b"\n")))
         return [
-            now if now.deleted else msgspec.structs.replace(now, old=seen.old)
-            for now, seen in zip(told, batch, strict=True)
+            now if now.deleted else msgspec.structs.replace(now, old=event.old)
+            for now, event in zip(decoded, batch, strict=True)
         ]
 
     # Writing
@@ -119,16 +119,16 @@ class VersionSkewProxy:
     async def commit(
         self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
     ) -> CommitReceipt:
-        if self._here is ReleaseVersion.NEXT:
+        if self._own is ReleaseVersion.NEXT:
             writes = next_release_writes(writes, self.cell)
         body = wire.encode_commit(writes, token, brief=brief)
-        asked = self._asked("a commit", lambda say: _commit_body(body, say), _decode_commit)
-        done = await self._ask(self._inner.commit(asked.writes, token=asked.token, brief=asked.brief))
+        request = self._send("a commit", lambda rewrite: _commit_body(body, rewrite), _decode_commit)
+        response = await self._ask(self._inner.commit(request.writes, token=request.token, brief=request.brief))
 
-        def answer(say: Rewrite) -> bytes:
-            tree = _json.decode(wire.encode_committed(done))
-            tree["objects"] = [i if i is None else say(kind_type(i["kind"]), i) for i in tree.get("objects", ())]
-            return _json.encode(say(_Around, tree))
+        def answer(rewrite: Rewrite) -> bytes:
+            tree = _json.decode(wire.encode_committed(response))
+            tree["objects"] = [i if i is None else rewrite(kind_type(i["kind"]), i) for i in tree.get("objects", ())]
+            return _json.encode(rewrite(_Around, tree))
 
         try:
             return self._answered("the answer to a commit", answer, wire.decode_committed)
@@ -148,17 +148,19 @@ class VersionSkewProxy:
         return self._answers(await self._ask(self._inner.renew(self._request("renew", request))))
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
-        if self._here is ReleaseVersion.NEXT:
+        if self._own is ReleaseVersion.NEXT:
             notices = next_release_notices(notices)
         body = wire.encode_notify(notices, component=component)
-        read = self._asked(
-            "a notice", lambda say: _json.encode(say(wire.NotifyRequest, _json.decode(body))), wire.decode_notify
+        read = self._send(
+            "a notice",
+            lambda rewrite: _json.encode(rewrite(wire.NotifyRequest, _json.decode(body))),
+            wire.decode_notify,
         )
-        told = [
+        decoded = [
             Notice(about=notice.about, reason=form.reason, message=form.message, warning=form.warning)
             for notice, form in zip(notices, read.notices, strict=True)
         ]
-        await self._inner.notify(told, component=read.component)
+        await self._inner.notify(decoded, component=read.component)
 
     async def close(self) -> None:
         return None
@@ -168,9 +170,9 @@ class VersionSkewProxy:
     def _request(self, call: str, request: Any) -> Any:
         body = _json.encode(request)
         try:
-            return self._asked(
+            return self._send(
                 f"a {call} request",
-                lambda say: _json.encode(say(type(request), _json.decode(body))),
+                lambda rewrite: _json.encode(rewrite(type(request), _json.decode(body))),
                 PLACEMENT_CALLS[call].decode,
             )
         except _UNREADABLE as wrong:
@@ -181,21 +183,21 @@ class VersionSkewProxy:
         try:
             return self._answered(
                 "an answer of the authority",
-                lambda say: _json.encode(say(PlacementResponse, _json.decode(body))),
+                lambda rewrite: _json.encode(rewrite(PlacementResponse, _json.decode(body))),
                 lambda data: _json.decode(data, type=PlacementResponse),
             )
         except _UNREADABLE as error:
             raise Ambiguous(f"the answer cannot be read: {error}") from error
 
-    def _asked(self, what: str, body: Callable[[Rewrite], bytes], decode: Callable[[bytes], T]) -> T:
+    def _send(self, what: str, body: Callable[[Rewrite], bytes], decode: Callable[[bytes], T]) -> T:
         """A request of the caller, as the cell decodes it."""
-        return self._heard(what, self._here, self._there, body, decode)
+        return self._receive(what, self._own, self._peer, body, decode)
 
     def _answered(self, what: str, body: Callable[[Rewrite], bytes], decode: Callable[[bytes], T]) -> T:
         """A response of the cell, as the caller decodes it."""
-        return self._heard(what, self._there, self._here, body, decode)
+        return self._receive(what, self._peer, self._own, body, decode)
 
-    def _heard(
+    def _receive(
         self,
         what: str,
         by: ReleaseVersion,
@@ -203,11 +205,11 @@ class VersionSkewProxy:
         body: Callable[[Rewrite], bytes],
         decode: Callable[[bytes], T],
     ) -> T:
-        def say(kind: type[Any], tree: Any) -> Any:
+        def rewrite(kind: type[Any], tree: Any) -> Any:
             return read_by(to, kind.__name__, written_by(by, kind, tree))
 
         try:
-            found = decode(body(say))
+            found = decode(body(rewrite))
         except (*_UNREADABLE, Fault) as error:
             self._misunderstood(f"{what} of the {by} was refused by the {to}: {error}")
             raise
@@ -221,14 +223,14 @@ class VersionSkewProxy:
             return await work
         except Fault as fault:
             tree = status_dict(fault)
-            if self._there is ReleaseVersion.NEXT:
+            if self._peer is ReleaseVersion.NEXT:
                 tree = {UNKNOWN: UNKNOWN_VALUE, **tree, "details": {**tree.get("details", {}), UNKNOWN: UNKNOWN_VALUE}}
-            told = wire.fault_of(fault.code, _json.encode(tree), retry_after_s=fault.retry_after_s)
-            if not isinstance(fault, type(told)):
+            decoded = wire.fault_of(fault.code, _json.encode(tree), retry_after_s=fault.retry_after_s)
+            if not isinstance(fault, type(decoded)):
                 self._misunderstood(
-                    f"a {type(fault).__name__} of the {self._there} was decoded as {type(told).__name__}"
+                    f"a {type(fault).__name__} of the {self._peer} was decoded as {type(decoded).__name__}"
                 )
-            raise told from fault
+            raise decoded from fault
 
 
 def _decode_commit(body: bytes) -> wire.CommitRequest:
@@ -236,25 +238,25 @@ def _decode_commit(body: bytes) -> wire.CommitRequest:
     return msgspec.structs.replace(wire.decode_commit(body), unknown=())
 
 
-def _line(seen: WatchEvent[Any], say: Callable[[Any], Any]) -> dict[str, Any]:
-    if seen.object is None:
-        return {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(seen.revision)}}}
-    tree = _json.decode(object_wire_bytes(seen.object))
-    tree["metadata"]["resourceVersion"] = str(seen.revision)
-    kind = "DELETED" if seen.deleted else "ADDED" if seen.old is None else "MODIFIED"
-    return {"type": kind, "object": say(tree)}
+def _line(event: WatchEvent[Any], rewrite: Callable[[Any], Any]) -> dict[str, Any]:
+    if event.object is None:
+        return {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(event.revision)}}}
+    tree = _json.decode(object_wire_bytes(event.object))
+    tree["metadata"]["resourceVersion"] = str(event.revision)
+    kind = "DELETED" if event.deleted else "ADDED" if event.old is None else "MODIFIED"
+    return {"type": kind, "object": rewrite(tree)}
 
 
-def _commit_body(body: bytes, say: Rewrite) -> bytes:
+def _commit_body(body: bytes, rewrite: Rewrite) -> bytes:
     """A commit request with objects, status blocks and envelope rewritten."""
     tree = _json.decode(body)
-    around = say(_Around, {})
+    around = rewrite(_Around, {})
     for write in tree.get("writes", ()):
         if "object" in write:
-            write["object"] = say(kind_type(write["object"]["kind"]), write["object"])
+            write["object"] = rewrite(kind_type(write["object"]["kind"]), write["object"])
         elif "blocks" in write:
             # As a whole object, so that the rules of the object apply to its status blocks.
-            write["blocks"] = say(kind_type(write["kind"]), {"status": write["blocks"]})["status"]
+            write["blocks"] = rewrite(kind_type(write["kind"]), {"status": write["blocks"]})["status"]
         write.update(around)
     return _json.encode({**tree, **around})
 

@@ -108,10 +108,10 @@ class WorkerPool(Generic[T]):
             os._exit(0)
 
 
-def _end(number: int, told: bytes) -> WorkerExit[Any]:
-    if not told:
+def _end(number: int, data: bytes) -> WorkerExit[Any]:
+    if not data:
         return WorkerExit(number, None, f"the process of world {number} ended without a word: is memory short?")
-    well, result = pickle.loads(told)
+    well, result = pickle.loads(data)
     return (
         WorkerExit(number, result) if well else WorkerExit(number, None, f"world {number} could not be run: {result}")
     )

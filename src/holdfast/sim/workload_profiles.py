@@ -132,22 +132,22 @@ def resident(tenant: str, name: str, regions: Sequence[Region], rng: random.Rand
 
 def critical(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service with a recovery objective. Some deadlines are too short to be met."""
-    promise = RecoveryObjective(min_serving=2, deadline_seconds=rng.choice((300.0, 300.0, 30.0)))
-    spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", recovery=promise)
+    objective = RecoveryObjective(min_serving=2, deadline_seconds=rng.choice((300.0, 300.0, 30.0)))
+    spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", recovery=objective)
     return _workload(tenant, name, spec)
 
 
 def vital(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
-    """Four critical replicas, as many as one RecoveryBudget has slots. Used only in scenarios (`DECLARED`)."""
-    promise = RecoveryObjective(min_serving=4, deadline_seconds=300.0)
-    spec = WorkloadSpec(replicas=4, template=template(), priority_class_name="high", recovery=promise)
+    """Four critical replicas, as many as one RecoveryBudget has slots. Used only in scenarios."""
+    objective = RecoveryObjective(min_serving=4, deadline_seconds=300.0)
+    spec = WorkloadSpec(replicas=4, template=template(), priority_class_name="high", recovery=objective)
     return _workload(tenant, name, spec)
 
 
 def urgent(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A preempting service: it needs more than is usually free on one node."""
-    asks = template(resources={"cpu": "1500m", "memory": "1Gi"})
-    return _workload(tenant, name, WorkloadSpec(replicas=1, template=asks, priority_class_name="urgent"))
+    pod_template = template(resources={"cpu": "1500m", "memory": "1Gi"})
+    return _workload(tenant, name, WorkloadSpec(replicas=1, template=pod_template, priority_class_name="urgent"))
 
 
 def brittle(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
@@ -188,13 +188,13 @@ def wavering(tenant: str, name: str, regions: Sequence[Region], rng: random.Rand
 
 def hungry(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A service that needs little CPU and much of another resource."""
-    much = rng.choice(({"memory": "3Gi"}, {SCARCE_RESOURCE: "1"}))
-    asks = template(resources={"cpu": "50m", "memory": "128Mi", **much})
-    return _workload(tenant, name, WorkloadSpec(replicas=2, template=asks))
+    scarce = rng.choice(({"memory": "3Gi"}, {SCARCE_RESOURCE: "1"}))
+    pod_template = template(resources={"cpu": "50m", "memory": "128Mi", **scarce})
+    return _workload(tenant, name, WorkloadSpec(replicas=2, template=pod_template))
 
 
 def dedicated(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
-    """A plain service. If a run has this profile, one tenant has dedicated machines (`SOLO`)."""
+    """A plain service. If a run has this profile, one tenant has dedicated machines (`DEDICATED_TENANT`)."""
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template()))
 
 
@@ -250,7 +250,7 @@ def batch(tenant: str, name: str, regions: Sequence[Region], rng: random.Random)
     if rng.random() < 0.5:
         resources["gpu"] = rng.choice(("1", "500m"))
         models = rng.choice(((), ("A100",)))
-    made = _ends(resources=resources, gpu_models=models)
+    made = _finite_template(resources=resources, gpu_models=models)
     return _batch(tenant, name, made, Batch(completions=rng.randint(1, 3), parallelism=2), rng)
 
 
@@ -262,13 +262,13 @@ def dated(tenant: str, name: str, regions: Sequence[Region], rng: random.Random)
         deadline_seconds=rng.choice((20.0, 60.0, 3600.0)),
         ttl_after_finished_seconds=rng.choice((5.0, 30.0)),
     )
-    made = _ends(resources={"cpu": "500m", "memory": "256Mi"}, ports=(Port(name="http"),), probes=SLOW_READINESS)
+    made = _finite_template(resources={"cpu": "500m", "memory": "256Mi"}, ports=(Port(name="http"),), probes=SLOW_READINESS)
     return _batch(tenant, name, made, by_then, rng)
 
 
 def lone(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A batch of two tasks for a resource that a region has once, so that they run one after the other."""
-    made = _ends(resources={"cpu": "100m", "memory": "128Mi", SCARCE_RESOURCE: "1"})
+    made = _finite_template(resources={"cpu": "100m", "memory": "128Mi", SCARCE_RESOURCE: "1"})
     where = (rng.choice(regions).metadata.name,) if regions else ()
     work = _batch(tenant, name, made, Batch(completions=2, parallelism=2), rng)
     return with_spec(work, placement=PlacementRules(regions=where))
@@ -276,7 +276,7 @@ def lone(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) 
 
 def failing(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A batch that fails sometimes or always."""
-    made = _ends(
+    made = _finite_template(
         env={BEHAVIOUR_ENV: rng.choice((FAILS, FAILS_SOMETIMES))},
         ports=(Port(name="http"),),
         probes=Probes(readiness=PROBE) if rng.random() < 0.5 else Probes(),
@@ -295,7 +295,7 @@ def is_hopeless(workload: Workload) -> bool:
 def quick(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A batch whose tasks succeed or fail at once."""
     badly = rng.random() < 0.5
-    made = _ends(
+    made = _finite_template(
         env={BEHAVIOUR_ENV: FAILS_AT_ONCE if badly else QUICK},
         restart_policy=RestartPolicy.NEVER if badly else RestartPolicy.ON_FAILURE,
     )
@@ -306,7 +306,7 @@ def quick(tenant: str, name: str, regions: Sequence[Region], rng: random.Random)
 def gang(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A gang."""
     size = rng.randint(2, 4)
-    made = _ends(resources={"cpu": "500m", "memory": "256Mi"})
+    made = _finite_template(resources={"cpu": "500m", "memory": "256Mi"})
     spec = WorkloadSpec(
         type=WorkloadType.BATCH,
         replicas=size,
@@ -317,7 +317,7 @@ def gang(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) 
     return _workload(tenant, name, spec)
 
 
-def _ends(**changes: Any) -> Template:
+def _finite_template(**changes: Any) -> Template:
     plain = Template(
         command=("work",),
         resources={"cpu": "250m", "memory": "256Mi"},

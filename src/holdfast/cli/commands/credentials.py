@@ -62,12 +62,12 @@ def list_(state: str, output: str) -> None:
     """
     from holdfast.model.times import seconds_text
 
-    platform, held, observer = _platform(state)
-    refused = held.revoked_serials()
+    platform, credentials, observer = _platform(state)
+    refused = credentials.revoked_serials()
     rows: list[dict[str, Any]] = []
     try:
         for region in platform.regions:
-            serial, ends = held.link_serial(region.name), seconds_text(held.link_expires_s(region.name))
+            serial, ends = credentials.link_serial(region.name), seconds_text(credentials.link_expires_s(region.name))
             rows.append({"holder": "region", "name": region.name, "serial": serial, "expires": ends,
                          "revoked": serial in refused})  # fmt: skip
             for item in observer.try_list("nodeidentities", region.name) or ():
@@ -102,9 +102,9 @@ def rotate(holder: str, name: str, state: str, output: str) -> None:
       holdfast credentials rotate region eu-west
       holdfast credentials rotate node eu-west-1
     """
-    told = _rotate_region(state, name) if holder == "region" else _rotate_node(state, name)
+    rotated = _rotate_region(state, name) if holder == "region" else _rotate_node(state, name)
     if output == "json":
-        print_json({"holder": holder, "name": name, "result": "rotated", **told})
+        print_json({"holder": holder, "name": name, "result": "rotated", **rotated})
     else:
         click.echo(f"{holder} {name}: certificate rotated, the old one is revoked")
 
@@ -131,11 +131,11 @@ def revoke(ctx: click.Context, holder: str, name: str, state: str, output: str) 
 
         ctx.invoke(revoke_node, name=name, state=state, output=output)
         return
-    platform, held, observer = _platform(state)
+    platform, credentials, observer = _platform(state)
     observer.close()
-    _known_region(platform, name)
-    serial = held.link_serial(name)
-    held.revoke(serial)
+    _require_region(platform, name)
+    serial = credentials.link_serial(name)
+    credentials.revoke(serial)
     if output == "json":
         print_json({"holder": holder, "name": name, "result": "revoked", "serial": serial})
     else:
@@ -143,29 +143,29 @@ def revoke(ctx: click.Context, holder: str, name: str, state: str, output: str) 
         print_note(f"next: holdfast credentials rotate region {name} reconnects it")
 
 
-def _known_region(platform: Platform, name: str) -> None:
+def _require_region(platform: Platform, name: str) -> None:
     known = [region.name for region in platform.regions]
     if name not in known:
         raise CommandError(f"region {name}: not found (expected one of {', '.join(known)})", code=ExitCode.USAGE)
 
 
 def _rotate_region(state: str, name: str) -> dict[str, Any]:
-    platform, held, observer = _platform(state)
+    platform, credentials, observer = _platform(state)
     try:
-        _known_region(platform, name)
-        old = held.link_serial(name)
-        new = held.renew_link(name)
+        _require_region(platform, name)
+        old = credentials.link_serial(name)
+        new = credentials.renew_link(name)
         # Revoke the old certificate only after the region's metrics show that its link uses the new one.
-        ends_s = held.link_expires_s(name)
+        ends_s = credentials.link_expires_s(name)
         _until(
             lambda: _shown_until_s(observer, name) == ends_s,
             f"region {name}: the cell does not use its new certificate; the old one is still valid",
             f"read the log of cell-{name}",
         )
-        held.revoke(old)
-        heard = _heard_at(observer, name)
+        credentials.revoke(old)
+        last_contact = _last_contact_at(observer, name)
         _until(
-            lambda: _heard_at(observer, name) > heard,
+            lambda: _last_contact_at(observer, name) > last_contact,
             f"region {name}: no contact since the old certificate was revoked",
             f"read the log of cell-{name} (new certificate {new})",
         )
@@ -182,7 +182,7 @@ def _shown_until_s(observer: PlatformObserver, region: str) -> float:
     return read_counters(observer, (family,)).get((region, family), 0.0)
 
 
-def _heard_at(observer: PlatformObserver, region: str) -> str:
+def _last_contact_at(observer: PlatformObserver, region: str) -> str:
     return str(observer.get("regions", region)["status"].get("health", {}).get("lastContactAt", ""))
 
 

@@ -46,7 +46,8 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
         send_signal(supervisor, signal.SIGTERM)
         if not wait_exited(supervisor, SUPERVISOR_STOP_TIMEOUT_S):
             print_note(
-                f"the supervisor did not stop within {SUPERVISOR_STOP_TIMEOUT_S:.0f} s; killing it and stopping its processes"
+                f"the supervisor did not stop within {SUPERVISOR_STOP_TIMEOUT_S:.0f} s; "
+                "killing it and stopping its processes"
             )
             send_signal(supervisor, signal.SIGKILL)
             wait_exited(supervisor, 5.0)

@@ -73,13 +73,15 @@ def run_drill(
     from holdfast.platform.layout import Layout
 
     if name not in DRILLS:
-        raise CommandError(f"drill {name}: not found (expected one of {', '.join(DRILLS)})", next_step="holdfast drill list",
-                   code=ExitCode.USAGE)  # fmt: skip
+        known = ", ".join(DRILLS)
+        raise CommandError(
+            f"drill {name}: not found (expected one of {known})", next_step="holdfast drill list", code=ExitCode.USAGE
+        )
     layout = Layout(state)
     if not region:
-        known = [r.name for r in layout.load().regions]
-        text = f"drill {name}: --region is missing (expected one of {', '.join(known)})"
-        raise CommandError(text, next_step=f"holdfast drill run {name} --region {known[0]}", code=ExitCode.USAGE)
+        regions = [r.name for r in layout.load().regions]
+        text = f"drill {name}: --region is missing (expected one of {', '.join(regions)})"
+        raise CommandError(text, next_step=f"holdfast drill run {name} --region {regions[0]}", code=ExitCode.USAGE)
     say = (lambda line: None) if quiet else print_note
     drill_run = DrillRun(layout, region, timeout_s=timeout_s, say=say)
     report = run_drill(DRILLS[name], drill_run, DrillOptions(seconds=seconds, wait_for_failback=fail_back))

@@ -108,11 +108,12 @@ def publish_addresses(
             file.write(text)
         os.replace(part, path)
     if on_change:
-        done = subprocess.run(
+        completed = subprocess.run(
             on_change, shell=True, capture_output=True, text=True, timeout=ON_CHANGE_TIMEOUT_S, check=False
         )
-        if done.returncode:
-            print_note(f"--on-change: the command exited with code {done.returncode}: {done.stderr.strip()[:200]}")
+        if completed.returncode:
+            output = completed.stderr.strip()[:200]
+            print_note(f"--on-change: the command exited with code {completed.returncode}: {output}")
 
 
 def serving_or_none(api: CellApi, tenant: str, name: str) -> list[dict[str, Any]] | None:
@@ -127,5 +128,5 @@ def serving_or_none(api: CellApi, tenant: str, name: str) -> list[dict[str, Any]
 
 def serving_addresses(api: CellApi, tenant: str, name: str) -> list[dict[str, Any]]:
     """The serving addresses by region and replica. The cell omits addresses of regions that are out of contact."""
-    told = api.get(f"/endpoints/{quote(tenant)}/{quote(name)}")["workloads"].get(name, [])
-    return sorted(told, key=lambda address: (address["region"], address.get("replica", "")))
+    endpoints = api.get(f"/endpoints/{quote(tenant)}/{quote(name)}")["workloads"].get(name, [])
+    return sorted(endpoints, key=lambda address: (address["region"], address.get("replica", "")))

@@ -42,9 +42,9 @@ def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, out
     rows = list(call_replica_agent(found[0], kind="Exec", command=list(command), timeoutSeconds=timeout_s))
     if not rows:
         raise CommandError(f"node {found[0].node}: its agent sent no response", next_step="run the command again")
-    done = rows[-1]
+    result = rows[-1]
     if output == "json":
-        print_json({"replica": found[0].name, "node": found[0].node, **done})
-    elif done.get("output"):
-        click.echo(done["output"])
-    return int(done.get("code", 0))
+        print_json({"replica": found[0].name, "node": found[0].node, **result})
+    elif result.get("output"):
+        click.echo(result["output"])
+    return int(result.get("code", 0))

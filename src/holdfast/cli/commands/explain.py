@@ -46,16 +46,16 @@ def explain(subject: str, state: str, output: str) -> int:
     regions = connect_regions(state, tenant=key.namespace)
     found = regions.find_replica(key)
     if found is not None:
-        stories = [replica_timeline_of(found[0], found[1])]
+        timelines = [replica_timeline_of(found[0], found[1])]
         head: list[str] = []
     else:
-        head, stories = workload_timelines(regions, key)
+        head, timelines = workload_timelines(regions, key)
     silent = sorted(regions.unreachable)
     if output == "json":
-        told = [msgspec.to_builtins(s) for s in stories]
+        told = [msgspec.to_builtins(s) for s in timelines]
         print_json({"subject": subject, "summary": head, "timelines": told, "unreachable": silent})
     else:
-        click.echo("\n\n".join([*head, *(as_text(s) for s in stories)]))
+        click.echo("\n\n".join([*head, *(as_text(s) for s in timelines)]))
         print_unreachable(regions)
     return ExitCode.OK
 
@@ -126,7 +126,7 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
     ]
     if workload.status.spillover is not None:
         lines += spillover_lines(workload.status.spillover)
-    stories: list[Timeline] = []
+    timelines: list[Timeline] = []
     for region in regions.reachable:
         replicas = [r for r in region.list_objects("Replica") if r.spec.workload == key.name]
         replicas = [r for r in replicas if r.metadata.namespace == key.namespace]
@@ -136,11 +136,11 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
         if counts:
             told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
             lines.append(f"region {region.name}: {told}")
-        stories += pending_timelines(region, key)
-        stories += [replica_timeline_of(region, r) for r in replicas if stage(r) in NOT_SERVING_STAGES]
-    if len(stories) > TIMELINES_MAX:
-        lines.append(f"{len(stories)} replicas or requests do not serve; the first {TIMELINES_MAX} timelines follow")
-    return ["\n".join(lines)], stories[:TIMELINES_MAX]
+        timelines += pending_timelines(region, key)
+        timelines += [replica_timeline_of(region, r) for r in replicas if stage(r) in NOT_SERVING_STAGES]
+    if len(timelines) > TIMELINES_MAX:
+        lines.append(f"{len(timelines)} replicas or requests do not serve; the first {TIMELINES_MAX} timelines follow")
+    return ["\n".join(lines)], timelines[:TIMELINES_MAX]
 
 
 def spillover_lines(moves: SpilloverStatus) -> list[str]:
@@ -176,7 +176,7 @@ def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:
         if whole
         else [r for r in region.list_objects("SchedulingRequest") if r.status.pending]
     )
-    stories = []
+    timelines = []
     for position, request in enumerate(queue, 1):
         if (request.metadata.namespace, request.spec.workload) != (key.namespace, key.name):
             continue
@@ -187,24 +187,25 @@ def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:
                 region.requirements_of(request, region.unplaced_members(request)[:1]), now_s()
             ).suggested_fix()
             known = msgspec.structs.replace(known, suggested_fix=cure, position=position, queue_length=len(queue))
-        story = request_timeline(request, known)
-        stories.append(msgspec.structs.replace(story, subject=f"{story.subject} in region {region.name}"))
-    return stories
+        timeline = request_timeline(request, known)
+        timelines.append(msgspec.structs.replace(timeline, subject=f"{timeline.subject} in region {region.name}"))
+    return timelines
 
 
-def as_text(story: Timeline) -> str:
-    rows = [(e.at or "-", e.stage, e.owner, e.text) for e in story.events]
-    lines = [story.subject, table(("AT", "STAGE", "BY", "WHAT"), rows)]
-    lines += [f"  because: {reason}" for reason in story.reasons]
-    lines.append(f"  stage:   {story.stage}")
-    acts = "no action needed:" if story.next_owner == "nobody" else story.next_owner
-    lines.append(f"  next:    {acts} {story.next_step}")
-    if story.position:
-        among = f" of {story.queue_length} pending" if story.queue_length else ""
-        lines.append(f"  queue:   position {story.position}{among} in the region")
-    if story.next_retry_at:
-        woken = f", or on {', '.join(story.retry_on)}" if story.retry_on else ""
-        lines.append(f"  retry:   {story.next_retry_at}{woken}")
-    if story.suggested_fix:
-        lines.append(f"  {'to fit: ' if story.stage in ('Queued', 'Reserved') else 'fix:    '} {story.suggested_fix}")
+def as_text(timeline: Timeline) -> str:
+    rows = [(e.at or "-", e.stage, e.owner, e.text) for e in timeline.events]
+    lines = [timeline.subject, table(("AT", "STAGE", "BY", "WHAT"), rows)]
+    lines += [f"  because: {reason}" for reason in timeline.reasons]
+    lines.append(f"  stage:   {timeline.stage}")
+    acts = "no action needed:" if timeline.next_owner == "nobody" else timeline.next_owner
+    lines.append(f"  next:    {acts} {timeline.next_step}")
+    if timeline.position:
+        among = f" of {timeline.queue_length} pending" if timeline.queue_length else ""
+        lines.append(f"  queue:   position {timeline.position}{among} in the region")
+    if timeline.next_retry_at:
+        woken = f", or on {', '.join(timeline.retry_on)}" if timeline.retry_on else ""
+        lines.append(f"  retry:   {timeline.next_retry_at}{woken}")
+    if timeline.suggested_fix:
+        label = "to fit: " if timeline.stage in ("Queued", "Reserved") else "fix:    "
+        lines.append(f"  {label} {timeline.suggested_fix}")
     return "\n".join(lines)

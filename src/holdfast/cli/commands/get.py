@@ -77,14 +77,14 @@ def get(
 def kind_named(text: str) -> Kind:
     from holdfast.model.kinds import ALL
 
-    wanted = text.lower().partition(".")[0]
+    wanted_name = text.lower().partition(".")[0]
     shown = [k for k in ALL if not k.internal]
     for kind in shown:
-        if wanted in (kind.plural, kind.singular, *kind.short_names):
+        if wanted_name in (kind.plural, kind.singular, *kind.short_names):
             return kind
     import difflib
 
-    near = difflib.get_close_matches(wanted, [k.plural for k in shown], n=1)
+    near = difflib.get_close_matches(wanted_name, [k.plural for k in shown], n=1)
     guess = f"; did you mean {near[0]}?" if near else ""
     known = ", ".join(sorted(k.plural for k in shown))
     step = f"holdfast get {near[0]}" if near else ""
@@ -106,8 +106,11 @@ def cells_of(regions: RegionClients, kind: Kind, region: str) -> list[tuple[str,
 def path_of(kind: Kind, tenant: str) -> str:
     root = f"/apis/{kind.group}/v1" if kind.group else "/api/v1"
     if tenant and not kind.namespaced:
-        raise CommandError(f"-n {tenant}: {kind.plural} do not belong to tenants", next_step=f"holdfast get {kind.plural}",
-                   code=ExitCode.USAGE)  # fmt: skip
+        raise CommandError(
+            f"-n {tenant}: {kind.plural} do not belong to tenants",
+            next_step=f"holdfast get {kind.plural}",
+            code=ExitCode.USAGE,
+        )
     return f"{root}/namespaces/{tenant}/{kind.plural}" if tenant else f"{root}/{kind.plural}"
 
 
@@ -119,11 +122,11 @@ def merged_table(
     rows: list[list[Any]] = []
     for cell, api in cells:
         columns, found = read_table(api, path, query)
-        kept = [i for i, c in enumerate(columns) if wide or c.get("priority", 0) < WIDE_PRIORITY]
-        headers = headers or [columns[i]["name"].upper() for i in kept]
+        shown = [i for i, c in enumerate(columns) if wide or c.get("priority", 0) < WIDE_PRIORITY]
+        headers = headers or [columns[i]["name"].upper() for i in shown]
         for row in found:
             meta = row.get("object", {}).get("metadata", {})
-            cut = [row["cells"][i] if row["cells"][i] is not None else "" for i in kept]
+            cut = [row["cells"][i] if row["cells"][i] is not None else "" for i in shown]
             rows.append([cell, *([meta.get("namespace", "")] if tenants else []), *cut])
     return ["CELL", *(["TENANT"] if tenants else []), *headers], rows
 
@@ -134,15 +137,15 @@ def read_table(api: CellApi, path: str, query: dict[str, str]) -> tuple[list[dic
 
     columns: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    asked = {"limit": str(LIST_PAGE_OBJECTS), **query}
+    parameters = {"limit": str(LIST_PAGE_OBJECTS), **query}
     for _ in range(PAGES_MAX):
-        answer = api.request("GET", path, query=asked, accept=TABLE_MEDIA_TYPE)
+        answer = api.request("GET", path, query=parameters, accept=TABLE_MEDIA_TYPE)
         columns = columns or answer["columnDefinitions"]
         rows.extend(answer["rows"] or ())
         rest = answer.get("metadata", {}).get("continue", "")
         if not rest:
             return columns, rows
-        asked = {"limit": str(LIST_PAGE_OBJECTS), **query, "continue": rest}
+        parameters = {"limit": str(LIST_PAGE_OBJECTS), **query, "continue": rest}
     raise CommandError(
         f"{path}: more than {PAGES_MAX * LIST_PAGE_OBJECTS} objects", next_step="narrow it with -n, -l or --region"
     )

@@ -66,11 +66,11 @@ def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, outpu
     show = line_printer(output, several=len(found) != 1)
     show(sorted((line for log in found for line in log.last(tail)), key=lambda found: found.line.at))
     known = {log.path: log for log in found}
-    turn = 0
+    round_number = 0
     while follow:
         time.sleep(FOLLOW_EVERY_S)
-        turn += 1
-        if turn % DISCOVERY_EVERY_POLLS == 0 or not known:
+        round_number += 1
+        if round_number % DISCOVERY_EVERY_POLLS == 0 or not known:
             # New replicas are followed from their first line.
             for log in find_logs(layout, name):
                 known.setdefault(log.path, log)
@@ -84,24 +84,24 @@ def logs_from_agents(name: str, *, follow: bool, tail: int, state: str, output: 
     from holdfast.platform.agent_calls import ReplicaLocation, call_replica_agent, find_replicas
     from holdfast.platform.task_logs import LogLocation, log_line
 
-    placed = [one for one in find_replicas(state, name) if one.node]
+    placed = [location for location in find_replicas(state, name) if location.node]
     show = line_printer(output, several=len(placed) != 1)
     printing = threading.Lock()
     problems: list[CommandError] = []
 
-    def read(one: ReplicaLocation) -> None:
+    def read(location: ReplicaLocation) -> None:
         try:
-            for row in call_replica_agent(one, kind="Logs", tail=tail, follow=follow):
+            for row in call_replica_agent(location, kind="Logs", tail=tail, follow=follow):
                 with printing:
-                    show([LogLocation(one.name, log_line(row))])
+                    show([LogLocation(location.name, log_line(row))])
         except CommandError as stop:
             problems.append(stop)
 
     if not follow or len(placed) == 1:
-        for one in placed:
-            read(one)
+        for location in placed:
+            read(location)
     else:
-        threads = [threading.Thread(target=read, args=(one,), daemon=True) for one in placed]
+        threads = [threading.Thread(target=read, args=(location,), daemon=True) for location in placed]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -117,8 +117,8 @@ def line_printer(output: str, *, several: bool) -> Callable[[Iterable[LogLocatio
         for found in lines:
             line = found.line
             if output == "json":
-                told = {"replica": found.replica, "time": line.at, "stream": line.stream, "text": line.text}
-                click.echo(json.dumps(told, ensure_ascii=False))
+                record = {"replica": found.replica, "time": line.at, "stream": line.stream, "text": line.text}
+                click.echo(json.dumps(record, ensure_ascii=False))
             else:
                 click.echo(f"{found.replica}  {line.text}" if several else line.text)
 

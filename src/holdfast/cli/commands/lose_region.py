@@ -22,35 +22,35 @@ def plan_loss(state: str, region: str, zone: str, output: str) -> int:
         raise CommandError(
             f"zone {zone}: not in region {region} (expected one of {', '.join(plan.zones)})", code=ExitCode.USAGE
         )
-    told = region_loss(connect_regions(state), region, zone)
+    result = region_loss(connect_regions(state), region, zone)
     if output == "json":
-        print_json(told)
+        print_json(result)
     else:
-        click.echo(_as_text(told))
-    return ExitCode.PLAN_NOT_PLACEABLE if told["short"] or told["waits"] else ExitCode.OK
+        click.echo(_as_text(result))
+    return ExitCode.PLAN_NOT_PLACEABLE if result["short"] or result["waits"] else ExitCode.OK
 
 
-def _as_text(told: dict[str, Any]) -> str:
-    where = told["lost"]
+def _as_text(result: dict[str, Any]) -> str:
+    where = result["lost"]
     parts = [f"if {'zone ' + where['zone'] + ' of ' if where['zone'] else ''}region {where['region']} is lost:"]
-    if told["recovers"]:
-        rows = [(r["tenant"], r["workload"], r["region"], r["replicas"]) for r in told["recovers"]]
+    if result["recovers"]:
+        rows = [(r["tenant"], r["workload"], r["region"], r["replicas"]) for r in result["recovers"]]
         parts.append(table(("TENANT", "RECOVERS", "IN", "REPLICAS"), rows))
-        nodes = [(p["replica"], p["region"], p["node"]) for p in told["places"]]
+        nodes = [(p["replica"], p["region"], p["node"]) for p in result["places"]]
         parts.append(table(("REPLICA", "REGION", "NODE"), nodes))
-    for row in told["safe"]:
+    for row in result["safe"]:
         parts.append(f"{row['tenant']}/{row['workload']}: still serves minServing in another region")
-    for row in told["short"]:
+    for row in result["short"]:
         parts.append(f"STAYS SHORT: {row['tenant']}/{row['workload']}: {row['why']}")
-    if told["evicts"]:
-        leaving = [(e["region"], e["node"], e["tenant"], e["replica"], e["for"]) for e in told["evicts"]]
+    if result["evicts"]:
+        leaving = [(e["region"], e["node"], e["tenant"], e["replica"], e["for"]) for e in result["evicts"]]
         parts.append(table(("REGION", "NODE", "TENANT", "PREEMPTED", "FOR"), leaving))
-    for row in told["waits"]:
+    for row in result["waits"]:
         cure = f" (to fit: {row['toFit']})" if row["toFit"] else ""
         parts.append(f"PENDING: {row['replica']} in {row['region']}: {row['reason']}: {row['message']}{cure}")
-    if told["unprotected"]:
-        waiting = [(u["tenant"], u["workload"], u["replicas"]) for u in told["unprotected"]]
+    if result["unprotected"]:
+        waiting = [(u["tenant"], u["workload"], u["replicas"]) for u in result["unprotected"]]
         parts.append(table(("TENANT", "NOT RECOVERED (NO OBJECTIVE)", "REPLICAS"), waiting))
-    if not told["decided"]:
+    if not result["decided"]:
         parts.append("the search reached its limit: a better plan may exist")
     return "\n\n".join(parts)

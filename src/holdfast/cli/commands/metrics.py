@@ -46,9 +46,9 @@ def push(workload: str, metric: str, value: float, state: str, output: str) -> N
     api, tenant, name = connect_to_workload(state, workload)
     print_pushed(output, workload, metric, value, push_metric(api, tenant, name, metric, value))
     follows = api.get(f"/apis/holdfast.dev/v1/namespaces/{quote(tenant)}/workloads/{quote(name)}")["spec"]
-    wanted = (follows.get("autoscale") or {}).get("metric")
-    if wanted != metric:
-        why = f"uses metric {wanted}" if wanted else "has no spec.autoscale"
+    metric_name = (follows.get("autoscale") or {}).get("metric")
+    if metric_name != metric:
+        why = f"uses metric {metric_name}" if metric_name else "has no spec.autoscale"
         print_note(f"metric {metric} has no effect: workload {workload} {why}")
 
 

@@ -63,7 +63,7 @@ def _observer(state: str) -> PlatformObserver:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @state_option
 @output_option
-def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, **given: Any) -> None:
+def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, **arguments: Any) -> None:
     """Create an override. Prints the affected workloads and asks for confirmation first.
 
     With --break-glass the override is created in the region of --region. The region accepts it only while the global
@@ -78,33 +78,38 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
     """
     import uuid
 
-    if break_glass and not given["region"]:
+    if break_glass and not arguments["region"]:
         raise CommandError("--break-glass: --region is missing", next_step="add --region REGION", code=ExitCode.USAGE)
-    cell = given["region"] if break_glass else "global"
+    cell = arguments["region"] if break_glass else "global"
     if break_glass and click.get_current_context().get_parameter_source("ttl_s") is click.core.ParameterSource.DEFAULT:
-        given["ttl_s"] = BREAK_GLASS_TTL_S
+        arguments["ttl_s"] = BREAK_GLASS_TTL_S
     observer = _observer(state)
     try:
         if cell != "global" and cell not in observer.regions:
             raise CommandError(
                 f"region {cell}: not found (expected one of {', '.join(observer.regions)})", code=ExitCode.USAGE
             )
-        scope = {key: given[key] for key in ("region", "zone", "tenant", "workload") if given[key]}
+        scope = {key: arguments[key] for key in ("region", "zone", "tenant", "workload") if arguments[key]}
         _check_scope(observer, scope, cell)
         touched = _blast_radius(observer, kind, scope, cell)
         for line in touched:
             print_note(line)
         if not yes:
-            _confirm(f"Create this {kind} for {given['ttl_s']:g} s?")
-        spec: dict[str, Any] = {"kind": kind, "scope": scope, "reason": given["reason"], "ttlSeconds": given["ttl_s"]}
-        if given["quota"]:
-            spec["quota"] = dict(_pair(text) for text in given["quota"])
-        if given["priority"]:
-            spec["priority"] = given["priority"]
-        if given["policy_revision"]:
-            spec["policyRevision"] = given["policy_revision"]
+            _confirm(f"Create this {kind} for {arguments['ttl_s']:g} s?")
+        spec: dict[str, Any] = {
+            "kind": kind,
+            "scope": scope,
+            "reason": arguments["reason"],
+            "ttlSeconds": arguments["ttl_s"],
+        }
+        if arguments["quota"]:
+            spec["quota"] = dict(_pair(text) for text in arguments["quota"])
+        if arguments["priority"]:
+            spec["priority"] = arguments["priority"]
+        if arguments["policy_revision"]:
+            spec["policyRevision"] = arguments["policy_revision"]
         made_up = f"{kind.lower()}-{uuid.uuid4().hex[:8]}"
-        name = given["name"] or (f"break-glass-{cell}-{made_up}" if break_glass else made_up)
+        name = arguments["name"] or (f"break-glass-{cell}-{made_up}" if break_glass else made_up)
         body = {
             "apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": name}, "spec": spec,
         }  # fmt: skip
@@ -180,7 +185,7 @@ def _until_seen(observer: PlatformObserver, made: dict[str, Any], cell: str) -> 
 
 def _blast_radius(observer: PlatformObserver, kind: str, scope: dict[str, str], cell: str) -> list[str]:
     """The workloads, replicas and serving replicas in the scope, as lines of text."""
-    held = []
+    affected = []
     for item in observer.list("assignments", cell):
         spec = item["spec"]
         if scope.get("region") and spec["region"] != scope["region"]:
@@ -189,18 +194,20 @@ def _blast_radius(observer: PlatformObserver, kind: str, scope: dict[str, str], 
             continue
         if scope.get("workload") and spec["workload"] != scope["workload"]:
             continue
-        held.append(item)
+        affected.append(item)
     if scope.get("zone") and scope.get("region"):
-        return _zone_radius(observer, kind, scope, held)
-    workloads = sorted({f"{a['metadata']['namespace']}/{a['spec']['workload']}" for a in held})
-    replicas = sum(a["spec"].get("replicas", 0) for a in held)
-    serving = sum(a.get("status", {}).get("serving", 0) for a in held)
+        return _zone_radius(observer, kind, scope, affected)
+    workloads = sorted({f"{a['metadata']['namespace']}/{a['spec']['workload']}" for a in affected})
+    replicas = sum(a["spec"].get("replicas", 0) for a in affected)
+    serving = sum(a.get("status", {}).get("serving", 0) for a in affected)
     if cell != "global":  # a region's copies of Assignments have no status, so its replicas are counted
-        serving = _serving(observer, cell, {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held})
+        serving = _serving(observer, cell, {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in affected})
     return _touched(kind, scope, workloads, replicas, serving)
 
 
-def _zone_radius(observer: PlatformObserver, kind: str, scope: dict[str, str], held: list[dict[str, Any]]) -> list[str]:
+def _zone_radius(
+    observer: PlatformObserver, kind: str, scope: dict[str, str], affected: list[dict[str, Any]]
+) -> list[str]:
     """The same for the replicas placed in one zone, read from the region."""
     from holdfast.drills.platform_observer import serves
 
@@ -208,20 +215,20 @@ def _zone_radius(observer: PlatformObserver, kind: str, scope: dict[str, str], h
     where = _where(scope)
     if found is None:
         return [f"{kind} on {where}: region {scope['region']} is unreachable, so the affected replicas are not known"]
-    assignments = {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held}
-    there = [
+    assignments = {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in affected}
+    affected_nodes = [
         r
         for r in found
         if r.get("status", {}).get("placement", {}).get("zone") == scope["zone"]
         and (r["metadata"]["namespace"], r["spec"]["assignment"]) in assignments
     ]
-    workloads = sorted({f"{r['metadata']['namespace']}/{r['spec']['workload']}" for r in there})
-    return _touched(kind, scope, workloads, len(there), sum(serves(r) for r in there))
+    workloads = sorted({f"{r['metadata']['namespace']}/{r['spec']['workload']}" for r in affected_nodes})
+    return _touched(kind, scope, workloads, len(affected_nodes), sum(serves(r) for r in affected_nodes))
 
 
 def _touched(kind: str, scope: dict[str, str], workloads: list[str], replicas: int, serving: int) -> list[str]:
-    said = f"affects {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"
-    lines = [f"{kind} on {_where(scope)} {said}", *(f"  {name}" for name in workloads[:10])]
+    summary = f"affects {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"
+    lines = [f"{kind} on {_where(scope)} {summary}", *(f"  {name}" for name in workloads[:10])]
     if len(workloads) > 10:
         lines.append(f"  and {len(workloads) - 10} more")
     return lines
@@ -235,8 +242,8 @@ def _serving(observer: PlatformObserver, region: str, assignments: set[tuple[str
     from holdfast.drills.platform_observer import serves
 
     found = observer.list("replicas", region)
-    mine = [r for r in found if (r["metadata"]["namespace"], r["spec"]["assignment"]) in assignments]
-    return sum(serves(r) for r in mine)
+    matching = [r for r in found if (r["metadata"]["namespace"], r["spec"]["assignment"]) in assignments]
+    return sum(serves(r) for r in matching)
 
 
 @override.command("approve")
@@ -251,8 +258,8 @@ def approve(name: str, token: str, state: str, output: str) -> None:
     Examples:
       HOLDFAST_TOKEN=$(cat my-token) holdfast override approve emergencyquota-1a2b3c4d
     """
-    done = _patch(state, name, {"approver": "me"}, token=token)
-    print_json(done) if output == "json" else click.echo(f"override {name}: approved")
+    stored = _patch(state, name, {"approver": "me"}, token=token)
+    print_json(stored) if output == "json" else click.echo(f"override {name}: approved")
 
 
 @override.command("revoke")
@@ -268,8 +275,8 @@ def revoke(name: str, region: str, state: str, output: str) -> None:
       holdfast override revoke avoidzone-1a2b3c4d
       holdfast override revoke break-glass-eu-west-pauserepair-1a2b3c4d --region eu-west
     """
-    done = _patch(state, name, {"revoked": True}, cell=region or "global")
-    print_json(done) if output == "json" else click.echo(f"override {name}: revoked")
+    stored = _patch(state, name, {"revoked": True}, cell=region or "global")
+    print_json(stored) if output == "json" else click.echo(f"override {name}: revoked")
 
 
 def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell: str = "global") -> dict[str, Any]:
@@ -279,8 +286,8 @@ def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell
     layout = Layout(state)
     api = connect_cell(layout, layout.load(), cell, token=token)
     try:
-        done: dict[str, Any] = api.request("PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE_PATCH)
-        return done
+        stored: dict[str, Any] = api.request("PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE_PATCH)
+        return stored
     finally:
         api.close()
 

@@ -109,10 +109,10 @@ def read_workloads(path: str) -> list[ManifestWorkload]:
         found = workloads_in(documents)
     except msgspec.ValidationError as wrong:
         raise CommandError(f"{path}: not a valid Workload ({wrong})", next_step="edit the file") from wrong
-    for given in found:
-        wrong_fields = problems(given.workload)
+    for manifest in found:
+        wrong_fields = problems(manifest.workload)
         if wrong_fields:
-            name = given.workload.metadata.name
+            name = manifest.workload.metadata.name
             raise CommandError(
                 f"workload {name} in {path}: invalid ({'; '.join(wrong_fields)})", next_step="edit the file"
             )
@@ -183,9 +183,10 @@ def compare_policy(output: str, regions: RegionClients, rules: Any, last: int) -
     else:
         if changed:
             click.echo(table(("REGION", "DECISION", "DIFFERENCE"), changed))
-        told = ", ".join(f"{count} NotReplayable({reason})" for reason, count in sorted(unsure.items()))
+        not_replayable = ", ".join(f"{count} NotReplayable({reason})" for reason, count in sorted(unsure.items()))
         click.echo(
-            f"{same} decisions unchanged, {len({d for _, d, _ in changed})} different" + (f", {told}" if told else "")
+            f"{same} decisions unchanged, {len({d for _, d, _ in changed})} different"
+            + (f", {not_replayable}" if not_replayable else "")
         )
         print_unreachable(regions)
     return ExitCode.PLAN_CHANGES if changed else ExitCode.OK

@@ -54,17 +54,17 @@ class PolicyApi:
 
     def revisions(self, name: str) -> list[dict[str, Any]]:
         """Newest sequence first."""
-        mine = [r for r in self._observer.list("policyrevisions") if r["spec"]["policy"] == name]
-        return sorted(mine, key=lambda r: -int(r["spec"]["sequence"]))
+        revisions = [r for r in self._observer.list("policyrevisions") if r["spec"]["policy"] == name]
+        return sorted(revisions, key=lambda r: -int(r["spec"]["sequence"]))
 
     def regions(self) -> list[dict[str, Any]]:
         return self._observer.list("regions")
 
     def patch(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-        done: dict[str, Any] = self._observer.api().request(
+        stored: dict[str, Any] = self._observer.api().request(
             "PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE_PATCH
         )
-        return done
+        return stored
 
     def shadow_comparison(self, name: str) -> dict[str, Any]:
         """Comparison of the policy's shadow revision with the decisions that regions recorded."""
@@ -87,7 +87,7 @@ class PolicyApi:
                 row["decisions"] += 1
                 for count in ("same", "different", "additional", "missing"):
                     row[count] += shadow.get(count, 0)
-                examples += _differs(region, decision)
+                examples += _difference_lines(region, decision)
             rows.append(row)
         return {
             "revision": revision,
@@ -108,7 +108,7 @@ class PolicyApi:
         return next((r for r in self.revisions(name) if r["spec"]["stage"] == "Active"), None)
 
 
-def _differs(region: str, decision: dict[str, Any]) -> list[str]:
+def _difference_lines(region: str, decision: dict[str, Any]) -> list[str]:
     """One line for each replica that the shadow would have placed differently."""
     chosen = {entry["replica"]: entry.get("node") or "no node" for entry in decision["spec"]["entries"]}
     return [
@@ -118,9 +118,9 @@ def _differs(region: str, decision: dict[str, Any]) -> list[str]:
     ]
 
 
-def _told(output: str, done: dict[str, Any], line: str) -> None:
+def _print(output: str, stored: dict[str, Any], line: str) -> None:
     if output == "json":
-        print_json(done)
+        print_json(stored)
     else:
         click.echo(line)
 
@@ -146,7 +146,7 @@ def list_revisions(name: str, state: str, output: str) -> None:
     """
     with PolicyApi(state) as policies:
         found = policies.revisions(name)
-        held = policies.policy(name).get("status", {}).get("stopped") or {}
+        stop = policies.policy(name).get("status", {}).get("stopped") or {}
         using: dict[str, list[str]] = {}
         for region in policies.regions():
             revision = region.get("status", {}).get("report", {}).get("policy", "")
@@ -164,8 +164,8 @@ def list_revisions(name: str, state: str, output: str) -> None:
         for r in found
     ]  # fmt: skip
     click.echo(table(("REVISION", "SEQUENCE", "STAGE", "CANARY REGIONS", "USED IN"), rows))
-    if held:
-        click.echo(f"{held['revision']}: stopped by its guard ({held['action']}): {held['message']}")
+    if stop:
+        click.echo(f"{stop['revision']}: stopped by its guard ({stop['action']}): {stop['message']}")
 
 
 @policy.command("diff")
@@ -180,11 +180,14 @@ def diff(name: str, state: str, output: str) -> int:
       holdfast policy diff default
     """
     with PolicyApi(state) as policies:
-        wanted = policies.policy(name)["spec"].get("rules", {})
+        current_rules = policies.policy(name)["spec"].get("rules", {})
         active = policies.active_revision(name)
     before = active["spec"].get("rules", {}) if active is not None else {}
-    changed = {key: {"active": before.get(key), "policy": wanted.get(key)} for key in sorted({*before, *wanted})
-               if before.get(key) != wanted.get(key)}  # fmt: skip
+    changed = {
+        key: {"active": before.get(key), "policy": current_rules.get(key)}
+        for key in sorted({*before, *current_rules})
+        if before.get(key) != current_rules.get(key)
+    }
     if output == "json":
         print_json(changed)
     elif not changed:
@@ -265,8 +268,8 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
     """
     stage = "Canary" if canary else "Active"
     with PolicyApi(state) as policies:
-        done = policies.patch(name, {"stage": stage, "canaryRegions": list(canary)})
-    _told(output, done, f"policy {name}: {stage} in {', '.join(canary) if canary else 'all regions'}")
+        stored = policies.patch(name, {"stage": stage, "canaryRegions": list(canary)})
+    _print(output, stored, f"policy {name}: {stage} in {', '.join(canary) if canary else 'all regions'}")
 
 
 @policy.command("rollback")
@@ -287,5 +290,5 @@ def rollback(name: str, state: str, output: str) -> None:
         if before is None:
             raise CommandError(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
         rules = before["spec"].get("rules", {})
-        done = policies.patch(name, {"stage": "Active", "canaryRegions": [], "rules": rules})
-    _told(output, done, f"policy {name}: rolled back to the rules of revision {before['metadata']['name']}")
+        stored = policies.patch(name, {"stage": "Active", "canaryRegions": [], "rules": rules})
+    _print(output, stored, f"policy {name}: rolled back to the rules of revision {before['metadata']['name']}")

@@ -84,11 +84,11 @@ def replay_json(decision: Decision, outcome: ReplayResult | NotReplayable) -> di
 
     from holdfast.insight.replay import NotReplayable
 
-    said: dict[str, Any] = {"decision": decision.metadata.name, "workload": decision.spec.workload}
+    row: dict[str, Any] = {"decision": decision.metadata.name, "workload": decision.spec.workload}
     if isinstance(outcome, NotReplayable):
-        return {**said, "replayable": False, "reason": outcome.reason, "message": outcome.message}
+        return {**row, "replayable": False, "reason": outcome.reason, "message": outcome.message}
     return {
-        **said,
+        **row,
         "replayable": True,
         "same": outcome.identical,
         "differences": list(outcome.differences),

@@ -62,10 +62,10 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
         if not wait or found["phase"] in TERMINAL_PHASES:
             break
         if time.monotonic() >= deadline:
-            wanted, updated = (sum(r[key] for r in found["regions"]) for key in ("wanted", "updatedServing"))
+            expected, updated = (sum(r[key] for r in found["regions"]) for key in ("wanted", "updatedServing"))
             raise CommandError(
-                f"rollout {workload}: not complete when --timeout expired (expected {wanted} updated replicas serving, "
-                f"found {updated}); the rollout continues",
+                f"rollout {workload}: not complete when --timeout expired "
+                f"(expected {expected} updated replicas serving, found {updated}); the rollout continues",
                 next_step=f"holdfast rollout status {workload} --timeout {2 * timeout_s:g}",
                 code=ExitCode.TIMED_OUT,
             )
@@ -133,17 +133,17 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
     entries: list[dict[str, Any]] = block.get("history", [])
     good = block.get("lastGoodRevision", "")
     older = [e["revision"] for e in entries[1:] if e.get("outcome") == "Complete"]
-    back = revision or (good if good != block.get("revision") else next(iter(older), ""))
-    entry = next((e for e in entries if e["revision"] == back), None)
+    target_revision = revision or (good if good != block.get("revision") else next(iter(older), ""))
+    entry = next((e for e in entries if e["revision"] == target_revision), None)
     if entry is None:
         known = ", ".join(e["revision"] for e in entries) or "none"
-        what = f"revision {back} not found" if back else "no earlier revision"
+        what = f"revision {target_revision} not found" if target_revision else "no earlier revision"
         raise CommandError(
             f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}"
         )
     replaced = [{"op": "replace", "path": "/spec/template", "value": entry["template"]}]
     api.request("PATCH", workload_path(tenant, name), replaced, content_type="application/json-patch+json")
-    print_result(output, workload, "undone", revision=back)
+    print_result(output, workload, "undone", revision=target_revision)
 
 
 @rollout.command()
@@ -208,14 +208,14 @@ def read_progress(api: CellApi, tenant: str, name: str) -> dict[str, Any]:
 
     item = get_workload(api, tenant, name)
     block = rollout_status(item)
-    wanted = template_hash(msgspec.convert(item["spec"].get("template", {}), Template))
+    template_revision = template_hash(msgspec.convert(item["spec"].get("template", {}), Template))
     regions = [
         {"region": a["spec"]["region"], "revision": a["spec"]["revision"], "wanted": a["spec"].get("replicas", 0),
          **{k: a.get("status", {}).get(k, 0) for k in ("bound", "started", "ready", "serving", "updatedServing")},
          "waitingFor": next((p["reason"] for p in a.get("status", {}).get("pending", [])), "")}
         for a in api.list("assignments", tenant) if a["spec"]["workload"] == name
     ]  # fmt: skip
-    settled = block.get("revision", "") == wanted  # otherwise the status describes an earlier rollout
+    settled = block.get("revision", "") == template_revision  # otherwise the status describes an earlier rollout
     return {
         "workload": f"{tenant}/{name}", "revision": block.get("revision", ""),
         "phase": block.get("phase", "") if settled else "", "message": block.get("message", ""),

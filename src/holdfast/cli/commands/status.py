@@ -34,32 +34,32 @@ def status(state: str, output: str) -> int:
 
     layout = Layout(state)
     platform = layout.load()
-    surveyor = PlatformStatusReader(layout, platform)
+    reader = PlatformStatusReader(layout, platform)
     try:
-        survey = surveyor.read()
+        status = reader.read()
     finally:
-        surveyor.close()
+        reader.close()
     if output == "json":
-        print_json(msgspec.to_builtins(survey))
+        print_json(msgspec.to_builtins(status))
     else:
-        click.echo(as_text(survey))
-    return ExitCode.OK if survey.complete else ExitCode.UNREACHABLE
+        click.echo(as_text(status))
+    return ExitCode.OK if status.complete else ExitCode.UNREACHABLE
 
 
-def as_text(survey: PlatformStatus) -> str:
-    here = f"supervisor {survey.supervisor_pid}" if survey.supervisor_pid else "no supervisor; next: holdfast up"
-    restarts = {p.name: p for p in survey.processes}
-    parts = [f"platform {survey.state} ({'remote' if survey.remote else here})"]
+def as_text(status: PlatformStatus) -> str:
+    supervisor = f"supervisor {status.supervisor_pid}" if status.supervisor_pid else "no supervisor; next: holdfast up"
+    restarts = {p.name: p for p in status.processes}
+    parts = [f"platform {status.state} ({'remote' if status.remote else supervisor})"]
     cells = []
-    for cell in survey.cells:
+    for cell in status.cells:
         process = restarts.get(f"cell-{cell.name}")
         count = process.restarts if process is not None else 0
         cells.append((cell.name, cell.url, "yes" if cell.ready else "no", cell.health, count, cell.message))
     parts.append(table(("CELL", "ADDRESS", "READY", "HEALTH", "RESTARTS", "MESSAGE"), cells))
-    if survey.nodes:
-        nodes = [(n.region, n.name, n.zone, n.contact, n.running, n.reason) for n in survey.nodes]
+    if status.nodes:
+        nodes = [(n.region, n.name, n.zone, n.contact, n.running, n.reason) for n in status.nodes]
         parts.append(table(("REGION", "NODE", "ZONE", "CONTACT", "RUNNING", "UNSCHEDULABLE BECAUSE"), nodes))
-    if survey.workloads:
+    if status.workloads:
         rows = [
             (
                 w.tenant,
@@ -69,12 +69,12 @@ def as_text(survey: PlatformStatus) -> str:
                 " ".join(f"{region}:{count}" for region, count in w.regions.items()),
                 w.reason,
             )
-            for w in survey.workloads
+            for w in status.workloads
         ]
         parts.append(table(("TENANT", "WORKLOAD", "SERVING", "STAGES", "REGIONS", "NOT SERVING BECAUSE"), rows))
-    if survey.forbidden_lists:
+    if status.forbidden_lists:
         step = "kubectl -n TENANT get workloads"
-        parts.append(f"not authorized to list: {', '.join(survey.forbidden_lists)}; next: {step}")
-    down = [p for p in survey.processes if not p.running]
+        parts.append(f"not authorized to list: {', '.join(status.forbidden_lists)}; next: {step}")
+    down = [p for p in status.processes if not p.running]
     parts.extend(f"{p.name}: not running ({p.last_exit or 'not started'}); see {p.log}" for p in down)
     return "\n\n".join(parts)

@@ -143,17 +143,17 @@ def migrate_store(*, cell: str, state: Path, to_state: Path | None, output: str,
     from holdfast.cell.storage import StoreLocation, copy_store
     from holdfast.foundation.exit_codes import CommandError, ExitCode
 
-    there = _place(cell, state, etcd)
-    if there.etcd is None:
+    destination = _place(cell, state, etcd)
+    if destination.etcd is None:
         raise CommandError(
             f"cell {cell}: --etcd-endpoints is missing",
             next_step="add --etcd-endpoints https://HOST:2379",
             code=ExitCode.USAGE,
         )
-    here = StoreLocation(cell=cell, state=state)
+    source = StoreLocation(cell=cell, state=state)
     if to_state is not None:
-        here, there = there, StoreLocation(cell=cell, state=to_state)
-    objects = _run(copy_store(here, there), f"migration of cell {cell}")
+        source, destination = destination, StoreLocation(cell=cell, state=to_state)
+    objects = _run(copy_store(source, destination), f"migration of cell {cell}")
     text = f"cell {cell}: {objects} objects copied; next: start the cell on the new store only"
     _say(text, output, cell=cell, objects=objects)
     return 0

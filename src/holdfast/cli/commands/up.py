@@ -86,7 +86,7 @@ def up(
     from holdfast.platform import launch, local_etcd
 
     names = launch.parse_regions(regions)
-    wanted = launch.PlatformSpec(
+    spec = launch.PlatformSpec(
         regions=names,
         agents=agents,
         port_base=port_base,
@@ -94,13 +94,13 @@ def up(
         etcd_cells=local_etcd.parse_store(store, ("global", *names)),
         provider=not no_provider,
     )
-    if wanted.etcd_cells:
+    if spec.etcd_cells:
         local_etcd.etcd_binary()
-    given = {
+    explicit = {
         name
         for name in ("regions", "agents", "port_base", "no_samples", "no_provider", "store")
         if click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
     return launch.bring_up(
-        state, wanted, given=given, detach=detach, timeout_s=timeout_s, quiet=quiet, as_json=output == "json"
+        state, spec, explicit=explicit, detach=detach, timeout_s=timeout_s, quiet=quiet, as_json=output == "json"
     )

@@ -39,7 +39,7 @@ def provisional_excess(copies: Sequence[GrantCopy], now: float) -> Amounts:
     """Usage beyond the ordinary part of live grants, from the newest usage report; empty while no grant is live."""
     limit = spending_limit(copies, GrantClass.NORMAL, now)
     normal = next((c for c in copies if c.spec.grant_class is GrantClass.NORMAL), None)
-    if normal is None or normal.metadata.name in limit.ended:
+    if normal is None or normal.metadata.name in limit.expired:
         return {}
     counted = normal.status.observed_generation == normal.metadata.generation
     return shortfall(amounts(normal.status.used), limit.spendable) if counted else {}

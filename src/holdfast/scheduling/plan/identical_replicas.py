@@ -156,7 +156,7 @@ class _CandidateHeaps:
     def _push_next(self, entry: _Entry, zone: int) -> None:
         """Pushes the node again, scored with the replica it just received."""
         slot = entry.slot
-        left = self._scratch.fits(self._requirements, slot)
+        left = self._scratch.replicas_that_fit(self._requirements, slot)
         if left < 1:
             return
         level = self._placed_count[slot] = self._placed_count.get(slot, 0) + 1

@@ -9,7 +9,7 @@ from holdfast.scheduling.snapshot import Counts
 
 
 def score(candidate: CandidateState) -> Counts:
-    return candidate.cached_for_request("warm", _score)
+    return candidate.cached_for_request("artifact locality", _score)
 
 
 def _score(candidate: CandidateState) -> Counts:

@@ -22,7 +22,7 @@ class CapacityOracle:
     def __init__(self, state: dict[str, Any]) -> None:
         self._nodes: list[Node] = []
         self._free: dict[str, Amounts] = {}
-        self._held: dict[str, Amounts] = {}
+        self._allocated: dict[str, Amounts] = {}
         """Capacity of unused recovery slots by node. Only reclaimable work may use it."""
         self._devices: dict[str, dict[str, int]] = {}
         self._ports: dict[str, set[int]] = {}
@@ -37,15 +37,15 @@ class CapacityOracle:
                 and is_admitted(item)
                 and (item.status.consumer is None or not item.status.consumer.claim)
             ):
-                add(self._held.setdefault(item.spec.node, {}), amounts(item.spec.resources))
+                add(self._allocated.setdefault(item.spec.node, {}), amounts(item.spec.resources))
 
     def _claim(self, binding: Binding) -> None:
         node = binding.spec.node
         add(self._free.setdefault(node, {}), amounts(binding.spec.resources), times=-1)
         self._ports.setdefault(node, set()).update(binding.spec.ports.values())
-        taken = self._devices.setdefault(node, {})
+        used = self._devices.setdefault(node, {})
         for device in binding.spec.devices:
-            taken[device.id] = taken.get(device.id, 0) + device.milli
+            used[device.id] = used.get(device.id, 0) + device.milli
 
     def has_no_room(self, replica: Replica, together: int = 1) -> bool:
         """Whether the replica may be pending. `together` is the number of replicas that must fit at once."""
@@ -63,13 +63,13 @@ class CapacityOracle:
         if unschedulable_reason(node) or not _allowed(node, replica):
             return 0
         name, template = node.metadata.name, replica.spec.template
-        taken = self._ports.get(name, set())
+        used = self._ports.get(name, set())
         fixed = {port.port for port in template.ports if port.port}
-        if fixed & taken:
+        if fixed & used:
             return 0
         free, need = dict(self._free.get(name, {})), requests(template)
         if not replica.spec.reclaimable:
-            add(free, self._held.get(name, {}), times=-1)
+            add(free, self._allocated.get(name, {}), times=-1)
         counts = [free.get(resource, 0) // amount for resource, amount in need.items() if resource != GPU and amount]
         milli = need.get(GPU, 0)
         if milli:
@@ -77,15 +77,15 @@ class CapacityOracle:
         drawn = len(template.ports) - len(fixed)
         if drawn:
             low, high = node.spec.port_range
-            counts.append(sum(port not in taken for port in range(low, high + 1)) // drawn)
+            counts.append(sum(port not in used for port in range(low, high + 1)) // drawn)
         return max(0, min((*counts, 1) if fixed else counts, default=0))
 
     def _device_places(self, node: Node, models: tuple[str, ...], milli: int) -> int:
-        taken = self._devices.get(node.metadata.name, {})
+        used = self._devices.get(node.metadata.name, {})
         devices = [d for d in node.spec.devices if not models or d.model in models]
         if milli < 1000:
-            return sum((d.milli - taken.get(d.id, 0)) // milli for d in devices)
-        return sum(not taken.get(d.id) for d in devices) // (milli // 1000)
+            return sum((d.milli - used.get(d.id, 0)) // milli for d in devices)
+        return sum(not used.get(d.id) for d in devices) // (milli // 1000)
 
 
 def _allowed(node: Node, replica: Replica) -> bool:

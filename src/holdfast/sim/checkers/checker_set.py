@@ -59,9 +59,9 @@ class CheckerSet:
         """Called at every violation."""
 
     def report(self, cell: str, found: Iterable[Finding], writer: str = "") -> None:
-        for promise, what, objects in found:
+        for invariant, what, objects in found:
             if len(self.violations) < VIOLATIONS_MAX:
-                self.violations.append(Violation(promise, self._loop.time(), cell, what, objects, writer))
+                self.violations.append(Violation(invariant, self._loop.time(), cell, what, objects, writer))
                 if self.on_violation is not None:
                     self.on_violation()
 

@@ -34,7 +34,7 @@ STEPS_PER_WINDOW_MAX = 30_000
 class ChurnChecker:
     def __init__(self) -> None:
         self._stepped = (0.0, 0)
-        self._asked: dict[str, tuple[float, int]] = {}
+        self._requested: dict[str, tuple[float, int]] = {}
         self._before: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._flips: Counter[tuple[str, str]] = Counter()
         self._rests_since_s: float | None = None
@@ -56,10 +56,10 @@ class ChurnChecker:
         self._removed.clear()
 
     def commit_attempted(self, cell: str, at_s: float) -> Sequence[Finding]:
-        since_s, count = self._asked.get(cell, (at_s, 0))
+        since_s, count = self._requested.get(cell, (at_s, 0))
         if at_s - since_s > LOAD_WINDOW_S:
             since_s, count = at_s, 0
-        self._asked[cell] = (since_s, count + 1)
+        self._requested[cell] = (since_s, count + 1)
         if count + 1 != COMMITS_PER_WINDOW_MAX:
             return ()
         return (
@@ -83,7 +83,7 @@ class ChurnChecker:
                 if _loads(change.old) != _loads(change.new):
                     self._loads[(change.new.metadata.namespace, change.new.metadata.name)] += 1
             if self._rests_since_s is not None:
-                self._count(commit.cell, change.key, gone=change.new is None)
+                self._count(commit.cell, change.key, removed=change.new is None)
             if commit.cell != "global":
                 continue
             if change.kind.name == "Region" and _health(change.old) != _health(change.new):
@@ -93,10 +93,10 @@ class ChurnChecker:
             if change.kind.name in _WATCHED:
                 yield from self._flip(commit.cell, change.key, change.old, change.new)
 
-    def _count(self, cell: str, key: str, *, gone: bool) -> None:
+    def _count(self, cell: str, key: str, *, removed: bool) -> None:
         """Counts writes and deletions. Writes of a deleted object are not counted; repeated deletions are."""
         self._writes[(cell, key)] += 1
-        if gone:
+        if removed:
             self._writes.pop((cell, key))
             self._removed[(cell, key)] += 1
 
@@ -107,26 +107,30 @@ class ChurnChecker:
             self._before.pop(name, None)
             self._flips.pop(name, None)
             return
-        was, now = _wish(old), _wish(new)
-        if was == now:
+        old_desired, now = _desired_state(old), _desired_state(new)
+        if old_desired == now:
             return
         earlier, ground = self._before.get(name, (None, None))
         stands_on = self._ground(new)
-        self._before[name] = (was, stands_on)
+        self._before[name] = (old_desired, stands_on)
         if ground != stands_on:
             self._flips.pop(name, None)
         elif earlier == now:
             self._flips[name] += 1
             if self._flips[name] == FLIPS_MAX + 1:
-                yield "oscillation", f"{key} oscillated {self._flips[name]} times: now {now}, before {was}", (key,)
+                yield (
+                    "oscillation",
+                    f"{key} oscillated {self._flips[name]} times: now {now}, before {old_desired}",
+                    (key,),
+                )
 
     def _ground(self, item: Any) -> Any:
         """Version of the inputs: for an Assignment the workload and its load, for a Grant the tenant's demand."""
         generation = getattr(item.spec, "workload_generation", None)
         if generation is None:
             return self._needs[item.metadata.namespace]
-        asked = (generation, self._loads[(item.metadata.namespace, item.spec.workload)])
-        return (*asked, self._contacts) if _moves_with_contact(item) else asked
+        requested = (generation, self._loads[(item.metadata.namespace, item.spec.workload)])
+        return (*requested, self._contacts) if _moves_with_contact(item) else requested
 
     def quiet_phase_writes(self, now_s: float) -> Iterator[Finding]:
         """Violations of the quiet phase, at its end."""
@@ -152,7 +156,7 @@ _ALLOWED_PER_MINUTE = {
 }  # fmt: skip
 
 
-def _wish(item: Any) -> Any:
+def _desired_state(item: Any) -> Any:
     spec = item.spec
     return dict(spec.limit) if hasattr(spec, "limit") else (spec.replicas, spec.ordinals, spec.revision)
 

@@ -45,13 +45,13 @@ class ConvergenceCheck:
     def __init__(
         self,
         checkers: CheckerSet,
-        wanted: DesiredObjects,
+        desired: DesiredObjects,
         regions: Sequence[str],
         agents: Sequence[AgentHost],
         waited: set[tuple[str, str]] | None = None,
     ) -> None:
         self._checkers = checkers
-        self._wanted = wanted
+        self._desired = desired
         self._global = checkers.state("global")
         self.waiting: dict[tuple[str, str], int] = {}
         """Number of rightly pending replicas by workload."""
@@ -67,68 +67,68 @@ class ConvergenceCheck:
         self.problems: list[str] = []
         self.objects: dict[str, None] = {}
         for region in regions:
-            self._look_at_region(region)
+            self._check_region(region)
         self._waited.update(self.waiting)
-        self._look_at_what_is_behind()
-        self._look_at_services()
-        self._look_at_batches()
-        self._look_at_recoveries()
+        self._check_observed_generations()
+        self._check_services()
+        self._check_batches()
+        self._check_recoveries()
         bound = {region: _by_node(checkers.state(region)) for region in regions}
         for agent in agents:
-            self._look_at_machine(agent, bound[agent.region.name].get(agent.name, ()))
+            self._check_machine(agent, bound[agent.region.name].get(agent.name, ()))
 
-    def _say(self, what: str, *keys: str) -> None:
+    def _report(self, what: str, *keys: str) -> None:
         self.problems.append(what)
         self.objects.update(dict.fromkeys(keys))
 
     # Globally
 
-    def _look_at_services(self) -> None:
-        for (tenant, name), asked in sorted(self._wanted.services.items()):
+    def _check_services(self) -> None:
+        for (tenant, name), replicas in sorted(self._desired.services.items()):
             key = f"/workloads/{tenant}/{name}"
             workload: Workload | None = self._global.get(key)
-            if asked is None:
+            if replicas is None:
                 if workload is not None:
-                    self._say(f"{tenant}/{name} is not deleted", key)
+                    self._report(f"{tenant}/{name} is not deleted", key)
                 continue
             if workload is None:
-                self._say(f"{tenant}/{name} is missing", key)
+                self._report(f"{tenant}/{name} is missing", key)
                 continue
             if self._homeless(workload):
                 continue
             if workload.status.observed_generation < workload.metadata.generation:
-                self._say(f"{tenant}/{name} has a stale observedGeneration", key)
+                self._report(f"{tenant}/{name} has a stale observedGeneration", key)
             if _is_being_scaled(workload):
-                self._say(f"{tenant}/{name} is still being scaled", key)
+                self._report(f"{tenant}/{name} is still being scaled", key)
             if workload.status.spillover is not None and workload.status.spillover.pending:
-                self._say(f"{tenant}/{name} is pending in a full region while another region has room", key)
-            count = asked if workload.spec.autoscale is None else wanted_replicas(workload)
+                self._report(f"{tenant}/{name} is pending in a full region while another region has room", key)
+            count = replicas if workload.spec.autoscale is None else wanted_replicas(workload)
             serving, waits = workload.status.summary.serving, self.waiting.get((tenant, name), 0)
             if serving + waits < count or (not waits and not is_condition_true(workload.status.conditions, "Serving")):
                 keys = [k for k, a in self._global.items() if isinstance(a, Assignment) and _of(a) == (tenant, name)]
                 if not waits or not keys:
-                    self._say(f"{tenant}/{name} serves {serving} of {count}", key, *keys)
+                    self._report(f"{tenant}/{name} serves {serving} of {count}", key, *keys)
 
     def _homeless(self, workload: Workload) -> bool:
         """Whether its placement rules allow no existing region."""
         allowed = workload.spec.placement.regions
         return bool(allowed) and not any(f"/regions/{name}" in self._global for name in allowed)
 
-    def _look_at_batches(self) -> None:
-        for tenant, name in sorted(self._wanted.batches):
+    def _check_batches(self) -> None:
+        for tenant, name in sorted(self._desired.batches):
             key = f"/workloads/{tenant}/{name}"
             workload: Workload | None = self._global.get(key)
             if workload is None or is_condition_true(workload.status.conditions, "Complete"):
                 continue
             if workload.status.spillover is not None and workload.status.spillover.pending:
-                self._say(f"batch {tenant}/{name} is pending in a full region while another region has room", key)
+                self._report(f"batch {tenant}/{name} is pending in a full region while another region has room", key)
             given_up = any(c.reason == Reason.BACKOFF_LIMIT_EXCEEDED for c in workload.status.conditions)
             if given_up or self.waiting.get((tenant, name)):
                 continue
-            self._say(f"batch {tenant}/{name} is not complete: {workload.status.summary.succeeded} succeeded", key)
+            self._report(f"batch {tenant}/{name} is not complete: {workload.status.summary.succeeded} succeeded", key)
             self.still_running += (tenant, name) in self._running and (tenant, name) in self._waited
 
-    def _look_at_recoveries(self) -> None:
+    def _check_recoveries(self) -> None:
         """Checks that every Recovery is closed, unless ordinary replicas of a recovered workload are rightly
         pending."""
         borrowed = {
@@ -137,34 +137,36 @@ class ConvergenceCheck:
         if any(name in self.waiting for name in borrowed):
             return
         for key in sorted(k for k, item in self._global.items() if isinstance(item, Recovery) and is_open(item)):
-            self._say(f"{key} is {self._global[key].status.phase}, not Closed", key)
+            self._report(f"{key} is {self._global[key].status.phase}, not Closed", key)
 
     # In a region
 
-    def _look_at_region(self, region: str) -> None:
+    def _check_region(self, region: str) -> None:
         state = self._checkers.state(region)
         for key in sorted(key for key, item in state.items() if isinstance(item, _LOOKED_AT)):
             item = state[key]
             if isinstance(item, Replica):
-                self._look_at_replica(region, key, item, state)
+                self._check_replica(region, key, item, state)
             elif isinstance(item, Reservation) and item.status.phase is not ReservationPhase.CONSUMED:
-                self._say(f"{region}: {key} is {item.status.phase}", key)
+                self._report(f"{region}: {key} is {item.status.phase}", key)
             elif isinstance(item, Binding) and item.spec.quota_released:
-                self._say(f"{region}: {key} still keeps capacity of a lost node", key)
+                self._report(f"{region}: {key} still keeps capacity of a lost node", key)
             elif isinstance(item, Assignment) and key not in self._global:
-                self._say(f"{region}: {key} is a copy of nothing", key)
+                self._report(f"{region}: {key} is a copy of nothing", key)
             elif isinstance(item, GrantCopy) and item.spec.grant_class is GrantClass.NORMAL:
-                self._look_at_use(region, key, item, state)
+                self._check_usage(region, key, item, state)
 
-    def _look_at_use(self, region: str, key: str, copy: GrantCopy, state: dict[str, Any]) -> None:
+    def _check_usage(self, region: str, key: str, copy: GrantCopy, state: dict[str, Any]) -> None:
         """What the authority says that a tenant uses is what its claims on record add up to."""
-        said, found = amounts(copy.status.used), used_by(copy.metadata.namespace, state)
-        wrong = [name for name in sorted(said.keys() | found.keys()) if said.get(name, 0) != found.get(name, 0)]
+        reported, found = amounts(copy.status.used), used_by(copy.metadata.namespace, state)
+        wrong = [name for name in sorted(reported.keys() | found.keys()) if reported.get(name, 0) != found.get(name, 0)]
         if wrong:
             name = wrong[0]
-            self._say(f"{region}: {key} says that {said.get(name, 0)} of {name} is used, not {found.get(name, 0)}", key)
+            self._report(
+                f"{region}: {key} says that {reported.get(name, 0)} of {name} is used, not {found.get(name, 0)}", key
+            )
 
-    def _look_at_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any]) -> None:
+    def _check_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any]) -> None:
         at, name = stage(replica), (replica.metadata.namespace, replica.spec.workload)
         if final_phase(replica) is not None:
             return
@@ -179,9 +181,9 @@ class ConvergenceCheck:
             if at is Stage.RUNNING and replica.spec.template.env.get(BEHAVIOUR_ENV) in BROKEN_BEHAVIOURS:
                 self._behind.append((region, key, replica))
             else:
-                self._say_not_serving(region, key, replica)
+                self._report_not_serving(region, key, replica)
 
-    def _say_not_serving(self, region: str, key: str, replica: Replica) -> None:
+    def _report_not_serving(self, region: str, key: str, replica: Replica) -> None:
         spec = replica.spec
         namespace, at = replica.metadata.namespace, stage(replica)
         request = f"/schedulingrequests/{namespace}/{spec.workload}-{region}-{spec.revision}"
@@ -189,12 +191,12 @@ class ConvergenceCheck:
         why = ""
         if at is Stage.QUEUED:
             reasons = found.status.reasons if isinstance(found, SchedulingRequest) else ()
-            said = "; ".join(f"{reason.reason}: {reason.message}" for reason in reasons[:2]) or "none"
-            why = f" although there is room; the scheduler's reasons: {said}"
+            reported = "; ".join(f"{reason.reason}: {reason.message}" for reason in reasons[:2]) or "none"
+            why = f" although there is room; the scheduler's reasons: {reported}"
             keys.append(f"/grantcopies/{namespace}/normal")
-        self._say(f"{region}: replica {namespace}/{replica.metadata.name} is {at}{why}", *keys)
+        self._report(f"{region}: replica {namespace}/{replica.metadata.name} is {at}{why}", *keys)
 
-    def _look_at_what_is_behind(self) -> None:
+    def _check_observed_generations(self) -> None:
         """Checks replicas with a broken template. The rollout of the repaired revision replaces them region by region.
         If it is rightly pending in an earlier region, the broken replicas here may stay."""
         for region, key, replica in self._behind:
@@ -208,7 +210,7 @@ class ConvergenceCheck:
                 or replica.spec.revision == block.revision
                 or not any((namespace, name, first, block.revision) in self._waiting for first in block.regions)
             ):
-                self._say_not_serving(region, key, replica)
+                self._report_not_serving(region, key, replica)
 
     def _has_no_room(self, region: str, replica: Replica, state: dict[str, Any]) -> bool:
         namespace = replica.metadata.namespace
@@ -225,18 +227,18 @@ class ConvergenceCheck:
         quota: Quota | None = self._global.get(f"/quotas/{tenant}/quota")
         if quota is None:
             return True
-        wanted: Amounts = {}
+        desired: Amounts = {}
         for item in self._global.values():
             if isinstance(item, Assignment) and item.metadata.namespace == tenant:
                 surge = item.spec.rollout.max_surge if item.spec.type is WorkloadType.SERVICE else 0
                 count = max(_owed(item) + surge, item.status.bound)
-                add(wanted, scaled(requests(item.spec.template), count))
+                add(desired, scaled(requests(item.spec.template), count))
         hard = amounts(quota.spec.hard)
-        return any(wanted.get(name, 0) > hard.get(name, 0) for name in need)
+        return any(desired.get(name, 0) > hard.get(name, 0) for name in need)
 
     # On a machine
 
-    def _look_at_machine(self, agent: AgentHost, bindings: Sequence[Binding]) -> None:
+    def _check_machine(self, agent: AgentHost, bindings: Sequence[Binding]) -> None:
         """Checks that exactly the bound tasks run, and that the node is schedulable."""
         state = self._checkers.state(agent.region.name)
         running = sorted((w.task.namespace, w.task.binding) for w in agent.machine.running())
@@ -244,13 +246,13 @@ class ConvergenceCheck:
         key = f"/nodes/{agent.name}"
         if running != bound:
             keys = [f"/bindings/{n}/{b}" for n, b in sorted(set(running) ^ set(bound))]
-            self._say(f"{agent.name} runs {running}, expected {bound}", key, *keys)
+            self._report(f"{agent.name} runs {running}, expected {bound}", key, *keys)
         node: Node | None = state.get(key)
         if node is None or unschedulable_reason(node):
             why = unschedulable_reason(node) if node is not None else "it does not exist"
-            self._say(f"node {agent.name} is not schedulable: {why}", key)
+            self._report(f"node {agent.name} is not schedulable: {why}", key)
         elif not node.status.execution.agent_version and not agent.has_previous_release:
-            self._say(f"the status that the agent of {agent.name} reported is lost", key)
+            self._report(f"the status that the agent of {agent.name} reported is lost", key)
 
 
 def _by_node(state: dict[str, Any]) -> dict[str, list[Binding]]:

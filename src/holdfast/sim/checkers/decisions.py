@@ -26,7 +26,7 @@ class DecisionsChecker:
 
     def __init__(self, cell: str) -> None:
         self._cell = cell
-        self._held_since_s: dict[str, float] = {}
+        self._unchanged_since_s: dict[str, float] = {}
         """Workloads whose replicas are pending or not ready, by key, with the start of that state."""
 
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
@@ -44,15 +44,15 @@ class DecisionsChecker:
     def _follow(self, key: str, commit: ObservedCommit) -> None:
         workload: Workload | None = commit.state.get(key)
         if workload is not None and workload.status.scale is not None and _more_would_wait(workload, commit.state):
-            self._held_since_s.setdefault(key, commit.at_s)
+            self._unchanged_since_s.setdefault(key, commit.at_s)
         else:
-            self._held_since_s.pop(key, None)
+            self._unchanged_since_s.pop(key, None)
 
     def _scaled(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """Checks that no scale-up happens while replicas have been pending or not ready for long."""
         if change.old is None or change.new is None or not _asks_for_more(change.old, change.new):
             return
-        since_s = self._held_since_s.get(change.key, commit.at_s)
+        since_s = self._unchanged_since_s.get(change.key, commit.at_s)
         if commit.at_s - since_s > CACHE_LAG_MAX_S:
             before, now = change.old.status.scale.replicas, change.new.status.scale.replicas
             what = f"{change.key} requests {now} replicas; too many of {before} have been pending or not ready"
@@ -62,16 +62,16 @@ class DecisionsChecker:
 def _more_would_wait(workload: Workload, state: dict[str, Any]) -> bool:
     """Whether replicas are pending or too few are ready, by the Assignments in the global cell."""
     meta, scale = workload.metadata, workload.status.scale
-    mine = [
+    overlapping = [
         item.status
         for key, item in state.items()
         if key.startswith(f"/assignments/{meta.namespace}/")
         and item.spec.workload == meta.name
         and item.spec.purpose is Purpose.NORMAL
     ]
-    waits = any(status.queued and any(p.count for p in status.pending) for status in mine)
-    wanted = scale.replicas if scale is not None else 0
-    return waits or sum(status.ready for status in mine) < wanted * AUTOSCALE_READY_FRACTION
+    waits = any(status.queued and any(p.count for p in status.pending) for status in overlapping)
+    requested = scale.replicas if scale is not None else 0
+    return waits or sum(status.ready for status in overlapping) < requested * AUTOSCALE_READY_FRACTION
 
 
 def _asks_for_more(old: Workload, new: Workload) -> bool:

@@ -24,7 +24,7 @@ class DisruptionChecker:
     """Checker of all cells together, because the budget is global."""
 
     def __init__(self) -> None:
-        self._away: dict[str, dict[tuple[str, str], str]] = {}
+        self._disrupted: dict[str, dict[tuple[str, str], str]] = {}
         """Evicted replicas that do not serve yet, by workload uid, then by region and key, with the replica's uid."""
         self._most: dict[str, int] = {}
         """Largest budget of the workload so far. A region may act on an older Assignment."""
@@ -37,36 +37,42 @@ class DisruptionChecker:
                 case Assignment() if change.new is not None:
                     self._learn(change.new.spec.workload_uid, change.new.spec.disruption.max_unavailable)
                 case Replica() if change.item.spec.type is WorkloadType.SERVICE:
-                    yield from self._look(commit, change)
+                    yield from self._observe(commit, change)
 
     def is_over_budget(self, uid: str) -> bool:
         """Whether more replicas are unavailable now than the budget allows."""
-        return len(self._away.get(uid, ())) > self._most.get(uid, 0)
+        return len(self._disrupted.get(uid, ())) > self._most.get(uid, 0)
 
     def affected_regions(self, uid: str) -> frozenset[str]:
         """Regions with unavailable replicas of the workload."""
-        return frozenset(cell for cell, _ in self._away.get(uid, ()))
+        return frozenset(cell for cell, _ in self._disrupted.get(uid, ()))
 
     def _learn(self, uid: str, budget: int) -> None:
         self._most[uid] = max(budget, self._most.get(uid, 0))
 
-    def _look(self, commit: ObservedCommit, change: ObservedChange) -> Iterator[Finding]:
+    def _observe(self, commit: ObservedCommit, change: ObservedChange) -> Iterator[Finding]:
         replica: Replica = change.item
-        away = self._away.setdefault(replica.spec.workload_uid, {})
+        disrupted = self._disrupted.setdefault(replica.spec.workload_uid, {})
         name = (commit.cell, change.key)
-        gone = change.new is None or change.new.metadata.terminating or change.new.uid != away.get(name, change.new.uid)
-        if gone or stage(change.new) is Stage.SERVING:
-            away.pop(name, None)
-        if gone or change.old is None or not _let_go(change.old, change.new):
+        unavailable = (
+            change.new is None
+            or change.new.metadata.terminating
+            or change.new.uid != disrupted.get(name, change.new.uid)
+        )
+        if unavailable or stage(change.new) is Stage.SERVING:
+            disrupted.pop(name, None)
+        if unavailable or change.old is None or not _let_go(change.old, change.new):
             return
-        away[name] = change.new.uid
+        disrupted[name] = change.new.uid
         budget = self._most.get(replica.spec.workload_uid, 0)
         if not budget and change.new.status.release.reason == Reason.PREEMPTED:
             return  # with maxUnavailable 0, preemption may still evict one replica at a time
-        if len(away) > budget:
-            named = ", ".join(f"{key.rpartition('/')[2]} in {cell}" for cell, key in sorted(away))
-            what = f"{len(away)} replicas of {replica.spec.workload} are evicted at once (budget {budget}): {named}"
-            yield "budget", what, (*(key for _, key in sorted(away)), f"/workloads/{_of(replica)}")
+        if len(disrupted) > budget:
+            named = ", ".join(f"{key.rpartition('/')[2]} in {cell}" for cell, key in sorted(disrupted))
+            what = (
+                f"{len(disrupted)} replicas of {replica.spec.workload} are evicted at once (budget {budget}): {named}"
+            )
+            yield "budget", what, (*(key for _, key in sorted(disrupted)), f"/workloads/{_of(replica)}")
 
 
 def _let_go(old: Replica, new: Replica) -> bool:

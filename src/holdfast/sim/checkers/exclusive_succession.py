@@ -55,9 +55,9 @@ class ExclusiveSuccessionChecker:
 
     def _in_time(self, key: str, binding: Binding, commit: ObservedCommit) -> Iterator[Finding]:
         name = f"/reservations/{binding.metadata.namespace}/{binding.metadata.name}"
-        held: Reservation | None = commit.state.get(name)
-        if held is None or not held.spec.expires_at or not commit.wall_s:
+        reservation: Reservation | None = commit.state.get(name)
+        if reservation is None or not reservation.spec.expires_at or not commit.wall_s:
             return
-        late_s = commit.wall_s - parse_time(held.spec.expires_at)
+        late_s = commit.wall_s - parse_time(reservation.spec.expires_at)
         if late_s > STAMP_DELAY_MAX_S:
             yield "S8", f"{key} was bound {late_s:.1f} s after its reservation had expired", (key, name)

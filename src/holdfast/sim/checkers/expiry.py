@@ -76,7 +76,7 @@ class ExpiryChecker:
                     self._begun(change.new, commit)
                 case "Override":
                     self._begun(change.new, commit)
-                    yield from self._kept_active(change, commit)
+                    yield from self._check_active(change, commit)
                 case "Term" if change.key == f"/terms/{CONTROLLER_ELECTION}":
                     self._lost_count(commit)
                 case "Term" if change.key == f"/terms/{AUTHORITY_ELECTION}":
@@ -91,20 +91,19 @@ class ExpiryChecker:
         binding = change.new
         made_s = parse_time(binding.metadata.creation_timestamp)
         meta = binding.metadata
-        held = commit.state.get(f"/reservations/{meta.namespace}/{meta.name}")
+        reservation = commit.state.get(f"/reservations/{meta.namespace}/{meta.name}")
         if (
-            held is not None
-            and held.spec.expires_at
-            and parse_time(held.spec.expires_at) + TIMESTAMP_RESOLUTION_S < made_s
+            reservation is not None
+            and reservation.spec.expires_at
+            and parse_time(reservation.spec.expires_at) + TIMESTAMP_RESOLUTION_S < made_s
         ):
-            what = (
-                f"{change.key} was bound at {meta.creation_timestamp}; its reservation ended at {held.spec.expires_at}"
-            )
+            end = reservation.spec.expires_at
+            what = f"{change.key} was bound at {meta.creation_timestamp}; its reservation ended at {end}"
             yield "S8", what, (change.key, f"/reservations/{meta.namespace}/{meta.name}")
         if binding.spec.capacity_class is CapacityClass.RECOVERY or binding.spec.run_until:
             return
         copy: GrantCopy | None = commit.state.get(f"/grantcopies/{meta.namespace}/normal")
-        if held is not None and held.metadata.creation_timestamp != meta.creation_timestamp:
+        if reservation is not None and reservation.metadata.creation_timestamp != meta.creation_timestamp:
             return  # the quota was spent by the reservation
         if copy is not None and copy.spec.lease_expires_at:
             over_s = commit.at_s - commit.latency_s - self._renewed_s.get(copy.key, commit.at_s) - _lease_s(copy)
@@ -114,10 +113,10 @@ class ExpiryChecker:
 
     def _begun(self, override: Override, commit: ObservedCommit) -> None:
         """Records the expiry when the override first becomes active in its home cell."""
-        if self._given_here(override) and override.status.phase == "Active" and override.uid not in self._ends:
+        if self._check_given(override) and override.status.phase == "Active" and override.uid not in self._ends:
             self._ends[override.uid] = commit.at_s + _whole_s(override)
 
-    def _given_here(self, override: Override) -> bool:
+    def _check_given(self, override: Override) -> bool:
         name = override.metadata.name
         if self._cell == "global":
             return not is_break_glass(name)
@@ -128,15 +127,15 @@ class ExpiryChecker:
         lease = commit.state.get(f"/leases/holdfast-system/{CONTROLLER_ELECTION}")
         if lease is None:
             return
-        here_s = parse_time(lease.spec.renew_time)
+        renewed_s = parse_time(lease.spec.renew_time)
         for override in commit.state.values():
             if not isinstance(override, Override) or RULES[override.spec.kind].permissive:
                 continue
             if override.status.phase == "Active" and override.status.expires_at:
-                left_s = max(0.0, parse_time(override.status.expires_at) - here_s)
+                left_s = max(0.0, parse_time(override.status.expires_at) - renewed_s)
                 until_s = commit.at_s + min(left_s + TIMESTAMP_RESOLUTION_S, _whole_s(override))
                 self._recounted[override.uid] = until_s
-                if self._given_here(override):
+                if self._check_given(override):
                     self._ends[override.uid] = max(self._ends.get(override.uid, until_s), until_s)
 
     def _lost_leases(self, commit: ObservedCommit) -> None:
@@ -156,7 +155,7 @@ class ExpiryChecker:
         end_s = self._ends.get(override.uid, commit.at_s + 1.0)
         return commit.at_s - commit.latency_s - max(end_s, self._recounted.get(override.uid, end_s)) - WRITE_DELAY_MAX_S
 
-    def _kept_active(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
+    def _check_active(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         over_s = self._over(change.new, commit)
         if change.new.status.phase == "Active" and over_s > 0:
             yield (
@@ -170,15 +169,16 @@ class ExpiryChecker:
         Decision without placement may be recorded late by a new authority, so its own age is subtracted."""
         decision: Decision = change.new
         placed = any(entry.result == PlacementOutcome.ACCEPTED.value for entry in decision.spec.entries)
-        lay_s = 0.0 if placed else max(0.0, self._lay_s(decision) - commit.latency_s)
+        delay_s = 0.0 if placed else max(0.0, self._delay_s(decision) - commit.latency_s)
         for name in decision.spec.overrides:
             key = f"/overrides/{name}"
             override = commit.state.get(key)
-            if override is not None and (over_s := self._over(override, commit) - lay_s) > 0:
-                what = f"{change.key} used override {name} {over_s + WRITE_DELAY_MAX_S:.0f} s after its expiry in true time"
+            if override is not None and (over_s := self._over(override, commit) - delay_s) > 0:
+                late_s = over_s + WRITE_DELAY_MAX_S
+                what = f"{change.key} used override {name} {late_s:.0f} s after its expiry in true time"
                 yield "S8", what, (change.key, key)
 
-    def _lay_s(self, decision: Decision) -> float:
+    def _delay_s(self, decision: Decision) -> float:
         """Time between the decision and its record, by the cell's clock."""
         if not decision.spec.decided_at:
             return 0.0

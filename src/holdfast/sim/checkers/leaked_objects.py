@@ -38,8 +38,12 @@ def _in_cell(cell: str, state: dict[str, Any], living: set[str], wall_s: float) 
     for key, item in state.items():
         metadata = item.metadata
         if metadata.terminating:
-            kept = ", ".join(metadata.finalizers) or "none"
-            yield "leak", f"{key} was deleted at {metadata.deletion_timestamp} and still has finalizers: {kept}", (key,)
+            finalizers = ", ".join(metadata.finalizers) or "none"
+            yield (
+                "leak",
+                f"{key} was deleted at {metadata.deletion_timestamp} and still has finalizers: {finalizers}",
+                (key,),
+            )
         owners = metadata.owner_references
         if owners and living.isdisjoint(owner.uid for owner in owners):
             yield "leak", f"{key} belongs to {_named(f'{o.kind} {o.name}' for o in owners)}, which is gone", (key,)

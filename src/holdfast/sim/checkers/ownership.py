@@ -83,8 +83,8 @@ class OwnershipChecker:
             for group in changed_groups(kind.name, change.old, change.new):
                 allowed = owners(kind.name, group, mirrored_here=mirrored)
                 if not roles & allowed:
-                    whose = ", ".join(sorted(allowed)) or "none"
-                    yield "S6", f"{change.key} {group} changed by {writer} (owner: {whose})", about
+                    owner_names = ", ".join(sorted(allowed)) or "none"
+                    yield "S6", f"{change.key} {group} changed by {writer} (owner: {owner_names})", about
 
     def _new_term(self, term: Any) -> Iterator[Finding]:
         revision = term.revision if term is not None else 0
@@ -150,15 +150,17 @@ def changed_groups(kind: str, old: Any, new: Any) -> Iterator[str]:
     if (before.labels, before.annotations) != (after.labels, after.annotations):
         yield "metadata"
     for top, groups in _attributes(kind):
-        was, becomes = getattr(old, top, None), getattr(new, top, None)
-        if was == becomes:
+        old_value, new_value = getattr(old, top, None), getattr(new, top, None)
+        if old_value == new_value:
             continue
         for group, path, below in groups:
-            one, two = _at(was, path), _at(becomes, path)
-            if one == two:
+            old_part, new_part = _at(old_value, path), _at(new_value, path)
+            if old_part == new_part:
                 continue
-            whole = one is None or two is None or not below
-            if whole or any(getattr(one, f) != getattr(two, f) for f in one.__struct_fields__ if f not in below):
+            whole = old_part is None or new_part is None or not below
+            if whole or any(
+                getattr(old_part, f) != getattr(new_part, f) for f in old_part.__struct_fields__ if f not in below
+            ):
                 yield group
 
 

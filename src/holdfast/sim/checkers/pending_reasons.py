@@ -32,11 +32,11 @@ def unexplained_waits(cell: str, state: dict[str, Any], wall_s: float) -> Iterat
     }
     for key, item in state.items():
         if isinstance(item, Replica) and _waits(item):
-            asked = requests.get(item.uid)
-            if asked is None:
+            found = requests.get(item.uid)
+            if found is None:
                 yield "reason", f"{key} is pending and in no request", (key,)
                 continue
-            request_key, request = asked
+            request_key, request = found
             for why in _silent(request, wall_s):
                 yield "reason", f"{key} is pending, and {request_key} {why}", (key, request_key)
         elif isinstance(item, Workload) and cell == "global" and not item.metadata.terminating:
@@ -63,8 +63,8 @@ def _unexplained(workload: Workload) -> Iterator[str]:
     conditions, generation = workload.status.conditions, workload.metadata.generation
     if is_condition_true(conditions, name):
         return
-    said = next((condition for condition in conditions if condition.type == name), None)
-    if said is None or not said.reason:
+    condition_found = next((condition for condition in conditions if condition.type == name), None)
+    if condition_found is None or not condition_found.reason:
         yield f"is not {name}, and no condition has a reason"
-    elif said.observed_generation != generation:
-        yield f"is not {name}, and its reason is for generation {said.observed_generation}, not {generation}"
+    elif condition_found.observed_generation != generation:
+        yield f"is not {name}, and its reason is for generation {condition_found.observed_generation}, not {generation}"

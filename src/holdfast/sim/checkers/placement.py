@@ -59,7 +59,7 @@ class PlacementChecker:
                 yield from self._drawn_once(change, commit.state)
         for binding in bound:
             yield from self._unique(binding)
-            yield from self._allowed(binding, commit.state)
+            yield from self._rule_findings(binding, commit.state)
         for node in touched:
             yield from self._node(node, commit.state)
 
@@ -74,20 +74,20 @@ class PlacementChecker:
         """Updates the claim of a Binding and its Reservation. Returns the node if its claims increased, else an empty
         string: binding a firm reservation adds nothing."""
         name = f"{meta.namespace}/{meta.name}"
-        before = next((_taken(node, claims[name]) for node, claims in self._claims.items() if name in claims), None)
+        before = next((_usage(node, claims[name]) for node, claims in self._claims.items() if name in claims), None)
         binding: Binding | None = state.get(f"/bindings/{name}")
-        held: Reservation | None = state.get(f"/reservations/{name}")
+        reservation: Reservation | None = state.get(f"/reservations/{name}")
         for claims in self._claims.values():
             claims.pop(name, None)
         spec: Any = None
         if binding is not None:
             spec = binding.spec
-        elif held is not None and held.status.phase in _OPEN:
-            spec = held.spec
+        elif reservation is not None and reservation.status.phase in _OPEN:
+            spec = reservation.spec
         if spec is None:
             return ""
         self._claims.setdefault(spec.node, {})[name] = spec
-        return str(spec.node) if _taken(spec.node, spec) != before else ""
+        return str(spec.node) if _usage(spec.node, spec) != before else ""
 
     def _attempt(self, change: ObservedChange) -> Iterator[Finding]:
         """The attempt never decreases, so that a delayed proposal cannot revive a released claim."""
@@ -104,14 +104,18 @@ class PlacementChecker:
     def _made_way(self, change: ObservedChange) -> Iterator[Finding]:
         """A replica is preempted only if a nomination has named its claim as victim."""
         new: Replica = change.new
-        asked = new.status.release
-        if asked is None or asked == change.old.status.release or asked.reason != Reason.PREEMPTED:
+        release_block = new.status.release
+        if (
+            release_block is None
+            or release_block == change.old.status.release
+            or release_block.reason != Reason.PREEMPTED
+        ):
             return
-        claim = f"{new.metadata.namespace}/{claim_name(new.metadata.name, asked.attempt)}"
+        claim = f"{new.metadata.namespace}/{claim_name(new.metadata.name, release_block.attempt)}"
         if claim not in self._named:
             yield (
                 "preemption",
-                f"{change.key} is preempted in attempt {asked.attempt} without a nomination",
+                f"{change.key} is preempted in attempt {release_block.attempt} without a nomination",
                 (change.key,),
             )
 
@@ -174,11 +178,11 @@ class PlacementChecker:
         capacity = amounts(machine.spec.capacity)
         for resource, amount in used.items():
             if resource != GPU and amount > capacity.get(resource, 0):
-                claimed, there = amount_text(resource, amount), amount_text(resource, capacity.get(resource, 0))
-                what = f"node {name}: {resource} claims exceed capacity (capacity {there}, claimed {claimed})"
+                claimed, available = amount_text(resource, amount), amount_text(resource, capacity.get(resource, 0))
+                what = f"node {name}: {resource} claims exceed capacity (capacity {available}, claimed {claimed})"
                 yield "S2", what, tuple(claims)
 
-    def _allowed(self, binding: Binding, state: dict[str, Any]) -> Iterator[Finding]:
+    def _rule_findings(self, binding: Binding, state: dict[str, Any]) -> Iterator[Finding]:
         """Checks the stored replica's placement rules against the node of the Binding."""
         namespace = binding.metadata.namespace
         about = (f"/bindings/{namespace}/{binding.metadata.name}", f"/replicas/{namespace}/{binding.spec.replica}")
@@ -191,8 +195,8 @@ class PlacementChecker:
             yield "S4", f"{about[0]} is on node {binding.spec.node}, which does not exist", about
             return
         rules, broken = replica.spec.placement, []
-        here: Region | None = state.get(f"/regions/{self._region}")
-        tags = here.spec.residency if here is not None else ()
+        region_object: Region | None = state.get(f"/regions/{self._region}")
+        tags = region_object.spec.residency if region_object is not None else ()
         if rules.regions and self._region not in rules.regions:
             broken.append(f"region {self._region}")
         if self._region in rules.excluded_regions:
@@ -209,6 +213,6 @@ class PlacementChecker:
             yield "S4", f"{about[0]} violates placement rules: {', '.join(broken)}", about
 
 
-def _taken(node: str, spec: Any) -> tuple[Any, ...]:
+def _usage(node: str, spec: Any) -> tuple[Any, ...]:
     """The resources that a claim takes from its node."""
     return node, amounts(spec.resources), spec.devices, spec.ports

@@ -23,9 +23,9 @@ class ProtectionChecker:
         for change in commit.changes:
             made = change.new
             if change.kind.name == "Reservation" and change.old is None and made is not None and made.spec.victims:
-                yield from self._judge(change, made, commit.state)
+                yield from self._check(change, made, commit.state)
 
-    def _judge(self, change: ObservedChange, nomination: Reservation, state: dict[str, Any]) -> Iterator[Finding]:
+    def _check(self, change: ObservedChange, nomination: Reservation, state: dict[str, Any]) -> Iterator[Finding]:
         taker = nomination.metadata.namespace
         lost = [b for b in _victims(nomination, state) if b.metadata.namespace != taker]
         for tenant in sorted({b.metadata.namespace for b in lost}):
@@ -33,12 +33,12 @@ class ProtectionChecker:
             protected = amounts(copy.spec.protected) if copy is not None else {}
             if not protected:
                 continue
-            left = _left(tenant, state)
-            given: Amounts = {}
+            left = _remaining(tenant, state)
+            granted: Amounts = {}
             for binding in lost:
                 if binding.metadata.namespace == tenant:
-                    add(given, amounts(binding.spec.resources))
-            for name, amount in sorted(given.items()):
+                    add(granted, amounts(binding.spec.resources))
+            for name, amount in sorted(granted.items()):
                 if amount and left.get(name, 0) < protected.get(name, 0):
                     what = (
                         f"{change.key} preempts {name} of tenant {tenant} below its protected quota (protected "
@@ -48,16 +48,16 @@ class ProtectionChecker:
                     yield "protection", what, (change.key, *keys)
 
 
-def _left(tenant: str, state: dict[str, Any]) -> Amounts:
+def _remaining(tenant: str, state: dict[str, Any]) -> Amounts:
     """The tenant's running work minus all nominated victims."""
     left: Amounts = {}
-    going: dict[str, Binding] = {}
+    evicted: dict[str, Binding] = {}
     for item in state.values():
         if isinstance(item, Binding) and item.metadata.namespace == tenant and _counts(item):
             add(left, amounts(item.spec.resources))
         elif isinstance(item, Reservation) and item.status.phase is ReservationPhase.NOMINATED:
-            going.update({b.uid: b for b in _victims(item, state) if b.metadata.namespace == tenant})
-    for binding in going.values():
+            evicted.update({b.uid: b for b in _victims(item, state) if b.metadata.namespace == tenant})
+    for binding in evicted.values():
         add(left, amounts(binding.spec.resources), times=-1)
     return left
 

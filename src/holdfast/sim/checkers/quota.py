@@ -26,7 +26,7 @@ class QuotaChecker:
 
     def __init__(self, state_of: Callable[[str], dict[str, Any]]) -> None:
         self._state_of = state_of
-        self._heard_s: dict[str, float] = {}
+        self._last_contact_s: dict[str, float] = {}
         """Time of the last committed report of each region. Its grant leases started no later."""
 
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ class QuotaChecker:
                     yield from self._acknowledged(change)
             for change in commit.changes:
                 if change.kind.name == "Region" and change.new is not None and _reported(change):
-                    self._heard_s[change.new.metadata.name] = commit.at_s
+                    self._last_contact_s[change.new.metadata.name] = commit.at_s
             return
         spenders: dict[str, str] = {}
         for change in commit.changes:
@@ -47,7 +47,7 @@ class QuotaChecker:
                     spenders[change.new.metadata.namespace] = change.key
                     yield from self._in_time(commit, change)
             elif change.kind.name == "GrantCopy" and _raises(change):
-                yield from self._held(commit.cell, change)
+                yield from self._check_holding(commit.cell, change)
         for tenant, key in spenders.items():
             yield from self._spent(commit, tenant, key)
 
@@ -55,11 +55,11 @@ class QuotaChecker:
         """A region whose grant lease has expired makes only provisional claims, within the provisional quota."""
         made, tenant = change.new, change.new.metadata.namespace
         binding = commit.state.get(f"/bindings/{tenant}/{made.metadata.name}")
-        silent_s = commit.at_s - self._heard_s.get(commit.cell, commit.at_s)
+        silent_s = commit.at_s - self._last_contact_s.get(commit.cell, commit.at_s)
         if binding is None or not binding.spec.run_until:
             # A Binding of an earlier reservation claims nothing new.
-            held = f"/reservations/{tenant}/{made.metadata.name}" in commit.state
-            fresh = change.kind.name == "Reservation" or not held
+            reserved = f"/reservations/{tenant}/{made.metadata.name}" in commit.state
+            fresh = change.kind.name == "Reservation" or not reserved
             if fresh and silent_s > limits.GRANT_LEASE_S + COMMIT_DELAY_MAX_S:
                 yield (
                     "S3",
@@ -77,8 +77,8 @@ class QuotaChecker:
                 add(used, amounts(item.spec.resources))
         for name, amount in used.items():
             if amount > part.get(name, 0):
-                taken, own = amount_text(name, amount), amount_text(name, part.get(name, 0))
-                what = f"{change.key} exceeds the provisional quota of {name} (limit {own}, used {taken})"
+                used_text, own = amount_text(name, amount), amount_text(name, part.get(name, 0))
+                what = f"{change.key} exceeds the provisional quota of {name} (limit {own}, used {used_text})"
                 yield "S3", what, (change.key, f"/grantcopies/{tenant}/normal")
 
     def _spent(self, commit: ObservedCommit, tenant: str, key: str) -> Iterator[Finding]:
@@ -91,14 +91,14 @@ class QuotaChecker:
         over = {name: (amount, limit.get(name, 0)) for name, amount in used.items() if amount > limit.get(name, 0)}
         if over:
             what = f"{key} exceeds the limit of tenant {tenant} in {commit.cell}: " + ", ".join(
-                f"{name} (limit {amount_text(name, held)}, used {amount_text(name, used)})"
-                for name, (used, held) in sorted(over.items())
+                f"{name} (limit {amount_text(name, reserved)}, used {amount_text(name, used)})"
+                for name, (used, reserved) in sorted(over.items())
             )
             if not limit:
                 what = f"{what}; the region has no limit for the tenant"
             yield "S3", what, (key, f"/grantcopies/{tenant}/normal")
 
-    def _held(self, region: str, change: ObservedChange) -> Iterator[Finding]:
+    def _check_holding(self, region: str, change: ObservedChange) -> Iterator[Finding]:
         copy: GrantCopy = change.new
         tenant = copy.metadata.namespace
         key = f"/grants/{tenant}/{grant_name(region, copy.spec.grant_class)}"
@@ -106,8 +106,8 @@ class QuotaChecker:
         counted = _counted(grant) if grant is not None else {}
         for name, amount in amounts(copy.spec.limit).items():
             if amount > max(counted.get(name, 0), amounts(change.old.spec.limit).get(name, 0) if change.old else 0):
-                held, given = amount_text(name, amount), amount_text(name, counted.get(name, 0))
-                what = f"{region} has a limit of {held} {name} for tenant {tenant} (granted {given})"
+                reserved, granted_text = amount_text(name, amount), amount_text(name, counted.get(name, 0))
+                what = f"{region} has a limit of {reserved} {name} for tenant {tenant} (granted {granted_text})"
                 yield "S3", what, (change.key, key)
 
     def _acknowledged(self, change: ObservedChange) -> Iterator[Finding]:
@@ -116,8 +116,8 @@ class QuotaChecker:
         tenant, region = grant.metadata.namespace, grant.spec.region
         key = f"/grantcopies/{tenant}/{grant.spec.grant_class.value.lower()}"
         copy: GrantCopy | None = self._state_of(region).get(key)
-        held, counted = amounts(copy.spec.limit) if copy is not None else {}, _counted(grant)
-        for name, amount in held.items():
+        reserved, counted = amounts(copy.spec.limit) if copy is not None else {}, _counted(grant)
+        for name, amount in reserved.items():
             if counted.get(name, 0) < min(amount, old.get(name, 0)):
                 counts, enforces = amount_text(name, counted.get(name, 0)), amount_text(name, amount)
                 what = f"{change.key} counts {counts} {name}, but {region} still enforces {enforces}"
@@ -136,16 +136,16 @@ class QuotaChecker:
         total: Amounts = {}
         keys = []
         for key, item in state.items():
-            ours = isinstance(item, Grant) and item.metadata.namespace == tenant
-            if ours and item.spec.grant_class is grant_class:
+            is_tenant_grant = isinstance(item, Grant) and item.metadata.namespace == tenant
+            if is_tenant_grant and item.spec.grant_class is grant_class:
                 add(total, _counted(item))
                 keys.append(key)
         # Raising a limit to a value that the region still enforces adds nothing to the counted sum.
         old = _counted(change.old) if change.old is not None else {}
         for name, amount in _counted(change.new).items():
             if amount > old.get(name, 0) and total[name] > hard.get(name, 0):
-                given, whole = amount_text(name, total[name]), amount_text(name, hard.get(name, 0))
-                what = f"{change.key} raises {name}: grants exceed the quota (quota {whole}, granted {given})"
+                granted_text, whole = amount_text(name, total[name]), amount_text(name, hard.get(name, 0))
+                what = f"{change.key} raises {name}: grants exceed the quota (quota {whole}, granted {granted_text})"
                 yield "S3", what, (*keys, f"/quotas/{tenant}/quota")
 
 

@@ -44,7 +44,7 @@ class QuotaWakeupChecker:
         self._from_s = healed_s + limits.RESYNC_S
         self._within_s = WAKES_WITHIN_S if watching else WAKES_WITHIN_S + limits.RESYNC_S
         self._since_s: dict[Waiter, float] = {}
-        self._told: set[Waiter] = set()
+        self._notified: set[Waiter] = set()
 
     def observe(self, now_s: float) -> None:
         """Updates the set of pending replicas that could be placed. Called after every change."""
@@ -56,9 +56,9 @@ class QuotaWakeupChecker:
     def overdue(self, now_s: float) -> Iterator[tuple[str, Finding]]:
         """Replicas that were not woken in time, by region. Each is reported once."""
         for waiter, since_s in self._since_s.items():
-            if now_s - since_s <= self._within_s or waiter in self._told:
+            if now_s - since_s <= self._within_s or waiter in self._notified:
                 continue
-            self._told.add(waiter)
+            self._notified.add(waiter)
             region, key, replica = waiter
             tenant = key.split("/")[2]
             what = (

@@ -57,22 +57,22 @@ class RecordsChecker:
             if new is None:
                 continue
             if old is None or old.metadata.uid != new.metadata.uid:
-                yield from self._born(change)
+                yield from self._check_created(change)
                 continue
             yield from self._generation(change)
             if change.kind.name in IMMUTABLE_FIELDS:
                 yield from _decided(change)
 
-    def _born(self, change: ObservedChange) -> Iterator[Finding]:
+    def _check_created(self, change: ObservedChange) -> Iterator[Finding]:
         """A name may be reused, a uid may not. Copies of global objects have the uid of the original."""
         uid = change.new.uid
         mirrored = self._cell != "global" and change.kind.home.value == "global"
-        seen = self._uids.setdefault(change.key, set())
+        observed = self._uids.setdefault(change.key, set())
         if change.old is not None and not mirrored:
             yield "identity", f"{change.key} was replaced by another object before its deletion", (change.key,)
-        if uid in seen and not mirrored:
+        if uid in observed and not mirrored:
             yield "identity", f"{change.key} was created again with its old uid {uid}", (change.key,)
-        seen.add(uid)
+        observed.add(uid)
         if observed_generation(change.new) > change.new.metadata.generation:
             yield (
                 "observedGeneration",
@@ -82,11 +82,11 @@ class RecordsChecker:
 
     def _generation(self, change: ObservedChange) -> Iterator[Finding]:
         now, before = change.new.metadata.generation, change.old.metadata.generation
-        seen, had_seen = observed_generation(change.new), observed_generation(change.old)
-        if seen > now:
-            yield "observedGeneration", f"{change.key} observed {seen} of generation {now}", (change.key,)
-        if seen < had_seen and (self._cell == "global" or change.kind.home is not Home.GLOBAL):
-            yield "observedGeneration", f"{change.key} decreased from {had_seen} to {seen}", (change.key,)
+        observed, had_seen = observed_generation(change.new), observed_generation(change.old)
+        if observed > now:
+            yield "observedGeneration", f"{change.key} observed {observed} of generation {now}", (change.key,)
+        if observed < had_seen and (self._cell == "global" or change.kind.home is not Home.GLOBAL):
+            yield "observedGeneration", f"{change.key} decreased from {had_seen} to {observed}", (change.key,)
         if now < before:
             yield "observedGeneration", f"{change.key} generation decreased from {before} to {now}", (change.key,)
 
@@ -102,13 +102,13 @@ class RecordsChecker:
 
     def watched(self, kind: str, after: int, batch: Sequence[WatchEvent[Any]]) -> Iterator[Finding]:
         """A watch of a whole kind delivers every change exactly once, in order."""
-        told = [seen.revision for seen in batch if seen.object is not None]
-        if not told:
+        revisions = [observed.revision for observed in batch if observed.object is not None]
+        if not revisions:
             return
         known = self._by_kind.get(kind, [])
-        expected = known[bisect_right(known, after) : bisect_right(known, told[-1])]
-        if told != expected:
-            yield "S9", f"a watch of {kind} after {after} delivered {told[:20]}, expected {expected[:20]}", ()
+        expected = known[bisect_right(known, after) : bisect_right(known, revisions[-1])]
+        if revisions != expected:
+            yield "S9", f"a watch of {kind} after {after} delivered {revisions[:20]}, expected {expected[:20]}", ()
 
 
 def _decided(change: ObservedChange) -> Iterator[Finding]:

@@ -24,13 +24,13 @@ def missed_recoveries(history: CommitHistory, region: str, lost_s: float, within
     hit = 0
     for workload in _critical(history, lost_s, by_s):
         name = (workload.metadata.namespace, workload.metadata.name)
-        taken = before.get((name, region), 0)
-        hit += bool(taken)
+        used = before.get((name, region), 0)
+        hit += bool(used)
         promised = min(workload.spec.replicas, workload.spec.recovery.min_serving) if workload.spec.recovery else 0
         found = max((count for (of, where), count in after.items() if of == name and where != region), default=0)
-        if taken and found < promised:
+        if used and found < promised:
             yield (
-                f"{name[0]}/{name[1]}: not recovered {within_s:g} s after the loss of {region}, where {taken} replicas "
+                f"{name[0]}/{name[1]}: not recovered {within_s:g} s after the loss of {region}, where {used} replicas "
                 f"served (expected {promised} in another region, found {found})"
             )
     if not hit:

@@ -50,7 +50,7 @@ class SingleInstanceChecker:
             elif change.kind.name == "Node":
                 yield from self._fenced(change)
             elif change.kind.name == "Assignment" and commit.cell == "global":
-                yield from self._given(change)
+                yield from self._check_binding(change)
 
     def _freed(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """A Binding is deleted only after its task has ended or its node was fenced."""
@@ -94,7 +94,7 @@ class SingleInstanceChecker:
                     )
                     yield "S7", what, (change.key, f"/bindings/{work.task.namespace}/{work.task.binding}")
 
-    def _given(self, change: ObservedChange) -> Iterator[Finding]:
+    def _check_binding(self, change: ObservedChange) -> Iterator[Finding]:
         """An ordinal is assigned to a region only when it runs in no other. No tenure ends while it runs."""
         new: Assignment = change.new
         old: Assignment | None = change.old
@@ -123,12 +123,12 @@ class SingleInstanceChecker:
         identity = self._identities.get(spec.intent.replica_uid)
         if identity is None or spec.exclusive is None or spec.exclusive.scope is not ExclusiveScope.REGION:
             return  # scope Global: after its tenure it may be bound in another region; the old task stops by itself
-        there = self._bindings.setdefault(identity, {})
-        there.pop((cell, change.key), None)
+        instances = self._bindings.setdefault(identity, {})
+        instances.pop((cell, change.key), None)
         if change.new is None or change.new.spec.quota_released:
             return
-        others = [(region, key) for region, key in there if region != cell]
-        there[(cell, change.key)] = None
+        others = [(region, key) for region, key in instances if region != cell]
+        instances[(cell, change.key)] = None
         if change.old is None and others:
             what = (
                 f"{change.key} in {cell} is for ordinal {identity[1]}, which {others[0][0]} has bound as {others[0][1]}"

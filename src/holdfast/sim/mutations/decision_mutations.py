@@ -92,7 +92,7 @@ def evicted_without_destination(patch: Patch) -> None:
 
 def pending_ignored(patch: Patch) -> None:
     """The autoscaler adds replicas although earlier ones are still pending."""
-    patch.set(autoscale, "scale_up_blocked_reason", lambda current, seen: "")
+    patch.set(autoscale, "scale_up_blocked_reason", lambda current, observed: "")
 
 
 TABLE = (

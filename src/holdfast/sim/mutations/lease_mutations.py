@@ -25,15 +25,15 @@ def heartbeat_trusted(patch: Patch) -> None:
 
 
 def no_watchdog(patch: Patch) -> None:
-    _permits(patch, lambda until_mono_s: FAR_S)
+    _replace_task_deadlines(patch, lambda until_mono_s: FAR_S)
 
 
 def watchdog_late(patch: Patch) -> None:
     """The watchdog stops exclusive tasks twenty seconds after the lease has expired."""
-    _permits(patch, lambda until_mono_s: until_mono_s + LATE_S)
+    _replace_task_deadlines(patch, lambda until_mono_s: until_mono_s + LATE_S)
 
 
-def _permits(patch: Patch, allowed: Callable[[float], float]) -> None:
+def _replace_task_deadlines(patch: Patch, allowed: Callable[[float], float]) -> None:
     """Watchdogs get another deadline than the lease, and the agent itself does not stop tasks."""
 
     def permit(self: Any) -> None:
@@ -51,12 +51,12 @@ def _permits(patch: Patch, allowed: Callable[[float], float]) -> None:
 
 def counted_from_reply(patch: Patch) -> None:
     """The agent measures its lease from the response, and the safety margins of authority and agent are removed."""
-    heard = Registration.__dict__["_apply_response"]
+    apply_response = Registration.__dict__["_apply_response"]
 
-    def late(self: Any, answer: Any, sent_mono_s: float) -> Any:
-        return heard(self, answer, self._clock.monotonic())
+    def applied_late(self: Any, answer: Any, sent_mono_s: float) -> Any:
+        return apply_response(self, answer, self._clock.monotonic())
 
-    patch.set(Registration, "_apply_response", late)
+    patch.set(Registration, "_apply_response", applied_late)
     patch.set(LeaseBook, "grace_s", property(lambda self: self.ttl_s))
     patch.set(task_decision, "_decide_leased", lambda *_: task_decision.TaskDecision())
     patch.set(task_decision, "WATCHDOG_KILL_LEAD_S", 0.0)
@@ -81,8 +81,8 @@ def takeover_fences_at_once(patch: Patch) -> None:
 
     def hasty(self: Any, pages: Any, now_s: float, monotonic_s: float) -> None:
         load(self, pages, now_s, monotonic_s)
-        for held in self.held.values():
-            held.counted_from_s = monotonic_s - FAR_S
+        for entry in self.held.values():
+            entry.counted_from_s = monotonic_s - FAR_S
 
     patch.set(LeaseBook, "load", hasty)
 

@@ -40,10 +40,10 @@ class Patch:
         if inspect.iscoroutinefunction(work):
 
             @functools.wraps(work)
-            async def counted_later(*given: Any, **named: Any) -> Any:
+            async def counted_later(*arguments: Any, **named: Any) -> Any:
                 self.calls[label] += 1
                 try:
-                    return await work(*given, **named)
+                    return await work(*arguments, **named)
                 except (TypeError, AttributeError, NameError, LookupError) as error:
                     self._note(label, error)
                     raise
@@ -51,10 +51,10 @@ class Patch:
             return counted_later
 
         @functools.wraps(work)
-        def counted(*given: Any, **named: Any) -> Any:
+        def counted(*arguments: Any, **named: Any) -> Any:
             self.calls[label] += 1
             try:
-                return work(*given, **named)
+                return work(*arguments, **named)
             except (TypeError, AttributeError, NameError, LookupError) as error:
                 self._note(label, error)
                 raise

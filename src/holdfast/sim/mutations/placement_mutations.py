@@ -55,8 +55,8 @@ def token_not_checked(patch: Patch) -> None:
     stage = StoreHead.__dict__["stage"]
 
     def unchecked(self: Any, txn: Txn) -> Any:
-        kept = tuple(c for c in txn.compares if not c.key.startswith("/terms/"))
-        return stage(self, Txn(kept, txn.writes, txn.appends))
+        compares = tuple(c for c in txn.compares if not c.key.startswith("/terms/"))
+        return stage(self, Txn(compares, txn.writes, txn.appends))
 
     patch.set(StoreHead, "stage", unchecked)
 
@@ -65,10 +65,10 @@ def freed_without_proof(patch: Patch) -> None:
     """Release requests the stop and frees the claim at once, while the task may still run."""
     carry_on = release.__dict__["_continue_release"]
 
-    def hasty(replica: Any, binding: Any, node: Any, asked: Any, now: float) -> Any:
+    def hasty(replica: Any, binding: Any, node: Any, requested: Any, now: float) -> Any:
         if binding is not None and binding.spec.desired is DesiredRunState.STOP:
-            return Outcome(releases=(release._item(replica, ReleaseAction.FREE, asked),), requeue_after_s=1.0)
-        return carry_on(replica, binding, node, asked, now)
+            return Outcome(releases=(release._item(replica, ReleaseAction.FREE, requested),), requeue_after_s=1.0)
+        return carry_on(replica, binding, node, requested, now)
 
     def unproven(self: Any, item: Any, replica: Any, binding: Any) -> Any:
         return releasing.free_step(self._state, replica, binding, item.reason)
@@ -110,16 +110,16 @@ def claimed_twice(patch: Patch) -> None:
     plan, want = ReserveJob.__dict__["plan"], ReserveJob.__dict__["_claim_request"]
 
     def carried_out(self: Any, item: Any) -> Any:
-        kept, self._state = self._state, _Forgetful(self._state)
+        real_state, self._state = self._state, _Forgetful(self._state)
         try:
             return plan(self, item)
         finally:
-            self._state = kept
+            self._state = real_state
 
     def named(self: Any, item: Any, replica: Any) -> Any:
         found = want(self, item, replica)
-        held = sum(key.startswith(f"{found.namespace}/{found.name}") for key in self._state.ledger.claims)
-        return found if not held else msgspec.structs.replace(found, name=f"{found.name}.{held + 1}")
+        claims = sum(key.startswith(f"{found.namespace}/{found.name}") for key in self._state.ledger.claims)
+        return found if not claims else msgspec.structs.replace(found, name=f"{found.name}.{claims + 1}")
 
     patch.set(ReserveJob, "plan", carried_out)
     patch.set(ReserveJob, "_claim_request", named)

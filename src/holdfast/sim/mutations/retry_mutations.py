@@ -32,27 +32,27 @@ FAR_S = 1e6
 
 def release_repeated(patch: Patch) -> None:
     """A repeated release is applied to the replica's current attempt."""
-    one = ReleaseHandler.__dict__["plan"]
+    plan_release = ReleaseHandler.__dict__["plan"]
 
     def again(self: Any, item: Any) -> Any:
         replica = self._state.replica(item.namespace, item.replica)
         if replica is not None and replica.uid == item.replica_uid:
             item = msgspec.structs.replace(item, attempt=replica.status.placement.attempt)
-        return one(self, item)
+        return plan_release(self, item)
 
     patch.set(ReleaseHandler, "plan", again)
 
 
 def release_by_name(patch: Patch) -> None:
     """A release is applied by name, whatever the uid."""
-    one = ReleaseHandler.__dict__["plan"]
+    plan_release = ReleaseHandler.__dict__["plan"]
 
     def named(self: Any, item: Any) -> Any:
         replica = self._state.replica(item.namespace, item.replica)
         if replica is not None:
             attempt = replica.status.placement.attempt
             item = msgspec.structs.replace(item, replica_uid=replica.uid, attempt=attempt)
-        return one(self, item)
+        return plan_release(self, item)
 
     patch.set(ReleaseHandler, "plan", named)
 
@@ -143,7 +143,7 @@ def watch_crosses_tenants(patch: Patch) -> None:
 def drawn_twice(patch: Patch) -> None:
     """A consumed recovery slot is given to another claim."""
 
-    def any_place(self: Any, want: Any, allowed: Any) -> tuple[str, ...]:
+    def any_place(self: Any, request: Any, allowed: Any) -> tuple[str, ...]:
         known = [name for name in sorted(allowed) if name in self.recovery_slots]
         return tuple(known[:1])
 
@@ -219,10 +219,10 @@ def quota_leaked(patch: Patch) -> None:
     drop = Ledger.__dict__["drop"]
 
     def leaking(self: Any, key: str) -> Any:
-        gone = drop(self, key)
-        if gone is not None:
-            self.put(msgspec.structs.replace(gone, amounts=dict(gone.amounts)))
-        return gone
+        dropped = drop(self, key)
+        if dropped is not None:
+            self.put(msgspec.structs.replace(dropped, amounts=dict(dropped.amounts)))
+        return dropped
 
     patch.set(Ledger, "drop", leaking)
 
@@ -231,10 +231,10 @@ def quota_leaked_on_refusal(patch: Patch) -> None:
     """A refused reserve does not release its quota. The planner's quota check is disabled, so that refusals happen."""
     check = Ledger.__dict__["check"]
 
-    def leaking(self: Any, node: Any, want: Any, limit: Any) -> Any:
-        found = check(self, node, want, limit)
+    def leaking(self: Any, node: Any, request: Any, limit: Any) -> Any:
+        found = check(self, node, request, limit)
         if isinstance(found, Refused):
-            add(self.used.setdefault((want.namespace, grant_class(want.capacity_class)), {}), want.amounts)
+            add(self.used.setdefault((request.namespace, grant_class(request.capacity_class)), {}), request.amounts)
         return found
 
     patch.set(Ledger, "check", leaking)

@@ -36,7 +36,7 @@ async def test_slot_that_fits_is_admitted_and_counted(cell: Cell) -> None:
     assert is_admitted(cell.every(RecoverySlot)[0])
     cell.check_ledger()
     refused = await cell.place(await cell.replica("firm", template={"resources": {"cpu": "4"}}))
-    assert refused.reason == "InsufficientCpu" and refused.facts["held"] == {"cpu": "6"}
+    assert refused.reason == "InsufficientCpu" and refused.facts["recoveryReserved"] == {"cpu": "6"}
 
 
 async def test_slot_that_does_not_fit_is_refused_and_not_counted(cell: Cell) -> None:
