@@ -1,4 +1,4 @@
-"""Makes `import making` work from every test, and full collections of garbage cheap while they run."""
+"""Lets tests import helper modules, and makes full garbage collections cheap."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import gc
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_collection_finish() -> None:
-    """What was loaded by now stays: no collection need walk through it again, and simulated worlds ask for many."""
+    """Excludes all loaded objects from garbage collection, because simulations collect often."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="replace the expected outputs of test scripts")
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--rewrite"))

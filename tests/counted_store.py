@@ -1,7 +1,7 @@
-"""A store seen through counting: the n-th change ever made has revision n, whatever number the store gives it.
+"""A store wrapper that renumbers revisions: the n-th change has revision n.
 
-Stores choose their revisions; what the contract promises is their order. Through this, the answers of two stores, or of
-a store and a reference, can be compared as they are. `created` becomes the first change of the commit that made it.
+The store contract specifies only the order of revisions. With this wrapper, results of two stores, or of a store and a
+reference, can be compared directly. `created` becomes the first change of its commit.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CountedStore:
         return self._real[count - 1] if count <= len(self._real) else (self._real[-1] if self._real else 0) + 1
 
     async def _compare(self, compare: Compare) -> Compare:
-        """A revision that the key does not have is made one that no key has: etcd tells commits apart, not places."""
+        """A revision that the key does not have becomes one that no key has, because etcd's revisions number commits."""
         if compare.revision == 0:
             return compare
         now = await self.store.get(compare.key)

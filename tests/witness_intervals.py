@@ -1,4 +1,4 @@
-"""Reads the evidence that `holdfast.samples.witness` leaves: when the processes of each replica ran."""
+"""Reads the files of `holdfast.samples.witness`: when the processes of each replica ran."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def intervals(folder: str) -> dict[str, list[tuple[float, float]]]:
-    """Replica → when its processes ran, in order."""
+    """Replica → the intervals in which its processes ran, in order."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name in sorted(os.listdir(folder)):
         with open(os.path.join(folder, name), encoding="ascii") as f:
@@ -18,7 +18,7 @@ def intervals(folder: str) -> dict[str, list[tuple[float, float]]]:
 
 
 def overlaps(folder: str) -> list[str]:
-    """Every pair of runs of one replica that ran at the same time, in words."""
+    """Every pair of overlapping runs of one replica, as text."""
     return [
         f"{replica}: {earlier} and {later}"
         for replica, runs in intervals(folder).items()

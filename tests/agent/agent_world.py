@@ -46,14 +46,14 @@ REGION = "us-east"
 TENANT = "acme"
 
 
-class Desk:
+class RenewalService:
     """The part of an authority that an agent calls. The authority's own lease book answers renewals."""
 
     def __init__(self, ports: Ports) -> None:
         self.book = LeaseBook(15.0)
         self.floor: dict[str, int] = {}
         self.ports = ports
-        self.asked: list[tuple[str, int]] = []
+        self.requests: list[tuple[str, int]] = []
         self.away = False
 
     async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
@@ -61,15 +61,21 @@ class Desk:
             raise Unavailable("the region cannot be reached")
         answers = []
         for item in request.items:
-            self.asked.append((item.node, item.epoch))
+            self.requests.append((item.node, item.epoch))
             held = self.book.by_node.get(item.node)
             known = held.lease if held is not None else None
-            judged = self.book.next_lease(item.node, item.epoch, known, self.floor.get(item.node, 0), self.ports.clock.now())
-            if isinstance(judged, Refused):
-                answers.append(PlacementResult(result=PlacementOutcome.REJECTED, reason=judged.reason, message=judged.message))
+            granted = self.book.next_lease(
+                item.node, item.epoch, known, self.floor.get(item.node, 0), self.ports.clock.now()
+            )
+            if isinstance(granted, Refused):
+                answers.append(
+                    PlacementResult(result=PlacementOutcome.REJECTED, reason=granted.reason, message=granted.message)
+                )
                 continue
-            self.book.record(item.node, 0, judged, self.ports.clock.monotonic())
-            answers.append(PlacementResult(result=PlacementOutcome.ACCEPTED, epoch=judged.epoch, ttl_seconds=judged.ttl_s))
+            self.book.record(item.node, 0, granted, self.ports.clock.monotonic())
+            answers.append(
+                PlacementResult(result=PlacementOutcome.ACCEPTED, epoch=granted.epoch, ttl_seconds=granted.ttl_s)
+            )
         return PlacementResponse(tuple(answers))
 
     def fence(self, node: str) -> int:
@@ -80,7 +86,7 @@ class Desk:
 class World:
     def __init__(self, ports: Ports) -> None:
         self.ports = ports
-        self.desk = Desk(ports)
+        self.renewal_service = RenewalService(ports)
 
     async def start(self) -> World:
         self.objects = Objects(MemoryStore(), MemoryStore())
@@ -95,7 +101,7 @@ class World:
 
     def agent(self, name: str = "n1", *, placement: Any = None) -> LocalClient:
         who = from_identity(f"holdfast:node:{REGION}:{name}", (NODES,), credential="test")
-        return Noting(self, LocalClient(self.gate, who, placement=placement or self.desk))  # type: ignore[return-value]
+        return RecordingClient(self, LocalClient(self.gate, who, placement=placement or self.renewal_service))  # type: ignore[return-value]
 
     async def write(self, role: str, *writes: Write) -> tuple[Object | None, ...]:
         done = await self.gate.commit(controller(role, cell=REGION), writes)
@@ -116,7 +122,7 @@ class World:
             metadata=ObjectMeta(name=claim, namespace=TENANT),
             spec=BindingSpec(
                 replica=name, intent=intent, node=node, template=template, workload="api", ports=ports,
-                node_epoch=spec.pop("node_epoch", self.desk.book.epoch(node)), **spec,
+                node_epoch=spec.pop("node_epoch", self.renewal_service.book.epoch(node)), **spec,
             ),
         )  # fmt: skip
         block = PlacementBlock(attempt=attempt, node=node, binding=claim, reservation=claim)
@@ -125,7 +131,7 @@ class World:
         assert isinstance(stored, Binding)
         return stored
 
-    async def ask_to_stop(self, name: str, **more: Any) -> None:
+    async def request_stop(self, name: str, **more: Any) -> None:
         binding = self.binding(name)
         assert binding is not None
         spec = msgspec.structs.replace(binding.spec, desired=DesiredRunState.STOP, **more)
@@ -167,7 +173,7 @@ class World:
         return block is not None and block.ready
 
 
-class Noting:
+class RecordingClient:
     """The agent's client. Records every commit, and can be partitioned."""
 
     def __init__(self, world: World, client: LocalClient) -> None:
@@ -177,7 +183,7 @@ class Noting:
         return getattr(self._client, name)
 
     async def commit(self, writes: Any, *, token: Any = None, brief: bool = False) -> Any:
-        if self._world.desk.away:
+        if self._world.renewal_service.away:
             raise Unavailable("the region cannot be reached")
         self._world.commits.append(list(writes))
         return await self._client.commit(writes, token=token, brief=brief)

@@ -39,7 +39,9 @@ def unified() -> Path:
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     found = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
     if found is None or not os.access(found / "cgroup.procs", os.W_OK):
-        skip_or_fail("no control groups of version 2 that may be written; next: run as root on a system that mounts them")
+        skip_or_fail(
+            "no control groups of version 2 that may be written; next: run as root on a system that mounts them"
+        )
     return found
 
 

@@ -81,7 +81,7 @@ def python(name: str, script: str, *, memory_bytes: int = 0, run: int = 1, **mor
     return msgspec.structs.replace(made, resources=resources)
 
 
-async def is_well(driver: ProcessDriver, name: str = "well") -> None:
+async def assert_healthy(driver: ProcessDriver, name: str = "well") -> None:
     """The driver still starts and stops tasks."""
     await driver.start(python(name, "print('well')"))
     assert (await driver.next_exit()).exit.code == 0
@@ -100,7 +100,7 @@ async def test_task_above_memory_limit_exits_as_out_of_memory(driver: ProcessDri
     ended = await driver.next_exit()
     assert (ended.exit.reason, ended.exit.signal) == ("OutOfMemory", "SIGKILL")
     assert "exceeded its memory limit" in ended.exit.message
-    await is_well(driver)
+    await assert_healthy(driver)
 
 
 async def test_child_above_memory_limit_exits_as_out_of_memory(driver: ProcessDriver) -> None:
@@ -116,7 +116,7 @@ async def test_fork_bomb_is_stopped_at_process_limit(driver: ProcessDriver, tmp_
     used = driver.usage("bomb")
     assert forked < TASK_PROCESSES_MAX and used is not None
     assert used.processes <= TASK_PROCESSES_MAX and used.refused_forks > 0 and used.memory_bytes > 0
-    await is_well(driver)
+    await assert_healthy(driver)
     await driver.stop("bomb", 0.0)
     assert not [p for p in Path("/proc").glob("[0-9]*/environ") if marked(p, b"HOLDFAST_TASK=bomb")]
 
@@ -158,7 +158,11 @@ def test_cgroup_v2_is_used_when_available(tmp_path: Path) -> None:
 
 def test_missing_cgroups_fall_back_to_rlimits_with_limitation(tmp_path: Path) -> None:
     found = choose_isolation("n1", root=tmp_path / "nowhere", own=tmp_path / "missing")
-    assert isinstance(found, RlimitIsolation) and "missing" in found.limitation and "usage is not measured" in found.limitation
+    assert (
+        isinstance(found, RlimitIsolation)
+        and "missing" in found.limitation
+        and "usage is not measured" in found.limitation
+    )
 
 
 async def test_rlimit_isolation_gives_each_task_its_own_uid_and_limits(tmp_path: Path) -> None:
@@ -201,7 +205,7 @@ async def test_full_disk_loses_log_lines_but_not_the_task(small_disk: Path) -> N
     assert failure.value.reason == "DiskFull"
     for part in (small_disk / "tasks" / "loud").glob("output.log*"):
         part.unlink()
-    await is_well(driver)
+    await assert_healthy(driver)
     await driver.close()
 
 
@@ -253,7 +257,7 @@ async def test_unusable_artifact_fails_start_with_reason(
         await driver.start(python("a", "pass", artifacts=(Artifact(name="x", source=where, digest=claimed),)))
     assert failure.value.reason == reason
     assert where in failure.value.message or "unpack" in failure.value.message
-    await is_well(driver)
+    await assert_healthy(driver)
 
 
 def test_archive_with_path_outside_its_directory_is_refused(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_hollow_task_starts_stops_and_acknowledges() -> None:
         assert not world.ready("a")
         await virtual.until(lambda: world.ready("a"), within_s=5)
         assert host.running == 1
-        await world.ask_to_stop("a")
+        await world.request_stop("a")
         await virtual.until(lambda: bool(acknowledged(world, "a")), within_s=5)
         assert world.phase("a") == Phase.STOPPED
         assert host.running == 0
@@ -112,10 +112,10 @@ def test_hollow_node_after_fence_stops_tasks_and_gets_new_epoch() -> None:
     async def check(world: World, authority: Authority, host: HollowHost) -> None:
         await world.bind("a", template(), node=name(2), node_epoch=1)
         await virtual.until(lambda: world.ready("a"), within_s=5)
-        world.desk.away = True
+        world.renewal_service.away = True
         await virtual.until(lambda: node(world, 2).status.fence.fenced_epoch == 1, within_s=60)
         assert host.running == 1, "a partitioned node keeps its tasks"
-        world.desk.away = False
+        world.renewal_service.away = False
         await virtual.until(lambda: node(world, 2).status.execution.epoch == 2, within_s=30)
         await virtual.until(lambda: node(world, 2).status.execution.reconciled, within_s=30)
         await virtual.until(lambda: bool(acknowledged(world, "a")), within_s=5)

@@ -77,14 +77,14 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
             ("stuck", "LivenessFailed"), ("bomb", "TooManyProcesses"), ("late", "PortInUse"),
         ):  # fmt: skip
             await eventually(lambda n=name, r=reason: reasons(world, n) >= {r}, within_s=40)
-        await eventually(lambda: "0.3 s" in said(world, "unready").message)
-        assert not said(world, "unready").ready and said(world, "unready").restarts == 0
+        await eventually(lambda: "0.3 s" in execution_of(world, "unready").message)
+        assert not execution_of(world, "unready").ready and execution_of(world, "unready").restarts == 0
 
         stranger.close()
         await eventually(lambda: world.ready("late"), within_s=40)  # it starts as soon as the port is free
 
         await eventually(lambda: world.ready("deaf"))
-        await world.ask_to_stop("deaf", stop_grace_seconds=1.0)
+        await world.request_stop("deaf", stop_grace_seconds=1.0)
         await eventually(lambda: world.binding("deaf").status.acknowledged_at, within_s=20)
         ended = world.binding("deaf").status.last_exit
         assert ended.signal == "SIGKILL" and "did not end within" in ended.message
@@ -93,23 +93,23 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         await eventually(lambda: len(logs_of(tmp_path, "flood")) > 1, within_s=40)
         assert sum(path.stat().st_size for path in logs_of(tmp_path, "flood")) < bound
 
-        asked = len(world.desk.asked)
-        await eventually(lambda: len(world.desk.asked) > asked, within_s=30)
+        requests = len(world.renewal_service.requests)
+        await eventually(lambda: len(world.renewal_service.requests) > requests, within_s=30)
         assert not running.done(), "the agent is healthy"
         assert world.node().status.execution.quarantine is None, "the node is not quarantined"
-        mine = said(world, "well")
-        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "the healthy task was unaffected"
+        healthy = execution_of(world, "well")
+        assert (healthy.ready, healthy.restarts, healthy.pid) == (True, 0, pid), "the healthy task was unaffected"
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 30)
 
 
-def said(world: World, name: str):
+def execution_of(world: World, name: str):
     return world.replica(name).status.execution
 
 
 def reasons(world: World, name: str) -> set[str]:
-    block = said(world, name)
+    block = execution_of(world, name)
     if block is None:
         return set()
     return {block.reason, block.last_exit.reason if block.last_exit is not None else ""}
@@ -126,20 +126,20 @@ async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, w
         await eventually(lambda: world.node() and world.node().status.execution.reconciled)
         await world.bind("well", template("sleep", "600"))
         await eventually(lambda: world.ready("well"))
-        pid = said(world, "well").pid
+        pid = execution_of(world, "well").pid
         await world.bind("flood", script(FLOOD))
         await eventually(lambda: shutil.disk_usage(small_disk).free < 4096, within_s=30)
         for name in ("next", "another"):
             await world.bind(name, template("sleep", "600"))
             await eventually(lambda n=name: "DiskFull" in reasons(world, n), within_s=30)
-        asked = len(world.desk.asked)
-        await eventually(lambda: len(world.desk.asked) > asked + 1, within_s=30)
+        requests = len(world.renewal_service.requests)
+        await eventually(lambda: len(world.renewal_service.requests) > requests + 1, within_s=30)
         assert not running.done(), "the agent still renews its lease"
         assert world.ready("flood"), "lost output is reported at the exit; the task is not stopped for it"
-        mine = said(world, "well")
-        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "the healthy task was unaffected"
+        healthy = execution_of(world, "well")
+        assert (healthy.ready, healthy.restarts, healthy.pid) == (True, 0, pid), "the healthy task was unaffected"
 
-        await world.ask_to_stop("flood", stop_grace_seconds=1.0)
+        await world.request_stop("flood", stop_grace_seconds=1.0)
         await eventually(lambda: world.binding("flood").status.acknowledged_at, within_s=30)
         assert "bytes of its output were lost (No space left" in world.binding("flood").status.last_exit.message
         await world.free("flood")  # its logs are deleted with it, which frees space

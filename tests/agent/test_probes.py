@@ -119,33 +119,33 @@ async def test_hanging_probes_do_not_delay_other_probes(serve: Callable, driver:
 
 def test_probe_result_changes_after_consecutive_thresholds() -> None:
     streak = ThresholdCounter(Probe(tcp=TcpProbe(), success_threshold=2, failure_threshold=3))
-    told = [(streak.add(ok), streak.passing) for ok in (True, True, False, False, True, False, False, False, False)]
-    assert told == [
+    verdicts = [(streak.add(ok), streak.passing) for ok in (True, True, False, False, True, False, False, False, False)]
+    assert verdicts == [
         (False, None), (True, True), (False, True), (False, True), (False, True), (False, True), (False, True),
         (True, False), (False, False),
     ]  # fmt: skip
 
 
 async def test_startup_probe_runs_first_and_hung_readiness_does_not_block_liveness() -> None:
-    said: list[tuple[str, bool]] = []
-    asked: list[str] = []
+    results: list[tuple[str, bool]] = []
+    attempts: list[str] = []
 
     class Slow:
         async def check(self, target: ProbeTarget, probe: Probe) -> ProbeResult:
             name = probe.exec.command[0] if probe.exec is not None else ""
-            asked.append(name)
+            attempts.append(name)
             if name == "readiness":
                 await asyncio.sleep(60)
-            return ProbeResult(ok=name != "liveness" or len(asked) < 4, message=name)
+            return ProbeResult(ok=name != "liveness" or len(attempts) < 4, message=name)
 
     def probe(name: str) -> Probe:
         return Probe(exec=ExecProbe(command=(name,)), period_seconds=0.02, failure_threshold=1)
 
     probes = Probes(startup=probe("startup"), readiness=probe("readiness"), liveness=probe("liveness"))
-    run = TaskProbes(probes, at(0), Slow(), SystemClock(), lambda name, ok, _: said.append((name, ok)))
+    run = TaskProbes(probes, at(0), Slow(), SystemClock(), lambda name, ok, _: results.append((name, ok)))
     async with asyncio.timeout(5):
-        while ("liveness", False) not in said:
+        while ("liveness", False) not in results:
             await asyncio.sleep(0.01)
     run.stop()
-    assert said[0] == ("startup", True) and asked[0] == "startup" and asked.count("startup") == 1
-    assert asked.count("readiness") == 1
+    assert results[0] == ("startup", True) and attempts[0] == "startup" and attempts.count("startup") == 1
+    assert attempts.count("readiness") == 1

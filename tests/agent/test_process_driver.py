@@ -109,7 +109,7 @@ while True: time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
-    ("work", "words", "signal_", "at_least_s", "at_most_s"),
+    ("work", "expected", "signal_", "at_least_s", "at_most_s"),
     [
         ("leaves", ["ready", "checkpoint"], "", 0.0, 1.0),
         ("waits", ["ready", "checkpoint", "asked"], "", 1.0, 1.9),
@@ -120,7 +120,7 @@ async def test_stop_sends_checkpoint_signal_before_sigterm(  # noqa: PLR0917 - o
     driver: ProcessDriver,
     tmp_path: Path,
     work: str,
-    words: list[str],
+    expected: list[str],
     signal_: str,
     at_least_s: float,
     at_most_s: float,
@@ -130,7 +130,7 @@ async def test_stop_sends_checkpoint_signal_before_sigterm(  # noqa: PLR0917 - o
     await eventually(lambda: notes.exists() and notes.read_text().split())
     began = time.monotonic()
     exit_ = await driver.stop("t", 2.0)
-    assert notes.read_text().split() == words and exit_.signal == signal_
+    assert notes.read_text().split() == expected and exit_.signal == signal_
     assert at_least_s <= time.monotonic() - began < at_most_s + 1.0, "half of the grace period for each signal"
 
 
@@ -143,7 +143,7 @@ async def test_orphans_of_ended_task_are_killed(driver: ProcessDriver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason", "words"),
+    ("given", "reason", "expected"),
     [
         ({"command": ("no-such-program",)}, "CommandNotFound", "no-such-program"),
         ({"command": ("/etc",)}, "CommandNotFound", "Permission denied"),
@@ -152,12 +152,12 @@ async def test_orphans_of_ended_task_are_killed(driver: ProcessDriver) -> None:
     ],
 )
 async def test_failed_start_reports_reason_and_later_run_works(
-    driver: ProcessDriver, given: dict, reason: str, words: str
+    driver: ProcessDriver, given: dict, reason: str, expected: str
 ) -> None:
     command = given.pop("command")
     with pytest.raises(StartFailed) as failure:
         await driver.start(task("a", *command, **given))
-    assert failure.value.reason == reason and words in failure.value.message
+    assert failure.value.reason == reason and expected in failure.value.message
     # The next run works, and the failed start is not reported by next_exit.
     await driver.start(task("a", "sh", "-c", "exit 0", run=2))
     assert (await driver.next_exit()).run == 2
@@ -173,14 +173,14 @@ async def test_task_log_stays_within_size_limits(driver: ProcessDriver, tmp_path
     assert log_text(driver, "a").rstrip().endswith("the end")
 
 
-def shim_says(driver: ProcessDriver, folder: TaskDir) -> str:
+def shim_status(driver: ProcessDriver, folder: TaskDir) -> str:
     """The start report of a second shim for run 1, after it has exited."""
     read, write = os.pipe()
     pid = driver._spawn(folder, 1, write)
     os.close(write)
     os.waitpid(pid, 0)
-    with open(read, "rb") as words:
-        return words.read().decode()
+    with open(read, "rb") as expected:
+        return expected.read().decode()
 
 
 async def test_repeated_start_of_same_run_returns_running_task(driver: ProcessDriver, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ async def test_repeated_start_of_same_run_returns_running_task(driver: ProcessDr
     with pytest.raises(StartFailed, match="is still running"):
         await driver.start(task("a", "sleep", "60", run=2))
     # A second shim for the run, as an agent without its records would start, does nothing.
-    assert shim_says(driver, TaskDir(tmp_path / "a")) == "already started"
+    assert shim_status(driver, TaskDir(tmp_path / "a")) == "already started"
     record = TaskDir(tmp_path / "a").started(1)
     assert record is not None and record.pid == started.pid and alive(started.pid)
 
@@ -203,7 +203,7 @@ async def test_recorded_start_without_shim_is_withdrawn(driver: ProcessDriver, t
     second = ProcessDriver(tmp_path / "tasks", SystemClock())
     (found,) = await second.inspect()
     assert found.exit is not None and found.exit.reason == "NeverStarted"
-    assert shim_says(second, folder) == "withdrawn"
+    assert shim_status(second, folder) == "withdrawn"
     assert not marker.exists()
     await second.start(task("a", "touch", str(marker), run=2))
     await second.next_exit()

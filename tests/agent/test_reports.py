@@ -26,7 +26,7 @@ class Region:
     """Accepts every report and records when it arrived."""
 
     def __init__(self, unanswered: int = 0, late_s: float = 0.0) -> None:
-        self.heard: list[tuple[float, Phase]] = []
+        self.received: list[tuple[float, Phase]] = []
         self._unanswered = unanswered
         self._late_s = late_s
 
@@ -40,17 +40,19 @@ class Region:
 
     def _take(self, writes: Sequence[SetStatus]) -> None:
         at_s = asyncio.get_running_loop().time()
-        self.heard += [(at_s, write.blocks["execution"].phase) for write in writes]
+        self.received += [(at_s, write.blocks["execution"].phase) for write in writes]
 
 
-def said(words: list[tuple[float, ExecutionBlock]], region: Region | None = None) -> list[tuple[float, Phase]]:
+def deliver(
+    timed_blocks: list[tuple[float, ExecutionBlock]], region: Region | None = None
+) -> list[tuple[float, Phase]]:
     """When the region receives which phase, if the agent reports these blocks at these times."""
     region = region or Region()
 
     async def main() -> None:
         reports = ReportQueue(region, virtual.VirtualPorts())  # type: ignore[arg-type]
         running = asyncio.create_task(reports.run())
-        for at_s, block in words:
+        for at_s, block in timed_blocks:
             await asyncio.sleep(at_s - asyncio.get_running_loop().time())
             write = SetStatus(kind="Replica", key=Key("acme", "web-0"), uid="u", blocks={"execution": block})
             reports.put(write, wait_s=max_delay_s(block))
@@ -59,42 +61,42 @@ def said(words: list[tuple[float, ExecutionBlock]], region: Region | None = None
         await asyncio.gather(running, return_exceptions=True)
 
     virtual.run(main)
-    return [(round(at_s, 1), phase) for at_s, phase in region.heard]
+    return [(round(at_s, 1), phase) for at_s, phase in region.received]
 
 
 def test_quick_start_is_reported_once() -> None:
-    assert said([(0.0, STARTING), (0.5, READY)]) == [(0.6, Phase.RUNNING)]
+    assert deliver([(0.0, STARTING), (0.5, READY)]) == [(0.6, Phase.RUNNING)]
 
 
 def test_slow_start_is_reported_after_delay() -> None:
     after_s = round(STARTING_REPORT_DELAY_S + AGENT_FLUSH_EVERY_S, 1)
     with_pid = ExecutionBlock(phase=Phase.STARTING, attempt=1, pid=7, reason=Reason.STARTED)
-    told = said([(0.0, STARTING), (1.0, with_pid), (5.0, READY)])
-    assert told == [(after_s, Phase.STARTING), (5.1, Phase.RUNNING)]
+    delivered = deliver([(0.0, STARTING), (1.0, with_pid), (5.0, READY)])
+    assert delivered == [(after_s, Phase.STARTING), (5.1, Phase.RUNNING)]
 
 
 def test_failure_is_reported_at_once() -> None:
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
     again = ExecutionBlock(phase=Phase.STARTING, attempt=1, restarts=1, reason=Reason.STARTED)
-    assert said([(0.0, STARTING), (0.5, failed)]) == [(0.6, Phase.BACKING_OFF)]
-    assert said([(0.0, failed), (1.0, again)]) == [(0.1, Phase.BACKING_OFF), (1.1, Phase.STARTING)]
+    assert deliver([(0.0, STARTING), (0.5, failed)]) == [(0.6, Phase.BACKING_OFF)]
+    assert deliver([(0.0, failed), (1.0, again)]) == [(0.1, Phase.BACKING_OFF), (1.1, Phase.STARTING)]
 
 
 def test_report_after_unanswered_one_is_resent() -> None:
     """Without any other event or list, the last report that the region has must be the newest."""
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
-    heard = [phase for _, phase in said([(0.0, failed), (0.05, READY)], Region(unanswered=1, late_s=3.0))]
-    assert heard == [Phase.RUNNING, Phase.RUNNING, Phase.RUNNING], "merged before sending"
-    heard = [phase for _, phase in said([(0.0, failed), (0.2, READY)], Region(unanswered=1, late_s=3.0))]
-    assert heard == [Phase.RUNNING, Phase.BACKING_OFF, Phase.RUNNING]
-    assert len(said([(0.0, failed), (0.2, READY)])) == 2, "an answered report is not resent"
+    received = [phase for _, phase in deliver([(0.0, failed), (0.05, READY)], Region(unanswered=1, late_s=3.0))]
+    assert received == [Phase.RUNNING, Phase.RUNNING, Phase.RUNNING], "merged before sending"
+    received = [phase for _, phase in deliver([(0.0, failed), (0.2, READY)], Region(unanswered=1, late_s=3.0))]
+    assert received == [Phase.RUNNING, Phase.BACKING_OFF, Phase.RUNNING]
+    assert len(deliver([(0.0, failed), (0.2, READY)])) == 2, "an answered report is not resent"
 
 
 def test_identical_report_does_not_cancel_the_resend() -> None:
     """The agent may repeat a report; the unanswered one may still arrive after it."""
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
-    words = [(0.0, failed), (0.2, READY), (0.9, READY), (1.4, READY)]
-    told = said(words, Region(unanswered=1, late_s=3.0))
-    heard = [phase for _, phase in told]
-    assert heard.count(Phase.BACKING_OFF) == 1 and heard[-1] is Phase.RUNNING, told
-    assert len(told) <= len(words) + 1, "there is one resend only"
+    timed_blocks = [(0.0, failed), (0.2, READY), (0.9, READY), (1.4, READY)]
+    delivered = deliver(timed_blocks, Region(unanswered=1, late_s=3.0))
+    received = [phase for _, phase in delivered]
+    assert received.count(Phase.BACKING_OFF) == 1 and received[-1] is Phase.RUNNING, delivered
+    assert len(delivered) <= len(timed_blocks) + 1, "there is one resend only"

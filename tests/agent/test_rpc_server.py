@@ -40,7 +40,9 @@ class Wire:
         return self.listening
 
     async def call(self, call_id: str, **arguments: Any) -> list[dict[str, Any]]:
-        self.calls.put_nowait(AgentCall(id=call_id, arguments=AgentCallArguments(**arguments), namespace=TENANT, replica="a"))
+        self.calls.put_nowait(
+            AgentCall(id=call_id, arguments=AgentCallArguments(**arguments), namespace=TENANT, replica="a")
+        )
         await eventually(lambda: call_id in self.ended)
         return self.responses[call_id]
 
@@ -72,7 +74,12 @@ async def test_logs_call_with_tail_returns_last_lines(wire: Wire) -> None:
 
 async def test_followed_logs_end_when_caller_disconnects(wire: Wire) -> None:
     wire.calls.put_nowait(
-        AgentCall(id="2", arguments=AgentCallArguments(kind=AgentCallKind.LOGS, tail=0, follow=True), namespace=TENANT, replica="a")
+        AgentCall(
+            id="2",
+            arguments=AgentCallArguments(kind=AgentCallKind.LOGS, tail=0, follow=True),
+            namespace=TENANT,
+            replica="a",
+        )
     )
     await eventually(lambda: len(wire.responses.get("2", [])) > 10)
     texts = [row["text"] for row in wire.responses["2"]]
@@ -90,7 +97,9 @@ async def test_exec_runs_in_task_environment_and_returns_exit_code(wire: Wire) -
 
 
 async def test_logs_call_for_unknown_replica_returns_error(wire: Wire) -> None:
-    wire.calls.put_nowait(AgentCall(id="5", arguments=AgentCallArguments(kind=AgentCallKind.LOGS), namespace=TENANT, replica="other"))
+    wire.calls.put_nowait(
+        AgentCall(id="5", arguments=AgentCallArguments(kind=AgentCallKind.LOGS), namespace=TENANT, replica="other")
+    )
     await eventually(lambda: "5" in wire.ended)
     assert "no logs on node n1" in wire.responses["5"][0]["error"]
     (row,) = await wire.call("6", kind=AgentCallKind.USAGE)

@@ -21,7 +21,9 @@ from holdfast.model.replica import ExitStatus, Phase
 from holdfast.store.contract import Put, Txn
 
 
-def said_of_node(traits: NodeTraits, given: AgentConfig, bound: dict[str, str] | None = None) -> dict[str, str]:
+def node_condition_reasons(
+    traits: NodeTraits, given: AgentConfig, bound: dict[str, str] | None = None
+) -> dict[str, str]:
     """The reasons of the node's conditions, by type, after an agent with these traits has settled."""
     found: dict[str, str] = {}
 
@@ -39,7 +41,7 @@ def said_of_node(traits: NodeTraits, given: AgentConfig, bound: dict[str, str] |
             await world.bind("a", template(), resources=bound)
             await virtual.until(lambda: find_condition(world.node().status.conditions, "Overcommitted") is not None)
             found["over"] = find_condition(world.node().status.conditions, "Overcommitted").message
-            await world.ask_to_stop("a", stop_reason="Drained")
+            await world.request_stop("a", stop_reason="Drained")
             await virtual.until(lambda: world.binding("a").status.acknowledged_at)
             await world.free("a")
             await virtual.until(
@@ -56,14 +58,16 @@ def said_of_node(traits: NodeTraits, given: AgentConfig, bound: dict[str, str] |
 
 
 def test_node_reports_resource_limits_condition() -> None:
-    assert said_of_node(NodeTraits(isolation="cgroup2"), config()) == {"ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_ENFORCED}
+    assert node_condition_reasons(NodeTraits(isolation="cgroup2"), config()) == {
+        "ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_ENFORCED
+    }
     weak = NodeTraits(isolation="rlimits", limitation="memory is not held")
-    assert said_of_node(weak, config()) == {"ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_PARTIAL}
+    assert node_condition_reasons(weak, config()) == {"ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_PARTIAL}
 
 
 def test_overcommitted_node_reports_condition_until_claims_fit() -> None:
     small = msgspec.structs.replace(config(), capacity={"cpu": "1"})
-    found = said_of_node(NodeTraits(), small, bound={"cpu": "1500m"})
+    found = node_condition_reasons(NodeTraits(), small, bound={"cpu": "1500m"})
     assert "cpu by 500m" in found["over"]
     assert found["Overcommitted"] == Reason.CAPACITY_PRESENT
 
@@ -77,7 +81,9 @@ def test_task_ended_without_reason_is_reported_backing_off() -> None:
         world = World(virtual.VirtualPorts())
         await world.start()
         binding = await world.bind("a", template())
-        block = execution_block(binding, TaskObservation(state=TaskState.ENDED, run=1, failures=1, exit=ExitStatus()), config())
+        block = execution_block(
+            binding, TaskObservation(state=TaskState.ENDED, run=1, failures=1, exit=ExitStatus()), config()
+        )
         assert block is not None
         assert (block.phase, block.reason) == (Phase.BACKING_OFF, Reason.BACKING_OFF)
         await world.close()
@@ -98,8 +104,8 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         )  # fmt: skip
         task = asyncio.create_task(supervisor.run())
         await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
-        told = world.node().status.execution
-        assert (told.cached_artifacts, told.isolation) == (("model",), "cgroup2")
+        first_report = world.node().status.execution
+        assert (first_report.cached_artifacts, first_report.isolation) == (("model",), "cgroup2")
         await ports.clock.sleep(2 * NODE_REPORT_EVERY_S)
         kind = BY_NAME["Node"]
         entry = world.objects.entry(kind, "", "n1")
@@ -107,7 +113,7 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         del less["status"]["execution"]["cachedArtifacts"], less["status"]["execution"]["isolation"]
         await world.objects.commit(kind, Txn(writes=(Put(entry.key, msgspec.json.encode(less)),)))
         assert world.node().status.execution.isolation == ""
-        await virtual.until(lambda: world.node().status.execution == told)
+        await virtual.until(lambda: world.node().status.execution == first_report)
         revision = world.node().revision
         await ports.clock.sleep(3 * AGENT_RESYNC_S)
         assert world.node().revision == revision, "nothing is sent after that"

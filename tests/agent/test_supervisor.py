@@ -77,7 +77,7 @@ def test_agent_registers_and_becomes_reconciled() -> None:
             assert node.spec.zone == "z-a" and node.spec.drivers == ("process",)
             assert node.status.execution.epoch == 1
             await asyncio.sleep(30)
-        epochs = [epoch for _, epoch in s.world.desk.asked]
+        epochs = [epoch for _, epoch in s.world.renewal_service.requests]
         assert epochs[0] == 0 and set(epochs[1:]) == {1}
         assert 5 <= len(epochs) <= 10
 
@@ -94,10 +94,12 @@ def test_task_is_started_reported_stopped_and_acknowledged() -> None:
             assert block is not None
             assert (block.phase, block.attempt, block.restarts) == (Phase.RUNNING, 1, 0)
             assert block.pid and block.started_at and block.ready_since
-            said = [w for batch in s.world.commits for w in batch if isinstance(w, SetStatus) and w.kind == "Replica"]
-            assert len(said) == 1, "starting and ready are merged into one write"
+            reports = [
+                w for batch in s.world.commits for w in batch if isinstance(w, SetStatus) and w.kind == "Replica"
+            ]
+            assert len(reports) == 1, "starting and ready are merged into one write"
 
-            await s.world.ask_to_stop("a", stop_reason="Drained")
+            await s.world.request_stop("a", stop_reason="Drained")
             await s.until(lambda: s.world.binding("a").status.acknowledged_at)
             status = s.world.binding("a").status
             assert status.phase is Phase.STOPPED and status.last_exit.signal == "SIGTERM"
@@ -113,7 +115,7 @@ def test_task_is_started_reported_stopped_and_acknowledged() -> None:
 def test_binding_stopped_before_start_is_acknowledged_as_never_started() -> None:
     async def body(s: Scene) -> None:
         await s.world.bind("a", template())
-        await s.world.ask_to_stop("a")
+        await s.world.request_stop("a")
         async with s.agent():
             await s.until(lambda: s.world.binding("a").status.acknowledged_at)
             status = s.world.binding("a").status
@@ -236,7 +238,7 @@ def test_fenced_agent_stops_tasks_and_registers_under_new_epoch() -> None:
             await s.until(s.reconciled)
             await s.world.bind("a", template())
             await s.until(lambda: s.world.ready("a"))
-            fenced = s.world.desk.fence("n1")
+            fenced = s.world.renewal_service.fence("n1")
             await s.until(lambda: s.driver.running() == [])
             await s.until(lambda: s.node().status.execution.epoch == fenced + 1 and s.reconciled())
             # The binding of the fenced epoch is acknowledged, never started again.
@@ -250,7 +252,7 @@ def test_fenced_agent_stops_tasks_and_registers_under_new_epoch() -> None:
 
 
 def test_renewal_of_fenced_epoch_is_not_accepted() -> None:
-    """The Node says that it was fenced; the renewal endpoint has lost that."""
+    """The Node object records the fence; the renewal endpoint has lost it."""
 
     async def body(s: Scene) -> None:
         async with s.agent():
@@ -277,14 +279,14 @@ def test_restarted_agent_keeps_epoch_and_reports_no_unready_task() -> None:
         before = s.world.replica("a").status.execution
         assert s.driver.running() == ["a", "gone"], "tasks outlive their agent"
         await s.world.free("gone")
-        said_before = len(s.world.commits)
+        commits_before = len(s.world.commits)
         async with s.agent():
             await s.until(lambda: s.driver.running() == ["a"])
             await asyncio.sleep(10)
             assert s.world.replica("a").status.execution == before, "an agent restart does not look like a task restart"
             assert s.node().status.execution.epoch == 1
             unready = [
-                w for batch in s.world.commits[said_before:] for w in batch
+                w for batch in s.world.commits[commits_before:] for w in batch
                 if isinstance(w, SetStatus) and w.kind == "Replica" and not w.blocks["execution"].ready
             ]  # fmt: skip
             assert unready == []
@@ -299,7 +301,7 @@ def test_node_is_reconciled_only_after_zombies_are_stopped() -> None:
             await s.world.bind("z", template())
             await s.until(lambda: s.world.ready("z"))
         await s.world.free("z")
-        s.world.desk.fence("n1")
+        s.world.renewal_service.fence("n1")
         async with s.agent():
             await s.until(lambda: s.node().status.execution.epoch == 2 and s.reconciled())
             assert s.driver.running() == []
@@ -314,11 +316,11 @@ def test_partitioned_agent_keeps_tasks_running_and_reports_later() -> None:
             await s.world.bind("a", template())
             await s.world.bind("x", template(), exclusive=Exclusivity())
             await s.until(lambda: s.world.ready("a") and s.world.ready("x"))
-            s.world.desk.away = True
+            s.world.renewal_service.away = True
             await s.until(lambda: s.driver.running() == ["a"])  # the exclusive task ends with the lease
             await asyncio.sleep(60)
             assert s.driver.running() == ["a"]
-            s.world.desk.away = False
+            s.world.renewal_service.away = False
             await s.until(lambda: s.driver.running() == ["a", "x"])  # not fenced in the meantime: it may run again
             await s.until(lambda: s.world.ready("x") and s.world.replica("x").status.execution.restarts == 1)
 
@@ -331,10 +333,10 @@ def test_exclusive_task_is_stopped_before_its_node_can_be_fenced() -> None:
             await s.until(s.reconciled)
             await s.world.bind("x", template(), exclusive=Exclusivity())
             await s.until(lambda: s.world.ready("x"))
-            s.world.desk.away = True
+            s.world.renewal_service.away = True
             began = s.ports.clock.monotonic()
             await s.until(lambda: s.driver.running() == [])
-            assert s.ports.clock.monotonic() - began < s.world.desk.book.grace_s - limits.KILL_DURATION_MAX_S
+            assert s.ports.clock.monotonic() - began < s.world.renewal_service.book.grace_s - limits.KILL_DURATION_MAX_S
 
     play(body)
 

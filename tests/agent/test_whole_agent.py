@@ -90,11 +90,11 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
         await eventually(lambda: world.node() and world.node().status.execution.reconciled)
         await world.bind("a", made, ports=ports, epoch=5)  # type: ignore[arg-type]
         await eventually(lambda: world.ready("a"))
-        told = await ask(ports["http"])
-        assert (told["workload"], told["region"], told["node"], told["replica"], told["epoch"]) == (
+        response = await ask(ports["http"])
+        assert (response["workload"], response["region"], response["node"], response["replica"], response["epoch"]) == (
             "api", REGION, "n1", "a", 5)  # fmt: skip
         pid = world.replica("a").status.execution.pid
-        assert told["pid"] == pid
+        assert response["pid"] == pid
         # The task is killed from outside: it is reported and restarted.
         os.kill(pid, signal.SIGKILL)
         await eventually(lambda: world.ready("a") and world.replica("a").status.execution.restarts == 1)
@@ -103,12 +103,12 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
     assert (await ask(ports["http"]))["pid"] == before.pid, "the task outlives the agent"
 
     async with agent(world, tmp_path):
-        await eventually(lambda: world.desk.asked[-1] == ("n1", 1))
+        await eventually(lambda: world.renewal_service.requests[-1] == ("n1", 1))
         await asyncio.sleep(0.5)
         assert world.replica("a").status.execution == before
         (found,) = logs.find_task_logs(tmp_path / "tasks", TENANT, "a")
         assert any("risk-api listens on" in line.text for line in logs.tail(found.path, 100))
-        await world.ask_to_stop("a")
+        await world.request_stop("a")
         await eventually(lambda: world.binding("a").status.acknowledged_at)
         assert world.binding("a").status.phase is Phase.STOPPED
         assert world.binding("a").status.last_exit.code == 0, "the sample exits cleanly on SIGTERM"

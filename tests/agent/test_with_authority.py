@@ -33,7 +33,7 @@ class Reached:
         self._authority, self._world = authority, world
 
     async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
-        if self._world.desk.away:
+        if self._world.renewal_service.away:
             raise Unavailable("the region cannot be reached")
         return await self._authority.renew(who, request)
 
@@ -41,7 +41,9 @@ class Reached:
 async def elected(world: World) -> FencingToken:
     term = Term(ObjectMeta(name="authority", uid="term"), TermSpec("me", 1))
     key = BY_NAME["Term"].store_key("", "authority")
-    return FencingToken("authority", (await world.objects.commit(None, Txn(writes=(Put(key, encode(term), term),)))).revision)
+    return FencingToken(
+        "authority", (await world.objects.commit(None, Txn(writes=(Put(key, encode(term), term),)))).revision
+    )
 
 
 def test_partitioned_agent_is_fenced_and_rejoins() -> None:
@@ -75,10 +77,10 @@ def test_partitioned_agent_is_fenced_and_rejoins() -> None:
         await asyncio.sleep(120)
         assert node().status.fence.fenced_epoch == 0, "a live agent is not fenced"
 
-        world.desk.away = True
+        world.renewal_service.away = True
         await virtual.until(lambda: node().status.fence.fenced_epoch == 1, within_s=60)
         assert driver.running() == ["a"], "committed tasks that are not exclusive keep running"
-        world.desk.away = False
+        world.renewal_service.away = False
         await virtual.until(lambda: node().status.execution.epoch == 2 and node().status.execution.reconciled)
         assert driver.running() == [] and driver.log == ["start a run 1", "stop a run 1"]
         await virtual.until(lambda: world.binding("a").status.acknowledged_at)

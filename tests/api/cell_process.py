@@ -87,7 +87,9 @@ async def main(folder: Path, cell: str) -> None:
         found = {"port": listener.port, "ca": str(ca.certificate), "token": token, "credentials": credentials}
         print(json.dumps(found), flush=True)
 
-    await serve(app, "127.0.0.1", 0, TlsFiles(server.certificate, server.key, ca.certificate), stop=stop, started=started)
+    await serve(
+        app, "127.0.0.1", 0, TlsFiles(server.certificate, server.key, ca.certificate), stop=stop, started=started
+    )
     await gate.close()
     await objects.close()
     await store.close()

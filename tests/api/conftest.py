@@ -153,20 +153,22 @@ class Kubectl:
         self.environment = {"HOME": str(home), "PATH": os.environ.get("PATH", ""), "KUBECTL_KYAML": "false"}
         self.home = home
 
-    def start(self, *words: str, user: str = "operator", **more: Any) -> subprocess.Popen[str]:
-        command = [self.binary, f"--kubeconfig={self.cell.kubeconfig(user)}", *words]
+    def start(self, *arguments: str, user: str = "operator", **more: Any) -> subprocess.Popen[str]:
+        command = [self.binary, f"--kubeconfig={self.cell.kubeconfig(user)}", *arguments]
         environment = {**self.environment, **more.pop("environment", {})}
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, text=True,
             env=environment, **more,
         )  # fmt: skip
 
-    def run(self, *words: str, user: str = "operator", given: str = "", code: int | None = 0, **more: Any) -> str:
+    def run(self, *arguments: str, user: str = "operator", given: str = "", code: int | None = 0, **more: Any) -> str:
         """The output of the command; fails the test if the exit code is not the expected one."""
-        process = self.start(*words, user=user, **more)
+        process = self.start(*arguments, user=user, **more)
         printed, _ = process.communicate(given, timeout=60)
         if code is not None:
-            assert process.returncode == code, f"kubectl {' '.join(words)} ended with {process.returncode}:\n{printed}"
+            assert process.returncode == code, (
+                f"kubectl {' '.join(arguments)} ended with {process.returncode}:\n{printed}"
+            )
         return printed
 
 

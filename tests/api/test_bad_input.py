@@ -90,10 +90,10 @@ def test_requests_generated_from_schema_never_cause_server_error(cell: Cell, lin
             body = case.body if isinstance(case.body, dict | list | str | int | float | bool) else None
             data = None if body is None else json.dumps(body).encode()
             headers = {"Content-Type": case.media_type or "application/json"}
-            code, said = line.call(case.method, f"{path}?{query}", data, headers)
-            assert code < 500, (case.method, path, query, data, said)
+            code, response = line.call(case.method, f"{path}?{query}", data, headers)
+            assert code < 500, (case.method, path, query, data, response)
             if code >= 400 and case.method != "HEAD":
-                assert said["kind"] == "Status" and said["message"]
+                assert response["kind"] == "Status" and response["message"]
 
         check()
     assert line.call("GET", "/readyz")[0] == 200
@@ -110,8 +110,8 @@ def test_random_names_never_cause_server_error(cell: Cell, line: Line) -> None:
     def check(name: str, namespace: str) -> None:
         item = {"metadata": {"name": name}, "spec": {"template": {"command": ["x"]}}}
         body = json.dumps(item).encode()
-        code, said = line.call("POST", f"{PATH}?dryRun=All", body, {"Content-Type": "application/json"})
-        assert code in (201, 400, 409, 422), said
+        code, response = line.call("POST", f"{PATH}?dryRun=All", body, {"Content-Type": "application/json"})
+        assert code in (201, 400, 409, 422), response
         for path in (f"{PATH}/{quote(name, safe='')}", f"{PATH.replace('shop', quote(namespace, safe=''))}?limit=1"):
             code, _ = line.call("GET", path)
             assert code in (200, 400, 403, 404)
@@ -137,8 +137,8 @@ def test_random_names_never_cause_server_error(cell: Cell, line: Line) -> None:
 def test_malformed_body_is_refused_quickly(cell: Cell, line: Line, body: bytes, content_type: str, code: int) -> None:
     before = cell.revision()
     began = time.monotonic()
-    found, said = line.call("POST", PATH, body, {"Content-Type": content_type})
-    assert found == code and said["kind"] == "Status", said
+    found, response = line.call("POST", PATH, body, {"Content-Type": content_type})
+    assert found == code and response["kind"] == "Status", response
     assert time.monotonic() - began < 2.0
     assert cell.revision() == before
 

@@ -57,16 +57,16 @@ def old(kubectl: Kubectl) -> bool:
 
 
 def test_kubectl_api_resources_lists_public_kinds(kubectl: Kubectl) -> None:
-    said = kubectl.run("api-resources")
+    output = kubectl.run("api-resources")
     for word in ("workloads", "wl", "tenants", "regions", "namespaces", "events", "leases"):
-        assert word in said
-    assert "leasepages" not in said and "terms" not in said
+        assert word in output
+    assert "leasepages" not in output and "terms" not in output
     assert "holdfast.dev/v1" in kubectl.run("api-versions")
 
 
 def test_kubectl_creates_gets_and_deletes(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
-    said = kubectl.run("create", "-f", manifest(tmp_path))
-    assert "workload.holdfast.dev/web created" in said
+    output = kubectl.run("create", "-f", manifest(tmp_path))
+    assert "workload.holdfast.dev/web created" in output
     table = kubectl.run("get", "workloads").splitlines()
     assert table[0].split() == ["NAME", "READY", "TYPE", "PRIORITY", "REGIONS", "PENDING", "AGE"]
     assert table[1].split()[:4] == ["web", "0/3", "Service", "standard"]
@@ -114,8 +114,8 @@ def test_kubectl_server_side_apply_reports_conflict(kubectl: Kubectl, tmp_path: 
     assert "serverside-applied" in kubectl.run("apply", "--server-side", "-f", path)
     assert kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}") == before
     kubectl.run("scale", "wl", "web", "--replicas=7")
-    said = kubectl.run("apply", "--server-side", "-f", path, code=1)
-    assert "conflict" in said and ".spec.replicas" in said
+    output = kubectl.run("apply", "--server-side", "-f", path, code=1)
+    assert "conflict" in output and ".spec.replicas" in output
     kubectl.run("apply", "--server-side", "--force-conflicts", "-f", path)
     assert kubectl.run("get", "wl", "web", "-o", "jsonpath={.spec.replicas}") == "3"
 
@@ -158,8 +158,8 @@ def test_kubectl_diff_and_dry_run_store_nothing(kubectl: Kubectl, tmp_path: Path
         assert kubectl.run("diff", "-f", path) == "", "the applied object has no difference"
     manifest(tmp_path, replicas=9)
     if not old(kubectl):
-        said = kubectl.run("diff", "-f", path, code=1)
-        assert "+  replicas: 9" in said and "resourceVersion" not in said
+        output = kubectl.run("diff", "-f", path, code=1)
+        assert "+  replicas: 9" in output and "resourceVersion" not in output
         kubectl.run("apply", "-f", path, "--dry-run=server")
     kubectl.run("apply", "-f", path, "--dry-run=client")
     assert kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}") == before
@@ -194,18 +194,18 @@ def test_kubectl_replace_with_stale_revision_is_refused(newest: Kubectl, cell: C
     newest.run("create", "-f", manifest(tmp_path))
     text = newest.run("get", "wl", "web", "-o", "yaml").replace("replicas: 3", "replicas: 8")
     assert "replaced" in newest.run("replace", "-f", "-", given=text)
-    said = newest.run("replace", "-f", "-", given=text, code=1)
-    assert "the object has been modified" in said
+    output = newest.run("replace", "-f", "-", given=text, code=1)
+    assert "the object has been modified" in output
 
 
 def test_kubectl_shows_validation_errors(kubectl: Kubectl, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(WORKLOAD.format(name="web", replicas=3).replace("replicas:", "replicaz:"))
-    said = kubectl.run("create", "-f", str(bad), code=None if old(kubectl) else 1)
-    assert "replicaz" in said
+    output = kubectl.run("create", "-f", str(bad), code=None if old(kubectl) else 1)
+    assert "replicaz" in output
     bad.write_text(WORKLOAD.format(name="worse", replicas=-1).replace("[python3, -m, http.server]", "[]"))
-    said = kubectl.run("create", "-f", str(bad), code=1)
-    assert "spec.replicas" in said and "spec.template.command: Required value" in said
+    output = kubectl.run("create", "-f", str(bad), code=1)
+    assert "spec.replicas" in output and "spec.template.command: Required value" in output
     bad.write_text(WORKLOAD.format(name="web", replicas='"three"'))
     assert "integer" in kubectl.run("create", "-f", str(bad), "--validate=false", code=1)
 
@@ -216,8 +216,8 @@ def test_kubectl_describe_shows_events(kubectl: Kubectl, cell: Cell, tmp_path: P
     notice = {"about": about, "reason": "Placed", "message": "all three have a place"}
     code, _ = cell.call("POST", "/notify/v1", {"component": "scheduler", "notices": [notice]}, user="controller")
     assert code == 200
-    said = kubectl.run("describe", "wl", "web")
-    assert "Placed" in said and "all three have a place" in said and "scheduler" in said
+    output = kubectl.run("describe", "wl", "web")
+    assert "Placed" in output and "all three have a place" in output and "scheduler" in output
     assert "Placed" in kubectl.run("get", "events")
 
 
@@ -245,10 +245,10 @@ def test_kubectl_waits_for_condition(kubectl: Kubectl, cell: Cell, tmp_path: Pat
     waiting = kubectl.start("wait", "--for=condition=Serving", "wl/web", "--timeout=30s")
     condition = {"type": "Serving", "status": "True", "reason": "AllServing", "message": "3 of 3"}
     patch = json.dumps({"status": {"conditions": [condition]}}).encode()
-    code, said = cell.call(
+    code, output = cell.call(
         "PATCH", f"{PATH}/web/status", patch, user="controller", content_type="application/merge-patch+json"
     )
-    assert code == 200, said
+    assert code == 200, output
     printed, _ = waiting.communicate(timeout=40)
     assert "condition met" in printed, printed
 
@@ -271,8 +271,8 @@ def test_kubectl_delete_honours_finalizers_and_cascade(kubectl: Kubectl, cell: C
 def test_kubectl_explain_shows_fields(kubectl: Kubectl) -> None:
     if old(kubectl):
         pytest.skip("kubectl 1.20 explains from OpenAPI v2, which is served empty")
-    said = kubectl.run("explain", "workload.spec.template")
-    assert "command" in said and "<[]string>" in said
+    output = kubectl.run("explain", "workload.spec.template")
+    assert "command" in output and "<[]string>" in output
     assert "maxSurge" in kubectl.run("explain", "workload.spec.rollout")
     assert "recovery" in kubectl.run("explain", "workload", "--recursive")
 
@@ -284,8 +284,10 @@ def test_kubectl_auth_commands_match_authorization(kubectl: Kubectl) -> None:
     assert "workloads.holdfast.dev" in kubectl.run("auth", "can-i", "--list", user="token")
     if kubectl.binary.rpartition(".")[2] in ("28", "29", "30", "31", "32", "33"):
         assert "tim" in kubectl.run("auth", "whoami", user="token")
-    said = kubectl.run("get", "wl", "-n", "default", user="token", code=1)
-    assert 'User "tim" cannot list resource "workloads" in API group "holdfast.dev" in the namespace "default"' in said
+    output = kubectl.run("get", "wl", "-n", "default", user="token", code=1)
+    assert (
+        'User "tim" cannot list resource "workloads" in API group "holdfast.dev" in the namespace "default"' in output
+    )
     assert "ada" not in kubectl.run("get", "wl", "--as=tim", "--as-group=holdfast:tenant:shop")
     assert "cannot impersonate" in kubectl.run("get", "wl", "--as=ada", user="token", code=1)
 

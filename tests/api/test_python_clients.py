@@ -185,5 +185,5 @@ def test_kopf_operator_handles_workloads(cell: Cell, workloads: Any, tmp_path: P
         operator.terminate()
         operator.wait(20)
         log.close()
-    said = (tmp_path / "kopf.log").read_text()
-    assert "Traceback" not in said, said
+    kopf_log = (tmp_path / "kopf.log").read_text()
+    assert "Traceback" not in kopf_log, kopf_log

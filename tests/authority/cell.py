@@ -80,23 +80,23 @@ class ManualClock:
 
     async def advance(self, seconds: float) -> None:
         """Advances both clocks. Sleepers wake in order, and each runs before the next."""
-        await turns()
+        await yield_to_loop()
         end_s = self.monotonic_s + seconds
         while self._sleepers and self._sleepers[0][0] <= end_s:
             at_s, _, future = heapq.heappop(self._sleepers)
             self._step_to(at_s)
             if not future.done():
                 future.set_result(None)
-            await turns()
+            await yield_to_loop()
         self._step_to(end_s)
-        await turns()
+        await yield_to_loop()
 
     def _step_to(self, at_s: float) -> None:
         self.wall_s += max(0.0, at_s - self.monotonic_s)
         self.monotonic_s = max(self.monotonic_s, at_s)
 
 
-async def turns(count: int = TURNS) -> None:
+async def yield_to_loop(count: int = TURNS) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -119,7 +119,7 @@ class TestPorts:
         self.random = random.Random(7)
 
 
-class Faulty:
+class FaultyStore:
     """A store whose commits under a token can be unanswered: not applied, applied, or applied later."""
 
     def __init__(self, store: Store) -> None:
@@ -148,7 +148,7 @@ class Faulty:
 
 class Cell:
     def __init__(self, store: Store, clock: Any) -> None:
-        self.store = Faulty(store)
+        self.store = FaultyStore(store)
         self.clock = clock
         self.ports = TestPorts(clock)
         self.objects = Objects(self.store, MemoryStore())
@@ -163,7 +163,7 @@ class Cell:
 
     async def close(self) -> None:
         self.authority.stop()
-        await turns()
+        await yield_to_loop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -203,7 +203,7 @@ class Cell:
         await self.authority.start(await self.elect())
         if run:
             self._tasks.append(asyncio.create_task(self.authority.run()))
-            await turns()
+            await yield_to_loop()
         return self.authority
 
     # Objects
@@ -303,7 +303,7 @@ class Cell:
     async def renew(self, node: str, epoch: int) -> PlacementResult:
         """One heartbeat, flushed at once."""
         waiting = asyncio.create_task(self.authority.renew(WHO, RenewRequest((RenewItem(node, epoch),))))
-        await turns(2)
+        await yield_to_loop(2)
         if not self._tasks:
             await self.authority.tick()
         else:

@@ -8,17 +8,17 @@ from holdfast.authority.concurrency import ItemSemaphore
 
 
 async def test_semaphore_serves_in_order_within_its_size() -> None:
-    seats, order = ItemSemaphore(4), []
-    taken = most = 0
+    semaphore, order = ItemSemaphore(4), []
+    in_use = most = 0
 
     async def work(name: str, count: int) -> None:
-        nonlocal taken, most
-        async with seats.acquire(count):
+        nonlocal in_use, most
+        async with semaphore.acquire(count):
             order.append(name)
-            taken += min(count, 4)
-            most = max(most, taken)
+            in_use += min(count, 4)
+            most = max(most, in_use)
             await asyncio.sleep(0)
-            taken -= min(count, 4)
+            in_use -= min(count, 4)
 
     await asyncio.gather(*(work(name, count) for name, count in (("a", 3), ("b", 4), ("c", 1), ("d", 9), ("e", 0))))
     assert order == ["a", "b", "c", "d", "e"]
@@ -26,11 +26,11 @@ async def test_semaphore_serves_in_order_within_its_size() -> None:
 
 
 async def test_semaphore_cancelled_waiter_does_not_block_others() -> None:
-    seats = ItemSemaphore(2)
+    semaphore = ItemSemaphore(2)
     done: list[str] = []
 
     async def work(name: str, count: int, seconds: float) -> None:
-        async with seats.acquire(count):
+        async with semaphore.acquire(count):
             await asyncio.sleep(seconds)
             done.append(name)
 

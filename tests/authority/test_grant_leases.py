@@ -16,7 +16,7 @@ LEASE_S = 120.0
 HOUR_S = 3600.0
 
 
-def copy_heard(at_s: float) -> GrantCopy:
+def copy_contacted_at(at_s: float) -> GrantCopy:
     spec = GrantCopySpec(
         grant_class=GrantClass.NORMAL,
         limit={"cpu": "4"},
@@ -36,19 +36,19 @@ class Region:
         self.wall_s = NOW_S
         self.own_s = NOW_S
 
-    def passes(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.monotonic_s += seconds
         self.wall_s += seconds
         self.own_s = max(self.own_s + seconds, self.wall_s)
 
-    def steps(self, seconds: float) -> None:
+    def step_wall_clock(self, seconds: float) -> None:
         self.wall_s += seconds
         self.own_s = max(self.own_s, self.wall_s)
 
-    def sees(self, copy: GrantCopy) -> None:
+    def observe_copy(self, copy: GrantCopy) -> None:
         self.leases.observe([copy], self.wall_s, self.monotonic_s)
 
-    def over(self, copy: GrantCopy) -> bool:
+    def is_expired(self, copy: GrantCopy) -> bool:
         age = lambda c: self.leases.age_s(c, self.wall_s, self.monotonic_s)  # noqa: E731
         return spending_limit([copy], GrantClass.NORMAL, self.own_s, age_s=age).all_expired
 
@@ -56,53 +56,53 @@ class Region:
 @pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 0.0, 100.0, HOUR_S])
 def test_wall_clock_step_after_renewal_keeps_grant_lease_length(step_s: float) -> None:
     region = Region()
-    copy = copy_heard(region.wall_s)
-    region.sees(copy)
-    region.passes(60)
-    region.steps(step_s)
-    region.passes(59)
-    assert not region.over(copy)
-    region.passes(2)
-    assert region.over(copy)
+    copy = copy_contacted_at(region.wall_s)
+    region.observe_copy(copy)
+    region.advance(60)
+    region.step_wall_clock(step_s)
+    region.advance(59)
+    assert not region.is_expired(copy)
+    region.advance(2)
+    assert region.is_expired(copy)
 
 
 @pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 100.0, HOUR_S])
 def test_grant_renewal_after_wall_clock_step_counts_from_new_time(step_s: float) -> None:
     region = Region()
-    region.sees(copy_heard(region.wall_s))
-    region.steps(step_s)
-    renewed = copy_heard(region.wall_s)
-    region.sees(renewed)
-    assert not region.over(renewed)
-    region.passes(LEASE_S + 1)
-    assert region.over(renewed)
+    region.observe_copy(copy_contacted_at(region.wall_s))
+    region.step_wall_clock(step_s)
+    renewed = copy_contacted_at(region.wall_s)
+    region.observe_copy(renewed)
+    assert not region.is_expired(renewed)
+    region.advance(LEASE_S + 1)
+    assert region.is_expired(renewed)
 
 
 def test_wall_clock_corrected_back_does_not_end_grant_lease() -> None:
     region = Region()
-    region.steps(HOUR_S)
-    region.sees(copy_heard(region.wall_s))
-    region.steps(-HOUR_S)
-    region.passes(10)
-    renewed = copy_heard(region.wall_s)
-    region.sees(renewed)
-    assert region.own_s > region.wall_s + 3000 and not region.over(renewed)
+    region.step_wall_clock(HOUR_S)
+    region.observe_copy(copy_contacted_at(region.wall_s))
+    region.step_wall_clock(-HOUR_S)
+    region.advance(10)
+    renewed = copy_contacted_at(region.wall_s)
+    region.observe_copy(renewed)
+    assert region.own_s > region.wall_s + 3000 and not region.is_expired(renewed)
 
 
 def test_grant_renewal_observed_late_keeps_its_age() -> None:
     region = Region()
-    copy = copy_heard(region.wall_s - 100)
-    region.sees(copy)
-    region.passes(19)
-    assert not region.over(copy)
-    region.passes(2)
-    assert region.over(copy)
+    copy = copy_contacted_at(region.wall_s - 100)
+    region.observe_copy(copy)
+    region.advance(19)
+    assert not region.is_expired(copy)
+    region.advance(2)
+    assert region.is_expired(copy)
 
 
 def test_deleted_grant_copy_is_forgotten() -> None:
     region = Region()
-    copy = copy_heard(region.wall_s)
-    region.sees(copy)
+    copy = copy_contacted_at(region.wall_s)
+    region.observe_copy(copy)
     region.leases.observe([], region.wall_s, region.monotonic_s)
-    region.steps(HOUR_S)
-    assert region.over(copy), "not observed any more, so the wall clock counts"
+    region.step_wall_clock(HOUR_S)
+    assert region.is_expired(copy), "not observed any more, so the wall clock counts"

@@ -26,7 +26,7 @@ from holdfast.model.writes import Create, Update
 REGION = "us-east"
 
 
-def why(answer: PlacementResult) -> str:
+def outcome_of(answer: PlacementResult) -> str:
     return answer.reason if answer.result is PlacementOutcome.REJECTED else answer.result.value
 
 
@@ -35,19 +35,19 @@ async def test_reserve_on_node_past_report_age_is_refused(cell: Cell) -> None:
     node = cell.get_node()
     await cell.renew("n1", node.status.execution.epoch)
     await cell.clock.advance(input_freshness.NODE_REPORT.seconds - 1)
-    assert why(await cell.place(fresh)) == "Accepted"
+    assert outcome_of(await cell.place(fresh)) == "Accepted"
     await cell.clock.advance(2)
-    assert why(await cell.place(late)) == "NodeUnreachable"
+    assert outcome_of(await cell.place(late)) == "NodeUnreachable"
 
 
-async def heard(cell: Cell, heard_s: float, limit: str = "4") -> None:
+async def renew_grant_copy(cell: Cell, contact_s: float, limit: str = "4") -> None:
     """Renews the GrantCopy with the link's own function."""
     meta = ObjectMeta(name=grant_name(REGION, GrantClass.NORMAL), namespace=TENANT, uid="g", resource_version="1")
     grants, here = Cache(), Cache()
     grants.put(Grant(meta, GrantSpec(region=REGION, limit={"cpu": limit, "memory": "8Gi"})))
     for known in cell.every(GrantCopy):
         here.put(known)
-    for write in grant_sync.copy_writes(Key(TENANT, "normal"), grants, here, REGION, heard_s):
+    for write in grant_sync.copy_writes(Key(TENANT, "normal"), grants, here, REGION, contact_s):
         assert isinstance(write, Create | Update)
         await cell.put(write.object)
 
@@ -56,13 +56,13 @@ async def test_grant_past_lease_age_is_refused_until_renewed(cell: Cell) -> None
     for known in cell.every(GrantCopy):
         await cell.remove(known)
     replicas = [await cell.replica(f"r-{n}") for n in range(3)]
-    await heard(cell, cell.clock.now())
-    await keep_alive(cell, input_freshness.GRANT.seconds - 1)
-    assert why(await cell.place(replicas[0])) == "Accepted"
-    await keep_alive(cell, 2)
-    assert why(await cell.place(replicas[1])) == "GrantExpired"
-    await heard(cell, cell.clock.now())
-    assert why(await cell.place(replicas[1])) == "Accepted"
+    await renew_grant_copy(cell, cell.clock.now())
+    await renew_leases(cell, input_freshness.GRANT.seconds - 1)
+    assert outcome_of(await cell.place(replicas[0])) == "Accepted"
+    await renew_leases(cell, 2)
+    assert outcome_of(await cell.place(replicas[1])) == "GrantExpired"
+    await renew_grant_copy(cell, cell.clock.now())
+    assert outcome_of(await cell.place(replicas[1])) == "Accepted"
 
 
 async def test_proposal_of_stale_policy_is_refused_by_expired_grant(cell: Cell) -> None:
@@ -72,11 +72,11 @@ async def test_proposal_of_stale_policy_is_refused_by_expired_grant(cell: Cell) 
     rules = PolicyRules(partition_mode=PartitionMode.WAIT)
     spec = PolicyRevisionSpec(policy="default", sequence=7, stage=PromotionStage.ACTIVE, rules=rules)
     await cell.put(PolicyRevision(ObjectMeta(name="last-known"), spec))
-    await heard(cell, cell.clock.now())
+    await renew_grant_copy(cell, cell.clock.now())
     fresh, late = await cell.replica("fresh-0"), await cell.replica("late-0")
-    assert why(await cell.place(fresh, policy_revision="last-known")) == "Accepted"
-    await keep_alive(cell, input_freshness.POLICY.seconds + 1)
-    assert why(await cell.place(late, policy_revision="last-known")) == "GrantExpired"
+    assert outcome_of(await cell.place(fresh, policy_revision="last-known")) == "Accepted"
+    await renew_leases(cell, input_freshness.POLICY.seconds + 1)
+    assert outcome_of(await cell.place(late, policy_revision="last-known")) == "GrantExpired"
 
 
 async def test_emergency_quota_after_override_expiry_is_not_spent(cell: Cell) -> None:
@@ -88,14 +88,14 @@ async def test_emergency_quota_after_override_expiry_is_not_spent(cell: Cell) ->
     spec = OverrideSpec(OverrideKind.EMERGENCY_QUOTA, OverrideScope(tenant=TENANT), "sale", quota={"cpu": "4"})
     acting = Override(ObjectMeta(name="e"), spec, OverrideStatus(phase="Active", expires_at=far))
     await cell.put(acting)
-    assert why(await cell.place(await cell.replica("during-0"))) == "Accepted"
+    assert outcome_of(await cell.place(await cell.replica("during-0"))) == "Accepted"
     # The override expired on the monotonic clock.
     ended = msgspec.structs.replace(cell.every(Override)[0], status=OverrideStatus(phase="Expired", expires_at=far))
     await cell.put(ended)
-    assert why(await cell.place(await cell.replica("after-0"))) in ("GrantExpired", "QuotaExceeded")
+    assert outcome_of(await cell.place(await cell.replica("after-0"))) in ("GrantExpired", "QuotaExceeded")
 
 
-async def keep_alive(cell: Cell, seconds: float) -> None:
+async def renew_leases(cell: Cell, seconds: float) -> None:
     """Advances time while the node keeps renewing."""
     epoch = cell.get_node().status.execution.epoch
     left = seconds

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.authority.cell import WHO, Cell, turns
+from tests.authority.cell import WHO, Cell, yield_to_loop
 
 from holdfast.authority import restore_records
 from holdfast.authority.heartbeats import REPORTED_EPOCH_MAX
@@ -44,14 +44,14 @@ async def test_restored_region_issues_epochs_above_previous_incarnations(cell: C
 
 async def test_1200_renewals_are_one_commit_in_pages_of_500(cell: Cell) -> None:
     before = cell.store.commits
-    asked = asyncio.create_task(
+    renewal = asyncio.create_task(
         cell.authority.renew(WHO, RenewRequest(tuple(RenewItem(f"m-{i:04d}", 0) for i in range(1200))))
     )
     more = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
-    await turns(3)
-    assert not asked.done() and cell.store.commits == before
+    await yield_to_loop(3)
+    assert not renewal.done() and cell.store.commits == before
     await cell.authority._heartbeats.flush()
-    answers = (await asked).results
+    answers = (await renewal).results
     assert all(a.epoch == 1 for a in answers) and (await more).results[0].epoch == 1
     assert cell.store.commits == before + 1
     pages = cell.every(LeasePage)
@@ -101,15 +101,15 @@ async def test_fence_without_ended_lease_is_completed(cell: Cell) -> None:
 
 async def test_registration_issues_epoch_above_agents_fenced_epoch(cell: Cell) -> None:
     """The region may have dropped these epochs: leases of removed nodes are kept for a day."""
-    asked = RenewRequest(
+    renewal = RenewRequest(
         (
             RenewItem("n9", 0, fenced_epoch=7),
             RenewItem("n8", 0, fenced_epoch=2**200),
             RenewItem("n1", 1, fenced_epoch=7),
         )
     )
-    waiting = asyncio.create_task(cell.authority.renew(WHO, asked))
-    await turns(2)
+    waiting = asyncio.create_task(cell.authority.renew(WHO, renewal))
+    await yield_to_loop(2)
     await cell.authority.tick()
     answers = (await waiting).results
     assert [a.epoch for a in answers] == [8, REPORTED_EPOCH_MAX + 1, 1]
@@ -128,7 +128,7 @@ async def test_new_authority_waits_full_ttl_before_fencing(cell: Cell) -> None:
 async def test_renewal_in_same_tick_precedes_fence(cell: Cell) -> None:
     await cell.clock.advance(60)
     waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
-    await turns(2)
+    await yield_to_loop(2)
     await cell.authority.tick()
     assert (await waiting).results[0].result is PlacementOutcome.ACCEPTED
     assert cell.get_node().status.fence.fenced_epoch == 0
@@ -143,7 +143,7 @@ async def test_wall_clock_step_fences_no_node(cell: Cell) -> None:
 
 async def test_renewal_waiting_at_leadership_loss_is_refused(cell: Cell) -> None:
     waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
-    await turns(2)
+    await yield_to_loop(2)
     cell.authority.stop()
     with pytest.raises(Unavailable):
         await waiting
@@ -175,16 +175,16 @@ async def test_registration_flushes_sooner_than_renewals(cell: Cell) -> None:
     """Batching saves commits; a registering node cannot do anything before the response."""
     await cell.lead(run=True)
     registered = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("new", 0),))))
-    await turns(3)
+    await yield_to_loop(3)
     await cell.clock.advance(0.26)
     assert (await registered).results[0].epoch == 1
     first = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
-    await turns(3)
+    await yield_to_loop(3)
     await cell.clock.advance(0.9)
     second = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("new", 1),))))
-    await turns(3)
+    await yield_to_loop(3)
     assert not first.done()
     await cell.clock.advance(0.11)
-    assert [(await asked).results[0].result for asked in (first, second)] == [PlacementOutcome.ACCEPTED] * 2
+    assert [(await renewal).results[0].result for renewal in (first, second)] == [PlacementOutcome.ACCEPTED] * 2
     leases = cell.every(LeasePage)[0].spec.leases
     assert leases["n1"].renewed_at_s == leases["new"].renewed_at_s

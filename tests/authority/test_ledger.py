@@ -55,7 +55,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.revision = 10
         self.nodes: dict[str, Node] = {}
-        self.holds: dict[str, RecoverySlot] = {}
+        self.slots: dict[str, RecoverySlot] = {}
         self.reservations: dict[str, Reservation] = {}
         self.bindings: dict[str, Binding] = {}
         self.count = 0
@@ -84,10 +84,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.count += 1
         sums = {name: amount for name, amount in (("cpu", cpu), ("gpu", gpu)) if amount}
         victims = tuple(key for key in list(self.bindings)[victim : victim + 1] if not binds)
-        holds = tuple(self.holds) if draws and kind is CapacityClass.RECOVERY else ()
+        slots = tuple(self.slots) if draws and kind is CapacityClass.RECOVERY else ()
         want = ClaimRequest(
             tenant, f"r{self.count}.1", f"r{self.count}", f"u{self.count}", 1, sums, kind, (),
-            tuple((f"p{i}", p) for i, p in enumerate(ports)), (), victims, holds, bool(victims),
+            tuple((f"p{i}", p) for i, p in enumerate(ports)), (), victims, slots, bool(victims),
         )  # fmt: skip
         before = self._state()
         found = self.ledger.check(self.nodes[node], want, SpendingLimit(LIMIT, LIMIT, ("x",)))
@@ -122,10 +122,10 @@ class LedgerMachine(RuleBasedStateMachine):
             drawn |= set(each.recovery_slots)
             if each.nominated:
                 victims |= set(each.victims)
-        held: dict[str, int] = {}
-        for hold in self.holds.values():
+        slot_amounts: dict[str, int] = {}
+        for hold in self.slots.values():
             if hold.spec.node == claim.node and hold.metadata.name not in drawn:
-                add(held, {"cpu": int(str(hold.spec.resources["cpu"])[:-1])})
+                add(slot_amounts, {"cpu": int(str(hold.spec.resources["cpu"])[:-1])})
         leaving: dict[str, int] = {}
         leaving_firm: dict[str, int] = {}
         for each in here:
@@ -137,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for name in sorted({*firm, *loose, *nominated}):
             f, k, n, cap = firm.get(name, 0), loose.get(name, 0), nominated.get(name, 0), capacity.get(name, 0)
             if solid:
-                assert f + held.get(name, 0) + n - leaving_firm.get(name, 0) <= cap
+                assert f + slot_amounts.get(name, 0) + n - leaving_firm.get(name, 0) <= cap
             assert f + k + n - leaving.get(name, 0) <= cap
             assert f + k <= cap
         used = dict(self.ledger.used.get((claim.namespace, grant_class(claim.capacity_class)), {}))
@@ -187,20 +187,20 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["n1", "n2"]), cpu=st.integers(1, 3000), number=st.integers(0, 3))
     def hold(self, node: str, cpu: int, number: int) -> None:
-        old = self.holds.pop(f"h{number}", None)
+        old = self.slots.pop(f"h{number}", None)
         if old is None:
-            self.holds[f"h{number}"] = RecoverySlot(
+            self.slots[f"h{number}"] = RecoverySlot(
                 ObjectMeta(name=f"h{number}"),
                 RecoverySlotSpec("b", node, resources={"cpu": f"{cpu}m"}),
                 RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True)),
             )
         for name in self.nodes:
-            self.ledger.set_slots(name, [h for h in self.holds.values() if h.spec.node == name])
+            self.ledger.set_slots(name, [h for h in self.slots.values() if h.spec.node == name])
 
     @invariant()
     def equals_rebuilt_ledger(self) -> None:
         again = rebuild_ledger(
-            self.nodes.values(), self.holds.values(), self.reservations.values(), self.bindings.values()
+            self.nodes.values(), self.slots.values(), self.reservations.values(), self.bindings.values()
         )  # fmt: skip
         assert self.ledger == again
 

@@ -33,15 +33,15 @@ from holdfast.model.workload import Exclusivity
 LEASE_S = limits.GRANT_LEASE_S
 
 
-async def cut_off(
+async def partition(
     cell: Cell, *, mode: PartitionMode = PartitionMode.PROVISIONAL, limit: str = "8", provisional: str = "3"
 ) -> None:
     """Partitions the region: its last contact is longer ago than a grant lease."""
-    heard_s = cell.clock.now() - LEASE_S - 1.0
+    contact_s = cell.clock.now() - LEASE_S - 1.0
     both = {"cpu": limit, "memory": "1000Gi"}, {"cpu": provisional, "memory": "500Gi"}
     await cell.grant(
-        limit=both[0], provisional=both[1] if provisional else {}, last_contact_at=micro_text(heard_s),
-        lease_expires_at=micro_text(heard_s + LEASE_S),
+        limit=both[0], provisional=both[1] if provisional else {}, last_contact_at=micro_text(contact_s),
+        lease_expires_at=micro_text(contact_s + LEASE_S),
     )  # fmt: skip
     rules = PolicyRules(partition_mode=mode)
     spec = PolicyRevisionSpec(policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=rules)
@@ -54,7 +54,7 @@ async def cut_off(
     )
 
 
-async def in_touch(cell: Cell, **spec: Any) -> None:
+async def reconnect(cell: Cell, **spec: Any) -> None:
     """Reconnects the region: the link renews the grant lease, with other limits if given."""
     copy = cell.objects.get(kind_of(GrantCopy), TENANT, "us-east.normal")
     assert isinstance(copy, GrantCopy)
@@ -65,7 +65,7 @@ async def in_touch(cell: Cell, **spec: Any) -> None:
     await cell.put(msgspec.structs.replace(copy, metadata=meta, spec=changed))
 
 
-async def spare(cell: Cell, name: str = "web-0", **spec: Any) -> Replica:
+async def reclaimable_replica(cell: Cell, name: str = "web-0", **spec: Any) -> Replica:
     return await cell.replica(name, **{"reclaimable": True, **spec})
 
 
@@ -76,21 +76,21 @@ def run_until_s(cell: Cell, name: str) -> float:
 
 
 async def test_reclaimable_work_in_partition_is_placed_provisionally(cell: Cell) -> None:
-    await cut_off(cell)
-    answer = await cell.place(await spare(cell))
+    await partition(cell)
+    answer = await cell.place(await reclaimable_replica(cell))
     assert answer.result is PlacementOutcome.ACCEPTED
     assert run_until_s(cell, "web-0.1") == pytest.approx(cell.clock.now() + PROVISIONAL_RUN_S)
     cell.check_ledger()
 
 
 async def test_partition_mode_wait_refuses_with_grant_expired(cell: Cell) -> None:
-    await cut_off(cell, mode=PartitionMode.WAIT)
-    answer = await cell.place(await spare(cell))
+    await partition(cell, mode=PartitionMode.WAIT)
+    answer = await cell.place(await reclaimable_replica(cell))
     assert (answer.result, answer.reason) == (PlacementOutcome.REJECTED, "GrantExpired")
 
 
-async def _held(cell: Cell, **spec: Any) -> PlacementResult:
-    return await cell.place(await spare(cell, **spec))
+async def _place_reclaimable(cell: Cell, **spec: Any) -> PlacementResult:
+    return await cell.place(await reclaimable_replica(cell, **spec))
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ async def _held(cell: Cell, **spec: Any) -> PlacementResult:
 async def test_ineligible_work_in_partition_is_refused_with_reason(cell: Cell, spec: dict[str, Any], says: str) -> None:
     from holdfast.model.region import Region, RegionSpec
 
-    await cut_off(cell)
+    await partition(cell)
     await cell.put(Region(ObjectMeta(name="us-east"), RegionSpec(zones=("z1",), residency=("eu",))))
     name = spec.pop("assignment", None)
-    replica = await spare(cell, **spec)
+    replica = await reclaimable_replica(cell, **spec)
     if name is not None:
         changed = msgspec.structs.replace(replica.spec, assignment=name)
         await cell.put(msgspec.structs.replace(replica, spec=changed))
@@ -124,31 +124,31 @@ async def test_ineligible_work_in_partition_is_refused_with_reason(cell: Cell, s
 
 
 async def test_grant_without_provisional_quota_refuses_in_partition(cell: Cell) -> None:
-    await cut_off(cell, provisional="")
-    answer = await cell.place(await spare(cell))
+    await partition(cell, provisional="")
+    answer = await cell.place(await reclaimable_replica(cell))
     assert answer.reason == "NotAllowedWhilePartitioned" and "no provisional quota" in answer.message
 
 
 async def test_provisional_claims_stay_within_provisional_quota(cell: Cell) -> None:
-    await cut_off(cell, provisional="3")
-    answers = await cell.reserve(*[cell.item(await spare(cell, f"web-{n}")) for n in range(5)])
+    await partition(cell, provisional="3")
+    answers = await cell.reserve(*[cell.item(await reclaimable_replica(cell, f"web-{n}")) for n in range(5)])
     assert [a.result for a in answers].count(PlacementOutcome.ACCEPTED) == 3
     assert {a.reason for a in answers if a.result is PlacementOutcome.REJECTED} == {"NotAllowedWhilePartitioned"}
     cell.check_ledger()
 
 
 async def test_ordinary_claims_do_not_spend_provisional_quota(cell: Cell) -> None:
-    await cut_off(cell, limit="4", provisional="3")
-    await in_touch(cell)
+    await partition(cell, limit="4", provisional="3")
+    await reconnect(cell)
     answers = await cell.reserve(*[cell.item(await cell.replica(f"web-{n}")) for n in range(3)])
     assert [a.result for a in answers].count(PlacementOutcome.ACCEPTED) == 1
     assert {a.reason for a in answers if a.result is PlacementOutcome.REJECTED} == {"QuotaExceeded"}
 
 
 async def test_provisional_claim_is_renewed_up_to_maximum(cell: Cell) -> None:
-    await cut_off(cell)
-    heard_s = cell.clock.now() - LEASE_S - 1.0
-    await cell.place(await spare(cell))
+    await partition(cell)
+    contact_s = cell.clock.now() - LEASE_S - 1.0
+    await cell.place(await reclaimable_replica(cell))
     first_s = run_until_s(cell, "web-0.1")
     await cell.clock.advance(PROVISIONAL_RUN_S / 2 - 10)
     await cell.authority.tick()
@@ -156,20 +156,20 @@ async def test_provisional_claim_is_renewed_up_to_maximum(cell: Cell) -> None:
     for _ in range(20):
         await cell.clock.advance(200)
         await cell.authority.tick()
-        assert run_until_s(cell, "web-0.1") <= heard_s + limits.PROVISIONAL_MAX_S + 0.001
-    assert run_until_s(cell, "web-0.1") == pytest.approx(heard_s + limits.PROVISIONAL_MAX_S, abs=1.0)
+        assert run_until_s(cell, "web-0.1") <= contact_s + limits.PROVISIONAL_MAX_S + 0.001
+    assert run_until_s(cell, "web-0.1") == pytest.approx(contact_s + limits.PROVISIONAL_MAX_S, abs=1.0)
     await cell.node("n2")
-    late = await cell.place(await spare(cell, "web-1"), "n2")
+    late = await cell.place(await reclaimable_replica(cell, "web-1"), "n2")
     assert late.reason == "NotAllowedWhilePartitioned" and "partitioned for longer" in late.message
 
 
 async def test_provisional_claims_are_confirmed_as_far_as_grant_covers(cell: Cell) -> None:
-    await cut_off(cell, limit="8", provisional="3")
+    await partition(cell, limit="8", provisional="3")
     for n in range(3):
-        await cell.place(await spare(cell, f"web-{n}"))
+        await cell.place(await reclaimable_replica(cell, f"web-{n}"))
     await cell.authority.tick()
     assert all(run_until_s(cell, f"web-{n}.1") for n in range(3))
-    await in_touch(cell, limit={"cpu": "5", "memory": "1000Gi"})  # two of them fit beside the provisional quota
+    await reconnect(cell, limit={"cpu": "5", "memory": "1000Gi"})  # two of them fit beside the provisional quota
     await cell.authority.tick()
     await cell.authority.tick()
     confirmed = [n for n in range(3) if not run_until_s(cell, f"web-{n}.1")]
@@ -180,8 +180,8 @@ async def test_provisional_claims_are_confirmed_as_far_as_grant_covers(cell: Cel
 
 
 async def test_new_authority_counts_provisional_usage(cell: Cell) -> None:
-    await cut_off(cell, provisional="1")
-    assert (await cell.place(await spare(cell))).result is PlacementOutcome.ACCEPTED
+    await partition(cell, provisional="1")
+    assert (await cell.place(await reclaimable_replica(cell))).result is PlacementOutcome.ACCEPTED
     await cell.lead()
-    assert (await cell.place(await spare(cell, "web-1"))).reason == "NotAllowedWhilePartitioned"
+    assert (await cell.place(await reclaimable_replica(cell, "web-1"))).reason == "NotAllowedWhilePartitioned"
     cell.check_ledger()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.authority.cell import TENANT, Cell, devices, turns
+from tests.authority.cell import TENANT, Cell, devices, yield_to_loop
 
 from holdfast.authority.records import put_object, without_revision
 from holdfast.foundation.ports import SystemClock
@@ -25,7 +25,7 @@ from holdfast.store.contract import Committed, Txn
 
 
 class SlowStore:
-    """Delays commits until `let_go`, so that several are in flight at once."""
+    """Delays commits until `resume`, so that several are in flight at once."""
 
     def __init__(self, cell: Cell) -> None:
         self._commit = cell.store.commit
@@ -40,7 +40,7 @@ class SlowStore:
             await gate.wait()
         return await self._commit(txn)
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         self.hold = False
         for gate in self.waiting:
             gate.set()
@@ -77,10 +77,10 @@ async def test_no_commit_starts_while_an_outcome_is_unknown(cell: Cell) -> None:
     one, two = await cell.replica("one"), await cell.replica("two")
     cell.store.faults = ["before", "before", "after"]
     first = asyncio.create_task(cell.place(one))
-    await turns()
+    await yield_to_loop()
     before = cell.store.commits
     second = asyncio.create_task(cell.place(two))
-    await turns()
+    await yield_to_loop()
     assert cell.store.commits == before and not second.done()
     await cell.clock.advance(1)
     assert (await first).result is PlacementOutcome.ACCEPTED
@@ -109,12 +109,12 @@ async def test_cancelled_caller_leaves_complete_claim(cell: Cell) -> None:
     replica = await cell.replica()
     slow = SlowStore(cell)
     asking = asyncio.create_task(cell.place(replica))
-    await turns()
+    await yield_to_loop()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    slow.let_go()
-    await turns()
+    slow.resume()
+    await yield_to_loop()
     assert len(cell.every(Binding)) == 1
     cell.check_ledger()
 
@@ -125,10 +125,10 @@ async def test_commits_in_flight_count_each_others_claims(cell: Cell) -> None:
     asking = []
     for replica in replicas:
         asking.append(asyncio.create_task(cell.place(replica)))
-        await turns()
+        await yield_to_loop()
     assert len(slow.waiting) == 2
     assert not asking[2].done()  # its refusal depends on commits that could still fail
-    slow.let_go()
+    slow.resume()
     answers = await asyncio.gather(*asking)
     assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"]
     assert answers[2].reason == "InsufficientCpu"
@@ -140,15 +140,15 @@ async def test_concurrent_reserves_are_one_commit_and_one_audit_record(cell: Cel
     before = len(await audit.read_records(cell.store.inner))
     slow = SlowStore(cell)
     asking = [asyncio.create_task(cell.reserve(cell.item(r), decision=_decision(r))) for r in replicas]
-    await turns()
+    await yield_to_loop()
     assert len(slow.waiting) == 1
-    slow.let_go()
+    slow.resume()
     answers = [own[0] for own in await asyncio.gather(*asking)]
     assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"], "each item is checked alone"
     recorded = [record for _, record in (await audit.read_records(cell.store.inner))[before:]]
     assert [len(record["entries"]) for record in recorded if record["verb"] == "bind"] == [2]
-    told = {d.metadata.name: [entry.result for entry in d.spec.entries] for d in cell.every(Decision)}
-    assert told == {"d-w-0": ["Accepted"], "d-w-1": ["Accepted"], "d-w-2": ["Rejected"]}, (
+    outcomes = {d.metadata.name: [entry.result for entry in d.spec.entries] for d in cell.every(Decision)}
+    assert outcomes == {"d-w-0": ["Accepted"], "d-w-1": ["Accepted"], "d-w-2": ["Rejected"]}, (
         "each request has its own Decision"
     )
     for replica, name in ((replicas[0], "d-w-0"), (replicas[1], "d-w-1")):
@@ -160,9 +160,9 @@ async def test_changed_replica_does_not_fail_other_reserves_of_batch(cell: Cell)
     first, second = await cell.replica("one"), await cell.replica("two")
     slow = SlowStore(cell)
     asking = [asyncio.create_task(cell.reserve(cell.item(r), decision=_decision(r))) for r in (first, second)]
-    await turns()
+    await yield_to_loop()
     await cell.remove(first)
-    slow.let_go()
+    slow.resume()
     await cell.clock.advance(1)
     answers = [own[0] for own in await asyncio.gather(*asking)]
     assert [a.reason for a in answers] == ["ReplicaNotFound", ""]
@@ -182,9 +182,9 @@ async def test_refusal_caused_by_failed_commit_is_rechecked(cell: Cell) -> None:
     first, second = await cell.replica("one", template=big), await cell.replica("two", template=big)
     slow = SlowStore(cell)
     asking = [asyncio.create_task(cell.place(r)) for r in (first, second)]
-    await turns()
+    await yield_to_loop()
     await cell.remove(first)
-    slow.let_go()
+    slow.resume()
     await cell.clock.advance(1)
     answers = await asyncio.gather(*asking)
     assert [a.reason for a in answers] == ["ReplicaNotFound", ""]
@@ -198,9 +198,9 @@ async def test_cordon_during_bind_refuses_only_that_item(cell: Cell) -> None:
     one, two = await cell.replica("one"), await cell.replica("two")
     slow = SlowStore(cell)
     asking = asyncio.create_task(cell.reserve(cell.item(one, "n1"), cell.item(two, "n2")))
-    await turns()
+    await yield_to_loop()
     await cell.change_node("n1", unschedulable=True)
-    slow.let_go()
+    slow.resume()
     answers = await asking
     assert (answers[0].reason, answers[1].result) == ("NodeCordoned", PlacementOutcome.ACCEPTED)
     assert [b.metadata.name for b in cell.every(Binding)] == ["two.1"]
@@ -211,9 +211,9 @@ async def test_limit_lowered_during_bind_refuses_item(cell: Cell) -> None:
     replica = await cell.replica()
     slow = SlowStore(cell)
     asking = asyncio.create_task(cell.place(replica))
-    await turns()
+    await yield_to_loop()
     await cell.grant(limit={"cpu": "500m", "memory": "8Gi"})
-    slow.let_go()
+    slow.resume()
     assert (await asking).reason == "QuotaExceeded"
     assert not cell.authority.ledger.used
     cell.check_ledger()
@@ -224,7 +224,7 @@ async def test_reserve_with_constantly_changing_replica_ends_in_waiting(cell: Ce
     replica = await cell.replica()
     commit = cell.store.commit
 
-    async def meddle(txn: Txn) -> Committed:
+    async def commit_concurrently(txn: Txn) -> Committed:
         if any("/bindings/" in w.key for w in txn.writes):
             current = cell.get_replica()
             await cell.store.inner.commit(
@@ -232,7 +232,7 @@ async def test_reserve_with_constantly_changing_replica_ends_in_waiting(cell: Ce
             )
         return await commit(txn)
 
-    cell.store.commit = meddle  # type: ignore[method-assign]
+    cell.store.commit = commit_concurrently  # type: ignore[method-assign]
     asking = asyncio.create_task(cell.place(replica))
     for _ in range(limits.COMMIT_ROUNDS_MAX * 2):
         await cell.clock.advance(1)
@@ -249,9 +249,9 @@ async def test_leadership_lost_during_commit_leaves_no_claim(cell: Cell) -> None
     replica = await cell.replica()
     slow = SlowStore(cell)
     asking = asyncio.create_task(cell.place(replica))
-    await turns()
+    await yield_to_loop()
     await cell.elect()
-    slow.let_go()
+    slow.resume()
     with pytest.raises(Unavailable):
         await asking
     assert not cell.every(Binding)

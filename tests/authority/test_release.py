@@ -143,8 +143,8 @@ async def test_free_on_removed_node_waits_for_lease_expiry(cell: Cell) -> None:
 async def test_bind_consumes_reservation(cell: Cell) -> None:
     replica = await cell.replica()
     item = cell.item(replica)
-    (held,) = await cell.reserve(item, bind=False)
-    assert (held.result, held.reservation, held.binding) == (PlacementOutcome.ACCEPTED, "web-0.1", "")
+    (reserved,) = await cell.reserve(item, bind=False)
+    assert (reserved.result, reserved.reservation, reserved.binding) == (PlacementOutcome.ACCEPTED, "web-0.1", "")
     (reservation,) = cell.every(Reservation)
     assert reservation.status.phase is ReservationPhase.FIRM and reservation.spec.expires_at
     cell.check_ledger()
@@ -200,8 +200,8 @@ async def test_nominated_reservation_is_promoted_after_victims_are_released(cell
     high = await cell.replica("high", priority=10, template={"resources": {"cpu": "6"}})
     assert (await cell.place(high)).reason == "InsufficientCpu"
     item = cell.item(high, victims=("low.1",))
-    (held,) = await cell.reserve(item, bind=False)
-    assert held.result is PlacementOutcome.ACCEPTED
+    (reserved,) = await cell.reserve(item, bind=False)
+    assert reserved.result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
     # No other claim may take the capacity that the victim releases.
     third = await cell.replica("third", template={"resources": {"cpu": "3"}})
@@ -218,15 +218,17 @@ async def test_nominated_reservation_is_promoted_after_victims_are_released(cell
     cell.check_ledger()
 
 
-async def keep(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
+async def put_admitted_slot(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
     """Creates an admitted recovery slot of a budget that all tenants may use."""
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
-    kept = RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))
-    await cell.put(RecoverySlot(ObjectMeta(name=name), RecoverySlotSpec("b", node, resources={"cpu": cpu}), kept))
+    admitted_status = RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))
+    await cell.put(
+        RecoverySlot(ObjectMeta(name=name), RecoverySlotSpec("b", node, resources={"cpu": cpu}), admitted_status)
+    )
 
 
 async def test_recovery_slot_capacity_is_refused_to_firm_work(cell: Cell) -> None:
-    await keep(cell, "h1", "4")
+    await put_admitted_slot(cell, "h1", "4")
     await cell.lead()
     firm = await cell.replica("firm", template={"resources": {"cpu": "6"}})
     refused = await cell.place(firm)
@@ -239,7 +241,7 @@ async def test_recovery_slot_capacity_is_refused_to_firm_work(cell: Cell) -> Non
 
 
 async def test_recovery_claim_consumes_matching_slot_once(cell: Cell) -> None:
-    await keep(cell, "h1", "6")
+    await put_admitted_slot(cell, "h1", "6")
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead()
     shape = {"resources": {"cpu": "6"}}
@@ -331,8 +333,8 @@ async def test_nomination_is_extended_while_victims_stop_up_to_maximum(cell: Cel
     low = await cell.replica("low", template={"resources": {"cpu": "6"}})
     await cell.place(low)
     high = await cell.replica("high", priority=10, template={"resources": {"cpu": "6"}})
-    (held,) = await cell.reserve(cell.item(high, victims=("low.1",)))
-    assert (held.reason, held.binding) == ("WaitingForVictims", "")
+    (reserved,) = await cell.reserve(cell.item(high, victims=("low.1",)))
+    assert (reserved.reason, reserved.binding) == ("WaitingForVictims", "")
     await cell.release(low, STOP)
     for _ in range(3):
         await cell.clock.advance(40.0)

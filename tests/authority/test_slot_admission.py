@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from tests.authority.cell import TENANT, Cell, turns
+from tests.authority.cell import TENANT, Cell, yield_to_loop
 
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
 from holdfast.model.binding import Reservation
@@ -23,7 +23,7 @@ from holdfast.model.template import Template
 from holdfast.store.contract import Committed, Compare, Remove, Txn
 
 
-async def wish(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
+async def put_slot(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
     await cell.put(
         RecoverySlot(ObjectMeta(name=name, uid=f"uid-{name}"), RecoverySlotSpec("b", node, resources={"cpu": cpu}))
     )
@@ -31,7 +31,7 @@ async def wish(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
 
 async def test_slot_that_fits_is_admitted_and_counted(cell: Cell) -> None:
     await cell.lead()
-    await wish(cell, "h1", "6")
+    await put_slot(cell, "h1", "6")
     await cell.authority.tick()
     assert is_admitted(cell.every(RecoverySlot)[0])
     cell.check_ledger()
@@ -44,7 +44,7 @@ async def test_slot_that_does_not_fit_is_refused_and_not_counted(cell: Cell) -> 
     assert (
         await cell.place(await cell.replica("firm", template={"resources": {"cpu": "4"}}))
     ).result is PlacementOutcome.ACCEPTED
-    await wish(cell, "h1", "6")
+    await put_slot(cell, "h1", "6")
     await cell.authority.tick()
     (hold,) = cell.every(RecoverySlot)
     assert is_rejected(hold) and "cpu by" in hold.status.admission.message
@@ -55,7 +55,7 @@ async def test_concurrent_slots_and_binds_keep_capacity_rule(cell: Cell) -> None
     await cell.lead()
     replicas = [await cell.replica(f"r-{i}", template={"resources": {"cpu": "1"}}) for i in range(8)]
     for number in range(4):
-        await wish(cell, f"h{number}", "2")
+        await put_slot(cell, f"h{number}", "2")
     await asyncio.gather(*(cell.place(r) for r in replicas), cell.authority.tick())
     cell.check_ledger()
     account = cell.authority.ledger.nodes["n1"]
@@ -66,7 +66,7 @@ async def test_slot_consumer_is_set_with_claim_and_cleared_after_release(cell: C
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead()
-    await wish(cell, "h1", "2")
+    await put_slot(cell, "h1", "2")
     await cell.authority.tick()
     one = await cell.replica("r-0", template={"resources": {"cpu": "2"}}, purpose=Purpose.RECOVERY)
     assert (await cell.place(one)).result is PlacementOutcome.ACCEPTED
@@ -89,25 +89,25 @@ async def test_slot_deleted_during_unanswered_admission_leaves_ledger(
     recreated on another node."""
     await cell.node("n2")
     await cell.lead(run=True)
-    await wish(cell, "h1", "2")
-    await wish(cell, "h2", "3")
+    await put_slot(cell, "h1", "2")
+    await put_slot(cell, "h2", "3")
     answered, key = cell.store.commit, kind_of(RecoverySlot).store_key("", "h2")
 
     async def unanswered(txn: Txn) -> Committed:
         done = await answered(txn)
         if any(write.key == key for write in txn.writes):
             monkeypatch.undo()
-            await turns()
+            await yield_to_loop()
             await cell.remove(next(hold for hold in cell.every(RecoverySlot) if hold.metadata.name == "h2"))
             if again:
-                await wish(cell, "h2", "3", "n2")
-            await turns()
+                await put_slot(cell, "h2", "3", "n2")
+            await yield_to_loop()
             raise Ambiguous("no answer; it happened")
         return done
 
     monkeypatch.setattr(cell.store, "commit", unanswered)
     await cell.authority.tick()
-    await turns()
+    await yield_to_loop()
     cell.check_ledger()
     await cell.authority.tick()
     assert [hold.spec.node for hold in cell.every(RecoverySlot) if is_admitted(hold)] == ["n1", "n2"][: 1 + again]
@@ -122,7 +122,7 @@ async def test_slot_is_either_consumed_or_deleted(cell: Cell, first: str, later:
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead(run=True)
-    await wish(cell, "h1", "2")
+    await put_slot(cell, "h1", "2")
     await cell.authority.tick()
     (seen,) = cell.every(RecoverySlot)
     one = await cell.replica("r-0", template={"resources": {"cpu": "2"}}, purpose=Purpose.RECOVERY)
@@ -136,7 +136,7 @@ async def test_slot_is_either_consumed_or_deleted(cell: Cell, first: str, later:
         return True
 
     async def after(work: Coroutine[Any, Any, Any]) -> Any:
-        await turns(later)
+        await yield_to_loop(later)
         return await work
 
     drawing, ending = cell.place(one), end()
@@ -145,7 +145,7 @@ async def test_slot_is_either_consumed_or_deleted(cell: Cell, first: str, later:
     assert answer.result is PlacementOutcome.ACCEPTED
     drawn = [name for claim in cell.every(Reservation) for name in claim.spec.recovery_slots]
     left = [h.metadata.name for h in cell.every(RecoverySlot)]
-    await turns()
+    await yield_to_loop()
     assert drawn == ([] if ended else ["h1"]) and left == drawn
     cell.check_ledger()
 

@@ -37,9 +37,9 @@ def _claimed(replica: Replica) -> bool:
 
 
 class Walk:
-    def __init__(self, cell: Cell, chance: random.Random) -> None:
+    def __init__(self, cell: Cell, rng: random.Random) -> None:
         self.cell = cell
-        self.chance = chance
+        self.rng = rng
         self.shrunk: set[str] = set()
 
     async def begin(self) -> None:
@@ -52,11 +52,16 @@ class Walk:
             await self.cell.replica(f"r-{index}", template=shape, reclaimable=index % 5 == 0)
 
     async def step(self) -> None:
-        acts = [self.place] * 8 + [self.hold] * 2 + [self.bind] * 2 + [self.stop, self.acknowledge, self.free] * 3
+        acts = (
+            [self.place] * 8
+            + [self.reserve_only] * 2
+            + [self.bind] * 2
+            + [self.stop, self.acknowledge, self.free_claim] * 3
+        )
         acts += [self.cordon, self.wait, self.wait, self.resize, self.take_over, self.heartbeat, self.heartbeat]
-        act = self.chance.choice(acts)
-        if self.chance.random() < 0.2:
-            self.cell.store.faults = [self.chance.choice(["before", "after", "late", "before"])]
+        act = self.rng.choice(acts)
+        if self.rng.random() < 0.2:
+            self.cell.store.faults = [self.rng.choice(["before", "after", "late", "before"])]
         task = asyncio.create_task(act())
         for _ in range(200):
             await self.cell.clock.advance(0.05)
@@ -74,16 +79,16 @@ class Walk:
 
     def pick(self, *, claimed: bool) -> Replica | None:
         found = [r for r in self.cell.every(Replica) if _claimed(r) == claimed]
-        return self.chance.choice(found) if found else None
+        return self.rng.choice(found) if found else None
 
     async def place(self) -> None:
         picked = [r for r in (self.pick(claimed=False), self.pick(claimed=False), self.pick(claimed=True)) if r]
-        await self.cell.reserve(*(self.cell.item(r, self.chance.choice(["n1", "n2"])) for r in picked))
+        await self.cell.reserve(*(self.cell.item(r, self.rng.choice(["n1", "n2"])) for r in picked))
 
-    async def hold(self) -> None:
+    async def reserve_only(self) -> None:
         replica = self.pick(claimed=False)
         if replica is not None:
-            await self.cell.reserve(self.cell.item(replica, self.chance.choice(["n1", "n2"])), bind=False)
+            await self.cell.reserve(self.cell.item(replica, self.rng.choice(["n1", "n2"])), bind=False)
 
     async def bind(self) -> None:
         for replica in self.cell.every(Replica):
@@ -98,7 +103,7 @@ class Walk:
         if replica is not None:
             await self.cell.release(replica, ReleaseAction.STOP)
 
-    async def free(self) -> None:
+    async def free_claim(self) -> None:
         replica = self.pick(claimed=True)
         if replica is None:
             return
@@ -112,19 +117,19 @@ class Walk:
     async def acknowledge(self) -> None:
         stopping = [b for b in self.cell.every(Binding) if b.spec.desired is DesiredRunState.STOP]
         if stopping:
-            await self.cell.acknowledge(self.chance.choice(stopping).metadata.name)
+            await self.cell.acknowledge(self.rng.choice(stopping).metadata.name)
 
     async def cordon(self) -> None:
-        name = self.chance.choice(["n1", "n2"])
+        name = self.rng.choice(["n1", "n2"])
         await self.cell.change_node(name, unschedulable=not self.cell.get_node(name).spec.unschedulable)
 
     async def resize(self) -> None:
-        name, cpu = self.chance.choice(["n1", "n2"]), self.chance.choice(["3", "6"])
+        name, cpu = self.rng.choice(["n1", "n2"]), self.rng.choice(["3", "6"])
         await self.cell.change_node(name, capacity={"cpu": cpu, "memory": "16Gi"})
         self.shrunk.add(name)
 
     async def wait(self) -> None:
-        await self.cell.clock.advance(self.chance.choice([1.0, 5.0, 25.0]))
+        await self.cell.clock.advance(self.rng.choice([1.0, 5.0, 25.0]))
 
     async def take_over(self) -> None:
         self.cell.store.faults = []

@@ -20,7 +20,7 @@ SMALL = ("singles", "preemption", "arrival")
 PAIRED = {"workloads", "backlog"}
 
 
-def test_figures_outside_their_bounds_are_named() -> None:
+def test_figures_outside_their_bounds_are_reported() -> None:
     bounds = {"gain": (2.0, None), "missing": (1.0, None), "lost": (None, 0)}
     wrong = harness.outside({"gain": 1.5, "lost": 3}, bounds)
     assert wrong == [
@@ -31,12 +31,12 @@ def test_figures_outside_their_bounds_are_named() -> None:
     assert harness.outside({"gain": 2.0, "missing": 1, "lost": 0}, bounds) == []
 
 
-def test_an_unknown_name_is_refused_and_the_known_ones_are_told(capsys) -> None:
+def test_unknown_benchmark_is_refused_with_known_names(capsys) -> None:
     assert harness.main(["no-such"]) == 2
     assert "pipeline" in capsys.readouterr().err
 
 
-def test_figures_are_kept_with_name_and_revision(tmp_path, monkeypatch, capsys) -> None:
+def test_figures_are_saved_with_name_and_revision(tmp_path, monkeypatch, capsys) -> None:
     async def run() -> dict[str, object]:
         return {"per_s": 12, "nested": {"ms": 3.5}}
 
@@ -51,13 +51,13 @@ def test_figures_are_kept_with_name_and_revision(tmp_path, monkeypatch, capsys) 
     assert "per_s: too low (expected at least 20, found 12)" in capsys.readouterr().err
 
 
-def test_a_benchmark_without_its_data_says_so(tmp_path, capsys) -> None:
+def test_benchmark_without_data_is_skipped_with_reason(tmp_path, capsys) -> None:
     assert harness.main(["openb", "--data", str(tmp_path)]) == 0
     assert f"skipped: no trace in {tmp_path}" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-async def test_the_parts_run_small(monkeypatch) -> None:
+async def test_component_benchmarks_run_at_small_size(monkeypatch) -> None:
     for name, value in (("SEQUENTIAL_COMMITS", 5), ("COMMITS_PER_WRITER", 2), ("BATCHES", 2), ("OBJECTS", 300),
                         ("SUBSCRIBERS", 10), ("FAN_OUT_COMMITS", 3)):  # fmt: skip
         monkeypatch.setattr(store, name, value)
@@ -73,7 +73,7 @@ async def test_the_parts_run_small(monkeypatch) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.waits
-async def test_the_api_benchmark_runs_small() -> None:
+async def test_api_benchmark_runs_at_small_size() -> None:
     figures = await api.run(
         creates=150, batches=2, singles=20, watchers=12, events=5, objects=100, nodes=20, beat_s=2.0
     )  # fmt: skip
@@ -86,7 +86,7 @@ async def test_the_api_benchmark_runs_small() -> None:
 @pytest.mark.e2e
 @pytest.mark.waits
 @pytest.mark.parametrize("shape", SMALL if not os.environ.get("HOLDFAST_PROVE") else sorted({*pipeline.NAMES} - PAIRED))
-async def test_the_pipeline_runs_small_in_every_shape(shape: str) -> None:
+async def test_pipeline_benchmark_runs_every_shape_at_small_size(shape: str) -> None:
     figures = await pipeline.run(nodes=20, replicas=30, shapes=(shape,))
     if shape == "arrival":
         assert 0 < figures["arrival_p50_ms"] <= figures["arrival_p99_ms"] <= figures["arrival_max_ms"]
@@ -99,18 +99,18 @@ async def test_the_pipeline_runs_small_in_every_shape(shape: str) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.waits
-async def test_what_a_backlog_costs_is_measured_against_the_same_without_one() -> None:
+async def test_backlog_cost_is_relative_to_the_run_without_backlog() -> None:
     figures = await pipeline.run(nodes=20, replicas=30, shapes=("backlog",))
     assert figures["bound_per_s"] == figures["workloads_per_s"] > 0
     assert 0 <= figures["backlog_cost_pct"] <= 100
 
 
-def test_every_bound_is_of_a_figure_that_some_shape_gives() -> None:
+def test_every_bound_belongs_to_a_figure_of_a_shape() -> None:
     for name in pipeline.BOUNDS:
         assert name == "bound_per_s" or name.startswith(tuple(f"{shape}_" for shape in pipeline.NAMES)), name
 
 
-def test_a_part_is_kept_apart_and_another_size_answers_for_no_bound(tmp_path, monkeypatch, capsys) -> None:
+def test_partial_run_is_saved_separately_and_has_no_bounds(tmp_path, monkeypatch, capsys) -> None:
     async def run(nodes: int = 5, shapes: tuple[str, ...] = ()) -> dict[str, object]:
         return {"spread_per_s": 1.0}
 
@@ -124,12 +124,12 @@ def test_a_part_is_kept_apart_and_another_size_answers_for_no_bound(tmp_path, mo
     assert harness.main(["pipeline"]) == 1, "the whole answers for everything"
 
 
-def test_an_unknown_shape_or_trace_is_refused_and_the_known_ones_are_told(capsys) -> None:
+def test_unknown_shape_or_trace_is_refused_with_known_names(capsys) -> None:
     assert harness.main(["pipeline", "--shape", "no-such"]) == 2
     assert "anti-affinity" in capsys.readouterr().err
 
 
-async def test_the_trace_protocol_on_a_small_cluster() -> None:
+async def test_trace_protocol_runs_on_a_small_cluster() -> None:
     """One node with two GPUs: what fits is placed, what does not is dropped, and load is counted on arrival."""
     nodes = [openb.TraceNode("n-0001", 8_000, 32_000, 2, "T4")]
     pods = {
@@ -145,7 +145,7 @@ async def test_the_trace_protocol_on_a_small_cluster() -> None:
 @pytest.mark.e2e
 @pytest.mark.waits
 @pytest.mark.slow
-async def test_a_region_lost_at_a_small_scale_is_recovered_and_the_load_is_told() -> None:
+async def test_recovery_benchmark_runs_at_small_size() -> None:
     figures = await recovery.run(nodes=40)
     assert figures["workloads"] == 20 and figures["lost_workloads"] > 0
     assert figures["short"] == 0 and figures["recovered_seconds"] < 90

@@ -1,4 +1,4 @@
-"""Commands are run as users run them: as processes, with their output and exit code."""
+"""Fixtures that run commands as processes, as users do."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(tmp_path: Path) -> Run:
     """Runs `holdfast …` in an empty directory."""
 
-    def once(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         return subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", *words],
+            [sys.executable, "-m", "holdfast.cli", *arguments],
             cwd=tmp_path,
             env={**env, **environment},
             capture_output=True,
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Run:
             timeout=60,
         )
 
-    return once
+    return run_command
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def layout(tmp_path: Path) -> Layout:
 
 @pytest.fixture
 def platform(layout: Layout) -> Platform:
-    """A prepared platform of which nothing runs: ports of the range nobody listens on."""
-    made = design_platform(("us-east", "eu-west"), agents_per_region=2, port_base=61400, samples=True)
+    """A prepared platform without running processes, on unused ports."""
+    designed = design_platform(("us-east", "eu-west"), agents_per_region=2, port_base=61400, samples=True)
     layout.prepare()
-    Credentials(layout).prepare(made)
-    layout.save(made)
-    write_kubeconfig(layout, made, layout.kubeconfig)
-    return made
+    Credentials(layout).prepare(designed)
+    layout.save(designed)
+    write_kubeconfig(layout, designed, layout.kubeconfig)
+    return designed

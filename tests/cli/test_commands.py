@@ -1,4 +1,4 @@
-"""Help, exit codes and output of every command, without a platform behind them."""
+"""Help, exit codes and output of commands without a running platform."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 SUBCOMMANDS = [(name,) for name in COMMANDS] + [("token", "create"), ("token", "list"), ("token", "revoke")]
 
 
-@pytest.mark.parametrize("words", SUBCOMMANDS, ids=" ".join)
-def test_every_command_explains_itself(run: Run, words: tuple[str, ...]) -> None:
-    done = run(*words, "--help")
-    assert done.returncode == ExitCode.OK
-    assert "Example" in done.stdout
-    assert not done.stderr
+@pytest.mark.parametrize("arguments", SUBCOMMANDS, ids=" ".join)
+def test_every_command_has_help(run: Run, arguments: tuple[str, ...]) -> None:
+    completed = run(*arguments, "--help")
+    assert completed.returncode == ExitCode.OK
+    assert "Example" in completed.stdout
+    assert not completed.stderr
 
 
-def test_the_list_of_commands_and_exit_codes(run: Run) -> None:
-    done = run("--help")
-    assert done.returncode == ExitCode.OK
+def test_help_lists_commands_and_exit_codes(run: Run) -> None:
+    completed = run("--help")
+    assert completed.returncode == ExitCode.OK
     for name in COMMANDS:
-        assert f"  {name} " in done.stdout
+        assert f"  {name} " in completed.stdout
     for meaning in EXIT_CODE_MEANINGS.values():
-        assert meaning in " ".join(done.stdout.split())
+        assert meaning in " ".join(completed.stdout.split())
 
 
-def test_wrong_command_lines_exit_with_two_and_say_what_was_meant(run: Run) -> None:
-    done = run("stauts")
-    assert done.returncode == ExitCode.USAGE
-    assert "did you mean 'status'" in done.stderr
+def test_wrong_command_line_exits_with_usage_and_suggestion(run: Run) -> None:
+    completed = run("stauts")
+    assert completed.returncode == ExitCode.USAGE
+    assert "did you mean 'status'" in completed.stderr
     assert run("status", "--no-such-flag").returncode == ExitCode.USAGE
     assert run("status", "-o", "xml").returncode == ExitCode.USAGE
     assert run().returncode == ExitCode.USAGE
@@ -51,57 +51,57 @@ def test_wrong_command_lines_exit_with_two_and_say_what_was_meant(run: Run) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [("status",), ("kubeconfig",), ("logs", "x"), ("endpoints", "a/b"), ("token", "list")], ids=" ".join
+    "arguments", [("status",), ("kubeconfig",), ("logs", "x"), ("endpoints", "a/b"), ("token", "list")], ids=" ".join
 )
-def test_without_a_platform_commands_say_how_to_get_one(run: Run, words: tuple[str, ...]) -> None:
-    done = run(*words)
-    assert done.returncode == ExitCode.UNREACHABLE
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: platform ")
-    assert "\nnext: holdfast up" in done.stderr
+def test_command_without_platform_names_next_step(run: Run, arguments: tuple[str, ...]) -> None:
+    completed = run(*arguments)
+    assert completed.returncode == ExitCode.UNREACHABLE
+    assert completed.stdout == ""
+    assert completed.stderr.startswith("error: platform ")
+    assert "\nnext: holdfast up" in completed.stderr
 
 
-def test_nothing_to_stop_is_not_an_error(run: Run) -> None:
-    done = run("down", "-o", "json")
-    assert done.returncode == ExitCode.OK
-    assert json.loads(done.stdout)["stopped"] is False
+def test_down_without_platform_succeeds(run: Run) -> None:
+    completed = run("down", "-o", "json")
+    assert completed.returncode == ExitCode.OK
+    assert json.loads(completed.stdout)["stopped"] is False
 
 
-def test_down_refuses_a_directory_that_is_no_platform(run: Run, tmp_path: Path) -> None:
+def test_down_refuses_a_directory_without_platform(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not delete\n")
-    done = run("down", "--state", "mine", "--purge")
-    assert done.returncode == ExitCode.USAGE
+    completed = run("down", "--state", "mine", "--purge")
+    assert completed.returncode == ExitCode.USAGE
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
-def test_version(run: Run) -> None:
+def test_version_prints_name_and_version(run: Run) -> None:
     assert json.loads(run("version", "-o", "json").stdout)["holdfast"]
     assert run("version").stdout.startswith("holdfast ")
     assert run("--version").stdout.startswith("holdfast ")
 
 
-def test_status_of_a_platform_that_is_down(run: Run, platform: Platform) -> None:
-    done = run("status", "-o", "json")
-    assert done.returncode == ExitCode.UNREACHABLE
-    told = json.loads(done.stdout)
-    assert [cell["name"] for cell in told["cells"]] == ["global", "us-east", "eu-west"]
-    assert not any(cell["ready"] for cell in told["cells"])
-    assert told["supervisorPid"] == 0
+def test_status_of_a_stopped_platform_is_not_serving(run: Run, platform: Platform) -> None:
+    completed = run("status", "-o", "json")
+    assert completed.returncode == ExitCode.UNREACHABLE
+    status = json.loads(completed.stdout)
+    assert [cell["name"] for cell in status["cells"]] == ["global", "us-east", "eu-west"]
+    assert not any(cell["ready"] for cell in status["cells"])
+    assert status["supervisorPid"] == 0
     text = run("status")
     assert text.returncode == ExitCode.UNREACHABLE
     assert "no supervisor" in text.stdout
 
 
-def test_no_escape_codes_where_nobody_looks(run: Run, platform: Platform) -> None:
-    for done in (run("status"), run("status", NO_COLOR="1"), run("--help")):
-        assert "\x1b" not in done.stdout + done.stderr
+def test_output_without_terminal_has_no_escape_codes(run: Run, platform: Platform) -> None:
+    for completed in (run("status"), run("status", NO_COLOR="1"), run("--help")):
+        assert "\x1b" not in completed.stdout + completed.stderr
 
 
-def test_kubeconfig_has_a_context_per_cell_and_everything_inside(run: Run, platform: Platform, layout: Layout) -> None:
-    done = run("kubeconfig")
-    assert done.returncode == ExitCode.OK
-    config = json.loads(done.stdout)
+def test_kubeconfig_has_a_context_per_cell_with_embedded_keys(run: Run, platform: Platform, layout: Layout) -> None:
+    completed = run("kubeconfig")
+    assert completed.returncode == ExitCode.OK
+    config = json.loads(completed.stdout)
     assert [context["name"] for context in config["contexts"]] == ["global", "us-east", "eu-west"]
     assert config["current-context"] == "global"
     assert [cluster["cluster"]["server"] for cluster in config["clusters"]] == [url for _, url in platform.cells]
@@ -112,7 +112,7 @@ def test_kubeconfig_has_a_context_per_cell_and_everything_inside(run: Run, platf
     assert stat.S_IMODE(layout.kubeconfig.stat().st_mode) == 0o600
 
 
-def test_kubeconfig_never_replaces_a_file_silently(run: Run, platform: Platform, tmp_path: Path) -> None:
+def test_kubeconfig_does_not_overwrite_without_force(run: Run, platform: Platform, tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / ".kube").mkdir(parents=True)
     (home / ".kube" / "config").write_text("mine\n")
@@ -125,7 +125,7 @@ def test_kubeconfig_never_replaces_a_file_silently(run: Run, platform: Platform,
     assert json.loads((tmp_path / "new.yaml").read_text())["users"][0]["user"] == {"token": "hf_x"}
 
 
-def test_tokens_are_shown_once_and_revoked(run: Run, platform: Platform, layout: Layout) -> None:
+def test_token_is_shown_once_and_revoked(run: Run, platform: Platform, layout: Layout) -> None:
     assert run("token", "create", "idle").returncode == ExitCode.USAGE
     made = run("token", "create", "ci", "--tenant", "payments", "--expires", "30d", "-o", "json")
     assert made.returncode == ExitCode.OK
@@ -142,28 +142,30 @@ def test_tokens_are_shown_once_and_revoked(run: Run, platform: Platform, layout:
     assert stat.S_IMODE(layout.tokens.stat().st_mode) == 0o600
 
 
-def test_secrets_are_readable_by_their_owner_alone(platform: Platform, layout: Layout) -> None:
+def test_secret_files_are_private(platform: Platform, layout: Layout) -> None:
     for path in layout.root.rglob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     assert stat.S_IMODE(layout.root.stat().st_mode) == 0o700
 
 
-def test_up_refuses_other_options_than_the_platform_was_made_with(run: Run, platform: Platform) -> None:
-    done = run("up", "--detach", "--port-base", "61500")
-    assert done.returncode == ExitCode.CONFLICT
-    assert "--port-base" in done.stderr
-    assert "next:" in done.stderr
+def test_up_with_other_options_is_refused(run: Run, platform: Platform) -> None:
+    completed = run("up", "--detach", "--port-base", "61500")
+    assert completed.returncode == ExitCode.CONFLICT
+    assert "--port-base" in completed.stderr
+    assert "next:" in completed.stderr
 
 
-def test_a_reader_that_goes_away_is_no_failure(platform: Platform, layout: Layout, tmp_path: Path) -> None:
+def test_closed_output_pipe_is_no_failure(platform: Platform, layout: Layout, tmp_path: Path) -> None:
     import sys
 
     command = f"{sys.executable} -m holdfast.cli kubeconfig --state {layout.root} | head -c 5"
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, cwd=tmp_path)
-    assert "Traceback" not in done.stderr
+    completed = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "Traceback" not in completed.stderr
 
 
-def test_logs_of_a_replica_and_of_a_workload(run: Run, platform: Platform, layout: Layout) -> None:
+def test_logs_show_one_replica_or_a_workload(run: Run, platform: Platform, layout: Layout) -> None:
     for replica, text in (("api-us-east-0", "first"), ("api-us-east-1", "second")):
         folder = layout.agent("us-east-1") / "tasks" / f"payments_{replica}"
         folder.mkdir(parents=True)
@@ -182,7 +184,7 @@ def test_logs_of_a_replica_and_of_a_workload(run: Run, platform: Platform, layou
     assert run("logs", "search/api").returncode == ExitCode.FAILED
 
 
-def test_the_state_directory_comes_from_the_environment_too(run: Run, platform: Platform, layout: Layout) -> None:
+def test_state_directory_is_read_from_environment(run: Run, platform: Platform, layout: Layout) -> None:
     os.rename(layout.root, layout.root.with_name("elsewhere"))
     assert run("kubeconfig").returncode == ExitCode.UNREACHABLE
     assert run("kubeconfig", HOLDFAST_STATE=str(layout.root.with_name("elsewhere"))).returncode == ExitCode.OK

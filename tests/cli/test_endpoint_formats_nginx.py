@@ -1,4 +1,4 @@
-"""The nginx upstream as nginx itself reads it, with traffic through it."""
+"""The nginx upstream in a real nginx, with traffic."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def free_port() -> int:
 
 @pytest.fixture
 def replicas() -> Iterator[list[dict[str, Any]]]:
-    """Two that answer with their own name."""
+    """Two servers that respond with their own name."""
     servers = []
     for name in ("api-us-east-0", "api-us-east-1"):
 
-        class Says(http.server.BaseHTTPRequestHandler):
+        class NameHandler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            words = name.encode()
+            body = name.encode()
 
             def do_GET(self) -> None:
                 self.send_response(200)
-                self.send_header("Content-Length", str(len(self.words)))
+                self.send_header("Content-Length", str(len(self.body)))
                 self.end_headers()
-                self.wfile.write(self.words)
+                self.wfile.write(self.body)
 
             def log_message(self, *_: object) -> None:
                 pass
 
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Says)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), NameHandler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
     yield [
@@ -90,48 +90,48 @@ def write(folder: Path, port: int, addresses: list[dict[str, Any]]) -> None:
     (folder / "upstream.conf").write_text(render_endpoints("nginx", "acme", "api", addresses, "http"))
 
 
-def checked(nginx: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def check_configuration(nginx: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [nginx, "-t", "-p", str(folder), "-c", str(folder / "front.conf")], capture_output=True, text=True, timeout=20
     )
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_nginx_finds_nothing_wrong_with_it(
+def test_nginx_accepts_the_configuration(
     nginx: str, tmp_path: Path, replicas: list[dict[str, Any]], count: int
 ) -> None:
     write(tmp_path, free_port(), replicas[:count])
-    done = checked(nginx, tmp_path)
-    assert done.returncode == 0, done.stderr
+    completed = check_configuration(nginx, tmp_path)
+    assert completed.returncode == 0, completed.stderr
     (tmp_path / "upstream.conf").write_text("upstream acme-api { server }\n")
-    assert checked(nginx, tmp_path).returncode != 0, "the check can fail"
+    assert check_configuration(nginx, tmp_path).returncode != 0, "the check can fail"
 
 
-def test_requests_reach_every_replica_and_a_reload_takes_one_out(
+def test_requests_reach_every_replica_until_reload_removes_one(
     nginx: str, tmp_path: Path, replicas: list[dict[str, Any]]
 ) -> None:
     port = free_port()
     write(tmp_path, port, replicas)
-    words = [nginx, "-p", str(tmp_path), "-c", str(tmp_path / "front.conf")]
-    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [nginx, "-p", str(tmp_path), "-c", str(tmp_path / "front.conf")]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        answered = asked_until(port, {"api-us-east-0", "api-us-east-1"})
+        answered = request_until(port, {"api-us-east-0", "api-us-east-1"})
         assert answered == {"api-us-east-0", "api-us-east-1"}
         write(tmp_path, port, replicas[:1])
-        subprocess.run([*words, "-s", "reload"], check=True, timeout=20, capture_output=True)
+        subprocess.run([*command, "-s", "reload"], check=True, timeout=20, capture_output=True)
         deadline = time.monotonic() + 10
-        while {asked(port) for _ in range(8)} != {"api-us-east-0"}:
-            assert time.monotonic() < deadline, "the old workers go within a moment"
+        while {request(port) for _ in range(8)} != {"api-us-east-0"}:
+            assert time.monotonic() < deadline, "the old nginx workers exit"
         write(tmp_path, port, [])
-        subprocess.run([*words, "-s", "reload"], check=True, timeout=20, capture_output=True)
-        while asked(port) != "502":
+        subprocess.run([*command, "-s", "reload"], check=True, timeout=20, capture_output=True)
+        while request(port) != "502":
             assert time.monotonic() < deadline + 10
     finally:
         running.terminate()
         running.wait(10)
 
 
-def asked(port: int) -> str:
+def request(port: int) -> str:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
             return str(answer.read().decode())
@@ -142,9 +142,9 @@ def asked(port: int) -> str:
         return ""
 
 
-def asked_until(port: int, wanted: set[str], within_s: float = 10.0) -> set[str]:
+def request_until(port: int, expected: set[str], within_s: float = 10.0) -> set[str]:
     deadline = time.monotonic() + within_s
     found: set[str] = set()
-    while not wanted <= found and time.monotonic() < deadline:
-        found |= {asked(port)} - {""}
+    while not expected <= found and time.monotonic() < deadline:
+        found |= {request(port)} - {""}
     return found

@@ -1,4 +1,4 @@
-"""The manifests in examples/ are true: each validates, names a tenant that exists, and runs a program that runs on."""
+"""The manifests in examples/ are valid, reference existing tenants and run executable programs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_an_example_is_valid_and_applies_by_itself(path: Path) -> None:
+def test_example_is_valid_and_applies_alone(path: Path) -> None:
     samples = {d["metadata"]["name"] for d in documents(FOLDER / "tenants.yaml")}
-    own = {d["metadata"]["name"] for d in documents(path) if d["kind"] == "Tenant"}
+    tenants = {d["metadata"]["name"] for d in documents(path) if d["kind"] == "Tenant"}
     for document in documents(path):
         kind = BY_NAME[document["kind"]]
         assert document["apiVersion"] == kind.api_version
@@ -33,23 +33,23 @@ def test_an_example_is_valid_and_applies_by_itself(path: Path) -> None:
             item = kind.default(item)
         assert [c.message for c in kind.validate(item, None)] == []
         if kind.namespaced:
-            assert document["metadata"]["namespace"] in samples | own
-    assert path.read_text().startswith("#"), "it begins with what it is for"
+            assert document["metadata"]["namespace"] in samples | tenants
+    assert path.read_text().startswith("#"), "it begins with a comment on its purpose"
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_an_examples_program_can_be_run(path: Path) -> None:
+def test_program_of_example_is_executable(path: Path) -> None:
     for document in documents(path):
         command = document.get("spec", {}).get("template", {}).get("command", [])
         if command[:2] == ["python3", "-m"]:
             found = importlib.util.find_spec(command[2])
             assert found is not None and found.origin is not None
-            assert '__name__ == "__main__"' in Path(found.origin).read_text(), f"{command[2]} would end at once"
+            assert '__name__ == "__main__"' in Path(found.origin).read_text(), f"{command[2]} would exit at once"
 
 
-def test_samples_are_applied_as_kubectl_would() -> None:
+def test_samples_are_applied_like_kubectl() -> None:
     for name in FILES:
         for document in documents(FOLDER / name):
-            made = with_last_applied(document)
-            assert msgspec.json.decode(made["metadata"]["annotations"][LAST_APPLIED]) == document
-            assert LAST_APPLIED not in document["metadata"].get("annotations", {}), "the manifest itself is left alone"
+            applied = with_last_applied(document)
+            assert msgspec.json.decode(applied["metadata"]["annotations"][LAST_APPLIED]) == document
+            assert LAST_APPLIED not in document["metadata"].get("annotations", {}), "the manifest itself is unchanged"

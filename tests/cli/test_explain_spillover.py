@@ -1,4 +1,4 @@
-"""`holdfast explain` says who waits in a full region, and what has moved on from one."""
+"""`holdfast explain` shows replicas pending in a full region and replicas moved out of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from holdfast.cli.commands.explain import spillover_lines
 from holdfast.model.workload import AvoidedRegion, RegionWait, SpilloverStatus
 
 
-def test_a_wait_and_a_move_are_told_with_their_reason_and_their_time():
+def test_spillover_wait_and_move_have_reason_and_time():
     wait = RegionWait(region="east", reason="InsufficientCpu", since="2026-01-01T00:00:00Z")
     left = AvoidedRegion(
         region="north", to="west", replicas=2, reason="NoNodes", message="none at all", at="2026-01-01T00:00:00Z",

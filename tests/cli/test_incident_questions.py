@@ -1,4 +1,4 @@
-"""What drills conclude from a recorded history: who acted, in which order, and whether a promise was broken in it."""
+"""What drills derive from a recorded history: writers, their order, and violated invariants."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def binding(uid, node, *, replica="r1", desired="Run", policy="p1"):
     return {"metadata": {"uid": uid, "name": uid}, "spec": spec}
 
 
-def test_two_live_bindings_at_once_are_found_and_one_after_the_other_are_not():
+def test_overlapping_bindings_are_found_and_successive_are_not():
     first, second = binding("b1", "n1"), binding("b2", "n2")
-    broken, looked = history_checks.check_unique_bindings([step(1, "Binding", first), step(2, "Binding", second)])
-    assert looked == 2 and len(broken) == 1 and "bound twice" in broken[0]
+    violations, checked = history_checks.check_unique_bindings([step(1, "Binding", first), step(2, "Binding", second)])
+    assert checked == 2 and len(violations) == 1 and "bound twice" in violations[0]
     stopped = binding("b1", "n1", desired="Stop")
     fine, _ = history_checks.check_unique_bindings(
         [step(1, "Binding", first), step(2, "Binding", stopped, first), step(3, "Binding", second)]
@@ -29,18 +29,18 @@ def test_two_live_bindings_at_once_are_found_and_one_after_the_other_are_not():
     assert fine == []
 
 
-def test_a_binding_that_changes_its_node_or_revision_breaks_s10():
+def test_binding_with_changed_node_or_revision_violates_s10():
     before = binding("b1", "n1")
     for after in (binding("b1", "n2"), binding("b1", "n1", policy="p2")):
-        broken, looked = history_checks.check_immutable_decisions([step(1, "Binding", after, before)])
-        assert looked == 1 and len(broken) == 1 and broken[0].startswith("S10")
+        violations, checked = history_checks.check_immutable_decisions([step(1, "Binding", after, before)])
+        assert checked == 1 and len(violations) == 1 and violations[0].startswith("S10")
     assert (
         history_checks.check_immutable_decisions([step(1, "Binding", binding("b1", "n1", desired="Stop"), before)])[0]
         == []
     )
 
 
-def test_an_attempt_that_goes_back_is_found():
+def test_decreased_attempt_is_found():
     def at(attempt):
         return {"metadata": {"uid": "u", "name": "x"}, "spec": {}, "status": {"placement": {"attempt": attempt}}}
 
@@ -48,28 +48,28 @@ def test_an_attempt_that_goes_back_is_found():
     assert len(history_checks.check_attempts_increase([step(1, "Replica", at(2)), step(2, "Replica", at(1))])[0]) == 1
 
 
-def test_changes_of_one_cell_are_in_the_order_of_their_commits_however_they_were_heard():
-    heard = [
-        step(1.5, "Node", {"metadata": {"name": "n"}}, revision=7, name="late word"),
-        step(1.1, "Node", {"metadata": {"name": "n"}}, revision=9, name="early word"),
+def test_changes_of_a_cell_are_ordered_by_commit():
+    received = [
+        step(1.5, "Node", {"metadata": {"name": "n"}}, revision=7, name="late event"),
+        step(1.1, "Node", {"metadata": {"name": "n"}}, revision=9, name="early event"),
         step(1.2, "Node", {"metadata": {"name": "n"}}, revision=3, cell="west", name="elsewhere"),
     ]
-    assert [(s.name, s.at_s) for s in in_commit_order(heard)] == [
-        ("late word", 1.1), ("early word", 1.1), ("elsewhere", 1.2),
+    assert [(s.name, s.at_s) for s in in_commit_order(received)] == [
+        ("late event", 1.1), ("early event", 1.1), ("elsewhere", 1.2),
     ]  # fmt: skip
 
 
-def test_the_first_to_act_is_neither_a_report_nor_a_sum_nor_a_pulse():
+def test_first_action_is_no_status_report_summary_or_heartbeat():
     def region(**health):
         return {"metadata": {"name": "east"}, "spec": {}, "status": {"health": health}}
 
-    calm, pulse = region(state="Healthy", lastContactAt="1"), region(state="Healthy", lastContactAt="2")
+    healthy, heartbeat = region(state="Healthy", lastContactAt="1"), region(state="Healthy", lastContactAt="2")
     lost = region(state="Lost", lastContactAt="2")
     used = {"metadata": {"name": "normal"}, "spec": {}, "status": {"used": {"cpu": "1"}}}
     steps = [
-        step(0.1, "Region", pulse, calm, name="east"),
+        step(0.1, "Region", heartbeat, healthy, name="east"),
         step(0.2, "GrantCopy", used, {"metadata": {"name": "normal"}, "spec": {}, "status": {}}),
-        step(0.3, "Region", lost, pulse, name="east"),
+        step(0.3, "Region", lost, heartbeat, name="east"),
     ]
     (line,) = incident_questions.first_controllers(steps)
     assert line.startswith("+0.3 s region-health (east) changed Region acme/east") and "Healthy → Lost" in line
@@ -77,7 +77,7 @@ def test_the_first_to_act_is_neither_a_report_nor_a_sum_nor_a_pulse():
     assert incident_questions.desired_state_changes(steps) == ["none: no spec changed in any cell"]
 
 
-def test_counters_of_a_process_that_was_started_anew_count_from_zero():
+def test_counters_of_a_restarted_process_count_from_zero():
     began, again = (
         {("a", counters.START_TIME_METRIC): 1.0, ("a", "x_total"): 5.0},
         {("a", counters.START_TIME_METRIC): 2.0, ("a", "x_total"): 5.0},

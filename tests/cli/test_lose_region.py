@@ -1,4 +1,4 @@
-"""The text of `holdfast plan --lose-region`: every part of the forecast is printed."""
+"""The text of `holdfast plan --lose-region`: every part of the result is printed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ NOTHING: dict[str, Any] = {
     "lost": {"region": "east", "zone": ""}, "recovers": [], "safe": [], "short": [], "decided": True, "unprotected": [],
     "places": [], "evicts": [], "waits": [],
 }  # fmt: skip
-TAKES = PlannedPlacement("west", "risk-west-r1", "west-2", ("spare/fill-west-3.1", "spare/fill-west-4.2"))
-WAITS = PlannedPlacement("west", "risk-west-r2", reason="PortsExhausted", message="no free port", to_fit="free a port")
+PLACED = PlannedPlacement("west", "risk-west-r1", "west-2", ("spare/fill-west-3.1", "spare/fill-west-4.2"))
+PENDING = PlannedPlacement(
+    "west", "risk-west-r2", reason="PortsExhausted", message="no free port", to_fit="free a port"
+)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("changes", "expected"),
     [
         ({}, "if region east is lost:"),
         ({"lost": {"region": "east", "zone": "east-a"}}, "if zone east-a of region east is lost:"),
@@ -28,14 +30,14 @@ WAITS = PlannedPlacement("west", "risk-west-r2", reason="PortsExhausted", messag
             {"short": [{"tenant": "pay", "workload": "risk", "why": "west: 0 of 4 recovery places"}]},
             "STAYS SHORT: pay/risk: west: 0 of 4 recovery places",
         ),
-        (replica_rows([TAKES]), "fill-west-3"),
+        (replica_rows([PLACED]), "fill-west-3"),
         (
-            replica_rows([WAITS]),
+            replica_rows([PENDING]),
             "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)",
         ),
         ({"decided": False}, "the search reached its limit"),
         ({"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2}]}, "NO OBJECTIVE"),
     ],
 )
-def test_forecast_text_names_every_part(given: dict[str, Any], said: str) -> None:
-    assert said in _as_text({**NOTHING, **given})
+def test_region_loss_text_names_every_part(changes: dict[str, Any], expected: str) -> None:
+    assert expected in _as_text({**NOTHING, **changes})

@@ -1,4 +1,4 @@
-"""`holdfast plan -f`: what is said of changes, refusals and removals, and the code it ends with."""
+"""`holdfast plan -f`: output of changes, refusals and removals, and the exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def workload(**spec: Any) -> Workload:
     return default_workload(msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, **spec)))
 
 
-def test_fields_that_change_are_named_with_both_values() -> None:
+def test_changed_fields_have_old_and_new_value() -> None:
     change = workload_change(workload(replicas=6), workload(replicas=8))
     assert [str(field) for field in change.fields] == ["replicas 8 → 6"]
     assert not workload_change(workload(replicas=6), workload(replicas=6))
@@ -32,36 +32,36 @@ def test_fields_that_change_are_named_with_both_values() -> None:
     assert str(field) == 'template.env nothing → {"A":"b"}'
 
 
-def test_a_smaller_workload_is_a_change_though_nothing_is_placed(capsys: Any) -> None:
-    """Once this said that nothing would change, of a file that takes two replicas away."""
+def test_scale_down_is_a_change_without_placements(capsys: Any) -> None:
+    """Regression: a file that only removes replicas was reported as no change."""
     outlook = WhatIfResult(
         changes=(workload_change(workload(replicas=1), workload(replicas=2)),),
         removals=(PlannedRemoval("us-east", "api-1", "n1"),),
     )
     assert print_what_if("text", outlook) == ExitCode.PLAN_CHANGES
-    said = capsys.readouterr().out
-    assert "replicas 2 → 1" in said and "REMOVED REPLICA" in said and "api-1" in said
+    output = capsys.readouterr().out
+    assert "replicas 2 → 1" in output and "REMOVED REPLICA" in output and "api-1" in output
     assert print_what_if("json", outlook) == ExitCode.PLAN_CHANGES
-    told = json.loads(capsys.readouterr().out)
-    assert told["removals"] == [{"region": "us-east", "replica": "api-1", "node": "n1"}] and told["placed"] == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["removals"] == [{"region": "us-east", "replica": "api-1", "node": "n1"}] and document["placed"] == 0
 
 
-def test_what_the_server_would_refuse_cannot_be_placed(capsys: Any) -> None:
+def test_workload_refused_by_admission_cannot_be_placed(capsys: Any) -> None:
     outlook = WhatIfResult(refused=(RejectedChange("nosuch/w", 'namespaces "nosuch" not found'),))
     assert print_what_if("text", outlook) == ExitCode.PLAN_NOT_PLACEABLE
     assert capsys.readouterr().out == 'nosuch/w would be refused: namespaces "nosuch" not found\n'
 
 
-def test_nothing_is_nothing_and_the_same_cure_is_told_once(capsys: Any) -> None:
+def test_empty_plan_is_empty_and_fixes_are_not_repeated(capsys: Any) -> None:
     assert print_what_if("text", WhatIfResult()) == ExitCode.OK
     assert capsys.readouterr().out == "nothing would change\n"
-    waits = tuple(
+    pending = tuple(
         PlannedPlacement("us-east", f"api-{i}", reason="InsufficientCpu", message="x", to_fit="less") for i in (0, 1)
     )
-    assert as_text(WhatIfResult(placings=waits)).count("to fit: less") == 1
+    assert as_text(WhatIfResult(placings=pending)).count("to fit: less") == 1
 
 
-def test_a_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
+def test_invalid_yaml_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("a: [b")
     with pytest.raises(CommandError, match=r"not valid YAML .*expected ',' or '\]'"):

@@ -1,4 +1,4 @@
-"""What a platform consists of, and the samples it applies."""
+"""The parts of a platform and the samples it applies."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def default_platform() -> Platform:
     return design_platform(THREE, agents_per_region=2, port_base=7400, samples=True)
 
 
-def test_ports_never_overlap() -> None:
+def test_ports_of_a_platform_do_not_overlap() -> None:
     platform = design_platform(THREE, agents_per_region=5, port_base=9000, samples=True)
-    taken = [int(url.rpartition(":")[2]) for _, url in platform.cells]
+    ports = [int(url.rpartition(":")[2]) for _, url in platform.cells]
     for region in platform.regions:
         for agent in region.agents:
-            taken.extend(range(agent.ports[0], agent.ports[1] + 1))
-    assert len(taken) == len(set(taken))
-    assert min(taken) == 9000
+            ports.extend(range(agent.ports[0], agent.ports[1] + 1))
+    assert len(ports) == len(set(ports))
+    assert min(ports) == 9000
 
 
-def test_the_default_platform_has_what_was_promised() -> None:
+def test_default_platform_has_documented_size() -> None:
     platform = default_platform()
     assert [r.name for r in platform.regions] == list(THREE)
     assert [r.port for r in platform.regions] == [7401, 7402, 7403]
@@ -46,14 +46,14 @@ def test_the_default_platform_has_what_was_promised() -> None:
     assert platform.regions[1].residency == platform.regions[2].residency == ("eu",)
 
 
-def test_a_port_base_without_room_is_refused() -> None:
+def test_port_base_without_enough_ports_is_refused() -> None:
     with pytest.raises(CommandError, match="not enough ports"):
         design_platform(THREE, agents_per_region=50, port_base=60000, samples=False)
     with pytest.raises(CommandError):
         design_platform(THREE, agents_per_region=1, port_base=80, samples=False)
 
 
-def test_a_platform_is_read_back_as_it_was_written(layout: Layout) -> None:
+def test_platform_is_loaded_as_saved(layout: Layout) -> None:
     layout.prepare()
     platform = default_platform()
     layout.save(platform)
@@ -62,7 +62,7 @@ def test_a_platform_is_read_back_as_it_was_written(layout: Layout) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_samples_are_valid_manifests(name: str) -> None:
-    """Strictly: a field the kind does not have is a mistake in the example."""
+    """Unknown fields are errors in an example."""
     for manifest in load_manifests(examples_folder() / name):
         kind = kinds.BY_NAME[manifest["kind"]]
         item = msgspec.convert(manifest, kind.type)
@@ -75,14 +75,14 @@ def test_samples_are_valid_manifests(name: str) -> None:
         assert kind.namespaced == ("namespace" in manifest["metadata"])
 
 
-def unknown_fields(given: object, kept: object, path: str = "spec") -> list[str]:
-    if isinstance(given, dict):
-        if not isinstance(kept, dict):
+def unknown_fields(manifest_value: object, started: object, path: str = "spec") -> list[str]:
+    if isinstance(manifest_value, dict):
+        if not isinstance(started, dict):
             return [path]
         return [
             wrong
-            for key, value in given.items()
-            for wrong in (unknown_fields(value, kept[key], f"{path}.{key}") if key in kept else [f"{path}.{key}"])
+            for key, value in manifest_value.items()
+            for wrong in (unknown_fields(value, started[key], f"{path}.{key}") if key in started else [f"{path}.{key}"])
         ]
     return []
 
@@ -91,7 +91,7 @@ def test_every_example_file_is_applied() -> None:
     assert {path.name for path in examples_folder().glob("*.yaml")} == set(FILES)
 
 
-def test_samples_name_only_what_there_is() -> None:
+def test_samples_reference_existing_objects() -> None:
     manifests, remarks = sample_manifests(default_platform())
     assert remarks == []
     tenants = {m["metadata"]["name"] for m in manifests if m["kind"] == "Tenant"}
@@ -105,7 +105,7 @@ def test_samples_name_only_what_there_is() -> None:
         assert workload["spec"]["priorityClassName"] in classes
 
 
-def test_samples_are_fitted_to_fewer_regions() -> None:
+def test_samples_are_adapted_to_fewer_regions() -> None:
     platform = design_platform(("us-west",), agents_per_region=2, port_base=7400, samples=True)
     manifests, remarks = sample_manifests(platform)
     names = {m["metadata"]["name"] for m in manifests if m["kind"] == "Workload"}
@@ -122,11 +122,11 @@ def test_regions_are_valid_objects() -> None:
         assert list(kind.validate(msgspec.convert(manifest, kind.type), None)) == []
 
 
-def test_programs_start_global_first_and_agents_last(layout: Layout) -> None:
-    kept = programs(default_platform(), layout)
-    assert [p.start_order for p in kept] == sorted(p.start_order for p in kept)
-    assert len(kept) == 1 + 3 + 6 + 1
+def test_programs_start_global_cell_first_and_agents_last(layout: Layout) -> None:
+    started = programs(default_platform(), layout)
+    assert [p.start_order for p in started] == sorted(p.start_order for p in started)
+    assert len(started) == 1 + 3 + 6 + 1
     without = msgspec.structs.replace(default_platform(), provider=False)
-    assert {p.name for p in kept} - {p.name for p in programs(without, layout)} == {"provider"}
-    assert len({p.name for p in kept}) == len(kept)
-    assert all(word.startswith("/") for p in kept for word in p.argv if word.endswith((".crt", ".key")))
+    assert {p.name for p in started} - {p.name for p in programs(without, layout)} == {"provider"}
+    assert len({p.name for p in started}) == len(started)
+    assert all(argument.startswith("/") for p in started for argument in p.argv if argument.endswith((".crt", ".key")))

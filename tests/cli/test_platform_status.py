@@ -1,4 +1,4 @@
-"""How `status` and `up` read a platform: stages, what is done, what it waits for."""
+"""How `status` and `up` read a platform: stages, readiness and pending reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_status(item: Workload, **status: object) -> Workload:
     return msgspec.structs.replace(item, status=WorkloadStatus(**status))  # type: ignore[arg-type]
 
 
-def test_a_workload_without_replicas_says_what_it_waits_for() -> None:
+def test_workload_without_replicas_shows_its_pending_reason() -> None:
     why = Condition(type="Assigned", status="False", reason="NoRegionAllowed", message="no region carries eu")
     view = workload_view(with_status(factories.workload(), conditions=(why,)), [])
     assert not view.done
@@ -29,8 +29,8 @@ def test_a_workload_without_replicas_says_what_it_waits_for() -> None:
     assert workload_view(with_status(factories.workload(), summary=summary), []).reason == "eu-west: InsufficientCpu"
 
 
-def test_work_that_cannot_serve_by_itself_is_told_from_work_that_only_needs_time() -> None:
-    """`up` on a platform that was stopped waits for the second and not for the first."""
+def test_stuck_workload_differs_from_one_still_starting() -> None:
+    """`up` waits for a starting workload, not for a stuck one."""
     item = factories.workload(replicas=1)
     starting = factories.bound_status(execution=ExecutionBlock(attempt=1, phase=Phase.STARTING))
     crashing = factories.bound_status(execution=ExecutionBlock(attempt=1, phase=Phase.BACKING_OFF, restarts=3))
@@ -41,29 +41,29 @@ def test_work_that_cannot_serve_by_itself_is_told_from_work_that_only_needs_time
         assert workload_view(with_status(item, summary=summary), []).stuck is stuck
 
 
-def test_a_service_is_done_when_its_replicas_and_its_summary_agree() -> None:
+def test_service_is_done_when_replicas_and_summary_agree() -> None:
     item = factories.workload(replicas=2)
     serving = factories.serving_status()
-    own = [("us-east", factories.replica(ordinal, status=serving)) for ordinal in range(2)]
-    early = workload_view(item, own)
+    replicas = [("us-east", factories.replica(ordinal, status=serving)) for ordinal in range(2)]
+    early = workload_view(item, replicas)
     assert early.stages == {"Serving": 2}
     assert early.regions == {"us-east": 2}
-    assert not early.done, "global has not heard of it yet, so its Endpoint may not be there either"
-    assert workload_view(with_status(item, summary=Summary(serving=2)), own).done
-    half = [own[0], ("eu-west", factories.replica(1))]
+    assert not early.done, "the global cell does not report it yet, so its Endpoint may be missing"
+    assert workload_view(with_status(item, summary=Summary(serving=2)), replicas).done
+    half = [replicas[0], ("eu-west", factories.replica(1))]
     view = workload_view(with_status(item, summary=Summary(serving=2)), half)
     assert not view.done
     assert view.stages == {"Queued": 1, "Serving": 1}
     assert workload_progress(view) == "1 of 2 serving (eu-west 1, us-east 1)"
 
 
-def test_replicas_of_an_older_life_of_the_name_do_not_count() -> None:
+def test_replicas_of_a_deleted_workload_do_not_count() -> None:
     item = factories.workload(replicas=1)
     reborn = msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, uid="another"))
     assert workload_view(reborn, [("us-east", factories.replica(0, status=factories.serving_status()))]).stages == {}
 
 
-def test_a_batch_is_done_once_it_runs_or_ended() -> None:
+def test_batch_is_done_when_running_or_ended() -> None:
     shape = Batch(completions=4, parallelism=2)
     item = factories.workload(type=WorkloadType.BATCH, batch=shape)
     running = factories.replica(0, factories.batch_assignment(4, 2), status=factories.serving_status(serving=False))
@@ -74,15 +74,15 @@ def test_a_batch_is_done_once_it_runs_or_ended() -> None:
     assert workload_view(with_status(item, summary=Summary(succeeded=4)), []).done
 
 
-def test_nodes_say_why_nothing_may_be_placed_on_them() -> None:
+def test_unschedulable_node_shows_its_reason() -> None:
     assert node_view("us-east", factories.node()).schedulable
     lost = node_view("us-east", factories.node(contact=ContactState.EXPIRED))
     assert not lost.schedulable
     assert lost.reason == "NodeUnreachable"
 
 
-def test_text_shows_everything_that_is_wrong() -> None:
-    survey = PlatformStatus(
+def test_status_text_shows_every_problem() -> None:
+    status = PlatformStatus(
         state="x",
         supervisor_pid=0,
         processes=(
@@ -92,10 +92,10 @@ def test_text_shows_everything_that_is_wrong() -> None:
         nodes=(node_view("us-east", factories.node(contact=ContactState.EXPIRED)),),
         workloads=(workload_view(factories.workload(), []),),
     )
-    text = as_text(survey)
+    text = as_text(status)
     for expected in ("no supervisor", "refused", "NodeUnreachable", "cell-global: not running", "g.log", "0/3"):
         assert expected in text
     platform = design_platform(("us-east",), agents_per_region=1, port_base=7400, samples=True)
-    rows = {what: (how, there) for what, how, there in progress_rows(platform, survey)}
+    rows = {what: (how, ready) for what, how, ready in progress_rows(platform, status)}
     assert rows["cells ready"] == ("0 of 1", False)
     assert rows["cell-global"][0].startswith("exited with code 1, restarted 3 times")

@@ -1,4 +1,4 @@
-"""`holdfast policy list`: of several revisions that were active, one is shown as such, whatever way it became so."""
+"""`holdfast policy list`: of several revisions that were active, only the last one is shown as Active."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from holdfast.model.writes import Create, SetStatus, Update
 PLAIN, NONE, FEW = (PolicyRules(preemption=PreemptionRules(per_tenant_per_minute=n)) for n in (60, 0, 3))
 
 
-class Global:
-    """A global cell with one policy, as its controller leaves it after each change."""
+class GlobalCell:
+    """A global cell with one policy. Each change is processed by the policy controller."""
 
     def __init__(self) -> None:
         self.cache: Cache = cache_of()
@@ -47,7 +47,7 @@ class Global:
         return self.policy.status.revision
 
     def shown(self) -> dict[str, str]:
-        """Each revision with the stage that people see."""
+        """Each revision with its displayed stage."""
         plain: list[dict[str, Any]] = [msgspec.to_builtins(r) for r in self.cache.list(PolicyRevision)]
         replaced = replaced_revisions(plain)
         return {
@@ -56,26 +56,26 @@ class Global:
         }
 
 
-def test_after_a_rollback_one_revision_is_active() -> None:
-    there = Global()
-    old = there.promote(PLAIN)
-    assert there.shown() == {old: "Active"}
-    new = there.promote(NONE)
-    assert there.shown() == {old: "Replaced", new: "Active"}
-    assert there.promote(PLAIN) == old
-    assert there.shown() == {old: "Active", new: "Replaced"}
+def test_one_revision_is_active_after_rollback() -> None:
+    cell = GlobalCell()
+    old = cell.promote(PLAIN)
+    assert cell.shown() == {old: "Active"}
+    new = cell.promote(NONE)
+    assert cell.shown() == {old: "Replaced", new: "Active"}
+    assert cell.promote(PLAIN) == old
+    assert cell.shown() == {old: "Active", new: "Replaced"}
 
 
-def test_a_trial_replaces_nothing() -> None:
-    there = Global()
-    old = there.promote(PLAIN)
-    tried = there.promote(FEW, PromotionStage.CANARY)
-    assert there.shown() == {old: "Active", tried: "Canary"}
-    assert there.promote(FEW) == tried
-    assert there.shown() == {old: "Replaced", tried: "Active"}
+def test_trial_revision_replaces_none() -> None:
+    cell = GlobalCell()
+    old = cell.promote(PLAIN)
+    canary = cell.promote(FEW, PromotionStage.CANARY)
+    assert cell.shown() == {old: "Active", canary: "Canary"}
+    assert cell.promote(FEW) == canary
+    assert cell.shown() == {old: "Replaced", canary: "Active"}
 
 
-def test_without_an_active_one_none_is_replaced() -> None:
-    there = Global()
-    draft = there.promote(PLAIN, PromotionStage.DRAFT)
-    assert there.shown() == {draft: "Draft"}
+def test_revision_without_active_one_replaces_none() -> None:
+    cell = GlobalCell()
+    draft = cell.promote(PLAIN, PromotionStage.DRAFT)
+    assert cell.shown() == {draft: "Draft"}

@@ -1,4 +1,4 @@
-"""A platform elsewhere, seen through a kubeconfig: whom to ask, with which credentials, and what wrong files say."""
+"""Access to a remote platform through a kubeconfig: URLs, credentials and errors of invalid files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.platform.remote_access import cell_access, contexts
 
 
 def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **user: str) -> Path:
-    given = {
+    config = {
         "apiVersion": "v1", "kind": "Config", "current-context": current,
         "clusters": [
             {"name": n, "cluster": {"server": f"https://{n}.example:7400", "certificate-authority": "ca.crt"}}
@@ -26,11 +26,11 @@ def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **use
         "users": [{"name": "me", "user": user}],
     }  # fmt: skip
     path = folder / f"{'-'.join(names)}.kubeconfig"
-    path.write_text(json.dumps(given))
+    path.write_text(json.dumps(config))
     return path
 
 
-def test_each_cell_has_its_context_and_a_region_without_one_its_endpoint(tmp_path: Path) -> None:
+def test_cell_uses_its_context_or_its_region_endpoint(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, ("global", "eu-west"), token="secret")
     assert cell_access(path, "eu-west", "https://other:1").url == "https://eu-west.example:7400"
     far = cell_access(path, "us-east", "https://us-east.elsewhere:7401")
@@ -40,7 +40,7 @@ def test_each_cell_has_its_context_and_a_region_without_one_its_endpoint(tmp_pat
     assert Layout(path).remote and not Layout(tmp_path).remote
 
 
-def test_keys_that_are_embedded_become_files_only_we_can_read(tmp_path: Path) -> None:
+def test_embedded_keys_become_private_files(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
     path = kubeconfig(tmp_path, ("global",), **{"client-certificate-data": data, "client-key-data": data})
     key = contexts(path)["global"].key
@@ -48,26 +48,26 @@ def test_keys_that_are_embedded_become_files_only_we_can_read(tmp_path: Path) ->
     assert key.stat().st_mode & 0o077 == 0 and key.parent.stat().st_mode & 0o077 == 0
 
 
-def test_the_current_context_is_the_global_cell_when_none_is_called_so(tmp_path: Path) -> None:
+def test_current_context_is_global_cell_without_named_one(tmp_path: Path) -> None:
     assert contexts(kubeconfig(tmp_path, ("mine",), current="mine"))["global"].url == "https://mine.example:7400"
     with pytest.raises(CommandError, match="no context for the global cell"):
         contexts(kubeconfig(tmp_path, ("a", "b")))
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [("kind: Workload\n", "not a kubeconfig"), ("a: [b", "not readable"), ("\x00", "not readable")],
 )
-def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, capsys: Any, text: str, says: str) -> None:
+def test_invalid_kubeconfig_is_named(tmp_path: Path, capsys: Any, text: str, expected: str) -> None:
     path = tmp_path / "some.yaml"
     path.write_text(text)
     assert run(["get", "nodes", "--state", str(path)]) == ExitCode.USAGE
-    said = capsys.readouterr().err
-    assert str(path) in said and says in said
+    error_output = capsys.readouterr().err
+    assert str(path) in error_output and expected in error_output
 
 
-def test_commands_on_a_platforms_own_processes_need_its_directory(tmp_path: Path, capsys: Any) -> None:
+def test_process_commands_need_the_state_directory(tmp_path: Path, capsys: Any) -> None:
     path = kubeconfig(tmp_path, ("global",))
-    for words in (["up"], ["down"], ["drill", "run", "zone-loss"], ["token", "list"], ["credentials", "list"]):
-        assert run([*words, "--state", str(path)]) == ExitCode.USAGE, words
+    for arguments in (["up"], ["down"], ["drill", "run", "zone-loss"], ["token", "list"], ["credentials", "list"]):
+        assert run([*arguments, "--state", str(path)]) == ExitCode.USAGE, arguments
         assert "is a file" in capsys.readouterr().err

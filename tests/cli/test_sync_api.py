@@ -1,4 +1,4 @@
-"""The commands' own HTTPS client, against a real TLS server that misbehaves in the ways servers do."""
+"""The commands' HTTPS client against a real TLS server that fails in several ways."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.identity.certificates import issue, make_ca
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers by path: pages of a list, refusals in the API's form, silence, garbage, an echo of what was sent."""
+    """Responds by path: list pages, API refusals, no response, garbage, or an echo of the request."""
 
     protocol_version = "HTTP/1.1"
 
@@ -100,34 +100,34 @@ def url(pki: Path) -> Iterator[str]:
 
 @pytest.fixture
 def api(url: str, pki: Path) -> Iterator[CellApi]:
-    made = CellApi(url, name="global", ca=pki / "ca.crt", cert=pki / "me.crt", key=pki / "me.key", timeout_s=1.0)
-    yield made
-    made.close()
+    cell_api = CellApi(url, name="global", ca=pki / "ca.crt", cert=pki / "me.crt", key=pki / "me.key", timeout_s=1.0)
+    yield cell_api
+    cell_api.close()
 
 
-def test_lists_are_read_page_by_page(api: CellApi) -> None:
+def test_list_reads_all_pages(api: CellApi) -> None:
     assert [item["metadata"]["name"] for item in api.list("workloads")] == ["w0", "w1", "w2"]
 
 
-def test_the_client_certificate_is_shown(api: CellApi) -> None:
+def test_client_certificate_is_presented(api: CellApi) -> None:
     assert "operator" in api.get("/who")["peer"]
 
 
-def test_a_token_is_sent(url: str, pki: Path) -> None:
+def test_token_is_sent(url: str, pki: Path) -> None:
     api = CellApi(url, name="global", ca=pki / "ca.crt", token="hf_secret")
     assert api.get("/who") == {"token": "Bearer hf_secret", "peer": ""}
     api.close()
 
 
-def test_apply_names_the_object_and_the_manager(api: CellApi) -> None:
+def test_apply_sends_object_path_and_field_manager(api: CellApi) -> None:
     item = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "w", "namespace": "t"}}
-    told = api.apply(item, "workloads", manager="me")
-    assert told["path"] == "/apis/holdfast.dev/v1/namespaces/t/workloads/w?fieldManager=me&force=true"
-    assert told["type"] == "application/apply-patch+yaml"
-    assert told["body"] == item
+    received = api.apply(item, "workloads", manager="me")
+    assert received["path"] == "/apis/holdfast.dev/v1/namespaces/t/workloads/w?fieldManager=me&force=true"
+    assert received["type"] == "application/apply-patch+yaml"
+    assert received["body"] == item
 
 
-def test_a_refusal_carries_the_apis_words(api: CellApi) -> None:
+def test_refusal_contains_the_api_message(api: CellApi) -> None:
     with pytest.raises(ApiRefusal) as caught:
         api.get("/refused")
     assert caught.value.status == 403
@@ -138,7 +138,7 @@ def test_a_refusal_carries_the_apis_words(api: CellApi) -> None:
     assert caught.value.code == ExitCode.FAILED
 
 
-def test_what_is_not_there_is_named_with_where_to_look(api: CellApi) -> None:
+def test_not_found_error_names_object_and_next_step(api: CellApi) -> None:
     with pytest.raises(ApiRefusal) as caught:
         api.get("/apis/holdfast.dev/v1/namespaces/acme/workloads/missing/status")
     assert caught.value.lines() == [
@@ -149,12 +149,12 @@ def test_what_is_not_there_is_named_with_where_to_look(api: CellApi) -> None:
     assert caught.value.next_step == "holdfast get overrides"
 
 
-def test_text_pages_are_read_whatever_their_code(api: CellApi) -> None:
+def test_text_page_is_read_with_any_status_code(api: CellApi) -> None:
     assert api.text("/readyz") == (503, "not ready: authority")
 
 
 @pytest.mark.parametrize("path", ["/silent", "/hangup", "/half"])
-def test_no_answer_is_unreachable_and_the_next_question_is_asked_anew(api: CellApi, path: str) -> None:
+def test_closed_connection_is_unreachable_and_next_request_reconnects(api: CellApi, path: str) -> None:
     assert api.get("/who")
     with pytest.raises(CommandError) as caught:
         api.get(path)
@@ -162,7 +162,7 @@ def test_no_answer_is_unreachable_and_the_next_question_is_asked_anew(api: CellA
     assert "operator" in api.get("/who")["peer"]
 
 
-def test_a_stranger_on_the_port_is_told_apart_from_nobody(url: str, pki: Path) -> None:
+def test_foreign_server_on_port_differs_from_refused_connection(url: str, pki: Path) -> None:
     with pytest.raises(CommandError, match="not signed by this platform's CA") as caught:
         CellApi(url, name="global", ca=pki / "other" / "ca.crt").get("/who")
     assert caught.value.code == ExitCode.UNREACHABLE

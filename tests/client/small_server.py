@@ -114,11 +114,11 @@ class SmallServer:
         return answer
 
     async def _commit(self, request: web.Request) -> web.Response:
-        asked = wire.decode_commit(await request.read())
+        decoded = wire.decode_commit(await request.read())
         if self.silent_before_commit:
             self.silent_before_commit -= 1
             await asyncio.sleep(30)
-        done = self.cell.apply(asked.writes, asked.token)
+        done = self.cell.apply(decoded.writes, decoded.token)
         if self.silent_after_commit:
             self.silent_after_commit -= 1
             await asyncio.sleep(30)
@@ -136,8 +136,10 @@ class SmallServer:
         return web.Response()
 
     async def _renew(self, request: web.Request) -> web.Response:
-        asked = msgspec.json.decode(await request.read(), type=RenewRequest)
-        answers = PlacementResponse(results=tuple(PlacementResult(result=PlacementOutcome.ACCEPTED, node=item.node) for item in asked.items))
+        decoded = msgspec.json.decode(await request.read(), type=RenewRequest)
+        answers = PlacementResponse(
+            results=tuple(PlacementResult(result=PlacementOutcome.ACCEPTED, node=item.node) for item in decoded.items)
+        )
         return _json(msgspec.json.encode(answers))
 
 

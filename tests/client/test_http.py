@@ -140,8 +140,8 @@ async def test_read_retries_are_bounded_by_budget(server: SmallServer, client: H
     assert len(server.requests) == limits.READ_ATTEMPTS
     server.answers = [(503, "ServiceUnavailable", {})] * 1000
     server.requests.clear()
-    asked = [client.get(Endpoint, "a", "t") for _ in range(100)]
-    results = await asyncio.gather(*asked, return_exceptions=True)
+    reads = [client.get(Endpoint, "a", "t") for _ in range(100)]
+    results = await asyncio.gather(*reads, return_exceptions=True)
     assert all(isinstance(result, Unavailable) for result in results)
     # Each call is sent once, and all retries together stay within the budget.
     assert len(server.requests) < 100 + RETRY_BUDGET_BURST * 1.5
@@ -207,7 +207,7 @@ async def test_client_and_server_verify_each_others_certificate(tmp_path: Path) 
     certificates.make_ca(tmp_path / "a", now_s=now_s)
     certificates.make_ca(tmp_path / "b", now_s=now_s)
     here = certificates.issue(tmp_path / "a", "server", "server", now_s=now_s, ips=("127.0.0.1",), server=True)
-    mine = certificates.issue(tmp_path / "a", "agent", "holdfast:node:west:n1", ("holdfast:nodes",), now_s=now_s)
+    own = certificates.issue(tmp_path / "a", "agent", "holdfast:node:west:n1", ("holdfast:nodes",), now_s=now_s)
     other = certificates.issue(tmp_path / "b", "agent", "holdfast:node:west:n1", ("holdfast:nodes",), now_s=now_s)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(here.ca))
     context.load_cert_chain(str(here.certificate), str(here.key))
@@ -220,11 +220,11 @@ async def test_client_and_server_verify_each_others_certificate(tmp_path: Path) 
                 server.url, ports, cell="west", ca=str(ca), cert=str(shown.certificate), key=str(shown.key)
             )
 
-        good = client(mine, here.ca)
+        good = client(own, here.ca)
         assert await good.get(Endpoint, "a", "t") == stored
         await good.reload_certificate()
         await good.close()
-        for wrong in (client(mine, other.ca), client(other, here.ca)):
+        for wrong in (client(own, other.ca), client(other, here.ca)):
             with pytest.raises(Unavailable):
                 await wrong.get(Endpoint, "a", "t")
             await wrong.close()

@@ -179,9 +179,9 @@ def test_failing_read_backs_are_bounded() -> None:
 
 def test_read_back_compares_conditions_without_times() -> None:
     region = Region(metadata=meta("r", ""), spec=RegionSpec())
-    said = Condition(type="Ready", status="True", reason="Because", last_transition_time="2026-01-01T00:00:00Z")
-    held = msgspec.structs.replace(region, status=msgspec.structs.replace(region.status, conditions=(said,)))
-    later = msgspec.structs.replace(said, last_transition_time="2026-02-02T00:00:00Z")
+    condition = Condition(type="Ready", status="True", reason="Because", last_transition_time="2026-01-01T00:00:00Z")
+    held = msgspec.structs.replace(region, status=msgspec.structs.replace(region.status, conditions=(condition,)))
+    later = msgspec.structs.replace(condition, last_transition_time="2026-02-02T00:00:00Z")
     write = SetStatus("Region", region.key, region.uid, conditions=(later,))
     assert read_back_result(write, held) is ReadBackResult.LOOKS_DONE
     assert read_back_result(write, region) is ReadBackResult.NOT_DONE

@@ -20,17 +20,17 @@ NODE = BY_NAME["Node"]
 
 def commit(**more: Any) -> bytes:
     """A status write of a Node, with additional fields."""
-    said = SetStatus("Node", Key("", "n1"), "u", {"execution": NodeExecution(epoch=3, running=2)})
-    tree = msgspec.json.decode(wire.encode_commit([said]))
+    write = SetStatus("Node", Key("", "n1"), "u", {"execution": NodeExecution(epoch=3, running=2)})
+    tree = msgspec.json.decode(wire.encode_commit([write]))
     tree["writes"][0].update(more)
     return msgspec.json.encode({**tree, "tomorrow": {"a": [None]}})
 
 
 def test_unknown_status_block_is_dropped_with_warning() -> None:
     blocks = {"execution": {"epoch": 3, "running": 2, "tomorrow": [1]}, "thermal": {"celsius": 40}, "gone": None}
-    asked = wire.decode_commit(commit(blocks=blocks, tomorrow="x"))
-    assert asked.writes == wire.decode_commit(commit()).writes
-    assert asked.unknown == (
+    decoded = wire.decode_commit(commit(blocks=blocks, tomorrow="x"))
+    assert decoded.writes == wire.decode_commit(commit()).writes
+    assert decoded.unknown == (
         "Node n1: unknown status block thermal was dropped",
         "Node n1: unknown status block gone was dropped",
     )

@@ -98,31 +98,31 @@ class ScriptedCell:
 
     def _check(self, write: Write) -> None:
         kind, key = readback.write_target(write)
-        held = self.objects.get((kind.type, key))
+        current = self.objects.get((kind.type, key))
         if isinstance(write, Create):
-            if held is not None:
+            if current is not None:
                 raise AlreadyExists(f"{kind.name} {key} exists")
             return
-        if held is None:
+        if current is None:
             raise NotFound(f"{kind.name} {key} is not there")
         if isinstance(write, Update):
-            if held.revision != write.object.revision:
-                raise Conflict(f"{kind.name} {key} is at {held.revision}, not {write.object.revision}")
+            if current.revision != write.object.revision:
+                raise Conflict(f"{kind.name} {key} is at {current.revision}, not {write.object.revision}")
             return
-        if held.uid != write.uid or (write.if_revision and write.if_revision != held.revision):
+        if current.uid != write.uid or (write.if_revision and write.if_revision != current.revision):
             raise Conflict(f"{kind.name} {key} is another")
 
     def _do(self, write: Write) -> Any:
         kind, key = readback.write_target(write)
-        held = self.objects.get((kind.type, key))
+        current = self.objects.get((kind.type, key))
         match write:
             case Create() | Update():
                 return self.put(write.object)
             case SetStatus():
-                status = msgspec.structs.replace(held.status, **write.blocks)
+                status = msgspec.structs.replace(current.status, **write.blocks)
                 if write.conditions:
                     status = msgspec.structs.replace(status, conditions=write.conditions)
-                return self.put(msgspec.structs.replace(held, status=status))
+                return self.put(msgspec.structs.replace(current, status=status))
             case Delete():
                 self.remove(kind.type, key)
                 return None

@@ -18,11 +18,11 @@ from holdfast.model.writes import Create, Delete, SetStatus, Update
 SPEC = ReplicaSpec(workload="w", workload_uid="w", assignment="w", revision="1", template=Template())
 
 
-def ranks(item: PriorityClass) -> dict[str, int]:
+def by_priority(item: PriorityClass) -> dict[str, int]:
     return {"priority": item.spec.priority}
 
 
-def made(name: str, rank: int, revision: int, namespace: str = "t") -> PriorityClass:
+def class_with_priority(name: str, rank: int, revision: int, namespace: str = "t") -> PriorityClass:
     meta = ObjectMeta(name=name, namespace=namespace, uid=name, resource_version=str(revision))
     return PriorityClass(meta, PriorityClassSpec(priority=rank))
 
@@ -38,23 +38,29 @@ def test_cache_total_equals_recount(steps) -> None:
         if removed:
             cache.remove(PriorityClass, Key(namespace, name), revision)
         else:
-            cache.put(made(name, rank, revision, namespace))
+            cache.put(class_with_priority(name, rank, revision, namespace))
         for where in ("t", "u", ""):
             counted = sum(item.spec.priority for item in cache.list(PriorityClass, where))
-            assert cache.total(PriorityClass, where, ranks).get("priority", 0) == counted
+            assert cache.total(PriorityClass, where, by_priority).get("priority", 0) == counted
 
 
 def test_view_totals_include_writes_of_current_pass() -> None:
     cache = Cache()
-    cache.put(made("a", 5, 1))
+    cache.put(class_with_priority("a", 5, 1))
     view = DeclaredView("test", cache, frozenset({PriorityClass}))
-    assert view.total(PriorityClass, "t", ranks) == {"priority": 5}
-    view.assume([Create(made("b", 2, 0)), Update(made("a", 1, 1)), Delete("PriorityClass", Key("t", "x"), "x")])
-    assert view.total(PriorityClass, "t", ranks) == {"priority": 3}
-    assert view.total(PriorityClass, "", ranks) == {"priority": 3}, "also for a measure first read later"
+    assert view.total(PriorityClass, "t", by_priority) == {"priority": 5}
+    view.assume(
+        [
+            Create(class_with_priority("b", 2, 0)),
+            Update(class_with_priority("a", 1, 1)),
+            Delete("PriorityClass", Key("t", "x"), "x"),
+        ]
+    )
+    assert view.total(PriorityClass, "t", by_priority) == {"priority": 3}
+    assert view.total(PriorityClass, "", by_priority) == {"priority": 3}, "also for a measure first read later"
     assert view.get(PriorityClass, "b", "t") is None, "single objects are seen as stored"
     view.begin_pass()
-    assert view.total(PriorityClass, "t", ranks) == {"priority": 5}
+    assert view.total(PriorityClass, "t", by_priority) == {"priority": 5}
 
 
 def test_view_shows_statuses_of_pass_only_if_requested() -> None:
@@ -82,7 +88,7 @@ def test_view_shows_statuses_of_pass_only_if_requested() -> None:
 
 def test_view_total_of_undeclared_kind_raises_lookup_error() -> None:
     with pytest.raises(LookupError, match="not in its wakes or reads"):
-        DeclaredView("test", Cache(), frozenset({PriorityClass})).total(Tenant, "", ranks)
+        DeclaredView("test", Cache(), frozenset({PriorityClass})).total(Tenant, "", by_priority)
 
 
 def test_a_controller_of_one_cell_cannot_read_another() -> None:

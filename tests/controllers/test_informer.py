@@ -49,7 +49,7 @@ class Setup:
     def names(self) -> list[str]:
         return [item.metadata.name for item in self.cache.list(Endpoint)]
 
-    def true(self) -> bool:
+    def matches_cell(self) -> bool:
         return list(self.cache.list(Endpoint)) == self.cell.all(Endpoint)
 
 
@@ -63,7 +63,7 @@ def test_informer_lists_then_watches() -> None:
             setup.cell.put(endpoint("b"))
             changed = setup.cell.put(endpoint("a", region="east"))
             setup.cell.remove(Endpoint, Key("t", "c"))
-            await until(setup.true)
+            await until(setup.matches_cell)
             assert setup.names() == ["a", "b"]
             assert [item.metadata.name for item in setup.cache.by(Endpoint, "region", "east")] == ["a"]
             assert [item.metadata.name for item in setup.cache.by(Endpoint, "region", "west")] == ["b"]
@@ -78,10 +78,10 @@ def test_informer_with_dropped_watch_resumes_without_list() -> None:
     async def main() -> None:
         async with Setup() as setup:
             setup.cell.put(endpoint("a"))
-            await until(setup.true)
+            await until(setup.matches_cell)
             setup.client.broken.set()
             setup.cell.put(endpoint("b"))
-            await until(lambda: setup.client.watches == 2 and setup.true())
+            await until(lambda: setup.client.watches == 2 and setup.matches_cell())
             assert setup.cell.lists == 1
 
     run(main)
@@ -97,7 +97,7 @@ def test_informer_with_expired_watch_emits_missed_deletions() -> None:
             setup.cell.remove(Endpoint, Key("t", "a"))
             setup.cell.compact()
             setup.client.stalled = False
-            await until(setup.true, within_s=10)
+            await until(setup.matches_cell, within_s=10)
             gone = setup.changes[-1]
             assert gone.new is None and gone.old is not None and gone.old.metadata.name == "a"
 
@@ -116,7 +116,7 @@ def test_recreated_object_is_emitted_as_removal_and_addition() -> None:
             assert new.uid != old.uid
             setup.cell.compact()
             setup.client.stalled = False
-            await until(setup.true, within_s=10)
+            await until(setup.matches_cell, within_s=10)
             assert setup.changes[-2:] == [CacheChange(None, old), CacheChange(new, None)]
 
     run(main)
@@ -130,7 +130,7 @@ def test_resync_after_dropped_events_repairs_cache_and_replaces_watch() -> None:
             await asyncio.sleep(5)
             assert setup.names() == []
             setup.client.edit_batch = list
-            await until(setup.true, within_s=45)
+            await until(setup.matches_cell, within_s=45)
             await until(lambda: setup.client.watches == 2)
 
     run(main)
@@ -142,7 +142,7 @@ def test_stalled_watch_is_repaired_by_next_resync() -> None:
             setup.client.stalled = True
             setup.cell.put(endpoint("a"))
             setup.cell.put(endpoint("b"))
-            await until(setup.true, within_s=45)
+            await until(setup.matches_cell, within_s=45)
 
     run(main)
 
@@ -157,7 +157,7 @@ def test_informer_started_while_cell_is_down_syncs_later() -> None:
         setup.client.down = False
         setup.cell.put(endpoint("a"))
         await asyncio.wait_for(setup.informer.synced.wait(), 10)
-        await until(setup.true)
+        await until(setup.matches_cell)
         await setup.informer.stop()
 
     run(main)
@@ -188,10 +188,10 @@ def test_informer_resets_cache_after_cell_restore() -> None:
             setup.client.broken.set()
             await asyncio.sleep(1)
             assert setup.names() == [f"e{n}" for n in range(5)]
-            await until(setup.true, within_s=60)
+            await until(setup.matches_cell, within_s=60)
             assert [c.old.metadata.name for c in setup.changes if c.new is None and c.old] == ["e1", "e2", "e3", "e4"]
             setup.cell.put(endpoint("new"))
-            await until(setup.true, within_s=5)
+            await until(setup.matches_cell, within_s=5)
 
     run(main)
 
@@ -220,12 +220,12 @@ def test_own_commit_is_visible_before_watch_and_emitted_once() -> None:
             setup.cell.remove(Endpoint, Key("t", "a"))
             setup.informer.apply_commit([], [Key("t", "a")], revision=setup.cell.revision)
             assert setup.names() == []
-            told = len(setup.changes)
+            notified = len(setup.changes)
             setup.client.stalled = False
             setup.client.broken.set()
             await asyncio.sleep(5)
             # The late watch event of the creation must not bring the object back.
-            assert setup.names() == [] and len(setup.changes) == told
+            assert setup.names() == [] and len(setup.changes) == notified
 
     run(main)
 
@@ -282,11 +282,11 @@ def test_informer_under_lossy_watch_is_monotonic_and_converges(seed: int, steps:
 
         def edit(batch: list[WatchEvent[Any]]) -> list[WatchEvent[Any]]:
             delivered.extend(batch)
-            kept = [seen for seen in batch if chance.random() > 0.2]
-            kept += chance.sample(delivered, min(len(delivered), chance.randrange(3)))
+            redelivered = [seen for seen in batch if chance.random() > 0.2]
+            redelivered += chance.sample(delivered, min(len(delivered), chance.randrange(3)))
             if chance.random() < 0.3:
-                chance.shuffle(kept)
-            return kept
+                chance.shuffle(redelivered)
+            return redelivered
 
         def check(changes: Any) -> None:
             for new, _ in changes:
@@ -300,7 +300,7 @@ def test_informer_under_lossy_watch_is_monotonic_and_converges(seed: int, steps:
             for _ in range(steps):
                 await _one_step(setup, chance)
             setup.client.edit_batch = list
-            await until(setup.true, within_s=60)
+            await until(setup.matches_cell, within_s=60)
 
     run(main)
 

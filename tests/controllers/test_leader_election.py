@@ -185,27 +185,27 @@ def test_expired_lease_ends_leadership_and_notifies_listeners() -> None:
     async def main() -> None:
         cell = ScriptedCell()
         one, client = contender(cell, "one")
-        heard: list[FencingToken | None] = []
+        observed: list[FencingToken | None] = []
 
         async def work(token: FencingToken) -> None:
-            heard.append(token)
+            observed.append(token)
             try:
                 await asyncio.Event().wait()
             finally:
-                heard.append(None)
+                observed.append(None)
 
         working = asyncio.create_task(one.while_leading(work))
         await one.start()
         await one.wait_until_leading()
         client.down = True
         await asyncio.wait_for(one.wait_until_not_leading(), LEADER_TTL_S)
-        await until(lambda: len(heard) == 2, within_s=1)
-        assert heard[0] is not None and heard[1] is None
+        await until(lambda: len(observed) == 2, within_s=1)
+        assert observed[0] is not None and observed[1] is None
         client.down = False
         await asyncio.wait_for(one.wait_until_leading(), 10)
-        await until(lambda: len(heard) == 3 and heard[2] is not None, within_s=1)
+        await until(lambda: len(observed) == 3 and observed[2] is not None, within_s=1)
         await cancel_and_wait(working)
-        assert heard[3:] == [None]
+        assert observed[3:] == [None]
         await one.stop()
 
     run(main)

@@ -40,26 +40,26 @@ CALLS = 10
 REPAIR = next(c for c in regional_controllers(REGION) if c.name == "repair")
 
 
-class Mortal:
-    """A client that kills its process at call number `dies_at`, before or after the call takes effect."""
+class KillableClient:
+    """A client that kills its process at call number `killed_at_call`, before or after the call takes effect."""
 
-    def __init__(self, client: LocalClient, dies_at: int, *, after: bool) -> None:
-        self._client, self._dies_at, self._after = client, dies_at, after
+    def __init__(self, client: LocalClient, killed_at_call: int, *, after: bool) -> None:
+        self._client, self._dies_at, self._after = client, killed_at_call, after
         self.calls = 0
         self.died = asyncio.Event()
         self.cell = client.cell
 
     async def _call(self, act: Any) -> Any:
         self.calls += 1
-        mortal = self.calls == self._dies_at
-        if self.died.is_set() or (mortal and not self._after):
-            await self._die()
+        killable = self.calls == self._dies_at
+        if self.died.is_set() or (killable and not self._after):
+            await self._kill()
         done = await act()
-        if mortal:
-            await self._die()
+        if killable:
+            await self._kill()
         return done
 
-    async def _die(self) -> None:
+    async def _kill(self) -> None:
         self.died.set()
         await asyncio.Event().wait()
 
@@ -103,32 +103,32 @@ class Cell:
             block = SetStatus("Replica", stored.key, stored.uid, blocks={"placement": placed})
             await self.client("authority").commit([block])
 
-    async def override(self, kind: OverrideKind, *, acts: bool) -> None:
+    async def override(self, kind: OverrideKind, *, active: bool) -> None:
         ends = micro_text(self.ports.clock.now() + 3600)
-        status = OverrideStatus(phase="Active" if acts else "Expired", expires_at=ends)
+        status = OverrideStatus(phase="Active" if active else "Expired", expires_at=ends)
         spec = OverrideSpec(kind=kind, scope=OverrideScope(region=REGION), reason="x", requester="ann")
-        wanted = Override(ObjectMeta(name=kind.value.lower()), spec, status)
+        override_item = Override(ObjectMeta(name=kind.value.lower()), spec, status)
         known = await self.client("link").get(Override, kind.value.lower())
-        write: Write = Create(wanted)
+        write: Write = Create(override_item)
         if known is not None:
             write = Update(msgspec.structs.replace(known, status=status))
         await self.client("link").commit([write])
 
-    async def life(self, mortal: Mortal, *, lasts_s: float) -> None:
-        """Runs one controller process until it is killed or `lasts_s` is over."""
-        informers = Informers(mortal, self.ports)  # type: ignore[arg-type]
-        runner = Runner(REPAIR, mortal, informers, self.ports)  # type: ignore[arg-type]
-        living = asyncio.ensure_future(self._live(informers, runner))
-        dying = asyncio.ensure_future(mortal.died.wait())
-        await asyncio.wait({dying}, timeout=lasts_s)
-        mortal.died.set()  # later calls have no effect
+    async def run_process(self, killable: KillableClient, *, run_s: float) -> None:
+        """Runs one controller process until it is killed or `run_s` is over."""
+        informers = Informers(killable, self.ports)  # type: ignore[arg-type]
+        runner = Runner(REPAIR, killable, informers, self.ports)  # type: ignore[arg-type]
+        living = asyncio.ensure_future(self._run(informers, runner))
+        dying = asyncio.ensure_future(killable.died.wait())
+        await asyncio.wait({dying}, timeout=run_s)
+        killable.died.set()  # later calls have no effect
         for task in (living, dying, runner._run_task):
             if task is not None:
                 task.cancel()
         await informers.stop()
         await asyncio.sleep(0)
 
-    async def _live(self, informers: Informers, runner: Runner) -> None:
+    async def _run(self, informers: Informers, runner: Runner) -> None:
         await informers.start()
         await runner.start()
 
@@ -136,7 +136,7 @@ class Cell:
         found = (await self.client("repair").list(Replica)).items
         return sorted(r.status.repair.state if r.status.repair is not None else "" for r in found)
 
-    async def asked_at(self) -> dict[str, str]:
+    async def release_requested_at(self) -> dict[str, str]:
         found = (await self.client("repair").list(Replica)).items
         return {
             r.metadata.name: r.status.repair.at
@@ -150,17 +150,17 @@ DONE = sorted(["ReleaseRequested"] * REPAIRS_PER_MINUTE + ["AwaitingApproval"] *
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after it"])
 def test_repair_killed_at_any_call_requests_each_release_once(after: bool) -> None:
-    for dies_at in range(1, CALLS + 1):
+    for killed_at_call in range(1, CALLS + 1):
 
-        async def main(dies_at: int = dies_at) -> None:
+        async def main(killed_at_call: int = killed_at_call) -> None:
             cell = Cell()
             await cell.fill()
-            first = Mortal(cell.client("repair"), dies_at, after=after)
-            await cell.life(first, lasts_s=5.0)
-            before = await cell.asked_at()
-            await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
-            assert await cell.states() == DONE, f"killed at call {dies_at}"
-            now = await cell.asked_at()
+            first = KillableClient(cell.client("repair"), killed_at_call, after=after)
+            await cell.run_process(first, run_s=5.0)
+            before = await cell.release_requested_at()
+            await cell.run_process(KillableClient(cell.client("repair"), 0, after=False), run_s=5.0)
+            assert await cell.states() == DONE, f"killed at call {killed_at_call}"
+            now = await cell.release_requested_at()
             assert before.items() <= now.items(), "no release is requested twice: the first record stays"
             await cell.objects.close()
 
@@ -171,15 +171,15 @@ def test_repair_pause_and_approval_survive_crash() -> None:
     async def main() -> None:
         cell = Cell()
         await cell.fill()
-        await cell.override(OverrideKind.PAUSE_REPAIR, acts=True)
-        await cell.life(Mortal(cell.client("repair"), 5, after=True), lasts_s=5.0)
-        await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
+        await cell.override(OverrideKind.PAUSE_REPAIR, active=True)
+        await cell.run_process(KillableClient(cell.client("repair"), 5, after=True), run_s=5.0)
+        await cell.run_process(KillableClient(cell.client("repair"), 0, after=False), run_s=5.0)
         assert await cell.states() == ["Paused"] * STUCK
-        await cell.override(OverrideKind.PAUSE_REPAIR, acts=False)
-        await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
+        await cell.override(OverrideKind.PAUSE_REPAIR, active=False)
+        await cell.run_process(KillableClient(cell.client("repair"), 0, after=False), run_s=5.0)
         assert await cell.states() == DONE, "repairs beyond the rate limit await approval"
-        await cell.override(OverrideKind.APPROVE_REPAIR, acts=True)
-        await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
+        await cell.override(OverrideKind.APPROVE_REPAIR, active=True)
+        await cell.run_process(KillableClient(cell.client("repair"), 0, after=False), run_s=5.0)
         assert await cell.states() == ["ReleaseRequested"] * STUCK
         for item in (await cell.client("repair").list(Replica)).items:
             block = item.status.repair
@@ -203,8 +203,8 @@ def test_repair_approval_past_contact_age_is_ignored(silent_s: float) -> None:
         spec = GrantCopySpec(limit={"cpu": "9"}, last_contact_at=last_contact_at, lease_expires_at=last_contact_at)
         copy = GrantCopy(ObjectMeta(name="normal", namespace="acme"), spec)
         await cell.client("grant-sync").commit([Create(copy)])
-        await cell.override(OverrideKind.APPROVE_REPAIR, acts=True)
-        await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
+        await cell.override(OverrideKind.APPROVE_REPAIR, active=True)
+        await cell.run_process(KillableClient(cell.client("repair"), 0, after=False), run_s=5.0)
         assert await cell.states() == (
             ["ReleaseRequested"] * STUCK if silent_s < input_freshness.OVERRIDE.seconds else DONE
         )
@@ -217,8 +217,8 @@ def test_repair_run_makes_fewer_calls_than_kill_points() -> None:
     async def main() -> None:
         cell = Cell()
         await cell.fill()
-        whole = Mortal(cell.client("repair"), 0, after=False)
-        await cell.life(whole, lasts_s=5.0)
+        whole = KillableClient(cell.client("repair"), 0, after=False)
+        await cell.run_process(whole, run_s=5.0)
         assert 3 <= whole.calls < CALLS, f"{whole.calls} calls: CALLS must cover them all"
         await cell.objects.close()
 

@@ -64,7 +64,7 @@ class Fleet:
         found = (await self.operator.list(Assignment)).items
         return {a.spec.workload for a in found if a.spec.replicas}
 
-    async def rest(self, seconds: float) -> None:
+    async def advance(self, seconds: float) -> None:
         await self.ports.clock.sleep(seconds)
 
 
@@ -76,11 +76,11 @@ def test_region_with_stale_summary_gets_no_new_assignment(old: bool) -> None:
         await fleet.report()
         await fleet.workload("first")
         await until_assigned(fleet, "first")
-        await fleet.rest(
+        await fleet.advance(
             input_freshness.REGION_SUMMARY.seconds + 5 if old else input_freshness.REGION_SUMMARY.seconds - 20
         )
         await fleet.workload("second")
-        await fleet.rest(10)
+        await fleet.advance(10)
         assert ("second" in await fleet.assigned()) is not old
         if old:
             await fleet.report()
@@ -94,4 +94,4 @@ async def until_assigned(fleet: Fleet, name: str) -> None:
     deadline = fleet.ports.clock.monotonic() + 60
     while name not in await fleet.assigned():
         assert fleet.ports.clock.monotonic() < deadline, f"{name} was not assigned within a minute"
-        await fleet.rest(0.5)
+        await fleet.advance(0.5)

@@ -23,7 +23,7 @@ from holdfast.model.meta import Key
 from holdfast.model.writes import Create, Outcome, Write
 
 
-class Refusing(ScriptedClient):
+class RefusingClient(ScriptedClient):
     """Refuses every commit that creates the object named `refused`, for good; counts the calls."""
 
     refused = ""
@@ -45,7 +45,7 @@ class Region:
     def __init__(self, **options: Any) -> None:
         self.ports = VirtualPorts()
         self.here, self.there = ScriptedCell(), ScriptedCell()
-        self.client = Refusing(self.there, self.ports)
+        self.client = RefusingClient(self.there, self.ports)
         self.informers = Informers(ScriptedClient(self.here, self.ports), self.ports)
         self.peer = Informers(self.client, self.ports)
 

@@ -16,17 +16,17 @@ _DONE = "done"
 
 
 class Script:
-    """Answers looks and repeats from lists, the last entry for ever."""
+    """Scripted results of reads and repeats; the last entry is repeated."""
 
-    def __init__(self, looks: list[str | NoProof | Exception], repeats: list[str | Exception | None]) -> None:
-        self.looks, self.repeats = looks, repeats
+    def __init__(self, reads: list[str | NoProof | Exception], repeats: list[str | Exception | None]) -> None:
+        self.reads, self.repeats = reads, repeats
         self.looked = self.repeated = 0
         self.took_s = 0.0
         self.ports = VirtualPorts()
 
-    async def look(self) -> str | NoProof:
+    async def read(self) -> str | NoProof:
         self.looked += 1
-        return _next(self.looks)
+        return _next(self.reads)
 
     async def repeat(self) -> str | None:
         self.repeated += 1
@@ -38,7 +38,7 @@ class Script:
             return await resolve(
                 "commit",
                 Ambiguous("lost"),
-                self.look,
+                self.read,
                 self.repeat if repeats else None,
                 clock=self.ports.clock,
                 pause_s=lambda: 1.0,

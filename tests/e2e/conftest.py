@@ -1,4 +1,4 @@
-"""Makes `import drilled` and the like work from the tests of whole platforms."""
+"""Lets tests in this folder import its helper modules."""
 
 from __future__ import annotations
 

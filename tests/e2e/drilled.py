@@ -1,5 +1,4 @@
-"""A platform with the sample work for drills, and the command line to it; one module starts one, and it is judged when
-the module is done (`platforms.running`)."""
+"""A platform with the sample workloads, for drills: one per test module, whose history is checked at the end."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ import pytest
 from tests import platforms
 
 
-def holdfast(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Whatever it says: drills and refusals have exit codes of their own, which the tests look at."""
-    return platforms.holdfast(*words, timeout_s=timeout_s, check=False)
+def holdfast(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs a command without checking its exit code, which the tests check themselves."""
+    return platforms.holdfast(*arguments, timeout_s=timeout_s, check=False)
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with platforms.running_platform(tmp_path_factory.mktemp("drill") / "platform") as up:
-        yield str(up.state)
+    with platforms.running_platform(tmp_path_factory.mktemp("drill") / "platform") as running:
+        yield str(running.state)

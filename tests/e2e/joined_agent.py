@@ -1,4 +1,4 @@
-"""One more agent beside those of a platform: joined with a token from the command line, as an operator would."""
+"""An additional agent, joined with a token from the command line, as an operator does."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from holdfast.platform.layout import Layout
 from holdfast.platform.supervisor import path_with_venv, python_command
 
 
-def join_token(up: RunningPlatform, region: str, name: str, *words: str) -> str:
-    return holdfast("token", "create", name, "--join", region, *words, "--state", str(up.state)).stdout.strip()
+def join_token(platform: RunningPlatform, region: str, name: str, *arguments: str) -> str:
+    return holdfast(
+        "token", "create", name, "--join", region, *arguments, "--state", str(platform.state)
+    ).stdout.strip()
 
 
 PORTS = "29900-29999"
 
 
 def command(
-    up: RunningPlatform, region: str, name: str, token_file: Path, *, port: int = 0, ports: str = PORTS
+    platform: RunningPlatform, region: str, name: str, token_file: Path, *, port: int = 0, ports: str = PORTS
 ) -> tuple[str, ...]:  # fmt: skip
-    """`port` reaches the region by another way, such as a proxy; `ports` are what the agent may give to its work."""
-    layout = Layout(str(up.state))
+    """`port` is another way to the region, such as a proxy. `ports` is the agent's port range for tasks."""
+    layout = Layout(str(platform.state))
     plan = next(r for r in layout.load().regions if r.name == region)
     return python_command(
         "agent", "--name", name, "--region", region, "--zone", plan.agents[0].zone,
@@ -38,14 +40,14 @@ def command(
 
 @contextlib.contextmanager
 def joined_agent(
-    up: RunningPlatform, region: str, name: str, *words: str, port: int = 0, ports: str = PORTS
+    platform: RunningPlatform, region: str, name: str, *arguments: str, port: int = 0, ports: str = PORTS
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs until the block ends; `words` are more options of the token."""
-    token_file = up.state / f"{name}.token"
-    token_file.write_text(join_token(up, region, f"for-{name}", *words))
-    with (up.state / f"{name}.log").open("wb") as log:
+    """Runs until the block ends. `arguments` are further options of the token."""
+    token_file = platform.state / f"{name}.token"
+    token_file.write_text(join_token(platform, region, f"for-{name}", *arguments))
+    with (platform.state / f"{name}.log").open("wb") as log:
         agent = subprocess.Popen(
-            command(up, region, name, token_file, port=port, ports=ports), stdout=log, stderr=log,
+            command(platform, region, name, token_file, port=port, ports=ports), stdout=log, stderr=log,
             env={**os.environ, "PATH": path_with_venv(os.environ["PATH"])},
         )  # fmt: skip
     try:

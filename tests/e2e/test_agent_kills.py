@@ -1,6 +1,6 @@
-"""Agents, watchdogs and cells are killed, stopped and cut off under running work; the work itself says what it lived.
+"""Agents, watchdogs and cells are killed, stopped and partitioned while tasks run. The tasks record when they ran.
 
-`HOLDFAST_KILL_ROUNDS` is how often (`make prove` asks for 200).
+`HOLDFAST_KILL_ROUNDS` is the number of kills (200 in `make prove`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,20 @@ MOVED_WITHIN_S = 60.0
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     state = tmp_path_factory.mktemp("kills") / "state"
-    with running_platform(state, "--regions", "us-east", "--no-samples") as up:
-        up.apply(*TENANCY, workload("only", up, EXCLUSIVE, exclusive={"scope": "Region"}), workload("many", up, PLAIN))
-        wait_until(lambda: len(alive(up)) == EXCLUSIVE + PLAIN, within_s=90, what="all of it runs")
-        yield up
+    with running_platform(state, "--regions", "us-east", "--no-samples") as running:
+        running.apply(
+            *TENANCY,
+            workload("only", running, EXCLUSIVE, exclusive={"scope": "Region"}),
+            workload("many", running, PLAIN),
+        )
+        wait_until(lambda: len(running_replicas(running)) == EXCLUSIVE + PLAIN, within_s=90, what="all of it runs")
+        yield running
 
 
-def workload(name: str, up: RunningPlatform, replicas: int, **spec: Any) -> dict[str, Any]:
+def workload(name: str, running: RunningPlatform, replicas: int, **spec: Any) -> dict[str, Any]:
     template = {
         "command": ["python3", "-m", "holdfast.samples.witness"],
-        "env": {"WITNESS_DIR": str(seen(up)), "WITNESS_FORK": "1" if spec else ""},
+        "env": {"WITNESS_DIR": str(witness_folder(running)), "WITNESS_FORK": "1" if spec else ""},
         "resources": {"cpu": "10m", "memory": "64Mi"}, "terminationGraceSeconds": 1,
     }  # fmt: skip
     return {
@@ -59,14 +63,14 @@ def workload(name: str, up: RunningPlatform, replicas: int, **spec: Any) -> dict
     }  # fmt: skip
 
 
-def seen(up: RunningPlatform) -> Path:
-    return up.state / "seen"
+def witness_folder(running: RunningPlatform) -> Path:
+    return running.state / "seen"
 
 
-def alive(up: RunningPlatform) -> dict[str, list[int]]:
-    """Replica → the processes that beat right now, by the word of the kernel and of the files they write."""
+def running_replicas(running: RunningPlatform) -> dict[str, list[int]]:
+    """Replica → its running processes, from the witness files and /proc."""
     found: dict[str, list[int]] = {}
-    for path in sorted(seen(up).iterdir()) if seen(up).exists() else ():
+    for path in sorted(witness_folder(running).iterdir()) if witness_folder(running).exists() else ():
         replica, pid, *_ = path.name.rsplit(".", 3)
         if replica.endswith("-child"):
             continue
@@ -76,18 +80,18 @@ def alive(up: RunningPlatform) -> dict[str, list[int]]:
     return found
 
 
-def tasks(up: RunningPlatform) -> list[TaskDir]:
-    return [TaskDir(path) for path in sorted(up.state.glob("agents/*/tasks/*")) if path.is_dir()]
+def tasks(running: RunningPlatform) -> list[TaskDir]:
+    return [TaskDir(path) for path in sorted(running.state.glob("agents/*/tasks/*")) if path.is_dir()]
 
 
-def shims(up: RunningPlatform) -> list[int]:
-    return [pid for folder in tasks(up) if (pid := folder.shim_pid())]
+def shims(running: RunningPlatform) -> list[int]:
+    return [pid for folder in tasks(running) if (pid := folder.shim_pid())]
 
 
-def guards(up: RunningPlatform) -> list[int]:
-    """Children of shims that are not the work."""
+def guards(running: RunningPlatform) -> list[int]:
+    """Watchdogs: the children of shims that are not tasks."""
     found = []
-    for shim in shims(up):
+    for shim in shims(running):
         with contextlib.suppress(OSError):
             for child in Path(f"/proc/{shim}/task/{shim}/children").read_text().split():
                 if b"shim.py" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -95,52 +99,52 @@ def guards(up: RunningPlatform) -> list[int]:
     return found
 
 
-def processes(up: RunningPlatform, kind: str) -> list[int]:
-    return [p["pid"] for p in up.status()["processes"] if p["name"].startswith(kind) and p["pid"]]
+def processes(running: RunningPlatform, kind: str) -> list[int]:
+    return [p["pid"] for p in running.status()["processes"] if p["name"].startswith(kind) and p["pid"]]
 
 
-def settled(up: RunningPlatform) -> bool:
-    running = alive(up)
-    return len(running) == EXCLUSIVE + PLAIN and all(len(pids) == 1 for pids in running.values())
+def all_run_once(running: RunningPlatform) -> bool:
+    replicas = running_replicas(running)
+    return len(replicas) == EXCLUSIVE + PLAIN and all(len(pids) == 1 for pids in replicas.values())
 
 
-def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(platform: RunningPlatform) -> None:
-    chance = random.Random(5)
+def test_killed_processes_lose_and_duplicate_nothing(platform: RunningPlatform) -> None:
+    rng = random.Random(5)
     targets: dict[str, Callable[[], list[int]]] = {
         "agent": lambda: processes(platform, "agent-"), "shim": lambda: shims(platform),
         "guard": lambda: guards(platform), "cell": lambda: processes(platform, "cell-us-east"),
     }  # fmt: skip
     killed: dict[str, int] = {}
     for index in range(ROUNDS):
-        # What the platform's supervisor must start again, after a pause that grows, is killed less often.
+        # The supervisor restarts agents and cells with a growing backoff, so they are killed less often.
         kind = ("shim", "guard", "agent", "shim", "guard", "cell")[index % 6]
         pids = wait_until(targets[kind], within_s=120, what=f"there is a {kind} to kill")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(chance.choice(pids), signal.SIGKILL)
+            os.kill(rng.choice(pids), signal.SIGKILL)
             killed[kind] = killed.get(kind, 0) + 1
-        time.sleep(chance.uniform(0.1, 1.5))
-        doubled = {replica: pids for replica, pids in alive(platform).items() if len(pids) > 1}
+        time.sleep(rng.uniform(0.1, 1.5))
+        doubled = {replica: pids for replica, pids in running_replicas(platform).items() if len(pids) > 1}
         assert not doubled, f"round {index}, after {kind}"
-        assert not overlaps(str(seen(platform))), f"round {index}, after {kind}"
-    wait_until(lambda: settled(platform), within_s=120, what=f"everything runs once: {alive(platform)}")
-    assert not overlaps(str(seen(platform)))
+        assert not overlaps(str(witness_folder(platform))), f"round {index}, after {kind}"
+    wait_until(lambda: all_run_once(platform), within_s=120, what=f"everything runs once: {running_replicas(platform)}")
+    assert not overlaps(str(witness_folder(platform)))
     assert set(killed) == set(targets), killed
-    print(f"killed {killed}; {sum(len(runs) for runs in intervals(str(seen(platform))).values())} runs")
+    print(f"killed {killed}; {sum(len(runs) for runs in intervals(str(witness_folder(platform))).values())} runs")
 
 
-def breaches(up: RunningPlatform) -> list[str]:
-    """Overlaps of exclusive work. Other work may be doubled for a moment once a node is fenced: that is the deal."""
-    return [words for words in overlaps(str(seen(up))) if words.startswith("only-")]
+def exclusive_overlaps(running: RunningPlatform) -> list[str]:
+    """Overlapping runs of exclusive replicas. Others may overlap briefly after a node is fenced."""
+    return [text for text in overlaps(str(witness_folder(running))) if text.startswith("only-")]
 
 
-def moved(up: RunningPlatform, replica: str, before: tuple[int, ...]) -> bool:
-    return bool([pid for pid in alive(up).get(replica, []) if pid not in before])
+def has_moved(running: RunningPlatform, replica: str, before: tuple[int, ...]) -> bool:
+    return bool([pid for pid in running_replicas(running).get(replica, []) if pid not in before])
 
 
-def one_of(up: RunningPlatform, agent: str) -> tuple[str, int]:
-    """An exclusive replica that runs on an agent, and its process; by the word of the process itself, as an agent
-    that was away has records of what runs elsewhere by now."""
-    for replica, (pid, *_) in alive(up).items():
+def exclusive_on(running: RunningPlatform, agent: str) -> tuple[str, int]:
+    """An exclusive replica on the agent's node, and its process. Read from the process environment, because the records
+    of an agent that was down may be stale."""
+    for replica, (pid, *_) in running_replicas(running).items():
         if not replica.startswith("only-"):
             continue
         with contextlib.suppress(OSError):
@@ -149,43 +153,43 @@ def one_of(up: RunningPlatform, agent: str) -> tuple[str, int]:
     return "", 0
 
 
-def busiest(up: RunningPlatform) -> tuple[str, str, int]:
+def any_exclusive(running: RunningPlatform) -> tuple[str, str, int]:
     for name in ("us-east-1", "us-east-2"):
-        replica, pid = one_of(up, name)
+        replica, pid = exclusive_on(running, name)
         if replica:
             return name, replica, pid
     raise AssertionError("no exclusive work runs")
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "dead"])
-def test_an_agent_that_is_away_loses_its_exclusive_work_before_it_runs_elsewhere(
+def test_exclusive_task_of_a_silent_agent_stops_before_its_successor_runs(
     platform: RunningPlatform, how: signal.Signals
 ) -> None:
-    wait_until(lambda: settled(platform), within_s=150, what="everything runs")
-    name, replica, pid = busiest(platform)
+    wait_until(lambda: all_run_once(platform), within_s=150, what="everything runs")
+    name, replica, pid = any_exclusive(platform)
     layout, process = Layout(str(platform.state)), f"agent-{name}"
     agent = platform.pid(process)
-    gone_at = witness.boottime_s()
+    silent_at = witness.boottime_s()
     if how is signal.SIGKILL:
-        outage.hold_down(layout, [process])  # nobody starts it again
+        outage.hold_down(layout, [process])  # prevents its restart
     os.kill(agent, how)
     try:
-        wait_until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
+        wait_until(lambda: has_moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
     finally:
         outage.allow_restart(layout, [process])
         if how is signal.SIGSTOP:
             os.kill(agent, signal.SIGCONT)
-    first = intervals(str(seen(platform)))[replica]
-    assert any(gone_at < end < gone_at + 15 for _, end in first), "it ended before the lease could"
-    assert not breaches(platform)
-    plain = [other for other in alive(platform) if other.startswith("many-")]
-    assert len(plain) == PLAIN, "work that is not exclusive does not notice"
-    wait_until(lambda: settled(platform), within_s=90, what="the zombies of the node are gone")
-    assert not breaches(platform)
+    first = intervals(str(witness_folder(platform)))[replica]
+    assert any(silent_at < end < silent_at + 15 for _, end in first), "it ended before the lease expired"
+    assert not exclusive_overlaps(platform)
+    plain = [other for other in running_replicas(platform) if other.startswith("many-")]
+    assert len(plain) == PLAIN, "other tasks keep running"
+    wait_until(lambda: all_run_once(platform), within_s=90, what="the zombies of the node are gone")
+    assert not exclusive_overlaps(platform)
 
 
 class Proxy:
-    """A TCP proxy that can be cut: what is open stays silent, what is new is not answered."""
+    """A TCP proxy. While `cut` is set it forwards nothing."""
 
     def __init__(self, port: int) -> None:
         self.target, self.cut, self.port = port, False, 0
@@ -204,8 +208,10 @@ class Proxy:
         await server.serve_forever()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_r, there_w = await asyncio.open_connection("127.0.0.1", self.target)
-        await asyncio.gather(self._pump(reader, there_w), self._pump(there_r, writer), return_exceptions=True)
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        await asyncio.gather(
+            self._pump(reader, upstream_writer), self._pump(upstream_reader, writer), return_exceptions=True
+        )
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):
@@ -216,29 +222,29 @@ class Proxy:
         sink.close()
 
 
-def test_a_cut_off_agent_ends_its_exclusive_work_and_returns(platform: RunningPlatform) -> None:
-    """A third agent, which reaches its region only through a proxy, takes the work; then the proxy is cut."""
+def test_partitioned_agent_stops_exclusive_tasks_and_returns(platform: RunningPlatform) -> None:
+    """A third agent reaches its region only through a proxy. The proxy is cut while the agent runs exclusive tasks."""
     proxy = Proxy(Layout(str(platform.state)).load().regions[0].port)
     name = "us-east-9"
-    with joined_agent(platform, "us-east", name, port=proxy.port), contextlib.ExitStack() as mended:
-        mended.callback(setattr, proxy, "cut", False)
+    with joined_agent(platform, "us-east", name, port=proxy.port), contextlib.ExitStack() as stack:
+        stack.callback(setattr, proxy, "cut", False)
         wait_until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=30,
               what="the agent registers")  # fmt: skip
         for other in ("us-east-1", "us-east-2"):
             holdfast("node", "cordon", other, "--state", str(platform.state))
-        old = busiest(platform)
+        old = any_exclusive(platform)
         platform.kubectl("--context", "us-east", "delete", "replica", "-n", "acme", old[1], "--wait=false")
-        wait_until(lambda: one_of(platform, name)[0], within_s=60, what="exclusive work runs behind the proxy")
+        wait_until(lambda: exclusive_on(platform, name)[0], within_s=60, what="exclusive work runs behind the proxy")
         for other in ("us-east-1", "us-east-2"):
             holdfast("node", "uncordon", other, "--state", str(platform.state))
-        replica, pid = one_of(platform, name)
+        replica, pid = exclusive_on(platform, name)
         proxy.cut = True
         cut_at = witness.boottime_s()
-        wait_until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
-        ends = [end for _, end in intervals(str(seen(platform)))[replica]]
-        assert any(cut_at < end < cut_at + 15 for end in ends), "it ended before the lease could"
-        assert not breaches(platform)
+        wait_until(lambda: has_moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
+        ends = [end for _, end in intervals(str(witness_folder(platform)))[replica]]
+        assert any(cut_at < end < cut_at + 15 for end in ends), "it ended before the lease expired"
+        assert not exclusive_overlaps(platform)
         proxy.cut = False
         wait_until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=60,
               what="the agent is taken back under a new epoch")  # fmt: skip
-        assert not breaches(platform)
+        assert not exclusive_overlaps(platform)

@@ -1,4 +1,4 @@
-"""Questions to agents over their own stream: logs, commands and use, and who may ask them."""
+"""Calls to agents over their stream: logs, commands and usage."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
-    with running_platform(tmp_path_factory.mktemp("asking") / "state") as up:
-        yield up
+    with running_platform(tmp_path_factory.mktemp("asking") / "state") as running:
+        yield running
 
 
 def replica(platform: RunningPlatform) -> str:
-    told = json.loads(holdfast("endpoints", "payments/risk-api", "--state", str(platform.state), "-o", "json").stdout)
-    return str(told["addresses"][0]["replica"])
+    top_output = json.loads(
+        holdfast("endpoints", "payments/risk-api", "--state", str(platform.state), "-o", "json").stdout
+    )
+    return str(top_output["addresses"][0]["replica"])
 
 
-def test_a_command_runs_in_the_replicas_environment(platform: RunningPlatform) -> None:
+def test_exec_runs_in_the_environment_of_the_replica(platform: RunningPlatform) -> None:
     name = replica(platform)
-    done = holdfast("exec", f"payments/{name}", "--state", str(platform.state), "--", "sh", "-c",
+    completed = holdfast("exec", f"payments/{name}", "--state", str(platform.state), "--", "sh", "-c",
                     "echo $HOLDFAST_REPLICA; exit 7", check=False)  # fmt: skip
-    assert (done.stdout.strip(), done.returncode) == (name, 7)
+    assert (completed.stdout.strip(), completed.returncode) == (name, 7)
     slow = holdfast("exec", f"payments/{name}", "--timeout", "1", "--state", str(platform.state), "--", "sleep", "30",
                     check=False)  # fmt: skip
     assert slow.returncode == 1 and "did not finish within 1 s" in slow.stderr
@@ -38,7 +40,7 @@ def test_a_command_runs_in_the_replicas_environment(platform: RunningPlatform) -
     assert missing.returncode == 127
 
 
-def test_logs_come_through_the_region_and_are_followed(platform: RunningPlatform) -> None:
+def test_logs_are_read_through_the_region_and_followed(platform: RunningPlatform) -> None:
     name = replica(platform)
     whole = holdfast("logs", "--api", f"payments/{name}", "--state", str(platform.state)).stdout
     assert "listens on" in whole
@@ -55,24 +57,26 @@ def test_logs_come_through_the_region_and_are_followed(platform: RunningPlatform
         follower.wait(20)
 
 
-def test_use_is_shown_beside_what_was_asked_for(platform: RunningPlatform) -> None:
+def test_top_shows_use_and_requests(platform: RunningPlatform) -> None:
     def rows() -> dict[str, dict[str, int]]:
-        told = json.loads(holdfast("top", "--by", "workload", "--state", str(platform.state), "-o", "json").stdout)
-        return {row["name"]: row for row in told["rows"]}
+        top_output = json.loads(
+            holdfast("top", "--by", "workload", "--state", str(platform.state), "-o", "json").stdout
+        )
+        return {row["name"]: row for row in top_output["rows"]}
 
     risk = rows()["payments/risk-api"]
     assert (risk["replicas"], risk["cpuRequested"], risk["processes"]) == (6, 3000, 6)
     assert 0 < risk["memory"] < risk["memoryRequested"]
 
 
-def test_an_agent_that_is_away_is_named_and_comes_back(platform: RunningPlatform) -> None:
+def test_unreachable_agent_is_named_until_it_returns(platform: RunningPlatform) -> None:
     node = platform.status()["nodes"][0]["name"]
     os.kill(platform.pid(f"agent-{node}"), signal.SIGKILL)
-    wait_until(lambda: not told(platform)["unreachable"], within_s=60, what="every agent answers again")
-    assert any(row["name"] == node for row in told(platform)["rows"])
+    wait_until(lambda: not top_output(platform)["unreachable"], within_s=60, what="every agent answers again")
+    assert any(row["name"] == node for row in top_output(platform)["rows"])
 
 
-def told(platform: RunningPlatform) -> dict[str, list[dict[str, str]]]:
+def top_output(platform: RunningPlatform) -> dict[str, list[dict[str, str]]]:
     time.sleep(0.2)
     found: dict[str, list[dict[str, str]]] = json.loads(
         holdfast("top", "--state", str(platform.state), "-o", "json").stdout

@@ -1,6 +1,6 @@
-"""Traffic through a real HAProxy while replicas are replaced, go bad, and are drained away: no request fails.
+"""Traffic through a real HAProxy during rollouts, rollbacks and drains: no request fails.
 
-`HOLDFAST_PROVE=1` runs it with forty replicas in three regions; otherwise a dozen.
+Twelve replicas; forty with `HOLDFAST_PROVE=1`.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ frontend shop
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
-    with running_platform(tmp_path_factory.mktemp("serving") / "state") as up:
-        yield up
+    with running_platform(tmp_path_factory.mktemp("serving") / "state") as running:
+        yield running
 
 
 class Load:
-    """Clients that ask without a pause. `failed` holds every answer that was not 200, in words."""
+    """Clients that send requests continuously. `failed` describes every response other than 200."""
 
     def __init__(self, port: int, clients: int = 4) -> None:
         self.port = port
         self.answered: collections.Counter[str] = collections.Counter()
         self.failed: list[str] = []
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(n % 2 == 0,)) for n in range(clients)]
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._request, args=(n % 2 == 0,)) for n in range(clients)]
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -80,13 +80,13 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         for thread in self._threads:
             thread.join()
 
-    def _ask(self, keeps: bool) -> None:
+    def _request(self, keep_alive: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             try:
                 connection.request("GET", "/")
                 answer = connection.getresponse()
@@ -98,7 +98,7 @@ class Load:
             except (OSError, http.client.HTTPException) as error:
                 self.failed.append(f"{time.strftime('%X')} {type(error).__name__} {error}")
                 connection.close()
-            if not keeps:
+            if not keep_alive:
                 connection.close()
             time.sleep(0.005)
         connection.close()
@@ -118,21 +118,21 @@ def shop(platform: RunningPlatform, tmp_path_factory: pytest.TempPathFactory) ->
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     (folder / "front.cfg").write_text(FRONT.format(folder=folder, port=port))
-    words = ("endpoints", NAME, "--state", str(platform.state), "--format", "haproxy", "--write",
+    arguments = ("endpoints", NAME, "--state", str(platform.state), "--format", "haproxy", "--write",
              str(folder / "back.cfg"))  # fmt: skip
-    holdfast(*words)
+    holdfast(*arguments)
     pid = folder / "pid"
     subprocess.run(
         [program, "-D", "-W", "-p", str(pid), "-f", str(folder / "front.cfg"), "-f", str(folder / "back.cfg")],
         check=True, timeout=20,
     )  # fmt: skip
-    # The master stays the same through reloads, during which its file may be empty for a moment.
+    # The master process survives reloads. During a reload its pid file may be empty.
     (master, *_) = wait_until(
-        lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy says its pid"
+        lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy wrote its pid"
     )
     assert int(master) > 1
     reload_ = f"kill -USR2 {master}"
-    command = [sys.executable, "-m", "holdfast.cli", *words, "--follow", "--on-change", reload_]
+    command = [sys.executable, "-m", "holdfast.cli", *arguments, "--follow", "--on-change", reload_]
     follower = subprocess.Popen(command, env={**os.environ, "CI": "true"})
     try:
         yield port
@@ -142,116 +142,116 @@ def shop(platform: RunningPlatform, tmp_path_factory: pytest.TempPathFactory) ->
         os.kill(int(master), signal.SIGTERM)
 
 
-def changed(**env: str) -> dict[str, Any]:
+def manifest_with(**env: str) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(json.dumps(MANIFEST))
     made["spec"]["template"]["env"] = env
     return made
 
 
-def rollout(platform: RunningPlatform, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return holdfast("rollout", *words, "--state", str(platform.state), timeout_s=600, check=check)
+def rollout(platform: RunningPlatform, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return holdfast("rollout", *arguments, "--state", str(platform.state), timeout_s=600, check=check)
 
 
 def revisions(platform: RunningPlatform) -> set[str]:
-    told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
-    return {a["revision"] for a in json.loads(told)["addresses"]}
+    output = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
+    return {a["revision"] for a in json.loads(output)["addresses"]}
 
 
-def test_a_rollout_loses_no_request(platform: RunningPlatform, shop: int) -> None:
+def test_rollout_loses_no_request(platform: RunningPlatform, shop: int) -> None:
     with Load(shop) as load:
-        platform.apply(changed(SHOP="two"))
-        done = rollout(platform, "status", NAME)
+        platform.apply(manifest_with(SHOP="two"))
+        completed = rollout(platform, "status", NAME)
         time.sleep(1.0)
-    assert "Complete" in done.stdout
+    assert "Complete" in completed.stdout
     assert not load.failed, load.failed[:5]
     assert sum(load.answered.values()) > 500
     assert len(revisions(platform)) == 1
 
 
-def mixture(platform: RunningPlatform) -> collections.Counter[str]:
-    told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
-    return collections.Counter(a["revision"] for a in json.loads(told)["addresses"])
+def revision_counts(platform: RunningPlatform) -> collections.Counter[str]:
+    output = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
+    return collections.Counter(a["revision"] for a in json.loads(output)["addresses"])
 
 
-def test_a_paused_rollout_stays_where_it_is_and_goes_on_when_resumed(platform: RunningPlatform, shop: int) -> None:
+def test_paused_rollout_stops_until_resumed(platform: RunningPlatform, shop: int) -> None:
     with Load(shop) as load:
-        platform.apply(changed(SHOP="paused"))
-        wait_until(lambda: len(mixture(platform)) == 2, within_s=60, what="both revisions serve")
+        platform.apply(manifest_with(SHOP="paused"))
+        wait_until(lambda: len(revision_counts(platform)) == 2, within_s=60, what="both revisions serve")
         assert "paused" in rollout(platform, "pause", NAME).stdout
         phase = "status", NAME, "--no-wait", "-o", "json"
         wait_until(
             lambda: json.loads(rollout(platform, *phase).stdout)["phase"] == "Paused", within_s=20, what="it is paused"
         )
-        # What was being replaced when the pause arrived is still finished; then nothing moves.
-        still = wait_until(lambda: seen if (seen := mixture(platform)) == later(platform) else None, within_s=40,
-                      what="the mixture comes to rest")  # fmt: skip
-        assert sum(still.values()) >= REPLICAS and len(still) == 2, still
+        # Replacements in progress are finished; then nothing changes.
+        stable = wait_until(lambda: counts if (counts := revision_counts(platform)) == counts_later(platform) else None, within_s=40,
+                      what="the revision counts are stable")  # fmt: skip
+        assert sum(stable.values()) >= REPLICAS and len(stable) == 2, stable
         for _ in range(3):
             time.sleep(1.0)
-            assert mixture(platform) == still
+            assert revision_counts(platform) == stable
         assert "resumed" in rollout(platform, "resume", NAME).stdout
         assert "Complete" in rollout(platform, "status", NAME).stdout
     assert not load.failed, load.failed[:5]
     assert len(revisions(platform)) == 1
 
 
-def later(platform: RunningPlatform) -> collections.Counter[str]:
+def counts_later(platform: RunningPlatform) -> collections.Counter[str]:
     time.sleep(3.0)
-    return mixture(platform)
+    return revision_counts(platform)
 
 
-def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platform: RunningPlatform, shop: int) -> None:
+def test_failing_revision_rolls_back_while_old_one_serves(platform: RunningPlatform, shop: int) -> None:
     good = revisions(platform)
-    least = REPLICAS
+    fewest = REPLICAS
     with Load(shop) as load:
-        platform.apply(changed(SHOP="three", WARM_UP_SECONDS="100000"))
+        platform.apply(manifest_with(SHOP="three", WARM_UP_SECONDS="100000"))
         began = time.monotonic()
         while "RolledBack" not in rollout(platform, "status", NAME, "--no-wait", "-o", "json").stdout:
-            least = min(least, len(platform.addresses(NAME)))
+            fewest = min(fewest, len(platform.addresses(NAME)))
             assert time.monotonic() - began < 180, "it is rolled back in time"
         took_s = time.monotonic() - began
     assert not load.failed, load.failed[:5]
     assert revisions(platform) == good
-    assert least >= REPLICAS, "never below its budget of no replica away"
+    assert fewest >= REPLICAS, "never below maxUnavailable 0"
     assert took_s < DEADLINE_S + 60
     history = json.loads(rollout(platform, "history", NAME, "-o", "json").stdout)["history"]
     assert history[0]["outcome"] == "RolledBack" and {history[1]["revision"]} == good
 
 
-def test_undo_makes_the_wanted_revision_the_good_one_again(platform: RunningPlatform, shop: int) -> None:
+def test_undo_restores_the_last_good_revision(platform: RunningPlatform, shop: int) -> None:
     good = revisions(platform)
     assert "undone" in rollout(platform, "undo", NAME).stdout
     assert "Complete" in rollout(platform, "status", NAME).stdout
     assert revisions(platform) == good
 
 
-def test_a_drain_loses_no_request_and_keeps_to_the_budget(platform: RunningPlatform, shop: int) -> None:
+def test_drain_loses_no_request_and_respects_budget(platform: RunningPlatform, shop: int) -> None:
     node = platform.status()["nodes"][0]["name"]
     with Load(shop) as load:
-        done = holdfast("node", "drain", node, "--deadline", "120", "--state", str(platform.state), timeout_s=200)
+        completed = holdfast("node", "drain", node, "--deadline", "120", "--state", str(platform.state), timeout_s=200)
         time.sleep(1.0)
-    assert "drained" in done.stdout
+    assert "drained" in completed.stdout
     assert not load.failed, load.failed[:5]
-    assert not [a for a in where(platform) if a == node]
+    assert not [a for a in serving_nodes(platform) if a == node]
     holdfast("node", "uncordon", node, "--state", str(platform.state))
 
 
-def where(platform: RunningPlatform) -> list[str]:
-    told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
-    return [a["node"] for a in json.loads(told)["addresses"]]
+def serving_nodes(platform: RunningPlatform) -> list[str]:
+    output = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
+    return [a["node"] for a in json.loads(output)["addresses"]]
 
 
-def test_a_drain_that_cannot_end_says_who_blocks_it(platform: RunningPlatform, shop: int) -> None:
-    stubborn = json.loads(json.dumps(MANIFEST))
-    stubborn["metadata"]["name"] = "stays"
-    stubborn["spec"].update(replicas=1, disruption={"maxUnavailable": 0})
-    platform.apply(stubborn)
+def test_blocked_drain_names_the_blocking_replicas(platform: RunningPlatform, shop: int) -> None:
+    undrainable = json.loads(json.dumps(MANIFEST))
+    undrainable["metadata"]["name"] = "stays"
+    undrainable["spec"].update(replicas=1, disruption={"maxUnavailable": 0})
+    platform.apply(undrainable)
     wait_until(lambda: platform.addresses("payments/stays"), within_s=60, what="it serves")
-    told = holdfast("endpoints", "payments/stays", "--state", str(platform.state), "-o", "json").stdout
-    (address,) = json.loads(told)["addresses"]
-    done = holdfast("node", "drain", address["node"], "--deadline", "6", "--state", str(platform.state),
+    output = holdfast("endpoints", "payments/stays", "--state", str(platform.state), "-o", "json").stdout
+    (address,) = json.loads(output)["addresses"]
+    completed = holdfast("node", "drain", address["node"], "--deadline", "6", "--state", str(platform.state),
                     timeout_s=120, check=False)  # fmt: skip
-    assert done.returncode == 5
-    assert f"payments/{address['replica']}: disruption budget: disruption.maxUnavailable is 0" in done.stderr
+    assert completed.returncode == 5
+    assert f"payments/{address['replica']}: disruption budget: disruption.maxUnavailable is 0" in completed.stderr
     holdfast("node", "uncordon", address["node"], "--state", str(platform.state))
     assert Path(platform.state).exists()

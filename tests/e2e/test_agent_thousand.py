@@ -1,6 +1,6 @@
-"""Many processes on one machine through six agents, and how long each stage of their start took.
+"""Many tasks on one machine through six agents, with the duration of each start stage.
 
-`HOLDFAST_PROVE=1` starts a thousand; otherwise sixty.
+Sixty tasks; a thousand with `HOLDFAST_PROVE=1`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ ITEMS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
-    with running_platform(tmp_path_factory.mktemp("crowd") / "state", "--no-samples") as up:
-        yield up
+    with running_platform(tmp_path_factory.mktemp("crowd") / "state", "--no-samples") as running:
+        yield running
 
 
 def seconds(text: str) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def test_all_of_them_start_and_serve(platform: RunningPlatform, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thousand_tasks_start_and_serve(platform: RunningPlatform, capsys: pytest.CaptureFixture[str]) -> None:
     platform.apply(*ITEMS)
     began = time.monotonic()
     wait_until(lambda: platform.workload("crowd").get("serving") == REPLICAS, within_s=600, what=f"{REPLICAS} serve")
@@ -48,21 +48,21 @@ def test_all_of_them_start_and_serve(platform: RunningPlatform, capsys: pytest.C
     stages: dict[str, list[float]] = {}
     nodes = set()
     for region in ("us-east", "eu-central", "eu-west"):
-        told = json.loads(platform.kubectl("--context", region, "get", "replicas", "-n", "acme", "-o", "json"))
-        for item in told["items"]:
+        listed = json.loads(platform.kubectl("--context", region, "get", "replicas", "-n", "acme", "-o", "json"))
+        for item in listed["items"]:
             status = item["status"]
-            at = {
+            times_of = {
                 "created": seconds(item["metadata"]["creationTimestamp"]),
                 "bound": seconds(status["placement"]["boundAt"]),
                 "started": seconds(status["execution"]["startedAt"]), "serving": seconds(status["traffic"]["since"]),
             }  # fmt: skip
             nodes.add(status["placement"]["node"])
-            for earlier, later in itertools.pairwise(at):
-                stages.setdefault(f"{earlier} to {later}", []).append(max(0.0, at[later] - at[earlier]))
+            for earlier, later in itertools.pairwise(times_of):
+                stages.setdefault(f"{earlier} to {later}", []).append(max(0.0, times_of[later] - times_of[earlier]))
     assert len(nodes) == 6 and all(len(times) == REPLICAS for times in stages.values())
     with capsys.disabled():
         print(f"\n{REPLICAS} processes serve through {len(nodes)} agents after {took_s:.1f} s")
         for name, times in stages.items():
             times.sort()
-            half, most = times[len(times) // 2], times[int(len(times) * 0.99)]
-            print(f"  {name:20} median {half:7.3f} s   99th percentile {most:7.3f} s")
+            median, high = times[len(times) // 2], times[int(len(times) * 0.99)]
+            print(f"  {name:20} median {median:7.3f} s   99th percentile {high:7.3f} s")

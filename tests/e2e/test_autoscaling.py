@@ -1,4 +1,4 @@
-"""Autoscaling on real processes: the load decides replicas, what waits decides nodes, and idle nodes go again."""
+"""Autoscaling on real processes: load scales replicas, pending replicas add nodes, idle nodes are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 REGION = "solo"
 
 
-class Here:
+class Shop:
     def __init__(self, state: Path) -> None:
         self.state = state
         self.layout = Layout(str(state))
@@ -49,10 +49,10 @@ class Here:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     state = tmp_path_factory.mktemp("autoscaling") / "platform"
     with running_platform(state, "--regions", REGION, "--agents", "1", "--no-samples"):
-        found = Here(state)
+        found = Shop(state)
         found.apply("global", "Tenant", "shop", {})
         found.apply("global", "PriorityClass", "standard", {"priority": 0})
         found.apply("global", "Quota", "quota", {"hard": {"cpu": "100", "memory": "100Gi"}}, namespace="shop")
@@ -64,28 +64,28 @@ def large(replicas: int) -> dict[str, Any]:
     return {"replicas": replicas, "template": template}
 
 
-def test_replicas_follow_a_pushed_load(here: Here) -> None:
+def test_replicas_follow_a_pushed_metric(shop: Shop) -> None:
     spec = {
         "template": {"command": ["sleep", "1000"], "resources": {"cpu": "100m", "memory": "32Mi"}},
         "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 3, "metric": "queueLength", "target": 10.0},
     }  # fmt: skip
-    here.apply("global", "Workload", "web", spec, namespace="shop")
-    wait_until(lambda: len(here.bound("web")) == 1, within_s=60, what="the first replica is bound")
+    shop.apply("global", "Workload", "web", spec, namespace="shop")
+    wait_until(lambda: len(shop.bound("web")) == 1, within_s=60, what="the first replica is bound")
     wait_until(
-        lambda: here.workload("web")["status"].get("summary", {}).get("ready") == 1, within_s=60, what="it is ready"
+        lambda: shop.workload("web")["status"].get("summary", {}).get("ready") == 1, within_s=60, what="it is ready"
     )
 
-    def pushed() -> bool:
-        holdfast("load", "push", "shop/web", "queueLength", "30", "--state", str(here.state))
-        return len(here.bound("web")) == 3
+    def push_and_check() -> bool:
+        holdfast("metrics", "push", "shop/web", "queueLength", "30", "--state", str(shop.state))
+        return len(shop.bound("web")) == 3
 
-    wait_until(pushed, within_s=90, what="three replicas carry a load of thirty at ten each")
-    scale = here.workload("web")["status"]["scale"]
+    wait_until(push_and_check, within_s=90, what="three replicas carry a load of thirty at ten each")
+    scale = shop.workload("web")["status"]["scale"]
     assert scale["replicas"] == 3
-    told = json.loads(
-        holdfast("load", "measure", "shop/web", "--state", str(here.state), "-o", "json", check=False).stdout or "{}"
+    measured = json.loads(
+        holdfast("metrics", "measure", "shop/web", "--state", str(shop.state), "-o", "json", check=False).stdout or "{}"
     )
-    assert told.get("metric", "cpuPercent") == "cpuPercent"
+    assert measured.get("metric", "cpuPercent") == "cpuPercent"
 
 
 BUSY = """
@@ -98,37 +98,37 @@ while True:
 """
 
 
-def test_replicas_follow_the_cpu_that_the_platform_measures_by_itself(here: Here) -> None:
-    """Each uses about a tenth of a processor and asked for a fiftieth: far above its target of a half of that."""
+def test_replicas_follow_measured_cpu(shop: Shop) -> None:
+    """Each replica uses about 100m CPU and requests 20m, far above its target of 50 percent."""
     spec = {
         "template": {"command": [sys.executable, "-c", BUSY], "resources": {"cpu": "20m", "memory": "64Mi"}},
         "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 2, "metric": "cpuPercent", "target": 50.0},
     }  # fmt: skip
-    here.apply("global", "Workload", "busy", spec, namespace="shop")
+    shop.apply("global", "Workload", "busy", spec, namespace="shop")
     wait_until(
-        lambda: len(here.bound("busy")) == 2, within_s=90, what="nobody pushed a load, and a second replica is bound"
+        lambda: len(shop.bound("busy")) == 2, within_s=90, what="a second replica is bound without a pushed metric"
     )
-    (row,) = here.workload("busy")["status"]["load"]["metrics"]
+    (row,) = shop.workload("busy")["status"]["load"]["metrics"]
     assert row["name"] == "cpuPercent" and row["value"] > 50
-    here.replicas("busy", 0)
+    shop.replicas("busy", 0)
 
 
-def test_one_process_provides_nodes(here: Here) -> None:
-    second = holdfast("pool", "provide", "--once", "--state", str(here.state), check=False)
+def test_node_provider_is_one_process(shop: Shop) -> None:
+    second = holdfast("pool", "provide", "--once", "--state", str(shop.state), check=False)
     assert second.returncode != 0 and "already" in second.stderr and "--no-provider" in second.stderr
 
 
-def test_what_waits_for_room_brings_a_node_and_an_idle_node_goes(here: Here) -> None:
-    here.apply("global", "Workload", "large", large(2), namespace="shop")
-    wait_until(lambda: len(here.bound("large")) == 1, within_s=60, what="one replica fits")
+def test_pending_replica_adds_a_node_and_idle_node_is_removed(shop: Shop) -> None:
+    shop.apply("global", "Workload", "large", large(2), namespace="shop")
+    wait_until(lambda: len(shop.bound("large")) == 1, within_s=60, what="one replica fits")
     pool = {"zones": [f"{REGION}-a"], "capacity": {"cpu": "8", "memory": "8Gi"}, "maxNodes": 2, "idleSeconds": 5}
-    here.apply(REGION, "NodePool", "burst", pool)
-    wait_until(lambda: "burst-1" in here.bound("large"), within_s=90, what="the second replica is bound on a new node")
-    nodes = {n["metadata"]["name"] for n in here.api(REGION).list("nodes")}
+    shop.apply(REGION, "NodePool", "burst", pool)
+    wait_until(lambda: "burst-1" in shop.bound("large"), within_s=90, what="the second replica is bound on a new node")
+    nodes = {n["metadata"]["name"] for n in shop.api(REGION).list("nodes")}
     assert nodes == {f"{REGION}-1", "burst-1"}
-    here.replicas("large", 0)
+    shop.replicas("large", 0)
     wait_until(
-        lambda: {n["metadata"]["name"] for n in here.api(REGION).list("nodes")} == {f"{REGION}-1"},
+        lambda: {n["metadata"]["name"] for n in shop.api(REGION).list("nodes")} == {f"{REGION}-1"},
         within_s=90, what="the idle node is gone",
     )  # fmt: skip
-    assert "burst-1: stopped and removed" in here.layout.log("provider").read_text()
+    assert "burst-1: stopped and removed" in shop.layout.log("provider").read_text()

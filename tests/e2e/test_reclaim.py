@@ -1,5 +1,5 @@
-"""On real processes: every place that is kept for recovery is lent out to reclaimable work. A region is killed; that
-work makes way, whatever its rank, and nothing else does; the plan has said so before."""
+"""On real processes: reclaimable replicas use all recovery slots. When a region is lost they are preempted regardless
+of their priority, and nothing else is. The plan predicts it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ HOME, OTHER = REGIONS
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[str]:
-    with running_platform(tmp_path / "platform", "--regions", "a,b,c", "--agents", "1", "--no-samples") as up:
-        yield str(up.state)
+    with running_platform(tmp_path / "platform", "--regions", "a,b,c", "--agents", "1", "--no-samples") as running:
+        yield str(running.state)
 
 
 def workload(replicas: int, cpu: str, **spec: Any) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def workload(replicas: int, cpu: str, **spec: Any) -> dict[str, Any]:
     return {"replicas": replicas, "template": template, **spec}
 
 
-def lend_everything(observer: PlatformObserver) -> None:
-    """A critical workload in one region, places for it in another, and reclaimable work all over those."""
+def apply_workloads(observer: PlatformObserver) -> None:
+    """A critical workload with recovery slots in two regions, and a tenant with reclaimable capacity."""
     whole = {"cpu": "100", "memory": "100Gi"}
     quota = {"hard": whole, "recoveryAllowance": {"cpu": "8", "memory": "8Gi"}}
     slots = [{"resources": {"cpu": "1", "memory": "32Mi"}, "count": 4}]
@@ -69,39 +69,47 @@ def status_of(observer: PlatformObserver, plural: str, name: str) -> dict[str, A
     return found[0].get("status", {}) if found else {}
 
 
-def test_work_on_loan_makes_way_when_a_region_is_killed(state: str) -> None:
+def test_reclaimable_workload_yields_when_a_region_is_lost(state: str) -> None:
     layout = Layout(state)
     observer = PlatformObserver(layout, layout.load())
-    lend_everything(observer)
+    apply_workloads(observer)
     wait_until(
         lambda: status_of(observer, "workloads", "risk").get("summary", {}).get("serving") == 4, "risk serves", 90
     )
-    (held,) = [a for a in observer.list("assignments") if a["spec"]["workload"] == "risk"]
-    home = held["spec"]["region"]
+    (assigned,) = [a for a in observer.list("assignments") if a["spec"]["workload"] == "risk"]
+    home = assigned["spec"]["region"]
     other = OTHER if home == HOME else HOME
-    wait_until(lambda: status_of(observer, "recoverybudgets", other).get("held") == 4, "its places are kept", 90)
+    wait_until(
+        lambda: status_of(observer, "recoverybudgets", other).get("admitted") == 4,
+        "its recovery slots are reserved",
+        90,
+    )
     capacity = status_of(observer, "regions", other)["report"]["capacity"]
-    full = int(capacity["cpu"])
-    fill = workload(full, "1", priorityClassName="lent", placement={"regions": [other]})
+    cpus = int(capacity["cpu"])
+    fill = workload(cpus, "1", priorityClassName="lent", placement={"regions": [other]})
     body = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "fill", "namespace": "spare"}}
     observer.api().apply({**body, "spec": fill}, "workloads", manager="test")
     wait_until(
-        lambda: status_of(observer, "workloads", "fill").get("summary", {}).get("serving") == full,
-        "all is lent out",
+        lambda: status_of(observer, "workloads", "fill").get("summary", {}).get("serving") == cpus,
+        "reclaimable replicas use the whole region",
         90,
     )
 
-    told = json.loads(holdfast("plan", "--lose-region", home, "--state", state, "-o", "json", timeout_s=60).stdout)
-    assert told["short"] == [] and [(r["workload"], r["region"]) for r in told["recovers"]] == [("risk", other)]
-    assert len(told["evicts"]) == 4 and {e["tenant"] for e in told["evicts"]} == {"spare"} and told["waits"] == []
+    forecast = json.loads(holdfast("plan", "--lose-region", home, "--state", state, "-o", "json", timeout_s=60).stdout)
+    assert forecast["short"] == [] and [(r["workload"], r["region"]) for r in forecast["recovers"]] == [("risk", other)]
+    assert (
+        len(forecast["evicts"]) == 4
+        and {e["tenant"] for e in forecast["evicts"]} == {"spare"}
+        and forecast["waits"] == []
+    )
 
-    ran = holdfast(
+    drill = holdfast(
         "drill", "run", "region-loss", "--region", home, "--no-fail-back", "--state", state, "-o", "json",
         timeout_s=240,
     )  # fmt: skip
-    assert ran.stdout, ran.stderr
-    report = json.loads(ran.stdout)
-    assert report["secondsToMinServing"] < 60, ran.stdout
+    assert drill.stdout, drill.stderr
+    report = json.loads(drill.stdout)
+    assert report["secondsToMinServing"] < 60, drill.stdout
     assert report["violations"] == []
     decided = observer.list("decisions", other)
     victims = {v for d in decided for e in d["spec"]["entries"] for v in e.get("victims", ())}

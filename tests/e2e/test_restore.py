@@ -1,7 +1,7 @@
-"""Old backups restored under running work, with real cells, agents and processes: nothing doubled, nothing overspent.
+"""Restore of old backups with real cells, agents and running tasks: nothing runs twice, no quota is exceeded.
 
-Between the backup and its restore an exclusive replica and most of a quota move from one region to the other. What the
-work did is read from what it wrote down itself; what regions may spend, from their stores.
+Between backup and restore an exclusive replica and most of a quota move to the other region. The tasks record when they
+ran; the grant limits are read from the stores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [
 
 EAST, WEST = "us-east", "eu-west"
 HARD_CPU = 14
-"""Just enough for what is wanted, with the place that a rollout of each would need."""
+"""Just enough for the desired replicas and the surge of one rollout each."""
 WITHIN_S = 120.0
 BEAT = (
     'while :; do echo "$HOLDFAST_REPLICA $HOLDFAST_REGION $$ $(date +%s.%N) $HOLDFAST_NODE" >> {file}; sleep 0.1; done'
@@ -55,19 +55,19 @@ def workload(name: str, replicas: int, region: str, command: list[str], **more: 
     return manifest("Workload", name, spec, "acme")
 
 
-class Story:
-    """One platform of two regions, and what it is asked for."""
+class RestorePlatform:
+    """A platform of two regions and its desired state."""
 
-    def __init__(self, up: RunningPlatform, folder: Path) -> None:
-        self.up = up
-        self.layout = Layout(up.state)
+    def __init__(self, running: RunningPlatform, folder: Path) -> None:
+        self.up = running
+        self.layout = Layout(running.state)
         self.beats = folder / "beats"
         self.pins = folder / "pins"
 
-    def want(self, east: int, west: int, lock: str) -> None:
-        """`lock` is the region of the one exclusive replica; without one, there is to be none."""
+    def apply_desired(self, east: int, west: int, lock: str) -> None:
+        """`lock` is the region of the exclusive replica; empty for none."""
         beat = ["sh", "-c", BEAT.format(file=self.beats)]
-        wish = [
+        manifests = [
             manifest("Tenant", "acme", {}),
             manifest("PriorityClass", "plain", {"priority": 0}),
             manifest("Quota", "quota", {"hard": {"cpu": str(HARD_CPU), "memory": "64Gi"}}, "acme"),
@@ -76,10 +76,10 @@ class Story:
             workload("east", east, EAST, ["sleep", "1000"]),
             workload("west", west, WEST, ["sleep", "1000"]),
         ]
-        self.up.apply(*wish)
+        self.up.apply(*manifests)
 
     def running(self, workload: str) -> int:
-        """Processes of a workload that really run, whoever thinks so."""
+        """Number of running processes of a workload, read from /proc."""
         mark = f"HOLDFAST_WORKLOAD={workload}".encode()
         found = 0
         for entry in Path("/proc").iterdir():
@@ -88,8 +88,8 @@ class Story:
                     continue
                 environ = (entry / "environ").read_bytes().split(b"\0")
                 command = (entry / "cmdline").read_bytes().split(b"\0")[:2]
-                ours = str(self.up.state) in os.readlink(entry / "cwd")
-                found += ours and mark in environ and command in ([b"sleep", b"1000"], [b"sh", b"-c"])
+                in_state_folder = str(self.up.state) in os.readlink(entry / "cwd")
+                found += in_state_folder and mark in environ and command in ([b"sleep", b"1000"], [b"sh", b"-c"])
         return found
 
     def settled(self, east: int, west: int, lock: str) -> bool:
@@ -98,17 +98,17 @@ class Story:
         return self.beats.read_text().splitlines()[-1].split()[1] == lock
 
     def until_settled(self, east: int, west: int, lock: str, what: str) -> None:
-        def seen() -> tuple[int, ...]:
+        def counts() -> tuple[int, ...]:
             return tuple(self.running(name) for name in ("east", "west", "lock"))
 
         try:
             wait_until(lambda: self.settled(east, west, lock), within_s=WITHIN_S, what=what)
         except AssertionError as error:
-            told = self.up.kubectl("get", "quota,grants,assignments", "-A", check=False)
-            raise AssertionError(f"{error}: east, west, lock run {seen()}\n{told}") from error
+            listing = self.up.kubectl("get", "quota,grants,assignments", "-A", check=False)
+            raise AssertionError(f"{error}: east, west, lock run {counts()}\n{listing}") from error
 
     def move_pin(self) -> None:
-        """To another node of its region, as an operator does it: cordon, then let go."""
+        """Moves it to another node of its region: cordon, then delete the replica."""
         node = self.pin_at()
         self.up.kubectl("--context", EAST, "cordon", node)
         self.up.kubectl("--context", EAST, "delete", "replica", f"pin-{EAST}-0", "-n", "acme", "--wait=false")
@@ -121,7 +121,7 @@ class Story:
         holdfast("backup", "--cell", cell, "--state", str(self.layout.cell(cell)), "--to", str(path))
 
     def restore(self, cell: str, path: Path) -> None:
-        """As an operator does it, while agents and everything they run go on."""
+        """Restores a cell as an operator does, while agents and tasks run."""
         name = f"cell-{cell}"
         outage.hold_down(self.layout, [name])
         assert outage.kill_processes(self.layout, [name]) == 1
@@ -129,12 +129,12 @@ class Story:
         outage.allow_restart(self.layout, [name])
 
 
-class Spending(threading.Thread):
-    """Adds up, again and again, what both regions may spend of the tenant's quota, and what really runs."""
+class QuotaObserver(threading.Thread):
+    """Continuously sums the grant limits of both regions and the running processes."""
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, platform: RestorePlatform) -> None:
         super().__init__(daemon=True)
-        self._story = story
+        self._platform = platform
         self._ended = threading.Event()
         self.most = 0
         self.samples = 0
@@ -142,12 +142,12 @@ class Spending(threading.Thread):
 
     def run(self) -> None:
         while not self._ended.wait(0.2):
-            running = sum(self._story.running(name) for name in ("east", "west", "lock", "pin"))
+            running = sum(self._platform.running(name) for name in ("east", "west", "lock", "pin"))
             if running > HARD_CPU:
                 self.over.append(f"{running} processes of one core each run")
             with contextlib.suppress(StoreFailed, OSError):
-                # A share may move between two readings, from the one read before to the one read after, or back.
-                first, other, again = (self._held(cell) for cell in (EAST, WEST, EAST))
+                # A share may move between the regions during the readings, so the first region is read twice.
+                first, other, again = (self._limit_of(cell) for cell in (EAST, WEST, EAST))
                 total = min(first, again) + other
                 self.samples += 1
                 self.most = max(self.most, total)
@@ -158,58 +158,60 @@ class Spending(threading.Thread):
         self._ended.set()
         self.join(10)
 
-    def _held(self, cell: str) -> int:
-        held = 0
-        for put in backup.read_sqlite(cell, self._story.layout.cell(cell) / "store.sqlite").entries:
+    def _limit_of(self, cell: str) -> int:
+        limit = 0
+        for put in backup.read_sqlite(cell, self._platform.layout.cell(cell) / "store.sqlite").entries:
             kind = kind_of_store_key(put.key)
             if kind is not None and kind.type is GrantCopy:
-                held += amounts(codec.decode(kind, put.value, 0).spec.limit).get("cpu", 0)
-        return held
+                limit += amounts(codec.decode(kind, put.value, 0).spec.limit).get("cpu", 0)
+        return limit
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestorePlatform]:
     folder = tmp_path_factory.mktemp("restored")
     state = folder / "state"
-    with running_platform(state, "--regions", f"{EAST},{WEST}", "--no-samples") as up:
-        yield Story(up, folder)
+    with running_platform(state, "--regions", f"{EAST},{WEST}", "--no-samples") as running:
+        yield RestorePlatform(running, folder)
     assert processes_of(state) == []
 
 
-def test_old_backups_of_a_region_and_of_the_global_cell(story: Story, tmp_path: Path) -> None:
-    story.want(east=7, west=1, lock=EAST)
-    story.until_settled(7, 1, EAST, "everything runs")
-    story.save("global", tmp_path / "global")
-    story.save(EAST, tmp_path / EAST)
-    # Since the backups: most of the share moves west, and so does the exclusive replica.
-    story.want(east=1, west=7, lock="")
-    wait_until(lambda: story.running("lock") == 0, within_s=WITHIN_S, what="the exclusive replica has ended")
-    story.want(east=1, west=7, lock=WEST)
-    story.until_settled(1, 7, WEST, "what was moved runs in the west")
-    story.move_pin()
-    spending = Spending(story)
-    spending.start()
+def test_restore_of_old_backups_runs_nothing_twice(platform: RestorePlatform, tmp_path: Path) -> None:
+    platform.apply_desired(east=7, west=1, lock=EAST)
+    platform.until_settled(7, 1, EAST, "everything runs")
+    platform.save("global", tmp_path / "global")
+    platform.save(EAST, tmp_path / EAST)
+    # After the backups most of the quota and the exclusive replica move west.
+    platform.apply_desired(east=1, west=7, lock="")
+    wait_until(lambda: platform.running("lock") == 0, within_s=WITHIN_S, what="the exclusive replica has ended")
+    platform.apply_desired(east=1, west=7, lock=WEST)
+    platform.until_settled(1, 7, WEST, "what was moved runs in the west")
+    platform.move_pin()
+    observer = QuotaObserver(platform)
+    observer.start()
     try:
-        story.restore(EAST, tmp_path / EAST)
-        wait_until(lambda: _life(story, EAST) == "joined 2", within_s=WITHIN_S, what="the region has rejoined")
-        story.until_settled(1, 7, WEST, "the region has followed the global cell again")
-        story.restore("global", tmp_path / "global")
-        # The backup knows the world as it was: everything moves back, and nothing is given out before it was let go.
-        story.until_settled(7, 1, EAST, "everything is as the restored global cell wants it")
+        platform.restore(EAST, tmp_path / EAST)
+        wait_until(
+            lambda: _incarnation(platform, EAST) == "joined 2", within_s=WITHIN_S, what="the region has rejoined"
+        )
+        platform.until_settled(1, 7, WEST, "the region has followed the global cell again")
+        platform.restore("global", tmp_path / "global")
+        # The backup has the old desired state: everything moves back, and no quota is granted before its release.
+        platform.until_settled(7, 1, EAST, "everything matches the restored global cell")
     finally:
-        spending.end()
-    assert spending.samples > 20
-    assert not spending.over, spending.over[:5]
-    print(f"at most {spending.most}m of {HARD_CPU}000m were held, in {spending.samples} samples")
-    assert_alone(story.beats)
-    assert_alone(story.pins)
-    verdict = check_platform(story.up.state)
+        observer.end()
+    assert observer.samples > 20
+    assert not observer.over, observer.over[:5]
+    print(f"at most {observer.most}m of {HARD_CPU}000m were held, in {observer.samples} samples")
+    assert_alone(platform.beats)
+    assert_alone(platform.pins)
+    verdict = check_platform(platform.up.state)
     assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
     print(f"the histories of all cells: {verdict}")
 
 
-def _life(story: Story, cell: str) -> str:
-    for put in backup.read_sqlite(cell, story.layout.cell(cell) / "store.sqlite").entries:
+def _incarnation(platform: RestorePlatform, cell: str) -> str:
+    for put in backup.read_sqlite(cell, platform.layout.cell(cell) / "store.sqlite").entries:
         if put.key == "/terms/incarnation":
             kind = kind_of_store_key(put.key)
             assert kind is not None

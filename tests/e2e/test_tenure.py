@@ -1,4 +1,4 @@
-"""Exclusive work of scope Global on real processes: it ends by itself while the global cell is gone, and comes back."""
+"""An exclusive workload of scope Global stops while the global cell is down, and runs again afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def execution(layout: Layout) -> dict[str, Any]:
     return (found[0].get("status", {}).get("execution") or {}) if found else {}
 
 
-def test_it_ends_with_the_tenure_and_runs_again_with_the_next(layout: Layout) -> None:
+def test_exclusive_workload_stops_with_its_tenure_and_runs_with_the_next(layout: Layout) -> None:
     api = connect_cell(layout, layout.load(), "global")
     template = {"command": ["sleep", "1000"], "resources": {"cpu": "1", "memory": "64Mi"}}
     for plural, kind, namespace, name, spec in (
@@ -46,17 +46,19 @@ def test_it_ends_with_the_tenure_and_runs_again_with_the_next(layout: Layout) ->
         body = {"apiVersion": "holdfast.dev/v1", "kind": kind, "metadata": meta, "spec": spec}
         api.apply(body, plural, manager="test")
     wait_until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="the work runs")
-    held = layout.held_down("cell-global")
-    held.parent.mkdir(parents=True, exist_ok=True)
-    held.touch()
+    marker = layout.held_down("cell-global")
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
     (cell,) = [r.identity for r in load_records(layout) if r.program.name == "cell-global"]
     assert cell is not None and cell.pid > 1
     os.kill(cell.pid, signal.SIGKILL)
-    gone_s = time.monotonic()
+    killed_s = time.monotonic()
     wait_until(
         lambda: execution(layout).get("phase") != "Running", within_s=limits.TENURE_S + 15, what="the work ended"
     )
-    assert time.monotonic() - gone_s < limits.TENURE_S + 5.0
+    assert time.monotonic() - killed_s < limits.TENURE_S + 5.0
     assert execution(layout)["reason"] == "LeaseExpired"
-    held.unlink()
-    wait_until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="in touch again, it runs again")
+    marker.unlink()
+    wait_until(
+        lambda: execution(layout).get("phase") == "Running", within_s=60, what="it runs again after reconnection"
+    )

@@ -1,6 +1,6 @@
-"""A whole platform from the command line, as a user has it: up, served, scaled, killed, healed, down, nothing left.
+"""A whole platform from the command line: start, requests, scaling, kills, recovery and stop.
 
-One platform serves the tests of this file, in order; the last ones end it.
+The tests share one platform and run in order. The last ones stop it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ HEALED_WITHIN_S = 90.0
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
-    with running_platform(tmp_path_factory.mktemp("platform") / "state") as up:
-        yield up
+    with running_platform(tmp_path_factory.mktemp("platform") / "state") as running:
+        yield running
 
 
-def test_everything_serves_in_time(platform: RunningPlatform) -> None:
+def test_new_platform_serves_in_time(platform: RunningPlatform) -> None:
     assert platform.took_s < SERVING_WITHIN_S
     assert platform.up_output["serving"] is True
     assert platform.up_output["url"] == f"https://127.0.0.1:{platform.base}"
@@ -56,7 +56,7 @@ def test_everything_serves_in_time(platform: RunningPlatform) -> None:
     assert set(billing["regions"]) <= {"eu-central", "eu-west"}
 
 
-def test_a_request_is_answered_by_a_replica(platform: RunningPlatform) -> None:
+def test_request_is_answered_by_a_replica(platform: RunningPlatform) -> None:
     addresses = platform.addresses("payments/risk-api")
     assert len(addresses) == 6
     answers = [get_json(address) for address in addresses]
@@ -66,7 +66,7 @@ def test_a_request_is_answered_by_a_replica(platform: RunningPlatform) -> None:
     assert "listens on" in logs
 
 
-def test_a_second_up_finds_it_running(platform: RunningPlatform) -> None:
+def test_second_up_finds_the_platform_running(platform: RunningPlatform) -> None:
     state = str(platform.state)
     again = holdfast("up", "--detach", "--state", state, "-o", "json")
     assert json.loads(again.stdout)["serving"] is True
@@ -75,7 +75,7 @@ def test_a_second_up_finds_it_running(platform: RunningPlatform) -> None:
     assert holdfast("up", "--detach", "--state", state, "--regions", "mars", check=False).returncode == 6
 
 
-def test_kubectl_scales_and_waits(platform: RunningPlatform) -> None:
+def test_kubectl_scales_a_workload(platform: RunningPlatform) -> None:
     assert "risk-api" in platform.kubectl("get", "workloads", "-A")
     platform.kubectl("-n", "search", "scale", "workload/search-indexer", "--replicas=4")
     wait_until(lambda: platform.workload("search-indexer").get("serving") == 4, within_s=60, what="four replicas serve")
@@ -89,7 +89,7 @@ def test_kubectl_scales_and_waits(platform: RunningPlatform) -> None:
     )
 
 
-def test_kubectl_deletes_and_nothing_of_it_runs(platform: RunningPlatform) -> None:
+def test_workload_deleted_with_kubectl_leaves_no_process(platform: RunningPlatform) -> None:
     address = platform.addresses("analytics/analytics")[0]
     assert get_json(address)["workload"] == "analytics"
     platform.kubectl("-n", "analytics", "delete", "workload/analytics", "--timeout=90s")
@@ -98,7 +98,7 @@ def test_kubectl_deletes_and_nothing_of_it_runs(platform: RunningPlatform) -> No
     assert left == []
 
 
-def test_a_killed_agent_comes_back_and_its_work_never_stopped(platform: RunningPlatform) -> None:
+def test_killed_agent_returns_without_stopping_its_tasks(platform: RunningPlatform) -> None:
     before = {a["replica"]: a["pid"] for a in map(get_json, platform.addresses("payments/risk-api"))}
     killed = platform.pid("agent-us-east-1")
     os.kill(killed, signal.SIGKILL)
@@ -113,12 +113,12 @@ def test_a_killed_agent_comes_back_and_its_work_never_stopped(platform: RunningP
 
 
 @pytest.mark.parametrize("cell", ["cell-eu-west", "cell-global"])
-def test_a_killed_cell_comes_back_with_everything(platform: RunningPlatform, cell: str) -> None:
+def test_killed_cell_returns_with_its_state(platform: RunningPlatform, cell: str) -> None:
     addresses = platform.addresses("payments/risk-api")
     killed = platform.pid(cell)
     os.kill(killed, signal.SIGKILL)
     for address in addresses:
-        assert get_json(address)["workload"] == "risk-api"  # the work does not notice
+        assert get_json(address)["workload"] == "risk-api"  # tasks keep running
     wait_until(lambda: platform.pid(cell) != killed, within_s=30, what="the cell is started again")
     wait_until(
         lambda: (
@@ -130,20 +130,20 @@ def test_a_killed_cell_comes_back_with_everything(platform: RunningPlatform, cel
     assert sorted(platform.addresses("payments/risk-api")) == sorted(addresses)
 
 
-def test_killed_work_is_started_again(platform: RunningPlatform) -> None:
-    victim = get_json(platform.addresses("payments/risk-api")[0])
-    os.kill(victim["pid"], signal.SIGKILL)
+def test_killed_task_is_restarted(platform: RunningPlatform) -> None:
+    killed_replica = get_json(platform.addresses("payments/risk-api")[0])
+    os.kill(killed_replica["pid"], signal.SIGKILL)
 
-    def back() -> bool:
+    def all_answer() -> bool:
         with contextlib.suppress(OSError):
             answers = [get_json(address) for address in platform.addresses("payments/risk-api")]
-            return len(answers) == 6 and victim["pid"] not in {a["pid"] for a in answers}
+            return len(answers) == 6 and killed_replica["pid"] not in {a["pid"] for a in answers}
         return False
 
-    wait_until(back, within_s=HEALED_WITHIN_S, what="six replicas answer, none of them the killed process")
+    wait_until(all_answer, within_s=HEALED_WITHIN_S, what="six replicas answer, none of them the killed process")
 
 
-def test_a_killed_supervisor_is_followed_by_another(platform: RunningPlatform) -> None:
+def test_killed_supervisor_is_replaced(platform: RunningPlatform) -> None:
     status = platform.status()
     os.kill(status["supervisorPid"], signal.SIGKILL)
     pids = {p["name"]: p["pid"] for p in status["processes"]}
@@ -153,21 +153,21 @@ def test_a_killed_supervisor_is_followed_by_another(platform: RunningPlatform) -
     assert {p["name"]: p["pid"] for p in after["processes"]} == pids
 
 
-def test_what_all_cells_recorded_holds_every_promise(platform: RunningPlatform) -> None:
-    """The checkers of the simulation, over the histories of these processes, kills and all."""
+def test_recorded_history_of_all_cells_violates_no_invariant(platform: RunningPlatform) -> None:
+    """The simulation's checkers over the recorded histories, including the kills."""
     verdict = check_platform(platform.state)
     assert verdict.commits > 100
     assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
 
 
-def test_down_leaves_nothing_and_up_continues(platform: RunningPlatform) -> None:
+def test_down_leaves_no_process_and_up_continues(platform: RunningPlatform) -> None:
     state = str(platform.state)
     holdfast("down", "--state", state)
     assert processes_of(platform.state) == []
     assert holdfast("status", "--state", state, check=False).returncode == 8
     again = json.loads(holdfast("up", "--detach", "--state", state, "-o", "json", timeout_s=150).stdout)
     assert again["serving"] is True
-    # What the user changed since the samples were applied stays changed.
+    # User changes to the samples are kept.
     assert platform.workload("analytics") == {}
     assert platform.workload("search-indexer")["wanted"] == 1
     holdfast("down", "--state", state, "--purge")
@@ -175,7 +175,7 @@ def test_down_leaves_nothing_and_up_continues(platform: RunningPlatform) -> None
     assert not platform.state.exists()
 
 
-def test_in_the_foreground_an_interrupt_stops_everything(tmp_path: Path) -> None:
+def test_interrupt_of_foreground_platform_stops_everything(tmp_path: Path) -> None:
     state, base = tmp_path / "state", free_port_base()
     log = tmp_path / "up.log"
     with log.open("wb") as out:

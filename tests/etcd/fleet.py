@@ -143,10 +143,10 @@ class Fleet:
             "--key", f"{pki}/hollow.key", *options,
         ])  # fmt: skip
 
-    def run(self, name: str, words: list[str] | None = None) -> None:
+    def run(self, name: str, arguments: list[str] | None = None) -> None:
         """Starts or restarts a process."""
-        if words is not None:
-            self._argv[name] = [sys.executable, "-m", "holdfast.cli", *words]
+        if arguments is not None:
+            self._argv[name] = [sys.executable, "-m", "holdfast.cli", *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 self._argv[name], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"}
@@ -181,10 +181,10 @@ class Fleet:
             method or ("GET" if body is None else "POST"), f"https://127.0.0.1:{port}{path}", json=body, ssl=context,
             timeout=aiohttp.ClientTimeout(total=15),
         ) as answer:  # fmt: skip
-            said = await answer.json(content_type=None)
+            content = await answer.json(content_type=None)
             if answer.status >= 400:
-                raise RuntimeError(f"{answer.status}: {said}")
-            return said
+                raise RuntimeError(f"{answer.status}: {content}")
+            return content
 
     async def until(self, what: str, true: Any, timeout_s: float) -> float:
         """Waits until an asynchronous predicate holds. Returns how long it took."""
@@ -216,15 +216,15 @@ class Fleet:
 
     def _serve(self, name: str, cell: str) -> list[str]:
         pki = self.folder / "pki"
-        words = [
+        arguments = [
             "serve", "--cell", cell, "--state", str(self.folder / name), "--port", str(self.ports[name]),
             "--tls-cert", f"{pki}/server.crt", "--tls-key", f"{pki}/server.key", "--client-ca", f"{pki}/ca.crt",
             "--tokens", str(self.folder / "tokens.json"),
         ]  # fmt: skip
         if cell == "global":
-            return words
+            return arguments
         return [
-            *words, "--global-url", f"https://127.0.0.1:{self.ports['global']}", "--link-cert", f"{pki}/link.crt",
+            *arguments, "--global-url", f"https://127.0.0.1:{self.ports['global']}", "--link-cert", f"{pki}/link.crt",
             "--link-key", f"{pki}/link.key", "--store", "etcd", "--parts", PARTS[name],
             "--etcd-endpoints", ",".join(f"http://127.0.0.1:{wire.port}" for wire in self.wires[name]),
             "--peer-cert", f"{pki}/peer.crt", "--peer-key", f"{pki}/peer.key",

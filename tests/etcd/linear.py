@@ -12,15 +12,15 @@ from typing import Any
 
 NEVER = float("inf")
 UNKNOWN = None
-"""What a caller was told who was told nothing."""
+"""Result of a call without a response."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """`asked` and `told` are read only by the model; a call without a response is `answered` never."""
+    """Only the model reads `operation` and `result`. A call without a response has `answered` NEVER."""
 
-    asked: Any
-    told: Any
+    operation: Any
+    result: Any
     sent: float
     answered: float
 
@@ -67,13 +67,13 @@ class Write:
 
 def register(state: str, call: Call) -> Iterable[str]:
     """One key with reads and conditional writes. The response to a write says whether it happened."""
-    if isinstance(call.asked, Read):
-        return (state,) if call.told == state else ()
-    write: Write = call.asked
+    if isinstance(call.operation, Read):
+        return (state,) if call.result == state else ()
+    write: Write = call.operation
     after = write.value if state == write.expected else state
-    if call.told is UNKNOWN:
+    if call.result is UNKNOWN:
         return (after,)
-    return (after,) if call.told == (state == write.expected) else ()
+    return (after,) if call.result == (state == write.expected) else ()
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,22 @@ class Place:
 def replica(state: tuple[str, str], call: Call) -> Iterable[tuple[str, str]]:
     """One replica at one attempt: (stage, node), from none to Reserved to Bound. The response is (result, node)."""
     stage, at = state
-    asked: Place = call.asked
+    operation: Place = call.operation
     outcomes: list[tuple[Any, tuple[str, str]]] = [(("Rejected", ""), state)]
-    if asked.reserve and not stage:
-        outcomes = [(("Accepted", asked.node), ("Bound" if asked.bind else "Reserved", asked.node)), *outcomes]
-    elif asked.reserve:
+    if operation.reserve and not stage:
+        outcomes = [
+            (("Accepted", operation.node), ("Bound" if operation.bind else "Reserved", operation.node)),
+            *outcomes,
+        ]
+    elif operation.reserve:
         outcomes = [(("Already", at), state)]
     elif stage == "Reserved":
         outcomes = [(("Accepted", at), ("Bound", at))]
     elif stage == "Bound":
         outcomes = [(("Already", at), state)]
-    if call.told is UNKNOWN:
+    if call.result is UNKNOWN:
         return [after for _, after in outcomes]
-    return [after for told, after in outcomes if told == call.told]
+    return [after for result, after in outcomes if result == call.result]
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,12 @@ class Take:
 
 def device(state: str, call: Call) -> Iterable[str]:
     """One exclusive device: its owner, or none. The response is the result."""
-    asked: Take = call.asked
+    operation: Take = call.operation
     free = not state
-    if call.told is UNKNOWN:
-        return (asked.owner if free else state,)
-    if call.told == "Accepted":
-        return (asked.owner,) if free else ()
-    if call.told == "Already":
-        return (state,) if state == asked.owner else ()
-    return (state,) if not free and state != asked.owner else ()
+    if call.result is UNKNOWN:
+        return (operation.owner if free else state,)
+    if call.result == "Accepted":
+        return (operation.owner,) if free else ()
+    if call.result == "Already":
+        return (state,) if state == operation.owner else ()
+    return (state,) if not free and state != operation.owner else ()

@@ -132,7 +132,9 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
     assert cell.objects.head(kind_of(Binding)) > seen, "a revision was assigned twice"
     assert cell.authority.restore_in_progress
     (known,) = cell.every(Binding)
-    assert (known.spec.desired, known.spec.stop_reason) == (DesiredRunState.STOP, Reason.RESTORE_IN_PROGRESS), "an agent would start it"
+    assert (known.spec.desired, known.spec.stop_reason) == (DesiredRunState.STOP, Reason.RESTORE_IN_PROGRESS), (
+        "an agent would start it"
+    )
     # Nothing is bound, and the old agents must stop all tasks and register again.
     second = cell.get_replica("web-1")
     with pytest.raises(Unavailable) as refused:
@@ -184,7 +186,10 @@ async def test_agent_does_not_start_bindings_of_a_backup(tmp_path):
     (put, _), incarnation = restore_records.restored_entries("us-east", [stored], START_S, "uid", 1)
     assert incarnation == 2
     back = codec.decode(kind, put.value, 1)
-    assert (desired_state(back, live, now).run, desired_state(back, live, now).reason) == (False, Reason.RESTORE_IN_PROGRESS)
+    assert (desired_state(back, live, now).run, desired_state(back, live, now).reason) == (
+        False,
+        Reason.RESTORE_IN_PROGRESS,
+    )
 
 
 async def test_each_restore_increases_incarnation(tmp_path):

@@ -256,8 +256,8 @@ async def _reserved(fleet: Fleet, workload_name: str) -> bool:
 async def _placed(fleet: Fleet, workload_name: str, wanted: int) -> bool:
     """Whether the workload has this many replicas, all of them bound."""
     found = (await fleet.ask("front", "/apis/holdfast.dev/v1/replicas"))["items"]
-    mine = [item for item in found if item["spec"]["workload"] == workload_name]
-    return len(mine) == wanted and all(item["status"].get("placement", {}).get("binding") for item in mine)
+    own = [item for item in found if item["spec"]["workload"] == workload_name]
+    return len(own) == wanted and all(item["status"].get("placement", {}).get("binding") for item in own)
 
 
 async def _labelled(fleet: Fleet, value: str) -> bool:
@@ -272,11 +272,11 @@ async def _has(log: Path, text: bytes) -> bool:
 async def everything(fleet: Fleet) -> Any:
     found: list[Any] = []
 
-    async def asked() -> bool:
+    async def listed() -> bool:
         found.append(await fleet.ask("front", "/apis/holdfast.dev/v1/replicas"))
         return True
 
-    await fleet.until("a list of replicas", asked, 60)
+    await fleet.until("a list of replicas", listed, 60)
     return found[-1]
 
 

@@ -22,23 +22,23 @@ def test_systemd_unit_is_valid_and_hardened(tmp_path):
     # The operator chooses the path of the program; here it only has to exist.
     unit = tmp_path / "holdfast-cell@us-east.service"
     unit.write_text(UNIT.read_text().replace("/opt/holdfast/bin/holdfast", sys.executable))
-    said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
-    assert "holdfast" not in said.stderr, said.stderr
-    judged = subprocess.run(
+    verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    assert "holdfast" not in verified.stderr, verified.stderr
+    analyzed = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    found = re.search(r"exposure level[^:]*: ([0-9.]+)", judged.stdout)
+    found = re.search(r"exposure level[^:]*: ([0-9.]+)", analyzed.stdout)
     if found is None:
-        pytest.skip(f"this systemd judges no unit offline: {judged.stderr[:200]}")
-    assert float(found[1]) < 3.0, judged.stdout
+        pytest.skip(f"this systemd judges no unit offline: {analyzed.stderr[:200]}")
+    assert float(found[1]) < 3.0, analyzed.stdout
 
 
 def test_example_options_exist():
-    words = (DEPLOY / "example" / "us-east.env").read_text().split("HOLDFAST_OPTIONS=")[1].split()
-    named = {word for word in words if word.startswith("--")}
+    options = (DEPLOY / "example" / "us-east.env").read_text().split("HOLDFAST_OPTIONS=")[1].split()
+    named = {word for word in options if word.startswith("--")}
     known = {option for parameter in serve.params for option in parameter.opts}
     assert named <= known
 

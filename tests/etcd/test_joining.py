@@ -28,7 +28,7 @@ TOKENS, IDENTITIES = "/apis/holdfast.dev/v1/jointokens", "/apis/holdfast.dev/v1/
 RACES = 8
 
 
-class Door:
+class JoinClient:
     """A region's servers, as nodes and operators reach them."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -70,18 +70,18 @@ class Door:
     def agent(self, server: str, node: str, token: str) -> subprocess.Popen[bytes]:
         folder = self.fleet.folder
         (folder / f"{node}.token").write_text(token)
-        words = [
+        arguments = [
             "agent", "--name", node, "--region", REGION, "--zone", f"{REGION}-a", "--state", str(folder / node),
             "--url", f"https://127.0.0.1:{self.fleet.ports[server]}", "--ca", str(folder / "pki" / "ca.crt"),
             "--join-token-file", str(folder / f"{node}.token"), "--capacity", "cpu=1",
         ]  # fmt: skip
         with (folder / f"{node}.log").open("ab") as log:
-            return subprocess.Popen([sys.executable, "-m", "holdfast.cli", *words], stdout=log, stderr=log)
+            return subprocess.Popen([sys.executable, "-m", "holdfast.cli", *arguments], stdout=log, stderr=log)
 
 
 async def lease_epoch(fleet: Fleet, server: str, node: str) -> int:
-    told = await fleet.ask(server, f"/apis/holdfast.dev/v1/nodes/{node}")
-    execution = told["status"].get("execution", {})
+    node_object = await fleet.ask(server, f"/apis/holdfast.dev/v1/nodes/{node}")
+    execution = node_object["status"].get("execution", {})
     return int(execution.get("epoch", 0)) if execution.get("reconciled") else 0
 
 
@@ -95,7 +95,7 @@ async def is_refused(client: HttpClient) -> bool:
 
 async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluster: Any, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, shared_cluster)
-    door = Door(fleet)
+    clients = JoinClient(fleet)
     agent: subprocess.Popen[bytes] | None = None
     try:
         await fleet.start(0, SERVERS)
@@ -103,30 +103,32 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
             await fleet.until(server, partial(fleet.ask, server, TOKENS), 60)
 
         # A token created at one server is used at the other a moment later, by a real agent.
-        agent = door.agent("api-1", "n1", await door.token("api-2", "first"))
+        agent = clients.agent("api-1", "n1", await clients.token("api-2", "first"))
         await fleet.until("the agent to register", partial(lease_epoch, fleet, "api-2", "n1"), 60)
 
         # Its certificate is accepted and renewed at the other server; the new one is accepted at both.
         pem = tmp_path / "n1" / "identity" / "node.pem"
         key = new_key()
-        given = await door.client("api-2", pem).renew_certificate(RenewalRequest(make_csr(key, "n1")))
+        given = await clients.client("api-2", pem).renew_certificate(RenewalRequest(make_csr(key, "n1")))
         (tmp_path / "renewed.pem").write_bytes(key + given.certificate.encode())
-        shown = [door.client(server, tmp_path / "renewed.pem") for server in SERVERS]
+        shown = [clients.client(server, tmp_path / "renewed.pem") for server in SERVERS]
         for client in shown:
             assert (await client.get(Node, "n1")) is not None
 
         # A single-use token used at both servers at once: one node joins.
         for race in range(RACES):
-            token = await door.token(SERVERS[race % 2], f"race-{race}")
+            token = await clients.token(SERVERS[race % 2], f"race-{race}")
             answers = await asyncio.gather(
-                door.join("api-1", token, f"x-{race}"), door.join("api-2", token, f"y-{race}")
+                clients.join("api-1", token, f"x-{race}"), clients.join("api-2", token, f"y-{race}")
             )  # fmt: skip
             won = [a for a in answers if isinstance(a, JoinResponse)]
             assert len(won) == 1, answers
-            assert all(isinstance(a, JoinResponse | Forbidden) or getattr(a, "code", 0) == 409 for a in answers), answers
+            assert all(isinstance(a, JoinResponse | Forbidden) or getattr(a, "code", 0) == 409 for a in answers), (
+                answers
+            )
 
         # Revoked at one server, refused at both.
-        await door.revoke("api-1", "n1")
+        await clients.revoke("api-1", "n1")
         assert await is_refused(shown[0])
         await fleet.until("the other server to refuse it", partial(is_refused, shown[1]), 20)
         assert agent.poll() is None
@@ -141,5 +143,5 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
         if agent is not None:
             agent.kill()
             agent.wait()
-        await door.close()
+        await clients.close()
         await fleet.end()

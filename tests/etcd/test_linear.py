@@ -22,7 +22,7 @@ from tests.etcd.linear import (
 )
 
 
-def answered_truly(seed: int, calls: int) -> tuple[list[Call], str]:
+def sequential_history(seed: int, calls: int) -> tuple[list[Call], str]:
     """A history of concurrent clients of a real register: each call takes effect at one moment."""
     chance = random.Random(seed)
     value, history = "", []
@@ -44,10 +44,10 @@ def answered_truly(seed: int, calls: int) -> tuple[list[Call], str]:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 30))
 def test_history_of_register_is_linearizable(seed, calls):
-    history, value = answered_truly(seed, calls)
+    history, value = sequential_history(seed, calls)
     assert linearizable(history, "", register)
     assert linearizable([*history, Call(Read(), value, 100.0, 101.0)], "", register) or any(
-        call.told is UNKNOWN for call in history
+        call.result is UNKNOWN for call in history
     )
 
 
@@ -55,8 +55,8 @@ def test_history_of_register_is_linearizable(seed, calls):
 @given(st.integers(0, 10**9), st.integers(4, 30), st.data())
 def test_history_impossible_for_register_is_rejected(seed, calls, data):
     """A lost write, a value never written, or a stale value: each breaks a valid history."""
-    history, _ = answered_truly(seed, calls)
-    known = [Call(c.asked, c.told, c.sent, c.answered) for c in history if c.told is not UNKNOWN]
+    history, _ = sequential_history(seed, calls)
+    known = [Call(c.operation, c.result, c.sent, c.answered) for c in history if c.result is not UNKNOWN]
     made = [Call(Write("w1", ""), True, 0.0, 1.0), Call(Write("w2", "w1"), True, 2.0, 3.0)]
     broken = data.draw(
         st.sampled_from(

@@ -96,24 +96,24 @@ class Clients:
         while not self.ended:
             cell = self._pair.cells[chance.randrange(2)]
             if chance.random() < 0.6:
-                asked = chance.choice((Place(chance.choice(NODES)), Place(chance.choice(NODES), bind=False),
+                operation = chance.choice((Place(chance.choice(NODES)), Place(chance.choice(NODES), bind=False),
                                        Place("", reserve=False)))  # fmt: skip
-                await self.place(cell, f"r-{chance.randrange(REPLICAS)}", asked)
+                await self.place(cell, f"r-{chance.randrange(REPLICAS)}", operation)
             else:
                 await self.take(cell, f"g-{chance.randrange(DEVICES)}", chance.randrange(3))
             await asyncio.sleep(chance.uniform(0.0, 0.02))
 
-    async def place(self, cell: Cell, name: str, asked: Place) -> None:
+    async def place(self, cell: Cell, name: str, operation: Place) -> None:
         item = cell.get_replica(name)
         intent = Intent(item.uid, template_hash(item.spec.template), 1)
 
         async def ask() -> PlacementResult:
-            if asked.reserve:
-                return (await cell.reserve(cell.item(item, asked.node, intent=intent), bind=asked.bind))[0]
+            if operation.reserve:
+                return (await cell.reserve(cell.item(item, operation.node, intent=intent), bind=operation.bind))[0]
             bind = BindItem(item.metadata.namespace, name, intent)
             return (await cell.authority.bind(WHO, BindRequest((bind,)))).results[0]
 
-        await self._record(self.replicas.setdefault(name, []), asked, ask)
+        await self._record(self.replicas.setdefault(name, []), operation, ask)
 
     async def take(self, cell: Cell, name: str, contender: int) -> None:
         item = cell.get_replica(f"{name}-{contender}")
@@ -126,18 +126,18 @@ class Clients:
         calls = self.devices.setdefault(name, [])
         await self._record(calls, Take(item.metadata.name), ask, whole=False)
 
-    async def _record(self, calls: list[Call], asked: object, ask: object, *, whole: bool = True) -> None:
+    async def _record(self, calls: list[Call], operation: object, ask: object, *, whole: bool = True) -> None:
         sent = time.monotonic()
         try:
             answer: PlacementResult = await ask()  # type: ignore[operator]
         except Ambiguous:
-            calls.append(Call(asked, UNKNOWN, sent, NEVER))
+            calls.append(Call(operation, UNKNOWN, sent, NEVER))
             return
         except Fault:
             return  # definitely refused: nothing happened
         result = str(answer.result)
-        told = (result, answer.node if result != "Rejected" else "") if whole else result
-        calls.append(Call(asked, told, sent, time.monotonic()))
+        response = (result, answer.node if result != "Rejected" else "") if whole else result
+        calls.append(Call(operation, response, sent, time.monotonic()))
 
 
 async def set_up(cell: Cell) -> None:
@@ -179,7 +179,7 @@ async def test_reserve_and_bind_are_linearizable_under_faults(own_cluster):
     for name, calls in clients.devices.items():
         assert linearizable(calls, "", device), (name, calls)
     every = [call for calls in (*clients.replicas.values(), *clients.devices.values()) for call in calls]
-    unknown = sum(call.told is UNKNOWN for call in every)
+    unknown = sum(call.result is UNKNOWN for call in every)
     assert len(every) > 300
     print(f"{len(every)} calls on {REPLICAS} replicas and {DEVICES} devices, {unknown} unknown: linearizable")
 

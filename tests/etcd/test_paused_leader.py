@@ -52,7 +52,7 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
         wire.let_through()
         with pytest.raises(Fault) as refused:
             await writing
-        assert "not the region's authority" in refused.value.message
+        assert "not the region's elected authority" in refused.value.message
         assert not slow.authority.leading, "it still believes that it is the leader"
         await other.store.newest_revision()
         (binding,) = other.every(Binding)
@@ -142,5 +142,5 @@ async def test_writes_of_suspended_former_leader_are_refused(own_cluster, tmp_pa
 
 def written_at(fleet: Fleet) -> int:
     """etcd revision of the last write to the lease page; 0 while the first one is held back."""
-    told = json.loads(fleet.cluster.ctl("get", f"/holdfast/{REGION}/data/leasepages/page-0", "-w", "json"))
-    return int(told["kvs"][0]["mod_revision"]) if "kvs" in told else 0
+    response = json.loads(fleet.cluster.ctl("get", f"/holdfast/{REGION}/data/leasepages/page-0", "-w", "json"))
+    return int(response["kvs"][0]["mod_revision"]) if "kvs" in response else 0

@@ -31,12 +31,12 @@ async def refused(target: EtcdTarget, folder: Path | None = None, cell: str = "h
 
 async def test_unreachable_endpoint_is_reported():
     (port,) = etcd_cluster.free_ports(1)
-    told = await refused(EtcdTarget(endpoints=(f"http://127.0.0.1:{port}",)))
-    assert "connection refused, check --etcd-endpoints" in told
+    message = await refused(EtcdTarget(endpoints=(f"http://127.0.0.1:{port}",)))
+    assert "connection refused, check --etcd-endpoints" in message
 
 
 @pytest.mark.parametrize(
-    ("endpoints", "ca", "said"),
+    ("endpoints", "ca", "message"),
     [
         ((), "", "--etcd-endpoints: missing"),
         (("ftp://a:1",), "", "invalid (expected http://HOST:PORT"),
@@ -46,8 +46,8 @@ async def test_unreachable_endpoint_is_reported():
         (("https://a:1",), "/missing/ca.crt", "--etcd-ca /missing/ca.crt: cannot read it"),
     ],
 )
-async def test_invalid_endpoints_are_refused(endpoints, ca, said):
-    assert said in await refused(EtcdTarget(endpoints=endpoints, ca=ca))
+async def test_invalid_endpoints_are_refused(endpoints, ca, message):
+    assert message in await refused(EtcdTarget(endpoints=endpoints, ca=ca))
 
 
 async def test_endpoint_that_is_not_etcd_is_reported():
@@ -85,7 +85,9 @@ def tls(tmp_path):
 
 async def test_tls_with_wrong_certificates_is_refused(tls, tmp_path):
     cluster, server, client = tls
-    right = EtcdTarget(endpoints=cluster.endpoints, ca=str(server.ca), cert=str(client.certificate), key=str(client.key))
+    right = EtcdTarget(
+        endpoints=cluster.endpoints, ca=str(server.ca), cert=str(client.certificate), key=str(client.key)
+    )
     store = await open_store("here", right, tmp_path)
     assert (await store.commit(put("/k"))).revision == store.head
     await store.close()
@@ -96,19 +98,21 @@ async def test_tls_with_wrong_certificates_is_refused(tls, tmp_path):
     assert "certificate is not signed by --etcd-ca" in await refused(other_ca)
     no_cert = EtcdTarget(endpoints=cluster.endpoints, ca=right.ca)
     assert cluster.endpoints[0] in await refused(no_cert)
-    other_cert = EtcdTarget(endpoints=cluster.endpoints, ca=right.ca, cert=str(stranger.certificate), key=str(stranger.key))
+    other_cert = EtcdTarget(
+        endpoints=cluster.endpoints, ca=right.ca, cert=str(stranger.certificate), key=str(stranger.key)
+    )
     assert cluster.endpoints[0] in await refused(other_cert)
     assert "expected both" in await refused(EtcdTarget(endpoints=cluster.endpoints, ca=right.ca, cert=right.cert))
 
 
 async def test_wrong_user_or_password_is_refused(tmp_path):
     with etcd_cluster.running_cluster(tmp_path / "etcd", 1) as cluster:
-        for words in (
+        for command in (
             ("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("user", "add", "holdfast:word"),
             ("role", "add", "cells"), ("role", "grant-permission", "cells", "--prefix=true", "readwrite", "/holdfast/"),
             ("user", "grant-role", "holdfast", "cells"), ("user", "add", "other:word"), ("auth", "enable"),
         ):  # fmt: skip
-            cluster.ctl(*words)
+            cluster.ctl(*command)
         (tmp_path / "word").write_text("word\n")
         (tmp_path / "wrong").write_text("wrong\n")
         target = EtcdTarget(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "word"))
@@ -199,7 +203,9 @@ async def test_wiped_cluster_stops_running_cell(tmp_path):
 
 
 async def test_cluster_out_of_space_refuses_writes_until_resolved(tmp_path):
-    with etcd_cluster.running_cluster(tmp_path / "etcd", 1, options=("--quota-backend-bytes", str(2 * 1024 * 1024))) as cluster:
+    with etcd_cluster.running_cluster(
+        tmp_path / "etcd", 1, options=("--quota-backend-bytes", str(2 * 1024 * 1024))
+    ) as cluster:
         store = await open_store("here", EtcdTarget(endpoints=cluster.endpoints), tmp_path)
         fill = (store.commit(put(f"/k/{n}", bytes(100_000))) for n in range(100))
         with pytest.raises(Unavailable, match="NOSPACE"):

@@ -8,7 +8,7 @@ import os
 import pytest
 from tests import etcd_cluster
 from tests.authority.cell import Cell
-from tests.scheduling.test_replay import all_the_same, day_in
+from tests.scheduling.test_replay import assert_all_replay, replay_random_load_in
 
 from holdfast.foundation.ports import SystemPorts
 from holdfast.store.etcd.store import open_store
@@ -30,10 +30,10 @@ async def opened(prefix: str, cluster: etcd_cluster.Cluster) -> Cell:
 
 def test_decisions_replay_from_etcd_after_restart(shared_cluster: etcd_cluster.Cluster) -> None:
     async def main() -> None:
-        await day_in(await opened("replayed", shared_cluster), DECISIONS)
+        await replay_random_load_in(await opened("replayed", shared_cluster), DECISIONS)
         again = await opened("replayed", shared_cluster)
         try:
-            assert await all_the_same(again.objects) >= DECISIONS
+            assert await assert_all_replay(again.objects) >= DECISIONS
         finally:
             await again.close()
 

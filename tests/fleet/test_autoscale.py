@@ -64,7 +64,7 @@ class World:
         status = msgspec.structs.replace(self.workload.status, load=load)
         self.cache.put(with_new_revision(self.workload, status=status))
 
-    def look(self, after_s: float = 0.0) -> ScaleBlock:
+    def run_controller(self, after_s: float = 0.0) -> ScaleBlock:
         self.now += after_s
         for write in autoscale.decide(self.workload.key, self.cache, self.now).writes:
             assert isinstance(write, SetStatus)
@@ -89,7 +89,7 @@ class World:
 def test_autoscale_moves_load_to_its_target(load: float, replicas: int, reason: str) -> None:
     world = World()
     world.push(load)
-    block = world.look()
+    block = world.run_controller()
     assert (block.replicas, block.reason) == (replicas, reason)
     assert wanted_replicas(world.workload) == replicas
 
@@ -98,68 +98,68 @@ def test_autoscale_follows_a_custom_metric() -> None:
     rules = msgspec.structs.replace(RULES, metric="queueLength", target=5.0)
     world = World(rules)
     world.push(500, name="cpuPercent")
-    assert world.look().reason == "LoadUnknown"
+    assert world.run_controller().reason == "LoadUnknown"
     world.push(10, name="queueLength")
-    assert world.look().replicas == 8
+    assert world.run_controller().replicas == 8
 
 
 @pytest.mark.parametrize("age_s", [LOAD_MAX_AGE_S + 1, -LOAD_MAX_AGE_S - 1])
 def test_stale_or_future_load_changes_nothing(age_s: float) -> None:
     world = World()
     world.push(900, age_s=age_s)
-    assert (world.look().replicas, world.look().reason) == (4, "LoadUnknown")
+    assert (world.run_controller().replicas, world.run_controller().reason) == (4, "LoadUnknown")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -5.0])
 def test_non_finite_load_changes_nothing(value: float) -> None:
     world = World()
     world.push(value)
-    assert world.look().replicas == 4
+    assert world.run_controller().replicas == 4
 
 
 def test_pending_replicas_block_scale_up() -> None:
     world = World(replicas=8)
     world.regions(ready=5, queued=3, reason="InsufficientCpu")
     world.push(140)
-    block = world.look()
+    block = world.run_controller()
     assert (block.replicas, block.reason) == (8, "ScaleUpBlocked")
     assert "3 of 8 replicas are pending (InsufficientCpu)" in block.message
     world.push(20)
-    assert world.look().replicas < 8, "scaling down is always possible"
+    assert world.run_controller().replicas < 8, "scaling down is always possible"
 
 
 def test_unready_replicas_block_scale_up() -> None:
     world = World(replicas=8)
     world.regions(ready=3)
     world.push(300)
-    block = world.look()
+    block = world.run_controller()
     assert (block.replicas, block.reason) == (8, "ScaleUpBlocked") and "only 3 of 8 replicas are ready" in block.message
     world.regions(ready=8)
-    assert world.look(after_s=15).replicas == 20
+    assert world.run_controller(after_s=15).replicas == 20
 
 
 def test_scale_down_waits_for_the_stabilization_window() -> None:
     down = msgspec.structs.replace(FAST, stabilization_seconds=60.0)
     world = World(msgspec.structs.replace(RULES, scale_down=down), replicas=8)
     world.push(70)
-    world.look()
+    world.run_controller()
     for _ in range(4):
         world.now += 15
         world.push(10)
-        assert world.look().replicas == 8
+        assert world.run_controller().replicas == 8
     world.now += 15
     world.push(10)
-    assert world.look().replicas == 2
+    assert world.run_controller().replicas == 2
 
 
 def test_scale_up_waits_for_the_stabilization_window() -> None:
     up = msgspec.structs.replace(FAST, stabilization_seconds=30.0)
     world = World(msgspec.structs.replace(RULES, scale_up=up))
     world.push(70)
-    world.look()
+    world.run_controller()
     world.now += 15
     world.push(700)
-    assert (world.look().replicas, world.look().reason) == (4, "ScaleLimited")
+    assert (world.run_controller().replicas, world.run_controller().reason) == (4, "ScaleLimited")
 
 
 def test_steady_load_writes_nothing_and_keeps_the_window() -> None:
@@ -168,13 +168,13 @@ def test_steady_load_writes_nothing_and_keeps_the_window() -> None:
     for _ in range(20):  # five minutes of checks with the same load
         before = world.workload.status.scale
         world.push(70.0)
-        written += world.look(15.0) != before
+        written += world.run_controller(15.0) != before
     assert written <= 2
     for _ in range(7):
         world.push(10.0)
-        assert world.look(15.0).replicas == 4, "the recommendation valid at the start of the window counts"
+        assert world.run_controller(15.0).replicas == 4, "the recommendation valid at the start of the window counts"
     world.push(10.0)
-    assert world.look(35.0).replicas < 4
+    assert world.run_controller(35.0).replicas < 4
 
 
 def test_pause_override_keeps_the_replica_count() -> None:
@@ -183,9 +183,9 @@ def test_pause_override_keeps_the_replica_count() -> None:
     status = OverrideStatus(phase="Active", expires_at=micro_text(NOW + 100))
     world.cache.put(Override(metadata=meta("hold-still"), spec=spec, status=status))
     world.push(700)
-    assert (world.look().replicas, world.look().reason) == (4, "AutoscalerPaused")
+    assert (world.run_controller().replicas, world.run_controller().reason) == (4, "AutoscalerPaused")
     world.push(700)
-    assert world.look(after_s=101).replicas == 20, "it ends without a message"
+    assert world.run_controller(after_s=101).replicas == 20, "it ends without a message"
 
 
 def test_removing_autoscale_restores_spec_replicas() -> None:
@@ -231,7 +231,7 @@ def test_scaling_respects_rate_limits_and_bounds(story, per_minute, percent, win
         before = world.workload.status.scale.replicas
         world.regions(ready=max(0, before - missing), queued=missing if waits else 0, reason="NoNodes" if waits else "")
         world.push(load)
-        block = world.look()
+        block = world.run_controller()
         assert 2 <= block.replicas <= 30
         if missing and waits:
             assert block.replicas <= before, "no replica is added while others are pending"

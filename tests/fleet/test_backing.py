@@ -74,7 +74,8 @@ def test_unbacked_objective_names_the_bottleneck():
 def test_zone_loss_removes_its_slots():
     seen = backing.forecast_loss(Loss("z", "z-a"), world(), world().list(RecoveryBudget), NOW)
     assert [
-        g.count for g in backing.surviving_slots(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
+        g.count
+        for g in backing.surviving_slots(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
     ] == [2]
 
 
@@ -181,7 +182,10 @@ def test_slot_matching_searches_after_the_greedy_choice_fails():
     wanted = [*many(1, (("a", 2), ("b", 2)), name="small"), *many(1, (("a", 2),), LARGE, name="large")]
     places = [SlotGroup("a", LARGE, (), 2), SlotGroup("b", SMALL, (), 2)]
     found = match_slots(wanted, places, PLENTY)
-    assert not found.shortages and {(i.name, where) for i, where, _ in found.placements} == {("small0", "b"), ("large0", "a")}
+    assert not found.shortages and {(i.name, where) for i, where, _ in found.placements} == {
+        ("small0", "b"),
+        ("large0", "a"),
+    }
 
 
 def test_slot_matching_beyond_its_bound_is_marked_inexact(monkeypatch):

@@ -100,7 +100,9 @@ class Fleet:
             match write:
                 case Create():
                     given = write.object.metadata
-                    made = with_new_revision(write.object, metadata=meta(given.name, given.namespace, labels=given.labels))
+                    made = with_new_revision(
+                        write.object, metadata=meta(given.name, given.namespace, labels=given.labels)
+                    )
                     self.cache.put(made)
                     self.recoveries += isinstance(made, Recovery)
                 case Update():
@@ -120,7 +122,9 @@ class Fleet:
         item = self.cache.get(Region, where)
         if item.status.health.state is not state:
             at = micro_text(self.now)
-            health = RegionHealth(state=state, since=at, last_contact_at=at, reason="UnreachableConfirmed", last_sequence=1)
+            health = RegionHealth(
+                state=state, since=at, last_contact_at=at, reason="UnreachableConfirmed", last_sequence=1
+            )
             self.cache.put(with_new_revision(item, status=replace(item.status, health=health)))
 
     def step(self, what: str, where: str, purpose: Purpose) -> None:
@@ -225,7 +229,9 @@ def test_random_walks_detect_uncounted_unavailable_replicas(monkeypatch: pytest.
 def test_random_walks_detect_a_recovery_with_a_separate_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: recovery Assignments get the whole budget and assign ignores them."""
     plain = recover.assignment_spec
-    monkeypatch.setattr(recover, "assignment_spec", lambda *a, **given: plain(*a, **{**given, "disruption_share": None}))
+    monkeypatch.setattr(
+        recover, "assignment_spec", lambda *a, **given: plain(*a, **{**given, "disruption_share": None})
+    )
     monkeypatch.setattr(assign, "_recovery_updates", lambda *given: ())
     assert overrun()
 

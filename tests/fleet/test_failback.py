@@ -12,7 +12,9 @@ from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Update
 
 
-@pytest.mark.parametrize(("replicas", "emptied"), [(0, [0]), (2, [])], ids=["scaled to nothing", "not home yet"])
+@pytest.mark.parametrize(
+    ("replicas", "emptied"), [(0, [0]), (2, [])], ids=["scaled to zero", "no ordinary replicas yet"]
+)
 def test_failback_without_ordinary_replicas_needs_zero_desired_replicas(replicas: int, emptied: list[int]) -> None:
     incident = Recovery(
         metadata=meta("east-1"),

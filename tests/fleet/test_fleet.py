@@ -136,9 +136,9 @@ class Shrinking:
         made = workload(replicas=5, template=assignment().spec.template)
         self.workload = made
         self.here = assignment(replicas=5, status=served(5))
-        self.look()
+        self.serving_status()
 
-    def look(self) -> str:
+    def serving_status(self) -> str:
         for write in workload_status.decide(self.workload.key, cache_of(self.workload, self.here), 1.0).writes:
             assert isinstance(write, SetStatus)
             status = msgspec.structs.replace(
@@ -147,7 +147,7 @@ class Shrinking:
             self.workload = with_new_revision(self.workload, status=status)
         return {c.type: c.status for c in self.workload.status.conditions}["Serving"]
 
-    def ask(self, replicas: int, **spec: Any) -> None:
+    def scale(self, replicas: int, **spec: Any) -> None:
         old = self.workload
         generation = msgspec.structs.replace(old.metadata, generation=old.metadata.generation + 1)
         wanted = msgspec.structs.replace(old.spec, replicas=replicas, **spec)
@@ -158,51 +158,51 @@ class Shrinking:
         spec = {"workload_generation": generation, "epoch": self.here.spec.epoch + 1, **spec}
         self.here = with_new_revision(self.here, spec=msgspec.structs.replace(self.here.spec, **spec))
 
-    def says(self, **status: Any) -> None:
+    def report(self, **status: Any) -> None:
         self.here = with_new_revision(self.here, status=msgspec.structs.replace(self.here.status, **status))
 
 
 def test_serving_condition_stays_true_while_scaling_down():
     there = Shrinking()
-    assert there.look() == "True"
-    there.ask(3)
-    assert there.look() == "True", "assign has not acted yet"
+    assert there.serving_status() == "True"
+    there.scale(3)
+    assert there.serving_status() == "True", "assign has not acted yet"
     there.assign(replicas=3)
-    assert there.look() == "True", "the region has not received it"
-    there.says(observed_epoch=2, serving=3, updated_serving=3, ready=3)
-    assert there.look() == "True", "two of them are stopping"
-    there.says(**{name: getattr(served(3), name) for name in ("replicas", "bound", "started", "updated")})
-    assert there.look() == "True"
+    assert there.serving_status() == "True", "the region has not received it"
+    there.report(observed_epoch=2, serving=3, updated_serving=3, ready=3)
+    assert there.serving_status() == "True", "two of them are stopping"
+    there.report(**{name: getattr(served(3), name) for name in ("replicas", "bound", "started", "updated")})
+    assert there.serving_status() == "True"
     assert {c.type: c.message for c in there.workload.status.conditions}["Serving"] == "3 of 3 replicas serve"
 
 
 def test_serving_condition_is_false_if_too_few_serve_while_scaling_down():
     there = Shrinking()
-    there.ask(3)
+    there.scale(3)
     there.assign(replicas=3)
-    there.says(observed_epoch=2, serving=2, updated_serving=2, ready=2)
-    assert there.look() == "False"
+    there.report(observed_epoch=2, serving=2, updated_serving=2, ready=2)
+    assert there.serving_status() == "False"
 
 
 @pytest.mark.parametrize("acted", [False, True])
 def test_serving_condition_waits_for_a_new_template_while_scaling_down(acted: bool):
     there = Shrinking()
     other = msgspec.structs.replace(there.workload.spec.template, command=("another",))
-    there.ask(3, template=other)
+    there.scale(3, template=other)
     if acted:
         there.assign(replicas=3, template=other, revision=template_hash(other))
-    assert there.look() == "False"
+    assert there.serving_status() == "False"
 
 
 def test_serving_condition_stays_false_until_the_region_has_scaled_down():
     there = Shrinking()
-    there.says(serving=4, updated_serving=4, ready=4)
-    assert there.look() == "False"
-    there.ask(3)
-    assert there.look() == "False"
+    there.report(serving=4, updated_serving=4, ready=4)
+    assert there.serving_status() == "False"
+    there.scale(3)
+    assert there.serving_status() == "False"
     there.assign(replicas=3)
-    there.says(observed_epoch=2, **{n: 3 for n in ("replicas", "bound", "serving", "updated_serving", "ready")})
-    assert there.look() == "True"
+    there.report(observed_epoch=2, **{n: 3 for n in ("replicas", "bound", "serving", "updated_serving", "ready")})
+    assert there.serving_status() == "True"
 
 
 def test_serving_condition_names_pending_reasons():
@@ -262,7 +262,9 @@ def test_returning_to_old_rules_increases_the_sequence():
     (one,) = created
     assert isinstance(one, PolicyRevision) and one.spec.sequence == 1
     stored = with_new_revision(one, metadata=meta(one.metadata.name))
-    other = with_new_revision(stored, metadata=meta("default-other"), spec=msgspec.structs.replace(stored.spec, sequence=2))
+    other = with_new_revision(
+        stored, metadata=meta("default-other"), spec=msgspec.structs.replace(stored.spec, sequence=2)
+    )
     status = msgspec.structs.replace(first.status, revision="default-other", sequence=2)
     back = with_new_revision(first, status=status)
     writes = policy.decide(first.key, cache_of(back, stored, other), 2.0).writes

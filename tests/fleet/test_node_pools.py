@@ -56,12 +56,14 @@ class World:
     def names(self) -> list[str]:
         return [n.name for n in self.pool.status.nodes]
 
-    def waits(self, pending: int, reason: str = "InsufficientCpu", template: Template = UNIT, **spec: Any) -> None:
+    def set_pending(
+        self, pending: int, reason: str = "InsufficientCpu", template: Template = UNIT, **spec: Any
+    ) -> None:
         status = SchedulingRequestStatus(pending=pending, reasons=(RefusalCount(reason, 3),))
         made = SchedulingRequestSpec(workload="api", assignment="api", revision="1", template=template, **spec)
         self.cache.put(SchedulingRequest(metadata=meta("api", "acme"), spec=made, status=status))
 
-    def look(self, after_s: float = 0.0) -> None:
+    def run_controller(self, after_s: float = 0.0) -> None:
         self.now += after_s
         decide = node_pools.decider("us-east")
         for write in decide(Key("", "burst"), self.cache, self.now).writes:
@@ -97,31 +99,37 @@ class World:
 
 def test_pending_work_adds_exactly_the_needed_nodes():
     world = World()
-    world.waits(5)
-    world.look()
+    world.set_pending(5)
+    world.run_controller()
     assert world.names == ["burst-1", "burst-2", "burst-3"]
     assert {n.zone for n in world.pool.status.nodes} == {"a", "b"}
     for _ in range(5):
-        world.look(after_s=5)
+        world.run_controller(after_s=5)
     assert len(world.names) == 3, "starting nodes count"
     assert world.pool.status.reason == "PoolGrowing"
 
 
 def test_pending_reasons_that_nodes_cannot_fix_add_none():
-    for reason in ("QuotaExceeded", "GrantExpired", "TaintNotTolerated", "NodeExcludedByOverride", "AntiAffinityViolated"):
+    for reason in (
+        "QuotaExceeded",
+        "GrantExpired",
+        "TaintNotTolerated",
+        "NodeExcludedByOverride",
+        "AntiAffinityViolated",
+    ):
         world = World()
-        world.waits(5, reason)
-        world.look()
+        world.set_pending(5, reason)
+        world.run_controller()
         assert not world.names, reason
 
 
 def test_work_bound_to_an_empty_pool_adds_one_node():
     world = World()
-    world.waits(2, "PoolNotAllowed", placement=PlacementRules(pools=("burst",)))
-    world.look()
+    world.set_pending(2, "PoolNotAllowed", placement=PlacementRules(pools=("burst",)))
+    world.run_controller()
     assert world.names == ["burst-1"]
     world.provide()
-    world.look(after_s=5)
+    world.run_controller(after_s=5)
     assert world.names == ["burst-1"], "the pool has a node now, so PoolNotAllowed no longer counts"
 
 
@@ -131,19 +139,19 @@ def test_first_pool_node_stays_while_its_work_is_pending():
     seen = []
     for _ in range(60):
         only = ("PoolNotAllowed",) if not list(world.cache.list(Node)) else ("PoolNotAllowed", "LabelsDoNotMatch")
-        world.waits(1, only[0], placement=PlacementRules(pools=("burst",)))
+        world.set_pending(1, only[0], placement=PlacementRules(pools=("burst",)))
         waiting = world.cache.get(SchedulingRequest, "api", "acme")
         assert waiting is not None
         told = msgspec.structs.replace(waiting.status, reasons=tuple(RefusalCount(reason, 3) for reason in only))
         world.cache.put(with_new_revision(waiting, status=told))
-        world.look(after_s=5)
+        world.run_controller(after_s=5)
         world.provide()
         seen.append(world.names)
     assert seen == [["burst-1"]] * 60
     assert world.pool.status.reason == "PoolStable"
-    world.waits(1, "QuotaExceeded", placement=PlacementRules(pools=("burst",)))
+    world.set_pending(1, "QuotaExceeded", placement=PlacementRules(pools=("burst",)))
     for _ in range(4):
-        world.look(after_s=5)
+        world.run_controller(after_s=5)
         world.provide()
     assert not world.names, "work that no node would fix adds none"
 
@@ -151,22 +159,22 @@ def test_first_pool_node_stays_while_its_work_is_pending():
 def test_unused_new_nodes_stop_further_growth():
     """For example, it needs a label that the pool's nodes lack, and the nodes with the label are full."""
     world = World()
-    world.waits(1)
+    world.set_pending(1)
     for _ in range(40):
-        world.look(after_s=5)
+        world.run_controller(after_s=5)
         world.provide()
     assert [n.zone for n in world.pool.status.nodes] == ["a", "b"], "one empty node per zone is enough evidence"
     assert world.pool.status.reason == "PoolStable" and "2 node(s) of the pool are empty" in world.pool.status.message
-    world.waits(7)
-    world.look(after_s=5)
+    world.set_pending(7)
+    world.run_controller(after_s=5)
     assert len(world.names) == 4, "the additional need, minus the empty nodes"
 
 
 def test_unschedulable_empty_node_does_not_stop_growth():
     world = World()
-    world.waits(1)
+    world.set_pending(1)
     for _ in range(40):
-        world.look(after_s=5)
+        world.run_controller(after_s=5)
         world.provide()
         for item in list(world.cache.list(Node)):
             lapsed = msgspec.structs.replace(item.status.contact, state=ContactState.EXPIRED)
@@ -176,11 +184,11 @@ def test_unschedulable_empty_node_does_not_stop_growth():
 
 def test_new_empty_node_counts_as_coming_capacity():
     world = World()
-    world.waits(1)
-    world.look()
+    world.set_pending(1)
+    world.run_controller()
     world.provide()
-    world.look(after_s=5)
-    world.look(after_s=5)
+    world.run_controller(after_s=5)
+    world.run_controller(after_s=5)
     assert world.names == ["burst-1"]
 
 
@@ -192,83 +200,91 @@ def test_work_that_does_not_fit_the_pool_adds_no_node():
         {"placement": PlacementRules(zones=("c",))},
     ):
         world = World()
-        world.waits(5, **case)
-        world.look()
+        world.set_pending(5, **case)
+        world.run_controller()
         assert not world.names, case
 
 
 def test_pool_at_max_nodes_reports_it():
     world = World(max_nodes=2)
-    world.waits(50)
-    world.look()
+    world.set_pending(50)
+    world.run_controller()
     assert len(world.names) == 2 and world.pool.status.reason == "PoolAtMaxNodes"
 
 
 def test_idle_node_is_cordoned_then_removed():
     world = World()
-    world.waits(4)
-    world.look()
+    world.set_pending(4)
+    world.run_controller()
     world.provide()
     world.bind("burst-1")
-    world.waits(0)
-    world.look(after_s=5)
-    world.look(after_s=30)
+    world.set_pending(0)
+    world.run_controller(after_s=5)
+    world.run_controller(after_s=30)
     assert world.names == ["burst-1", "burst-2"]
-    world.look(after_s=31)
+    world.run_controller(after_s=31)
     closed = world.cache.get(Node, "burst-2")
     assert closed is not None and closed.spec.unschedulable and world.pool.status.reason == "PoolShrinking"
-    world.look(after_s=5)
+    world.run_controller(after_s=5)
     assert world.names == ["burst-1"]
     world.provide()
     for _ in range(30):
-        world.look(after_s=30)
+        world.run_controller(after_s=30)
     assert world.names == ["burst-1"]
 
 
 def test_new_pending_work_uncordons_a_node_being_removed():
     world = World()
-    world.waits(2)
-    world.look()
+    world.set_pending(2)
+    world.run_controller()
     world.provide()
-    world.waits(0)
-    world.look()
-    world.look(after_s=61)
+    world.set_pending(0)
+    world.run_controller()
+    world.run_controller(after_s=61)
     assert world.cache.get(Node, "burst-1").spec.unschedulable
-    world.waits(1)
-    world.look()
+    world.set_pending(1)
+    world.run_controller()
     assert not world.cache.get(Node, "burst-1").spec.unschedulable and world.names == ["burst-1"]
 
 
 def test_operator_cordon_is_left_alone():
     world = World(min_nodes=1)
-    world.look()
+    world.run_controller()
     world.provide()
     stored = world.cache.get(Node, "burst-1")
     world.cache.put(with_new_revision(stored, spec=msgspec.structs.replace(stored.spec, unschedulable=True)))
-    world.look(after_s=500)
+    world.run_controller(after_s=500)
     assert world.cache.get(Node, "burst-1").spec.unschedulable
 
 
 def test_node_that_never_registers_is_requested_again():
     world = World()
-    world.waits(2)
-    world.look()
-    world.look(after_s=NODE_POOL_START_TIMEOUT_S + 1)
+    world.set_pending(2)
+    world.run_controller()
+    world.run_controller(after_s=NODE_POOL_START_TIMEOUT_S + 1)
     assert world.pool.status.nodes[0].since != "" and len(world.names) == 1
 
 
 def test_recovery_slots_add_nodes_and_keep_them():
     world = World()
     slot = SlotShape(resources={"cpu": "2"}, count=4)
-    world.cache.put(RecoveryBudget(metadata=meta("kept"), spec=RecoveryBudgetSpec(region="us-east", slot_shapes=(slot,))))
-    world.look()
+    world.cache.put(
+        RecoveryBudget(metadata=meta("kept"), spec=RecoveryBudgetSpec(region="us-east", slot_shapes=(slot,)))
+    )
+    world.run_controller()
     assert len(world.names) == 2, "four slots of two CPUs need two nodes of four CPUs"
     world.provide()
     for n in range(4):
         spec = RecoverySlotSpec(budget="kept", node=f"burst-{n // 2 + 1}", resources={"cpu": "2"})
-        world.cache.put(RecoverySlot(metadata=meta(f"h{n}"), spec=spec, status=RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))))
+        world.cache.put(
+            RecoverySlot(
+                metadata=meta(f"h{n}"),
+                spec=spec,
+                status=RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True)),
+            )
+        )
     for _ in range(20):
-        world.look(after_s=60)
+        world.run_controller(after_s=60)
     assert len(world.names) == 2
 
 
@@ -291,11 +307,11 @@ def test_pool_bounds_hold_and_occupied_nodes_stay(story, least):
     for act, number in story:
         match act:
             case "wait":
-                world.waits(number)
+                world.set_pending(number)
             case "calm":
-                world.waits(0)
+                world.set_pending(0)
             case "look":
-                world.look()
+                world.run_controller()
             case "provide":
                 world.provide()
             case "bind":
@@ -307,9 +323,9 @@ def test_pool_bounds_hold_and_occupied_nodes_stay(story, least):
             case "time":
                 world.now += number * 20
         assert len(set(world.names)) == len(world.names) <= 5
-    world.waits(0)
+    world.set_pending(0)
     world.free()
     for _ in range(40):
-        world.look(after_s=61)
+        world.run_controller(after_s=61)
         world.provide()
     assert len(world.names) == least, "idle pools shrink to minNodes"

@@ -65,7 +65,7 @@ class World:
         if known is not None and not known.spec.suspended:
             self.there[where] |= set(known.spec.ordinals)
 
-    def hold(self, where: str) -> None:
+    def toggle_suspended(self, where: str) -> None:
         """Suspends or resumes the region's Assignment, as a recovery does."""
         stored = self.at_home(where)
         if stored is not None:
@@ -74,7 +74,7 @@ class World:
             )  # fmt: skip
             self.home.put(with_new_revision(stored, spec=spec))
 
-    def lose(self, where: str, number: int) -> None:
+    def delete_replica(self, where: str, number: int) -> None:
         """A replica is deleted; the region creates it again at its next pass."""
         self.there[where].discard(number % WANTED)
 
@@ -104,10 +104,10 @@ ACTS = (
 stories = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 5)), max_size=60)
 
 
-def live(story: list[tuple[str, str, int]]) -> World:
+def run_events(events: list[tuple[str, str, int]]) -> World:
     world = World()
     settle(world, REGIONS)
-    for act, where, number in story:
+    for act, where, number in events:
         match act:
             case "decide":
                 world.decide()
@@ -128,9 +128,9 @@ def live(story: list[tuple[str, str, int]]) -> World:
             case "scale":
                 world.scale(number % (WANTED + 1))
             case "hold":
-                world.hold(where)
+                world.toggle_suspended(where)
             case "delete":
-                world.lose(where, number)
+                world.delete_replica(where, number)
         world.check()
     return world
 
@@ -147,20 +147,20 @@ def settle(world: World, names: tuple[str, ...]) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(stories)
-def test_ordinals_are_unique_and_within_the_replica_count(story: list[tuple[str, str, int]]) -> None:
-    world = live(story)
+def test_ordinals_are_unique_and_within_the_replica_count(events: list[tuple[str, str, int]]) -> None:
+    world = run_events(events)
     world.scale(WANTED)
     for name in REGIONS:
         world.health(name, HealthState.HEALTHY)
         stored = world.at_home(name)
         if stored is not None and stored.spec.suspended:
-            world.hold(name)
+            world.toggle_suspended(name)
     settle(world, REGIONS)
     settle(world, REGIONS)
     assert sorted(n for name in REGIONS for n in world.there[name]) == list(range(WANTED)), "all run in the end"
 
 
-def beside_it(shares: dict[str, int], stored: list[Assignment]) -> ordinals.Ordinals:
+def assign_beside(shares: dict[str, int], stored: list[Assignment]) -> ordinals.Ordinals:
     """Planted bug: a new ordinal is created while the withdrawn one may still run."""
     held = {a.spec.region: a.spec.ordinals for a in stored}
     taken = {n for found in held.values() for n in found}
@@ -174,12 +174,12 @@ def beside_it(shares: dict[str, int], stored: list[Assignment]) -> ordinals.Ordi
 
 
 def test_search_detects_a_planted_ordinal_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assign, "assign_ordinals", beside_it)
+    monkeypatch.setattr(assign, "assign_ordinals", assign_beside)
 
     @settings(max_examples=400, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(stories)
-    def search(story: list[tuple[str, str, int]]) -> None:
-        live(story)
+    def search(events: list[tuple[str, str, int]]) -> None:
+        run_events(events)
 
     with pytest.raises(AssertionError, match="more replicas than desired"):
         search()
@@ -195,7 +195,7 @@ def test_ordinal_moves_after_its_region_released_it() -> None:
     assert ordinals.assign_ordinals({"b": 1}, [gone]) == {"b": (0,)}
 
 
-def left_with(where: str, given: tuple[int, ...], there: tuple[int, ...]) -> Assignment:
+def assignment_with(where: str, given: tuple[int, ...], there: tuple[int, ...]) -> Assignment:
     """An Assignment with these ordinals and this report."""
     made = assignment(where=where, replicas=len(given), ordinals=given, exclusive=Exclusivity())
     return with_new_revision(made, status=AssignmentStatus(observed_epoch=1, replicas=len(there), ordinals=there))
@@ -203,19 +203,19 @@ def left_with(where: str, given: tuple[int, ...], there: tuple[int, ...]) -> Ass
 
 def test_report_with_another_ordinal_is_no_release() -> None:
     """A withdrawn ordinal still runs and a new one does not yet, so the number is right."""
-    swapped = left_with("a", given=(0,), there=(1,))
+    swapped = assignment_with("a", given=(0,), there=(1,))
     assert not ordinals.has_released(swapped)
     assert ordinals.assign_ordinals({"a": 1, "b": 1}, [swapped]) == {"a": (0,), "b": ()}
-    assert ordinals.assign_ordinals({"a": 1, "b": 1}, [left_with("a", (0,), (0,))]) == {"a": (0,), "b": (1,)}
+    assert ordinals.assign_ordinals({"a": 1, "b": 1}, [assignment_with("a", (0,), (0,))]) == {"a": (0,), "b": (1,)}
 
 
 def test_region_keeps_its_running_ordinals_when_its_share_returns() -> None:
-    kept = left_with("b", given=(), there=(1,))
+    kept = assignment_with("b", given=(), there=(1,))
     assert ordinals.assign_ordinals({"a": 1, "b": 1}, [kept]) == {"a": (), "b": (1,)}
     assert ordinals.assign_ordinals({"b": 2}, [kept]) == {"b": (0, 1)}
 
 
 def test_report_without_ordinals_releases_only_if_nothing_runs() -> None:
-    silent = with_new_revision(left_with("a", (0, 1), ()), status=AssignmentStatus(observed_epoch=1, replicas=1))
+    silent = with_new_revision(assignment_with("a", (0, 1), ()), status=AssignmentStatus(observed_epoch=1, replicas=1))
     assert not ordinals.has_released(silent)
     assert ordinals.has_released(with_new_revision(silent, status=AssignmentStatus(observed_epoch=1)))

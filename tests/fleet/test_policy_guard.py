@@ -92,14 +92,14 @@ class PolicyHarness:
 
 
 def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
-    desk = PolicyHarness(region("east"), region("west"))
-    desk.write(SchedulerPolicySpec(rules=GOOD), 1)
-    desk.report("east")
-    desk.report("west")
+    harness = PolicyHarness(region("east"), region("west"))
+    harness.write(SchedulerPolicySpec(rules=GOOD), 1)
+    harness.report("east")
+    harness.report("west")
     canary = ("east",) if stage is PromotionStage.CANARY else ()
     given = PolicyGuard(action=action, **{"min_decisions": 10, **guard})
-    desk.write(SchedulerPolicySpec(rules=BAD, stage=stage, canary_regions=canary, guard=given), 2)
-    return desk
+    harness.write(SchedulerPolicySpec(rules=BAD, stage=stage, canary_regions=canary, guard=given), 2)
+    return harness
 
 
 @pytest.mark.parametrize(
@@ -111,41 +111,47 @@ def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
     ],
 )
 def test_breached_revision_is_rolled_back_with_a_higher_sequence(trial):
-    desk = on_trial(GuardAction.ROLLBACK, min_placed_percent=50)
-    before = desk.decides("east")
-    assert before.revision == desk.revision(BAD).metadata.name
-    desk.report("east", **trial)
+    harness = on_trial(GuardAction.ROLLBACK, min_placed_percent=50)
+    before = harness.decides("east")
+    assert before.revision == harness.revision(BAD).metadata.name
+    harness.report("east", **trial)
     for where in ("east", "west"):
-        after = desk.decides(where)
-        assert after.revision == desk.revision(GOOD).metadata.name and after.sequence > before.sequence
-    assert desk.revision(BAD).spec.stage is PromotionStage.DRAFT
-    assert desk.policy.status.stopped.action is GuardAction.ROLLBACK and "region east" in desk.policy.status.stopped.message
-    assert [n.reason for n in desk.notices] == ["GuardBreached"]
+        after = harness.decides(where)
+        assert after.revision == harness.revision(GOOD).metadata.name and after.sequence > before.sequence
+    assert harness.revision(BAD).spec.stage is PromotionStage.DRAFT
+    assert (
+        harness.policy.status.stopped.action is GuardAction.ROLLBACK
+        and "region east" in harness.policy.status.stopped.message
+    )
+    assert [n.reason for n in harness.notices] == ["GuardBreached"]
 
 
 def test_policy_stop_lasts_until_the_policy_changes():
-    desk = on_trial(GuardAction.ROLLBACK)
-    desk.report("east", decisions=20, proposed=40, refused=40)
-    desk.report("east", decisions=20, proposed=40, refused=0)
-    assert desk.policy.status.stopped is not None and desk.revision(BAD).spec.stage is PromotionStage.DRAFT
-    held_at = desk.decides("east").sequence
-    desk.write(msgspec.structs.replace(desk.policy.spec, guard=PolicyGuard(max_conflict_percent=90)), 3)
-    assert desk.policy.status.stopped is None
-    assert desk.decides("east").revision == desk.revision(BAD).metadata.name and desk.decides("east").sequence > held_at
+    harness = on_trial(GuardAction.ROLLBACK)
+    harness.report("east", decisions=20, proposed=40, refused=40)
+    harness.report("east", decisions=20, proposed=40, refused=0)
+    assert harness.policy.status.stopped is not None and harness.revision(BAD).spec.stage is PromotionStage.DRAFT
+    held_at = harness.decides("east").sequence
+    harness.write(msgspec.structs.replace(harness.policy.spec, guard=PolicyGuard(max_conflict_percent=90)), 3)
+    assert harness.policy.status.stopped is None
+    assert (
+        harness.decides("east").revision == harness.revision(BAD).metadata.name
+        and harness.decides("east").sequence > held_at
+    )
 
 
 def test_paused_canary_is_not_promoted():
-    desk = on_trial(GuardAction.PAUSE, PromotionStage.CANARY)
-    desk.report("east", decisions=20, proposed=40, refused=40)
-    assert desk.revision(BAD).spec.stage is PromotionStage.CANARY and desk.revision(BAD).spec.regions == ("east",)
-    assert desk.decides("west").revision == desk.revision(GOOD).metadata.name
+    harness = on_trial(GuardAction.PAUSE, PromotionStage.CANARY)
+    harness.report("east", decisions=20, proposed=40, refused=40)
+    assert harness.revision(BAD).spec.stage is PromotionStage.CANARY and harness.revision(BAD).spec.regions == ("east",)
+    assert harness.decides("west").revision == harness.revision(GOOD).metadata.name
 
 
 def test_paused_active_revision_stays_in_its_regions():
-    desk = on_trial(GuardAction.PAUSE)
-    desk.report("east", decisions=20, proposed=40, refused=40)
-    assert desk.revision(BAD).spec.regions == ("east",)
-    assert desk.decides("west").revision == desk.revision(GOOD).metadata.name
+    harness = on_trial(GuardAction.PAUSE)
+    harness.report("east", decisions=20, proposed=40, refused=40)
+    assert harness.revision(BAD).spec.regions == ("east",)
+    assert harness.decides("west").revision == harness.revision(GOOD).metadata.name
 
 
 @pytest.mark.parametrize(
@@ -157,9 +163,9 @@ def test_paused_active_revision_stays_in_its_regions():
     ],
 )
 def test_guard_ignores_few_decisions_and_small_violations(trial):
-    desk = on_trial(GuardAction.ROLLBACK)
-    desk.report("east", **trial)
-    assert desk.policy.status.stopped is None and desk.revision(BAD).spec.stage is PromotionStage.ACTIVE
+    harness = on_trial(GuardAction.ROLLBACK)
+    harness.report("east", **trial)
+    assert harness.policy.status.stopped is None and harness.revision(BAD).spec.stage is PromotionStage.ACTIVE
 
 
 def test_guard_ignores_regions_out_of_contact_or_on_another_revision():
@@ -201,7 +207,9 @@ def test_policy_trial_counts_authority_results_in_the_window():
 
 
 def test_invalid_guard_is_refused():
-    wrong = SchedulerPolicy(meta("p"), SchedulerPolicySpec(guard=PolicyGuard(max_conflict_percent=101, min_decisions=0)))
+    wrong = SchedulerPolicy(
+        meta("p"), SchedulerPolicySpec(guard=PolicyGuard(max_conflict_percent=101, min_decisions=0))
+    )
     assert {c.field for c in validate_scheduler_policy(wrong, None)} == {
         "spec.guard.maxConflictPercent", "spec.guard.minDecisions",
     }  # fmt: skip

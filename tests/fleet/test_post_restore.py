@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.factories import assignment, cache_of, meta, region, replica, with_new_revision
-from tests.fleet.test_grants_apart import HARD, REGIONS, Apart
+from tests.fleet.test_grants_partitioned import HARD, REGIONS, PartitionedQuota
 
 from holdfast.authority import restore_records as restoring
 from holdfast.controllers.cache import Cache
@@ -35,7 +35,7 @@ from holdfast.store.contract import Put
 KINDS: tuple[type[Any], ...] = (Quota, Grant, Assignment, Region)
 
 
-class Restored(Apart):
+class Restored(PartitionedQuota):
     """Adds a backup, its restore, and the regions' reports."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Restored(Apart):
 
     def fetch(self, where: str) -> None:
         """The region's watches restart; deleted objects disappear."""
-        self.heard_s[where] = self.clock(where)
+        self.last_contact_s[where] = self.clock(where)
         self.seen[where] = self._seen_now(where)
 
     def _seen_now(self, where: str) -> Cache:
@@ -119,11 +119,11 @@ PART = st.lists(st.one_of(WISH, SYNC, SYNC, SYNC, SINGLE), min_size=4, max_size=
 """What happens before a backup, between it and its restore, and afterwards."""
 
 
-def live(world: Restored, story: list[tuple[str, str, int]]) -> None:
-    for act, where, number in story:
+def run_events(world: Restored, events: list[tuple[str, str, int]]) -> None:
+    for act, where, number in events:
         match act:
             case "want":
-                world.want(where, number, Purpose.NORMAL)
+                world.set_demand(where, number, Purpose.NORMAL)
             case "spend":
                 world.spend(where, number)
             case "decide":
@@ -145,27 +145,27 @@ def live(world: Restored, story: list[tuple[str, str, int]]) -> None:
 @given(PART, PART, PART, PART)
 def test_restored_global_cell_never_overspends_quota(before, between, after, later):
     world = Restored()
-    live(world, before)
+    run_events(world, before)
     world.save()
-    live(world, between)
+    run_events(world, between)
     world.restore()
-    live(world, after)
+    run_events(world, after)
     world.restore()  # the same backup once more
-    live(world, later)
+    run_events(world, later)
     world.settle()
     assert not post_restore.regions_not_restored(world.home, world.now), "every region reported, and it still waits"
 
 
 def test_share_moved_after_the_backup_is_not_granted_twice():
     world = Restored()
-    world.want("a", 8, Purpose.NORMAL)
+    world.set_demand("a", 8, Purpose.NORMAL)
     world.decide()
     world.settle()
     world.spend("a", 8)
     world.settle()
     world.save()
-    world.want("a", 0, Purpose.NORMAL)
-    world.want("b", 9, Purpose.NORMAL)
+    world.set_demand("a", 0, Purpose.NORMAL)
+    world.set_demand("b", 9, Purpose.NORMAL)
     world.spend("a", 0)
     world.settle()
     world.spend("b", 9)
@@ -179,7 +179,7 @@ def test_share_moved_after_the_backup_is_not_granted_twice():
     world.settle()
     limit = amounts(world.here["a"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0)
     assert limit <= (HARD - 9) * 1000, "the backup grants eight to a, but b uses nine"
-    world.want("b", 1, Purpose.NORMAL)
+    world.set_demand("b", 1, Purpose.NORMAL)
     world.spend("b", 1)
     world.settle()
     world.spend("a", 8)
@@ -191,13 +191,13 @@ def test_share_moved_after_the_backup_is_not_granted_twice():
 def test_grant_missing_from_the_backup_is_counted():
     world = Restored()
     world.save()
-    world.want("b", 9, Purpose.NORMAL)
+    world.set_demand("b", 9, Purpose.NORMAL)
     world.decide()
     world.settle()
     world.spend("b", 9)
     world.settle()
     world.restore()
-    world.want("a", 9, Purpose.NORMAL)
+    world.set_demand("a", 9, Purpose.NORMAL)
     world.settle()
     held = {g.spec.region: amounts(g.spec.unacknowledged_peak or g.status.limit) for g in world.home.list(Grant)}
     assert held["b"] == {"cpu": 9000}
@@ -209,7 +209,9 @@ def test_grant_missing_from_the_backup_is_counted():
 def awaited(name: str, incarnation: int, answered: int) -> Region:
     known = region(name)
     report = msgspec.structs.replace(known.status.report, restore_acknowledged=answered)
-    return with_new_revision(known, status=msgspec.structs.replace(known.status, report=report, restore_incarnation=incarnation))
+    return with_new_revision(
+        known, status=msgspec.structs.replace(known.status, report=report, restore_incarnation=incarnation)
+    )
 
 
 def test_assignments_only_shrink_until_all_regions_acknowledge():
@@ -242,8 +244,12 @@ def test_region_acknowledges_only_without_foreign_exclusive_work():
     assert restore_handshake.acknowledged_incarnation(there, own, "us-east", there) == 2
     assert restore_handshake.acknowledged_incarnation(there, own, "us-east") == 0, "the global cell was not read"
     moved = cache_of(awaited("us-east", 2, 0))
-    assert restore_handshake.acknowledged_incarnation(there, own, "us-east", moved) == 0, "the link still uses deleted objects"
-    assert not restore_handshake.exclusive_work_agrees(cache_of(), own), "an Assignment that the global cell does not have"
+    assert restore_handshake.acknowledged_incarnation(there, own, "us-east", moved) == 0, (
+        "the link still uses deleted objects"
+    )
+    assert not restore_handshake.exclusive_work_agrees(cache_of(), own), (
+        "an Assignment that the global cell does not have"
+    )
 
 
 def test_restored_region_spends_nothing_with_foreign_exclusive_work():
@@ -251,12 +257,20 @@ def test_restored_region_spends_nothing_with_foreign_exclusive_work():
     copy = GrantCopy(metadata=meta("normal", "acme"), spec=GrantCopySpec(lease_expires_at=NOT_RENEWED))
     waiting = replica(0, mine)
     gone = cache_of(region("us-east"))
-    assert not restore_handshake.can_renew_grants(gone, cache_of(mine, waiting, copy)), "it was assigned to another region since"
+    assert not restore_handshake.can_renew_grants(gone, cache_of(mine, waiting, copy)), (
+        "it was assigned to another region since"
+    )
     assert restore_handshake.can_renew_grants(cache_of(mine), cache_of(mine, waiting, copy))
     leaving = with_new_revision(waiting, metadata=meta("db-0", "acme", deletion_timestamp="2026-01-01T00:00:00Z"))
-    assert restore_handshake.can_renew_grants(gone, cache_of(mine, leaving, copy)), "a replica being deleted is not bound again"
-    spent = msgspec.structs.replace(copy, spec=msgspec.structs.replace(copy.spec, lease_expires_at="2026-01-01T00:00:00Z"))
-    assert restore_handshake.can_renew_grants(gone, cache_of(mine, waiting, spent)), "a region that was not restored continues"
+    assert restore_handshake.can_renew_grants(gone, cache_of(mine, leaving, copy)), (
+        "a replica being deleted is not bound again"
+    )
+    spent = msgspec.structs.replace(
+        copy, spec=msgspec.structs.replace(copy.spec, lease_expires_at="2026-01-01T00:00:00Z")
+    )
+    assert restore_handshake.can_renew_grants(gone, cache_of(mine, waiting, spent)), (
+        "a region that was not restored continues"
+    )
 
 
 def test_previous_incarnation_is_refused_on_both_sides():

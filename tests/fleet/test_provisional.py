@@ -58,7 +58,7 @@ def world(*items: Any, hard: str = "10", mode: PartitionMode = PartitionMode.PRO
     return cache_of(quota, policy(mode), region("a"), region("b"), *items)
 
 
-def spare(where: str, replicas: int, **spec: Any) -> Any:
+def reclaimable_assignment(where: str, replicas: int, **spec: Any) -> Any:
     return assignment("spare", where, replicas=replicas, template=UNIT, **{"reclaimable": True, **spec})
 
 
@@ -80,12 +80,12 @@ def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
 
 
 def test_provisional_share_comes_from_unneeded_quota():
-    found = decided(world(spare("a", 2)))
+    found = decided(world(reclaimable_assignment("a", 2)))
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "6"}, {"cpu": "3"})
 
 
 def test_partition_mode_wait_has_no_provisional_share():
-    found = decided(world(spare("a", 2), mode=PartitionMode.WAIT))
+    found = decided(world(reclaimable_assignment("a", 2), mode=PartitionMode.WAIT))
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
 
 
@@ -94,11 +94,11 @@ def test_partition_mode_wait_has_no_provisional_share():
     [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": PlacementRules(residency=("eu",))}],
 )
 def test_firm_exclusive_and_residency_work_gets_no_provisional_share(spec: dict[str, Any]):
-    assert not decided(world(spare("a", 2, **spec)))["a"].spec.provisional
+    assert not decided(world(reclaimable_assignment("a", 2, **spec)))["a"].spec.provisional
 
 
 def test_provisional_share_is_withdrawn_first():
-    cache = world(spare("a", 2))
+    cache = world(reclaimable_assignment("a", 2))
     decided(cache)
     cache.put(assignment("api", "b", replicas=6, template=UNIT))
     found = decided(cache)
@@ -108,19 +108,21 @@ def test_provisional_share_is_withdrawn_first():
 
 def test_ordinary_share_covers_the_demand():
     for hard in range(1, 12):
-        for grant in decided(world(spare("a", 2), spare("b", 1), hard=str(hard))).values():
+        for grant in decided(
+            world(reclaimable_assignment("a", 2), reclaimable_assignment("b", 1), hard=str(hard))
+        ).values():
             ordinary = amounts(grant.spec.limit).get("cpu", 0) - amounts(grant.spec.provisional).get("cpu", 0)
             assert not grant.spec.provisional or ordinary >= {"a": 3000, "b": 2000}[grant.spec.region]
 
 
-def silent(name: str, silent_s: float, *, unseen: bool = False) -> Region:
+def out_of_contact(name: str, silent_s: float, *, unseen: bool = False) -> Region:
     made = region(name)
     health = msgspec.structs.replace(made.status.health, last_contact_at=micro_text(NOW - silent_s), last_sequence=1)
     report = msgspec.structs.replace(made.status.report, sequence=2 if unseen else 1)
     return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, health=health, report=report))
 
 
-def held(*, used: str = "2", acknowledged: int = 4) -> Grant:
+def reclaimable_grant(*, used: str = "2", acknowledged: int = 4) -> Grant:
     return Grant(
         metadata=meta(grant_name("a"), "acme"),
         spec=GrantSpec(region="a", limit={"cpu": "6"}, provisional={"cpu": "3"}, epoch=4),
@@ -132,21 +134,23 @@ LONG_S = limits.PROVISIONAL_MAX_S + PROVISIONAL_RECLAIM_MARGIN_S + 1.0
 
 
 def test_provisional_share_is_reclaimed_by_time():
-    back = reclaim_provisional(held(), silent("a", LONG_S), NOW)
+    back = reclaim_provisional(reclaimable_grant(), out_of_contact("a", LONG_S), NOW)
     assert back is not None
     assert (back.spec.limit, back.spec.provisional, back.spec.epoch) == ({"cpu": "3"}, {}, 5)
     assert max_enforced_limit(back) == {"cpu": 3000}
-    late = msgspec.structs.replace(back, status=held().status)  # the region still reports its previous limit
+    late = msgspec.structs.replace(
+        back, status=reclaimable_grant().status
+    )  # the region still reports its previous limit
     assert max_enforced_limit(late) == {"cpu": 3000}
 
 
 @pytest.mark.parametrize(
     ("grant", "where"),
     [
-        (held(), silent("a", LONG_S - 2)),
-        (held(), silent("a", LONG_S, unseen=True)),
-        (held(acknowledged=3), silent("a", LONG_S)),
-        (held(), None),
+        (reclaimable_grant(), out_of_contact("a", LONG_S - 2)),
+        (reclaimable_grant(), out_of_contact("a", LONG_S, unseen=True)),
+        (reclaimable_grant(acknowledged=3), out_of_contact("a", LONG_S)),
+        (reclaimable_grant(), None),
     ],
 )
 def test_provisional_share_is_not_reclaimed_on_weak_evidence(grant: Grant, where: Region | None):
@@ -154,54 +158,58 @@ def test_provisional_share_is_not_reclaimed_on_weak_evidence(grant: Grant, where
 
 
 def test_used_provisional_share_is_not_reclaimed():
-    back = reclaim_provisional(held(used="5"), silent("a", LONG_S), NOW)
+    back = reclaim_provisional(reclaimable_grant(used="5"), out_of_contact("a", LONG_S), NOW)
     assert back is not None and back.spec.limit == {"cpu": "5"}
 
 
 def test_reclaimed_share_is_committed_before_it_is_granted_again():
-    cache = world(held(), assignment("api", "b", replicas=9, template=UNIT), hard="6")
-    cache.put(with_new_revision(silent("a", LONG_S)))
+    cache = world(reclaimable_grant(), assignment("api", "b", replicas=9, template=UNIT), hard="6")
+    cache.put(with_new_revision(out_of_contact("a", LONG_S)))
     writes = grants.decide(QUOTA, cache, NOW).writes
     assert [type(w) for w in writes] == [Update] and writes[0].object.spec.region == "a"
 
 
-def copy(*, heard_s: float, used: str = "0", limit: str = "6", generation: int = 1) -> GrantCopy:
+def copy(*, last_contact_s: float, used: str = "0", limit: str = "6", generation: int = 1) -> GrantCopy:
     return GrantCopy(
         metadata=meta("normal", "acme", generation=generation),
         spec=GrantCopySpec(
-            limit={"cpu": limit}, provisional={"cpu": "3"}, epoch=4, last_contact_at=micro_text(heard_s),
-            lease_expires_at=micro_text(heard_s + limits.GRANT_LEASE_S),
+            limit={"cpu": limit}, provisional={"cpu": "3"}, epoch=4, last_contact_at=micro_text(last_contact_s),
+            lease_expires_at=micro_text(last_contact_s + limits.GRANT_LEASE_S),
         ),
         status=GrantCopyStatus(used={"cpu": used}, observed_generation=1),
     )  # fmt: skip
 
 
 def test_grant_lease_is_renewed_by_responses_only():
-    key, grants_there = Key("acme", "normal"), cache_of(held())
-    here = cache_of(copy(heard_s=NOW))
+    key, grants_there = Key("acme", "normal"), cache_of(reclaimable_grant())
+    here = cache_of(copy(last_contact_s=NOW))
     for _ in range(3):
         assert not list(grant_sync.copy_writes(key, grants_there, here, "a", NOW))
     (write,) = grant_sync.copy_writes(key, grants_there, here, "a", NOW + 100)
     assert isinstance(write, Update)
-    assert parse_time(write.object.spec.lease_expires_at) == NOW + 100 + held().spec.lease_seconds
+    assert parse_time(write.object.spec.lease_expires_at) == NOW + 100 + reclaimable_grant().spec.lease_seconds
 
 
 def test_late_response_does_not_shorten_the_grant_lease():
-    key, here = Key("acme", "normal"), cache_of(copy(heard_s=NOW, limit="2"))
-    (write,) = grant_sync.copy_writes(key, cache_of(held()), here, "a", NOW - 50)
+    key, here = Key("acme", "normal"), cache_of(copy(last_contact_s=NOW, limit="2"))
+    (write,) = grant_sync.copy_writes(key, cache_of(reclaimable_grant()), here, "a", NOW - 50)
     assert isinstance(write, Update)
     assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.last_contact_at) == NOW
 
 
 def test_only_uncovered_provisional_work_is_withdrawn():
-    assert provisional_excess.provisional_excess([copy(heard_s=NOW, used="5")], NOW) == {"cpu": 2000}
-    assert not provisional_excess.provisional_excess([copy(heard_s=NOW, used="3")], NOW)
-    assert not provisional_excess.provisional_excess([copy(heard_s=NOW - 1000, used="5")], NOW), "partitioned: expiry ends it"
-    assert not provisional_excess.provisional_excess([copy(heard_s=NOW, used="5", generation=2)], NOW), "counted for another limit"
+    assert provisional_excess.provisional_excess([copy(last_contact_s=NOW, used="5")], NOW) == {"cpu": 2000}
+    assert not provisional_excess.provisional_excess([copy(last_contact_s=NOW, used="3")], NOW)
+    assert not provisional_excess.provisional_excess([copy(last_contact_s=NOW - 1000, used="5")], NOW), (
+        "partitioned: expiry ends it"
+    )
+    assert not provisional_excess.provisional_excess([copy(last_contact_s=NOW, used="5", generation=2)], NOW), (
+        "counted for another limit"
+    )
 
 
 def test_quota_status_sums_all_shares():
-    cache = world(spare("a", 2))
+    cache = world(reclaimable_assignment("a", 2))
     decided(cache)
     (status,) = [w for w in grants.decide(QUOTA, cache, NOW).writes if isinstance(w, SetStatus)]
     assert status.blocks["granted"] == {"cpu": "6"}

@@ -17,7 +17,7 @@ from holdfast.model.quota import Grant, GrantClass, GrantStatus, Quota, QuotaSpe
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text
 from holdfast.model.workload import Rollout
-from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.model.writes import Create, Delete, SetStatus, Update
 
 NOW = 1_800_000_000.0
 UNIT = Template(command=("x",), resources={"cpu": "1"})
@@ -44,7 +44,9 @@ class Tenant:
             for write in grants.decide(Key("acme", "quota"), self.cache, self.now).writes:
                 match write:
                     case Create():
-                        self.cache.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name, "acme")))
+                        self.cache.put(
+                            with_new_revision(write.object, metadata=meta(write.object.metadata.name, "acme"))
+                        )
                     case Update():
                         self.cache.put(with_new_revision(write.object))
                     case SetStatus():
@@ -222,3 +224,18 @@ def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance():
     tenant.cache.put(with_new_revision(tenant.cache.get(Assignment, name, "acme"), status=turned))
     tenant.settle()
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 0}
+
+
+def test_grant_of_deleted_quota_is_deleted_only_when_its_region_enforces_nothing() -> None:
+    tenant = Tenant()
+    tenant.need("a", 2)
+    tenant.settle()
+    tenant.cache.remove(Quota, Key("acme", "quota"))
+    [lowered] = grants.decide(Key("acme", "quota"), tenant.cache, NOW).writes
+    assert isinstance(lowered, Update) and not lowered.object.spec.limit, "first the limit is withdrawn"
+    tenant.cache.put(with_new_revision(lowered.object))
+    assert not grants.decide(Key("acme", "quota"), tenant.cache, NOW).writes, "the region may still enforce the limit"
+    status = GrantStatus(acknowledged_epoch=lowered.object.spec.epoch)
+    tenant.cache.put(with_new_revision(lowered.object, status=status))
+    [deleted] = grants.decide(Key("acme", "quota"), tenant.cache, NOW).writes
+    assert isinstance(deleted, Delete)

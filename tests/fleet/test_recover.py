@@ -49,7 +49,9 @@ class Fleet:
                 item = self.cache.get(Recovery, write.key.name)
                 names = {f.encode_name: f.name for f in msgspec.structs.fields(item.status)}
                 status = msgspec.structs.replace(item.status, **{names[k]: v for k, v in write.blocks.items()})
-                self.cache.put(with_new_revision(item, status=msgspec.structs.replace(status, conditions=write.conditions)))
+                self.cache.put(
+                    with_new_revision(item, status=msgspec.structs.replace(status, conditions=write.conditions))
+                )
 
     def health(self, name: str, state: HealthState) -> None:
         from holdfast.model.region import Region
@@ -156,7 +158,9 @@ def test_second_lost_region_adds_only_missing_replicas():
 
 def test_recovery_starts_follow_rate_limit_and_priority():
     slots = (SlotShape(resources={"cpu": "500m", "memory": "1Gi"}, count=100),)
-    pace = RecoveryBudget(metadata=meta("b"), spec=RecoveryBudgetSpec(region="b", slot_shapes=slots, starts_per_second=2.0))
+    pace = RecoveryBudget(
+        metadata=meta("b"), spec=RecoveryBudgetSpec(region="b", slot_shapes=slots, starts_per_second=2.0)
+    )
     f = fleet(20, pace)
     f.health("a", HealthState.LOST)
     f.step("a")

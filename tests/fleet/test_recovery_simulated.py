@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.fleet.staged import ASKS, REPLICAS, Staged, template
+from tests.fleet.staged_simulation import ASKS, REPLICAS, Staged, template
 
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import ObjectMeta
@@ -57,7 +57,9 @@ class Loss(Staged):
         yield from self.tenant(recovery_allowance={"cpu": "4", "memory": "16Gi"})
         for name in REGIONS:
             slots = (SlotShape(resources=ASKS, count=4, min_zones=2),)
-            yield RecoveryBudget(metadata=ObjectMeta(name=name), spec=RecoveryBudgetSpec(region=name, slot_shapes=slots))
+            yield RecoveryBudget(
+                metadata=ObjectMeta(name=name), spec=RecoveryBudgetSpec(region=name, slot_shapes=slots)
+            )
         yield Workload(
             metadata=ObjectMeta(name="risk", namespace="pay"),
             spec=WorkloadSpec(
@@ -174,7 +176,7 @@ class Renewed(Loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("allowance", ["4", "100m"], ids=["with room beside", "in its place"])
+@pytest.mark.parametrize("allowance", ["4", "100m"], ids=["with surge", "in place"])
 def test_simulated_rollout_reaches_recovery_replicas(allowance):
     world = Renewed(1, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost, world.allowance = ("east",), allowance
@@ -247,9 +249,12 @@ class OnLoan(Loss):
             yield Workload(
                 metadata=ObjectMeta(name=f"filler-{region}", namespace="spare"),
                 spec=WorkloadSpec(
-                    replicas=60, template=template, priority_class_name="spare", placement=PlacementRules(regions=(region,))
+                    replicas=60,
+                    template=template,
+                    priority_class_name="spare",
+                    placement=PlacementRules(regions=(region,)),
                 ),
-            )  # fmt: skip
+            )
 
     async def _backed(self):
         """Waits until every region is full and has pending replicas."""
@@ -272,5 +277,9 @@ def test_simulated_recovery_evicts_only_reclaimable_work():
     went = [r for r in replicas if r.status.release is not None]
     evicted = {r.key: r.spec.reclaimable for r in went if r.status.release.reason == Reason.PREEMPTED}
     assert evicted and all(evicted.values()), evicted
-    drawn = [e.new for e in court.history.matching("/recoveryslots/") if e.new is not None and e.new.status.consumer is not None]
+    drawn = [
+        e.new
+        for e in court.history.matching("/recoveryslots/")
+        if e.new is not None and e.new.status.consumer is not None
+    ]
     assert len({h.metadata.name for h in drawn}) >= 1

@@ -21,7 +21,7 @@ from holdfast.model.writes import Create, Update
 STUCK_S = 300.0 * RECOVERY_STALL_FRACTION
 
 
-def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, why: str = "") -> None:
+def report_counts(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, why: str = "") -> None:
     """Report of the region about its recovery replicas."""
     item = f.assignments(Purpose.RECOVERY)[("api0", where)]
     waiting = item.spec.replicas - bound
@@ -33,11 +33,13 @@ def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, w
     f.cache.put(with_new_revision(item, status=status))
 
 
-def opened(promise: RecoveryObjective | None = None) -> Fleet:
+def opened_recovery(promise: RecoveryObjective | None = None) -> Fleet:
     """A workload that ran only in `a`, which is lost; the target is `b`."""
     items: list[object] = [region(name) for name in ("a", "b", "c")]
     items.append(
-        workload("api0", replicas=4, priority_class_name="critical", recovery=promise or RecoveryObjective(min_serving=4))
+        workload(
+            "api0", replicas=4, priority_class_name="critical", recovery=promise or RecoveryObjective(min_serving=4)
+        )
     )
     status = AssignmentStatus(observed_epoch=1, replicas=4, bound=4, ready=4, serving=4)
     items.append(assignment("api0", "a", replicas=4, status=status))
@@ -45,15 +47,15 @@ def opened(promise: RecoveryObjective | None = None) -> Fleet:
     f.health("a", HealthState.LOST)
     f.step("a")
     f.step("a")
-    assert borrowed(f) == {"b": 4}
+    assert recovery_replicas(f) == {"b": 4}
     return f
 
 
-def borrowed(f: Fleet) -> dict[str, int]:
+def recovery_replicas(f: Fleet) -> dict[str, int]:
     return {where: a.spec.replicas for (_, where), a in f.assignments(Purpose.RECOVERY).items()}
 
 
-def row(f: Fleet) -> WorkloadProgress:
+def progress_row(f: Fleet) -> WorkloadProgress:
     (found,) = f.recovery.status.workloads
     return found
 
@@ -64,138 +66,146 @@ def wait(f: Fleet, seconds: float) -> None:
 
 
 def test_stalled_target_is_abandoned_in_time():
-    f = opened()
-    say(f, "b", bound=4)
+    f = opened_recovery()
+    report_counts(f, "b", bound=4)
     f.step("a")
     wait(f, STUCK_S - 5.0)
-    assert borrowed(f) == {"b": 4} and row(f).target == "b"
+    assert recovery_replicas(f) == {"b": 4} and progress_row(f).target == "b"
     f.now += 10.0
     notices = recover.decide(Key("", "a"), f.cache, f.now).notices
     assert [n.reason for n in notices] == [Reason.TARGET_STALLED] and "4 bound, 0 ready, 0 of 4" in notices[0].message
     f.step("a")
-    assert row(f).target == "c" and borrowed(f) == {"b": 0, "c": 4}, "nothing served in b, so nothing is kept there"
-    (left,) = row(f).abandoned_targets
+    assert progress_row(f).target == "c" and recovery_replicas(f) == {"b": 0, "c": 4}, (
+        "nothing served in b, so nothing is kept there"
+    )
+    (left,) = progress_row(f).abandoned_targets
     assert (left.region, left.reason) == ("b", Reason.TARGET_STALLED) and "no progress" in left.message
 
 
 @pytest.mark.parametrize("stage", ["bound", "ready", "serving"])
 def test_progress_in_any_stage_keeps_the_target(stage):
-    f = opened()
+    f = opened_recovery()
     reached = {"bound": 1, "ready": 0, "serving": 0}
     for count in range(1, 5):
         reached = {"bound": max(reached["bound"], count), **{k: reached[k] for k in ("ready", "serving")}, stage: count}
-        say(f, "b", **reached)
+        report_counts(f, "b", **reached)
         wait(f, STUCK_S * 0.8)
-    assert row(f).target == "b" and not row(f).abandoned_targets
+    assert progress_row(f).target == "b" and not progress_row(f).abandoned_targets
 
 
 def test_flapping_replica_is_no_progress():
-    f = opened()
+    f = opened_recovery()
     began = f.now
-    while not row(f).abandoned_targets and f.now < began + STUCK_S * 3:
+    while not progress_row(f).abandoned_targets and f.now < began + STUCK_S * 3:
         for ready in (1, 0):
-            say(f, "b", bound=4, ready=ready)
+            report_counts(f, "b", bound=4, ready=ready)
             wait(f, STUCK_S / 10)
-    assert [left.region for left in row(f).abandoned_targets] == ["b"] and row(f).target == "c"
+    assert [left.region for left in progress_row(f).abandoned_targets] == ["b"] and progress_row(f).target == "c"
 
 
 def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves():
-    f = opened()
-    say(f, "b", bound=4, ready=2, serving=2)
+    f = opened_recovery()
+    report_counts(f, "b", bound=4, ready=2, serving=2)
     f.step("a")
     wait(f, STUCK_S + 1)
     f.step("a")
-    assert borrowed(f) == {"b": 2, "c": 4}, "serving replicas are kept, the others release node and quota"
-    say(f, "b", bound=2, ready=2, serving=2)
-    say(f, "c", bound=4, ready=3, serving=3)
+    assert recovery_replicas(f) == {"b": 2, "c": 4}, "serving replicas are kept, the others release node and quota"
+    report_counts(f, "b", bound=2, ready=2, serving=2)
+    report_counts(f, "c", bound=4, ready=3, serving=3)
     f.step("a")
-    assert borrowed(f) == {"b": 2, "c": 4} and f.recovery.status.phase is RecoveryPhase.OPEN
-    say(f, "c", bound=4, ready=4, serving=4)
+    assert recovery_replicas(f) == {"b": 2, "c": 4} and f.recovery.status.phase is RecoveryPhase.OPEN
+    report_counts(f, "c", bound=4, ready=4, serving=4)
     f.step("a")
-    assert borrowed(f) == {"b": 0, "c": 4} and f.recovery.status.phase is RecoveryPhase.RECOVERED
-    say(f, "b", bound=0)
+    assert recovery_replicas(f) == {"b": 0, "c": 4} and f.recovery.status.phase is RecoveryPhase.RECOVERED
+    report_counts(f, "b", bound=0)
     f.step("a")
-    assert borrowed(f) == {"c": 4}, "its Assignment is deleted once it is drained"
+    assert recovery_replicas(f) == {"c": 4}, "its Assignment is deleted once it is drained"
 
 
 def test_without_allowance_for_both_targets_an_equal_new_one_replaces_the_old():
-    f = opened()
-    say(f, "b", bound=4, ready=2, serving=2)
+    f = opened_recovery()
+    report_counts(f, "b", bound=4, ready=2, serving=2)
     f.step("a")
     wait(f, STUCK_S + 1)
-    say(f, "b", bound=2, ready=2, serving=2)
-    say(f, "c", bound=2, ready=1, serving=1, why=Reason.QUOTA_EXCEEDED)
+    report_counts(f, "b", bound=2, ready=2, serving=2)
+    report_counts(f, "c", bound=2, ready=1, serving=1, why=Reason.QUOTA_EXCEEDED)
     f.step("a")
-    assert borrowed(f) == {"b": 2, "c": 4}
-    say(f, "c", bound=2, ready=2, serving=2, why=Reason.QUOTA_EXCEEDED)
+    assert recovery_replicas(f) == {"b": 2, "c": 4}
+    report_counts(f, "c", bound=2, ready=2, serving=2, why=Reason.QUOTA_EXCEEDED)
     f.step("a")
-    assert borrowed(f) == {"b": 0, "c": 4}
+    assert recovery_replicas(f) == {"b": 0, "c": 4}
 
 
 def test_each_target_is_abandoned_once_and_the_last_one_stays():
-    f = opened()
+    f = opened_recovery()
     for _ in range(40):
-        for where in borrowed(f):
-            say(f, where, bound=borrowed(f)[where])
+        for where in recovery_replicas(f):
+            report_counts(f, where, bound=recovery_replicas(f)[where])
         wait(f, STUCK_S / 2)
-    assert [left.region for left in row(f).abandoned_targets] == ["b"] and row(f).target == "c"
-    assert row(f).reason == Reason.TARGET_STALLED and "no other region is eligible" in row(f).message
-    assert borrowed(f) == {"c": 4}
+    assert [left.region for left in progress_row(f).abandoned_targets] == ["b"] and progress_row(f).target == "c"
+    assert progress_row(f).reason == Reason.TARGET_STALLED and "no other region is eligible" in progress_row(f).message
+    assert recovery_replicas(f) == {"c": 4}
 
 
 def test_waiting_for_start_rate_is_not_a_stall():
-    f = opened()
+    f = opened_recovery()
     stored = f.assignments(Purpose.RECOVERY)[("api0", "b")]
     f.cache.remove(Assignment, stored.key, int(with_new_revision(stored).metadata.resource_version))
     item = f.recovery
-    later = msgspec.structs.replace(item.status, start_rate_limits=(StartRateLimit(region="b", next_at=micro_text(NOW + 10_000)),))
+    later = msgspec.structs.replace(
+        item.status, start_rate_limits=(StartRateLimit(region="b", next_at=micro_text(NOW + 10_000)),)
+    )
     f.cache.put(with_new_revision(item, status=later))
     for _ in range(10):
         wait(f, STUCK_S / 2)
-    assert row(f).reason == Reason.WAITING_FOR_START_RATE and row(f).target == "b" and not row(f).abandoned_targets
+    assert (
+        progress_row(f).reason == Reason.WAITING_FOR_START_RATE
+        and progress_row(f).target == "b"
+        and not progress_row(f).abandoned_targets
+    )
 
 
 def test_shorter_deadline_abandons_the_target_sooner():
-    quick = opened(RecoveryObjective(min_serving=4, deadline_seconds=30.0))
-    say(quick, "b", bound=4)
+    quick = opened_recovery(RecoveryObjective(min_serving=4, deadline_seconds=30.0))
+    report_counts(quick, "b", bound=4)
     quick.step("a")
     wait(quick, RECOVERY_STALL_MIN_S - 5)
-    assert row(quick).target == "b"
+    assert progress_row(quick).target == "b"
     wait(quick, 10)
-    assert row(quick).target == "c"
+    assert progress_row(quick).target == "c"
 
 
 def test_abandoned_target_is_used_again_if_it_is_the_only_one():
     """Second failure during a recovery: it continues from the present state and creates nothing twice."""
-    f = opened()
-    say(f, "b", bound=4)
+    f = opened_recovery()
+    report_counts(f, "b", bound=4)
     f.step("a")
     wait(f, STUCK_S + 1)
-    say(f, "b", bound=0)
+    report_counts(f, "b", bound=0)
     f.step("a")
-    assert borrowed(f) == {"c": 4}
+    assert recovery_replicas(f) == {"c": 4}
     f.health("c", HealthState.LOST)
     f.step("a")
-    assert row(f).target == "b" and borrowed(f)["b"] == 4
-    say(f, "b", bound=4, ready=4, serving=4)
+    assert progress_row(f).target == "b" and recovery_replicas(f)["b"] == 4
+    report_counts(f, "b", bound=4, ready=4, serving=4)
     f.step("a")
     f.step("a")
     assert f.recovery.status.phase is RecoveryPhase.RECOVERED
-    assert borrowed(f) == {"b": 4, "c": 0}, "replicas of the lost region are not needed when it returns"
+    assert recovery_replicas(f) == {"b": 4, "c": 0}, "replicas of the lost region are not needed when it returns"
 
 
 def test_recovered_service_that_fails_again_gets_the_full_stall_time():
-    f = opened()
-    say(f, "b", bound=4, ready=4, serving=4)
+    f = opened_recovery()
+    report_counts(f, "b", bound=4, ready=4, serving=4)
     f.step("a")
-    assert f.recovery.status.phase is RecoveryPhase.RECOVERED and not row(f).last_progress_at
+    assert f.recovery.status.phase is RecoveryPhase.RECOVERED and not progress_row(f).last_progress_at
     wait(f, STUCK_S * 10)
-    say(f, "b", bound=4, ready=3, serving=3)
+    report_counts(f, "b", bound=4, ready=3, serving=3)
     f.step("a")
     wait(f, STUCK_S / 2)
-    assert row(f).target == "b"
+    assert progress_row(f).target == "b"
     wait(f, STUCK_S)
-    assert row(f).target == "c" and borrowed(f) == {"b": 3, "c": 4}
+    assert progress_row(f).target == "c" and recovery_replicas(f) == {"b": 3, "c": 4}
 
 
 def test_ordinary_replicas_of_an_abandoned_target_stay():
@@ -203,18 +213,18 @@ def test_ordinary_replicas_of_an_abandoned_target_stay():
     f.health("a", HealthState.LOST)
     for _ in range(2):
         f.step("a")
-    assert borrowed(f) == {"b": 1}
-    say(f, "b", bound=1)
+    assert recovery_replicas(f) == {"b": 1}
+    report_counts(f, "b", bound=1)
     f.step("a")
     wait(f, STUCK_S + 1)
     f.step("a")
-    assert borrowed(f) == {"b": 0, "c": 4}
+    assert recovery_replicas(f) == {"b": 0, "c": 4}
     assert f.assignments(Purpose.NORMAL)[("api0", "b")].spec.replicas == 3
 
 
 def test_target_used_by_another_recovery_is_not_emptied():
-    f = opened()
-    say(f, "b", bound=4)
+    f = opened_recovery()
+    report_counts(f, "b", bound=4)
     f.step("a")
     mine = f.recovery
     spec = msgspec.structs.replace(mine.spec, region="d")

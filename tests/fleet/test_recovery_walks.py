@@ -60,7 +60,10 @@ class Walk(Fleet):
         old = self.cache.get(Assignment, new.metadata.name, new.metadata.namespace)
         if new.spec.purpose is Purpose.NORMAL:
             same = msgspec.structs.replace(
-                new.spec, suspended=old.spec.suspended, epoch=old.spec.epoch, disruption_share_peak=old.spec.disruption_share_peak
+                new.spec,
+                suspended=old.spec.suspended,
+                epoch=old.spec.epoch,
+                disruption_share_peak=old.spec.disruption_share_peak,
             )
             assert same == old.spec, "ordinary Assignments are only suspended or resumed"
             return

@@ -109,302 +109,308 @@ class RolloutHarness:
 
 
 def test_first_revision_rolls_out_to_all_regions_at_once():
-    play = RolloutHarness()
-    play.step()
-    play.step()
-    assert set(play.running()) == set(REGIONS)
-    play.settle()
-    assert (play.block.phase, play.block.last_good_revision) == ("Complete", template_hash(TEMPLATE))
+    harness = RolloutHarness()
+    harness.step()
+    harness.step()
+    assert set(harness.running()) == set(REGIONS)
+    harness.settle()
+    assert (harness.block.phase, harness.block.last_good_revision) == ("Complete", template_hash(TEMPLATE))
 
 
 def test_next_revision_rolls_out_region_by_region():
-    play = RolloutHarness()
-    play.settle()
+    harness = RolloutHarness()
+    harness.settle()
     old, new = template_hash(TEMPLATE), template_hash(other(2))
-    play.change(other(2))
-    play.step()
-    play.step()
-    assert play.running() == {"ap-south": new, "eu-west": old, "us-east": old}
+    harness.change(other(2))
+    harness.step()
+    harness.step()
+    assert harness.running() == {"ap-south": new, "eu-west": old, "us-east": old}
     for _ in range(5):
-        play.step()  # ap-south does not report serving replicas
-    assert play.running()["eu-west"] == old
-    play.serve("ap-south")
-    play.step()
-    play.step()
-    assert play.running() == {"ap-south": new, "eu-west": new, "us-east": old}
-    assert "region(s) follow" in play.block.message
-    play.settle()
-    assert play.block.phase == "Complete" and play.block.last_good_revision == new
-    assert play.block.previous_revision == old
-    assert [r.outcome for r in play.block.history] == ["Complete", "Complete"]
+        harness.step()  # ap-south does not report serving replicas
+    assert harness.running()["eu-west"] == old
+    harness.serve("ap-south")
+    harness.step()
+    harness.step()
+    assert harness.running() == {"ap-south": new, "eu-west": new, "us-east": old}
+    assert "region(s) follow" in harness.block.message
+    harness.settle()
+    assert harness.block.phase == "Complete" and harness.block.last_good_revision == new
+    assert harness.block.previous_revision == old
+    assert [r.outcome for r in harness.block.history] == ["Complete", "Complete"]
 
 
 def test_report_about_the_old_revision_is_no_progress():
     """A region out of contact has not received the new revision and still serves the old one."""
-    play = RolloutHarness()
-    play.settle()
-    play.change(other(2))
+    harness = RolloutHarness()
+    harness.settle()
+    harness.change(other(2))
     for _ in range(3):
-        play.step()
-    held = play.assignments["ap-south"]
+        harness.step()
+    held = harness.assignments["ap-south"]
     assert held.spec.revision == template_hash(other(2)) and held.status.updated_serving == held.spec.replicas
-    assert play.block.serving == 0
-    assert f"ap-south 0/{held.spec.replicas}" in play.block.message
-    play.serve("ap-south")
-    play.step()
-    assert play.block.serving == held.spec.replicas
+    assert harness.block.serving == 0
+    assert f"ap-south 0/{held.spec.replicas}" in harness.block.message
+    harness.serve("ap-south")
+    harness.step()
+    assert harness.block.serving == held.spec.replicas
 
 
 def test_wave_regions_sets_the_wave_size():
-    play = RolloutHarness(wave_regions=2)
-    play.settle()
-    play.change(other(2))
-    play.step()
-    play.step()
-    assert list(play.running().values()).count(template_hash(other(2))) == 2
+    harness = RolloutHarness(wave_regions=2)
+    harness.settle()
+    harness.change(other(2))
+    harness.step()
+    harness.step()
+    assert list(harness.running().values()).count(template_hash(other(2))) == 2
 
 
 def test_failing_revision_is_rolled_back_before_other_regions():
-    play = RolloutHarness()
-    play.settle()
+    harness = RolloutHarness()
+    harness.settle()
     good, bad = template_hash(TEMPLATE), template_hash(other(2))
-    play.bad.add(bad)
-    play.change(other(2))
+    harness.bad.add(bad)
+    harness.change(other(2))
     for _ in range(8):
-        play.step(5.0)
-        play.serve()
-        assert play.running()["eu-west"] == good and play.running()["us-east"] == good
-    assert play.block.phase == "Progressing"
-    play.step(60.0)
-    assert play.block.phase == "RollingBack" and "no progress for 60 s" in play.block.message
-    play.settle()
-    assert play.block.phase == "RolledBack" and set(play.running().values()) == {good}
-    assert play.block.last_good_revision == good
-    before = play.block
-    play.settle()
-    assert play.block == before, "it stays rolled back"
-    play.change(other(3))
-    play.settle(20)
-    assert play.block.phase == "Complete" and set(play.running().values()) == {template_hash(other(3))}
+        harness.step(5.0)
+        harness.serve()
+        assert harness.running()["eu-west"] == good and harness.running()["us-east"] == good
+    assert harness.block.phase == "Progressing"
+    harness.step(60.0)
+    assert harness.block.phase == "RollingBack" and "no progress for 60 s" in harness.block.message
+    harness.settle()
+    assert harness.block.phase == "RolledBack" and set(harness.running().values()) == {good}
+    assert harness.block.last_good_revision == good
+    before = harness.block
+    harness.settle()
+    assert harness.block == before, "it stays rolled back"
+    harness.change(other(3))
+    harness.settle(20)
+    assert harness.block.phase == "Complete" and set(harness.running().values()) == {template_hash(other(3))}
 
 
 def test_failed_rollout_completes_if_it_serves_later():
-    play = RolloutHarness(auto_rollback=False)
-    play.settle()
+    harness = RolloutHarness(auto_rollback=False)
+    harness.settle()
     bad = template_hash(other(2))
-    play.bad.add(bad)
-    play.change(other(2))
-    play.settle(3)
-    play.step(100.0)
-    assert play.block.phase == "Failed" and "automatic rollback is off" in play.block.message
+    harness.bad.add(bad)
+    harness.change(other(2))
+    harness.settle(3)
+    harness.step(100.0)
+    assert harness.block.phase == "Failed" and "automatic rollback is off" in harness.block.message
 
 
 def test_paused_rollout_stops_the_deadline():
-    play = RolloutHarness()
-    play.settle()
-    play.change(other(2), paused=True)
+    harness = RolloutHarness()
+    harness.settle()
+    harness.change(other(2), paused=True)
     for _ in range(5):
-        play.step(100.0)
-        play.serve()
-    assert play.block.phase == "Paused"
-    assert list(play.running().values()).count(template_hash(other(2))) == 0
-    play.change(other(2), paused=False)
-    play.settle(20)
-    assert play.block.phase == "Complete"
+        harness.step(100.0)
+        harness.serve()
+    assert harness.block.phase == "Paused"
+    assert list(harness.running().values()).count(template_hash(other(2))) == 0
+    harness.change(other(2), paused=False)
+    harness.settle(20)
+    assert harness.block.phase == "Complete"
 
 
 def test_undo_during_a_failing_rollout_completes():
-    play = RolloutHarness()
-    play.settle()
-    play.bad.add(template_hash(other(2)))
-    play.change(other(2))
-    play.settle(3)
-    play.change(TEMPLATE)
-    play.settle()
-    assert play.block.phase == "Complete" and set(play.running().values()) == {template_hash(TEMPLATE)}
+    harness = RolloutHarness()
+    harness.settle()
+    harness.bad.add(template_hash(other(2)))
+    harness.change(other(2))
+    harness.settle(3)
+    harness.change(TEMPLATE)
+    harness.settle()
+    assert harness.block.phase == "Complete" and set(harness.running().values()) == {template_hash(TEMPLATE)}
 
 
 def test_lost_region_does_not_block_a_rollout():
-    play = RolloutHarness()
-    play.settle()
-    lost = play.items["ap-south"]
+    harness = RolloutHarness()
+    harness.settle()
+    lost = harness.items["ap-south"]
     gone = msgspec.structs.replace(lost.status.health, state=HealthState.LOST)
-    play.items["ap-south"] = with_new_revision(lost, status=msgspec.structs.replace(lost.status, health=gone))
-    assert isinstance(play.items["ap-south"], Region)
-    play.change(other(2))
+    harness.items["ap-south"] = with_new_revision(lost, status=msgspec.structs.replace(lost.status, health=gone))
+    assert isinstance(harness.items["ap-south"], Region)
+    harness.change(other(2))
     for _ in range(12):
-        play.step()
-        play.serve("eu-west", "us-east")
-    assert play.block.phase == "Complete"
-    assert play.running()["eu-west"] == play.running()["us-east"] == template_hash(other(2))
+        harness.step()
+        harness.serve("eu-west", "us-east")
+    assert harness.block.phase == "Complete"
+    assert harness.running()["eu-west"] == harness.running()["us-east"] == template_hash(other(2))
 
 
 def test_recovery_replicas_are_updated_with_their_region():
-    play = RolloutHarness()
-    play.settle()
-    play.health("us-east", HealthState.LOST)
-    play.recover("ap-south", 3)
+    harness = RolloutHarness()
+    harness.settle()
+    harness.health("us-east", HealthState.LOST)
+    harness.recover("ap-south", 3)
     old, new = template_hash(TEMPLATE), template_hash(other(2))
-    play.change(other(2))
-    play.step()
-    play.step()
-    assert play.running()["ap-south"] == play.running()["ap-south recovers"] == new
-    play.serve("ap-south")
+    harness.change(other(2))
+    harness.step()
+    harness.step()
+    assert harness.running()["ap-south"] == harness.running()["ap-south recovers"] == new
+    harness.serve("ap-south")
     for _ in range(3):
-        play.step()
-    assert play.running()["eu-west"] == old, "the recovery replicas do not serve it yet"
-    assert "/3 for recovery" in play.block.message and "1 region(s) follow" in play.block.message
-    play.serve("ap-south recovers")
-    play.step()
-    play.step()
-    assert play.running()["eu-west"] == new
-    play.serve("eu-west")
-    play.step()
-    assert play.block.phase == "Complete"
+        harness.step()
+    assert harness.running()["eu-west"] == old, "the recovery replicas do not serve it yet"
+    assert "/3 for recovery" in harness.block.message and "1 region(s) follow" in harness.block.message
+    harness.serve("ap-south recovers")
+    harness.step()
+    harness.step()
+    assert harness.running()["eu-west"] == new
+    harness.serve("eu-west")
+    harness.step()
+    assert harness.block.phase == "Complete"
 
 
 def test_region_with_only_recovery_replicas_is_a_wave():
-    play = RolloutHarness()
-    play.workload = with_new_revision(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
-    play.settle()
-    assert list(play.running()) == ["ap-south"]
-    play.recover("eu-west", 4)
-    play.change(other(2))
-    play.step()
-    play.step()
-    assert play.running()["eu-west recovers"] == template_hash(TEMPLATE)
-    play.settle()
-    assert set(play.running().values()) == {template_hash(other(2))} and play.block.phase == "Complete"
+    harness = RolloutHarness()
+    harness.workload = with_new_revision(
+        harness.workload, spec=msgspec.structs.replace(harness.workload.spec, replicas=1)
+    )
+    harness.settle()
+    assert list(harness.running()) == ["ap-south"]
+    harness.recover("eu-west", 4)
+    harness.change(other(2))
+    harness.step()
+    harness.step()
+    assert harness.running()["eu-west recovers"] == template_hash(TEMPLATE)
+    harness.settle()
+    assert set(harness.running().values()) == {template_hash(other(2))} and harness.block.phase == "Complete"
 
 
 def test_rollback_includes_recovery_replicas():
-    play = RolloutHarness()
-    play.settle()
-    play.recover("ap-south", 2)
-    play.bad.add(template_hash(other(2)))
-    play.change(other(2))
-    play.settle(3)
-    assert play.running()["ap-south recovers"] == template_hash(other(2))
-    play.step(70.0)
-    play.settle()
-    assert play.block.phase == "RolledBack" and set(play.running().values()) == {template_hash(TEMPLATE)}
+    harness = RolloutHarness()
+    harness.settle()
+    harness.recover("ap-south", 2)
+    harness.bad.add(template_hash(other(2)))
+    harness.change(other(2))
+    harness.settle(3)
+    assert harness.running()["ap-south recovers"] == template_hash(other(2))
+    harness.step(70.0)
+    harness.settle()
+    assert harness.block.phase == "RolledBack" and set(harness.running().values()) == {template_hash(TEMPLATE)}
 
 
 def test_pending_recovery_replicas_do_not_block_a_rollout():
-    play = RolloutHarness()
-    play.settle()
-    play.recover("ap-south", 4)
-    play.change(other(2))
+    harness = RolloutHarness()
+    harness.settle()
+    harness.recover("ap-south", 4)
+    harness.change(other(2))
     for _ in range(12):
-        play.step(20.0)
-        play.serve(*REGIONS)
-        item = play.assignments["ap-south recovers"]
+        harness.step(20.0)
+        harness.serve(*REGIONS)
+        item = harness.assignments["ap-south recovers"]
         waits = AssignmentStatus(
             observed_epoch=item.spec.epoch, replicas=4, queued=4, updated=4,
             pending=(PendingReason(reason="InsufficientCpu", count=4),),
         )  # fmt: skip
-        play.assignments["ap-south recovers"] = with_new_revision(item, status=waits)
-    assert play.block.phase == "Complete"
+        harness.assignments["ap-south recovers"] = with_new_revision(item, status=waits)
+    assert harness.block.phase == "Complete"
 
 
 def test_pending_recovery_replicas_prove_no_revision():
-    play = RolloutHarness(auto_rollback=False)
-    play.recover("ap-south", 4)
-    item = play.assignments["ap-south recovers"]
-    play.assignments["ap-south recovers"] = with_new_revision(
+    harness = RolloutHarness(auto_rollback=False)
+    harness.recover("ap-south", 4)
+    item = harness.assignments["ap-south recovers"]
+    harness.assignments["ap-south recovers"] = with_new_revision(
         item, status=AssignmentStatus(observed_epoch=1, replicas=4, queued=4, updated=4)
     )
     for name in REGIONS:
-        play.health(name, HealthState.UNKNOWN)
-    play.step()
-    play.step()
-    assert play.block.phase == "Progressing" and not play.block.last_good_revision
+        harness.health(name, HealthState.UNKNOWN)
+    harness.step()
+    harness.step()
+    assert harness.block.phase == "Progressing" and not harness.block.last_good_revision
 
 
 @pytest.mark.parametrize("state", [HealthState.LOST, HealthState.SUSPECT, HealthState.AWAITING_WITNESS])
 def test_deadline_stops_for_a_region_out_of_contact(state):
-    play = RolloutHarness()
-    play.workload = with_new_revision(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
-    play.settle()
-    (only,) = play.running()
-    play.change(other(2))
-    play.step()
-    play.step()
-    play.health(only, state)
-    play.step()
-    assert only in play.block.message and play.block.unreachable_regions == (only,)
+    harness = RolloutHarness()
+    harness.workload = with_new_revision(
+        harness.workload, spec=msgspec.structs.replace(harness.workload.spec, replicas=1)
+    )
+    harness.settle()
+    (only,) = harness.running()
+    harness.change(other(2))
+    harness.step()
+    harness.step()
+    harness.health(only, state)
+    harness.step()
+    assert only in harness.block.message and harness.block.unreachable_regions == (only,)
     for _ in range(20):
-        play.step(30.0)
-        assert play.block.phase == "Progressing", "it had 60 s before it was out of contact"
-    play.health(only, HealthState.HEALTHY)
-    play.step()
-    play.step(50.0)
-    assert play.block.phase == "Progressing" and play.block.unreachable_regions == (), "its deadline restarts"
-    play.serve(only)
-    play.step()
-    assert play.block.phase == "Complete"
+        harness.step(30.0)
+        assert harness.block.phase == "Progressing", "it had 60 s before it was out of contact"
+    harness.health(only, HealthState.HEALTHY)
+    harness.step()
+    harness.step(50.0)
+    assert harness.block.phase == "Progressing" and harness.block.unreachable_regions == (), "its deadline restarts"
+    harness.serve(only)
+    harness.step()
+    assert harness.block.phase == "Complete"
 
 
 def test_deadline_counts_for_reachable_regions():
-    play = RolloutHarness(wave_regions=3)
-    play.settle()
-    play.bad.add(template_hash(other(2)))
-    play.change(other(2))
-    play.settle(2)
-    play.health("ap-south", HealthState.SUSPECT)
-    play.step()
-    play.step(70.0)
-    assert play.block.phase == "RollingBack"
+    harness = RolloutHarness(wave_regions=3)
+    harness.settle()
+    harness.bad.add(template_hash(other(2)))
+    harness.change(other(2))
+    harness.settle(2)
+    harness.health("ap-south", HealthState.SUSPECT)
+    harness.step()
+    harness.step(70.0)
+    assert harness.block.phase == "RollingBack"
 
 
 def test_returned_region_gets_the_full_deadline():
-    play = RolloutHarness()
-    play.workload = with_new_revision(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
-    play.settle()
-    (only,) = play.running()
-    play.bad.add(template_hash(other(2)))
-    play.change(other(2))
-    play.step()
-    play.step()
-    play.health(only, HealthState.LOST)
-    play.step(500.0)
-    play.health(only, HealthState.HEALTHY)
-    play.step()
-    play.serve(only)
-    play.step(59.0)
-    assert play.block.phase == "Progressing"
-    play.step(5.0)
-    assert play.block.phase == "RollingBack"
+    harness = RolloutHarness()
+    harness.workload = with_new_revision(
+        harness.workload, spec=msgspec.structs.replace(harness.workload.spec, replicas=1)
+    )
+    harness.settle()
+    (only,) = harness.running()
+    harness.bad.add(template_hash(other(2)))
+    harness.change(other(2))
+    harness.step()
+    harness.step()
+    harness.health(only, HealthState.LOST)
+    harness.step(500.0)
+    harness.health(only, HealthState.HEALTHY)
+    harness.step()
+    harness.serve(only)
+    harness.step(59.0)
+    assert harness.block.phase == "Progressing"
+    harness.step(5.0)
+    assert harness.block.phase == "RollingBack"
 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_revision_is_not_proven_while_every_region_is_lost(back):
     """Otherwise a failed revision would become the last good one, and the next rollback would return to it."""
-    play = RolloutHarness(auto_rollback=back)
-    play.settle()
-    play.bad = {template_hash(TEMPLATE), template_hash(other(2))}
-    play.change(other(2))
-    play.settle(3)
-    play.step(100.0)
-    before = play.block
+    harness = RolloutHarness(auto_rollback=back)
+    harness.settle()
+    harness.bad = {template_hash(TEMPLATE), template_hash(other(2))}
+    harness.change(other(2))
+    harness.settle(3)
+    harness.step(100.0)
+    before = harness.block
     assert before.phase == ("RollingBack" if back else "Failed")
-    for name, stored in play.items.items():
+    for name, stored in harness.items.items():
         gone = msgspec.structs.replace(stored.status.health, state=HealthState.LOST)
-        play.items[name] = with_new_revision(stored, status=msgspec.structs.replace(stored.status, health=gone))
-    play.settle(3)
-    assert play.block == before
-    assert play.block.last_good_revision == template_hash(TEMPLATE)
+        harness.items[name] = with_new_revision(stored, status=msgspec.structs.replace(stored.status, health=gone))
+    harness.settle(3)
+    assert harness.block == before
+    assert harness.block.last_good_revision == template_hash(TEMPLATE)
 
 
 def test_revision_history_is_bounded_and_keeps_the_last_good_one():
-    play = RolloutHarness(auto_rollback=False)
-    play.settle()
+    harness = RolloutHarness(auto_rollback=False)
+    harness.settle()
     good = template_hash(TEMPLATE)
     for n in range(2, 20):
-        play.bad.add(template_hash(other(n)))
-        play.change(other(n))
-        play.step()
-    names = [r.revision for r in play.block.history]
+        harness.bad.add(template_hash(other(n)))
+        harness.change(other(n))
+        harness.step()
+    names = [r.revision for r in harness.block.history]
     assert len(names) <= 11 and good in names and names[0] == template_hash(other(19))
 
 

@@ -42,7 +42,11 @@ class Fleet:
         return self.cache.get(Workload, "api", "acme").status.spillover or SpilloverStatus()
 
     def shares(self) -> dict[str, int]:
-        return {a.spec.region: spillover.assigned_units(a) for a in self.cache.list(Assignment) if spillover.assigned_units(a)}
+        return {
+            a.spec.region: spillover.assigned_units(a)
+            for a in self.cache.list(Assignment)
+            if spillover.assigned_units(a)
+        }
 
     def decide(self):
         outcome = assign.decide(KEY, self.cache, self.now)
@@ -60,7 +64,7 @@ class Fleet:
                     self.cache.put(with_new_revision(item, status=status))
         return outcome
 
-    def say(self) -> None:
+    def report(self) -> None:
         for item in self.cache.list(Assignment):
             name, wanted = item.spec.region, item.spec.replicas
             self.placed[name] = placed = min(wanted, self.room[name])
@@ -73,43 +77,43 @@ class Fleet:
             if status != item.status:
                 self.cache.put(with_new_revision(item, status=status))
 
-    def live(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
             outcome = self.decide()
-            self.say()
+            self.report()
             if not self.seen or self.seen[-1] != self.shares():
                 self.seen.append(self.shares())
             self.now += min(5.0, outcome.requeue_after_s or 5.0)
 
 
-def full(name: str = "east", room: int = 0, **given) -> Fleet:
+def full_region(name: str = "east", room: int = 0, **given) -> Fleet:
     fleet = Fleet(**given)
     fleet.decide()
-    fleet.say()
+    fleet.report()
     fleet.room[name] = room
-    fleet.say()
+    fleet.report()
     return fleet
 
 
 def test_spillover_moves_pending_replicas_and_keeps_running_ones():
-    fleet = full(room=1)
+    fleet = full_region(room=1)
     assert fleet.shares() == {"east": 2, "north": 2}
-    fleet.live(limits.SPILLOVER_AFTER_S - 5)
+    fleet.run_for(limits.SPILLOVER_AFTER_S - 5)
     assert fleet.shares() == {"east": 2, "north": 2} and fleet.moves.pending[0].region == "east"
-    fleet.live(20)
+    fleet.run_for(20)
     assert fleet.shares() == {"east": 1, "north": 3} and fleet.placed == {"east": 1, "north": 3, "west": 0}
     (row,) = fleet.moves.avoided_regions
     assert (row.region, row.to, row.replicas, row.reason) == ("east", "north", 1, Reason.INSUFFICIENT_CPU)
     said = {a.spec.region: a.spec.reason for a in fleet.cache.list(Assignment)}
     assert "moved from east to north" in said["north"] and "moved to north" in said["east"]
     before = list(fleet.seen)
-    fleet.live(6000)
+    fleet.run_for(6000)
     assert fleet.seen == before and not fleet.moves.avoided_regions, "the record stays, and expires in time"
 
 
 def test_spillover_is_reported_and_rechecked():
-    fleet = full(room=1)
+    fleet = full_region(room=1)
     outcome = fleet.decide()
     assert outcome.requeue_after_s is not None and outcome.requeue_after_s <= SPILLOVER_CHECK_EVERY_S
     fleet.now += limits.SPILLOVER_AFTER_S
@@ -118,31 +122,31 @@ def test_spillover_is_reported_and_rechecked():
 
 
 def test_pending_time_restarts_after_placement():
-    fleet = full(room=1)
-    fleet.live(30)
+    fleet = full_region(room=1)
+    fleet.run_for(30)
     assert fleet.moves.pending
     fleet.room["east"] = 9
-    fleet.say()
-    fleet.live(10)
+    fleet.report()
+    fleet.run_for(10)
     assert fleet.moves == SpilloverStatus()
     fleet.room["east"] = 1
-    fleet.say()
-    fleet.live(40)
+    fleet.report()
+    fleet.run_for(40)
     assert fleet.shares() == {"east": 2, "north": 2}, "its pending time restarts"
 
 
 def test_spillover_needs_room_in_the_target():
-    fleet = full(room=1)
+    fleet = full_region(room=1)
     for name in ("north", "west"):
         item = fleet.cache.get(Region, name)
         report = msgspec.structs.replace(item.status.report, used={"cpu": "16"})
         fleet.cache.put(with_new_revision(item, status=msgspec.structs.replace(item.status, report=report)))
-    fleet.live(300)
+    fleet.run_for(300)
     assert fleet.shares() == {"east": 2, "north": 2} and fleet.moves == SpilloverStatus()
 
 
 def test_spillover_moves_no_more_replicas_than_fit():
-    fleet = full(replicas=8, placement=PlacementRules(regions=("east", "west")))
+    fleet = full_region(replicas=8, placement=PlacementRules(regions=("east", "west")))
     item = fleet.cache.get(Region, "west")
     report = msgspec.structs.replace(item.status.report, used={"cpu": "14500m"})
     fleet.cache.put(with_new_revision(item, status=msgspec.structs.replace(item.status, report=report)))
@@ -188,17 +192,17 @@ def test_spillover_of_many_pending_replicas_moves_only_those_that_fit():
 
 
 def test_spillover_does_not_oscillate_between_full_regions():
-    fleet = full(room=1, replicas=6, placement=PlacementRules())
+    fleet = full_region(room=1, replicas=6, placement=PlacementRules())
     fleet.room = dict.fromkeys(NAMES, 1)
-    fleet.say()
-    fleet.live(4 * 3600)
+    fleet.report()
+    fleet.run_for(4 * 3600)
     flips = sum(a == c and a != b for a, b, c in zip(fleet.seen, fleet.seen[1:], fleet.seen[2:], strict=False))
     assert flips <= 3 and len(fleet.seen) < 30, fleet.seen
 
 
 def test_avoided_region_is_used_only_as_the_last_choice():
-    fleet = full(room=1)
-    fleet.live(90)
+    fleet = full_region(room=1)
+    fleet.run_for(90)
     item = fleet.cache.get(Workload, "api", "acme")
     fleet.cache.put(with_new_revision(item, spec=msgspec.structs.replace(item.spec, replicas=6)))
     fleet.decide()
@@ -207,7 +211,7 @@ def test_avoided_region_is_used_only_as_the_last_choice():
         gone = fleet.cache.get(Region, name)
         health = msgspec.structs.replace(gone.status.health, state=HealthState.SUSPECT)
         fleet.cache.put(with_new_revision(gone, status=msgspec.structs.replace(gone.status, health=health)))
-    fleet.say()
+    fleet.report()
     item = fleet.cache.get(Workload, "api", "acme")
     fleet.cache.put(with_new_revision(item, spec=msgspec.structs.replace(item.spec, replicas=7)))
     fleet.decide()
@@ -232,30 +236,30 @@ def test_avoided_region_is_used_only_as_the_last_choice():
     ],
 )  # fmt: skip
 def test_spillover_respects_placement_rules(spec, room, expected):
-    fleet = full(room=room, **spec)
-    fleet.live(200)
+    fleet = full_region(room=room, **spec)
+    fleet.run_for(200)
     assert fleet.shares() == expected
 
 
 def test_exclusive_ordinal_spills_over_only_after_release():
-    fleet = full(exclusive=Exclusivity(), placement=PlacementRules(spread_regions=1))
+    fleet = full_region(exclusive=Exclusivity(), placement=PlacementRules(spread_regions=1))
     fleet.decide()
     fleet.now += limits.SPILLOVER_AFTER_S
     fleet.decide()
     assert {a.spec.region: a.spec.ordinals for a in fleet.cache.list(Assignment)} == {"east": ()}
     fleet.decide()
     assert {a.spec.region: a.spec.ordinals for a in fleet.cache.list(Assignment)} == {"east": ()}, "not released yet"
-    fleet.live(20)
+    fleet.run_for(20)
     assert {a.spec.region: a.spec.ordinals for a in fleet.cache.list(Assignment)} == {"north": (0, 1, 2, 3)}
 
 
 def test_batch_spills_over_whole_and_only_before_it_starts():
     shape = Batch(completions=6, parallelism=2)
-    fleet = full(type=WorkloadType.BATCH, batch=shape, placement=PlacementRules())
-    fleet.live(100)
+    fleet = full_region(type=WorkloadType.BATCH, batch=shape, placement=PlacementRules())
+    fleet.run_for(100)
     assert fleet.shares() == {"north": 6}
-    begun = full(room=1, type=WorkloadType.BATCH, batch=shape, placement=PlacementRules())
-    begun.live(200)
+    begun = full_region(room=1, type=WorkloadType.BATCH, batch=shape, placement=PlacementRules())
+    begun.run_for(200)
     assert begun.shares() == {"east": 6}
 
 
@@ -265,7 +269,7 @@ def quota(**caps: str) -> Quota:
 
 
 @pytest.mark.parametrize(
-    ("reason", "given", "goes"),
+    ("reason", "quotas", "moves"),
     [
         (Reason.QUOTA_EXCEEDED, quota(east="1"), True),
         (Reason.QUOTA_EXCEEDED, quota(), False),
@@ -275,20 +279,20 @@ def quota(**caps: str) -> Quota:
         (Reason.LABELS_DO_NOT_MATCH, quota(), False),
         (Reason.NO_NODES, quota(), True),
     ],
-    ids=["capped here", "short as a whole", "capped everywhere", "others capped", "cut off", "never", "no nodes"],
+    ids=["region cap", "total quota", "all regions capped", "targets capped", "partitioned", "labels", "no nodes"],
 )
-def test_spillover_for_quota_needs_a_region_cap_and_respects_caps(reason, given, goes):
-    fleet = Fleet(given)
+def test_spillover_for_quota_needs_a_region_cap_and_respects_caps(reason, quotas, moves):
+    fleet = Fleet(quotas)
     fleet.reason = reason
     fleet.decide()
     fleet.room["east"] = 1
-    fleet.say()
-    fleet.live(200)
-    assert (fleet.shares() != {"east": 2, "north": 2}) is goes
+    fleet.report()
+    fleet.run_for(200)
+    assert (fleet.shares() != {"east": 2, "north": 2}) is moves
 
 
 def test_rollout_surge_does_not_spill_over():
-    fleet = full(room=2)
+    fleet = full_region(room=2)
     item = next(a for a in fleet.cache.list(Assignment) if a.spec.region == "east")
     beside = msgspec.structs.replace(
         item.status, replicas=3, queued=1, pending=(PendingReason(reason=Reason.INSUFFICIENT_CPU, count=1),)
@@ -302,9 +306,9 @@ def test_rollout_surge_does_not_spill_over():
 
 
 def test_region_out_of_contact_does_not_spill_over():
-    fleet = full(room=1)
+    fleet = full_region(room=1)
     item = fleet.cache.get(Region, "east")
     health = msgspec.structs.replace(item.status.health, state=HealthState.SUSPECT)
     fleet.cache.put(with_new_revision(item, status=msgspec.structs.replace(item.status, health=health)))
-    fleet.live(200)
+    fleet.run_for(200)
     assert fleet.shares() == {"east": 2, "north": 2}

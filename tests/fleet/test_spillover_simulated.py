@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.fleet.staged import REPLICAS, Staged, template
+from tests.fleet.staged_simulation import REPLICAS, Staged, template
 
 from holdfast.model.assignment import Assignment
 from holdfast.model.meta import ObjectMeta

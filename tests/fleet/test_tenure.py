@@ -99,12 +99,12 @@ ACTS = (
 stories = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 12)), max_size=80)
 
 
-def live(story: list[tuple[str, str, int]]) -> None:
+def run_events(events: list[tuple[str, str, int]]) -> None:
     world = World()
     jumps = 0
     for index, where in enumerate(REGIONS):
         world.rate[where] = 1.0 + (index - 1) * limits.CLOCK_DRIFT
-    for act, where, number in story:
+    for act, where, number in events:
         match act:
             case "look":
                 world.now += 5.0
@@ -150,8 +150,8 @@ def live(story: list[tuple[str, str, int]]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(stories)
-def test_no_ordinal_has_a_tenure_in_two_regions(story):
-    live(story)
+def test_no_ordinal_has_a_tenure_in_two_regions(events):
+    run_events(events)
 
 
 @pytest.mark.parametrize("bug", ["not waited for", "covers everything"])
@@ -163,8 +163,8 @@ def test_search_detects_a_planted_tenure_bug(monkeypatch, bug):
 
     @settings(max_examples=800, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(stories)
-    def search(story):
-        live(story)
+    def search(events):
+        run_events(events)
 
     with pytest.raises(AssertionError, match="runnable twice"):
         search()

@@ -123,8 +123,8 @@ async def test_spec_and_status_updates_do_not_affect_each_other(world: World) ->
     lied = msgspec.structs.replace(with_spec(made, replicas=2), status=WorkloadStatus(summary=Summary(serving=5)))
     after = await world.do(USER, Update(lied))
     assert (after.spec.replicas, after.status.summary.serving) == (2, 0)
-    told = msgspec.structs.replace(with_spec(after, replicas=9), status=WorkloadStatus(summary=Summary(serving=5)))
-    counted = await world.do(by("workload-status"), Update(told, subresource="status"))
+    updated = msgspec.structs.replace(with_spec(after, replicas=9), status=WorkloadStatus(summary=Summary(serving=5)))
+    counted = await world.do(by("workload-status"), Update(updated, subresource="status"))
     assert (counted.spec.replicas, counted.status.summary.serving) == (2, 5)
 
 
@@ -175,10 +175,10 @@ async def test_tenant_and_its_workload_commit_together(world: World) -> None:
 
 async def test_status_block_of_plain_data_is_converted_or_refused(world: World) -> None:
     made = await world.create(USER, workload())
-    told = await world.do(
+    updated = await world.do(
         by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"serving": 2, "ready": 3}})
     )
-    assert told.status.summary == Summary(serving=2, ready=3)
+    assert updated.status.summary == Summary(serving=2, ready=3)
     with pytest.raises(Invalid) as wrong:
         await world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"serving": "x"}}))
     assert wrong.value.causes[0].reason == "FieldValueTypeInvalid"
@@ -205,29 +205,29 @@ async def test_older_condition_never_replaces_newer(world: World) -> None:
     made = await world.create(USER, workload())
     who = by("workload-status")
 
-    async def say(status: str, generation: int = 0) -> Condition:
+    async def set_condition(status: str, generation: int = 0) -> Condition:
         condition = Condition(type="Available", status=status, observed_generation=generation)
         after = await world.do(who, SetStatus("Workload", made.key, made.uid, conditions=(condition,)))
         return next(c for c in after.status.conditions if c.type == "Available")
 
-    first = await say("False")
+    first = await set_condition("False")
     world.ports.clock.now_s += 60
-    assert (await say("False")).last_transition_time == first.last_transition_time
-    second = await say("True", 1)
+    assert (await set_condition("False")).last_transition_time == first.last_transition_time
+    second = await set_condition("True", 1)
     assert second.last_transition_time != first.last_transition_time
     await world.do(USER, Update(with_spec(world.get(Workload, "web", "shop"), replicas=2)))
-    await say("False", 2)
-    assert (await say("True", 1)).status == "False", "an older condition never replaces a newer one"
+    await set_condition("False", 2)
+    assert (await set_condition("True", 1)).status == "False", "an older condition never replaces a newer one"
 
 
 async def test_observed_generation_never_decreases_nor_exceeds_generation(world: World) -> None:
     made = await world.create(USER, workload())
     who = by("workload-status")
     await world.do(USER, Update(with_spec(made, replicas=2)))
-    told = await world.do(
+    updated = await world.do(
         who, SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 2}}, observed_generation=2)
     )
-    assert told.status.observed_generation == 2
+    assert updated.status.observed_generation == 2
     with pytest.raises(Conflict, match="expected observedGeneration 2 or newer"):
         await world.do(who, SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}}, observed_generation=1))
     assert world.get(Workload, "web", "shop").status.summary.ready == 2

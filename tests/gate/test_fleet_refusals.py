@@ -38,7 +38,7 @@ def override(name: str = "o1", **spec: Any) -> Override:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"reason": ""}, "spec.reason.*explain why"),
         ({"reason": "   "}, "spec.reason"),
@@ -55,12 +55,15 @@ def override(name: str = "o1", **spec: Any) -> Override:
             {"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="nobody"), "quota": {"cpu": "1"}},
             'supported values: "shop"',
         ),
-        ({"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="shop")}, "spec.quota.*the resources to add"),
+        (
+            {"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="shop")},
+            "spec.quota.*the resources to add",
+        ),
         ({"approver": "sue"}, "approval and revocation are separate requests"),
     ],
 )
-async def test_incomplete_override_is_refused(world: World, spec: dict[str, Any], said: str) -> None:
-    with pytest.raises(Invalid, match=said):
+async def test_incomplete_override_is_refused(world: World, spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
         await world.create(OPERATOR, override(**spec))
 
 
@@ -101,7 +104,7 @@ def given_in_region(name: str = "break-glass-north-1", **spec: Any) -> Override:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         (given_in_region("o1"), r"read-only copy in region north .* name it break-glass-north-"),
         (given_in_region("break-glass-south-1"), "name it break-glass-north-"),
@@ -113,19 +116,19 @@ def given_in_region(name: str = "break-glass-north-1", **spec: Any) -> Override:
         (given_in_region(reason=""), "explain why"),
     ],
 )
-async def test_break_glass_override_outside_rules_is_refused(north: World, made: Override, said: str) -> None:
+async def test_break_glass_override_outside_rules_is_refused(north: World, made: Override, message: str) -> None:
     await north.plant(Region(ObjectMeta(name="north"), RegionSpec(zones=("a",))))
-    with pytest.raises(Fault, match=said):
+    with pytest.raises(Fault, match=message):
         await north.create(OPERATOR, made)
 
 
 async def test_break_glass_override_is_accepted_only_while_partitioned(north: World) -> None:
     await north.plant(Region(ObjectMeta(name="north"), RegionSpec(zones=("a",))))
     since_s = north.ports.clock.now()
-    await north.plant(connectivity.connectivity_lease(since_s, heard=True))
+    await north.plant(connectivity.connectivity_lease(since_s, connected=True))
     with pytest.raises(Fault, match=r"is connected to the global cell since"):
         await north.create(OPERATOR, given_in_region())
-    await north.plant(connectivity.connectivity_lease(since_s, heard=False))
+    await north.plant(connectivity.connectivity_lease(since_s, connected=False))
     taken = await north.create(OPERATOR, given_in_region(requester="someone else"))
     assert (taken.spec.requester, taken.spec.break_glass.region) == ("ann", "north")
     status = SetStatus("Override", taken.key, taken.uid, blocks={"phase": "Active"})
@@ -136,13 +139,15 @@ async def test_break_glass_override_is_accepted_only_while_partitioned(north: Wo
 
 
 async def test_region_can_report_only_its_own_break_glass_overrides(world: World) -> None:
-    told = BreakGlass(region="north", uid="u", requested_ttl_seconds=600.0)
-    record = await world.create(link_at_global(), given_in_region(requester="ann", break_glass=told))
+    break_glass_record = BreakGlass(region="north", uid="u", requested_ttl_seconds=600.0)
+    record = await world.create(link_at_global(), given_in_region(requester="ann", break_glass=break_glass_record))
     assert record.spec.requester == "ann", "the region reports the requester"
     wrong = (
-        given_in_region("break-glass-north-2", break_glass=told, kind=OverrideKind.EMERGENCY_QUOTA, quota={"cpu": "9"}),
-        given_in_region("break-glass-north-3", break_glass=told, ttl_seconds=9000.0),
-        given_in_region("break-glass-north-4", break_glass=told, approver="ann"),
+        given_in_region(
+            "break-glass-north-2", break_glass=break_glass_record, kind=OverrideKind.EMERGENCY_QUOTA, quota={"cpu": "9"}
+        ),
+        given_in_region("break-glass-north-3", break_glass=break_glass_record, ttl_seconds=9000.0),
+        given_in_region("break-glass-north-4", break_glass=break_glass_record, approver="ann"),
         given_in_region("break-glass-south-1", break_glass=BreakGlass(region="south")),
         override("o9"),
     )
@@ -191,16 +196,16 @@ async def test_delete_of_consumed_recovery_slot_is_refused(north: World) -> None
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "message"),
     [
         ("false", "false for every node"),
         ("1 > 2", "false for every node"),
         ("node.zone == 'nowhere'", r"false in every zone \(a\)"),
     ],
 )
-async def test_policy_filter_that_matches_no_node_is_refused(world: World, expression: str, said: str) -> None:
+async def test_policy_filter_that_matches_no_node_is_refused(world: World, expression: str, message: str) -> None:
     rules = PolicyRules(filter_expressions=(FilterExpression(name="mine", expression=expression),))
-    with pytest.raises(Invalid, match=f"{said}.*write a condition that nodes can meet"):
+    with pytest.raises(Invalid, match=f"{message}.*write a condition that nodes can meet"):
         await world.create(OPERATOR, SchedulerPolicy(ObjectMeta(name="p"), SchedulerPolicySpec(rules=rules)))
 
 

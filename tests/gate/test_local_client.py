@@ -60,10 +60,10 @@ async def test_local_client_commit_passes_the_gate(world: World) -> None:
 
 class _Authority:
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     async def reserve(self, who: Any, request: Any) -> PlacementResponse:
-        self.asked.append((who.name, request))
+        self.requests.append((who.name, request))
         return PlacementResponse()
 
     bind = renew = reserve
@@ -77,7 +77,7 @@ async def test_local_client_placement_reaches_authority(world: World, north: Wor
         await LocalClient(world.gate, by("scheduler")).reserve(ReserveRequest())
     authority = _Authority()
     await LocalClient(north.gate, by("scheduler", "north"), placement=authority).reserve(ReserveRequest())
-    assert authority.asked[0][0] == "holdfast:controller:scheduler"
+    assert authority.requests[0][0] == "holdfast:controller:scheduler"
     with pytest.raises(Forbidden):
         await LocalClient(north.gate, by("replicate", "north"), placement=authority).reserve(ReserveRequest())
     agent = LocalClient(north.gate, node_agent("n1"), placement=authority)
@@ -94,10 +94,10 @@ def events(world: World, namespace: str = "") -> list[Event]:
 async def test_repeated_notice_increments_event_count(world: World) -> None:
     client = LocalClient(world.gate, by("assign"))
     made = await world.create(USER, workload())
-    said = Notice(made, "Assigned", "to north")
-    await client.notify([said], component="assign")
+    notice = Notice(made, "Assigned", "to north")
+    await client.notify([notice], component="assign")
     world.ports.clock.now_s += 5
-    await client.notify([said, said, Notice(made, "Assigned", "to south", warning=True)], component="assign")
+    await client.notify([notice, notice, Notice(made, "Assigned", "to south", warning=True)], component="assign")
     first, second = sorted(events(world, "shop"), key=lambda e: e.type)
     assert (first.count, first.message, first.type) == (3, "to north", "Normal")
     assert (first.first_timestamp, first.last_timestamp) == ("2027-01-15T08:00:00Z", "2027-01-15T08:00:05Z")

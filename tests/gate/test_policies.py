@@ -34,7 +34,7 @@ def filtering(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("rules", "said"),
+    ("rules", "message"),
     [
         (filtering("node.zone =="), r"spec.rules.filterExpressions\[0\].expression.*line 1, column 13"),
         (filtering("[1].all(a, [1].all(b, [1].all(c, true)))"), "too many loops"),
@@ -45,8 +45,8 @@ def filtering(text: str) -> dict[str, Any]:
         ({"queue": ()}, "spec.rules.queue"),
     ],
 )
-async def test_invalid_policy_is_refused_with_position(world: World, rules: dict[str, Any], said: str) -> None:
-    with pytest.raises(Invalid, match=said):
+async def test_invalid_policy_is_refused_with_position(world: World, rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
         await world.create(OPERATOR, policy(**rules))
 
 

@@ -69,11 +69,11 @@ async def test_two_releases_can_write_one_object_alternately(world: World, besid
 
 async def test_unknown_fields_survive_write_without_change(world: World, beside: World) -> None:
     made = await beside.create(USER, workload())
-    said = SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}})
-    await beside.do(by("workload-status"), said)
+    write = SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}})
+    await beside.do(by("workload-status"), write)
     entry = world.objects.entry(WORKLOAD, "shop", "web")
     assert entry is not None and UNKNOWN.encode() in entry.value
-    await world.do(by("workload-status"), said)
+    await world.do(by("workload-status"), write)
     held = world.get(Workload, "web", "shop")
     await world.do(USER, Update(held))
     again = world.objects.entry(WORKLOAD, "shop", "web")

@@ -155,9 +155,9 @@ async def test_only_mirrors_can_be_created_without_tenant(north: World) -> None:
 
 
 async def test_agent_can_write_only_its_own_node(north: World) -> None:
-    mine = await north.create(node_agent("n1"), node("n1"))
+    own = await north.create(node_agent("n1"), node("n1"))
     other = await north.create(node_agent("n2"), node("n2"))
-    await north.do(node_agent("n1"), SetStatus("Node", mine.key, mine.uid, {"execution": {"epoch": 1}}))
+    await north.do(node_agent("n1"), SetStatus("Node", own.key, own.uid, {"execution": {"epoch": 1}}))
     with pytest.raises(Forbidden, match="may write only for node n1"):
         await north.do(node_agent("n1"), SetStatus("Node", other.key, other.uid, {"execution": {"epoch": 1}}))
     last = (await north.audit())[-1]
@@ -168,7 +168,7 @@ async def test_agent_can_write_only_its_own_node(north: World) -> None:
         await north.do(node_agent("n1"), Delete("Node", other.key, other.uid))
     with pytest.raises(Forbidden, match="belongs to region south, not to"):
         await north.create(node_agent("n4", "south"), node("n4"))
-    assert await north.do(node_agent("n1"), Delete("Node", mine.key, mine.uid)) is None
+    assert await north.do(node_agent("n1"), Delete("Node", own.key, own.uid)) is None
 
 
 async def test_agent_can_write_only_replicas_on_its_node(north: World) -> None:
@@ -331,8 +331,8 @@ async def test_finalizer_unqualified_or_added_late_is_refused(world: World) -> N
     made = await world.create(USER, workload())
     with pytest.raises(Invalid, match="domain qualified"):
         await world.do(USER, Update(with_meta(made, finalizers=(*made.metadata.finalizers, "mine"))))
-    mine = await world.do(USER, Update(with_meta(made, finalizers=(*made.metadata.finalizers, "example.com/mine"))))
-    going = await world.do(USER, Delete("Workload", mine.key, mine.uid))
+    own = await world.do(USER, Update(with_meta(made, finalizers=(*made.metadata.finalizers, "example.com/mine"))))
+    going = await world.do(USER, Delete("Workload", own.key, own.uid))
     with pytest.raises(Invalid, match="no new finalizers can be added"):
         await world.do(USER, Update(with_meta(going, finalizers=(*going.metadata.finalizers, "example.com/late"))))
     left = await world.do(USER, Update(with_meta(going, finalizers=("holdfast.dev/assignments",))))

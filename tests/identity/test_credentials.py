@@ -156,7 +156,7 @@ async def test_issued_certificates_authenticate_both_sides_of_tls(tmp_path: Path
     make_ca(tmp_path / "a", now_s=now)
     make_ca(tmp_path / "b", now_s=now)
     server = issue(tmp_path / "a", "api", "api", now_s=now, dns=["localhost"], ips=["127.0.0.1"], server=True)
-    mine = issue(tmp_path / "a", "me", "bob", ["holdfast:tenant:shop"], now_s=now)
+    own = issue(tmp_path / "a", "me", "bob", ["holdfast:tenant:shop"], now_s=now)
     strange = issue(tmp_path / "b", "me", "bob", ["holdfast:operators"], now_s=now)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server.certificate, server.key)
@@ -181,12 +181,12 @@ async def test_issued_certificates_authenticate_both_sides_of_tls(tmp_path: Path
         finally:
             writer.close()
 
-    assert await ask(mine) == b"bob"
+    assert await ask(own) == b"bob"
     try:
-        told = await ask(strange)
+        response = await ask(strange)
     except (ssl.SSLError, ConnectionError):
-        told = b""
-    assert told == b""
+        response = b""
+    assert response == b""
     listening.close()
 
 

@@ -107,7 +107,10 @@ def test_restored_identities_keep_revocations_and_later_joins() -> None:
     kept = restore_identities(SAVED, since, None)
     assert facts(identities_in_backup(kept)) == {"a": (5, 5), "b": (9, 0), "c": (12, 0)}
     assert len(kept) == 3, "join tokens are dropped: they may have been used or revoked since"
-    assert facts(identities_in_backup(restore_identities(SAVED, [{"b": fully_revoked(node("b", 7))}], None)))["b"] == (7, 7)
+    assert facts(identities_in_backup(restore_identities(SAVED, [{"b": fully_revoked(node("b", 7))}], None)))["b"] == (
+        7,
+        7,
+    )
 
 
 def test_restore_without_journal_requires_operator_choice() -> None:

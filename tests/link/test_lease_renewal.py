@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.fleet.staged import REPLICAS, Staged, template
+from tests.fleet.staged_simulation import REPLICAS, Staged, template
 
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy

@@ -79,20 +79,25 @@ class RegionHarness:
         self.boot()
 
     def boot(self) -> None:
-        self.countdown = OverrideExpiry(self.here, UnusedClient(), self.ports, UnusedClient())
+        self.expiry = OverrideExpiry(self.here, UnusedClient(), self.ports, UnusedClient())
         self.cut = False
 
     def report(self) -> None:
         """Sends one report and processes the response."""
         clock = self.ports.clock
-        self.countdown.clock.record_sent(int(clock.true_s * 1000), clock.monotonic())
+        self.expiry.clock.record_sent(int(clock.true_s * 1000), clock.monotonic())
         health = RegionHealth(last_contact_at=micro_text(TRUE_S + clock.true_s), last_sequence=int(clock.true_s * 1000))
         own = region("east")
-        self.countdown.clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=health)))
+        self.expiry.clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=health)))
 
     def mirror(self, source: Override) -> None:
         writes = mirror.mirror_writes(
-            (Override, source.key), cache_of(source), self.here, 0.0, region="east", timed=self.countdown.mirrored_override
+            (Override, source.key),
+            cache_of(source),
+            self.here,
+            0.0,
+            region="east",
+            timed=self.expiry.mirrored_override,
         )
         for write in writes:
             assert isinstance(write, Create | Update)
@@ -100,10 +105,14 @@ class RegionHarness:
 
     def put(self, item: Override) -> None:
         self.revision += 1
-        self.here.put(with_new_revision(item, metadata=msgspec.structs.replace(item.metadata, resource_version=str(self.revision))))
+        self.here.put(
+            with_new_revision(
+                item, metadata=msgspec.structs.replace(item.metadata, resource_version=str(self.revision))
+            )
+        )
 
-    def look(self) -> None:
-        for write in self.countdown.due_writes():
+    def apply_due_writes(self) -> None:
+        for write in self.expiry.due_writes():
             assert isinstance(write, Update), "a mirrored copy is replaced as a whole"
             self.put(write.object)
 
@@ -135,7 +144,7 @@ def test_override_expires_in_time_whatever_the_wall_clock_does(skew_s, ttl_s, st
         if heard:
             east.report()
             east.mirror(source)
-        east.look()
+        east.apply_due_writes()
         if east.ports.clock.true_s >= ttl_s:
             assert not east.acts()
         elif east.ports.clock.true_s * (1 + 2 * limits.CLOCK_DRIFT) + 1 < ttl_s:
@@ -172,14 +181,14 @@ def test_restart_ends_permissive_overrides_and_keeps_forbidding_ones(kind):
     east.ports.clock.true_s = 100.0
     east.boot()
     east.mirror(source)
-    east.look()
+    east.apply_due_writes()
     assert east.acts() is (kind is OverrideKind.AVOID_REGION)
     east.report()
     east.mirror(source)
     assert east.acts(), "in contact with the global cell, it is in force again"
     east.ports.clock.true_s = 601.0
     east.ports.clock.skew_s = -3600.0
-    east.look()
+    east.apply_due_writes()
     assert not east.acts()
 
 
@@ -197,12 +206,12 @@ def test_revoked_override_stays_ended_while_global_status_lags(lost):
         east.boot()
     else:
         east.ports.clock.true_s = 61.0
-    east.look()
+    east.apply_due_writes()
     ended = east.here.get(Override, "o")
     assert ended is not None and (ended.spec.revoked, ended.status.phase) == (True, EXPIRED)
     for _ in range(3):
         east.mirror(source)
-        east.look()
+        east.apply_due_writes()
     assert east.here.get(Override, "o") is ended, "nothing more is written"
     final = with_new_revision(source, status=msgspec.structs.replace(source.status, phase=REVOKED))
     east.mirror(final)
@@ -217,16 +226,16 @@ def test_expired_override_stays_ended_if_the_global_cell_lost_its_time(kind):
     source = override_created_at(0.0, 60.0, kind)
     east.mirror(source)
     east.ports.clock.true_s = 61.0
-    east.look()
+    east.apply_due_writes()
     assert not east.acts()
     east.boot()
     health = RegionHealth(last_contact_at=micro_text(TRUE_S + 10.0), last_sequence=7)
-    east.countdown.clock.record_sent(7, east.ports.clock.monotonic())
+    east.expiry.clock.record_sent(7, east.ports.clock.monotonic())
     own = region("east")
-    assert east.countdown.clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=health)))
+    assert east.expiry.clock.observe(with_new_revision(own, status=msgspec.structs.replace(own.status, health=health)))
     ended = east.here.get(Override, "o")
     east.mirror(source)
-    east.look()
+    east.apply_due_writes()
     assert not east.acts() and east.here.get(Override, "o") is ended
 
 
@@ -325,9 +334,9 @@ def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s, sent_ago_s):
         spec=GrantSpec(region="east", grant_class=GrantClass.EMERGENCY, limit={"cpu": "4"}, ends_at=ends),
     )
 
-    def until_s(heard_s: float) -> float:
+    def until_s(last_contact_s: float) -> float:
         (write,) = grant_sync.copy_writes(
-            Key("acme", "emergency"), cache_of(meant), cache_of(), "east", heard_s, ends_s=east.countdown.to_local_s
+            Key("acme", "emergency"), cache_of(meant), cache_of(), "east", last_contact_s, ends_s=east.expiry.to_local_s
         )
         return parse_time(write.object.spec.lease_expires_at)
 
@@ -353,11 +362,17 @@ def local_override(**status: str) -> Override:
 def test_break_glass_record_carries_the_remaining_time():
     now = TRUE_S + 200
     mine = local_override(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600))
-    assert not list(break_glass.record_writes(mine.key, cache_of(), cache_of(local_override()), "east", now)), "not active yet"
+    assert not list(break_glass.record_writes(mine.key, cache_of(), cache_of(local_override()), "east", now)), (
+        "not active yet"
+    )
     (write,) = break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", now)
     told = write.object.spec
     assert (told.requester, told.ttl_seconds, told.revoked) == ("ann", 400.0, False)
-    assert (told.break_glass.region, told.break_glass.uid, told.break_glass.requested_ttl_seconds) == ("east", mine.uid, 600.0)
+    assert (told.break_glass.region, told.break_glass.uid, told.break_glass.requested_ttl_seconds) == (
+        "east",
+        mine.uid,
+        600.0,
+    )
 
 
 def test_break_glass_override_ended_before_contact_is_recorded_as_ended():
@@ -374,7 +389,9 @@ def test_revoking_either_side_of_a_break_glass_override_ends_both():
     record = with_new_revision(made.object, status=Status(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600)))
     key = (Override, mine.key)
     assert not list(mirror.mirror_writes(key, cache_of(record), cache_of(mine), 0.0, region="east"))
-    assert not list(mirror.mirror_writes(key, cache_of(), cache_of(mine), 0.0, region="east")), "unreported is not deleted"
+    assert not list(mirror.mirror_writes(key, cache_of(), cache_of(mine), 0.0, region="east")), (
+        "unreported is not deleted"
+    )
     revoked = with_new_revision(record, spec=msgspec.structs.replace(record.spec, revoked=True))
     (write,) = mirror.mirror_writes(key, cache_of(revoked), cache_of(mine), 0.0, region="east")
     assert write.object.spec.revoked and write.object.spec.reason == mine.spec.reason

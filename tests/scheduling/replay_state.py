@@ -17,24 +17,24 @@ from holdfast.store.objects import Objects
 
 async def fetch(objects: Objects, decision: Decision) -> ReplayState | NotReplayable:
     """Everything the decision rests on, or why that is no longer there."""
-    wanted = required_history(decision)
+    required = required_history(decision)
     try:
-        return await _fetch(objects, wanted)
+        return await _fetch(objects, required)
     except Expired as gone:
         return NotReplayable("HistoryCompacted", gone.message)
 
 
-async def _fetch(objects: Objects, wanted: RequiredHistory) -> ReplayState:
+async def _fetch(objects: Objects, required: RequiredHistory) -> ReplayState:
     items: list[Object] = []
-    for name, revision in wanted.kinds.items():
+    for name, revision in required.kinds.items():
         items.extend((await objects.page(BY_NAME[name], at=revision, after="", limit=0)).items)
-    ahead = {item: await _at(objects, BY_NAME[item.kind], item.key, item.revision) for item in wanted.newer_objects}
-    request = await _at(objects, kind_of(SchedulingRequest), wanted.request, wanted.request_revision)
+    ahead = {item: await _at(objects, BY_NAME[item.kind], item.key, item.revision) for item in required.newer_objects}
+    request = await _at(objects, kind_of(SchedulingRequest), required.request, required.request_revision)
     policy = None
-    if wanted.policy:
+    if required.policy:
         kind = kind_of(PolicyRevision)
-        policy = objects.get(kind, "", wanted.policy) or await _at(
-            objects, kind, Key("", wanted.policy), wanted.policy_revision
+        policy = objects.get(kind, "", required.policy) or await _at(
+            objects, kind, Key("", required.policy), required.policy_revision
         )
     return ReplayState(
         objects=tuple(items),

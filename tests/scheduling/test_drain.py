@@ -26,31 +26,31 @@ def starting(ordinal: int, where: str = "n2"):
     return replica(ordinal, status=bound_status(where, name=f"api-us-east-{ordinal}"))
 
 
-def stopping(item):
+def with_release_requested(item):
     block = ReleaseBlock(attempt=1, reason="Drained")
     return with_new_revision(item, status=msgspec.structs.replace(item.status, release=block))
 
 
-def goes(item, *others) -> bool:
+def is_evicted(item, *others) -> bool:
     items = (item, *others)
     found = release.decide(item.key, cache_of(*items, *(binding(i) for i in items), node(drain=True), node("n2")), T0)
     return bool(found.writes)
 
 
 def test_drain_evicts_within_disruption_budget():
-    mates = [serving(n, "n2") for n in (1, 2)]
-    assert goes(serving(0), *mates)
-    assert not goes(serving(0), stopping(mates[0]), mates[1])
-    assert not goes(serving(0), mates[0], starting(2))
-    assert goes(serving(0, away=2), mates[0], starting(2))
+    siblings = [serving(n, "n2") for n in (1, 2)]
+    assert is_evicted(serving(0), *siblings)
+    assert not is_evicted(serving(0), with_release_requested(siblings[0]), siblings[1])
+    assert not is_evicted(serving(0), siblings[0], starting(2))
+    assert is_evicted(serving(0, away=2), siblings[0], starting(2))
 
 
 def test_drain_with_zero_budget_evicts_nothing():
-    assert not goes(serving(0, away=0), serving(1, "n2"))
+    assert not is_evicted(serving(0, away=0), serving(1, "n2"))
 
 
 def test_drain_evicts_replica_that_does_not_serve():
-    assert goes(starting(0, "n1"), starting(1))
+    assert is_evicted(starting(0, "n1"), starting(1))
 
 
 def test_release_of_not_serving_replica_requires_its_observed_revision():
@@ -67,7 +67,7 @@ def test_release_of_not_serving_replica_requires_its_observed_revision():
     )
 
 
-def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> DrainBlock:
+def drain_after(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> DrainBlock:
     machine = node(drain=True, drain_seconds=seconds)
     if since:
         machine = with_new_revision(
@@ -78,7 +78,7 @@ def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> 
 
 
 def test_drain_status_names_blocking_replica_and_reason():
-    block = drained(serving(0), stopping(serving(1, "n2")))
+    block = drain_after(serving(0), with_release_requested(serving(1, "n2")))
     assert (block.phase, block.remaining) == ("Draining", 1)
     (who,) = block.blocked
     assert (who.replica, who.reason) == ("acme/api-us-east-0", "BudgetExhausted")
@@ -87,21 +87,21 @@ def test_drain_status_names_blocking_replica_and_reason():
 
 
 def test_drain_past_deadline_is_overdue_and_names_replicas():
-    block = drained(serving(0, away=0), since="2026-01-01T00:00:00Z", now=T0 + 61)
+    block = drain_after(serving(0, away=0), since="2026-01-01T00:00:00Z", now=T0 + 61)
     assert block.phase == "Overdue" and "not drained within 60 s" in block.message
     assert "acme/api-us-east-0: disruption budget: disruption.maxUnavailable is 0" in block.message
 
 
 def test_drain_status_lists_permanently_blocked_replica_first():
-    others = [stopping(serving(n)) if n % 2 else serving(n) for n in range(20)]
-    block = drained(*others, serving(20, away=0))
+    others = [with_release_requested(serving(n)) if n % 2 else serving(n) for n in range(20)]
+    block = drain_after(*others, serving(20, away=0))
     assert block.blocked[0].replica == "acme/api-us-east-20"
     assert block.message.startswith("21 replicas remain: acme/api-us-east-20: disruption budget: ")
     assert not any("stopping" in blocked.message for blocked in block.blocked), "stopping replicas are listed last"
 
 
 def test_drain_of_empty_node_is_drained_and_status_is_removed_after_undrain():
-    assert drained().phase == "Drained"
+    assert drain_after().phase == "Drained"
     machine = node()
     left = with_new_revision(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(phase="Drained")))
     (write,) = drain.decide(Key("", "n1"), cache_of(left), T0).writes
@@ -109,7 +109,7 @@ def test_drain_of_empty_node_is_drained_and_status_is_removed_after_undrain():
 
 
 def test_release_waits_for_drain_delay_before_stop():
-    item = stopping(serving(0))
+    item = with_release_requested(serving(0))
     withdrawn = TrafficBlock(serving=False, attempt=1, since="2026-01-01T00:00:00Z")
     item = with_new_revision(item, status=msgspec.structs.replace(item.status, traffic=withdrawn))
     early = release.decide(item.key, cache_of(item, binding(item), node()), T0 + 0.5)

@@ -42,7 +42,7 @@ def request(name: str, *, template: Template = BIG, namespace: str = "acme", **s
     )
 
 
-class Line:
+class FailedGroup:
     """A queue of equivalent requests whose first attempts all failed."""
 
     def __init__(self, count: int) -> None:
@@ -50,92 +50,92 @@ class Line:
         for number in range(count):
             self.queue.put(request(f"w{number:03}"), 0.0)
         for waiting in self.queue.due(0.0):
-            self.vain(waiting, 0.0)
+            self.fail_attempt(waiting, 0.0)
 
-    def vain(self, waiting: PendingRequest, now: float) -> None:
+    def fail_attempt(self, waiting: PendingRequest, now: float) -> None:
         self.queue.record_failure(waiting, SHORT, now, retry_on=FREED, equivalence=equivalence_key(waiting.request))
 
     def due(self, now: float) -> list[str]:
         return sorted(waiting.key.name for waiting in self.queue.due(now))
 
-    def placed(self, now: float) -> None:
+    def place_due(self, now: float) -> None:
         """All due requests are placed."""
         for waiting in self.queue.due(now):
             self.queue.set_idle(waiting, now)
 
 
 def test_group_after_backoff_or_event_retries_only_its_leader() -> None:
-    line = Line(100)
-    assert line.due(2.0) == ["w000"], "only the leader's backoff applies"
-    line.vain(line.queue.due(2.0)[0], 2.0)
-    assert not line.due(2.1)
-    assert not line.queue.retry_on_events(["GrantChanged"], 2.2)
-    assert line.queue.retry_on_events(FREED, 2.2)
-    assert line.due(2.2) == ["w000"]
+    group = FailedGroup(100)
+    assert group.due(2.0) == ["w000"], "only the leader's backoff applies"
+    group.fail_attempt(group.queue.due(2.0)[0], 2.0)
+    assert not group.due(2.1)
+    assert not group.queue.retry_on_events(["GrantChanged"], 2.2)
+    assert group.queue.retry_on_events(FREED, 2.2)
+    assert group.due(2.2) == ["w000"]
 
 
 def test_group_after_placements_tries_members_in_doubling_numbers() -> None:
-    line = Line(100)
-    line.queue.retry_on_events(FREED, 10.0)
+    group = FailedGroup(100)
+    group.queue.retry_on_events(FREED, 10.0)
     sizes = []
     for _ in range(40):
-        found = line.due(10.0)
+        found = group.due(10.0)
         if not found:
             break
         sizes.append(len(found))
-        line.placed(10.0)
+        group.place_due(10.0)
     assert sum(sizes) == 100, "all of them were tried"
     assert sizes[:2] == [1, 1] and max(sizes) >= 16 and len(sizes) < 30
 
 
 def test_group_after_failed_attempt_stops_trying_members() -> None:
-    line = Line(20)
-    line.queue.retry_on_events(FREED, 10.0)
-    line.placed(10.0)
-    (second,) = line.queue.due(10.0)
-    line.vain(second, 10.0)
-    assert not line.due(10.0)
-    line.queue.retry_on_events(FREED, 20.0)
-    assert line.due(20.0) == ["w001"]
+    group = FailedGroup(20)
+    group.queue.retry_on_events(FREED, 10.0)
+    group.place_due(10.0)
+    (second,) = group.queue.due(10.0)
+    group.fail_attempt(second, 10.0)
+    assert not group.due(10.0)
+    group.queue.retry_on_events(FREED, 20.0)
+    assert group.due(20.0) == ["w001"]
 
 
 def test_every_group_member_is_retried_within_group_member_interval() -> None:
-    line = Line(5)
+    group = FailedGroup(5)
     seen: set[str] = set()
     now = 0.0
     while now < GROUP_MEMBER_RETRY_S:
         now += 1.0
-        for waiting in line.queue.due(now):
+        for waiting in group.queue.due(now):
             seen.add(waiting.key.name)
-            line.vain(waiting, now)
+            group.fail_attempt(waiting, now)
     assert seen == {f"w{number:03}" for number in range(5)}
 
 
 @pytest.mark.parametrize("how", ["deleted", "changed", "recreated"])
 def test_group_without_its_leader_tries_the_next_member(how: str) -> None:
-    line = Line(3)
+    group = FailedGroup(3)
     first = request("w000")
     match how:
         case "deleted":
-            line.queue.drop(first, 5.0)
+            group.queue.drop(first, 5.0)
         case "changed":
-            old = next(w for w in line.queue.all() if w.key.name == "w000").request
-            line.queue.put(factories.with_new_revision(old, spec=request("w000", priority=7).spec), 5.0)
+            old = next(w for w in group.queue.all() if w.key.name == "w000").request
+            group.queue.put(factories.with_new_revision(old, spec=request("w000", priority=7).spec), 5.0)
         case "recreated":
             other = factories.with_new_revision(first)
             meta = factories.meta("w000", "acme", uid="another")
-            line.queue.put(SchedulingRequest(meta, other.spec), 5.0)
-    assert "w001" in line.due(5.0)
+            group.queue.put(SchedulingRequest(meta, other.spec), 5.0)
+    assert "w001" in group.due(5.0)
 
 
 def test_override_event_retries_all_group_members() -> None:
-    line = Line(4)
-    for waiting in line.queue.all():
-        line.queue.record_failure(
+    group = FailedGroup(4)
+    for waiting in group.queue.all():
+        group.queue.record_failure(
             waiting, SHORT, 0.0, retry_on=("OverrideChanged",), equivalence=equivalence_key(waiting.request)
         )
-    line.queue.retry_on_events(["OverrideChanged"], 20.0)
-    assert len(line.due(20.0)) == 4
+    group.queue.retry_on_events(["OverrideChanged"], 20.0)
+    assert len(group.due(20.0)) == 4
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_plan_of_equivalent_requests_equals_separate_plans() -> None:
     avoid = Override(factories.meta("avoid"), OverrideSpec(OverrideKind.AVOID_ZONE, scope, "smoke"), acting)
     snapshot = build_snapshot("here", [*nodes, avoid])
     fits = request("fits", template=Template(command=("serve",), resources={"cpu": "5", "memory": "1Gi"}))
-    line = [request("one"), request("two"), request("kept"), fits, request("three"), request("one-more")]
-    asks = [requirements_of(item) for item in line]
+    group = [request("one"), request("two"), request("kept"), fits, request("three"), request("one-more")]
+    asks = [requirements_of(item) for item in group]
     together = plan(snapshot, asks, PolicyRules(), 1_767_225_610.0, seed=7).request_plans
     for at, found in enumerate(together):
         alone = [asks[3], asks[at]] if at > 3 else [asks[at]]

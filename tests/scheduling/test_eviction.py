@@ -67,8 +67,8 @@ def test_release_records_decision_before_acting(why, item, machine):
 
 def test_release_reason_of_deleted_replica_depends_on_assignment():
     going = replica(status=serving_status(), terminating=True)
-    for wanted, why in ((1, "Deleted"), (0, "OwnerDeleted")):
-        items = [going, binding(going), node(), assignment(replicas=wanted)]
+    for web_assignment, why in ((1, "Deleted"), (0, "OwnerDeleted")):
+        items = [going, binding(going), node(), assignment(replicas=web_assignment)]
         (write,) = release.decide(going.key, cache_of(*items), 1.0).writes
         assert write.blocks["release"].reason == why
     mate = replica(1, status=serving_status())
@@ -137,8 +137,8 @@ def test_failed_service_replica_is_released():
 
 
 def test_drain_releases_second_replica_only_after_first():
-    wanted = assignment(replicas=2)
-    both = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(2)]
+    web_assignment = assignment(replicas=2)
+    both = [replica(n, web_assignment, status=serving_status(name=f"api-us-east-{n}")) for n in range(2)]
     draining = node(drain=True)
     claims = [binding(r) for r in both]
     (write,) = release.decide(both[0].key, cache_of(*both, *claims, draining), 1.0).writes
@@ -150,12 +150,14 @@ def test_drain_releases_second_replica_only_after_first():
 
 def test_eviction_beyond_disruption_share_is_blocked():
     """The disruption budget covers all regions; a region uses only its share."""
-    wanted = assignment(replicas=3, disruption=Disruption(max_unavailable=2))
-    all_ = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(3)]
+    web_assignment = assignment(replicas=3, disruption=Disruption(max_unavailable=2))
+    all_ = [replica(n, web_assignment, status=serving_status(name=f"api-us-east-{n}")) for n in range(3)]
     draining = node(drain=True)
 
     def why(share, *replicas):
-        given = with_new_revision(wanted, spec=msgspec.structs.replace(wanted.spec, disruption_share=share))
+        given = with_new_revision(
+            web_assignment, spec=msgspec.structs.replace(web_assignment.spec, disruption_share=share)
+        )
         return disruption_budget.eviction_blocked_reason(
             replicas[0], cache_of(given, *replicas, draining)
         ), disruption_budget.blocked_drain_evictions(replicas, cache_of(given, *replicas, draining))
@@ -169,7 +171,7 @@ def test_eviction_beyond_disruption_share_is_blocked():
     assert why(5, all_[0], released(all_[1]), all_[2])[0] == "", "never above the budget itself"
     assert why(5, all_[0], released(all_[1]), released(all_[2]))[0], "never above the budget itself"
     changed = with_new_revision(
-        wanted, spec=msgspec.structs.replace(wanted.spec, disruption=Disruption(max_unavailable=0))
+        web_assignment, spec=msgspec.structs.replace(web_assignment.spec, disruption=Disruption(max_unavailable=0))
     )
     assert "disruption.maxUnavailable is 0" in disruption_budget.eviction_blocked_reason(
         all_[0], cache_of(changed, *all_, draining)
@@ -177,27 +179,27 @@ def test_eviction_beyond_disruption_share_is_blocked():
 
 
 def test_endpoint_lists_only_eligible_replicas():
-    wanted = assignment(replicas=5)
-    good = replica(0, wanted, status=serving_status(serving=False))
-    lost = replica(1, wanted, status=serving_status(contact=ReplicaContact(lost=True, attempt=1)))
-    going = replica(2, wanted, status=serving_status(), terminating=True)
-    stale = replica(3, wanted, status=serving_status(attempt=2))
+    web_assignment = assignment(replicas=5)
+    good = replica(0, web_assignment, status=serving_status(serving=False))
+    lost = replica(1, web_assignment, status=serving_status(contact=ReplicaContact(lost=True, attempt=1)))
+    going = replica(2, web_assignment, status=serving_status(), terminating=True)
+    stale = replica(3, web_assignment, status=serving_status(attempt=2))
     stale = with_new_revision(
         stale,
         status=msgspec.structs.replace(
             stale.status, execution=msgspec.structs.replace(stale.status.execution, attempt=1)
         ),
     )
-    bound = replica(4, wanted, status=bound_status())
+    bound = replica(4, web_assignment, status=bound_status())
     outcome = serve_here(Key("acme", "api"), cache_of(good, lost, going, stale, bound), 10.0)
     (slice_,) = [w.object for w in outcome.writes if isinstance(w, Create)]
     assert isinstance(slice_, Endpoint) and [a.replica for a in slice_.spec.addresses] == ["api-us-east-0"]
 
 
 def test_lost_mark_of_former_node_does_not_stop_serving():
-    wanted = assignment(replicas=1)
+    web_assignment = assignment(replicas=1)
     moved = replica(
-        0, wanted, status=serving_status(attempt=2, contact=ReplicaContact(lost=True, attempt=1, node="n0"))
+        0, web_assignment, status=serving_status(attempt=2, contact=ReplicaContact(lost=True, attempt=1, node="n0"))
     )
     assert stage(moved) is Stage.SERVING
     assert endpoint_membership.serving_eligibility(moved, 10.0) == (True, None)
@@ -207,9 +209,9 @@ def test_lost_mark_of_former_node_does_not_stop_serving():
     (_, marked) = node_health.decide(Key("", "n1"), cache_of(node(), page, moved), MADE_S + 116.0).writes
     contact = marked.blocks["contact"]
     assert (contact.lost, contact.attempt, contact.node) == (True, 2, "n1")
-    assert node_health.woken_by_replica(moved, replica(0, wanted, status=serving_status(attempt=1)), cache_of()) == (
-        Key("", "n1"),
-    )
+    assert node_health.woken_by_replica(
+        moved, replica(0, web_assignment, status=serving_status(attempt=1)), cache_of()
+    ) == (Key("", "n1"),)
 
 
 def test_expired_lease_marks_node_and_replica():

@@ -39,7 +39,7 @@ def planned(rules: PolicyRules, count: int = 1):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("node.capacity.cpu > 8000", "large"),
         ("node.zone == 'a'", "small"),
@@ -47,11 +47,11 @@ def planned(rules: PolicyRules, count: int = 1):  # type: ignore[no-untyped-def]
         ("request.labels.app == 'web' && node.capacity.memory < 10000000000", "small"),
     ],
 )
-def test_filter_expression_excludes_other_nodes(text: str, wanted: str) -> None:
+def test_filter_expression_excludes_other_nodes(text: str, expected: str) -> None:
     rules = PolicyRules(filter_expressions=(FilterExpression(name="mine", expression=text),))
     assert policy_expressions.find_error(text, score=False) is None
     made = planned(rules, 3)
-    assert {p.node for p in made.proposals} == {wanted}
+    assert {p.node for p in made.proposals} == {expected}
     assert made.refusals[0].reason == Reason.EXPRESSION_REFUSED
 
 
@@ -64,7 +64,7 @@ def test_score_expression_is_weighted_and_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "score", "said"),
+    ("text", "score", "message"),
     [
         ("node.zone ==", False, "line 1, column 13"),
         ("nod.zone == 'a'", False, "undeclared reference to 'nod"),
@@ -77,10 +77,10 @@ def test_score_expression_is_weighted_and_recorded() -> None:
         (ENDLESS, False, "line 1, column 56: too many loops (at most 2, found 3)"),
     ],
 )
-def test_invalid_expression_error_has_position_and_cause(text: str, score: bool, said: str) -> None:
+def test_invalid_expression_error_has_position_and_cause(text: str, score: bool, message: str) -> None:
     wrong = policy_expressions.find_error(text, score=score)
     assert wrong is not None
-    assert said in wrong.text
+    assert message in wrong.text
 
 
 @pytest.mark.parametrize("text", ["1 / 0 == 1", "node.labels.missing == 'x'", "node.zone == ", ENDLESS])

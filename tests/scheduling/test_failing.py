@@ -16,50 +16,57 @@ from holdfast.model.writes import SetStatus
 from holdfast.scheduling.assignment_status import assignment_status
 
 
-def ran(**block: Any) -> ReplicaStatus:
+def bound_with(**block: Any) -> ReplicaStatus:
     return factories.bound_status("n1", name="x", attempt=1, execution=ExecutionBlock(attempt=1, **block))
 
 
-def crashed(pid: int, phase: Phase = Phase.BACKING_OFF) -> ReplicaStatus:
-    left = ExitStatus(
+def crashed_status(pid: int, phase: Phase = Phase.BACKING_OFF) -> ReplicaStatus:
+    last_exit = ExitStatus(
         code=3, reason=Reason.EXITED, message=f"process {pid} exited with code 3", at="2026-01-01T00:00:05Z"
     )
-    return ran(phase=phase, reason=Reason.EXITED, message=f"process {pid} exited", restarts=pid, last_exit=left)
+    return bound_with(
+        phase=phase, reason=Reason.EXITED, message=f"process {pid} exited", restarts=pid, last_exit=last_exit
+    )
 
 
 def failing(*statuses: ReplicaStatus) -> tuple[PendingReason, ...]:
-    wish = factories.assignment(replicas=len(statuses))
-    return assignment_status(wish, [factories.replica(i, wish, status=s) for i, s in enumerate(statuses)], ()).failing
+    desired = factories.assignment(replicas=len(statuses))
+    return assignment_status(
+        desired, [factories.replica(i, desired, status=s) for i, s in enumerate(statuses)], ()
+    ).failing
 
 
 def test_assignment_status_counts_failure_reasons() -> None:
-    unready = ran(phase=Phase.RUNNING, reason=Reason.BECAME_UNREADY, message="GET /readyz: 503")
-    told = failing(crashed(7), unready, crashed(9), factories.serving_status())
-    assert [(f.reason, f.count, f.message) for f in told] == [("Exited", 2, "exit code 3"), ("BecameUnready", 1, "")]
-    assert failing(factories.serving_status(), ran(phase=Phase.STARTING, reason=Reason.STARTED)) == ()
+    unready = bound_with(phase=Phase.RUNNING, reason=Reason.BECAME_UNREADY, message="GET /readyz: 503")
+    reported = failing(crashed_status(7), unready, crashed_status(9), factories.serving_status())
+    assert [(f.reason, f.count, f.message) for f in reported] == [
+        ("Exited", 2, "exit code 3"),
+        ("BecameUnready", 1, ""),
+    ]
+    assert failing(factories.serving_status(), bound_with(phase=Phase.STARTING, reason=Reason.STARTED)) == ()
 
 
 def test_assignment_failure_is_unchanged_by_restart() -> None:
     """A restart changes process id and backoff; the status must not change for that."""
-    assert failing(crashed(7)) == failing(crashed(8, Phase.STARTING)) != ()
+    assert failing(crashed_status(7)) == failing(crashed_status(8, Phase.STARTING)) != ()
 
 
 def test_recovered_replica_is_not_counted_as_failing() -> None:
-    left = ExitStatus(code=3, reason=Reason.EXITED)
+    last_exit = ExitStatus(code=3, reason=Reason.EXITED)
     status = factories.serving_status()
     assert status.execution is not None
-    well = msgspec.structs.replace(status.execution, last_exit=left)
+    well = msgspec.structs.replace(status.execution, last_exit=last_exit)
     assert failing(msgspec.structs.replace(status, execution=well)) == ()
 
 
 def test_workload_serving_condition_names_failure_reason() -> None:
     workload = factories.workload(replicas=1)
-    wish = factories.assignment(replicas=1, namespace=workload.metadata.namespace)
-    wish = msgspec.structs.replace(
-        wish, status=assignment_status(wish, [factories.replica(0, wish, status=crashed(7))], ())
+    desired = factories.assignment(replicas=1, namespace=workload.metadata.namespace)
+    desired = msgspec.structs.replace(
+        desired, status=assignment_status(desired, [factories.replica(0, desired, status=crashed_status(7))], ())
     )
     (write,) = workload_status.decide(
-        workload.key, factories.cache_of(workload, wish, factories.region("us-east")), 0.0
+        workload.key, factories.cache_of(workload, desired, factories.region("us-east")), 0.0
     ).writes
     assert isinstance(write, SetStatus)
     serving = next(c for c in write.conditions if c.type == "Serving")
@@ -68,18 +75,18 @@ def test_workload_serving_condition_names_failure_reason() -> None:
 
 
 def test_timeline_of_crashing_replica_names_reason_and_logs_command() -> None:
-    story = replica_timeline(factories.replica(0, status=crashed(7)), Evidence())
-    assert story.reasons == ("Exited: process 7 exited",)
-    assert story.next_owner == "agent" and "restarts it" in story.next_step
-    assert "holdfast logs acme/api-us-east-0" in story.suggested_fix
+    shown = replica_timeline(factories.replica(0, status=crashed_status(7)), Evidence())
+    assert shown.reasons == ("Exited: process 7 exited",)
+    assert shown.next_owner == "agent" and "restarts it" in shown.next_step
+    assert "holdfast logs acme/api-us-east-0" in shown.suggested_fix
 
 
 def test_timeline_of_rescheduled_replica_is_ordered_by_time() -> None:
     """The release of the previous attempt precedes the bind of the present one."""
-    left = ReleaseBlock(reason="Drained", attempt=1, message="node n1 is drained", at="2026-01-01T00:00:01Z")
+    release = ReleaseBlock(reason="Drained", attempt=1, message="node n1 is drained", at="2026-01-01T00:00:01Z")
     status = factories.serving_status(attempt=2)
     placed = msgspec.structs.replace(status.placement, bound_at="2026-01-01T00:00:03Z")
-    item: Replica = factories.replica(0, status=msgspec.structs.replace(status, placement=placed, release=left))
-    told = [(e.stage, e.text) for e in replica_timeline(item, Evidence()).events]
-    assert [stage for stage, _ in told] == ["Queued", "Stopping", "Bound", "Ready", "Serving"]
-    assert told[1][1] == "attempt 1 was released: Drained: node n1 is drained"
+    item: Replica = factories.replica(0, status=msgspec.structs.replace(status, placement=placed, release=release))
+    reported = [(e.stage, e.text) for e in replica_timeline(item, Evidence()).events]
+    assert [stage for stage, _ in reported] == ["Queued", "Stopping", "Bound", "Ready", "Serving"]
+    assert reported[1][1] == "attempt 1 was released: Drained: node n1 is drained"

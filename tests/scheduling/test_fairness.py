@@ -44,7 +44,7 @@ def request(tenant: str, name: str, count: int, *, cpu: str = "1", priority: int
     )
 
 
-def turns(requests: list[SchedulingRequest], shares: dict[str, int] | None = None) -> list[QueueSlice]:
+def slices_of(requests: list[SchedulingRequest], shares: dict[str, int] | None = None) -> list[QueueSlice]:
     ordered = order_requests(requests, KEYS, shares or {}, {})
     counts = {r.key: len(r.spec.members) for r in ordered}
     return list(fair_slices(ordered, counts, KEYS, shares or {}, TOTAL))
@@ -57,7 +57,7 @@ demand = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 300), st.sam
 @given(st.lists(demand, min_size=1, max_size=12))
 def test_fair_slices_cover_all_members_within_one_slice_of_fairness(drawn: list[tuple[str, int, str]]) -> None:
     requests = [request(tenant, f"r{i}", count, cpu=cpu) for i, (tenant, count, cpu) in enumerate(drawn)]
-    given_out = turns(requests)
+    given_out = slices_of(requests)
     counts: dict[str, int] = {}
     for turn in given_out:
         counts[turn.request.metadata.name] = counts.get(turn.request.metadata.name, 0) + turn.members
@@ -77,7 +77,7 @@ def test_fair_slices_cover_all_members_within_one_slice_of_fairness(drawn: list[
 
 
 def test_large_tenant_delays_small_tenant_by_at_most_one_slice() -> None:
-    given_out = turns([request("greedy", f"r{i}", 500) for i in range(10)] + [request("small", "s", 10)])
+    given_out = slices_of([request("greedy", f"r{i}", 500) for i in range(10)] + [request("small", "s", 10)])
     before = 0
     for turn in given_out:
         if turn.request.metadata.namespace == "small":
@@ -87,18 +87,18 @@ def test_large_tenant_delays_small_tenant_by_at_most_one_slice() -> None:
 
 
 def test_higher_priority_is_planned_first_despite_larger_share() -> None:
-    given_out = turns([request("a", "low", 3), request("b", "high", 3, priority=9)], {"b": 900_000})
+    given_out = slices_of([request("a", "low", 3), request("b", "high", 3, priority=9)], {"b": 900_000})
     assert [t.request.metadata.name for t in given_out] == ["high", "low"]
 
 
 def test_gang_is_one_slice() -> None:
     gang = request("a", "ring", 200)
-    spec = msgspec.structs.replace(gang.spec, gang=making_gang())
-    given_out = turns([msgspec.structs.replace(gang, spec=spec), request("b", "other", 100)])
+    spec = msgspec.structs.replace(gang.spec, gang=gang_status())
+    given_out = slices_of([msgspec.structs.replace(gang, spec=spec), request("b", "other", 100)])
     assert [t.members for t in given_out if t.request.metadata.name == "ring"] == [200]
 
 
-def making_gang():  # type: ignore[no-untyped-def]
+def gang_status():  # type: ignore[no-untyped-def]
     from holdfast.model.workload import Gang
 
     return Gang(min_available=200)

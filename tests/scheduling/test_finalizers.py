@@ -15,9 +15,9 @@ from holdfast.scheduling.eviction.stuck_finalizers import UNKNOWN_FINALIZER_DEAD
 NOW = 1_800_000_000.0
 
 
-def going(item, *names: str, for_s: float):
-    marks = {"finalizers": names, "deletion_timestamp": seconds_text(NOW - for_s)}
-    return with_new_revision(item, metadata=meta(item.metadata.name, item.metadata.namespace, **marks))
+def terminating(item, *names: str, for_s: float):
+    deletion_fields = {"finalizers": names, "deletion_timestamp": seconds_text(NOW - for_s)}
+    return with_new_revision(item, metadata=meta(item.metadata.name, item.metadata.namespace, **deletion_fields))
 
 
 def lease(ago_s: float) -> Lease:
@@ -29,9 +29,9 @@ def lease(ago_s: float) -> Lease:
 def test_known_finalizer_past_deadline_is_stuck_with_owner(name):
     owner, deadline_s = FINALIZERS[name]
     assert owner and deadline_s > 0
-    early = going(workload(), name, for_s=deadline_s - 5)
+    early = terminating(workload(), name, for_s=deadline_s - 5)
     assert stuck_finalizers.stuck_finalizers([early], [lease(1)], NOW) == []
-    late = going(workload(), name, for_s=deadline_s + 5)
+    late = terminating(workload(), name, for_s=deadline_s + 5)
     (found,) = stuck_finalizers.stuck_finalizers([late], [lease(1)], NOW)
     assert (found.finalizer, found.owner, found.deadline_seconds) == (name, owner, deadline_s)
     assert found.heartbeat and found.leader == "cell-1"
@@ -42,7 +42,7 @@ def test_known_finalizer_past_deadline_is_stuck_with_owner(name):
     [("global", workload()), ("global", tenant()), ("global", region("east")), ("eu-west", replica(0))],
 )
 def test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner(cell, item):
-    late = going(item, "holdfast.dev/release", for_s=5000)
+    late = terminating(item, "holdfast.dev/release", for_s=5000)
     decide = stuck_finalizers.decider(cell)
     outcome = decide(stuck_finalizers.SINGLE_KEY, cache_of(late, lease(1)), NOW)
     assert outcome.writes == () and len(outcome.notices) == 1
@@ -54,7 +54,7 @@ def test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner(cell, item):
 
 
 def test_foreign_finalizer_past_deadline_has_unknown_owner():
-    item = going(workload(), "example.com/hook", for_s=UNKNOWN_FINALIZER_DEADLINE_S + 1)
+    item = terminating(workload(), "example.com/hook", for_s=UNKNOWN_FINALIZER_DEADLINE_S + 1)
     (found,) = stuck_finalizers.stuck_finalizers([item], [lease(1)], NOW)
     assert (
         found.owner == stuck_finalizers.UNKNOWN_OWNER

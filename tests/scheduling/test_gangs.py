@@ -9,7 +9,7 @@ import pytest
 from tests.authority.cell import TENANT, WHO
 from tests.controllers.virtual import until
 from tests.scheduling.test_preemption import assigned, waiting
-from tests.scheduling.test_replay import all_the_same
+from tests.scheduling.test_replay import assert_all_replay
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.authority import bind_preconditions
@@ -59,7 +59,7 @@ def test_gang_members_are_bound_only_after_gang_commit() -> None:
         steps = await history_of(cell.objects, before)
         assert all(committed for committed, bound in steps if bound), "no member is bound before the commit"
         assert (True, 6) in steps
-        await all_the_same(cell.objects)
+        await assert_all_replay(cell.objects)
 
     in_region(test, chores=True)
 

@@ -26,12 +26,12 @@ Shape = tuple[int, int]
 Free = tuple[int, list[int]]
 
 
-def machine(name: str, cpu: int, gpus: int) -> Node:
+def gpu_node(name: str, cpu: int, gpus: int) -> Node:
     devices = tuple(Device(id=f"gpu-{i}", model="T4") for i in range(gpus))
     return factories.node(name, capacity={"cpu": str(cpu), "memory": "1Ti"}, devices=devices)
 
 
-def ask(number: int, cpu_milli: int, gpu_milli: int) -> ReplicaRequirements:
+def gpu_requirements(number: int, cpu_milli: int, gpu_milli: int) -> ReplicaRequirements:
     resources = {"cpu": f"{cpu_milli}m", **({"gpu": f"{gpu_milli}m"} if gpu_milli else {})}
     name = f"w{number:04}"
     spec = SchedulingRequestSpec(
@@ -76,8 +76,8 @@ def points(shapes: list[Shape], free: Free, need: Shape) -> int:
     ],
 )
 def test_gpu_shape_score_chooses_node_with_least_stranded_gpus(need: Shape, better: str) -> None:
-    nodes = [machine("none", 4, 0), machine("one", 4, 1), machine("two", 4, 2), machine("shared", 4, 1)]
-    held = Binding(
+    nodes = [gpu_node("none", 4, 0), gpu_node("one", 4, 1), gpu_node("two", 4, 2), gpu_node("shared", 4, 1)]
+    existing = Binding(
         factories.meta("half.1", "acme"),
         BindingSpec(
             replica="half", intent=Intent(replica_uid="half", template_hash="h", attempt=1), node="shared",
@@ -85,7 +85,11 @@ def test_gpu_shape_score_chooses_node_with_least_stranded_gpus(need: Shape, bett
             devices=(DeviceClaim(id="gpu-0", milli=500),),
         ),
     )  # fmt: skip
-    chosen = plan(build_snapshot("here", [*nodes, held]), [ask(1, *need)], RULES, 0.0, 1).request_plans[0].proposals[0]
+    chosen = (
+        plan(build_snapshot("here", [*nodes, existing]), [gpu_requirements(1, *need)], RULES, 0.0, 1)
+        .request_plans[0]
+        .proposals[0]
+    )
     assert chosen.node == better
 
 
@@ -97,8 +101,8 @@ def test_gpu_shape_score_chooses_node_with_least_stranded_gpus(need: Shape, bett
     ],
 )
 def test_gpu_shape_score_keeps_cpu_for_free_gpus(need: Shape, better: str) -> None:
-    nodes = [machine("tight", 8, 4), machine("ample", 32, 4), machine("busy", 4, 2)]
-    held = [
+    nodes = [gpu_node("tight", 8, 4), gpu_node("ample", 32, 4), gpu_node("busy", 4, 2)]
+    existing = [
         Binding(
             factories.meta(f"past{i}.1", "acme"),
             BindingSpec(
@@ -108,21 +112,23 @@ def test_gpu_shape_score_keeps_cpu_for_free_gpus(need: Shape, better: str) -> No
         )
         for i, cpu in enumerate(("2", "2"))
     ]  # fmt: skip
-    snapshot = build_snapshot("here", [*nodes, *held])
+    snapshot = build_snapshot("here", [*nodes, *existing])
     for tie in range(4):
-        chosen = plan(snapshot, [ask(1, *need)], RULES, 0.0, tie).request_plans[0].proposals[0]
+        chosen = plan(snapshot, [gpu_requirements(1, *need)], RULES, 0.0, tie).request_plans[0].proposals[0]
         assert chosen.node == better
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_gpu_shape_score_equals_reference_computation(seed: int) -> None:
     chance = random.Random(seed)
-    nodes = [machine(f"n{i}", chance.choice((8, 16, 32)), chance.choice((0, 1, 2, 4, 8))) for i in range(12)]
+    nodes = [gpu_node(f"n{i}", chance.choice((8, 16, 32)), chance.choice((0, 1, 2, 4, 8))) for i in range(12)]
     free: dict[str, Free] = {
         n.metadata.name: (int(str(n.spec.capacity["cpu"])) * 1000, [1000] * len(n.spec.devices)) for n in nodes
     }
     needs = [(chance.choice((250, 1000, 4000)), chance.choice((0, 200, 500, 1000, 2000))) for _ in range(60)]
-    made = plan(build_snapshot("here", nodes), [ask(i, *need) for i, need in enumerate(needs)], RULES, 0.0, seed)
+    made = plan(
+        build_snapshot("here", nodes), [gpu_requirements(i, *need) for i, need in enumerate(needs)], RULES, 0.0, seed
+    )
     counted: list[Shape] = []
     weighed: list[Shape] | None = None
     for need, outcome in zip(needs, made.request_plans, strict=True):

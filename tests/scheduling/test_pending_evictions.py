@@ -34,55 +34,55 @@ def serving(ordinal: int, of: Assignment, where: str = "n1", *, revision: str = 
     return with_new_revision(made, status=serving_status(where, name=made.metadata.name))
 
 
-def asked(cache: Cache, of: Assignment) -> int:
+def count_pending(cache: Cache, of: Assignment) -> int:
     return pending_evictions(of, cache.by(Replica, "assignment", str(of.key)), cache)
 
 
 @pytest.mark.parametrize("share", [0, 1])
 def test_pending_evictions_count_serving_replicas_on_draining_node(share: int) -> None:
-    wanted = assignment(replicas=3, disruption_share=share)
-    web = [serving(0, wanted), serving(1, wanted), serving(2, wanted, "n2")]
-    cache = cache_of(wanted, *web, node(drain=True), node("n2"))
-    assert asked(cache, wanted) == 2
+    desired = assignment(replicas=3, disruption_share=share)
+    web = [serving(0, desired), serving(1, desired), serving(2, desired, "n2")]
+    cache = cache_of(desired, *web, node(drain=True), node("n2"))
+    assert count_pending(cache, desired) == 2
     assert disruption_budget.blocked_drain_evictions(web, cache) == (0 if share else 2), (
         "blocked evictions are counted separately"
     )
     let_go = with_new_revision(
         web[0], status=serving_status(name=web[0].metadata.name, release=ReleaseBlock(reason="Drained", attempt=1))
     )
-    assert asked(cache_of(wanted, let_go, *web[1:], node(drain=True), node("n2")), wanted) == 1
-    assert asked(cache_of(wanted, *web, node(), node("n2")), wanted) == 0
+    assert count_pending(cache_of(desired, let_go, *web[1:], node(drain=True), node("n2")), desired) == 1
+    assert count_pending(cache_of(desired, *web, node(), node("n2")), desired) == 0
     idle = with_new_revision(web[0], status=serving_status(name=web[0].metadata.name, serving=False))
-    assert asked(cache_of(wanted, idle, *web[1:], node(drain=True), node("n2")), wanted) == 1
+    assert count_pending(cache_of(desired, idle, *web[1:], node(drain=True), node("n2")), desired) == 1
 
 
 def test_pending_evictions_count_nominated_victims() -> None:
-    wanted = assignment(replicas=2, disruption_share=0)
-    web = [serving(0, wanted), serving(1, wanted)]
+    desired = assignment(replicas=2, disruption_share=0)
+    web = [serving(0, desired), serving(1, desired)]
     intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
     victims = (f"acme/{web[0].status.placement.binding}",)
     spec = ReservationSpec(replica="hi", intent=intent, node="n1", victims=victims, priority=9)
     item = Reservation(meta("hi.1", "acme"), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
-    assert asked(cache_of(wanted, *web, node(), item), wanted) == 1
+    assert count_pending(cache_of(desired, *web, node(), item), desired) == 1
     firm = with_new_revision(item, status=ReservationStatus(phase=ReservationPhase.FIRM))
-    assert asked(cache_of(wanted, *web, node(), firm), wanted) == 0
+    assert count_pending(cache_of(desired, *web, node(), firm), desired) == 0
 
 
 def test_over_quota_replica_is_pending_and_released_with_share() -> None:
-    wanted = assignment(replicas=2, disruption_share=0)
-    web = [serving(0, wanted), serving(1, wanted)]
+    desired = assignment(replicas=2, disruption_share=0)
+    web = [serving(0, desired), serving(1, desired)]
     cpu = web[0].spec.template.resources["cpu"]
     used = GrantCopyStatus(used={"cpu": "100"})
     copies = [
         GrantCopy(meta("normal", "acme"), GrantCopySpec(limit={"cpu": "100"}), used),
         GrantCopy(meta("emergency", "acme"), GrantCopySpec(grant_class=GrantClass.EMERGENCY)),
     ]
-    assert asked(cache_of(wanted, *web, node(), *copies), wanted) == 0
+    assert count_pending(cache_of(desired, *web, node(), *copies), desired) == 0
     over = with_new_revision(copies[0], status=GrantCopyStatus(used={"cpu": f"{100_000 + 1}m"}))
-    cache = cache_of(wanted, *web, *(binding(r) for r in web), node(), over, copies[1])
-    assert cpu and asked(cache, wanted) == 1
+    cache = cache_of(desired, *web, *(binding(r) for r in web), node(), over, copies[1])
+    assert cpu and count_pending(cache, desired) == 1
     assert not release.decide(web[1].key, cache, 1.0).writes
-    given = with_new_revision(wanted, spec=assignment(replicas=2, disruption_share=1).spec)
+    given = with_new_revision(desired, spec=assignment(replicas=2, disruption_share=1).spec)
     cache.put(given)
     (write,) = release.decide(web[1].key, cache, 1.0).writes
     assert isinstance(write, SetStatus) and write.blocks["release"].reason == Reason.OVER_QUOTA
@@ -90,24 +90,24 @@ def test_over_quota_replica_is_pending_and_released_with_share() -> None:
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_pending_evictions_count_recovery_replicas_replaced_in_place(purpose: Purpose) -> None:
-    wanted = assignment(replicas=2, disruption_share=0, purpose=purpose)
-    old = [serving(n, wanted, revision="old") for n in range(2)]
-    cache = cache_of(wanted, *old, replica(2, wanted), node())
-    assert asked(cache, wanted) == (2 if purpose is Purpose.RECOVERY else 0)
-    assert asked(cache_of(wanted, *old, node()), wanted) == 0, "no surge replica is pending"
+    desired = assignment(replicas=2, disruption_share=0, purpose=purpose)
+    old = [serving(n, desired, revision="old") for n in range(2)]
+    cache = cache_of(desired, *old, replica(2, desired), node())
+    assert count_pending(cache, desired) == (2 if purpose is Purpose.RECOVERY else 0)
+    assert count_pending(cache_of(desired, *old, node()), desired) == 0, "no surge replica is pending"
 
 
 def test_batch_replicas_are_no_pending_evictions() -> None:
     shape = Batch(completions=1, parallelism=1)
-    wanted = assignment(replicas=1, type=WorkloadType.BATCH, batch=shape)
-    assert asked(cache_of(wanted, serving(0, wanted), node(drain=True)), wanted) == 0
+    desired = assignment(replicas=1, type=WorkloadType.BATCH, batch=shape)
+    assert count_pending(cache_of(desired, serving(0, desired), node(drain=True)), desired) == 0
 
 
 def test_region_reports_pending_and_blocked_evictions() -> None:
-    wanted = assignment(replicas=2, disruption_share=1)
-    web = [serving(0, wanted), serving(1, wanted, "n2")]
-    here = cache_of(wanted, *web, node(drain=True), node("n2"))
-    (write,) = assignment_writes(wanted.key, cache_of(wanted), here)
+    desired = assignment(replicas=2, disruption_share=1)
+    web = [serving(0, desired), serving(1, desired, "n2")]
+    here = cache_of(desired, *web, node(drain=True), node("n2"))
+    (write,) = assignment_writes(desired.key, cache_of(desired), here)
     assert isinstance(write, SetStatus)
     assert (write.blocks["pendingEvictions"], write.blocks["evictionsBlocked"]) == (1, 0)
-    assert write.blocks["revision"] == wanted.spec.revision
+    assert write.blocks["revision"] == desired.spec.revision

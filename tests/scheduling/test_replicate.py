@@ -35,8 +35,8 @@ def deleted(outcome, kind):
 
 
 def test_replicate_creates_missing_replicas_and_their_request():
-    wanted = assignment(replicas=3)
-    outcome = decide(wanted.key, cache_of(wanted), 100.0)
+    desired = assignment(replicas=3)
+    outcome = decide(desired.key, cache_of(desired), 100.0)
     replicas = made(outcome, Replica)
     assert [r.metadata.name for r in replicas] == ["api-us-east-0", "api-us-east-1", "api-us-east-2"]
     (request,) = made(outcome, SchedulingRequest)
@@ -44,43 +44,43 @@ def test_replicate_creates_missing_replicas_and_their_request():
 
 
 def test_recreated_replica_has_new_uid():
-    wanted = assignment(replicas=1)
-    first = made(decide(wanted.key, cache_of(wanted), 100.0), Replica)[0]
-    later = made(decide(wanted.key, cache_of(wanted), 200.0), Replica)[0]
+    desired = assignment(replicas=1)
+    first = made(decide(desired.key, cache_of(desired), 100.0), Replica)[0]
+    later = made(decide(desired.key, cache_of(desired), 200.0), Replica)[0]
     assert first.metadata.name == later.metadata.name and first.uid != later.uid
 
 
 def test_replicate_with_desired_replicas_writes_nothing():
-    wanted = assignment(replicas=2)
-    there = [replica(n, wanted, status=serving_status()) for n in range(2)]
-    assert decide(wanted.key, cache_of(wanted, *there), 1.0).writes == ()
+    desired = assignment(replicas=2)
+    there = [replica(n, desired, status=serving_status()) for n in range(2)]
+    assert decide(desired.key, cache_of(desired, *there), 1.0).writes == ()
 
 
 def test_scale_down_removes_least_useful_replicas():
-    wanted = assignment(replicas=1)
+    desired = assignment(replicas=1)
     there = [
-        replica(0, wanted, status=bound_status()),
-        replica(1, wanted, status=serving_status()),
-        replica(2, wanted),
+        replica(0, desired, status=bound_status()),
+        replica(1, desired, status=serving_status()),
+        replica(2, desired),
     ]
-    assert sorted(deleted(decide(wanted.key, cache_of(wanted, *there), 1.0), "Replica")) == [
+    assert sorted(deleted(decide(desired.key, cache_of(desired, *there), 1.0), "Replica")) == [
         "api-us-east-0",
         "api-us-east-2",
     ]
 
 
 def test_name_of_terminating_replica_is_not_reused():
-    wanted = assignment(replicas=1)
-    going = replica(0, wanted, status=bound_status(), terminating=True)
-    assert [r.metadata.name for r in made(decide(wanted.key, cache_of(wanted, going), 1.0), Replica)] == [
+    desired = assignment(replicas=1)
+    going = replica(0, desired, status=bound_status(), terminating=True)
+    assert [r.metadata.name for r in made(decide(desired.key, cache_of(desired, going), 1.0), Replica)] == [
         "api-us-east-1"
     ]
 
 
 def test_suspended_assignment_creates_and_removes_nothing():
-    wanted = assignment(replicas=5, suspended=True)
-    there = replica(0, wanted, status=serving_status())
-    assert decide(wanted.key, cache_of(wanted, there), 1.0).writes == ()
+    desired = assignment(replicas=5, suspended=True)
+    there = replica(0, desired, status=serving_status())
+    assert decide(desired.key, cache_of(desired, there), 1.0).writes == ()
 
 
 def test_deleted_assignment_deletes_its_replicas():
@@ -90,25 +90,25 @@ def test_deleted_assignment_deletes_its_replicas():
 
 
 def test_update_surges_and_removes_only_covered_replicas():
-    wanted = assignment(replicas=3, rollout=Rollout(max_surge=1, max_unavailable=0))
-    old = [replica(n, wanted, status=serving_status(), revision="older") for n in range(3)]
-    first = decide(wanted.key, cache_of(wanted, *old), 1.0)
+    desired = assignment(replicas=3, rollout=Rollout(max_surge=1, max_unavailable=0))
+    old = [replica(n, desired, status=serving_status(), revision="older") for n in range(3)]
+    first = decide(desired.key, cache_of(desired, *old), 1.0)
     assert len(made(first, Replica)) == 1 and deleted(first, "Replica") == []
-    new = replica(3, wanted, status=serving_status())
-    second = decide(wanted.key, cache_of(wanted, *old, new), 2.0)
+    new = replica(3, desired, status=serving_status())
+    second = decide(desired.key, cache_of(desired, *old, new), 2.0)
     assert len(deleted(second, "Replica")) == 1
 
 
 def test_update_removes_old_replicas_that_do_not_serve():
-    wanted = assignment(replicas=2)
-    stuck = [replica(n, wanted, revision="older") for n in range(2)]
-    assert len(deleted(decide(wanted.key, cache_of(wanted, *stuck), 1.0), "Replica")) == 2
+    desired = assignment(replicas=2)
+    stuck = [replica(n, desired, revision="older") for n in range(2)]
+    assert len(deleted(decide(desired.key, cache_of(desired, *stuck), 1.0), "Replica")) == 2
 
 
 def test_update_replaces_exclusive_ordinals_one_at_a_time():
-    wanted = assignment(replicas=2, ordinals=(0, 1), exclusive=Exclusivity())
-    old = [replica(n, wanted, status=serving_status(), revision="older") for n in range(2)]
-    outcome = decide(wanted.key, cache_of(wanted, *old), 1.0)
+    desired = assignment(replicas=2, ordinals=(0, 1), exclusive=Exclusivity())
+    old = [replica(n, desired, status=serving_status(), revision="older") for n in range(2)]
+    outcome = decide(desired.key, cache_of(desired, *old), 1.0)
     assert deleted(outcome, "Replica") == ["api-us-east-0"] and made(outcome, Replica) == []
 
 
@@ -118,62 +118,62 @@ def _ended(phase: Phase) -> ReplicaStatus:
 
 @given(st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.integers(1, 4))
 def test_batch_never_runs_more_than_remaining_completions(done, running, completions, parallelism):
-    wanted = batch_assignment(completions, parallelism)
-    there = [replica(n, wanted, status=_ended(Phase.SUCCEEDED)) for n in range(done)]
-    there += [replica(done + n, wanted, status=bound_status()) for n in range(running)]
-    outcome = decide(wanted.key, cache_of(wanted, *there), 1.0)
+    desired = batch_assignment(completions, parallelism)
+    there = [replica(n, desired, status=_ended(Phase.SUCCEEDED)) for n in range(done)]
+    there += [replica(done + n, desired, status=bound_status()) for n in range(running)]
+    outcome = decide(desired.key, cache_of(desired, *there), 1.0)
     after = running + len(made(outcome, Replica)) - len(deleted(outcome, "Replica"))
     assert after <= max(0, completions - done)
     assert after <= parallelism
 
 
 def test_batch_beyond_backoff_limit_stops():
-    wanted = batch_assignment(5, 2, backoff_limit=1)
-    there = [replica(n, wanted, status=_ended(Phase.FAILED)) for n in range(2)]
-    there.append(replica(2, wanted, status=bound_status()))
-    outcome = decide(wanted.key, cache_of(wanted, *there), 1.0)
+    desired = batch_assignment(5, 2, backoff_limit=1)
+    there = [replica(n, desired, status=_ended(Phase.FAILED)) for n in range(2)]
+    there.append(replica(2, desired, status=bound_status()))
+    outcome = decide(desired.key, cache_of(desired, *there), 1.0)
     assert made(outcome, Replica) == [] and deleted(outcome, "Replica") == ["api-us-east-2"]
 
 
 def test_request_follows_attempt_and_is_deleted_when_placed():
-    wanted = assignment(replicas=1)
-    first = replica(0, wanted)
-    outcome = decide(wanted.key, cache_of(wanted, first), 1.0)
+    desired = assignment(replicas=1)
+    first = replica(0, desired)
+    outcome = decide(desired.key, cache_of(desired, first), 1.0)
     (request,) = made(outcome, SchedulingRequest)
     request = with_new_revision(
         request, metadata=msgspec.structs.replace(request.metadata, uid="u", resource_version="9")
     )
     moved = msgspec.structs.replace(first.status.placement, attempt=2)
     second = with_new_revision(first, status=msgspec.structs.replace(first.status, placement=moved))
-    (update,) = decide(wanted.key, cache_of(wanted, second, request), 2.0).writes
+    (update,) = decide(desired.key, cache_of(desired, second, request), 2.0).writes
     assert isinstance(update, Update) and update.object.spec.members[0].attempt == 2
     placed = with_new_revision(second, status=bound_status(attempt=2))
     assert stage(placed) is Stage.BOUND
-    assert deleted(decide(wanted.key, cache_of(wanted, placed, request), 3.0), "SchedulingRequest") == [
+    assert deleted(decide(desired.key, cache_of(desired, placed, request), 3.0), "SchedulingRequest") == [
         request.metadata.name
     ]
 
 
-def turning(*, purpose=Purpose.RECOVERY, away=1, waits=True, mates=()):
+def removals_during_update(*, purpose=Purpose.RECOVERY, max_unavailable=1, pending=True, siblings=()):
     """Removals for three serving replicas of an old revision and one new replica that is pending or starting."""
-    wanted = assignment(replicas=3, purpose=purpose, disruption=Disruption(max_unavailable=away))
-    old = [replica(n, wanted, status=serving_status(), revision="old") for n in range(3)]
-    beside = replica(3, wanted, status=None if waits else bound_status())
-    return deleted(decide(wanted.key, cache_of(wanted, *old, beside, *mates), 1.0), "Replica")
+    desired = assignment(replicas=3, purpose=purpose, disruption=Disruption(max_unavailable=max_unavailable))
+    old = [replica(n, desired, status=serving_status(), revision="old") for n in range(3)]
+    beside = replica(3, desired, status=None if pending else bound_status())
+    return deleted(decide(desired.key, cache_of(desired, *old, beside, *siblings), 1.0), "Replica")
 
 
 def test_recovery_update_without_quota_replaces_in_place():
-    assert len(turning()) == 1
-    assert len(turning(away=2)) == 2
-    assert turning(away=0) == [], "the budget is zero"
-    assert turning(waits=False) == [], "the surge replica has quota and serves first"
-    assert turning(purpose=Purpose.NORMAL) == [], "ordinary replicas wait for quota"
+    assert len(removals_during_update()) == 1
+    assert len(removals_during_update(max_unavailable=2)) == 2
+    assert removals_during_update(max_unavailable=0) == [], "the budget is zero"
+    assert removals_during_update(pending=False) == [], "the surge replica has quota and serves first"
+    assert removals_during_update(purpose=Purpose.NORMAL) == [], "ordinary replicas wait for quota"
 
 
 def test_recovery_update_in_place_counts_unavailable_siblings():
     ordinary = assignment(replicas=3)
-    away = with_new_revision(replica(7, ordinary, status=bound_status()))
-    assert turning(mates=(away,)) == []
-    assert len(turning(away=2, mates=(away,))) == 1
+    unready = with_new_revision(replica(7, ordinary, status=bound_status()))
+    assert removals_during_update(siblings=(unready,)) == []
+    assert len(removals_during_update(max_unavailable=2, siblings=(unready,))) == 1
     going = with_new_revision(replica(8, ordinary, status=serving_status(), terminating=True))
-    assert turning(mates=(going,)) == []
+    assert removals_during_update(siblings=(going,)) == []

@@ -57,27 +57,27 @@ from holdfast.scheduling.snapshot import claim_of_binding
 PROPOSED_MAX = 2000
 
 
-class Outlet:
+class FaultyClient:
     """A client whose calls to the authority can fail before or after they take effect."""
 
     def __init__(self, inner: Client) -> None:
         self._inner = inner
         self.faults: list[str] = []
         self.proposed: list[ReserveRequest] = []
-        self.bindings_told = asyncio.Event()
+        self.bindings_visible = asyncio.Event()
         """While it is not set, the watch of Bindings is stalled."""
-        self.bindings_told.set()
+        self.bindings_visible.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def watch(self, kind: type[Any], namespace: str = "", **more: Any) -> AsyncIterator[Any]:
         batches = self._inner.watch(kind, namespace, **more)
-        return self._late(batches) if kind is Binding else batches
+        return self._delayed(batches) if kind is Binding else batches
 
-    async def _late(self, batches: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _delayed(self, batches: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for batch in batches:
-            await self.bindings_told.wait()
+            await self.bindings_visible.wait()
             yield batch
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
@@ -105,11 +105,11 @@ class Region:
         self.cell = cell
         gate = Gate("us-east", cell.objects, cell.ports)
         who = controller("scheduler", cell="us-east")
-        self.outlet = Outlet(LocalClient(gate, who, placement=cell.authority))
-        self.informers = Informers(self.outlet, cell.ports)
-        self.scheduler = Scheduler(self.outlet, self.informers, cell.ports, "us-east")
+        self.scheduler_client = FaultyClient(LocalClient(gate, who, placement=cell.authority))
+        self.informers = Informers(self.scheduler_client, cell.ports)
+        self.scheduler = Scheduler(self.scheduler_client, self.informers, cell.ports, "us-east")
 
-    async def keep_leases(self) -> None:
+    async def renew_leases(self) -> None:
         while True:
             await asyncio.sleep(4.0)
             for node in self.cell.every(Node):
@@ -148,7 +148,7 @@ def in_region(test: Callable[[Region], Awaitable[None]], *, nodes: int = 3, chor
         await cell.grant()
         await cell.lead(run=chores)
         region = Region(cell)
-        leases = asyncio.create_task(region.keep_leases())
+        leases = asyncio.create_task(region.renew_leases())
         await region.informers.start()
         await region.scheduler.start()
         try:
@@ -204,7 +204,7 @@ def test_600_replicas_are_proposed_in_batches_of_256() -> None:
             await region.cell.change_node(f"n{number}", capacity={"cpu": "400", "memory": "400Gi"})
         await region.request("web", await region.replicas(600))
         await until(lambda: len(region.bound()) == 600)
-        assert max(len(r.items) for r in region.outlet.proposed) <= 256
+        assert max(len(r.items) for r in region.scheduler_client.proposed) <= 256
         counts = [list(region.bound().values()).count(f"n{i}") for i in range(3)]
         assert max(counts) - min(counts) <= 1
         assert all(a.result == "Accepted" for d in region.cell.every(Decision) for a in d.spec.entries)
@@ -271,7 +271,7 @@ def test_recreated_replica_is_proposed_once_despite_stale_claim_of_same_name() -
         (old,) = await region.replicas(1)
         await region.request("old", [old])
         await until(lambda: len(region.informers.cache.list(Binding)) == 1)
-        region.outlet.bindings_told.clear()
+        region.scheduler_client.bindings_visible.clear()
         await region.cell.release(region.cell.get_replica(), ReleaseAction.STOP)
         await region.cell.acknowledge("web-0.1")
         await region.cell.release(region.cell.get_replica(), ReleaseAction.FREE)
@@ -279,17 +279,17 @@ def test_recreated_replica_is_proposed_once_despite_stale_claim_of_same_name() -
         await region.cell.remove(region.cell.get_replica())
         (new,) = await region.replicas(1)
         assert new.uid != old.uid
-        region.outlet.proposed.clear()
+        region.scheduler_client.proposed.clear()
         await region.request("web", [new])
         await until(lambda: region.cell.binding("web-0.1") is not None)
         await asyncio.sleep(5)
         (known,) = region.informers.cache.list(Binding)
         assert known.spec.intent.replica_uid == old.uid, "the watch has not delivered the new Binding"
-        assert len(region.outlet.proposed) == 1, "an accepted proposal is not repeated"
-        region.outlet.bindings_told.set()
+        assert len(region.scheduler_client.proposed) == 1, "an accepted proposal is not repeated"
+        region.scheduler_client.bindings_visible.set()
         await until(lambda: region.informers.cache.list(Binding)[0].spec.intent.replica_uid == new.uid)
         await asyncio.sleep(ASSUMED_TTL_S + 1)
-        assert len(region.outlet.proposed) == 1, "late events change nothing"
+        assert len(region.scheduler_client.proposed) == 1, "late events change nothing"
 
     in_region(test)
 
@@ -306,7 +306,7 @@ def test_capacity_freed_by_replaced_binding_in_list_wakes_request() -> None:
         await region.request("big", [big])
         await until(lambda: region.stored("big").status.pending == 1)
         await asyncio.sleep(4 * limits.QUEUE_BACKOFF_MAX_S)
-        region.outlet.bindings_told.clear()
+        region.scheduler_client.bindings_visible.clear()
         await cell.release(cell.get_replica(), ReleaseAction.STOP)
         await cell.acknowledge("web-0.1")
         await cell.release(cell.get_replica(), ReleaseAction.FREE)
@@ -319,28 +319,28 @@ def test_capacity_freed_by_replaced_binding_in_list_wakes_request() -> None:
         await region.informers.refresh([Binding])
         await until(lambda: "big-0" in region.bound())
         assert asyncio.get_running_loop().time() - began < 2, "it did not wait for its backoff"
-        region.outlet.bindings_told.set()
+        region.scheduler_client.bindings_visible.set()
 
     in_region(test, nodes=1)
 
 
 def test_unanswered_proposal_is_read_back_and_not_repeated() -> None:
     async def test(region: Region) -> None:
-        region.outlet.faults = ["unheard"]
+        region.scheduler_client.faults = ["unheard"]
         await region.request("web", await region.replicas(3))
         await until(lambda: len(region.bound()) == 3)
         await asyncio.sleep(5)
-        assert len(region.outlet.proposed) == 1, "committed claims are not proposed again"
+        assert len(region.scheduler_client.proposed) == 1, "committed claims are not proposed again"
 
     in_region(test)
 
 
 def test_failed_proposals_are_repeated_with_same_intents() -> None:
     async def test(region: Region) -> None:
-        region.outlet.faults = ["lost", "unavailable", "lost"]
+        region.scheduler_client.faults = ["lost", "unavailable", "lost"]
         await region.request("web", await region.replicas(3))
         await until(lambda: len(region.bound()) == 3)
-        intents = [item.intent for request in region.outlet.proposed for item in request.items]
+        intents = [item.intent for request in region.scheduler_client.proposed for item in request.items]
         assert len(set(intents)) == 3, "always the same three intents"
 
     in_region(test)
@@ -348,7 +348,7 @@ def test_failed_proposals_are_repeated_with_same_intents() -> None:
 
 def test_accepted_proposal_not_observed_in_time_is_planned_again() -> None:
     async def test(region: Region) -> None:
-        region.outlet.faults = ["fleeting"]
+        region.scheduler_client.faults = ["fleeting"]
         began = asyncio.get_running_loop().time()
         await region.request("web", await region.replicas(2))
         await until(lambda: len(region.bound()) == 2)
@@ -379,10 +379,13 @@ def test_outcompeted_request_is_placed_soon_after_rejected_proposal() -> None:
             made = await region.cell.replica(f"{name}-0", template={"resources": {"cpu": "6"}})
             await region.request(name, [made], priority=priority, status=SchedulingRequestStatus(pending=1, attempts=9))
         await until(lambda: len(region.informers.cache.list(SchedulingRequest)) == 2)
-        region.outlet.faults = ["unavailable"]
+        region.scheduler_client.faults = ["unavailable"]
         await region.scheduler.start()
         await until(lambda: region.bound() == {"second-0": "n0"}, within_s=5)
-        assert [item.replica for asked in region.outlet.proposed for item in asked.items] == ["first-0", "second-0"]
+        assert [item.replica for sent_request in region.scheduler_client.proposed for item in sent_request.items] == [
+            "first-0",
+            "second-0",
+        ]
 
     in_region(test, nodes=1)
 
@@ -494,6 +497,6 @@ def test_terminating_member_is_not_proposed_again() -> None:
         await region.cell.release(region.cell.get_replica(), ReleaseAction.FREE)
         await asyncio.sleep(20)
         assert not region.bound()
-        assert len(region.outlet.proposed) <= 3
+        assert len(region.scheduler_client.proposed) <= 3
 
     in_region(test)

@@ -28,11 +28,11 @@ def request(template: Any = None, **spec: Any) -> SchedulingRequest:
     )
 
 
-def value(name: ScoreName, node: Node, *others: Object, asked: SchedulingRequest | None = None) -> int:
+def value(name: ScoreName, node: Node, *others: Object, request_item: SchedulingRequest | None = None) -> int:
     """The score of one node; the other objects must not be feasible."""
     rules = PolicyRules(scores=(WeightedScore(name=name, weight=1),))
     made = plan(
-        build_snapshot("here", [node, *others]), [requirements_of(asked or request())], rules, 0.0, 1
+        build_snapshot("here", [node, *others]), [requirements_of(request_item or request())], rules, 0.0, 1
     ).request_plans[0]
     assert made.proposals[0].node == node.metadata.name
     (part,) = made.proposals[0].scores
@@ -105,9 +105,9 @@ def test_artifact_score_is_percentage_of_cached_artifacts() -> None:
         ),
     )
     artifacts = (Artifact("a", "file:a", "sha256:aa"), Artifact("b", "file:b"), Artifact("c", "file:c"))
-    asked = request({"artifacts": artifacts})
-    assert value(ScoreName.ARTIFACT_LOCALITY, warm, asked=asked) == 66
-    assert value(ScoreName.ARTIFACT_LOCALITY, node, asked=asked) == 0
+    request_item = request({"artifacts": artifacts})
+    assert value(ScoreName.ARTIFACT_LOCALITY, warm, request_item=request_item) == 66
+    assert value(ScoreName.ARTIFACT_LOCALITY, node, request_item=request_item) == 0
 
 
 def test_locality_score_follows_preferred_affinity() -> None:
@@ -115,22 +115,22 @@ def test_locality_score_follows_preferred_affinity() -> None:
         AffinityRule(workload_labels={"app": "db"}, preferred=True),
         AffinityRule(workload_labels={"app": "noisy"}, preferred=True, apart=True),
     )
-    asked = request(placement=PlacementRules(affinity=rules))
+    request_item = request(placement=PlacementRules(affinity=rules))
     db = bound("db", "n", workload="db", template=Template(labels={"app": "db"}))
     noisy = bound("x", "n", workload="x", template=Template(labels={"app": "noisy"}))
     node = factories.node("n")
-    assert value(ScoreName.LOCALITY, node, db, asked=asked) == 100
-    assert value(ScoreName.LOCALITY, node, asked=asked) == 50
-    assert value(ScoreName.LOCALITY, node, noisy, asked=asked) == 0
+    assert value(ScoreName.LOCALITY, node, db, request_item=request_item) == 100
+    assert value(ScoreName.LOCALITY, node, request_item=request_item) == 50
+    assert value(ScoreName.LOCALITY, node, noisy, request_item=request_item) == 0
 
 
 def test_fragmentation_score_is_halved_on_nodes_with_free_gpus() -> None:
     gpus = factories.node("n", capacity={"cpu": "10", "memory": "10Gi"}, devices=(Device("a"), Device("b")))
     assert value(ScoreName.FRAGMENTATION, gpus) == 45
     share = request({"resources": {"gpu": "500m"}})
-    assert value(ScoreName.FRAGMENTATION, gpus, asked=share) == 75 // 2
+    assert value(ScoreName.FRAGMENTATION, gpus, request_item=share) == 75 // 2
     begun = bound("x", "n", resources={"gpu": "100m"}, devices=())
-    assert value(ScoreName.FRAGMENTATION, gpus, begun, asked=share) == 70 // 2, (
+    assert value(ScoreName.FRAGMENTATION, gpus, begun, request_item=share) == 70 // 2, (
         "the claim is on no device, so no GPU is split"
     )
 
@@ -139,7 +139,7 @@ def test_evictions_score_falls_with_reclaimable_work() -> None:
     node = factories.node("n", capacity={"cpu": "10", "memory": "10Gi"})
     loose = bound("x", "n", resources={"cpu": "4"}, capacity_class=CapacityClass.RECLAIMABLE)
     assert value(ScoreName.EVICTIONS, node, loose) == 60
-    assert value(ScoreName.EVICTIONS, node, loose, asked=request(reclaimable=True)) == 100
+    assert value(ScoreName.EVICTIONS, node, loose, request_item=request(reclaimable=True)) == 100
 
 
 def test_equal_scores_are_ordered_by_tie_number() -> None:

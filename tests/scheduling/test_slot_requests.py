@@ -17,7 +17,7 @@ from holdfast.model.writes import Create, Delete
 from holdfast.scheduling import slot_requests
 
 NOW = 1_800_000_000.0
-KEPT = RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))
+ADMITTED = RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))
 
 
 def budget(count: int = 4, cpu: str = "2", region: str = "east") -> RecoveryBudget:
@@ -29,15 +29,17 @@ def nodes(*names: str, **more) -> list[Node]:
     return [node(name, zone=f"z{name[0]}", **more) for name in names]
 
 
-class Place:
+class SlotRegion:
     def __init__(self, *items: object) -> None:
         self.cache = cache_of(*items)
 
-    def settle(self, passes: int = 6) -> dict[str, RecoverySlot]:
+    def run_controller(self, passes: int = 6) -> dict[str, RecoverySlot]:
         for _ in range(passes):
             for write in slot_requests.decider("east")(Key("", "b"), self.cache, NOW).writes:
                 if isinstance(write, Create):
-                    made = msgspec.structs.replace(write.object, metadata=meta(write.object.metadata.name), status=KEPT)
+                    made = msgspec.structs.replace(
+                        write.object, metadata=meta(write.object.metadata.name), status=ADMITTED
+                    )
                     self.cache.put(made)
                 elif isinstance(write, Delete):
                     self.cache.remove(RecoverySlot, write.key, int(meta("gone").resource_version))
@@ -45,67 +47,67 @@ class Place:
 
 
 def test_slots_are_spread_over_zones_and_nodes():
-    found = Place(budget(), *nodes("a1", "a2", "b1", "b2")).settle()
+    found = SlotRegion(budget(), *nodes("a1", "a2", "b1", "b2")).run_controller()
     assert sorted(h.spec.node for h in found.values()) == ["a1", "a2", "b1", "b2"]
 
 
 def test_budget_of_other_region_creates_no_slots():
-    assert Place(budget(region="west"), *nodes("a1")).settle() == {}
+    assert SlotRegion(budget(region="west"), *nodes("a1")).run_controller() == {}
 
 
 def test_slots_are_requested_only_on_nodes_with_room_beside_firm_work():
     busy = binding(replica(status=bound_status("a1")), "a1", resources={"cpu": "7"})
-    found = Place(budget(), *nodes("a1", "b1"), busy).settle()
+    found = SlotRegion(budget(), *nodes("a1", "b1"), busy).run_controller()
     assert {h.spec.node for h in found.values()} == {"b1"} and len(found) == 4
 
 
 def test_slot_moves_off_node_out_of_contact_and_back():
-    world = Place(budget(), *nodes("a1", "b1"))
-    world.settle()
+    world = SlotRegion(budget(), *nodes("a1", "b1"))
+    world.run_controller()
     world.cache.put(with_new_revision(node("a1", zone="za", contact=ContactState.EXPIRED)))
-    assert {h.spec.node for h in world.settle().values()} == {"b1"}
+    assert {h.spec.node for h in world.run_controller().values()} == {"b1"}
     world.cache.put(with_new_revision(node("a1", zone="za")))
-    assert sorted(h.spec.node for h in world.settle(12).values()) == ["a1", "a1", "b1", "b1"]
+    assert sorted(h.spec.node for h in world.run_controller(12).values()) == ["a1", "a1", "b1", "b1"]
 
 
 def test_consumed_slot_on_draining_node_stays_until_claim_is_released():
-    world = Place(budget(1), *nodes("a1", "b1"))
-    (first,) = world.settle().values()
-    drawn = msgspec.structs.replace(KEPT, consumer=SlotConsumer(replica_uid="u", claim="acme/x.1"))
+    world = SlotRegion(budget(1), *nodes("a1", "b1"))
+    (first,) = world.run_controller().values()
+    drawn = msgspec.structs.replace(ADMITTED, consumer=SlotConsumer(replica_uid="u", claim="acme/x.1"))
     world.cache.put(with_new_revision(first, status=drawn))
     world.cache.put(with_new_revision(node(first.spec.node, zone=first.spec.zone, drain=True)))
-    assert world.settle()[first.metadata.name].spec.node == first.spec.node
-    world.cache.put(with_new_revision(world.cache.get(RecoverySlot, first.metadata.name), status=KEPT))
-    assert world.settle()[first.metadata.name].spec.node != first.spec.node
+    assert world.run_controller()[first.metadata.name].spec.node == first.spec.node
+    world.cache.put(with_new_revision(world.cache.get(RecoverySlot, first.metadata.name), status=ADMITTED))
+    assert world.run_controller()[first.metadata.name].spec.node != first.spec.node
 
 
 def test_slot_with_consuming_reservation_on_draining_node_is_kept():
-    world = Place(budget(1), *nodes("a1", "b1"))
-    (first,) = world.settle().values()
+    world = SlotRegion(budget(1), *nodes("a1", "b1"))
+    (first,) = world.run_controller().values()
     intent = Intent(replica_uid="u", template_hash="h", attempt=1)
     spec = ReservationSpec(replica="x", intent=intent, node=first.spec.node, recovery_slots=(first.metadata.name,))
     consumed = ReservationStatus(phase=ReservationPhase.CONSUMED)
     world.cache.put(Reservation(meta("x.1", "acme"), spec, consumed))
     world.cache.put(with_new_revision(node(first.spec.node, zone=first.spec.zone, drain=True)))
-    assert world.settle()[first.metadata.name].spec.node == first.spec.node
+    assert world.run_controller()[first.metadata.name].spec.node == first.spec.node
 
 
 def test_deleted_budget_deletes_its_slots():
-    world = Place(budget(), *nodes("a1"))
-    assert world.settle()
+    world = SlotRegion(budget(), *nodes("a1"))
+    assert world.run_controller()
     world.cache.remove(RecoveryBudget, Key("", "b"), int(meta("gone").resource_version))
-    assert world.settle() == {}
+    assert world.run_controller() == {}
 
 
 def test_pass_with_400_slots_on_600_nodes_takes_under_two_seconds():
     """CPU time of a pass is proportional to nodes plus new slots, not to nodes times slots."""
     many = [node(f"{'abc'[n % 3]}{n}", zone=f"z{n % 3}") for n in range(600)]
-    world = Place(budget(count=400, cpu="500m"), *many)
-    world.settle(passes=6)
+    world = SlotRegion(budget(count=400, cpu="500m"), *many)
+    world.run_controller(passes=6)
     began_s = time.process_time()
-    world.settle(passes=1)
+    world.run_controller(passes=1)
     spent_s = time.process_time() - began_s
-    found = world.settle(passes=2)
+    found = world.run_controller(passes=2)
     assert len(found) == 400
     zones = Counter(h.spec.zone for h in found.values())
     assert max(zones.values()) - min(zones.values()) <= 1

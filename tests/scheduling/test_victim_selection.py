@@ -10,7 +10,7 @@ from tests import factories
 from tests.authority.cell import TENANT
 from tests.controllers.virtual import until
 from tests.scheduling.test_preemption import assigned, binding, nodes, request, waiting
-from tests.scheduling.test_replay import all_the_same
+from tests.scheduling.test_replay import assert_all_replay
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.controllers.informer import Informers
@@ -30,21 +30,23 @@ from holdfast.scheduling.snapshot.builder import build_snapshot
 replace = msgspec.structs.replace
 
 
-def theirs(number: int, node: int, cpu: int = 4, *, priority: int = 0, tenant: str = "other", **spec: Any) -> Binding:
+def other_binding(
+    number: int, node: int, cpu: int = 4, *, priority: int = 0, tenant: str = "other", **spec: Any
+) -> Binding:
     made = binding(number, (node, cpu, priority, False))
     return replace(made, metadata=factories.meta(f"low-{number}.1", tenant), spec=replace(made.spec, **spec))
 
 
-def protects(cpu: str, tenant: str = "other", grant_class: GrantClass = GrantClass.NORMAL) -> GrantCopy:
+def protected_grant(cpu: str, tenant: str = "other", grant_class: GrantClass = GrantClass.NORMAL) -> GrantCopy:
     protected: dict[str, Any] = {"cpu": cpu} if cpu else {}
     return GrantCopy(factories.meta("normal", tenant), GrantCopySpec(grant_class=grant_class, protected=protected))
 
 
-def planned(*items: Any, cpu: int = 4, replicas: int = 1, standing: Any = None, **spec: Any) -> RequestPlan:
+def planned(*items: Any, cpu: int = 4, replicas: int = 1, sibling_status: Any = None, **spec: Any) -> RequestPlan:
     snapshot = build_snapshot("us-east", items)
-    more = {"sibling_status": standing} if standing is not None else {}
-    asked = requirements_of(request(cpu, replicas=replicas, **spec), evictions_left=1000)
-    return plan(snapshot, [asked], PolicyRules(), 0.0, 7, **more).request_plans[0]
+    more = {"sibling_status": sibling_status} if sibling_status is not None else {}
+    requirements = requirements_of(request(cpu, replicas=replicas, **spec), evictions_left=1000)
+    return plan(snapshot, [requirements], PolicyRules(), 0.0, 7, **more).request_plans[0]
 
 
 def victims(made: RequestPlan) -> list[tuple[str, ...]]:
@@ -54,63 +56,31 @@ def victims(made: RequestPlan) -> list[tuple[str, ...]]:
 # Protected quota
 
 
-def test_protected_quota_is_not_preempted_by_other_tenant() -> None:
-    items = [*nodes(2), theirs(0, 0), theirs(1, 1)]
-    assert len(victims(planned(*items, replicas=2))) == 2
-    made = planned(*items, protects("4"), replicas=2)
-    assert len(made.proposals) == 1 and len(made.unplaced) == 1, "one of two replicas is outside the protected quota"
-    assert made.refusals[-1].reason == Reason.NO_VICTIMS
-    assert "protected quota exempts replicas of other" in made.refusals[-1].message
-    assert not planned(*items, protects("8"), replicas=2).proposals
-    assert not planned(*items, protects("5"), replicas=2).proposals, "less than the protected quota would remain"
-
-
-def test_tenant_may_preempt_within_its_own_protected_quota() -> None:
-    made = planned(*nodes(1), theirs(0, 0, tenant="acme"), protects("4", "acme"))
-    assert victims(made) == [("acme/low-0.1",)]
-
-
-def test_unprotected_victim_of_higher_priority_is_chosen() -> None:
-    made = planned(*nodes(2), theirs(0, 0, priority=0), theirs(1, 1, priority=3, tenant="third"), protects("4"))
-    assert victims(made) == [("third/low-1.1",)]
-
-
 @pytest.mark.parametrize("away", [{"desired": DesiredRunState.STOP}, {"quota_released": True}])
 def test_stopping_claims_do_not_count_toward_protected_quota(away: dict[str, Any]) -> None:
-    items = [*nodes(2), theirs(0, 0), protects("4")]
-    assert planned(*items, theirs(1, 1), replicas=1).proposals
-    assert not planned(*items, theirs(1, 1, **away), cpu=3).proposals
-
-
-def test_reclaimable_work_is_not_protected() -> None:
-    loan = binding(1, (1, 4, 0, True))
-    loan = replace(loan, metadata=factories.meta("low-1.1", "other"))
-    made = planned(*nodes(2), theirs(0, 0), loan, protects("4"), replicas=2)
-    assert victims(made) == [("other/low-1.1",)]
-
-
-def test_only_normal_grant_protects() -> None:
-    assert planned(*nodes(1), theirs(0, 0), protects("4", grant_class=GrantClass.RECOVERY)).proposals
+    items = [*nodes(2), other_binding(0, 0), protected_grant("4")]
+    assert planned(*items, other_binding(1, 1), replicas=1).proposals
+    assert not planned(*items, other_binding(1, 1, **away), cpu=3).proposals
 
 
 def test_snapshot_hash_changes_with_protected_quota_only() -> None:
     builder = SnapshotBuilder("us-east")
     empty = builder.freeze(1).hash
-    builder.upsert(protects("4"))
+    builder.upsert(protected_grant("4"))
     four = builder.freeze(1).hash
-    again = protects("4")
+    again = protected_grant("4")
     builder.upsert(replace(again, spec=replace(again.spec, limit={"cpu": "9"}, last_contact_at="later")))
     assert builder.freeze(1).hash == four != empty
-    builder.upsert(protects("5"))
+    builder.upsert(protected_grant("5"))
     assert builder.freeze(1).hash not in (four, empty)
-    builder.delete(protects("5"))
+    builder.delete(protected_grant("5"))
     assert builder.freeze(1).hash == empty and not builder.freeze(1).protected
 
 
 # Serving siblings
 
 
-class Told:
+class FixedSiblings:
     """Fixed sibling counts by workload: total and serving; `idle` lists claims that do not serve."""
 
     def __init__(self, idle: tuple[str, ...] = (), **siblings: tuple[int, int]) -> None:
@@ -130,63 +100,67 @@ def web(number: int, node: int, workload: str, budget: int = 1) -> Binding:
 
 def test_workload_with_unavailable_siblings_is_not_a_victim() -> None:
     items = [*nodes(2), web(0, 0, "hurt"), web(1, 1, "well")]
-    made = planned(*items, replicas=2, standing=Told(hurt=(3, 2), well=(3, 3)))
+    made = planned(*items, replicas=2, sibling_status=FixedSiblings(hurt=(3, 2), well=(3, 3)))
     assert victims(made) == [("acme/low-1.1",)] and made.unplaced
     assert len(victims(planned(*items, replicas=2))) == 2, "unknown replicas count as serving"
 
 
 def test_not_serving_victim_does_not_use_disruption_budget() -> None:
     items = [*nodes(2), web(0, 0, "web"), web(1, 1, "web")]
-    made = planned(*items, replicas=2, standing=Told(("acme/low-0.1",), web=(2, 1)))
+    made = planned(*items, replicas=2, sibling_status=FixedSiblings(("acme/low-0.1",), web=(2, 1)))
     assert victims(made) == [("acme/low-0.1",)]
     assert made.unplaced, "the other replica is the only serving one"
 
 
 def test_victim_already_selected_in_plan_counts_against_disruption_budget() -> None:
     items = [*nodes(3), *(web(i, i, "web") for i in range(3))]
-    assert len(victims(planned(*items, replicas=3, standing=Told(web=(3, 3))))) == 1
+    assert len(victims(planned(*items, replicas=3, sibling_status=FixedSiblings(web=(3, 3))))) == 1
     loose = [*nodes(3), *(web(i, i, "web", 2) for i in range(3))]
-    assert len(victims(planned(*loose, replicas=3, standing=Told(web=(3, 3))))) == 2
+    assert len(victims(planned(*loose, replicas=3, sibling_status=FixedSiblings(web=(3, 3))))) == 2
 
 
 @pytest.mark.parametrize("seed_node", [0, 1])
 def test_equal_victims_are_chosen_by_disruption_cost(seed_node: int) -> None:
     items = [*nodes(2), web(0, seed_node, "few", 5), web(1, 1 - seed_node, "many", 5)]
-    assert victims(planned(*items, standing=Told(few=(2, 2), many=(20, 20)))) == [("acme/low-1.1",)]
-    assert victims(planned(*items, standing=Told(few=(20, 20), many=(20, 16)))) == [("acme/low-0.1",)]
-    idle = Told(("acme/low-0.1",), few=(2, 1), many=(20, 20))
-    assert victims(planned(*items, standing=idle)) == [("acme/low-0.1",)], "a victim that does not serve costs nothing"
+    assert victims(planned(*items, sibling_status=FixedSiblings(few=(2, 2), many=(20, 20)))) == [("acme/low-1.1",)]
+    assert victims(planned(*items, sibling_status=FixedSiblings(few=(20, 20), many=(20, 16)))) == [("acme/low-0.1",)]
+    idle = FixedSiblings(("acme/low-0.1",), few=(2, 1), many=(20, 20))
+    assert victims(planned(*items, sibling_status=idle)) == [("acme/low-0.1",)], (
+        "a victim that does not serve costs nothing"
+    )
 
 
 def test_lower_priority_victim_precedes_lower_disruption_cost() -> None:
     high = binding(1, (1, 4, 2, False), workload="many")
-    made = planned(*nodes(2), web(0, 0, "few"), high, standing=Told(few=(1, 1), many=(20, 20)))
+    made = planned(*nodes(2), web(0, 0, "few"), high, sibling_status=FixedSiblings(few=(1, 1), many=(20, 20)))
     assert victims(made) == [("acme/low-0.1",)]
 
 
 def test_recorded_preemption_evidence_gives_same_plan() -> None:
     items = [*nodes(3), web(0, 0, "hurt"), web(1, 1, "well"), web(2, 2, "lame")]
-    made = planned(*items, standing=Told(("acme/low-2.1",), hurt=(3, 2), well=(3, 3), lame=(1, 0)))
+    made = planned(*items, sibling_status=FixedSiblings(("acme/low-2.1",), hurt=(3, 2), well=(3, 3), lame=(1, 0)))
     assert made.preemption_evidence is not None
     assert made.preemption_evidence.not_serving == ("acme/low-2.1",)
     assert victims(made) == [("acme/low-2.1",)]
     assert "acme/lame" in {w.workload for w in made.preemption_evidence.workloads}
-    again = planned(*items, standing=RecordedSiblings(made.preemption_evidence))
+    again = planned(*items, sibling_status=RecordedSiblings(made.preemption_evidence))
     assert again.proposals == made.proposals and again.preemption_evidence == made.preemption_evidence
     assert planned(*items).preemption_evidence is None, "no counts were known"
-    assert planned(*nodes(4), *items[3:], standing=Told(hurt=(3, 2))).preemption_evidence is None, (
+    assert planned(*nodes(4), *items[3:], sibling_status=FixedSiblings(hurt=(3, 2))).preemption_evidence is None, (
         "no victims were needed"
     )
 
 
 def test_preemption_evidence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.scheduling.plan.victim_selection.PREEMPTION_WORKLOADS_READ_MAX", 2)
-    standing = Told(tuple(f"acme/low-{i}.1" for i in range(4)), **{f"w{i}": (1, 0) for i in range(4)})
+    sibling_status = FixedSiblings(tuple(f"acme/low-{i}.1" for i in range(4)), **{f"w{i}": (1, 0) for i in range(4)})
     items = [*nodes(1, 16), *(web(i, 0, f"w{i}") for i in range(4))]
-    made = planned(*items, cpu=12, standing=standing)
+    made = planned(*items, cpu=12, sibling_status=sibling_status)
     assert made.preemption_evidence is not None
     assert (len(made.preemption_evidence.workloads), len(made.preemption_evidence.not_serving)) == (2, 2)
-    assert planned(*items, cpu=12, standing=RecordedSiblings(made.preemption_evidence)).proposals == made.proposals
+    assert (
+        planned(*items, cpu=12, sibling_status=RecordedSiblings(made.preemption_evidence)).proposals == made.proposals
+    )
 
 
 def test_empty_preemption_evidence_has_unknown_siblings() -> None:
@@ -204,7 +178,7 @@ async def serving(region: Region, name: str, number: int, *, serves: bool = True
     await region.cell.put(replace(now, status=replace(now.status, execution=ran, traffic=traffic)))
 
 
-async def neighbour(region: Region, count: int) -> None:
+async def place_other_tenant(region: Region, count: int) -> None:
     """Binds replicas of another tenant, one per node."""
     await region.cell.grant("other")
     for number in range(count):
@@ -213,7 +187,7 @@ async def neighbour(region: Region, count: int) -> None:
         assert answer.binding, answer
 
 
-async def protect(region: Region, cpu: str) -> None:
+async def put_protected_grant(region: Region, cpu: str) -> None:
     copy = next(c for c in region.cell.every(GrantCopy) if c.metadata.namespace == "other")
     await region.cell.put(replace(copy, spec=replace(copy.spec, protected={"cpu": cpu})))
 
@@ -222,8 +196,8 @@ def test_authority_refuses_nomination_within_protected_quota() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
-        await neighbour(region, 3)
-        await protect(region, "7")
+        await place_other_tenant(region, 3)
+        await put_protected_grant(region, "7")
         for name in ("one", "two"):
             await cell.replica(name, priority=9, template={"resources": {"cpu": "6"}})
         one, two = cell.get_replica("one"), cell.get_replica("two")
@@ -233,7 +207,7 @@ def test_authority_refuses_nomination_within_protected_quota() -> None:
         assert refused.reason == Reason.VICTIM_NOT_ALLOWED, "6 cpu would remain after both nominations"
         assert "tenant other protects 7 cpu here" in refused.message
         assert refused.facts["victim"] == "other/api-1.1"
-        await protect(region, "6")
+        await put_protected_grant(region, "6")
         (taken,) = await cell.reserve(cell.item(two, "n1", victims=("other/api-1.1",)))
         assert taken.reason == Reason.WAITING_FOR_VICTIMS
 
@@ -244,8 +218,8 @@ def test_nominations_of_one_reserve_request_count_each_other() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
-        await neighbour(region, 2)
-        await protect(region, "6")
+        await place_other_tenant(region, 2)
+        await put_protected_grant(region, "6")
         made = [await cell.replica(n, priority=9, template={"resources": {"cpu": "6"}}) for n in ("one", "two")]
         items = [cell.item(r, f"n{i}", victims=(f"other/api-{i}.1",)) for i, r in enumerate(made)]
         answers = await cell.reserve(*items)
@@ -257,19 +231,19 @@ def test_nominations_of_one_reserve_request_count_each_other() -> None:
 def test_scheduler_nominates_after_protected_quota_is_lowered() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
-        await neighbour(region, 3)
-        await protect(region, "18")
+        await place_other_tenant(region, 3)
+        await put_protected_grant(region, "18")
         await until(lambda: len(region.informers.cache.list(Binding)) == 3)
         await until(lambda: any(c.spec.protected for c in region.informers.cache.list(GrantCopy)))
         await assigned(region, "hi", may_preempt=True, priority=9)
         await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(d.spec.workload == "hi" for d in cell.every(Decision)))
-        (told,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
-        assert "protected quota exempts replicas of other" in told.spec.refusals[-1].message
+        (stored_decision,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
+        assert "protected quota exempts replicas of other" in stored_decision.spec.refusals[-1].message
         assert not [r for r in cell.every(Reservation) if r.spec.victims]
-        await protect(region, "12")
+        await put_protected_grant(region, "12")
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
-        await all_the_same(cell.objects)
+        await assert_all_replay(cell.objects)
 
     in_region(test, chores=True)
 
@@ -289,17 +263,19 @@ def test_scheduler_nominates_no_victim_with_unavailable_siblings() -> None:
                 await cell.put(replace(made, spec=replace(made.spec, workload=name, assignment=name)))
         settled = region.informers
         await until(lambda: _known(settled) == 5)
-        proposed = len(region.outlet.proposed)
+        proposed = len(region.scheduler_client.proposed)
         await assigned(region, "hi", may_preempt=True, priority=9)
         await waiting(region, "hi", 1, priority=9, may_preempt=True)
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
-        asked = [item.victims for call in region.outlet.proposed[proposed:] for item in call.items if item.victims]
-        assert asked == [(f"{TENANT}/c-0.1",)], "it was the only proposed victim"
-        (told,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
-        assert told.spec.preemption_evidence is not None
-        by_name = {w.workload: (w.total, w.serving) for w in told.spec.preemption_evidence.workloads}
+        requirements = [
+            item.victims for call in region.scheduler_client.proposed[proposed:] for item in call.items if item.victims
+        ]
+        assert requirements == [(f"{TENANT}/c-0.1",)], "it was the only proposed victim"
+        (stored_decision,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
+        assert stored_decision.spec.preemption_evidence is not None
+        by_name = {w.workload: (w.total, w.serving) for w in stored_decision.spec.preemption_evidence.workloads}
         assert by_name[f"{TENANT}/a"] == (2, 1) and by_name[f"{TENANT}/c"] == (1, 1)
-        await all_the_same(cell.objects)
+        await assert_all_replay(cell.objects)
 
     in_region(test, chores=True)
 

@@ -33,7 +33,7 @@ def python(staged: ModuleType, *texts: str, **env: str) -> tuple[object, ...]:
     return tuple(staged.Command((sys.executable, "-c", text), env) for text in texts)
 
 
-def test_a_failed_stage_is_told_with_its_last_words_and_the_others_run(staged: ModuleType, tmp_path: Path) -> None:
+def test_failed_stage_is_reported_with_last_output_and_others_run(staged: ModuleType, tmp_path: Path) -> None:
     stages = [
         staged.Stage("first", "goes well", python(staged, "print('one')", "print('two')"), 1),
         staged.Stage("second", "fails", python(staged, "print('why'); raise SystemExit(3)", "print('never')"), 1),
@@ -55,7 +55,7 @@ def test_a_failed_stage_is_told_with_its_last_words_and_the_others_run(staged: M
     assert (tmp_path / "last.log").read_text().splitlines()[-1] == "7"
 
 
-def test_all_well_is_0_and_a_long_stage_tells_how_it_goes_on(
+def test_success_exits_0_and_long_stage_reports_progress(
     staged: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged, "PROGRESS_EVERY_S", 0.1)
@@ -96,7 +96,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_stage_ends_with_everything_it_started(how: signal.Signals, tmp_path: Path) -> None:
+def test_interrupted_stage_ends_with_all_its_processes(how: signal.Signals, tmp_path: Path) -> None:
     script = DRIVER.format(scripts=str(SCRIPTS), child=CHILD, logs=str(tmp_path))
     running = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
@@ -128,7 +128,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_what_stages_name_exists(prove: ModuleType) -> None:
+def test_files_named_by_stages_exist(prove: ModuleType) -> None:
     places = [place for places in prove.NAMED.values() for place in places]
     assert len(set(places)) == len(places)
     for place in places:
@@ -139,14 +139,14 @@ def test_what_stages_name_exists(prove: ModuleType) -> None:
     assert len(known) == len(prove.stages(2)) and {name for name in prove.NAMED if name} <= known
 
 
-def test_every_size_a_stage_asks_for_is_one_that_tests_read(prove: ModuleType) -> None:
+def test_every_size_of_a_stage_is_read_by_tests(prove: ModuleType) -> None:
     asked = {name for stage in prove.stages(2) for command in stage.commands for name in command.env}
     texts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
     asked = {name for name in asked if name.startswith("HOLDFAST_")}
     assert len(asked) > 5 and not [name for name in asked if f'"{name}"' not in texts]
 
 
-def test_a_size_that_is_asked_for_outside_is_left_as_it_is(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_from_environment_is_kept(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def sizes() -> dict[str, str]:
         (disks,) = (stage for stage in prove.stages(2) if stage.name == "disks")
         return dict(disks.commands[0].env)
@@ -156,7 +156,7 @@ def test_a_size_that_is_asked_for_outside_is_left_as_it_is(prove: ModuleType, mo
     assert sizes() == {**before, "HOLDFAST_KILLS": "3"} != before
 
 
-def test_stages_are_listed_and_one_that_is_not_there_is_told(prove: ModuleType) -> None:
+def test_stages_are_listed_and_unknown_stage_is_refused(prove: ModuleType) -> None:
     said: list[str] = []
     assert prove.main(["list"], said.append) == 0
     assert len(said) == len(prove.stages(2))
@@ -164,7 +164,7 @@ def test_stages_are_listed_and_one_that_is_not_there_is_told(prove: ModuleType) 
     assert "stage nothing: not found (expected one of simulations" in said[-1]
 
 
-def test_stages_run_where_they_are_asked_for(prove: ModuleType) -> None:
+def test_stages_run_in_the_given_directory(prove: ModuleType) -> None:
     """From the Makefile, with nothing but what it says: a program that starts at all."""
     made = subprocess.run(
         [sys.executable, str(SCRIPTS / "prove.py"), "list"], capture_output=True, text=True, cwd=os.sep, check=True

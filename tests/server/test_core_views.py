@@ -67,13 +67,13 @@ async def test_node_conditions_have_heartbeat_time_of_lease(api: Api, region: Wo
     lease = NodeLease(epoch=1, renewed_at_s=parse_time("2026-02-03T04:05:06Z"), ttl_s=15.0)
     page = LeasePage(metadata=ObjectMeta(name="page-0"), spec=LeasePageSpec(page=0, leases={"n1": lease}))
     await region.commit(Create(page), role="authority")
-    heard, other = (await api.get("/api/v1/nodes")).json["items"]
-    assert {c["lastHeartbeatTime"] for c in heard["status"]["conditions"]} == {"2026-02-03T04:05:06Z"}
+    renewed, other = (await api.get("/api/v1/nodes")).json["items"]
+    assert {c["lastHeartbeatTime"] for c in renewed["status"]["conditions"]} == {"2026-02-03T04:05:06Z"}
     assert {c["lastHeartbeatTime"] for c in other["status"]["conditions"]} == {other["metadata"]["creationTimestamp"]}
-    assert (await api.get("/api/v1/nodes/n1")).json["status"] == heard["status"]
+    assert (await api.get("/api/v1/nodes/n1")).json["status"] == renewed["status"]
     plain = (await api.get("/apis/holdfast.dev/v1/nodes/n1")).json
     assert "lastHeartbeatTime" not in str(plain), "a heartbeat is not part of the Node"
-    done = await api.call("PUT", "/api/v1/nodes/n1", {**heard, "spec": {**heard["spec"], "unschedulable": True}})
+    done = await api.call("PUT", "/api/v1/nodes/n1", {**renewed, "spec": {**renewed["spec"], "unschedulable": True}})
     assert done.code == 200 and node(region).spec.unschedulable, "the object as read can be written back"
 
 
@@ -118,7 +118,9 @@ async def test_eviction_sets_drain_on_the_node(api: Api, region: World) -> None:
 
 
 async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: Api, region: World) -> None:
-    made = factories.replica(0, factories.assignment("web", "west", namespace="shop"), status=factories.serving_status())
+    made = factories.replica(
+        0, factories.assignment("web", "west", namespace="shop"), status=factories.serving_status()
+    )
     status = msgspec.structs.replace(
         made.status, placement=PlacementBlock(attempt=1, node="n1", binding="web-0.1", reservation="web-0.1")
     )
@@ -131,8 +133,8 @@ async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: A
     for role, name in (("authority", "placement"), ("serve", "traffic")):
         blocks = {name: getattr(status, name)}
         await region.commit(SetStatus("Replica", stored.key, stored.uid, blocks=blocks), role=role)
-    said = SetStatus("Replica", stored.key, stored.uid, blocks={"execution": status.execution})
-    await region.gate.commit(agent("n1", region="west"), [said])
+    response = SetStatus("Replica", stored.key, stored.uid, blocks={"execution": status.execution})
+    await region.gate.commit(agent("n1", region="west"), [response])
     waits = await api.post(f"{POD}/eviction", EVICTION)
     assert waits.code == 429
     assert "shop/web-0: disruption budget: disruption.maxUnavailable is 0" in waits.json["message"]
@@ -190,9 +192,9 @@ async def test_pod_log_is_served_by_the_agent(api: Api, region: World) -> None:
         agent_answers = asyncio.create_task(answered(region, rows))
         while "n1" not in region.app.agent_rpc.agents:
             await asyncio.sleep(0)
-        said = await api.get(f"{POD}/log{query}")
+        response = await api.get(f"{POD}/log{query}")
         await agent_answers
-        assert (said.code, said.body.decode()) == (200, text)
+        assert (response.code, response.body.decode()) == (200, text)
     assert not region.app.agent_rpc.pending and not region.app.agent_rpc.responding
     assert (await api.get(f"{POD}/log?tailLines=many")).code == 400
     assert (await api.get(POD.replace("web-0", "web-9") + "/log")).code == 404
@@ -202,6 +204,6 @@ async def test_pod_log_with_agent_error_returns_503(api: Api, region: World) -> 
     agent_answers = asyncio.create_task(answered(region, [{"error": "replica web-0: no logs on node n1"}]))
     while "n1" not in region.app.agent_rpc.agents:
         await asyncio.sleep(0)
-    said = await api.get(f"{POD}/log")
+    response = await api.get(f"{POD}/log")
     await agent_answers
-    assert said.code == 503 and "node n1: replica web-0: no logs" in said.json["message"]
+    assert response.code == 503 and "node n1: replica web-0: no logs" in response.json["message"]

@@ -107,8 +107,8 @@ async def test_notice_about_existing_object_becomes_event(api: Api) -> None:
         {"about": {**about, "uid": "old"}, "reason": "Stale"},
         {"about": {"kind": "Workload", "name": "nope", "namespace": "shop"}, "reason": "Gone"},
     ]
-    said = await api.post("/notify/v1", {"component": "agent", "notices": notices})
-    assert (said.code, said.json) == (200, {"recorded": 1})
+    response = await api.post("/notify/v1", {"component": "agent", "notices": notices})
+    assert (response.code, response.json) == (200, {"recorded": 1})
     selector = f"involvedObject.uid={made['metadata']['uid']},involvedObject.kind=Workload"
     events = (await api.get(f"/api/v1/namespaces/shop/events?fieldSelector={selector}")).json["items"]
     assert [(e["reason"], e["source"]["component"], e["type"]) for e in events] == [("Placed", "agent", "Normal")]
@@ -136,7 +136,9 @@ class Authority:
     def __getattr__(self, call: str) -> Any:
         async def answer(who: Principal, request: Any, token: Any = None) -> PlacementResponse:
             self.calls.append((call, who.name, request, token))
-            return PlacementResponse(results=tuple(PlacementResult(result=PlacementOutcome.ACCEPTED) for _ in request.items), revision=7)
+            return PlacementResponse(
+                results=tuple(PlacementResult(result=PlacementOutcome.ACCEPTED) for _ in request.items), revision=7
+            )
 
         return answer
 
@@ -175,12 +177,12 @@ async def test_agent_can_list_only_bindings_of_its_node(region: World) -> None:
 async def test_endpoints_of_unreachable_region_expire(world: World) -> None:
     api = Api(world.app)
     now_s = world.ports.clock.now()
-    for name, heard_s in (("near", now_s), ("far", now_s - 300)):
+    for name, contact_s in (("near", now_s), ("far", now_s - 300)):
         item = Region(metadata=ObjectMeta(name=name), spec=RegionSpec(zones=("a",)))
         await world.commit(Create(item), role="operator")
         stored = world.objects.get(BY_NAME["Region"], "", name)
         assert stored is not None
-        health = RegionHealth(state=HealthState.HEALTHY, last_contact_at=micro_text(heard_s))
+        health = RegionHealth(state=HealthState.HEALTHY, last_contact_at=micro_text(contact_s))
         await world.commit(SetStatus("Region", stored.key, stored.uid, blocks={"health": health}), role="region-health")
         addresses = (Address(replica="r-0", uid="u", address="10.0.0.1", ports={"http": 80}),)
         slice_ = Endpoint(
@@ -266,7 +268,11 @@ async def test_full_flow_is_refused_while_others_are_served(narrow: FlowControl)
 
 
 async def test_queued_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(flow_control.PRIORITY_LEVELS, "users", PriorityLevel("users", max_running=1, max_queued=8, queue_timeout_s=0.05, max_watches_per_client=2))
+    monkeypatch.setitem(
+        flow_control.PRIORITY_LEVELS,
+        "users",
+        PriorityLevel("users", max_running=1, max_queued=8, queue_timeout_s=0.05, max_watches_per_client=2),
+    )
     flow = FlowControl()
     who = user("a", "one")
     async with flow.admit(who, "one"):
@@ -278,7 +284,11 @@ async def test_queued_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_overload_response_has_retry_after(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(flow_control.PRIORITY_LEVELS, "users", PriorityLevel("users", max_running=0, max_queued=0, queue_timeout_s=0.05, max_watches_per_client=2))
+    monkeypatch.setitem(
+        flow_control.PRIORITY_LEVELS,
+        "users",
+        PriorityLevel("users", max_running=0, max_queued=0, queue_timeout_s=0.05, max_watches_per_client=2),
+    )
     world.app.flow = FlowControl()
     refused = await api.as_user("tim").get(WORKLOADS)
     assert (refused.code, refused.json["reason"], refused.headers["retry-after"]) == (429, "TooManyRequests", "1")
@@ -286,7 +296,11 @@ async def test_overload_response_has_retry_after(api: Api, world: World, monkeyp
 
 
 async def test_watch_above_client_limit_is_refused(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(flow_control.PRIORITY_LEVELS, "users", PriorityLevel("users", max_running=9, max_queued=9, queue_timeout_s=1, max_watches_per_client=1))
+    monkeypatch.setitem(
+        flow_control.PRIORITY_LEVELS,
+        "users",
+        PriorityLevel("users", max_running=9, max_queued=9, queue_timeout_s=1, max_watches_per_client=1),
+    )
     tim = api.as_user("tim")
     async with tim.watch(f"{WORKLOADS}?watch=true"):
         refused = await tim.get(f"{WORKLOADS}?watch=true")

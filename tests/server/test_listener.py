@@ -64,8 +64,8 @@ async def test_slow_headers_are_answered_with_408(plain: Listener, monkeypatch: 
     silent, half = await Client.to(plain.port), await Client.to(plain.port)
     await half.send(b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: ")
     for client in (silent, half):
-        said = await client.closed()
-        assert b"408" in said.split(b"\r\n")[0] and b'"kind":"Status"' in said
+        response = await client.closed()
+        assert b"408" in response.split(b"\r\n")[0] and b'"kind":"Status"' in response
         client.close()
 
 
@@ -84,8 +84,8 @@ async def test_oversized_headers_are_answered_with_431(plain: Listener) -> None:
     await endless.send(b"GET /version HTTP/1.1\r\nX-Long: ")
     await asyncio.sleep(0.05)
     await endless.send(b"y" * (MAX_HEADER_BYTES + 1000))
-    said = await endless.closed()
-    assert b"431" in said.split(b"\r\n")[0]
+    response = await endless.closed()
+    assert b"431" in response.split(b"\r\n")[0]
     endless.close()
 
 
@@ -109,8 +109,8 @@ async def test_non_http_input_is_answered_with_400_status(plain: Listener) -> No
     ):
         client = await Client.to(plain.port)
         await client.send(data)
-        said = await client.closed()
-        assert said.startswith(b"HTTP/1.1 400") and b'"kind":"Status"' in said, data
+        response = await client.closed()
+        assert response.startswith(b"HTTP/1.1 400") and b'"kind":"Status"' in response, data
         client.close()
 
 
@@ -122,8 +122,8 @@ async def test_slow_body_is_answered_with_408_and_closed(
     client = await Client.to(plain.port)
     head = f"POST {WORKLOADS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n"
     await client.send(head.encode() + b'{"metadata"')
-    code, said = await client.answer()
-    assert (code, said["kind"]) == (408, "Status")
+    code, response = await client.answer()
+    assert (code, response["kind"]) == (408, "Status")
     assert await client.closed() == b"", "the connection is closed"
     client.close()
 

@@ -22,7 +22,7 @@ from holdfast.server.placement_forwarding import (
 )
 
 
-def told(name: str, *groups: str) -> str:
+def forwarded(name: str, *groups: str) -> str:
     return base64.b64encode(msgspec.json.encode(ForwardedPrincipal(name, groups))).decode()
 
 
@@ -31,10 +31,12 @@ def server(cell: str = "us-east", *groups: str):
 
 
 def test_call_forwarded_by_own_cell_has_original_caller():
-    node = forwarded_principal(server(), told("holdfast:node:us-east:n1", NODES), "us-east")
+    node = forwarded_principal(server(), forwarded("holdfast:node:us-east:n1", NODES), "us-east")
     assert (node.node, node.region, node.roles) == ("n1", "us-east", frozenset({"agent"}))
-    asked = forwarded_principal(server(), told("holdfast:controller:scheduler", "holdfast:controllers"), "us-east")
-    assert asked == controller("scheduler", cell="us-east")
+    scheduler = forwarded_principal(
+        server(), forwarded("holdfast:controller:scheduler", "holdfast:controllers"), "us-east"
+    )
+    assert scheduler == controller("scheduler", cell="us-east")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_call_forwarded_by_own_cell_has_original_caller():
 )
 def test_call_forwarded_by_other_principal_is_forbidden(by):
     with pytest.raises(Forbidden):
-        forwarded_principal(by, told("holdfast:node:us-east:n1", NODES), "us-east")
+        forwarded_principal(by, forwarded("holdfast:node:us-east:n1", NODES), "us-east")
 
 
 @pytest.mark.parametrize("header", ["", "!", base64.b64encode(b"[]").decode(), "AAAA"])

@@ -19,7 +19,7 @@ def policy(**rules: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("rules", "said"),
+    ("rules", "message"),
     [
         ({"filters": ["Labels", "Moonphase"]}, "rules.filters[1]"),
         ({"scores": [{"name": "Luck", "weight": 1}]}, "rules.scores[0].name"),
@@ -30,8 +30,8 @@ def policy(**rules: Any) -> dict[str, Any]:
         ({"scoreExpressions": [{"name": "mine", "expression": "1 / 0"}]}, "rules.scoreExpressions[0].expression"),
     ],
 )
-async def test_invalid_policy_is_refused_with_position(api: Api, rules: dict[str, Any], said: str) -> None:
+async def test_invalid_policy_is_refused_with_position(api: Api, rules: dict[str, Any], message: str) -> None:
     answer = await api.post(POLICIES, policy(**rules))
     assert answer.code in (400, 422), answer.body
-    assert said in answer.body.decode()
+    assert message in answer.body.decode()
     assert (await api.get(f"{POLICIES}/mine")).code == 404

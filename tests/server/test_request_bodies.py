@@ -142,7 +142,9 @@ def test_protobuf_reviews_decode_and_unknown_kinds_are_refused() -> None:
     assert lease["spec"] == {
         "holderIdentity": "me", "leaseDurationSeconds": 15, "acquireTime": "2026-01-01T00:00:00.500000Z",
     }  # fmt: skip
-    options = kubernetes_protobuf.decode(envelope("v1", "DeleteOptions", field(1, 0) + field(4, b"Foreground") + field(5, b"All")))
+    options = kubernetes_protobuf.decode(
+        envelope("v1", "DeleteOptions", field(1, 0) + field(4, b"Foreground") + field(5, b"All"))
+    )
     assert (options["gracePeriodSeconds"], options["propagationPolicy"], options["dryRun"]) == (
         0,
         "Foreground",

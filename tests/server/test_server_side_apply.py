@@ -81,9 +81,9 @@ async def test_apply_merges_keyed_list_items(api: Api) -> None:
     assert [port["name"] for port in gone["spec"]["template"]["ports"]] == ["http"]
     clash = {"metadata": {}, "spec": {"template": {"ports": [{"name": "http", "port": 80}]}}}
     assert (await api.apply(WEB, clash, "b")).code == 200, "a does not own the port"
-    mine = workload()
-    mine["spec"]["template"]["ports"] = [{"name": "http", "port": 81}]
-    refused = await api.apply(WEB, mine, "a")
+    changed = workload()
+    changed["spec"]["template"]["ports"] = [{"name": "http", "port": 81}]
+    refused = await api.apply(WEB, changed, "a")
     assert refused.json["details"]["causes"][0]["field"] == '.spec.template.ports[name="http"].port'
 
 
@@ -215,7 +215,7 @@ def test_update_owns_exactly_its_changed_fields(old: Any, new: Any) -> None:
     first = after_update(SCHEMA, {}, None, old, Owner("a", UPDATE), now=now, api_version=version)
     second = after_update(SCHEMA, first, old, new, Owner("b", UPDATE), now=now, api_version=version)
     paths = owned_paths(SCHEMA, new)
-    mine, theirs = (second[o].paths if (o := Owner(name, UPDATE)) in second else frozenset() for name in ("b", "a"))
-    assert not mine & theirs and mine <= paths
+    changed, theirs = (second[o].paths if (o := Owner(name, UPDATE)) in second else frozenset() for name in ("b", "a"))
+    assert not changed & theirs and changed <= paths
     if old == new:
         assert second == first

@@ -15,8 +15,8 @@ from .conftest import WORKLOADS, Api, workload
 async def test_commit_of_next_release_drops_unknown_block_with_warning(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     stored = wire.decode_object((await api.get(f"{WORKLOADS}/web")).body)
-    said = SetStatus("Workload", Key("shop", "web"), stored.uid, {"summary": Summary(ready=2)})
-    tree = msgspec.json.decode(wire.encode_commit([said]))
+    write = SetStatus("Workload", Key("shop", "web"), stored.uid, {"summary": Summary(ready=2)})
+    tree = msgspec.json.decode(wire.encode_commit([write]))
     tree["writes"][0]["blocks"]["forecast"] = {"ready": 3}
     tree["writes"][0]["blocks"]["summary"]["forecast"] = 3
     done = await api.as_user("holdfast:controller:workload-status").post("/commit/v1", msgspec.json.encode(tree))

@@ -1,4 +1,4 @@
-"""While a world runs, the real clock, chance, network and threads are out of reach: whoever reaches fails the run."""
+"""During a simulation the real clock, randomness, network and threads are forbidden. Any use fails the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.sim.determinism_guards import NondeterminismError, forbid_real_wor
 from holdfast.sim.scenario_files import WorldSize
 from holdfast.sim.simulation import RunOutcome, Simulation
 
-REACHES: dict[str, Callable[[], object]] = {
+NONDETERMINISTIC_CALLS: dict[str, Callable[[], object]] = {
     "time": lambda: time.time(),  # noqa: PLW0108 - the attribute is looked up when it is called, as in the code
     "monotonic": lambda: time.monotonic(),  # noqa: PLW0108
     "clock_gettime": lambda: time.clock_gettime(0),
@@ -37,7 +37,7 @@ REACHES: dict[str, Callable[[], object]] = {
     "secrets": lambda: secrets.token_hex(4),
     "socket": lambda: socket.socket(),  # noqa: PLW0108
     "socketpair": lambda: socket.socketpair(),  # noqa: PLW0108
-    "name of a host": lambda: socket.getaddrinfo("localhost", 80),
+    "host name": lambda: socket.getaddrinfo("localhost", 80),
     "process": lambda: subprocess.run(["true"], check=False),
     "thread": lambda: threading.Thread(target=print).start(),
 }
@@ -46,38 +46,36 @@ SMALL = WorldSize(
 )
 
 
-@pytest.mark.parametrize("name", REACHES)
-def test_reaching_for_the_real_world_fails(name: str) -> None:
-    with forbid_real_world() as reached, pytest.raises(NondeterminismError):
-        REACHES[name]()
-    assert len(reached) == 1
+@pytest.mark.parametrize("name", NONDETERMINISTIC_CALLS)
+def test_nondeterministic_function_raises(name: str) -> None:
+    with forbid_real_world() as calls, pytest.raises(NondeterminismError):
+        NONDETERMINISTIC_CALLS[name]()
+    assert len(calls) == 1
     assert time.time() > 0
 
 
-def test_a_seeded_stream_is_fine() -> None:
-    with forbid_real_world() as reached:
+def test_seeded_random_stream_is_allowed() -> None:
+    with forbid_real_world() as calls:
         assert random.Random("1/chance").random() == random.Random("1/chance").random()
-    assert not reached
+    assert not calls
 
 
-def small_world(seed: int = 1) -> RunOutcome:
+def run_small(seed: int = 1) -> RunOutcome:
     parallel_runs.silence_logs()
     return Simulation(seed, SMALL, enabled=()).run()
 
 
 @pytest.mark.parametrize("name", ["time", "random", "socket", "thread"])
-def test_a_run_fails_when_a_decision_reaches_for_the_real_world_even_if_that_is_caught(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simulation_fails_when_a_decision_suppresses_nondeterminism(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decide = assign.decide
 
-    def reaching(*args: Any) -> Any:
-        with contextlib.suppress(RuntimeError):  # as a loop does that must go on whatever happens
-            REACHES[name]()
+    def nondeterministic(*args: Any) -> Any:
+        with contextlib.suppress(RuntimeError):  # as a loop that catches all exceptions
+            NONDETERMINISTIC_CALLS[name]()
         return decide(*args)
 
-    monkeypatch.setattr(assign, "decide", reaching)
-    outcome = small_world()
+    monkeypatch.setattr(assign, "decide", nondeterministic)
+    outcome = run_small()
     assert not outcome.ok
     assert "simulated code gets time, randomness and network through its ports" in outcome.failures[0]
 
@@ -100,12 +98,12 @@ print(small_world().digest)
 
 def digest_with(hash_seed: int, code: str) -> str:
     env = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(sys.path)}
-    answer = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    return answer.stdout.strip()
+    completed = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return completed.stdout.strip()
 
 
 @pytest.mark.slow
-def test_a_set_iterated_into_a_decision_is_seen_by_another_hash_seed() -> None:
+def test_set_order_in_a_decision_changes_digest_with_hash_seed() -> None:
     plain = "from tests.sim.test_determinism_guards import small_world; print(small_world().digest)"
     assert len({digest_with(seed, plain) for seed in (1, 2)}) == 1
     assert len({digest_with(seed, ITERATES_A_SET) for seed in (1, 2, 3)}) > 1

@@ -1,4 +1,4 @@
-"""The checker of the one disruption budget: what counts and what does not, and that a budget of each region is seen."""
+"""The disruption checker: what counts against the disruption budget."""
 
 from __future__ import annotations
 
@@ -22,65 +22,65 @@ from holdfast.store.contract import Txn
 replace = msgspec.structs.replace
 
 
-class Seen:
+class CheckedHistory:
     def __init__(self, budget: int) -> None:
         self.checker = DisruptionChecker()
-        made = workload(disruption=Disruption(max_unavailable=budget))
-        self.uid = made.uid
-        self.see("global", Workload, None, made)
+        item = workload(disruption=Disruption(max_unavailable=budget))
+        self.uid = item.uid
+        self.commit("global", Workload, None, item)
 
-    def see(self, cell: str, kind: type[Any], old: Any, new: Any) -> list[str]:
+    def commit(self, cell: str, kind: type[Any], old: Any, new: Any) -> list[str]:
         item = new if new is not None else old
         change = ObservedChange(f"/{kind_of(kind).plural}/{item.key}", kind_of(kind), old, new)
         commit = ObservedCommit(cell, 1.0, 1.0, Txn(writes=()), (change,), {})
-        return [what for promise, what, _ in self.checker.check(commit) if promise == "budget"]
+        return [what for invariant, what, _ in self.checker.check(commit) if invariant == "budget"]
 
     def serves(self, cell: str, ordinal: int, **spec: Any) -> Replica:
-        made = replica(ordinal, assignment(where=cell), status=serving_status())
-        made = replace(made, spec=replace(made.spec, workload_uid=self.uid, **spec))
-        self.see(cell, Replica, None, made)
-        return made
+        item = replica(ordinal, assignment(where=cell), status=serving_status())
+        item = replace(item, spec=replace(item.spec, workload_uid=self.uid, **spec))
+        self.commit(cell, Replica, None, item)
+        return item
 
-    def let_go(self, cell: str, old: Replica, reason: Reason = Reason.DRAINED) -> tuple[Replica, list[str]]:
+    def evict(self, cell: str, old: Replica, reason: Reason = Reason.DRAINED) -> tuple[Replica, list[str]]:
         block = ReleaseBlock(reason=reason, attempt=old.status.placement.attempt)
         new = with_new_revision(old, status=replace(old.status, release=block))
-        return new, self.see(cell, Replica, old, new)
+        return new, self.commit(cell, Replica, old, new)
 
 
-def test_what_is_let_go_in_two_regions_counts_together():
-    seen = Seen(1)
-    east, west = seen.serves("east", 0), seen.serves("west", 1)
-    assert not seen.let_go("east", east)[1]
-    assert seen.let_go("west", west)[1], "two at once, of one that may"
+def test_evictions_of_two_regions_count_together():
+    history = CheckedHistory(1)
+    east, west = history.serves("east", 0), history.serves("west", 1)
+    assert not history.evict("east", east)[1]
+    assert history.evict("west", west)[1], "two evicted at once, budget 1"
 
 
-def test_who_serves_again_or_is_deleted_is_not_away():
-    seen = Seen(1)
-    gone, found = seen.let_go("east", seen.serves("east", 0))
+def test_replica_serving_again_or_deleted_is_not_unavailable():
+    history = CheckedHistory(1)
+    evicted, found = history.evict("east", history.serves("east", 0))
     assert not found
-    seen.see("east", Replica, gone, with_new_revision(gone, status=replace(gone.status, release=None)))
-    gone, found = seen.let_go("west", seen.serves("west", 1))
+    history.commit("east", Replica, evicted, with_new_revision(evicted, status=replace(evicted.status, release=None)))
+    evicted, found = history.evict("west", history.serves("west", 1))
     assert not found
-    seen.see("west", Replica, gone, None)
-    assert not seen.let_go("east", seen.serves("east", 3))[1]
+    history.commit("west", Replica, evicted, None)
+    assert not history.evict("east", history.serves("east", 3))[1]
 
 
 @pytest.mark.parametrize(
     "reason", [Reason.NODE_LOST, Reason.EXITED, Reason.RESCHEDULED_BY_REPAIR, Reason.REVISION_REPLACED]
 )
-def test_accidents_are_nobodys_choice(reason):
-    seen = Seen(0)
-    assert not seen.let_go("east", seen.serves("east", 0), reason)[1]
+def test_failures_do_not_count_against_the_budget(reason):
+    history = CheckedHistory(0)
+    assert not history.evict("east", history.serves("east", 0), reason)[1]
 
 
-def test_reclaimable_work_makes_way_whatever_its_budget():
-    seen = Seen(0)
-    assert not seen.let_go("east", seen.serves("east", 0, reclaimable=True), Reason.PREEMPTED)[1]
-    assert seen.let_go("east", seen.serves("east", 1))[1]
+def test_reclaimable_replica_is_evicted_regardless_of_budget():
+    history = CheckedHistory(0)
+    assert not history.evict("east", history.serves("east", 0, reclaimable=True), Reason.PREEMPTED)[1]
+    assert history.evict("east", history.serves("east", 1))[1]
 
 
 @pytest.mark.slow
-def test_a_budget_of_each_region_is_seen():
+def test_budget_per_region_mutation_violates_budget():
     scenario = load_scenario("drained-in-turn")
     with applied_mutation("budget-per-region") as patch:
         (played,) = run_variants(scenario, 1)

@@ -1,4 +1,4 @@
-"""The decisions behind bugs that worlds have found (docs/bugs.md), each by itself."""
+"""Decisions with past bugs found by simulations (docs/bugs.md), as unit tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.model.workload import Batch, Exclusivity, Rollout, WorkloadType
 
 
 def assignment(region: str, **spec: object) -> Assignment:
-    made = AssignmentSpec(
+    spec_object = AssignmentSpec(
         workload="job",
         workload_uid="u",
         region=region,
@@ -21,15 +21,15 @@ def assignment(region: str, **spec: object) -> Assignment:
         template=Template(resources={"cpu": "1"}),
         epoch=2,
     )
-    made = msgspec.structs.replace(made, **spec)  # type: ignore[arg-type]
-    return Assignment(metadata=ObjectMeta(name=f"job.{region}.normal", namespace="acme"), spec=made)
+    spec_object = msgspec.structs.replace(spec_object, **spec)  # type: ignore[arg-type]
+    return Assignment(metadata=ObjectMeta(name=f"job.{region}.normal", namespace="acme"), spec=spec_object)
 
 
 def status(item: Assignment, **values: object) -> Assignment:
     return msgspec.structs.replace(item, status=AssignmentStatus(**values))  # type: ignore[arg-type]
 
 
-def test_a_finished_batch_asks_for_nothing() -> None:
+def test_finished_batch_has_no_quota_demand() -> None:
     batch = assignment("east", type=WorkloadType.BATCH, replicas=2, batch=Batch(completions=3, parallelism=2))
     assert cpu(batch) == 2000
     assert cpu(status(batch, succeeded=2)) == 1000
@@ -38,7 +38,7 @@ def test_a_finished_batch_asks_for_nothing() -> None:
     assert cpu(status(batch, succeeded=3, bound=1)) == 1000
 
 
-def test_a_rollout_on_its_way_uses_the_room_for_its_surge_and_asks_for_no_more() -> None:
+def test_rollout_in_progress_demands_no_more_than_its_surge() -> None:
     service = assignment("east", type=WorkloadType.SERVICE, replicas=3, rollout=Rollout(max_surge=1))
     assert [cpu(status(service, bound=bound)) for bound in (0, 3, 4, 6)] == [4000, 4000, 4000, 6000]
 
@@ -47,20 +47,20 @@ def cpu(item: Assignment) -> int:
     return sum(quota_demand(item).values())
 
 
-def test_an_ordinal_is_in_one_region() -> None:
+def test_ordinals_are_assigned_to_one_region_each() -> None:
     assert assign_ordinals({"east": 2, "west": 1}, []) == {"east": (0, 1), "west": (2,)}
 
 
-def test_an_ordinal_stays_where_it_is_and_moves_only_when_it_was_let_go() -> None:
+def test_ordinal_moves_only_after_its_region_released_it() -> None:
     east = assignment("east", exclusive=Exclusivity(), ordinals=(0, 1), replicas=2)
-    there = status(east, observed_epoch=2, replicas=2, ordinals=(0, 1))
-    assert assign_ordinals({"east": 1, "west": 1}, [there]) == {"east": (0,), "west": ()}, "no third one beside the two"
+    reported = status(east, observed_epoch=2, replicas=2, ordinals=(0, 1))
+    assert assign_ordinals({"east": 1, "west": 1}, [reported]) == {"east": (0,), "west": ()}, "no third instance"
     shrunk = assignment("east", exclusive=Exclusivity(), ordinals=(0,), replicas=1, epoch=3)
-    one = status(shrunk, observed_epoch=3, replicas=1, ordinals=(0,))
-    assert assign_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=2)])["west"] == ()
-    assert assign_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=3)])["west"] == ()
-    assert assign_ordinals({"east": 1, "west": 1}, [one])["west"] == (1,)
+    reduced = status(shrunk, observed_epoch=3, replicas=1, ordinals=(0,))
+    assert assign_ordinals({"east": 1, "west": 1}, [still_running(shrunk, observed_epoch=2)])["west"] == ()
+    assert assign_ordinals({"east": 1, "west": 1}, [still_running(shrunk, observed_epoch=3)])["west"] == ()
+    assert assign_ordinals({"east": 1, "west": 1}, [reduced])["west"] == (1,)
 
 
-def both(item: Assignment, *, observed_epoch: int) -> Assignment:
+def still_running(item: Assignment, *, observed_epoch: int) -> Assignment:
     return status(item, observed_epoch=observed_epoch, replicas=2, ordinals=(0, 1))

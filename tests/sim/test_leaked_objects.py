@@ -1,4 +1,4 @@
-"""The checker of what is left over: every sort of it is seen, and what is still of use is not."""
+"""The leaked-objects checker."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from holdfast.model.times import micro_text
 from holdfast.sim.checkers.leaked_objects import EXPIRY_WRITE_MAX_S, leaked_objects
 
 NOW_S = 1_800_000_000.0
-RUNS = replica(1, status=bound_status(name="api-1"))
-CLAIM = binding(RUNS)
+RUNNING = replica(1, status=bound_status(name="api-1"))
+CLAIM = binding(RUNNING)
 
 
 def found(*items: Object, cell: str = "east") -> list[str]:
     state = {kind_of(type(i)).store_key(i.metadata.namespace, i.metadata.name): i for i in items}
     return [
-        what for where, (promise, what, _) in leaked_objects({cell: state}, NOW_S) if (where, promise) == (cell, "leak")
+        what
+        for where, (invariant, what, _) in leaked_objects({cell: state}, NOW_S)
+        if (where, invariant) == (cell, "leak")
     ]
 
 
-def hold(claim: str) -> RecoverySlot:
-    status = RecoverySlotStatus(consumer=SlotConsumer(replica_uid=RUNS.uid, claim=claim) if claim else None)
+def slot(claim: str) -> RecoverySlot:
+    status = RecoverySlotStatus(consumer=SlotConsumer(replica_uid=RUNNING.uid, claim=claim) if claim else None)
     return RecoverySlot(metadata=meta("kept-1"), spec=RecoverySlotSpec(budget="kept", node="n1"), status=status)
 
 
@@ -42,7 +44,7 @@ def override(ended_s: float, phase: str = ACTIVE) -> Override:
     )
 
 
-def asks(uid: str) -> SchedulingRequest:
+def request_for(uid: str) -> SchedulingRequest:
     members = (RequestMember(name="api-1", uid=uid),)
     spec = SchedulingRequestSpec(
         workload="api", assignment="api-east", revision="r", template=TEMPLATE, members=members
@@ -60,31 +62,39 @@ def owned(uid: str) -> Object:
     return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, owner_references=(owner,)))
 
 
-BORROWS = assignment(purpose=Purpose.RECOVERY)
+RECOVERY_ASSIGNMENT = assignment(purpose=Purpose.RECOVERY)
 
 
-def test_what_is_of_use_is_not_left_over() -> None:
+def test_objects_in_use_are_not_reported_as_leaked() -> None:
     claim = f"{CLAIM.metadata.namespace}/{CLAIM.metadata.name}"
-    here = (RUNS, CLAIM, hold(claim), asks(RUNS.uid), override(-60.0), workload(), owned(workload().uid))
-    assert not found(*here)
-    assert not found(hold(""), override(EXPIRY_WRITE_MAX_S - 1.0))
+    items_in_use = (
+        RUNNING,
+        CLAIM,
+        slot(claim),
+        request_for(RUNNING.uid),
+        override(-60.0),
+        workload(),
+        owned(workload().uid),
+    )
+    assert not found(*items_in_use)
+    assert not found(slot(""), override(EXPIRY_WRITE_MAX_S - 1.0))
     assert not found(override(3600.0, EXPIRED))
-    assert not found(BORROWS, recovery(RecoveryPhase.FAILING_BACK), cell="global")
+    assert not found(RECOVERY_ASSIGNMENT, recovery(RecoveryPhase.FAILING_BACK), cell="global")
 
 
 @pytest.mark.parametrize(
-    ("items", "cell", "says"),
+    ("items", "cell", "text"),
     [
         ((replica(1, terminating=True),), "east", "still has finalizers: holdfast.dev/release"),
         ((CLAIM,), "east", "is a claim of replica"),
-        ((RUNS, hold("acme/gone.1")), "east", "is consumed by claim acme/gone.1, which is gone"),
-        ((RUNS, asks("another")), "east", "has no existing member"),
+        ((RUNNING, slot("acme/gone.1")), "east", "is consumed by claim acme/gone.1, which is gone"),
+        ((RUNNING, request_for("another")), "east", "has no existing member"),
         ((override(EXPIRY_WRITE_MAX_S + 1.0),), "global", "is still Active"),
         ((owned("another"),), "global", "belongs to Workload api, which is gone"),
-        ((BORROWS, recovery(RecoveryPhase.CLOSED)), "global", "no Recovery is open"),
+        ((RECOVERY_ASSIGNMENT, recovery(RecoveryPhase.CLOSED)), "global", "no Recovery is open"),
     ],
-    ids=["deleted", "claim", "draw", "request", "override", "dependent", "borrowed"],
+    ids=["deleted", "claim", "slot", "request", "override", "dependent", "recovery assignment"],
 )
-def test_what_nobody_needs_is_told(items: tuple[Any, ...], cell: str, says: str) -> None:
+def test_leaked_object_of_each_kind_is_reported(items: tuple[Any, ...], cell: str, text: str) -> None:
     (what,) = found(*items, cell=cell)
-    assert says in what
+    assert text in what

@@ -1,4 +1,4 @@
-"""The virtual-time loop: what asyncio promises within a process, seeded order between them, crashes without mercy."""
+"""The virtual-time loop: asyncio order within a process, seeded order between processes, crashes without cleanup."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import pytest
 from holdfast.sim.loop import Process, SimulationStuck, VirtualLoop
 
 
-def loop(seed: int = 1) -> VirtualLoop:
+def new_loop(seed: int = 1) -> VirtualLoop:
     return VirtualLoop(random.Random(seed))
 
 
-def test_time_passes_only_when_nobody_is_ready() -> None:
-    world = loop()
+def test_time_advances_only_when_no_callback_is_ready() -> None:
+    loop = new_loop()
 
     async def main() -> list[float]:
-        seen = [world.time()]
+        recorded = [loop.time()]
         await asyncio.sleep(3600)
-        seen.append(world.time())
+        recorded.append(loop.time())
         async with asyncio.timeout(5):
             await asyncio.sleep(2)
-        seen.append(world.time())
-        return seen
+        recorded.append(loop.time())
+        return recorded
 
-    assert world.run_until_complete(main()) == [0.0, 3600.0, 3602.0]
-    world.shut_down()
+    assert loop.run_until_complete(main()) == [0.0, 3600.0, 3602.0]
+    loop.shut_down()
 
 
-def test_one_process_keeps_the_order_of_asyncio_and_several_are_mixed_by_the_seed() -> None:
+def test_order_is_asyncio_within_a_process_and_seeded_between_processes() -> None:
     def order(seed: int) -> list[str]:
-        world, seen = loop(seed), []
+        loop, recorded = new_loop(seed), []
 
         async def count(name: str) -> None:
             for n in range(5):
-                seen.append(f"{name}{n}")
+                recorded.append(f"{name}{n}")
                 await asyncio.sleep(0)
 
         async def main() -> None:
             await asyncio.gather(
-                *(world.spawn(Process(name, 1), count(name)) for name in ("a", "b")),
+                *(loop.spawn(Process(name, 1), count(name)) for name in ("a", "b")),
             )
 
-        world.run_until_complete(main())
-        world.shut_down()
-        return seen
+        loop.run_until_complete(main())
+        loop.shut_down()
+        return recorded
 
     orders = {tuple(order(seed)) for seed in range(20)}
     assert len(orders) > 5
@@ -57,117 +57,117 @@ def test_one_process_keeps_the_order_of_asyncio_and_several_are_mixed_by_the_see
         assert [s for s in mixed if s[0] == "a"] == [f"a{n}" for n in range(5)]
 
 
-def test_a_crash_runs_no_cleanup_and_what_it_sent_still_arrives() -> None:
-    world, seen = loop(), []
+def test_crash_runs_no_cleanup_and_sent_messages_arrive() -> None:
+    loop, recorded = new_loop(), []
     process = Process("cell", 1)
 
     async def work() -> None:
-        world.call_from_environment(5.0, seen.append, "sent before the crash")
+        loop.call_from_environment(5.0, recorded.append, "sent before the crash")
         try:
             await asyncio.sleep(100)
         finally:
-            seen.append("cleaned up")
+            recorded.append("cleaned up")
 
     async def main() -> None:
-        world.spawn(process, work())
+        loop.spawn(process, work())
         await asyncio.sleep(1)
-        world.kill(process)
+        loop.kill(process)
         await asyncio.sleep(200)
 
-    world.run_until_complete(main())
-    assert seen == ["sent before the crash"]
-    world.shut_down()
+    loop.run_until_complete(main())
+    assert recorded == ["sent before the crash"]
+    loop.shut_down()
 
 
-def test_a_paused_process_stands_still_while_its_timers_pass() -> None:
-    world, seen = loop(), []
+def test_paused_process_runs_its_due_timers_after_resume() -> None:
+    loop, recorded = new_loop(), []
     process = Process("agent", 1)
 
     async def tick() -> None:
         while True:
             await asyncio.sleep(1)
-            seen.append(world.time())
+            recorded.append(loop.time())
 
     async def main() -> None:
-        world.spawn(process, tick())
+        loop.spawn(process, tick())
         await asyncio.sleep(2.5)
-        world.pause(process)
+        loop.pause(process)
         await asyncio.sleep(10)
-        world.resume(process)
+        loop.resume(process)
         await asyncio.sleep(1.5)
 
-    world.run_until_complete(main())
-    world.shut_down()
-    assert seen == [1.0, 2.0, 12.5, 13.5]
+    loop.run_until_complete(main())
+    loop.shut_down()
+    assert recorded == [1.0, 2.0, 12.5, 13.5]
 
 
-def test_a_world_in_which_nothing_can_happen_any_more_says_so() -> None:
-    world = loop()
+def test_loop_without_events_raises() -> None:
+    loop = new_loop()
     with pytest.raises(SimulationStuck):
-        world.run_until_complete(asyncio.Event().wait())
-    world.shut_down()
+        loop.run_until_complete(asyncio.Event().wait())
+    loop.shut_down()
 
 
-def test_there_are_no_threads() -> None:
-    world = loop()
+def test_loop_refuses_threads() -> None:
+    loop = new_loop()
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="no threads"):
             await asyncio.to_thread(print)
 
-    world.run_until_complete(main())
-    world.shut_down()
+    loop.run_until_complete(main())
+    loop.shut_down()
 
 
-def test_a_nap_ends_at_its_moment_in_order_with_timers_and_stands_still_with_its_process() -> None:
-    world, seen = loop(), []
+def test_sleep_future_is_ordered_with_timers_and_stops_with_its_process() -> None:
+    loop, recorded = new_loop(), []
     process = Process("cell", 1)
 
     async def sleeper() -> None:
-        await world.sleep_future(2.0)
-        seen.append(("nap", world.time()))
+        await loop.sleep_future(2.0)
+        recorded.append(("nap", loop.time()))
 
     async def main() -> None:
-        world.call_from_environment(1.0, lambda: seen.append(("arrived", world.time())))
-        world.spawn(process, sleeper())
-        given_up = world.create_task(sleeper())
+        loop.call_from_environment(1.0, lambda: recorded.append(("arrived", loop.time())))
+        loop.spawn(process, sleeper())
+        given_up = loop.create_task(sleeper())
         await asyncio.sleep(0.5)
         given_up.cancel()
-        world.pause(process)
-        await world.sleep_future(3.0)
-        assert seen == [("arrived", 1.0)]
-        world.resume(process)
-        await world.sleep_future(1.0)
+        loop.pause(process)
+        await loop.sleep_future(3.0)
+        assert recorded == [("arrived", 1.0)]
+        loop.resume(process)
+        await loop.sleep_future(1.0)
 
-    world.run_until_complete(main())
-    world.shut_down()
-    assert seen == [("arrived", 1.0), ("nap", 3.5)]
+    loop.run_until_complete(main())
+    loop.shut_down()
+    assert recorded == [("arrived", 1.0), ("nap", 3.5)]
 
 
-def test_what_belongs_to_no_process_happens_although_its_sender_died_and_may_fail() -> None:
-    world, seen = loop(), []
+def test_environment_call_runs_after_its_sender_crashed_and_may_fail() -> None:
+    loop, recorded = new_loop(), []
     process = Process("cell", 1)
 
     def breaks() -> None:
         raise ValueError("broken on its way")
 
     async def work() -> None:
-        world.call_from_environment(1.0, breaks)
-        world.call_from_environment(1.0, seen.append, "after it")
+        loop.call_from_environment(1.0, breaks)
+        loop.call_from_environment(1.0, recorded.append, "after it")
 
     async def main() -> None:
-        world.spawn(process, work())
+        loop.spawn(process, work())
         await asyncio.sleep(0.5)
-        world.kill(process)
+        loop.kill(process)
         await asyncio.sleep(1.0)
 
-    world.run_until_complete(main())
-    world.shut_down()
-    assert seen == ["after it"]
-    assert [str(failure["exception"]) for failure in world.failures] == ["broken on its way"]
+    loop.run_until_complete(main())
+    loop.shut_down()
+    assert recorded == ["after it"]
+    assert [str(failure["exception"]) for failure in loop.failures] == ["broken on its way"]
 
 
-def test_a_generator_that_nobody_closes_is_counted() -> None:
+def test_unclosed_generator_is_counted() -> None:
     async def numbers() -> AsyncGenerator[int, None]:
         while True:
             yield 1
@@ -182,7 +182,7 @@ def test_a_generator_that_nobody_closes_is_counted() -> None:
                 break
 
     for reads, times in ((closes, 0), (drops, 1)):
-        world = loop()
-        world.run_until_complete(reads())
-        assert sum(world.unclosed_generators.values()) == times
-        world.shut_down()
+        loop = new_loop()
+        loop.run_until_complete(reads())
+        assert sum(loop.unclosed_generators.values()) == times
+        loop.shut_down()

@@ -1,8 +1,8 @@
-"""Every planted bug is caught at every change, by a seed that is kept for it.
+"""Every mutation is caught by its recorded seed.
 
-A change of the code changes what worlds do, so that a kept seed may no longer show its bug: then a few others are
-looked at, and only if none of them does something is wrong. That the same worlds are clean without the bug is said by
-`test_worlds.py` for the first of them, and for all by the control of `make prove STAGE=planted`.
+A code change may change a run so that the recorded seed no longer catches the mutation. Then a few further seeds are
+tried; the test fails only if none catches it. That the same seeds pass without mutation is checked by
+`test_simulations.py` for the first seeds and by the control runs of `make prove STAGE=mutations` for all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from holdfast.sim import mutation_testing, parallel_runs
 from holdfast.sim.mutations import MUTATIONS, find_mutation
 
-KEPT = {
+RECORDED_SEEDS = {
     "residency-ignored": 372, "quota-check-skipped": 1, "capacity-check-skipped": 1, "token-not-checked": 375,
     "freed-before-stop-confirmed": 1, "uid-reused": 1, "proposal-applied-twice": 277, "old-attempt-accepted": 2,
     "finalizer-removed-early": 1, "one-missed-heartbeat-fences": 2, "no-watchdog": 2, "watchdog-late": 2,
@@ -28,32 +28,35 @@ KEPT = {
     "stale-status-overwrites": 1, "watch-crosses-tenants": 1, "slot-consumed-twice": 697, "retry-without-backoff": 1,
     "quota-wakeup-lost": 1, "no-wakeups": 1, "stale-list-accepted": 2, "quota-leaked": 1, "quota-leaked-on-refusal": 1,
     "bind-retried-blindly": 526, "lease-revoked-in-finally": 1, "policy-read-twice": 274,
-    "evicted-without-destination": 1, "autoscaler-ignores-pending": 1112, "unknown-field-refused": 4, "unknown-field-stops-cell": 4,
+    "evicted-without-destination": 1, "autoscaler-ignores-pending": 1112, "unknown-field-refused": 4,
+    "unknown-field-stops-cell": 4,
 }  # fmt: skip
-OTHERS = 3
-"""In so many seeds a bug is looked for beside the one that is kept."""
+FURTHER_SEEDS = 3
+"""Seeds tried in addition to the recorded one."""
 
 
-def test_every_bug_has_a_seed() -> None:
-    wanted = {mutation.name for mutation in MUTATIONS if not mutation.equivalent}
-    missing = wanted - KEPT.keys()
+def test_every_mutation_has_a_recorded_seed() -> None:
+    expected = {mutation.name for mutation in MUTATIONS if not mutation.equivalent}
+    missing = expected - RECORDED_SEEDS.keys()
     assert not missing, (
-        f"next: python -m holdfast.sim --mutation {','.join(sorted(missing))} --seeds 25, then keep the seeds"
+        f"next: python -m holdfast.sim --mutation {','.join(sorted(missing))} --seeds 25, then record the seeds here"
     )
-    assert KEPT.keys() <= {mutation.name for mutation in MUTATIONS}, "a bug that is not planted any more"
+    assert RECORDED_SEEDS.keys() <= {mutation.name for mutation in MUTATIONS}, "a recorded mutation no longer exists"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KEPT)
-def test_a_planted_bug_is_caught_by_its_seed(name: str) -> None:
+@pytest.mark.parametrize("name", RECORDED_SEEDS)
+def test_mutation_is_caught_by_its_recorded_seed(name: str) -> None:
     parallel_runs.silence_logs()
-    others = itertools.islice(mutation_testing.seeds_for(find_mutation(name), first=1, seeds=OTHERS), OTHERS + 1)
-    seeds = dict.fromkeys((KEPT[name], *others))
-    for tried in (mutation_testing.run_trial(seed, name) for seed in seeds):
-        assert not tried.mutation_error, f"the mutation {name} itself failed: {tried.mutation_error}"
-        if tried.invariant:
+    others = itertools.islice(
+        mutation_testing.seeds_for(find_mutation(name), first=1, seeds=FURTHER_SEEDS), FURTHER_SEEDS + 1
+    )
+    seeds = dict.fromkeys((RECORDED_SEEDS[name], *others))
+    for result in (mutation_testing.run_trial(seed, name) for seed in seeds):
+        assert not result.mutation_error, f"the mutation {name} itself failed: {result.mutation_error}"
+        if result.invariant:
             return
     pytest.fail(
-        f"{name} was not caught in seeds {', '.join(map(str, seeds))}, and {KEPT[name]} caught it before; "
+        f"{name}: not caught by seeds {', '.join(map(str, seeds))} (recorded: {RECORDED_SEEDS[name]}); "
         f"next: python -m holdfast.sim --mutation {name} --seeds 25"
     )

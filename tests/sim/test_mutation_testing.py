@@ -1,5 +1,4 @@
-"""Planted bugs are caught within a bounded number of seeds, each by what it breaks, and the same seeds without them are
-clean."""
+"""The mutation tests themselves: patching, search, control runs, results and the report page."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from holdfast.sim.mutations import CATALOGUE, MUTATIONS, Patch, applied_mutation
 from holdfast.sim.scenario_files import base_scenario
 
 
-def test_every_mistake_of_the_catalogue_is_planted_and_no_name_is_used_twice() -> None:
+def test_mutations_cover_the_catalogue_with_unique_names() -> None:
     assert {m.catalogue_entry for m in MUTATIONS if m.catalogue_entry} == set(CATALOGUE)
     assert len({m.name for m in MUTATIONS}) == len(MUTATIONS)
 
 
-def test_a_planted_bug_leaves_nothing_behind() -> None:
+def test_undone_mutation_restores_the_code() -> None:
     class Spying(Patch):
         def set(self, owner: Any, name: str, value: Any) -> None:
             before.append((owner, name, owner.__dict__[name]))
@@ -33,10 +32,12 @@ def test_a_planted_bug_leaves_nothing_behind() -> None:
         patch = Spying()
         mutation.apply(patch)
         assert before, f"{mutation.name} changes nothing"
-        assert any(owner.__dict__[name] is not was for owner, name, was in before), f"{mutation.name} changes nothing"
+        assert any(owner.__dict__[name] is not original for owner, name, original in before), (
+            f"{mutation.name} changes nothing"
+        )
         patch.undo()
-        first = {(id(owner), name): (owner, name, was) for owner, name, was in reversed(before)}
-        assert all(owner.__dict__[name] is was for owner, name, was in first.values()), mutation.name
+        first = {(id(owner), name): (owner, name, original) for owner, name, original in reversed(before)}
+        assert all(owner.__dict__[name] is original for owner, name, original in first.values()), mutation.name
 
 
 class Victim:
@@ -47,7 +48,7 @@ class Victim:
         return number
 
 
-def test_a_patch_counts_its_calls() -> None:
+def test_patch_counts_its_calls() -> None:
     patch = Patch()
     patch.set(Victim, "answer", lambda self, number: -number)
     assert not patch.executed
@@ -57,14 +58,14 @@ def test_a_patch_counts_its_calls() -> None:
     assert Victim().answer(3) == 3
 
 
-async def test_code_that_stumbles_over_a_bug_is_not_the_bugs_own_mistake() -> None:
+async def test_exception_inside_mutated_code_is_not_a_mutation_error() -> None:
     patch = Patch()
 
-    async def stumbles(self: Any, number: int) -> int:
+    async def raises(self: Any, number: int) -> int:
         found: dict[int, int] = {}
         return found[number]
 
-    patch.set(Victim, "later", stumbles)
+    patch.set(Victim, "later", raises)
     with pytest.raises(KeyError):
         await Victim().later(3)
     assert patch.mutation_error == ""
@@ -74,24 +75,24 @@ async def test_code_that_stumbles_over_a_bug_is_not_the_bugs_own_mistake() -> No
 def catch(
     name: str, seeds: Iterable[int], control: mutation_testing.ControlRun | None = None
 ) -> mutation_testing.MutationCaught:
-    """Searches in this process, one world after the other."""
+    """Searches in this process, one run at a time."""
     control = control or mutation_testing.ControlRun()
-    asking = mutation_testing.search(name, seeds)
+    requests = mutation_testing.search(name, seeds)
     try:
-        ask = next(asking)
+        request = next(requests)
         while True:
-            if ask.name:
-                ask = asking.send(mutation_testing.run_trial(ask.seed, ask.name))
+            if request.name:
+                request = requests.send(mutation_testing.run_trial(request.seed, request.name))
                 continue
-            if ask.seed not in control.failures:
-                control.failures[ask.seed] = mutation_testing.run_trial(ask.seed).invariant
-            ask = asking.send(mutation_testing.TrialResult(ask.seed, control.failures[ask.seed]))
+            if request.seed not in control.failures:
+                control.failures[request.seed] = mutation_testing.run_trial(request.seed).invariant
+            request = requests.send(mutation_testing.TrialResult(request.seed, control.failures[request.seed]))
     except StopIteration as end:
         caught: mutation_testing.MutationCaught = end.value
         return caught
 
 
-def test_a_mutation_whose_signature_is_out_of_date_is_told_and_has_caught_nothing(
+def test_mutation_with_outdated_signature_is_an_error_not_a_catch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     patch = Patch()
@@ -101,26 +102,26 @@ def test_a_mutation_whose_signature_is_out_of_date_is_told_and_has_caught_nothin
     patch.undo()
     assert "Victim.answer: TypeError" in patch.mutation_error
 
-    def tripped(seed: int, name: str = "") -> mutation_testing.TrialResult:
+    def failing_run(seed: int, name: str = "") -> mutation_testing.TrialResult:
         return mutation_testing.TrialResult(seed, invariant="convergence", mutation_error=patch.mutation_error)
 
-    monkeypatch.setattr(mutation_testing, "run_trial", tripped)
+    monkeypatch.setattr(mutation_testing, "run_trial", failing_run)
     with pytest.raises(RuntimeError, match=r"the mutation itself failed: Victim\.answer"):
         catch("quota-check-skipped", [1])
 
 
-def test_a_seed_that_fails_without_the_bug_has_caught_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sick_world(seed: int, name: str = "") -> mutation_testing.TrialResult:
+def test_seed_failing_without_mutation_is_not_a_catch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing_run(seed: int, name: str = "") -> mutation_testing.TrialResult:
         return mutation_testing.TrialResult(seed, invariant="S1" if name or seed == 1 else "")
 
-    monkeypatch.setattr(mutation_testing, "run_trial", sick_world)
+    monkeypatch.setattr(mutation_testing, "run_trial", failing_run)
     control = mutation_testing.ControlRun()
     caught = catch("quota-check-skipped", [1, 2, 3], control)
     assert (caught.seed, caught.tried) == (2, (1, 2))
     assert control.failing_seeds == [1]
 
 
-def test_a_bug_with_a_scenario_is_looked_for_in_seeds_that_begin_from_it() -> None:
+def test_mutation_with_scenario_uses_seeds_based_on_it() -> None:
     mutation = next(m for m in MUTATIONS if m.scenario)
     seeds = list(mutation_testing.seeds_for(mutation, first=1, seeds=2))
     assert seeds[: mutation_testing.PLAIN_SEEDS] == [1]
@@ -128,11 +129,11 @@ def test_a_bug_with_a_scenario_is_looked_for_in_seeds_that_begin_from_it() -> No
     assert len(bases) == 2 and all(base is not None and base.title.startswith(mutation.scenario) for base in bases)
 
 
-@pytest.mark.parametrize(("seeds", "well"), [((1, 3, 25, 26), True), ((26, 26, 30), False)])
-def test_a_catalogue_that_takes_too_long_fails(
-    seeds: tuple[int, ...], well: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seeds", "passes"), [((1, 3, 25, 26), True), ((26, 26, 30), False)])
+def test_catalogue_with_high_median_of_seeds_fails(
+    seeds: tuple[int, ...], passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a whole: what some take is their own affair."""
+    """Only the median over the catalogue is limited."""
     chosen = MUTATIONS[: len(seeds)]
     needs = {mutation.name: seed for mutation, seed in zip(chosen, seeds, strict=True)}
     monkeypatch.setattr(mutation_runner, "MUTATIONS", chosen)
@@ -142,27 +143,25 @@ def test_a_catalogue_that_takes_too_long_fails(
         "run_trial",
         lambda seed, name="": mutation_testing.TrialResult(seed, invariant="S1" if name else ""),
     )
-    told: list[str] = []
-    assert mutation_runner.run_mutations(mutation_runner.MutationRunOptions("all", 1), told.append) == (
-        0 if well else 1
+    lines: list[str] = []
+    assert mutation_runner.run_mutations(mutation_runner.MutationRunOptions("all", 1), lines.append) == (
+        0 if passes else 1
     )
-    assert any("(limit 25)" in line for line in told) is not well
+    assert any("(limit 25)" in line for line in lines) is not passes
 
 
-def test_a_search_that_was_stopped_goes_on_and_runs_no_world_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_search_continues_without_repeating_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tmp_path / "ran"
 
-    def world(seed: int, name: str = "") -> mutation_testing.TrialResult:
-        with ran.open("a") as file:  # each in a process of its own
+    def run_recorded(seed: int, name: str = "") -> mutation_testing.TrialResult:
+        with ran.open("a") as file:  # each run has its own process
             file.write(f"{name}@{seed}\n")
-        if seed == 2 and name and not (tmp_path / "calm").exists():
+        if seed == 2 and name and not (tmp_path / "repaired").exists():
             raise OSError("the machine went down")
         return mutation_testing.TrialResult(seed, invariant="S3" if name and seed == 3 else "")
 
-    monkeypatch.setattr(mutation_runner, "run_trial", world)
-    wish = mutation_runner.MutationRunOptions(
+    monkeypatch.setattr(mutation_runner, "run_trial", run_recorded)
+    options = mutation_runner.MutationRunOptions(
         "quota-check-skipped,capacity-check-skipped",
         5,
         workers=2,
@@ -170,20 +169,20 @@ def test_a_search_that_was_stopped_goes_on_and_runs_no_world_twice(
         report_path=tmp_path / "page",
     )
     with pytest.raises(RuntimeError, match="the machine went down"):
-        mutation_runner.run_mutations(wish, lambda text: None)
-    (tmp_path / "calm").touch()
-    told: list[str] = []
-    assert mutation_runner.run_mutations(wish, told.append) == 0
-    assert told[0].startswith("continuing after")
-    planted_at_1 = [line for line in ran.read_text().split() if line.endswith("-check-skipped@1")]
-    assert sorted(planted_at_1) == ["capacity-check-skipped@1", "quota-check-skipped@1"]
+        mutation_runner.run_mutations(options, lambda text: None)
+    (tmp_path / "repaired").touch()
+    lines: list[str] = []
+    assert mutation_runner.run_mutations(options, lines.append) == 0
+    assert lines[0].startswith("continuing after")
+    runs_at_1 = [line for line in ran.read_text().split() if line.endswith("-check-skipped@1")]
+    assert sorted(runs_at_1) == ["capacity-check-skipped@1", "quota-check-skipped@1"]
     assert sorted(line for line in ran.read_text().split() if line.startswith("@")) == ["@1", "@2", "@3"]
     page = (tmp_path / "page").read_text()
     assert "2 of 2 caught, after 3 seeds in the median and 3 at most" in page
     assert "control: 3 seeds without mutation, 0 failures" in page
 
 
-def test_answers_of_another_state_of_the_code_are_forgotten(tmp_path: Path) -> None:
+def test_results_of_other_code_are_discarded(tmp_path: Path) -> None:
     path = tmp_path / "kept"
     MutationResultLog(path).add(mutation_testing.TrialRequest("", 1), mutation_testing.TrialResult(1))
     with path.open("a") as file:
@@ -194,7 +193,7 @@ def test_answers_of_another_state_of_the_code_are_forgotten(tmp_path: Path) -> N
     assert not MutationResultLog(path).results
 
 
-def test_the_page_says_how_often_a_bug_ran_and_lists_what_is_proven_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutation_page_lists_seeds_and_equivalent_mutations(monkeypatch: pytest.MonkeyPatch) -> None:
     table = MutationTable()
     table.rows = [
         mutation_testing.MutationCaught("quota-check-skipped", (1, 2, 3, 4), seed=4, invariant="S3", not_executed=1),
@@ -219,7 +218,7 @@ def test_the_page_says_how_often_a_bug_ran_and_lists_what_is_proven_harmless(mon
     )
 
 
-def test_what_a_bug_takes_is_counted_from_the_first_seed_of_the_search() -> None:
+def test_seeds_to_catch_count_from_first_seed_of_search() -> None:
     table = MutationTable(first=5001)
     assert table.seeds_to_catch(mutation_testing.MutationCaught("quota-check-skipped", (5001, 5203), seed=5203)) == 203
     mutation = next(m for m in MUTATIONS if m.scenario)
@@ -227,6 +226,6 @@ def test_what_a_bug_takes_is_counted_from_the_first_seed_of_the_search() -> None
     assert seeds[0] == 5001 and len(seeds) > 10 and seeds[-1] < 5001 + mutation_testing.SEED_SPAN
 
 
-def test_a_bug_that_nobody_planted_is_not_there() -> None:
+def test_unknown_mutation_is_not_found() -> None:
     with pytest.raises(LookupError, match="no-such-bug: not found"), applied_mutation("no-such-bug"):
         pass

@@ -1,4 +1,4 @@
-"""Overrides end in true time, whatever a region's wall clock says; a world in which they do not is seen to fail."""
+"""Overrides end in true time regardless of a region's wall clock, and the expiry checker detects late ones."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from holdfast.store.contract import Txn
 
 
 @pytest.mark.slow
-def test_a_region_that_trusts_its_wall_clock_lets_an_override_act_past_its_end() -> None:
+def test_region_trusting_its_wall_clock_violates_s8() -> None:
     parallel_runs.silence_logs()
     with applied_mutation("override-by-wall-clock"):
         (played,) = scenario_runs.run_variants(scenario_runs.load_scenario("override-by-skewed-clock"), 1)
     found = played.outcome.violations
-    assert any(broken.invariant == "S8" and "in true time" in broken.message for broken in found), found
+    assert any(violation.invariant == "S8" and "in true time" in violation.message for violation in found), found
 
 
-# The checker itself: what a cell that lost count may do, and no more
+# The checker: what a cell whose count was lost may do
 
 WALL_S = 1_800_000_000.0
 TTL_S = 30.0
 
 
-class West:
-    """The disks of the global cell and of a region, as the checker is shown them."""
+class CheckedCells:
+    """The stored state of the global cell and one region, with their checkers."""
 
     def __init__(self, kind: OverrideKind) -> None:
         ends: dict[str, float] = {}
@@ -62,10 +62,10 @@ class West:
             changed.append(ObservedChange(key, kind, self.disks[cell].get(key), item))
             self.disks[cell][key] = item
         commit = ObservedCommit(cell, at_s, WALL_S + at_s, Txn(), tuple(changed), self.disks[cell])
-        return [what for promise, what, _ in self.checkers[cell].check(commit) if promise == "S8"]
+        return [what for invariant, what, _ in self.checkers[cell].check(commit) if invariant == "S8"]
 
-    def wins(self, at_s: float, wall_s: float, cell: str = "west") -> None:
-        """Another process of the cell begins to count, by whose wall clock it is `wall_s`."""
+    def elect(self, at_s: float, wall_s: float, cell: str = "west") -> None:
+        """Another process of the cell becomes leader and restarts the count. Its wall clock shows `wall_s`."""
         at = micro_text(wall_s)
         lease = Lease(metadata=ObjectMeta(name="controllers", namespace="holdfast-system"))
         lease = msgspec.structs.replace(lease, spec=msgspec.structs.replace(lease.spec, renew_time=at))
@@ -74,63 +74,63 @@ class West:
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
-def test_while_the_count_goes_on_nothing_acts_for_longer_than_was_asked(kind: OverrideKind) -> None:
-    west = West(kind)
-    assert not west.commit("global", 0.0, west.override)
-    assert not west.commit("west", TTL_S, west.override)
-    assert west.commit("west", TTL_S * 1.05 + WRITE_DELAY_MAX_S, west.override)
+def test_override_with_uninterrupted_count_ends_at_its_ttl(kind: OverrideKind) -> None:
+    cells = CheckedCells(kind)
+    assert not cells.commit("global", 0.0, cells.override)
+    assert not cells.commit("west", TTL_S, cells.override)
+    assert cells.commit("west", TTL_S * 1.05 + WRITE_DELAY_MAX_S, cells.override)
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
-def test_where_the_count_was_lost_and_the_clock_set_back_what_forbids_has_its_whole_time_and_no_more(
+def test_restrictive_override_restarts_its_ttl_after_count_is_lost(
     kind: OverrideKind,
 ) -> None:
-    west = West(kind)
-    west.commit("global", 0.0, west.override)
-    west.commit("west", 1.0, west.override)
-    west.wins(at_s=100.0, wall_s=WALL_S - 120.0)
-    found = west.commit("west", 101.0, west.override)
+    cells = CheckedCells(kind)
+    cells.commit("global", 0.0, cells.override)
+    cells.commit("west", 1.0, cells.override)
+    cells.elect(at_s=100.0, wall_s=WALL_S - 120.0)
+    found = cells.commit("west", 101.0, cells.override)
     assert bool(found) is RULES[kind].permissive
-    assert west.commit("west", 101.0 + TTL_S * 1.05 + WRITE_DELAY_MAX_S, west.override)
+    assert cells.commit("west", 101.0 + TTL_S * 1.05 + WRITE_DELAY_MAX_S, cells.override)
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
-def test_where_its_home_lost_count_what_forbids_goes_on_in_all_cells_for_as_long_and_no_more(
+def test_restrictive_override_extends_in_all_cells_after_global_cell_lost_count(
     kind: OverrideKind,
 ) -> None:
-    west = West(kind)
-    west.commit("global", 0.0, west.override)
-    west.wins(at_s=100.0, wall_s=WALL_S + 20.0, cell="global")
-    found = west.commit("west", 108.0 + WRITE_DELAY_MAX_S, west.override)
+    cells = CheckedCells(kind)
+    cells.commit("global", 0.0, cells.override)
+    cells.elect(at_s=100.0, wall_s=WALL_S + 20.0, cell="global")
+    found = cells.commit("west", 108.0 + WRITE_DELAY_MAX_S, cells.override)
     assert bool(found) is RULES[kind].permissive
-    assert west.commit("west", 112.0 + WRITE_DELAY_MAX_S, west.override)
+    assert cells.commit("west", 112.0 + WRITE_DELAY_MAX_S, cells.override)
 
 
-def test_where_the_count_was_lost_and_the_clock_is_right_nothing_goes_on() -> None:
-    west = West(OverrideKind.AVOID_ZONE)
-    west.commit("global", 0.0, west.override)
-    west.commit("west", 1.0, west.override)
-    west.wins(at_s=100.0, wall_s=WALL_S + 100.0)
-    assert west.commit("west", 102.0 + WRITE_DELAY_MAX_S, west.override)
+def test_override_with_lost_count_and_correct_clock_ends_in_time() -> None:
+    cells = CheckedCells(OverrideKind.AVOID_ZONE)
+    cells.commit("global", 0.0, cells.override)
+    cells.commit("west", 1.0, cells.override)
+    cells.elect(at_s=100.0, wall_s=WALL_S + 100.0)
+    assert cells.commit("west", 102.0 + WRITE_DELAY_MAX_S, cells.override)
 
 
 @pytest.mark.parametrize("result", ["Accepted", "Unplaced"])
-def test_a_try_in_vain_that_is_written_down_late_is_judged_by_when_it_was_made(result: str) -> None:
-    west = West(OverrideKind.RAISE_PRIORITY)
-    west.commit("global", 0.0, west.override)
-    west.commit("west", 1.0, west.override)
+def test_unplaced_decision_written_late_is_judged_by_its_decision_time(result: str) -> None:
+    cells = CheckedCells(OverrideKind.RAISE_PRIORITY)
+    cells.commit("global", 0.0, cells.override)
+    cells.commit("west", 1.0, cells.override)
 
-    def written(name: str, decided_s: float, at_s: float, *, stamped_s: float | None = None) -> list[str]:
+    def commit_decision(name: str, decided_s: float, at_s: float, *, stamped_s: float | None = None) -> list[str]:
         spec = DecisionSpec(
             request="r", workload="w", overrides=("o",), decided_at=micro_text(WALL_S + decided_s),
             entries=(DecisionEntry(replica="w-0", uid=name, result=result),),
         )  # fmt: skip
         created = micro_text(WALL_S + (at_s if stamped_s is None else stamped_s))
         meta = ObjectMeta(name=name, namespace="acme", creation_timestamp=created)
-        return west.commit("west", at_s, Decision(metadata=meta, spec=spec))
+        return cells.commit("west", at_s, Decision(metadata=meta, spec=spec))
 
-    late_s = TTL_S * 1.05 + WRITE_DELAY_MAX_S
-    assert bool(written("in-time", TTL_S - 5, late_s)) is (result == "Accepted")
-    paused = written("paused-at-the-commit", TTL_S - 5, late_s, stamped_s=TTL_S - 5)
+    after_expiry_s = TTL_S * 1.05 + WRITE_DELAY_MAX_S
+    assert bool(commit_decision("in-time", TTL_S - 5, after_expiry_s)) is (result == "Accepted")
+    paused = commit_decision("paused-at-the-commit", TTL_S - 5, after_expiry_s, stamped_s=TTL_S - 5)
     assert bool(paused) is (result == "Accepted")
-    assert written("too-late", late_s, late_s)
+    assert commit_decision("too-late", after_expiry_s, after_expiry_s)

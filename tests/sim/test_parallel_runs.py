@@ -1,4 +1,4 @@
-"""Runs of many worlds: a seed is counted once however often a run is stopped, and the sums are those of the seeds."""
+"""Parallel runs: each seed counts once, also across interruptions, and the totals are the sums over the seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEADLINE_S = 200.0
 SUMMARY = re.compile(r"^(\d+) seeds, ([\d.]+) simulated node-hours, (\d+) faults, (\d+) violations$")
 
 
-def done(seed: int, **changes: Any) -> SeedResult:
+def result_of(seed: int, **changes: Any) -> SeedResult:
     outcome = RunOutcome(seed, (), (), (), 10.0, 5.0, 1.5, 7, 70, {"call lost": 2}, "d")
     coverage = Coverage()
     coverage.transitions[("Queued", "Reserved")] += 3
@@ -34,51 +34,51 @@ def done(seed: int, **changes: Any) -> SeedResult:
     return SeedResult(msgspec.structs.replace(outcome, **changes), coverage, 0.5)
 
 
-def test_every_seed_counts_once_in_whatever_order_they_end() -> None:
+def test_totals_count_each_seed_once_in_any_completion_order() -> None:
     total = RunTotals()
     for seed in (2, 1, 4):
-        total.add(done(seed))
+        total.add(result_of(seed))
     assert (total.seeds, total.next_seed, total.completed_ahead) == (3, 3, [4])
     left = total.remaining_seeds()
     assert [next(left) for _ in range(3)] == [3, 5, 6]
     for seed in (1, 2, 4):
         with pytest.raises(ValueError, match="already counted"):
-            total.add(done(seed))
+            total.add(result_of(seed))
 
 
-def test_what_is_remembered_is_recalled_and_added_to(tmp_path: Path) -> None:
+def test_totals_are_saved_loaded_and_extended(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "hours.json"
     total = load_totals(path)
     for seed in (1, 3):
-        total.add(done(seed))
-    total.add(done(2, unconverged=("api is missing",)))
+        total.add(result_of(seed))
+    total.add(result_of(2, unconverged=("api is missing",)))
     save_totals(path, total)
     again = load_totals(path)
     assert msgspec.to_builtins(again, str_keys=False) == msgspec.to_builtins(total, str_keys=False)
-    again.add(done(4))
+    again.add(result_of(4))
     assert again.coverage.transitions[("Queued", "Reserved")] == 12
     assert again.coverage.reasons["Reporting"] == 4
     assert again.failed == [2]
     assert again.summary() == "4 seeds, 6.0 simulated node-hours, 8 faults, 1 violations"
 
 
-def test_the_summary_has_its_exact_form() -> None:
+def test_summary_line_has_its_exact_format() -> None:
     total = RunTotals()
-    total.add(done(1))
+    total.add(result_of(1))
     last = list(total.lines(1.0))[-1]
     assert last == "1 seeds, 1.5 simulated node-hours, 2 faults, 0 violations"
     assert SUMMARY.match(last)
 
 
-def test_a_child_that_fails_or_dies_is_told_of() -> None:
-    def bear(number: int) -> str:
+def test_worker_that_raises_or_is_killed_is_reported() -> None:
+    def run_worker(number: int) -> str:
         if number == 1:
-            raise ValueError("no such world")
+            raise ValueError("no such seed")
         if number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return "x" * 200_000
 
-    pool: WorkerPool[str] = WorkerPool(bear)
+    pool: WorkerPool[str] = WorkerPool(run_worker)
     for number in (1, 2, 3):
         pool.begin(number)
     ends = {}
@@ -86,22 +86,22 @@ def test_a_child_that_fails_or_dies_is_told_of() -> None:
     while len(pool):
         assert time.monotonic() < deadline_s
         ends.update({end.number: end for end in pool.ended(1.0)})
-    assert "no such world" in ends[1].why and ends[1].result is None
-    assert "without a word" in ends[2].why and ends[2].result is None
+    assert "no such seed" in ends[1].why and ends[1].result is None
+    assert "ended without a result" in ends[2].why and ends[2].result is None
     assert ends[3].result == "x" * 200_000
 
 
-def test_digests_that_differ_are_a_failure() -> None:
-    outcome = done(25).outcome
+def test_different_digests_count_as_violation() -> None:
+    outcome = result_of(25).outcome
     assert parallel_runs.digest_difference(outcome, outcome.digest) == ""
     assert "not deterministic" in parallel_runs.digest_difference(outcome, "other")
     total = RunTotals()
-    total.add(msgspec.structs.replace(done(1), nondeterminism="seed 1: not deterministic"))
+    total.add(msgspec.structs.replace(result_of(1), nondeterminism="seed 1: not deterministic"))
     assert (total.violations, total.failed) == (1, [1])
 
 
-def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost() -> None:
-    """Python passes over what is raised inside the hooks of a fork; the hook here sends the signal just there."""
+def test_interrupt_during_fork_is_not_lost() -> None:
+    """Python ignores exceptions raised inside fork hooks. The hook here sends the signal at that moment."""
     program = """
 import os, signal
 from holdfast.sim.worker_pool import WorkerPool
@@ -111,18 +111,18 @@ try:
     pool.begin(7)
     print("lost")
 except KeyboardInterrupt:
-    print("heard, with", len(pool), "child")
+    print("interrupted with", len(pool), "child")
 ends = pool.ended(30.0)
 while not ends:
     ends = pool.ended(30.0)
-print("and it ended with", ends[0].result)
+print("result", ends[0].result)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == ["heard, with 1 child", "and it ended with 7"], done.stderr
+    result_of = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result_of.stdout.splitlines() == ["interrupted with 1 child", "result 7"], result_of.stderr
 
 
 @pytest.mark.slow
-def test_a_long_run_is_killed_interrupted_and_goes_on(tmp_path: Path) -> None:
+def test_long_run_continues_after_kill_and_interrupt(tmp_path: Path) -> None:
     state = tmp_path / ".sim" / "hours.json"
 
     def begin() -> subprocess.Popen[str]:
@@ -130,33 +130,33 @@ def test_a_long_run_is_killed_interrupted_and_goes_on(tmp_path: Path) -> None:
         return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     killed = begin()
-    seen = _until_seeds(state, 1, killed)
+    seeds_seen = _until_seeds(state, 1, killed)
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=DEADLINE_S)
-    kept = load_totals(state)
-    assert kept.seeds >= seen
+    saved = load_totals(state)
+    assert saved.seeds >= seeds_seen
 
     interrupted = begin()
-    _until_seeds(state, kept.seeds + 1, interrupted)
+    _until_seeds(state, saved.seeds + 1, interrupted)
     interrupted.send_signal(signal.SIGINT)
-    said, _ = interrupted.communicate(timeout=DEADLINE_S)
+    output, _ = interrupted.communicate(timeout=DEADLINE_S)
     total = load_totals(state)
-    assert total.seeds > kept.seeds and total.next_seed >= kept.next_seed
-    assert f"going on at seed {kept.next_seed}" in said
-    assert "fault kinds:" in said, "what was exercised is told at the end"
-    last = SUMMARY.match(said.strip().splitlines()[-1])
-    assert last is not None, said
+    assert total.seeds > saved.seeds and total.next_seed >= saved.next_seed
+    assert f"continuing at seed {saved.next_seed}" in output
+    assert "fault kinds:" in output, "coverage is printed at the end"
+    last = SUMMARY.match(output.strip().splitlines()[-1])
+    assert last is not None, output
     assert int(last[1]) == total.seeds
     assert interrupted.returncode == (1 if total.violations else 130)
 
-    # What was counted is exactly what these seeds give: none is in it twice, none is missing.
+    # The totals equal a new run of the counted seeds: no seed is counted twice, none is missing.
     counted = [*range(1, total.next_seed), *total.completed_ahead]
     assert len(counted) == total.seeds == len(set(counted))
-    afresh = RunTotals()
-    parallel_runs.run_many(counted, workers=2, on_result=afresh.add)
-    assert (afresh.seeds, afresh.faults, afresh.violations) == (total.seeds, total.faults, total.violations)
-    assert afresh.node_hours == pytest.approx(total.node_hours)
-    assert afresh.coverage == total.coverage
+    recount = RunTotals()
+    parallel_runs.run_many(counted, workers=2, on_result=recount.add)
+    assert (recount.seeds, recount.faults, recount.violations) == (total.seeds, total.faults, total.violations)
+    assert recount.node_hours == pytest.approx(total.node_hours)
+    assert recount.coverage == total.coverage
 
 
 def _until_seeds(state: Path, count: int, process: subprocess.Popen[str]) -> int:

@@ -1,4 +1,4 @@
-"""The checkers of rest themselves: what may wait and what may go to and fro for a reason, and no more than that."""
+"""The convergence and churn checkers: which waits and which alternations are permitted."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def key_of(item: Object) -> str:
     return kind_of(type(item)).store_key(item.metadata.namespace, item.metadata.name)
 
 
-class Two:
-    """East waits for room for the repaired revision; west, where the rollout has not come, runs what never gets ready.
-    There is no node at all, so there is no room."""
+class StuckRollout:
+    """East waits for room for the new revision. West, which the rollout has not reached, runs an old replica that never
+    becomes ready. There is no node, so there is no room."""
 
     def __init__(self) -> None:
         self.block = RolloutBlock(revision=NEW, phase=RolloutPhase.PROGRESSING, regions=("east",))
         self.waiting: Replica | None = replica(1, assignment(where="east"), revision=NEW)
         bad = msgspec.structs.replace(TEMPLATE, env={BEHAVIOUR_ENV: HALF_READY})
         running = ExecutionBlock(phase=Phase.RUNNING, attempt=1, ready=False)
-        held = assignment(where="west", template=bad)
-        self.stuck = replica(1, held, revision=OLD, status=bound_status(execution=running))
+        stored_assignment = assignment(where="west", template=bad)
+        self.stuck = replica(1, stored_assignment, revision=OLD, status=bound_status(execution=running))
 
     def found(self) -> list[str]:
-        court = CheckerSet(VirtualLoop(random.Random(1)))
+        checkers = CheckerSet(VirtualLoop(random.Random(1)))
         made = workload()
         made = with_new_revision(made, status=msgspec.structs.replace(made.status, rollout=self.block))
         for cell, item in (("global", made), ("east", self.waiting), ("west", self.stuck)):
             if item is not None:
-                court.state(cell)[key_of(item)] = item
-        return ConvergenceCheck(court, DesiredObjects(), ("east", "west"), ()).problems
+                checkers.state(cell)[key_of(item)] = item
+        return ConvergenceCheck(checkers, DesiredObjects(), ("east", "west"), ()).problems
 
 
-def test_what_is_to_be_replaced_stays_while_the_repaired_waits_for_room_in_a_region_before_it() -> None:
-    assert Two().found() == []
+def test_old_replica_may_remain_while_rollout_waits_for_room_elsewhere() -> None:
+    assert StuckRollout().found() == []
 
 
 @pytest.mark.parametrize(
@@ -75,47 +75,47 @@ def test_what_is_to_be_replaced_stays_while_the_repaired_waits_for_room_in_a_reg
         {"phase": RolloutPhase.FAILED},
         {"revision": OLD},
     ],
-    ids=["the rollout has come here", "it is over", "it has failed", "this is what is wanted"],
+    ids=["rollout reached the region", "rollout complete", "rollout failed", "revision is current"],
 )
-def test_it_does_not_stay_for_any_other_reason(changes: dict[str, Any]) -> None:
-    two = Two()
-    two.block = msgspec.structs.replace(two.block, **changes)
-    assert two.found() == ["west: replica acme/api-west-1 is Running"]
+def test_old_replica_may_not_remain_for_another_rollout_state(changes: dict[str, Any]) -> None:
+    case = StuckRollout()
+    case.block = msgspec.structs.replace(case.block, **changes)
+    assert case.found() == ["west: replica acme/api-west-1 is Running"]
 
 
-def test_nor_when_nobody_waits() -> None:
-    two = Two()
-    two.waiting = None
-    assert two.found() == ["west: replica acme/api-west-1 is Running"]
+def test_old_replica_may_not_remain_without_a_pending_replica() -> None:
+    case = StuckRollout()
+    case.waiting = None
+    assert case.found() == ["west: replica acme/api-west-1 is Running"]
 
 
-def test_nor_does_work_that_could_get_ready() -> None:
-    two = Two()
-    two.stuck = with_new_revision(two.stuck, spec=msgspec.structs.replace(two.stuck.spec, template=TEMPLATE))
-    assert two.found() == ["west: replica acme/api-west-1 is Running"]
+def test_old_replica_that_can_become_ready_may_not_remain() -> None:
+    case = StuckRollout()
+    case.stuck = with_new_revision(case.stuck, spec=msgspec.structs.replace(case.stuck.spec, template=TEMPLATE))
+    assert case.found() == ["west: replica acme/api-west-1 is Running"]
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_nothing_is_at_rest_while_nobody_has_looked_at_what_was_asked_last(seen: bool) -> None:
-    court = CheckerSet(VirtualLoop(random.Random(1)))
+@pytest.mark.parametrize("current", [True, False])
+def test_stale_observed_generation_prevents_convergence(current: bool) -> None:
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
     made = workload()
     summary = msgspec.structs.replace(made.status.summary, serving=2)
     serving = Condition(type="Serving", status="True", reason=Reason.ALL_SERVING)
-    observed = made.metadata.generation - (not seen)
+    observed = made.metadata.generation - (not current)
     status = msgspec.structs.replace(
         made.status, summary=summary, conditions=(serving,), observed_generation=observed
     )  # fmt: skip
     made = with_new_revision(made, status=status)
-    court.state("global")[key_of(made)] = made
-    wanted = DesiredObjects()
-    wanted.services[(made.metadata.namespace, made.metadata.name)] = 2
-    found = ConvergenceCheck(court, wanted, (), ()).problems
-    assert found == ([] if seen else ["acme/api has a stale observedGeneration"])
+    checkers.state("global")[key_of(made)] = made
+    desired = DesiredObjects()
+    desired.services[(made.metadata.namespace, made.metadata.name)] = 2
+    found = ConvergenceCheck(checkers, desired, (), ()).problems
+    assert found == ([] if current else ["acme/api has a stale observedGeneration"])
 
 
 @pytest.mark.parametrize("reason", [Reason.SCALE_LIMITED, Reason.LOAD_WITHIN_TARGET, Reason.SCALE_UP_BLOCKED])
-def test_nothing_is_at_rest_while_a_number_is_on_its_way_to_another(reason: Reason) -> None:
-    court = CheckerSet(VirtualLoop(random.Random(1)))
+def test_unfinished_scaling_prevents_convergence(reason: Reason) -> None:
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
     made = workload(autoscale=Autoscale(max_replicas=4))
     summary = msgspec.structs.replace(made.status.summary, serving=2)
     serving = Condition(type="Serving", status="True", reason=Reason.ALL_SERVING)
@@ -123,62 +123,62 @@ def test_nothing_is_at_rest_while_a_number_is_on_its_way_to_another(reason: Reas
         made.status, scale=ScaleBlock(2, reason, ""), summary=summary, conditions=(serving,), observed_generation=1
     )
     made = with_new_revision(made, status=status)
-    court.state("global")[key_of(made)] = made
-    wanted = DesiredObjects()
-    wanted.services[(made.metadata.namespace, made.metadata.name)] = 2
-    found = ConvergenceCheck(court, wanted, (), ()).problems
+    checkers.state("global")[key_of(made)] = made
+    desired = DesiredObjects()
+    desired.services[(made.metadata.namespace, made.metadata.name)] = 2
+    found = ConvergenceCheck(checkers, desired, (), ()).problems
     assert found == (["acme/api is still being scaled"] if reason != Reason.LOAD_WITHIN_TARGET else [])
 
 
 @pytest.mark.parametrize("waited", [True, False])
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
-def test_batch_work_whose_turn_came_late_may_still_run_at_the_end(waited: bool, phase: Phase) -> None:
-    court = CheckerSet(VirtualLoop(random.Random(1)))
+def test_batch_that_was_pending_may_still_run_at_the_end(waited: bool, phase: Phase) -> None:
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
     made = workload(type=WorkloadType.BATCH)
     name = (made.metadata.namespace, made.metadata.name)
-    held = assignment(where="east", type=WorkloadType.BATCH)
-    runs = replica(1, held, status=bound_status(execution=ExecutionBlock(phase=phase, attempt=1)))
-    court.state("global")[key_of(made)] = made
-    court.state("east")[key_of(runs)] = runs
-    wanted = DesiredObjects()
-    wanted.batches.add(name)
-    looked = ConvergenceCheck(court, wanted, ("east",), (), {name} if waited else set())
-    assert looked.problems == ["batch acme/api is not complete: 0 succeeded"]
-    assert looked.still_running == int(waited and phase is Phase.RUNNING)
+    stored_assignment = assignment(where="east", type=WorkloadType.BATCH)
+    runs = replica(1, stored_assignment, status=bound_status(execution=ExecutionBlock(phase=phase, attempt=1)))
+    checkers.state("global")[key_of(made)] = made
+    checkers.state("east")[key_of(runs)] = runs
+    desired = DesiredObjects()
+    desired.batches.add(name)
+    check = ConvergenceCheck(checkers, desired, ("east",), (), {name} if waited else set())
+    assert check.problems == ["batch acme/api is not complete: 0 succeeded"]
+    assert check.still_running == int(waited and phase is Phase.RUNNING)
 
 
-def test_what_waits_rightly_is_remembered() -> None:
-    court = CheckerSet(VirtualLoop(random.Random(1)))
-    waits = replica(1, assignment(where="east"), revision=NEW)
-    court.state("east")[key_of(waits)] = waits
+def test_workload_permitted_to_wait_is_recorded() -> None:
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
+    pending = replica(1, assignment(where="east"), revision=NEW)
+    checkers.state("east")[key_of(pending)] = pending
     waited: set[tuple[str, str]] = set()
-    assert not ConvergenceCheck(court, DesiredObjects(), ("east",), (), waited).problems
+    assert not ConvergenceCheck(checkers, DesiredObjects(), ("east",), (), waited).problems
     assert waited == {("acme", "api")}
 
 
 @pytest.mark.parametrize("phase", list(RecoveryPhase))
-@pytest.mark.parametrize("waits", [True, False])
-def test_nothing_is_at_rest_before_a_recovery_is_given_back(phase: RecoveryPhase, waits: bool) -> None:
-    """Unless what it keeps serving waits where it belongs, and there is no room."""
-    court = CheckerSet(VirtualLoop(random.Random(1)))
+@pytest.mark.parametrize("pending", [True, False])
+def test_open_recovery_prevents_convergence(phase: RecoveryPhase, pending: bool) -> None:
+    """Exception: the replicas to fail back are pending in their region without room."""
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
     incident = Recovery(
         metadata=meta("east-1"), spec=RecoverySpec(region="east"), status=RecoveryStatus(phase=phase)
     )  # fmt: skip
     for item in (incident, assignment(where="west", purpose=Purpose.RECOVERY)):
-        court.state("global")[key_of(item)] = item
-    if waits:
+        checkers.state("global")[key_of(item)] = item
+    if pending:
         waiting = replica(1, assignment(where="east"))
-        court.state("east")[key_of(waiting)] = waiting
-    found = ConvergenceCheck(court, DesiredObjects(), ("east",), ()).problems
-    over = waits or phase is RecoveryPhase.CLOSED
+        checkers.state("east")[key_of(waiting)] = waiting
+    found = ConvergenceCheck(checkers, DesiredObjects(), ("east",), ()).problems
+    over = pending or phase is RecoveryPhase.CLOSED
     assert found == ([] if over else [f"/recoveries/east-1 is {phase}, not Closed"])
 
 
-# To and fro
+# Churn
 
 
 class Scaled:
-    """A scaled workload and its assignment, as the checker of unrest is shown them."""
+    """A scaled workload and its assignment, committed to the churn checker."""
 
     def __init__(self) -> None:
         self.checker = ChurnChecker()
@@ -192,7 +192,7 @@ class Scaled:
         changed = ObservedChange(key, kind_of(type(item)), self.disk.get(key), item)
         self.disk[key] = item
         found = self.checker.check(ObservedCommit("global", 0.0, 0.0, Txn(), (changed,), self.disk))
-        return [promise for promise, _, _ in found]
+        return [invariant for invariant, _, _ in found]
 
     def push(self, load: float, at: str) -> None:
         block = LoadBlock(metrics=(LoadMetric("cpuPercent", load, at),))
@@ -208,7 +208,7 @@ class Scaled:
 
 
 @pytest.mark.parametrize("loads", [(20.0, 140.0), (70.0, 70.0)], ids=["with the load", "while the load is the same"])
-def test_a_number_may_go_to_and_fro_only_with_its_load(loads: tuple[float, float]) -> None:
+def test_replica_count_may_alternate_only_with_its_load(loads: tuple[float, float]) -> None:
     scaled = Scaled()
     found = []
     for n in range(2 * FLIPS_MAX + 2):

@@ -1,4 +1,4 @@
-"""The checker of protected quota: what a nomination may take from another tenant, and what not."""
+"""The protection checker: what a nomination may preempt from another tenant."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from holdfast.store.contract import Txn
 replace = msgspec.structs.replace
 
 
-def runs(number: int, **spec: Any) -> Binding:
+def running_binding(number: int, **spec: Any) -> Binding:
     made = binding(replica(number))
-    own = replace(made.spec, resources={"cpu": "4"}, **spec)
-    return replace(made, metadata=meta(f"low-{number}.1", "other"), spec=own)
+    changed_spec = replace(made.spec, resources={"cpu": "4"}, **spec)
+    return replace(made, metadata=meta(f"low-{number}.1", "other"), spec=changed_spec)
 
 
 def nominated(name: str, *victims: str, tenant: str = "acme") -> Reservation:
@@ -45,51 +45,53 @@ def nominated(name: str, *victims: str, tenant: str = "acme") -> Reservation:
     return Reservation(meta(f"{name}.1", tenant), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
 
 
-def judged(made: Reservation, *there: Any, protected: str = "4") -> list[str]:
+def violated_invariants(made: Reservation, *others: Any, protected: str = "4") -> list[str]:
     copy = GrantCopy(meta("normal", "other"), GrantCopySpec(protected={"cpu": protected}))
-    items = (made, copy, *there)
+    items = (made, copy, *others)
     state = {kind_of(type(item)).store_key(item.metadata.namespace, item.metadata.name): item for item in items}
     key = kind_of(Reservation).store_key(made.metadata.namespace, made.metadata.name)
     commit = ObservedCommit(
         "east", 1.0, 1.0, Txn(writes=()), (ObservedChange(key, kind_of(Reservation), None, made),), state
     )
-    return [promise for promise, _, _ in ProtectionChecker().check(commit)]
+    return [invariant for invariant, _, _ in ProtectionChecker().check(commit)]
 
 
 ONE = nominated("hi", "other/low-0.1")
 
 
-def test_what_is_beyond_the_protected_part_may_go() -> None:
-    assert not judged(ONE, runs(0), runs(1))
-    assert judged(ONE, runs(0)) == ["protection"]
-    assert judged(ONE, runs(0), runs(1), protected="5") == ["protection"]
+def test_replica_beyond_protected_quota_may_be_evicted() -> None:
+    assert not violated_invariants(ONE, running_binding(0), running_binding(1))
+    assert violated_invariants(ONE, running_binding(0)) == ["protection"]
+    assert violated_invariants(ONE, running_binding(0), running_binding(1), protected="5") == ["protection"]
 
 
-def test_two_nominations_count_together() -> None:
-    assert judged(ONE, runs(0), runs(1), nominated("too", "other/low-1.1", tenant="third")) == ["protection"]
+def test_nominations_count_together() -> None:
+    assert violated_invariants(
+        ONE, running_binding(0), running_binding(1), nominated("too", "other/low-1.1", tenant="third")
+    ) == ["protection"]
 
 
-def test_a_tenant_may_take_from_itself() -> None:
-    assert not judged(nominated("hi", "low-0.1", tenant="other"), runs(0))
+def test_tenant_may_preempt_itself() -> None:
+    assert not violated_invariants(nominated("hi", "low-0.1", tenant="other"), running_binding(0))
 
 
 @pytest.mark.parametrize(
     "spec",
     [{"capacity_class": CapacityClass.RECLAIMABLE}, {"capacity_class": CapacityClass.RECOVERY}, {"run_until": "soon"}],
 )
-def test_what_is_not_ordinary_is_not_protected_and_protects_nobody(spec: dict[str, Any]) -> None:
-    assert not judged(ONE, runs(0, **spec), runs(1))
-    assert judged(ONE, runs(0), runs(1, **spec)) == ["protection"]
+def test_other_capacity_classes_are_not_protected(spec: dict[str, Any]) -> None:
+    assert not violated_invariants(ONE, running_binding(0, **spec), running_binding(1))
+    assert violated_invariants(ONE, running_binding(0), running_binding(1, **spec)) == ["protection"]
 
 
-def test_what_stops_for_a_reason_of_its_own_counts_until_it_is_gone() -> None:
-    assert not judged(ONE, runs(0), runs(1, desired=DesiredRunState.STOP))
-    assert judged(ONE, runs(0), runs(1, quota_released=True)) == ["protection"]
+def test_stopping_replica_counts_until_its_quota_is_released() -> None:
+    assert not violated_invariants(ONE, running_binding(0), running_binding(1, desired=DesiredRunState.STOP))
+    assert violated_invariants(ONE, running_binding(0), running_binding(1, quota_released=True)) == ["protection"]
 
 
 SCARCE = Scenario(
     "scarce",
-    "All but one node of each region take no new work: who is stronger finds room only where others leave.",
+    "All but one node of each region are cordoned, so a higher priority finds room only by preemption.",
     ScenarioExpectations(),
     size=WorldSize(
         nodes_per_region=3, faults_s=120.0, profiles=("service", "urgent", "batch", "resident", "hungry", "probed")
@@ -104,17 +106,17 @@ SEEDS_TRIED = 12
 
 
 @pytest.mark.slow
-def test_a_world_in_which_nothing_is_protected_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the rule a world breaks the promise; the very same world with it keeps all of them."""
+def test_simulation_without_protection_rule_violates_protection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rule a seed violates the invariant; the same seed with the rule does not."""
     silence_logs()
     with monkeypatch.context() as patch:
         patch.setattr(VictimSelection, "_outside_protected_quota", lambda self, requirements, firm: True)
         patch.setattr(ProtectedQuota, "protected_victim", lambda self, taker, victims: None)
-        seed = next((s for s in range(1, SEEDS_TRIED + 1) if "protection" in promises_broken(s)), 0)
-    assert seed, "in none of these worlds would anyone take what is protected"
-    assert not promises_broken(seed)
+        seed = next((s for s in range(1, SEEDS_TRIED + 1) if "protection" in invariants_violated(s)), 0)
+    assert seed, "no seed preempts protected quota"
+    assert not invariants_violated(seed)
 
 
-def promises_broken(seed: int) -> set[str]:
+def invariants_violated(seed: int) -> set[str]:
     (played,) = run_variants(SCARCE, seed)
     return {violation.invariant for violation in played.outcome.violations}

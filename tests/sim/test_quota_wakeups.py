@@ -1,4 +1,4 @@
-"""The checker of wake-ups for quota: who is late, who is not, and a planted bug that it sees."""
+"""The quota-wakeup checker: which pending replicas are overdue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEMPLATE_OF_ONE = msgspec.structs.replace(TEMPLATE, resources={"cpu": "1", "memo
 LATE_S = limits.RESYNC_S + WAKES_WITHIN_S + 1.0
 
 
-def asks(reason: str = Reason.QUOTA_EXCEEDED, *members: str, **spec: Any) -> SchedulingRequest:
+def request_for(reason: str = Reason.QUOTA_EXCEEDED, *members: str, **spec: Any) -> SchedulingRequest:
     waiting = tuple(RequestMember(name=name, uid=name) for name in members or (replica(1).metadata.name,))
     return SchedulingRequest(
         metadata=meta("ask", "acme"),
@@ -45,85 +45,91 @@ def asks(reason: str = Reason.QUOTA_EXCEEDED, *members: str, **spec: Any) -> Sch
     )
 
 
-class East:
-    """One node with room for eight, a tenant that may have four, and one replica that waits for quota."""
+class RegionState:
+    """One node with room for eight replicas, a tenant with quota for four, one replica pending for quota."""
 
     def __init__(self, limit: str = "4", **spec: Any) -> None:
-        self.court = CheckerSet(VirtualLoop(random.Random(1)))
-        self.checker = QuotaWakeupChecker(self.court, ("east",), healed_s=0.0)
+        self.checkers = CheckerSet(VirtualLoop(random.Random(1)))
+        self.checker = QuotaWakeupChecker(self.checkers, ("east",), healed_s=0.0)
         waits = replica(1)
         waits = msgspec.structs.replace(
             waits, spec=msgspec.structs.replace(waits.spec, template=TEMPLATE_OF_ONE), metadata=waits.metadata
         )
         copy = GrantCopySpec(limit={"cpu": limit, "memory": "64Gi"}, **spec)
-        self.put(node(), waits, asks(), GrantCopy(metadata=meta("normal", "acme"), spec=copy))
+        self.put(node(), waits, request_for(), GrantCopy(metadata=meta("normal", "acme"), spec=copy))
 
     def put(self, *items: Object) -> None:
         for item in items:
             key = kind_of(type(item)).store_key(item.metadata.namespace, item.metadata.name)
-            self.court.state("east")[key] = item
+            self.checkers.state("east")[key] = item
 
     def late(self, at_s: float) -> list[str]:
         self.checker.observe(0.0)
         return [what for _, (_, what, _) in self.checker.overdue(at_s)]
 
 
-def test_who_waits_for_quota_that_is_free_is_late_after_half_a_minute_and_told_once() -> None:
-    east = East()
-    assert not east.late(LATE_S - 2.0)
-    (what,) = east.late(LATE_S)
+def test_replica_pending_for_free_quota_is_overdue_and_reported_once() -> None:
+    region = RegionState()
+    assert not region.late(LATE_S - 2.0)
+    (what,) = region.late(LATE_S)
     assert "acme/" in what and "is pending for quota in east" in what
-    assert not east.late(LATE_S + 60.0)
+    assert not region.late(LATE_S + 60.0)
 
 
-def test_the_time_begins_anew_when_the_quota_was_taken_by_others_in_between() -> None:
-    east = East()
-    assert not east.late(LATE_S - 2.0)
+def test_overdue_time_restarts_when_quota_was_used_in_between() -> None:
+    region = RegionState()
+    assert not region.late(LATE_S - 2.0)
     holder = binding(replica(2, status=bound_status(name="other")), resources={"cpu": "4", "memory": "1Gi"})
-    east.put(holder)
-    east.checker.observe(LATE_S - 1.0)
-    del east.court.state("east")[f"/bindings/acme/{holder.metadata.name}"]
-    east.checker.observe(LATE_S)
-    assert not list(east.checker.overdue(LATE_S + WAKES_WITHIN_S - 1.0))
-    assert list(east.checker.overdue(LATE_S + WAKES_WITHIN_S + 1.0))
+    region.put(holder)
+    region.checker.observe(LATE_S - 1.0)
+    del region.checkers.state("east")[f"/bindings/acme/{holder.metadata.name}"]
+    region.checker.observe(LATE_S)
+    assert not list(region.checker.overdue(LATE_S + WAKES_WITHIN_S - 1.0))
+    assert list(region.checker.overdue(LATE_S + WAKES_WITHIN_S + 1.0))
 
 
 @pytest.mark.parametrize(
     ("limit", "spec", "request_of"),
     [
-        ("500m", {}, asks()),
-        ("4", {"provisional": {"cpu": "3500m"}}, asks()),
-        ("4", {}, asks(Reason.INSUFFICIENT_CPU)),
-        ("4", {}, asks(purpose=Purpose.RECOVERY)),
-        ("4", {}, asks(Reason.QUOTA_EXCEEDED, "gone")),
+        ("500m", {}, request_for()),
+        ("4", {"provisional": {"cpu": "3500m"}}, request_for()),
+        ("4", {}, request_for(Reason.INSUFFICIENT_CPU)),
+        ("4", {}, request_for(purpose=Purpose.RECOVERY)),
+        ("4", {}, request_for(Reason.QUOTA_EXCEEDED, "gone")),
     ],
-    ids=["over the limit", "kept for provisional work", "for room", "from another pot", "gone"],
+    ids=["over the limit", "reserved for provisional use", "no room", "recovery budget", "member gone"],
 )
-def test_who_waits_for_something_else_is_not_late(limit: str, spec: Any, request_of: SchedulingRequest) -> None:
-    east = East(limit, **spec)
-    east.put(request_of)
-    assert not east.late(LATE_S + 600.0)
+def test_replica_pending_for_another_reason_is_not_overdue(
+    limit: str, spec: Any, request_of: SchedulingRequest
+) -> None:
+    region = RegionState(limit, **spec)
+    region.put(request_of)
+    assert not region.late(LATE_S + 600.0)
 
 
-def test_without_room_nobody_is_late() -> None:
-    east = East()
-    east.put(node(capacity={"cpu": "500m", "memory": "32Gi"}))
-    assert not east.late(LATE_S + 600.0)
+def test_replica_without_room_is_not_overdue() -> None:
+    region = RegionState()
+    region.put(node(capacity={"cpu": "500m", "memory": "32Gi"}))
+    assert not region.late(LATE_S + 600.0)
 
 
-def test_a_gang_waits_until_all_of_it_fits() -> None:
-    east = East("1500m")
+def test_gang_is_overdue_only_when_all_of_it_fits() -> None:
+    region = RegionState("1500m")
     second = msgspec.structs.replace(replica(1), metadata=meta("second", "acme"))
-    east.put(second, asks(Reason.QUOTA_EXCEEDED, replica(1).metadata.name, "second", gang=Gang(min_available=2)))
-    assert not east.late(LATE_S + 600.0)
-    east = East("2")
-    east.put(second, asks(Reason.QUOTA_EXCEEDED, replica(1).metadata.name, "second", gang=Gang(min_available=2)))
-    assert east.late(LATE_S)
+    region.put(
+        second, request_for(Reason.QUOTA_EXCEEDED, replica(1).metadata.name, "second", gang=Gang(min_available=2))
+    )
+    assert not region.late(LATE_S + 600.0)
+    region = RegionState("2")
+    region.put(
+        second, request_for(Reason.QUOTA_EXCEEDED, replica(1).metadata.name, "second", gang=Gang(min_available=2))
+    )
+    assert region.late(LATE_S)
 
 
 @pytest.mark.slow
-def test_a_lost_wake_up_is_seen() -> None:
+def test_lost_quota_wakeup_violates_wakeup_invariant() -> None:
     silence_logs()
     with applied_mutation("quota-wakeup-lost"):
         found = ({violation.invariant for violation in Simulation(seed).run().violations} for seed in (1, 4, 5, 6))
-        assert any("wakeup" in promises for promises in found)
+        assert any("wakeup" in invariants for invariants in found)

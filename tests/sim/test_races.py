@@ -1,4 +1,4 @@
-"""The races that ship as examples (docs/races.md): each goes well as the code is, and fails with its bug planted."""
+"""The example races (docs/races.md): each passes with the current code and fails with its mutation."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ EXAMPLES = {"duplicate-reservation-race": "S1", "rollback-race": "S10"}
 PAGE = Path(__file__).parents[2] / "docs" / "races.md"
 
 
-def test_every_scenario_made_for_a_bug_is_an_example_and_is_told() -> None:
+def test_every_mutation_scenario_is_a_documented_race() -> None:
     made = {name: load_scenario(name).mutation for name in scenario_names() if load_scenario(name).mutation}
     assert set(made) == set(EXAMPLES)
     assert set(made.values()) <= {mutation.name for mutation in MUTATIONS}
     page = PAGE.read_text()
-    for name, bug in made.items():
-        assert f"python -m holdfast.sim --scenario {name} --mutation {bug}" in page
+    for name, mutation in made.items():
+        assert f"python -m holdfast.sim --scenario {name} --mutation {mutation}" in page
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_race_is_lost_only_with_its_bug_and_always_in_the_same_way(name: str) -> None:
+def test_race_fails_only_with_its_mutation_and_deterministically(name: str) -> None:
     parallel_runs.silence_logs()
     declared = load_scenario(name)
-    (well,) = scenario_runs.run_variants(declared, seed=1)
-    assert well.ok, "\n".join(well.failure_lines())
-    lost = []
+    (plain,) = scenario_runs.run_variants(declared, seed=1)
+    assert plain.ok, "\n".join(plain.failure_lines())
+    failed = []
     for _ in range(2):
         with applied_mutation(declared.mutation):
-            lost += scenario_runs.run_variants(declared, seed=1)
-    assert [played.outcome.violations[0].promise for played in lost] == [EXAMPLES[name]] * 2
-    assert len({played.outcome.digest for played in lost}) == 1, "a replay is the same to the byte"
-    stories = {"\n".join(failure_report.timeline(played.outcome, played.telling)) for played in lost}
-    assert len(stories) == 1
+            failed += scenario_runs.run_variants(declared, seed=1)
+    assert [played.outcome.violations[0].invariant for played in failed] == [EXAMPLES[name]] * 2
+    assert len({played.outcome.digest for played in failed}) == 1, "a replay is identical"
+    timelines = {"\n".join(failure_report.timeline(played.outcome, played.recording)) for played in failed}
+    assert len(timelines) == 1
     (again,) = scenario_runs.run_variants(declared, seed=1)
-    assert again.outcome.digest == well.outcome.digest
+    assert again.outcome.digest == plain.outcome.digest

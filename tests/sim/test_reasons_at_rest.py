@@ -1,4 +1,4 @@
-"""The checker of reasons at rest: whatever waits says why and what makes it go on, and silence is seen."""
+"""The pending-reasons checker: a pending object must have a current reason and a retry."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from holdfast.sim.parallel_runs import silence_logs
 from holdfast.sim.simulation import Simulation
 
 NOW_S = 1_800_000_000.0
-WAITS = replica(1)
-TOLD = {
+PENDING = replica(1)
+EXPLAINED_STATUS = {
     "reasons": (RefusalCount(reason=Reason.QUOTA_EXCEEDED),),
     "retry_on": ("GrantChanged",),
     "next_retry_at": micro_text(NOW_S + 10.0),
@@ -36,10 +36,10 @@ TOLD = {
 
 def found(*items: Object, cell: str = "east") -> list[str]:
     state = {kind_of(type(i)).store_key(i.metadata.namespace, i.metadata.name): i for i in items}
-    return [what for promise, what, _ in unexplained_waits(cell, state, NOW_S) if promise == "reason"]
+    return [what for invariant, what, _ in unexplained_waits(cell, state, NOW_S) if invariant == "reason"]
 
 
-def asks(uid: str = WAITS.uid, **changes: Any) -> SchedulingRequest:
+def request_for(uid: str = PENDING.uid, **changes: Any) -> SchedulingRequest:
     spec = SchedulingRequestSpec(
         workload="api",
         assignment="api-east",
@@ -47,37 +47,37 @@ def asks(uid: str = WAITS.uid, **changes: Any) -> SchedulingRequest:
         template=TEMPLATE,
         members=(RequestMember(name="x", uid=uid),),
     )
-    status = SchedulingRequestStatus(**{**TOLD, **changes})
+    status = SchedulingRequestStatus(**{**EXPLAINED_STATUS, **changes})
     return SchedulingRequest(metadata=meta("ask", "acme"), spec=spec, status=status)
 
 
-def says(*conditions: Condition) -> Workload:
+def workload_with(*conditions: Condition) -> Workload:
     made = workload()
     status = msgspec.structs.replace(made.status, conditions=conditions)
     return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, generation=3), status=status)
 
 
-def test_who_says_why_and_what_for_waits_rightly() -> None:
-    assert not found(WAITS, asks())
-    assert not found(WAITS, asks(next_retry_at=""))
-    assert not found(WAITS, asks(retry_on=()))
-    assert not found(replica(1, status=bound_status())), "it has a place"
-    assert not found(replica(1, terminating=True)), "it is on its way out"
+def test_pending_replica_with_reason_and_retry_is_accepted() -> None:
+    assert not found(PENDING, request_for())
+    assert not found(PENDING, request_for(next_retry_at=""))
+    assert not found(PENDING, request_for(retry_on=()))
+    assert not found(replica(1, status=bound_status())), "bound"
+    assert not found(replica(1, terminating=True)), "terminating"
 
 
 @pytest.mark.parametrize(
     ("request_of", "what"),
     [
-        (asks("another"), "in no request"),
-        (asks(reasons=()), "has no reason"),
-        (asks(retry_on=(), next_retry_at=""), "neither a retry time nor a wakeup event"),
-        (asks(next_retry_at=micro_text(NOW_S - RETRY_OVERDUE_S - 1.0)), "was not retried at"),
+        (request_for("another"), "in no request"),
+        (request_for(reasons=()), "has no reason"),
+        (request_for(retry_on=(), next_retry_at=""), "neither a retry time nor a wakeup event"),
+        (request_for(next_retry_at=micro_text(NOW_S - RETRY_OVERDUE_S - 1.0)), "was not retried at"),
     ],
-    ids=["nobody asks", "no reason", "no wake-up", "not tried again"],
+    ids=["no request", "no reason", "no retry", "retry overdue"],
 )
-def test_who_does_not_is_told(request_of: SchedulingRequest, what: str) -> None:
-    (told,) = found(WAITS, request_of)
-    assert what in told
+def test_pending_replica_without_request_reason_or_retry_is_reported(request_of: SchedulingRequest, what: str) -> None:
+    (message,) = found(PENDING, request_of)
+    assert what in message
 
 
 @pytest.mark.parametrize(
@@ -87,24 +87,22 @@ def test_who_does_not_is_told(request_of: SchedulingRequest, what: str) -> None:
         ((Condition("Serving", "False", observed_generation=3),), "no condition has a reason"),
         ((Condition("Serving", "False", "Pending", observed_generation=2),), "for generation 2, not 3"),
     ],
-    ids=["silent", "no reason", "of the past"],
+    ids=["no condition", "no reason", "stale generation"],
 )
-def test_a_workload_that_does_not_serve_says_why_of_what_is_wanted_now(
-    conditions: tuple[Condition, ...], what: str
-) -> None:
-    (told,) = found(says(*conditions), cell="global")
-    assert what in told
-    assert not found(says(*conditions), cell="east"), "a copy says what its original said"
+def test_workload_not_serving_without_current_reason_is_reported(conditions: tuple[Condition, ...], what: str) -> None:
+    (message,) = found(workload_with(*conditions), cell="global")
+    assert what in message
+    assert not found(workload_with(*conditions), cell="east"), "the mirrored copy is not checked"
 
 
-def test_a_workload_that_serves_or_says_why_not_is_well() -> None:
-    assert not found(says(Condition("Serving", "True")), cell="global")
-    assert not found(says(Condition("Serving", "False", "Pending", observed_generation=3)), cell="global")
+def test_workload_serving_or_with_current_reason_is_accepted() -> None:
+    assert not found(workload_with(Condition("Serving", "True")), cell="global")
+    assert not found(workload_with(Condition("Serving", "False", "Pending", observed_generation=3)), cell="global")
 
 
 @pytest.mark.slow
-def test_work_that_is_never_tried_again_is_seen() -> None:
+def test_lost_quota_wakeup_violates_reason_invariant() -> None:
     silence_logs()
     with applied_mutation("quota-wakeup-lost"):
-        broken = ({violation.invariant for violation in Simulation(seed).run().violations} for seed in (1, 4, 5, 6))
-        assert any("reason" in promises for promises in broken)
+        violated = ({violation.invariant for violation in Simulation(seed).run().violations} for seed in (1, 4, 5, 6))
+        assert any("reason" in invariants for invariants in violated)

@@ -1,4 +1,4 @@
-"""The disruption budget over recorded histories: of one cell by its order, of several by times that need not agree."""
+"""The disruption budget in recorded histories: one cell by commit order, several cells by their skewed clocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEGAN_S = 1_800_000_000.0
 
 
 class Region:
-    """A history that is written by hand: one object per commit, each with its record in the audit log."""
+    """A constructed history: one object per commit, each with its audit record."""
 
     def __init__(self, name: str, *, budget: int = 1, replicas: int = 3, clock_s: float = 0.0) -> None:
         self.name = name
@@ -35,13 +35,13 @@ class Region:
         self._last: dict[str, StoredEntry] = {}
         self._commits: list[tuple[Change, ...]] = []
         self._audit: list[AuditRecord] = []
-        mine = assignment(where=name, disruption=Disruption(max_unavailable=budget))
-        self.write(0.0, mine, "link")
-        self._replicas = [replica(number, mine, status=serving_status()) for number in range(replicas)]
-        for each in self._replicas:
-            self.write(1.0, each, "replicate")
+        stored_assignment = assignment(where=name, disruption=Disruption(max_unavailable=budget))
+        self.write(0.0, stored_assignment, "link")
+        self._replicas = [replica(number, stored_assignment, status=serving_status()) for number in range(replicas)]
+        for item in self._replicas:
+            self.write(1.0, item, "replicate")
 
-    def write(self, at_s: float, item: Any, who: str) -> None:
+    def write(self, at_s: float, item: Any, controller: str) -> None:
         kind, meta = kind_of(item), item.metadata
         key = kind.store_key(meta.namespace, meta.name)
         revision, previous = next(self._revisions), self._last.get(key)
@@ -51,9 +51,11 @@ class Region:
         before = previous.revision if previous is not None else 0
         wrote = Written("update" if before else "create", kind.name, meta.name, meta.namespace, meta.uid, before)
         when = micro_text(BEGAN_S + at_s + self._clock_s)
-        self._audit.append(AuditRecord(when, f"holdfast:controller:{who}", "update", "Committed", entries=(wrote,)))
+        self._audit.append(
+            AuditRecord(when, f"holdfast:controller:{controller}", "update", "Committed", entries=(wrote,))
+        )
 
-    def let_go(self, at_s: float, number: int, reason: Reason = Reason.DRAINED) -> None:
+    def evict(self, at_s: float, number: int, reason: Reason = Reason.DRAINED) -> None:
         block = ReleaseBlock(reason=reason, attempt=1)
         self.write(at_s, self._with(number, release=block), "release")
 
@@ -61,80 +63,80 @@ class Region:
         self.write(at_s, self._replicas[number], "serve")
 
     def _with(self, number: int, **blocks: Any) -> Replica:
-        one = self._replicas[number]
-        return replace(one, status=replace(one.status, **blocks))
+        stored = self._replicas[number]
+        return replace(stored, status=replace(stored.status, **blocks))
 
-    def past(self) -> RecordedHistory:
+    def history(self) -> RecordedHistory:
         return RecordedHistory(self.name, (), tuple(self._commits), tuple(self._audit))
 
 
-def broken(*regions: Region) -> list[str]:
+def budget_violations(*regions: Region) -> list[str]:
     return [
-        str(v) for v in check_histories([region.past() for region in regions]).violations if v.invariant == "budget"
+        str(v) for v in check_histories([region.history() for region in regions]).violations if v.invariant == "budget"
     ]
 
 
-def test_one_after_the_other_is_right() -> None:
+def test_evictions_one_after_another_are_allowed() -> None:
     east = Region("us-east")
-    east.let_go(10.0, 0)
+    east.evict(10.0, 0)
     east.serves(20.0, 0)
-    east.let_go(21.0, 1)
-    assert broken(east) == []
+    east.evict(21.0, 1)
+    assert budget_violations(east) == []
 
 
-def test_two_at_once_of_one_region_are_found_however_short_it_lasts() -> None:
+def test_short_overlap_of_evictions_in_one_region_is_found() -> None:
     east = Region("us-east")
-    east.let_go(10.0, 0)
-    east.let_go(10.1, 1)
+    east.evict(10.0, 0)
+    east.evict(10.1, 1)
     east.serves(10.2, 0)
-    (found,) = broken(east)
+    (found,) = budget_violations(east)
     assert "2 replicas of api are evicted at once (budget 1)" in found
 
 
-def test_two_at_once_in_two_regions_are_found() -> None:
+def test_overlapping_evictions_in_two_regions_are_found() -> None:
     east, west = Region("us-east"), Region("us-west")
-    east.let_go(10.0, 0)
-    west.let_go(15.0, 1)
+    east.evict(10.0, 0)
+    west.evict(15.0, 1)
     east.serves(30.0, 0)
     west.serves(40.0, 1)
-    (found,) = broken(east, west)
+    (found,) = budget_violations(east, west)
     assert "api-us-east-0 in us-east" in found and "api-us-west-1 in us-west" in found
 
 
-def test_what_is_never_back_is_found_too() -> None:
+def test_evictions_without_return_are_found() -> None:
     east, west = Region("us-east"), Region("us-west")
-    east.let_go(10.0, 0)
-    west.let_go(15.0, 1)
-    assert len(broken(east, west)) == 1
+    east.evict(10.0, 0)
+    west.evict(15.0, 1)
+    assert len(budget_violations(east, west)) == 1
 
 
-def test_clocks_that_differ_a_little_make_no_breach() -> None:
-    """West lets go just after east's serves again; by its clock, which is slow, it was just before."""
+def test_small_clock_skew_causes_no_violation() -> None:
+    """West evicts just after east's replica serves again. By its slow clock it was just before."""
     east, west = Region("us-east"), Region("us-west", clock_s=-CLOCK_SKEW_MAX_S * 0.9)
-    east.let_go(10.0, 0)
+    east.evict(10.0, 0)
     east.serves(20.0, 0)
-    west.let_go(20.5, 1)
+    west.evict(20.5, 1)
     west.serves(30.0, 1)
-    assert broken(east, west) == []
+    assert budget_violations(east, west) == []
 
 
 @pytest.mark.parametrize("reason", [Reason.NODE_LOST, Reason.EXITED])
-def test_accidents_count_nothing(reason: Reason) -> None:
+def test_failures_are_not_counted_as_evictions(reason: Reason) -> None:
     east = Region("us-east")
-    east.let_go(10.0, 0, reason)
-    east.let_go(10.5, 1, reason)
-    assert broken(east) == []
+    east.evict(10.0, 0, reason)
+    east.evict(10.5, 1, reason)
+    assert budget_violations(east) == []
 
 
-def test_a_verdict_says_what_it_judged_and_what_it_could_not() -> None:
+def test_verdict_lists_what_was_checked_and_what_could_not_be() -> None:
     east = Region("us-east")
-    east.let_go(10.0, 0)
-    east.let_go(11.0, 1)
-    verdict = check_histories([east.past()])
-    told = "\n".join(verdict.lines())
+    east.evict(10.0, 0)
+    east.evict(11.0, 1)
+    verdict = check_histories([east.history()])
+    text = "\n".join(verdict.lines())
     assert verdict.objects == 4 and verdict.cells == ("us-east",)
-    assert "checked: 1 cells (us-east), 4 objects" in told
-    assert "budget violated at" in told and "(disruption)" in told
-    assert "us-east: limits against grants, because the global cell's history is missing" in told
-    compacted = replace(east.past(), first=(StoredEntry("/x", b"{}", 1, 1),))
+    assert "checked: 1 cells (us-east), 4 objects" in text
+    assert "budget violated at" in text and "(disruption)" in text
+    assert "us-east: limits against grants, because the global cell's history is missing" in text
+    compacted = replace(east.history(), first=(StoredEntry("/x", b"{}", 1, 1),))
     assert "the time before its compaction; 1 entries" in "\n".join(check_histories([compacted]).lines())

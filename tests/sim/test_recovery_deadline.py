@@ -1,4 +1,4 @@
-"""Critical work of a lost region serves elsewhere in time: shown by a scenario, and by what that would fail for."""
+"""Critical workloads of a lost region serve in another region before their recovery deadline."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ replace = msgspec.structs.replace
 LOST_S, WITHIN_S = 100.0, 300.0
 
 
-class Told:
-    """A history of one critical workload with two replicas in west, which is lost."""
+class WorkloadHistory:
+    """History of one critical workload with two replicas in west, the lost region."""
 
     def __init__(self) -> None:
         self.history = CommitHistory()
-        self.made = workload()
-        promise = RecoveryObjective(min_serving=2)
-        self.made = replace(self.made, spec=replace(self.made.spec, replicas=2, recovery=promise))
-        self.add(1.0, "global", self.made)
+        self.workload = workload()
+        objective = RecoveryObjective(min_serving=2)
+        self.workload = replace(self.workload, spec=replace(self.workload.spec, replicas=2, recovery=objective))
+        self.add(1.0, "global", self.workload)
         self.serve(10.0, "west", 2)
 
     def add(self, at_s: float, cell: str, new: Object, old: Any = None) -> None:
@@ -49,45 +49,45 @@ class Told:
         return list(missed_recoveries(self.history, "west", LOST_S, WITHIN_S))
 
 
-def test_work_that_serves_elsewhere_in_time_has_recovered() -> None:
-    told = Told()
-    told.serve(LOST_S + WITHIN_S - 1.0, "east", 2)
-    assert not told.missed()
+def test_workload_serving_in_another_region_before_deadline_has_recovered() -> None:
+    history = WorkloadHistory()
+    history.serve(LOST_S + WITHIN_S - 1.0, "east", 2)
+    assert not history.missed()
 
 
 @pytest.mark.parametrize(("late_s", "count"), [(1.0, 2), (-1.0, 1)], ids=["too late", "too few"])
-def test_work_that_does_not_is_told(late_s: float, count: int) -> None:
-    told = Told()
-    told.serve(LOST_S + WITHIN_S + late_s, "east", count)
-    (what,) = told.missed()
+def test_late_or_incomplete_recovery_is_reported(late_s: float, count: int) -> None:
+    history = WorkloadHistory()
+    history.serve(LOST_S + WITHIN_S + late_s, "east", count)
+    (what,) = history.missed()
     assert "expected 2 in another region" in what and "after the loss of west" in what
 
 
-def test_what_went_again_before_the_time_was_up_does_not_count() -> None:
-    told = Told()
-    told.serve(LOST_S + 30.0, "east", 2)
-    told.add(LOST_S + 60.0, "east", replica(0, assignment(where="east")))
-    assert len(told.missed()) == 1
+def test_replica_lost_again_before_deadline_does_not_count() -> None:
+    history = WorkloadHistory()
+    history.serve(LOST_S + 30.0, "east", 2)
+    history.add(LOST_S + 60.0, "east", replica(0, assignment(where="east")))
+    assert len(history.missed()) == 1
 
 
-def test_work_that_people_changed_meanwhile_is_not_judged_and_a_loss_without_any_proves_nothing() -> None:
-    told = Told()
-    changed = replace(told.made, spec=replace(told.made.spec, replicas=3))
-    told.add(LOST_S + 50.0, "global", changed, told.made)
-    (what,) = told.missed()
+def test_changed_workload_is_excluded_and_loss_without_others_is_reported() -> None:
+    history = WorkloadHistory()
+    changed = replace(history.workload, spec=replace(history.workload.spec, replicas=3))
+    history.add(LOST_S + 50.0, "global", changed, history.workload)
+    (what,) = history.missed()
     assert what.startswith("no unchanged critical workload")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "within_s", "says"),
+    ("target", "within_s", "text"),
     [("west", 15.0, "expected 4 in another region, found 0"), ("east", 300.0, "no unchanged critical workload")],
-    ids=["before the loss can be known", "of the other region"],
+    ids=["deadline before detection", "wrong region"],
 )
-def test_the_scenario_can_fail(target: str, within_s: float, says: str) -> None:
+def test_scenario_with_unmet_deadline_or_wrong_region_fails(target: str, within_s: float, text: str) -> None:
     silence_logs()
     declared = load_scenario("critical-region-lost")
     lost = replace(declared.faults[0], target=target)
     expects = replace(declared.expects, recovers_within_s=within_s)
     (played,) = scenario_runs.run_variants(replace(declared, faults=(lost,), expects=expects), seed=1)
-    assert played.outcome.ok and any(says in text for text in played.unmet), played.unmet
+    assert played.outcome.ok and any(text in unmet for unmet in played.unmet), played.unmet

@@ -1,4 +1,4 @@
-"""The declared scenarios load, say what they expect, and go well; a failing world shrinks to a story that says why."""
+"""The scenarios load, state expectations and meet them. A failing run shrinks to a short failure report."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from holdfast.sim.scenario_files import (
 )
 from holdfast.sim.shrink import RunSpec, shrink
 
-# What they say is shown by all of their variants, not by one.
+# Scenarios whose expectations need all of their variants.
 SWEPT = ("leader-dies-at-awaits", "timeout-at-every-commit")
 STEPS = {f"{t.source} → {t.target}" for t in TRANSITIONS}
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_a_scenario_says_what_it_is_and_what_it_expects(name: str) -> None:
+def test_scenario_has_description_and_expectations(name: str) -> None:
     declared = load_scenario(name)
     expects = declared.expects
     assert declared.description.endswith(".")
@@ -37,8 +37,8 @@ def test_a_scenario_says_what_it_is_and_what_it_expects(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", scenario_names())
-def test_a_scenario_goes_well(name: str) -> None:
-    """Its first variant at every change, or all that it lists; those of long runs in make prove."""
+def test_scenario_meets_its_expectations(name: str) -> None:
+    """Runs the first variant, or all listed ones. `make prove` also runs the variants of long runs."""
     parallel_runs.silence_logs()
     for played in scenario_runs.run_variants(load_scenario(name), seed=1):
         assert played.ok, "\n".join([played.title, failure_report.headline(played.outcome), *played.failure_lines()])
@@ -47,7 +47,7 @@ def test_a_scenario_goes_well(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_more_scenario_leaves_nearly_all_seeds_the_worlds_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_scenario_changes_few_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def bases() -> dict[int, str]:
         return {seed: base.title for seed in range(1, 1500) if (base := scenario_files.base_scenario(seed)) is not None}
 
@@ -64,18 +64,18 @@ def test_one_more_scenario_leaves_nearly_all_seeds_the_worlds_they_were(monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", scenario_files.SEPARATE_FRACTIONS)
-def test_what_hardly_any_world_shows_has_a_share_of_all_seeds(name: str) -> None:
+def test_rare_scenario_gets_its_fraction_of_seeds(name: str) -> None:
     seeds = range(1, 1500)
-    begun = [seed for seed in seeds if (base := scenario_files.base_scenario(seed)) is not None and base.title == name]
+    based = [seed for seed in seeds if (base := scenario_files.base_scenario(seed)) is not None and base.title == name]
     assert name in scenario_files.scenario_names() and name not in scenario_files.DRAWN_SCENARIOS
     assert (
         scenario_files.SEPARATE_FRACTIONS[name] / 2
-        < len(begun) / len(seeds)
+        < len(based) / len(seeds)
         < scenario_files.SEPARATE_FRACTIONS[name] * 2
     )
 
 
-def test_a_scenario_that_does_not_show_what_it_should_fails() -> None:
+def test_scenario_with_unmet_expectations_fails() -> None:
     parallel_runs.silence_logs()
     quiet = Scenario("quiet", "Nothing happens.", ScenarioExpectations())
     hopes = ScenarioExpectations(
@@ -88,44 +88,46 @@ def test_a_scenario_that_does_not_show_what_it_should_fails() -> None:
     assert len(played.unmet) == 5, played.unmet
 
 
-def race() -> RunSpec:
-    """A small world that fails with `proposal-applied-twice` planted."""
+def failing_run() -> RunSpec:
+    """A small run that fails with the mutation `proposal-applied-twice`."""
     declared = load_scenario("duplicate-reservation-race")
     ((_, planned),) = declared.variants()
     return RunSpec(1, declared.size_for(planned), declared.operation_faults, planned)
 
 
 @pytest.mark.slow
-def test_a_failing_world_shrinks_to_what_matters_and_tells_its_story() -> None:
+def test_failing_simulation_shrinks_to_a_short_timeline() -> None:
     parallel_runs.silence_logs()
     with applied_mutation("proposal-applied-twice"):
-        found = shrink(race())
+        found = shrink(failing_run())
     assert found is not None
     assert len(found.faults) == 1 and found.faults[0].startswith("call delivered twice@")
-    assert 1 <= len(found.user_actions) <= 4, "and only little work"
-    told = list(failure_report.timeline(found.outcome, found.recording))
-    assert any(": created, for replica " in line for line in told)
-    assert told[-1].startswith("! ") and len(told) < 20
-    assert any(line.startswith("S1 broken") for line in failure_report.failure_lines(found.outcome))
+    assert 1 <= len(found.user_actions) <= 4, "few user actions are needed"
+    lines = list(failure_report.timeline(found.outcome, found.recording))
+    assert any(": created, for replica " in line for line in lines)
+    assert lines[-1].startswith("! ") and len(lines) < 20
+    assert any(line.startswith("S1 violated") for line in failure_report.failure_lines(found.outcome))
 
 
 @pytest.mark.slow
-def test_a_search_for_a_smaller_story_is_bounded_and_says_so() -> None:
+def test_shrinking_stops_at_its_time_limit() -> None:
     parallel_runs.silence_logs()
     with applied_mutation("proposal-applied-twice"):
-        found = shrink(race(), time_max_s=0.0)
+        found = shrink(failing_run(), time_max_s=0.0)
     assert found is not None
-    assert found.runs == 1 and "there may be a smaller story" in found.cut_short
+    assert found.runs == 1 and "a smaller reproduction may exist" in found.cut_short
 
 
 @pytest.mark.slow
-def test_a_failing_seed_tells_how_to_see_it_again() -> None:
+def test_failing_seed_prints_its_reproduction_command() -> None:
     parallel_runs.silence_logs()
-    said: list[str] = []
+    output: list[str] = []
     assert (
-        single_run.run_seed(single_run.SingleRunOptions(1, mutation="quota-check-skipped", shrink_s=20.0), said.append)
+        single_run.run_seed(
+            single_run.SingleRunOptions(1, mutation="quota-check-skipped", shrink_s=20.0), output.append
+        )
         == 1
     )
-    text = "\n".join(said)
-    assert "The smallest story" in text and "what it takes " in text
+    text = "\n".join(output)
+    assert "Smallest reproduction" in text and "needed " in text
     assert "python -m holdfast.sim --seed 1 --mutation quota-check-skipped --whole" in text

@@ -1,5 +1,4 @@
-"""S2 is judged where something more is claimed: a node that shrank under its claims breaks nothing, nor does binding
-what was firm there before; to claim more of it is a breach."""
+"""S2 on a node that shrank below its claims: existing claims and binding them are allowed, new claims violate S2."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Region:
         self.commit(Node(metadata=ObjectMeta(name="n1"), spec=NodeSpec(zone="z", capacity={"cpu": "1"})))
 
     def commit(self, *items: Object) -> list[str]:
-        """The promises that this commit breaks."""
+        """The invariants that this commit violates."""
         changed = []
         for item in items:
             kind = kind_of(item)
@@ -40,7 +39,7 @@ class Region:
             changed.append(ObservedChange(key, kind, self.state.get(key), item))
             self.state[key] = item
         commit = ObservedCommit("us-east", 1.0, 1.0, Txn(), tuple(changed), self.state)
-        return [promise for promise, _, _ in self.checker.check(commit)]
+        return [invariant for invariant, _, _ in self.checker.check(commit)]
 
     def shrink(self) -> list[str]:
         node = self.state["/nodes/n1"]
@@ -53,38 +52,42 @@ def intent(uid: str) -> Intent:
     return Intent(replica_uid=uid, template_hash="h", attempt=1)
 
 
-def held(name: str, uid: str, phase: ReservationPhase = ReservationPhase.FIRM) -> Reservation:
+def reservation(name: str, uid: str, phase: ReservationPhase = ReservationPhase.FIRM) -> Reservation:
     spec = ReservationSpec(replica=name, intent=intent(uid), node="n1", resources={"cpu": "500m"})
     return Reservation(
         metadata=ObjectMeta(name=f"{name}.1", namespace="acme"), spec=spec, status=ReservationStatus(phase=phase)
     )
 
 
-def bound(name: str, uid: str) -> Binding:
+def bound_binding(name: str, uid: str) -> Binding:
     spec = BindingSpec(replica=name, intent=intent(uid), node="n1", template=TEMPLATE, resources={"cpu": "500m"})
     return Binding(metadata=ObjectMeta(name=f"{name}.1", namespace="acme"), spec=spec)
 
 
-def test_what_was_firm_before_the_node_shrank_may_be_bound() -> None:
-    region, mine = Region(), replica()
-    name = mine.metadata.name
-    assert region.commit(mine) == []
-    assert region.commit(held(name, mine.uid)) == []
+def test_firm_reservation_may_be_bound_after_node_shrank() -> None:
+    region, member = Region(), replica()
+    name = member.metadata.name
+    assert region.commit(member) == []
+    assert region.commit(reservation(name, member.uid)) == []
     assert region.shrink() == []
-    assert region.commit(held(name, mine.uid, ReservationPhase.CONSUMED), bound(name, mine.uid)) == []
+    assert (
+        region.commit(reservation(name, member.uid, ReservationPhase.CONSUMED), bound_binding(name, member.uid)) == []
+    )
 
 
-def test_more_may_not_be_claimed_of_it() -> None:
-    region, mine = Region(), replica()
-    name = mine.metadata.name
-    assert region.commit(mine) == []
+def test_new_claim_on_shrunk_node_violates_s2() -> None:
+    region, member = Region(), replica()
+    name = member.metadata.name
+    assert region.commit(member) == []
     assert region.shrink() == []
-    assert region.commit(held(name, mine.uid)) == ["S2"]
+    assert region.commit(reservation(name, member.uid)) == ["S2"]
     other = Region()
-    assert other.commit(mine, held(name, mine.uid, ReservationPhase.NOMINATED)) == []
+    assert other.commit(member, reservation(name, member.uid, ReservationPhase.NOMINATED)) == []
     assert other.shrink() == []
-    assert other.commit(held(name, mine.uid)) == ["S2"], "it waited for others to leave, and takes its place only now"
+    assert other.commit(reservation(name, member.uid)) == ["S2"], (
+        "a nomination claims capacity only when it becomes firm"
+    )
     third = Region()
-    assert third.commit(mine) == []
+    assert third.commit(member) == []
     assert third.shrink() == []
-    assert third.commit(bound(name, mine.uid)) == ["S2"]
+    assert third.commit(bound_binding(name, member.uid)) == ["S2"]

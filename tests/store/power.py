@@ -16,7 +16,7 @@ import apsw
 SECTOR = 512
 CREATING = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_WAL
 Event = tuple[Any, ...]
-"""(what, name of the file or of what was said, …)."""
+"""(what, name of the file or text of the output, …)."""
 
 
 class Recorder(apsw.VFS):
@@ -26,8 +26,8 @@ class Recorder(apsw.VFS):
         super().__init__("recorded", "unix", makedefault=True)
         self.events: list[Event] = []
 
-    def say(self, *words: object) -> None:
-        self.events.append(("said", " ".join(map(str, words))))
+    def output(self, *fields: object) -> None:
+        self.events.append(("output", " ".join(map(str, fields))))
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
         return _Recorded(self.events, name, flags)
@@ -80,7 +80,7 @@ class Disk:
     def happen(self, event: Event) -> None:
         number, self._count = self._count, self._count + 1
         what, name = event[0], event[1]
-        if what == "said":
+        if what == "output":
             return
         file = self._files.get(name)
         if file is None or (file.deleted_at is not None and what != "delete"):

@@ -19,8 +19,8 @@ from holdfast.store import checkpoint, writer
 from holdfast.store.sqlite import SqliteStore
 
 # Checkpoints run every few commits, both by the checkpointer and by the writer.
-checkpoint.STORE_CHECKPOINT_PAGES = 40  # type: ignore[misc]
-writer.STORE_CHECKPOINT_PAGES_MAX = 60  # type: ignore[misc]
+checkpoint.STORE_CHECKPOINT_PAGES = 40
+writer.STORE_CHECKPOINT_PAGES_MAX = 60
 
 
 async def main() -> None:
@@ -29,16 +29,16 @@ async def main() -> None:
     acknowledged = 0
     enough = asyncio.Event()
 
-    def say(*words: object) -> None:
+    def output(*fields: object) -> None:
         nonlocal acknowledged
-        disk.say(*words)
-        acknowledged += words[0] == "ack"
+        disk.output(*fields)
+        acknowledged += fields[0] == "ack"
         if acknowledged >= int(commits):
             enough.set()
 
-    writing_child.say = say
+    writing_child.output = output
     store = SqliteStore(path)
-    say("open", store.head)
+    output("open", store.head)
     store._writer._connection.execute(f"PRAGMA synchronous = {synchronous}")
     chance = random.Random(seed)
     tasks = [asyncio.create_task(writing_child.write(store, chance, writer)) for writer in range(4)]

@@ -76,7 +76,9 @@ class Platform:
         store = SqliteStore(self.path)
         page = await store.range("")
         puts = tuple(Put(entry.key, entry.value) for entry in page.entries)
-        made = stored_by(ReleaseVersion.NEXT, Txn(writes=(*puts, Put(f"{UNKNOWN_KIND_KEY}x", b'{"metadata":{"name":"x"}}'))))
+        made = stored_by(
+            ReleaseVersion.NEXT, Txn(writes=(*puts, Put(f"{UNKNOWN_KIND_KEY}x", b'{"metadata":{"name":"x"}}')))
+        )
         await store.commit(made)
         await store.close()
         return len(puts)
@@ -105,7 +107,9 @@ async def test_cell_runs_on_store_written_by_next_release(tmp_path: Path) -> Non
         entry = await platform.store.get(kinds.BY_NAME["Tenant"].store_key("", "acme"))
         assert entry is not None
         served = msgspec.json.decode(codec.wire_bytes(kinds.BY_NAME["Tenant"], entry.value, entry.revision))
-        assert served[UNKNOWN] == UNKNOWN_VALUE and served["metadata"][UNKNOWN] == UNKNOWN_VALUE, "kept until the object is rewritten"
+        assert served[UNKNOWN] == UNKNOWN_VALUE and served["metadata"][UNKNOWN] == UNKNOWN_VALUE, (
+            "kept until the object is rewritten"
+        )
         # An object that this release rewrites has only fields that it knows.
         await platform.scale("web", 7)
         key = kinds.BY_NAME["Workload"].store_key("acme", "web")

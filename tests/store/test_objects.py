@@ -370,7 +370,7 @@ async def test_close_ends_streams_and_reads(objects):
 
 async def test_objects_reload_after_expired_watch():
     class Forgetful(WatchOnly):
-        """Its first watch ends as compacted, when it is told to."""
+        """Its first watch ends with `Expired` on request of the test."""
 
         expired = False
         forget = asyncio.Event()

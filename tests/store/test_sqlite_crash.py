@@ -39,9 +39,9 @@ async def test_sigkill_at_any_moment_loses_no_acknowledged_commit(tmp_path):
         child.stdout.close()
         child.wait()
         # The last line may be truncated.
-        witness.hear([line for line in lines if line.endswith("\n")])
+        witness.read([line for line in lines if line.endswith("\n")])
         await witness.check(path)
-    assert witness.told > KILLS
+    assert witness.acknowledgements > KILLS
 
 
 async def test_full_disk_stops_store_without_losing_commits(tmp_path):
@@ -50,8 +50,8 @@ async def test_full_disk_stops_store_without_losing_commits(tmp_path):
     lines = child.communicate(timeout=60)[0].splitlines(keepends=True)
     assert child.returncode == 0
     assert lines[-6:] == ["failed True\n", *["refused\n"] * 4, "closed\n"]
-    witness.hear(lines)
-    assert witness.told > 10
+    witness.read(lines)
+    assert witness.acknowledgements > 10
     await witness.check(path)
 
 

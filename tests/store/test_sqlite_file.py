@@ -42,7 +42,7 @@ async def test_foreign_file_is_refused_and_not_modified(tmp_path):
 
     with pytest.raises(StoreFailed, match="cannot create the lock file"):
         SqliteStore(tmp_path / "no" / "such" / "folder.db")
-    with pytest.raises(StoreFailed, match="cannot create the lock file"):
+    with pytest.raises(StoreFailed, match="cannot open it"):
         SqliteStore(tmp_path)
 
 

@@ -29,12 +29,12 @@ LIVES_PER_FILE = 4
 def live(folder: Path, seed: int, synchronous: str = "FULL") -> list[Event]:
     """Runs one process on the files in `folder` and returns its disk record."""
     record = folder.with_name("record")
-    words = [folder / "cell.db", record, seed, COMMITS_PER_LIFE, synchronous]
-    subprocess.run([sys.executable, str(CHILD), *map(str, words)], check=True, timeout=120)
+    arguments = [folder / "cell.db", record, seed, COMMITS_PER_LIFE, synchronous]
+    subprocess.run([sys.executable, str(CHILD), *map(str, arguments)], check=True, timeout=120)
     return pickle.loads(record.read_bytes())
 
 
-class Story:
+class PowerLossRun:
     """Runs on one file, each ended by a power loss; the last state of a run is the start of the next."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
@@ -54,8 +54,8 @@ class Story:
         for moment in moments:
             for event in events[done:moment]:
                 disk.happen(event)
-                if event[0] == "said":
-                    self._witness.hear([event[1]])
+                if event[0] == "output":
+                    self._witness.read([event[1]])
             done = moment
             left = disk.lose_power(self._chance)
             self._lay_out(ruin, left)
@@ -73,11 +73,11 @@ class Story:
 @pytest.mark.slow
 @pytest.mark.timeout(120 + LOSSES // 5)
 async def test_power_loss_loses_no_acknowledged_commit(tmp_path: Path) -> None:
-    chance, losses, story = random.Random(5), 0, Story(tmp_path, random.Random(0))
+    chance, losses, life = random.Random(5), 0, PowerLossRun(tmp_path, random.Random(0))
     for number in range((LOSSES + LOSSES_PER_LIFE - 1) // LOSSES_PER_LIFE):
         if number % LIVES_PER_FILE == 0:
-            story = Story(tmp_path, chance)
-        await story.live_and_lose(min(LOSSES_PER_LIFE, LOSSES - losses))
+            life = PowerLossRun(tmp_path, chance)
+        await life.live_and_lose(min(LOSSES_PER_LIFE, LOSSES - losses))
         losses += min(LOSSES_PER_LIFE, LOSSES - losses)
     assert losses == LOSSES
 
@@ -85,6 +85,6 @@ async def test_power_loss_loses_no_acknowledged_commit(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_store_without_full_sync_fails_power_loss_check(tmp_path: Path) -> None:
     """SQLite's synchronous=NORMAL keeps the file intact and survives every kill, but loses acknowledged commits."""
-    story = Story(tmp_path, random.Random(0))
+    life = PowerLossRun(tmp_path, random.Random(0))
     with pytest.raises(AssertionError, match=r"visible|lost"):
-        await story.live_and_lose(LOSSES_PER_LIFE, synchronous="NORMAL")
+        await life.live_and_lose(LOSSES_PER_LIFE, synchronous="NORMAL")

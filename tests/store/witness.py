@@ -17,14 +17,14 @@ class Witness:
     def __init__(self) -> None:
         self.acknowledged: dict[str, tuple[int, str]] = {}
         self.values: set[str] = set()
-        self.told = 0
+        self.acknowledgements = 0
         self.seen = 0
 
-    def hear(self, lines: Iterable[str]) -> None:
+    def read(self, lines: Iterable[str]) -> None:
         for line in lines:
             match line.split():
                 case ["ack", key, value, revision]:
-                    self.told += 1
+                    self.acknowledgements += 1
                     self.seen = max(self.seen, int(revision))
                     self.acknowledged[key] = max(self.acknowledged.get(key, (0, "")), (int(revision), value))
                     self.values.add(value)

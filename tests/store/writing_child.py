@@ -17,16 +17,16 @@ from holdfast.store.contract import Append, Put, Remove, Txn
 from holdfast.store.sqlite import SqliteStore
 
 
-def say(*words: object) -> None:
+def output(*fields: object) -> None:
     # One unbuffered write per line: the parent reads each line even if this process is killed next.
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.write(" ".join(map(str, fields)) + "\n")
     sys.stdout.flush()
 
 
 async def watch(store: SqliteStore) -> None:
     async for changes in store.watch("", after=store.head):
         for change in changes:
-            say("seen", change.key, change.revision)
+            output("seen", change.key, change.revision)
 
 
 async def write(store: SqliteStore, chance: random.Random, writer: int) -> None:
@@ -38,7 +38,7 @@ async def write(store: SqliteStore, chance: random.Random, writer: int) -> None:
         payload = value.encode() + b"." * chance.randrange(4000)
         writes = [Put(keys[0], payload), Remove(keys[1]) if chance.random() < 0.3 else Put(keys[1], payload)]
         committed = await store.commit(Txn(writes=tuple(writes), appends=(Append("audit", value.encode()),)))
-        say("ack", keys[0], value, committed.revisions[0])
+        output("ack", keys[0], value, committed.revisions[0])
         if chance.random() < 0.01:
             await store.compact(max(0, committed.revision - 50))
 
@@ -46,7 +46,7 @@ async def write(store: SqliteStore, chance: random.Random, writer: int) -> None:
 async def main() -> None:
     path, seed = sys.argv[1], sys.argv[2]
     store = SqliteStore(path)
-    say("open", store.head)
+    output("open", store.head)
     if len(sys.argv) > 3:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         bytes_ = int(sys.argv[3])
@@ -55,15 +55,15 @@ async def main() -> None:
     tasks = [asyncio.create_task(write(store, chance, writer)) for writer in range(4)]
     tasks.append(asyncio.create_task(watch(store)))
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    say("failed", all(isinstance(result, StoreFailed) for result in results))
+    output("failed", all(isinstance(result, StoreFailed) for result in results))
     for call in (store.get("/x"), store.range(""), store.commit(Txn()), store.read_log("audit")):
         try:
             await call
-            say("answered")
+            output("answered")
         except StoreFailed:
-            say("refused")
+            output("refused")
     await store.close()
-    say("closed")
+    output("closed")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def pure_sources(root: Path, sources: dict[Path, ast.Module]) -> dict[str, ast.M
     return found
 
 
-def test_decisions_import_nothing_of_the_outside_world(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_decisions_import_no_effects(root: Path, sources: dict[Path, ast.Module]) -> None:
     found = []
     for name, tree in pure_sources(root, sources).items():
         for node in ast.walk(tree):
@@ -36,7 +36,7 @@ def test_decisions_import_nothing_of_the_outside_world(root: Path, sources: dict
     assert not found, found
 
 
-def test_decisions_call_nothing_of_the_outside_world(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_decisions_call_no_effects(root: Path, sources: dict[Path, ast.Module]) -> None:
     found = [
         f"{name}:{node.lineno} calls {node.func.id}"
         for name, tree in pure_sources(root, sources).items()
@@ -56,7 +56,7 @@ def test_decisions_are_not_coroutines(root: Path, sources: dict[Path, ast.Module
     assert not found, f"a decision waits for nothing: {found}"
 
 
-def test_decisions_keep_no_changing_globals(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_decisions_have_no_mutable_globals(root: Path, sources: dict[Path, ast.Module]) -> None:
     found = [
         f"{name}:{node.lineno}"
         for name, tree in pure_sources(root, sources).items()
@@ -66,7 +66,7 @@ def test_decisions_keep_no_changing_globals(root: Path, sources: dict[Path, ast.
     assert not found, found
 
 
-def test_order_never_comes_from_a_set(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_order_does_not_come_from_a_set(root: Path, sources: dict[Path, ast.Module]) -> None:
     """`for x in {…}` and `for x in set(…)` differ from run to run; sort first."""
     found = []
     for name, tree in pure_sources(root, sources).items():
@@ -80,7 +80,7 @@ def test_order_never_comes_from_a_set(root: Path, sources: dict[Path, ast.Module
     assert not found, f"iterates over a set: {found}"
 
 
-def test_nothing_loses_a_cancellation(sources: dict[Path, ast.Module]) -> None:
+def test_cancellation_is_not_suppressed(sources: dict[Path, ast.Module]) -> None:
     """Before Python 3.12 `asyncio.wait_for` swallows one that comes together with the result: `asyncio.timeout`."""
     found = [
         f"{path.name}:{node.lineno}"

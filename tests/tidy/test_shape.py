@@ -22,7 +22,7 @@ def relative(root: Path, path: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
-def test_files_are_short_enough_to_read(root: Path, files: list[Path]) -> None:
+def test_files_are_within_the_length_limit(root: Path, files: list[Path]) -> None:
     python = [p for p in files if p.suffix == ".py"]
     over = {}
     for path in python:
@@ -33,7 +33,7 @@ def test_files_are_short_enough_to_read(root: Path, files: list[Path]) -> None:
     assert not over, f"asking to be two files: {over}"
 
 
-def test_functions_are_short_enough_to_hold_in_the_head(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_functions_are_within_the_length_limit(root: Path, sources: dict[Path, ast.Module]) -> None:
     over = {}
     for path, tree in sources.items():
         for node in ast.walk(tree):
@@ -47,12 +47,12 @@ def test_functions_are_short_enough_to_hold_in_the_head(root: Path, sources: dic
     assert not over, f"over {FUNCTION_LINES_MAX} lines: {over}"
 
 
-def test_every_module_says_what_it_owns(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_every_module_has_a_docstring(root: Path, sources: dict[Path, ast.Module]) -> None:
     silent = [relative(root, p) for p, tree in sources.items() if tree.body and not ast.get_docstring(tree)]
     assert not silent, f"modules without a docstring: {silent}"
 
 
-def test_no_name_says_nothing(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_module_names_are_specific(root: Path, sources: dict[Path, ast.Module]) -> None:
     bad = []
     for path, tree in sources.items():
         bad += [relative(root, path) for part in path.relative_to(root).with_suffix("").parts if part in FORBIDDEN]
@@ -64,7 +64,7 @@ def test_no_name_says_nothing(root: Path, sources: dict[Path, ast.Module]) -> No
     assert not bad, f"util, helper, common, base, manager and misc say nothing: {bad}"
 
 
-def test_functions_are_typed_at_their_edges(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_functions_have_type_annotations(root: Path, sources: dict[Path, ast.Module]) -> None:
     """mypy is strict; what it cannot see is `Any` in place of thought: no public function returns a bare dict."""
     bare = []
     for path, tree in sources.items():
@@ -83,7 +83,7 @@ def test_functions_are_typed_at_their_edges(root: Path, sources: dict[Path, ast.
     assert not bare, f"returns an untyped container: {bare}"
 
 
-def test_limit_with_one_user_stands_beside_it(root: Path, sources: dict[Path, ast.Module]) -> None:
+def test_limit_with_one_user_is_in_its_module(root: Path, sources: dict[Path, ast.Module]) -> None:
     """model/limits.py holds only limits that several packages use."""
     production = root / "src" / "holdfast"
     used_in: dict[str, set[str]] = {name: set() for name in vars(limits) if name.isupper()}

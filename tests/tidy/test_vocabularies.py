@@ -54,7 +54,7 @@ MESSAGES = (
 )
 
 
-def test_words_that_are_acted_on_come_in_two_releases() -> None:
+def test_new_values_of_closed_vocabularies_take_two_releases() -> None:
     found: dict[str, str] = {}
     for kind in (*(row.type for row in ALL), *MESSAGES):
         _walk(kind, frozenset(), found)

@@ -23,7 +23,7 @@ def texts(files: list[Path]) -> list[tuple[Path, str]]:
     return found
 
 
-def test_nothing_names_a_machine_or_a_registry(root: Path, files: list[Path]) -> None:
+def test_files_name_no_machine_or_registry(root: Path, files: list[Path]) -> None:
     pattern = re.compile("|".join(MACHINE))
     found = []
     for path, text in texts(files):
@@ -35,13 +35,13 @@ def test_nothing_names_a_machine_or_a_registry(root: Path, files: list[Path]) ->
     assert not found, found
 
 
-def test_nothing_holds_a_secret(root: Path, files: list[Path]) -> None:
+def test_files_contain_no_secret(root: Path, files: list[Path]) -> None:
     pattern = re.compile("|".join(SECRETS))
     found = [str(path.relative_to(root)) for path, text in texts(files) if pattern.search(text)]
     assert not found, found
 
 
-def test_lines_end_and_files_end_as_they_should(root: Path, files: list[Path]) -> None:
+def test_line_endings_and_final_newlines_are_correct(root: Path, files: list[Path]) -> None:
     found = []
     for path, text in texts(files):
         if text and (not text.endswith("\n") or "\r\n" in text or re.search(r"[ \t]+$", text, re.MULTILINE)):
@@ -49,7 +49,7 @@ def test_lines_end_and_files_end_as_they_should(root: Path, files: list[Path]) -
     assert not found, f"trailing spaces, CRLF or no final newline: {found}"
 
 
-def test_locks_pin_everything_with_hashes(root: Path) -> None:
+def test_lock_files_pin_everything_with_hashes(root: Path) -> None:
     for lock in sorted((root / "requirements").glob("*.txt")):
         text = lock.read_text()
         assert "://" not in re.sub(r"#.*", "", text), f"{lock.name} names a place"

@@ -97,9 +97,9 @@ class HollowNodes:
                 group.create_task(self._keep_leases(nodes[start : start + size]))
 
     def report(self, node: HollowNode) -> None:
-        word = node.next_report(listed=self.listed, now_mono_s=self._clock.monotonic())
-        if word is not None:
-            self._reports.put(word)
+        node_report = node.next_report(listed=self.listed, now_mono_s=self._clock.monotonic())
+        if node_report is not None:
+            self._reports.put(node_report)
 
     def mark_listed(self) -> None:
         """The Bindings are known: from now on a node without zombies is reconciled."""
@@ -162,11 +162,11 @@ class HollowNodes:
         while True:
             try:
                 renewable = [node for node in nodes if self._can_renew(node)]
-                answered = bool(renewable) and await self._renew(renewable)
+                any_renewed = bool(renewable) and await self._renew(renewable)
             except (Fault, TimeoutError, OSError) as fault:
                 _log.warning("lease_renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
-                answered = False
-            if answered:
+                any_renewed = False
+            if any_renewed:
                 backoff.reset()
                 await self._clock.sleep(jittered_s(limits.NODE_RENEW_EVERY_S, self._chance))
             else:
@@ -186,35 +186,36 @@ class HollowNodes:
         sent_mono_s = self._clock.monotonic()
         request = RenewRequest(items=tuple(n.lease.renewal(n.name) for n in nodes))
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):
-            answers = await self._client.renew(request)
+            response = await self._client.renew(request)
         renewed = [
-            self._apply_response(node, answer, sent_mono_s) for node, answer in zip(nodes, answers.results, strict=True)
+            self._apply_response(node, outcome, sent_mono_s)
+            for node, outcome in zip(nodes, response.results, strict=True)
         ]
         return all(renewed)
 
-    def _apply_response(self, node: HollowNode, answer: PlacementResult, sent_mono_s: float) -> bool:
+    def _apply_response(self, node: HollowNode, outcome: PlacementResult, sent_mono_s: float) -> bool:
         lease = node.lease
-        if answer.result is not PlacementOutcome.REJECTED:
-            epoch = answer.epoch or lease.epoch
-            until_mono_s = sent_mono_s + (answer.ttl_seconds or limits.NODE_LEASE_TTL_S)
+        if outcome.result is not PlacementOutcome.REJECTED:
+            epoch = outcome.epoch or lease.epoch
+            until_mono_s = sent_mono_s + (outcome.ttl_seconds or limits.NODE_LEASE_TTL_S)
             if lease.is_fenced_epoch(epoch):
                 node.lease = msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=0.0, fenced=True)
                 self._changed(node)
                 return False
-            lapsed = lease.expires_mono_s <= self._clock.monotonic()
-            lease = lease.with_tenures(answer.tenures, sent_mono_s) if answer.tenures or lease.tenures else lease
+            expired = lease.expires_mono_s <= self._clock.monotonic()
+            lease = lease.with_tenures(outcome.tenures, sent_mono_s) if outcome.tenures or lease.tenures else lease
             renewed = lease.tenures != node.lease.tenures
             node.lease = msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=until_mono_s)
-            if epoch != lease.epoch or lapsed or renewed:
+            if epoch != lease.epoch or expired or renewed:
                 self._changed(node)
             self.report(node)
             return True
-        _log.info("renewal_refused", node=node.name, epoch=lease.epoch, reason=answer.reason)
-        if answer.reason == Reason.NODE_FENCED:
+        _log.info("renewal_refused", node=node.name, epoch=lease.epoch, reason=outcome.reason)
+        if outcome.reason == Reason.NODE_FENCED:
             fenced = max(lease.fenced_epoch, lease.epoch)
             node.lease = msgspec.structs.replace(lease, fenced_epoch=fenced, expires_mono_s=0.0, fenced=True)
             self._changed(node)
-        elif answer.reason == Reason.NODE_NOT_FOUND:
+        elif outcome.reason == Reason.NODE_NOT_FOUND:
             node.stored = None
             self._missing.set()
         return False

@@ -78,8 +78,10 @@ def _start_rpc_server(
 
     if not isinstance(client, HttpClient):
         return ()
-    answers = AgentRpcServer(config.name, client, (config.tasks_dir, config.oci_dir / "tasks"), ports, supervisor.running_tasks)
-    return (asyncio.create_task(answers.run(), name="agent:answers"),)
+    server = AgentRpcServer(
+        config.name, client, (config.tasks_dir, config.oci_dir / "tasks"), ports, supervisor.running_tasks
+    )
+    return (asyncio.create_task(server.run(), name="agent:rpc-server"),)
 
 
 async def _connect(config: AgentConfig, ports: Ports) -> tuple[Client, tuple[asyncio.Task[None], ...]]:

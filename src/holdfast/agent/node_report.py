@@ -93,10 +93,10 @@ class NodeReport:
         self._last, self._sent_mono_s, self._node_uid = block, self._clock.monotonic(), node.uid
         conditions: list[Condition] = []
         if traits.isolation:
-            well = not traits.limitation
+            enforced = not traits.limitation
             conditions.append(Condition(
-                type="ResourceLimitsEnforced", status="True" if well else "False",
-                reason=Reason.RESOURCE_LIMITS_ENFORCED if well else Reason.RESOURCE_LIMITS_PARTIAL, message=traits.limitation,
+                type="ResourceLimitsEnforced", status="True" if enforced else "False",
+                reason=Reason.RESOURCE_LIMITS_ENFORCED if enforced else Reason.RESOURCE_LIMITS_PARTIAL, message=traits.limitation,
             ))  # fmt: skip
         over = block.reconciled and bool(block.message)
         if over or self._sent_overcommitted or find_condition(node.status.conditions, "Overcommitted") is not None:

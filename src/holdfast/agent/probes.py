@@ -50,16 +50,16 @@ class ThresholdCounter:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._good = self._bad = 0
+        self._passes = self._failures = 0
         self.passing: bool | None = None
 
     def add(self, ok: bool) -> bool:
         """Returns whether the result changed."""
-        self._good, self._bad = (self._good + 1, 0) if ok else (0, self._bad + 1)
+        self._passes, self._failures = (self._passes + 1, 0) if ok else (0, self._failures + 1)
         before = self.passing
-        if self._good >= self._probe.success_threshold:
+        if self._passes >= self._probe.success_threshold:
             self.passing = True
-        elif self._bad >= self._probe.failure_threshold:
+        elif self._failures >= self._probe.failure_threshold:
             self.passing = False
         return self.passing is not before
 
@@ -71,7 +71,9 @@ ProbeCallback = Callable[[str, bool, str], None]
 class TaskProbes:
     """The probes of one run of a task, from its start until `stop`."""
 
-    def __init__(self, probes: Probes, target: ProbeTarget, prober: Prober, clock: Clock, on_result: ProbeCallback) -> None:
+    def __init__(
+        self, probes: Probes, target: ProbeTarget, prober: Prober, clock: Clock, on_result: ProbeCallback
+    ) -> None:
         self._target, self._prober, self._clock, self._on_result = target, prober, clock, on_result
         first = asyncio.create_task(self._run(probes), name=f"probes:{target.task_id}")
         self._tasks: list[asyncio.Task[bool]] = [first]
@@ -125,7 +127,9 @@ class NetworkProber(Prober):
                 if probe.exec is not None:
                     return await self._exec(target, probe.exec, probe.timeout_seconds)
         except TimeoutError:
-            return ProbeResult(ok=False, message=f"{_name(target, probe)}: no response within {probe.timeout_seconds:g} s")
+            return ProbeResult(
+                ok=False, message=f"{_name(target, probe)}: no response within {probe.timeout_seconds:g} s"
+            )
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             return ProbeResult(ok=False, message=f"{_name(target, probe)}: {error}")
         return ProbeResult(ok=True)
@@ -155,9 +159,7 @@ async def _http(target: ProbeTarget, probe: HttpProbe) -> ProbeResult:
     """One GET over a new connection; status 200 to 399 passes. Only the beginning of the response is read."""
     port = target.port(probe.port)
     context = _unverified() if probe.scheme.upper() == "HTTPS" else None
-    reader, writer = await asyncio.open_connection(
-        target.address, port, limit=PROBE_OUTPUT_BYTES_MAX * 16, ssl=context
-    )
+    reader, writer = await asyncio.open_connection(target.address, port, limit=PROBE_OUTPUT_BYTES_MAX * 16, ssl=context)
     try:
         head = f"GET {probe.path} HTTP/1.1\r\nHost: {target.address}:{port}\r\nUser-Agent: holdfast-probe\r\n"
         writer.write(f"{head}Accept: */*\r\nConnection: close\r\n\r\n".encode())

@@ -1,6 +1,6 @@
 """The node's membership: its Node object, its lease, and re-registration after a fence.
 
-- The lease is measured from when the answered renewal was sent.
+- The lease is measured from when the acknowledged renewal was sent.
 - An epoch is persisted before it is used.
 - After a fence the node registers again only when all its tasks have stopped.
 """
@@ -73,11 +73,11 @@ class Registration:
                     self._reread_mono_s = self._clock.monotonic() + again_s
                 if self.lease.fenced:
                     continue  # the Node just read is fenced
-                answered = await self._renew()
+                renewed = await self._renew()
             except (Fault, TimeoutError, OSError) as fault:
                 _log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
-                answered = False
-            if answered:
+                renewed = False
+            if renewed:
                 self._backoff.reset()
                 await self._clock.sleep(jittered_s(limits.NODE_RENEW_EVERY_S, self._chance))
             elif not self.lease.fenced:
@@ -114,36 +114,36 @@ class Registration:
         sent_mono_s = self._clock.monotonic()
         request = RenewRequest(items=(self.lease.renewal(self._config.name),))
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # leaves time for another attempt
-            answers = await self._client.renew(request)
-        if 0 < answers.incarnation < self._incarnation:
-            heard, found = self._incarnation, answers.incarnation
-            _log.error("stale_cell_incarnation_rejected", node=self._config.name, heard=heard, found=found)
+            response = await self._client.renew(request)
+        if 0 < response.incarnation < self._incarnation:
+            highest, found = self._incarnation, response.incarnation
+            _log.error("stale_cell_incarnation_rejected", node=self._config.name, highest=highest, found=found)
             raise StaleToken(
                 f"region {self._config.region}: response from a cell that was replaced by a restore (expected "
-                f"incarnation {self._incarnation}, found {answers.incarnation}); next: stop the process that still "
+                f"incarnation {self._incarnation}, found {response.incarnation}); next: stop the process that still "
                 "serves the old data"
             )
-        self._incarnation = max(self._incarnation, answers.incarnation)
-        return self._apply_response(answers.results[0], sent_mono_s)
+        self._incarnation = max(self._incarnation, response.incarnation)
+        return self._apply_response(response.results[0], sent_mono_s)
 
-    def _apply_response(self, answer: PlacementResult, sent_mono_s: float) -> bool:
-        if answer.result is not PlacementOutcome.REJECTED:
-            ttl_s = answer.ttl_seconds or limits.NODE_LEASE_TTL_S
-            epoch = answer.epoch or self.lease.epoch
+    def _apply_response(self, outcome: PlacementResult, sent_mono_s: float) -> bool:
+        if outcome.result is not PlacementOutcome.REJECTED:
+            ttl_s = outcome.ttl_seconds or limits.NODE_LEASE_TTL_S
+            epoch = outcome.epoch or self.lease.epoch
             metrics.AGENT_LEASE_REMAINING.set(max(0.0, self.lease.expires_mono_s - self._clock.monotonic()))
-            lease = self.lease.with_tenures(answer.tenures, sent_mono_s)
+            lease = self.lease.with_tenures(outcome.tenures, sent_mono_s)
             if lease.is_fenced_epoch(epoch):
                 # Nothing may run under a fenced epoch. The next registration gets a higher one.
                 self._set(msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=0.0, fenced=True))
                 return False
             self._set(msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=sent_mono_s + ttl_s, fenced=False))
             return True
-        _log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
-                    message=answer.message)  # fmt: skip
-        if answer.reason == Reason.NODE_FENCED:
+        _log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=outcome.reason,
+                    message=outcome.message)  # fmt: skip
+        if outcome.reason == Reason.NODE_FENCED:
             fenced = max(self.lease.fenced_epoch, self.lease.epoch)
             self._set(msgspec.structs.replace(self.lease, fenced_epoch=fenced, expires_mono_s=0.0, fenced=True))
-        elif answer.reason == Reason.NODE_NOT_FOUND:
+        elif outcome.reason == Reason.NODE_NOT_FOUND:
             self.node = None
         return False
 

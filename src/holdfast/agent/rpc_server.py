@@ -46,7 +46,7 @@ class AgentRpcStream(Protocol):
 
     def agent_calls(self, node: str) -> AsyncIterator[AgentCall]: ...
 
-    async def send_response(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
+    async def send_response(self, node: str, call_id: str, data: bytes, *, end: bool) -> bool:
         """Returns False when the caller has disconnected."""
 
 

@@ -39,8 +39,8 @@ def encode_deadline(epoch: int, until_s: float) -> bytes:
     """Fixed length, so that it is overwritten in place even on a full disk; written twice, so that a torn read is
     detected.
     """
-    word = f"{epoch} {until_s:.6f}"
-    return f"{word} {word}".encode().ljust(LEASE_BYTES - 1) + b"\n"
+    copy = f"{epoch} {until_s:.6f}"
+    return f"{copy} {copy}".encode().ljust(LEASE_BYTES - 1) + b"\n"
 
 
 def read_lease(path: str) -> tuple[int, float]:
@@ -48,9 +48,9 @@ def read_lease(path: str) -> tuple[int, float]:
     for _ in range(LEASE_READ_ATTEMPTS):
         try:
             with open(path, "rb") as f:
-                words = f.read(LEASE_BYTES).split()
-            if len(words) == 4 and words[:2] == words[2:]:
-                return int(words[0]), float(words[1])
+                fields = f.read(LEASE_BYTES).split()
+            if len(fields) == 4 and fields[:2] == fields[2:]:
+                return int(fields[0]), float(fields[1])
         except (OSError, ValueError):
             pass
         time.sleep(0.001)

@@ -41,19 +41,19 @@ RESET_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, s
 
 
 class Launch:
-    """The `launch` file: NUL-separated words, because neither commands nor environments can contain NUL.
+    """The `launch` file: NUL-separated strings, because neither commands nor environments can contain NUL.
 
-    First `key=value` settings up to an empty word, then the number of command words, the command, and the environment.
+    First `key=value` settings up to an empty string, then the length of the command, the command, and the environment.
     """
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as f:
-            words = f.read().split(b"\0")
-        end = words.index(b"")
+            parts = f.read().split(b"\0")
+        end = parts.index(b"")
         self.groups: list[str] = []
         settings: dict[str, str] = {}
-        for word in words[:end]:
-            key, _, value = os.fsdecode(word).partition("=")
+        for part in parts[:end]:
+            key, _, value = os.fsdecode(part).partition("=")
             if key == "group":
                 self.groups.append(value)
             settings[key] = value
@@ -63,9 +63,9 @@ class Launch:
         self.lead_s, self.force_s = float(settings.get("lead", "0")), float(settings.get("force", "0"))
         self.uid, self.checkpoint = int(settings.get("uid", "0")), int(settings.get("checkpoint", "0"))
         self.processes_max, self.memory_bytes = int(settings.get("processes", "0")), int(settings.get("memory", "0"))
-        count = int(words[end + 1])
-        self.argv = words[end + 2 : end + 2 + count]
-        pairs = (word.partition(b"=") for word in words[end + 2 + count :])
+        count = int(parts[end + 1])
+        self.argv = parts[end + 2 : end + 2 + count]
+        pairs = (part.partition(b"=") for part in parts[end + 2 + count :])
         self.env = {key: value for key, _, value in pairs}
 
 
@@ -177,11 +177,11 @@ class Shim:
         write_record(f"{self.dir}/started", record)
         os.write(gate_w, b"g")
         os.close(gate_w)
-        words = os.read(failed_r, 4096).decode(errors="replace")  # returns when exec closes the pipe or fails
+        failure = os.read(failed_r, 4096).decode(errors="replace")  # returns when exec closes the pipe or fails
         os.close(failed_r)
-        if words:
+        if failure:
             os.waitpid(self.child, 0)
-            number, _, message = words.partition(" ")
+            number, _, message = failure.partition(" ")
             absent = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
             missing = message.startswith("cannot execute") and int(number) in absent
             command = os.fsdecode(launch.argv[0])
@@ -270,10 +270,10 @@ class Shim:
     def _on_wakeup(self, wake: int) -> None:
         os.read(wake, 4096)
         self._reap()
-        asked = read_record(f"{self.dir}/stop")
-        if asked is None or self.status is not None:
+        request = read_record(f"{self.dir}/stop")
+        if request is None or self.status is not None:
             return
-        grace_s = float(asked.get("grace", "0"))
+        grace_s = float(request.get("grace", "0"))
         first = self.kill_at is None
         self._stop_by(boottime() + grace_s)
         if first:
@@ -397,17 +397,17 @@ def read_event_counter(group: str, names: tuple[str, ...], key: bytes) -> int:
         try:
             with open(f"{group}/{name}", "rb") as f:
                 for line in f:
-                    word, _, count = line.partition(b" ")
-                    if word == key:
+                    counter, _, count = line.partition(b" ")
+                    if counter == key:
                         return int(count)
         except (OSError, ValueError):
             continue
     return 0
 
 
-def report_start(words: str) -> None:
+def report_start(text: str) -> None:
     try:
-        os.write(STATUS_FD, words.encode())
+        os.write(STATUS_FD, text.encode())
         os.close(STATUS_FD)
     except OSError:
         return  # the agent is gone; the next one reads the records

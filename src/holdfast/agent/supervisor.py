@@ -230,11 +230,15 @@ class TaskSupervisor:
                 replica = await self._client.get(Replica, binding.spec.replica, binding.metadata.namespace)
             except Fault:
                 continue
-            said = replica.status.execution if replica is not None else None
-            if said is None or said.attempt != binding.spec.intent.attempt or unit.observation.state is not TaskState.RUNNING:
+            reported = replica.status.execution if replica is not None else None
+            if (
+                reported is None
+                or reported.attempt != binding.spec.intent.attempt
+                or unit.observation.state is not TaskState.RUNNING
+            ):
                 continue
-            ready_since_s = times.parse_time(said.ready_since) if said.ready_since else 0.0
-            unit.set(ready_since_s=ready_since_s, exit=said.last_exit)
+            ready_since_s = times.parse_time(reported.ready_since) if reported.ready_since else 0.0
+            unit.set(ready_since_s=ready_since_s, exit=reported.last_exit)
 
     def _binding_changed(self, binding: Binding, *, deleted: bool) -> None:
         self._update_unit(binding, deleted=deleted)
@@ -350,8 +354,8 @@ class TaskSupervisor:
                 self._start(unit, run)
             case StopTask() as stop:
                 self._stop(unit, stop)
-            case Acknowledge() as said:
-                self._acknowledge(unit, said)
+            case Acknowledge() as action:
+                self._acknowledge(unit, action)
             case ForgetTask():
                 self._forget(unit)
             case None:
@@ -398,7 +402,9 @@ class TaskSupervisor:
         self._start_failures.record_success()
         metrics.AGENT_START.observe(self._clock.monotonic() - began_mono_s)
         _log.info("task_started", task=task.id, run=task.run, pid=started.pid)
-        unit.observation = to_running(unit.observation, pid=started.pid, started_at_s=started.started_at_s, now=self._now())
+        unit.observation = to_running(
+            unit.observation, pid=started.pid, started_at_s=started.started_at_s, now=self._now()
+        )
         if unit.early_exit is not None:
             self._ended(unit, unit.early_exit, "")
             return
@@ -423,7 +429,7 @@ class TaskSupervisor:
 
     def _stop(self, unit: TaskUnit, stop: StopTask) -> None:
         again = unit.observation.state is TaskState.STOPPING
-        # A stop by a failed probe is overridden only by a request to stop for good.
+        # A stop by a failed probe is overridden only by a request to stop permanently.
         unit.observation = to_stopping(unit.observation, stop, self._now())
         unit.stop_probes()
         if not again:
@@ -460,13 +466,13 @@ class TaskSupervisor:
         self._act(unit)
         self._refresh()
 
-    def _acknowledge(self, unit: TaskUnit, said: Acknowledge) -> None:
+    def _acknowledge(self, unit: TaskUnit, action: Acknowledge) -> None:
         if unit.acknowledged or unit.binding is None:
             return
         unit.acknowledged = True
         self._report(unit)
-        self._reports.put(acknowledgement(unit.binding, said, self._clock.now()))
-        _log.info("task_acknowledged", task=unit.id, phase=said.phase, reason=said.exit.reason)
+        self._reports.put(acknowledgement(unit.binding, action, self._clock.now()))
+        _log.info("task_acknowledged", task=unit.id, phase=action.phase, reason=action.exit.reason)
 
     def _forget(self, unit: TaskUnit) -> None:
         unit.cancel_timers()

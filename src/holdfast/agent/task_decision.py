@@ -28,7 +28,7 @@ RESTART_BACKOFF_MAX_S = 300.0
 RESTART_BACKOFF_RESET_S = 600.0
 # Restarts with `restartPolicy: OnFailure`. Then the replica has failed. The default backoffLimit of a Kubernetes Job.
 RESTARTS_ON_FAILURE_MAX = 6
-# Time before the end of the lease at which exclusive work is told to stop.
+# Time before the end of the lease at which exclusive work receives the request to stop.
 WATCHDOG_LEAD_S = 2.0
 # Time before the end of the lease at which exclusive work is killed.
 WATCHDOG_KILL_LEAD_S = 0.5
@@ -70,7 +70,7 @@ class TaskObservation(msgspec.Struct, frozen=True):
 
 
 class LeaseState(msgspec.Struct, frozen=True):
-    """The agent's view of its lease, measured from when the last answered renewal was sent.
+    """The agent's view of its lease, measured from when the last acknowledged renewal was sent.
 
     `fenced`: this epoch is revoked, and all its tasks must stop. `tenures` maps the uid of a Binding (exclusive work of
     scope Global) to the end of its tenure; None before the first response.
@@ -89,10 +89,10 @@ class LeaseState(msgspec.Struct, frozen=True):
     def renewal(self, node: str) -> RenewItem:
         return RenewItem(node=node, epoch=self.epoch, fenced_epoch=0 if self.epoch else self.fenced_epoch)
 
-    def with_tenures(self, answered: dict[str, float], sent_mono_s: float) -> LeaseState:
+    def with_tenures(self, granted: dict[str, float], sent_mono_s: float) -> LeaseState:
         """Adds granted tenures. A response that omits a Binding revokes nothing: its tenure lasts until it expires."""
         kept = {uid: end_s for uid, end_s in (self.tenures or {}).items() if end_s > sent_mono_s}
-        for uid, seconds in answered.items():
+        for uid, seconds in granted.items():
             kept[uid] = max(kept.get(uid, 0.0), sent_mono_s + seconds)
         return msgspec.structs.replace(self, tenures=kept)
 
@@ -156,7 +156,9 @@ class DesiredState(msgspec.Struct, frozen=True):
     recheck_in_s: float | None = None
 
 
-def desired_state(binding: Binding | None, lease: LeaseState, now: Now, until_mono_s: float | None = None) -> DesiredState:
+def desired_state(
+    binding: Binding | None, lease: LeaseState, now: Now, until_mono_s: float | None = None
+) -> DesiredState:
     """The desired state of the task now. The most urgent rule wins."""
     if binding is None:
         return DesiredState(run=False, keeps_binding=False, reason=Reason.DELETED)
@@ -185,7 +187,9 @@ def run_until_mono_s(binding: Binding, now: Now) -> float:
 def _can_start(binding: Binding, lease: LeaseState, now: Now) -> bool:
     """Exclusive work starts only with time to spare: its watchdog kills it some seconds before the lease expires."""
     spare_s = 2 * WATCHDOG_LEAD_S if binding.spec.exclusive is not None else 0.0
-    until_mono_s = lease.exclusive_deadline_mono_s(binding) if binding.spec.exclusive is not None else lease.expires_mono_s
+    until_mono_s = (
+        lease.exclusive_deadline_mono_s(binding) if binding.spec.exclusive is not None else lease.expires_mono_s
+    )
     return until_mono_s > now.mono_s + spare_s
 
 
@@ -204,7 +208,7 @@ def decide(binding: Binding | None, local: TaskObservation, lease: LeaseState, n
     if local.state is TaskState.RUNNING:
         return _decide_running(binding, wanted, local, lease, now)
     if binding.status.acknowledged_at:
-        return _NO_ACTION  # it ended for good and the end is acknowledged
+        return _NO_ACTION  # it ended and the end is acknowledged
     if local.state is TaskState.ABSENT:
         return TaskDecision(StartTask(run=1)) if _can_start(binding, lease, now) else _NO_ACTION
     return _decide_ended(binding, local, lease, now)
@@ -239,7 +243,9 @@ def _decide_unwanted(binding: Binding, wanted: DesiredState, local: TaskObservat
     return TaskDecision(Acknowledge(final_phase(binding, local) or Phase.STOPPED, local.exit))
 
 
-def _decide_running(binding: Binding, wanted: DesiredState, local: TaskObservation, lease: LeaseState, now: Now) -> TaskDecision:
+def _decide_running(
+    binding: Binding, wanted: DesiredState, local: TaskObservation, lease: LeaseState, now: Now
+) -> TaskDecision:
     if lease.fenced:
         return TaskDecision(StopTask(0.0, Reason.FENCED))
     if local.failed_probe:
@@ -286,8 +292,8 @@ def final_phase(binding: Binding, local: TaskObservation) -> Phase | None:
 
 def _ended_by_itself(local: TaskObservation) -> bool:
     """Whether the run ended by itself or by a failed probe, rather than by a stop or before it started."""
-    asked = local.stop_reason not in ("", Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED)
-    return not asked and local.exit is not None and local.exit.reason not in _EXTERNAL_EXITS
+    stop_requested = local.stop_reason not in ("", Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED)
+    return not stop_requested and local.exit is not None and local.exit.reason not in _EXTERNAL_EXITS
 
 
 def failures_after_exit(local: TaskObservation, exit_: ExitStatus, stop_reason: str, now: Now) -> int:
@@ -306,7 +312,7 @@ def assumed_failures(run: int, policy: RestartPolicy) -> int:
     """Failures to assume for a discovered task: the agent persists the number of runs, not of failures.
 
     A task that always restarts may have collected its runs over months, so few failures are assumed. A task that may
-    fail for good must not get extra attempts, so every earlier run counts as a failure.
+    fail permanently must not get extra attempts, so every earlier run counts as a failure.
     """
     return min(run - 1, ADOPTED_FAILURES_MAX) if policy is RestartPolicy.ALWAYS else run - 1
 

@@ -55,7 +55,7 @@ class BackgroundJobs:
             await self._rounds.process(BackgroundJob(verb, self._caller, items, lambda claim: claim.replica_uid, plan))
 
     async def expire(self) -> None:
-        """Releases expired Reservations, and those whose replica is gone."""
+        """Releases expired Reservations, and those whose replica is deleted."""
         now = self._state.now()
         due = [c for c in self._state.ledger.unbound.values() if c.expires_at and parse_time(c.expires_at) <= now]
         await self._run("expire", due, self.plan_expiry)
@@ -68,10 +68,10 @@ class BackgroundJobs:
         if reservation.spec.expires_at and parse_time(reservation.spec.expires_at) > state.now():
             return NOTHING
         replica = state.replica(claim.namespace, claim.replica)
-        holds = replica is not None and replica.uid == claim.replica_uid
-        if holds and self._can_extend(claim, reservation):
+        uid_matches = replica is not None and replica.uid == claim.replica_uid
+        if uid_matches and self._can_extend(claim, reservation):
             return self._extended(claim, reservation)
-        if replica is not None and holds and replica.status.placement.reservation == claim.name:
+        if replica is not None and uid_matches and replica.status.placement.reservation == claim.name:
             return free_step(state, replica, None, Reason.RESERVATION_EXPIRED.value)
         return self._removal(claim)
 
@@ -114,7 +114,7 @@ class BackgroundJobs:
         if reservation.status.phase is not ReservationPhase.NOMINATED:
             return NOTHING
         template = replica.spec.template
-        want = ClaimRequest(
+        claim_request = ClaimRequest(
             claim.namespace, claim.name, claim.replica, claim.replica_uid, claim.attempt, claim.amounts,
             claim.capacity_class, template.gpu_models, tuple((p.name, p.port) for p in template.ports),
         )  # fmt: skip
@@ -122,10 +122,10 @@ class BackgroundJobs:
         try:
             account = state.ledger.account_for(node)
             devices, ports = (
-                device_allocation.allocate_devices(account, want),
-                device_allocation.allocate_ports(account, want),
+                device_allocation.allocate_devices(account, claim_request),
+                device_allocation.allocate_ports(account, claim_request),
             )
-            if account.shortage(want) or isinstance(devices, Refused) or isinstance(ports, Refused):
+            if account.shortage(claim_request) or isinstance(devices, Refused) or isinstance(ports, Refused):
                 return NOTHING  # another claim took the capacity; the nomination waits until it expires
         finally:
             if before is not None:
@@ -181,7 +181,7 @@ class BackgroundJobs:
         return step
 
     async def release_orphans(self) -> None:
-        """Releases claims whose replica is gone: Reservations at once, Bindings after a proven stop."""
+        """Releases claims whose replica is deleted: Reservations at once, Bindings after a proven stop."""
         state = self._state
         orphans = [c for c in state.ledger.claims.values() if c.quota_held and self._is_orphan(c)]
         await self._run("release", orphans, self.plan_orphan)
@@ -215,7 +215,7 @@ class BackgroundJobs:
         return step
 
     def _removal(self, claim: Claim) -> CommitStep:
-        """Deletes the objects of a claim; its replica is gone or has a later attempt."""
+        """Deletes the objects of a claim; its replica is deleted or has a later attempt."""
         state = self._state
         compares: dict[str, int] = {}
         writes: list[Put | Remove] = []

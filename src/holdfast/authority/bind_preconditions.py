@@ -30,7 +30,7 @@ ASSIGNMENT = kind_of(Assignment)
 
 
 class GangState(msgspec.Struct, frozen=True):
-    """`needed` members must be bound together; `committed` tells that the gang commit has happened."""
+    """`needed` members must be bound together; `committed`: the gang commit has happened."""
 
     needed: int
     committed: bool

@@ -142,8 +142,8 @@ class RoundResult(msgspec.Struct):
     revision: int
 
 
-class _NodeRoom:
-    """Remaining room of a transaction. The first item always fits, because an item is never split."""
+class _WriteBudget:
+    """Remaining size of a transaction. The first item always fits, because an item is never split."""
 
     def __init__(self, writes: int) -> None:
         # One write is reserved for the job itself, such as its Decision.
@@ -263,12 +263,12 @@ class CommitRounds:
             commit = _CommitInFlight()
             accepted: list[tuple[int, CommitStep]] = []
             provisional_refusals: list[tuple[int, PlacementResult]] = []
-            room = _NodeRoom(self._state.objects.max_writes)
+            budget = _WriteBudget(self._state.objects.max_writes)
             self._in_flight[commit] = None
             try:
                 job.begin_round()
                 for index in remaining[: limits.PLACEMENT_BATCH_MAX]:
-                    if room.full:
+                    if budget.full:
                         retry.append(index)
                         continue
                     identity = job.identity(job.items[index])
@@ -278,7 +278,7 @@ class CommitRounds:
                         retry.append(index)
                         continue
                     planned = job.plan(job.items[index])
-                    if isinstance(planned, CommitStep) and not room.take(planned):
+                    if isinstance(planned, CommitStep) and not budget.take(planned):
                         retry.append(index)
                     elif isinstance(planned, CommitStep):
                         self._book_step(identity, planned, commit)

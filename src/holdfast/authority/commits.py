@@ -41,7 +41,7 @@ CommitTest = Callable[[Any], bool]
 
 
 class CommitProbe(msgspec.Struct, frozen=True):
-    """Tells whether a transaction was committed: one object that it writes, and a test for its content."""
+    """A test whether a transaction was committed: one object that it writes, and a check of its content."""
 
     kind: Kind
     namespace: str

@@ -35,10 +35,10 @@ def allocate_devices(account: NodeAccount, request: ClaimRequest) -> tuple[Devic
         if len(free) < count or milli % WHOLE_GPU_MILLI:
             return _insufficient(account, fitting, request, count, len(free))
         return tuple(DeviceClaim(d.id, WHOLE_GPU_MILLI) for d in free[:count])
-    room = [(account.free_milli(d), d.id) for d in fitting if account.free_milli(d) >= milli]
-    if not room:
+    candidates = [(account.free_milli(d), d.id) for d in fitting if account.free_milli(d) >= milli]
+    if not candidates:
         return _insufficient(account, fitting, request, 1, 0)
-    return (DeviceClaim(min(room)[1], milli),)
+    return (DeviceClaim(min(candidates)[1], milli),)
 
 
 def _matches(device: Device, request: ClaimRequest) -> bool:

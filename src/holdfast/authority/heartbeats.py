@@ -258,8 +258,8 @@ class Heartbeats:
                 fencing.append(node)
             else:
                 ending[name] = _ended(lease)
-        for name, held in state.leases.by_node.items():
-            if now - held.lease.renewed_at_s > ENDED_LEASE_RETENTION_S and held.ended and state.node(name) is None:
+        for name, entry in state.leases.by_node.items():
+            if now - entry.lease.renewed_at_s > ENDED_LEASE_RETENTION_S and entry.ended and state.node(name) is None:
                 ending[name] = None
         if ending:
             await self.write_leases(ending)

@@ -93,7 +93,7 @@ class LeaseBook:
         )
 
     def page_for(self, node: str) -> int:
-        """The page of the node's lease, or the first page with room."""
+        """The page of the node's lease, or the first page that is not full."""
         lease = self.by_node.get(node)
         if lease is not None:
             return lease.page

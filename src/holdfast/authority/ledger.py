@@ -116,14 +116,14 @@ class Ledger:
         if before is not None:
             self.put(before)
 
-    def set_slots(self, node: str, holds: Iterable[RecoverySlot]) -> None:
+    def set_slots(self, node: str, slots: Iterable[RecoverySlot]) -> None:
         """Replaces the admitted recovery slots of a node."""
         self.account(node).recovery_slots = {
-            h.metadata.name: amounts(h.spec.resources) for h in holds if is_admitted(h)
+            slot.metadata.name: amounts(slot.spec.resources) for slot in slots if is_admitted(slot)
         }
 
-    def put_slot(self, node: str, name: str, held: Amounts) -> None:
-        self.account(node).recovery_slots[name] = held
+    def put_slot(self, node: str, name: str, amount: Amounts) -> None:
+        self.account(node).recovery_slots[name] = amount
 
     def drop_slot(self, node: str, name: str) -> None:
         self.account(node).recovery_slots.pop(name, None)
@@ -258,7 +258,7 @@ class Ledger:
 
 def rebuild_ledger(
     nodes: Iterable[Node],
-    holds: Iterable[RecoverySlot],
+    slots: Iterable[RecoverySlot],
     reservations: Iterable[Reservation],
     bindings: Iterable[Binding],
 ) -> Ledger:
@@ -267,10 +267,10 @@ def rebuild_ledger(
     for node in nodes:
         ledger.account_for(node)
     by_node: dict[str, list[RecoverySlot]] = {}
-    for hold in holds:
-        by_node.setdefault(hold.spec.node, []).append(hold)
-    for name, held in by_node.items():
-        ledger.set_slots(name, held)
+    for slot in slots:
+        by_node.setdefault(slot.spec.node, []).append(slot)
+    for name, node_slots in by_node.items():
+        ledger.set_slots(name, node_slots)
     for claim in claims_from_records(reservations, bindings):
         ledger.put(claim)
     return ledger
@@ -286,9 +286,9 @@ def _capacity_refusal(account: NodeAccount, request: ClaimRequest, short: Amount
         "firm": amounts_text({n: account.firm.get(n, 0) for n in short}),
         "reclaimable": amounts_text({n: account.reclaimable.get(n, 0) for n in short}),
     }
-    held, nominated = account.recovery_reserved(request.recovery_slots), account.nominated
-    if held:
-        facts["recoveryReserved"] = amounts_text({n: held.get(n, 0) for n in short})
+    reserved, nominated = account.recovery_reserved(request.recovery_slots), account.nominated
+    if reserved:
+        facts["recoveryReserved"] = amounts_text({n: reserved.get(n, 0) for n in short})
     if nominated:
         facts["nominated"] = amounts_text({n: nominated.get(n, 0) for n in short})
     missing_text = ", ".join(f"{n} by {t}" for n, t in amounts_text(short).items())

@@ -105,13 +105,13 @@ def override_refusal(node: Node, replica: Replica, region: str, avoidances: Sequ
 
 
 def driver_refusal(node: Node, replica: Replica) -> Refused | None:
-    wanted = replica.spec.template.driver.value
-    if eligibility.has_driver(node.spec.drivers, wanted):
+    required_driver = replica.spec.template.driver.value
+    if eligibility.has_driver(node.spec.drivers, required_driver):
         return None
     return Refused(
         Reason.DRIVER_MISSING,
-        f"node {node.metadata.name}: no {wanted} driver (found {', '.join(node.spec.drivers) or 'none'})",
-        {"node": node.metadata.name, "driver": wanted, "drivers": list(node.spec.drivers)},
+        f"node {node.metadata.name}: no {required_driver} driver (found {', '.join(node.spec.drivers) or 'none'})",
+        {"node": node.metadata.name, "driver": required_driver, "drivers": list(node.spec.drivers)},
     )
 
 

@@ -254,8 +254,8 @@ class ReserveJob:
         allowed = self._state.slots_for_tenant(node.metadata.name, request.namespace)
         named = tuple(name for name in request.recovery_slots if name in allowed)
         plain = msgspec.structs.replace(request, recovery_slots=())
-        holds = named or self._state.ledger.account_for(node).choose_slots(plain, allowed)
-        return msgspec.structs.replace(request, recovery_slots=holds)
+        slots = named or self._state.ledger.account_for(node).choose_slots(plain, allowed)
+        return msgspec.structs.replace(request, recovery_slots=slots)
 
     def _step(
         self, item: ReserveItem, replica: Replica, node: Node, claim: Claim, revisions: dict[str, int]

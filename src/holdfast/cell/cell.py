@@ -58,7 +58,7 @@ Forward = Callable[["Authority | None", Objects], ForwardingPlacement]
 
 
 class Cell:
-    """One cell in one process. `there` is a region's client of the global cell; None in the global cell."""
+    """One cell in one process. `global_client` is a region's client of the global cell; None in the global cell."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class Cell:
         ports: Ports,
         *,
         identity: str,
-        there: Client | None = None,
+        global_client: Client | None = None,
         probe: PeerProbe | None = None,
-        outlet: Callable[[Client], Client] = lambda client: client,
+        wrap_client: Callable[[Client], Client] = lambda client: client,
         parts: frozenset[str] = frozenset(PARTS),
         forward: Forward | None = None,
         resync_s: float = limits.RESYNC_S,
     ) -> None:
-        """`outlet` wraps the client of every component; the simulation injects faults there. `probe` probes other
+        """`wrap_client` wraps the client of every component; the simulation injects faults there. `probe` probes other
         regions. `forward` creates the access to an authority that may be in another process."""
         self.name = name
         self.store = store
@@ -89,7 +89,7 @@ class Cell:
         self.authority = Authority(name, self.objects, ports, trail=self.gate.audit) if places else None
         self.forwarding = forward(self.authority, self.objects) if forward is not None and regional else None
         self.placement: PlacementService | None = self.forwarding or self.authority
-        self._outlet = outlet
+        self._wrap_client = wrap_client
         self.informers = Informers(self.client_of("informers"), ports, resync_s=resync_s)
         self.election = Election(self.client_of("election"), "controllers", identity, ports)
         self._authority_election = Election(self.client_of("authority"), "authority", identity, ports)
@@ -102,24 +102,24 @@ class Cell:
         if regional:
             if "scheduler" in parts:
                 self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
-            if there is not None and "controllers" in parts:
+            if global_client is not None and "controllers" in parts:
                 self.link = Link(
                     name,
-                    there=there,
-                    mirrors=self.client_of("link"),
+                    global_client=global_client,
+                    mirror_client=self.client_of("link"),
                     here=self.informers,
                     ports=ports,
-                    countdown=self._override_expiry,
+                    override_expiry=self._override_expiry,
                     probe=probe,
                 )
                 for row in link_controllers(self.link):
-                    client = there if row.writes_peer else self.client_of(row.name)
+                    client = global_client if row.writes_peer else self.client_of(row.name)
                     self.link.runners[row.name] = Runner(row, client, self.informers, ports, peer=self.link.peer)
         self._tasks: list[asyncio.Task[None]] = []
 
     def client_of(self, role: str) -> Client:
         """The in-process client of one component, which writes with its role."""
-        return self._outlet(self.client(controller(role, cell=self.name)))
+        return self._wrap_client(self.client(controller(role, cell=self.name)))
 
     def client(self, who: Principal) -> LocalClient:
         return LocalClient(self.gate, who, placement=self.placement, events=self.events)

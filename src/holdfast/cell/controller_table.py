@@ -347,13 +347,13 @@ def _capacity_controllers(region: str) -> tuple[Controller, ...]:
 
 def link_controllers(link: Link) -> tuple[Controller, ...]:
     """Exchange of objects with the global cell. The first two write in the region, the others in the global cell."""
-    region, countdown = link.region, link.countdown
+    region, override_expiry = link.region, link.override_expiry
     return (
         Controller(
             name="link",
             decide=_from_both_cells(
                 lambda key, there, here, now: mirror.mirror_writes(
-                    mirror.mirror_key(key), there, here, now, region=region, timed=countdown.mirrored_override
+                    mirror.mirror_key(key), there, here, now, region=region, timed=override_expiry.mirrored_override
                 )
             ),
             keys=mirror.keys,
@@ -364,7 +364,7 @@ def link_controllers(link: Link) -> tuple[Controller, ...]:
             name="grant-sync",
             decide=_from_both_cells(
                 lambda key, there, here, now: grant_sync.copy_writes(
-                    key, there, here, region, link.heard_s, ends_s=countdown.to_local_s
+                    key, there, here, region, link.last_contact_s, ends_s=override_expiry.to_local_s
                 )
             ),
             keys=grant_sync.keys,

@@ -39,19 +39,19 @@ def update_gauges(view: View, now: float) -> None:
     acting = Counter(o.status.phase for o in overrides)
     for name in ("Pending", "Active"):
         metrics.FLEET_OVERRIDES.labels(name).set(acting[name])
-    metrics.FLEET_NOT_REVERTED.set(sum(_is(o, "Reverted", "False") for o in overrides))
+    metrics.FLEET_NOT_REVERTED.set(sum(_has_condition(o, "Reverted", "False") for o in overrides))
     quotas = view.list(Quota)
     metrics.FLEET_EXPIRED_GRANT_LEASES.set(sum(row.lease_expired for q in quotas for row in q.status.regions))
-    metrics.FLEET_OVER_QUOTA.set(sum(_is(q, "OverQuota", "True") for q in quotas))
-    going = [item for kind in (Tenant, Region, Workload, Assignment) for item in view.list(kind)]
-    metrics.FLEET_STUCK_FINALIZERS.set(len(stuck_finalizers.stuck_finalizers(going, (), now)))
+    metrics.FLEET_OVER_QUOTA.set(sum(_has_condition(q, "OverQuota", "True") for q in quotas))
+    objects = [item for kind in (Tenant, Region, Workload, Assignment) for item in view.list(kind)]
+    metrics.FLEET_STUCK_FINALIZERS.set(len(stuck_finalizers.stuck_finalizers(objects, (), now)))
     metrics.FLEET_POLICIES_STOPPED.set(sum(p.status.stopped is not None for p in view.list(SchedulerPolicy)))
     workloads = view.list(Workload)
     metrics.FLEET_UNBACKED.set(sum(w.status.backing is not None and not w.status.backing.backed for w in workloads))
-    metrics.FLEET_PENDING_AGE.set(max((_waited_s(w, now) for w in workloads), default=0.0))
+    metrics.FLEET_PENDING_AGE.set(max((_not_serving_s(w, now) for w in workloads), default=0.0))
 
 
-def _waited_s(workload: Workload, now: float) -> float:
+def _not_serving_s(workload: Workload, now: float) -> float:
     if workload.spec.type is not WorkloadType.SERVICE or workload.metadata.terminating:
         return 0.0
     for condition in workload.status.conditions:
@@ -60,5 +60,5 @@ def _waited_s(workload: Workload, now: float) -> float:
     return 0.0
 
 
-def _is(item: Override | Quota, kind: str, status: str) -> bool:
+def _has_condition(item: Override | Quota, kind: str, status: str) -> bool:
     return any(c.type == kind and c.status == status for c in item.status.conditions)

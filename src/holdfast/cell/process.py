@@ -93,8 +93,8 @@ async def run_cell(config: CellConfig) -> int:
     if await store.get(RESTORE_MARKER) is not None:
         await store.close()
         raise StoreFailed(f"store of cell {config.cell}: a restore was interrupted; next: run holdfast restore again")
-    there = _dial(config, ports)
-    probe = HttpsProbe(str(config.client_ca)) if there is not None else None
+    global_client = _dial(config, ports)
+    probe = HttpsProbe(str(config.client_ca)) if global_client is not None else None
     volatile = MemoryStore(limits.EVENTS_MAX)
     peers = _Peers(config, ports)
     cell = Cell(
@@ -103,7 +103,7 @@ async def run_cell(config: CellConfig) -> int:
         volatile,
         ports,
         identity=election_identity(config.cell, config.url) if config.etcd is not None else f"{config.cell}-0",
-        there=there,
+        global_client=global_client,
         probe=probe,
         parts=frozenset(config.parts),
         forward=peers.forwarding if config.etcd is not None else None,
@@ -113,16 +113,16 @@ async def run_cell(config: CellConfig) -> int:
     if config.cell != GLOBAL and config.store != "memory":
         journal = RevocationJournalWriter(config.state / JOURNAL_FILE, cell.objects, ports)
         life.add("node journal", journal, runs=journal.run)
-    if isinstance(there, HttpClient) and config.link_cert is not None:
-        shown = LinkCertificate(there, config.link_cert, ports)
+    if isinstance(global_client, HttpClient) and config.link_cert is not None:
+        shown = LinkCertificate(global_client, config.link_cert, ports)
         life.add("link certificate", shown, runs=shown.run)
     life.add("api", _Api(config, cell, ports))
     _log.info("cell_starting", version=__version__, store=config.store, state=str(config.state))
     try:
         return await life.run()
     finally:
-        if there is not None:
-            await there.close()
+        if global_client is not None:
+            await global_client.close()
         if probe is not None:
             await probe.close()
         await peers.close()

@@ -55,7 +55,7 @@ async def restore(
     content = backup.read(path)
     if content.cell != place.cell:
         raise StoreFailed(f"{path}: backup of another cell (expected {place.cell}, found {content.cell})")
-    held = await _held(place) if replace else None
+    held = await _replaced_entries(place) if replace else None
     key = restore_records.incarnation_key()
     known = (
         restore_records.incarnation_of(next((put.value for put in held if put.key == key), None))
@@ -90,7 +90,7 @@ async def copy_store(source: StoreLocation, target: StoreLocation) -> int:
     return len(content.entries)
 
 
-async def _held(place: StoreLocation) -> tuple[Put, ...] | None:
+async def _replaced_entries(place: StoreLocation) -> tuple[Put, ...] | None:
     """The data to be replaced, if it is readable: its incarnation must not be reused, and its revocations must stay."""
     try:
         return (await _content(place)).entries

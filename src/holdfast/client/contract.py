@@ -75,7 +75,9 @@ class Client(Protocol):
     ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
         """Changes after a revision, in batches. Ends with `Expired` (list again) or `Unavailable` (resume)."""
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         """Commits all writes or none, through the gate. After `Conflict`, read again and decide again.
 
         `brief`: the response contains only the revision, without the objects.

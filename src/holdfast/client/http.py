@@ -103,7 +103,9 @@ class HttpClient:
         self._call_deadline_s = call_deadline_s
         self._commit_deadline_s = commit_deadline_s
         self._cert, self._key = cert, key
-        self._ssl: ssl.SSLContext | bool = client_tls_context(ca, cert, key) if self._base_url.startswith("https:") else True
+        self._ssl: ssl.SSLContext | bool = (
+            client_tls_context(ca, cert, key) if self._base_url.startswith("https:") else True
+        )
         self._headers = {"User-Agent": f"holdfast/{__version__}", "Accept": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -152,7 +154,9 @@ class HttpClient:
                 query["continue"] = following
 
             async def once(query: dict[str, str] = query) -> ListPage:
-                return decode_page(row, await self._call("GET", resource_path(row, namespace), query=query, verb="list"))
+                return decode_page(
+                    row, await self._call("GET", resource_path(row, namespace), query=query, verb="list")
+                )
 
             page = await self._retry_read("list", once)
             items += page.items
@@ -176,11 +180,11 @@ class HttpClient:
         try:
             async with self._session(watches=True).get(
                 self._base_url + resource_path(row, namespace), params=query, timeout=timeout, ssl=self._ssl
-            ) as answer:
-                if answer.status != 200:
-                    raise fault_from(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
+            ) as response:
+                if response.status != 200:
+                    raise fault_from(response.status, await response.read(), response.headers.get("Retry-After", ""))
                 rest = b""
-                async for chunk in answer.content.iter_any():
+                async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     if len(rest) > WATCH_LINE_BYTES_MAX:
                         raise Unavailable(f"{where}: line too long (limit {WATCH_LINE_BYTES_MAX} bytes)")
@@ -200,22 +204,22 @@ class HttpClient:
         )
         url = f"{self._base_url}/node/v1/{quote(node)}/calls"
         try:
-            async with self._session(watches=True).get(url, timeout=timeout, ssl=self._ssl) as answer:
-                if answer.status != 200:
-                    raise fault_from(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
-                async for line in answer.content:
+            async with self._session(watches=True).get(url, timeout=timeout, ssl=self._ssl) as response:
+                if response.status != 200:
+                    raise fault_from(response.status, await response.read(), response.headers.get("Retry-After", ""))
+                async for line in response.content:
                     if line.strip():
                         yield msgspec.json.decode(line, type=AgentCall)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
             why = str(error) or type(error).__name__
             raise Unavailable(f"agent calls at {self._base_url}: stream interrupted ({why})") from error
 
-    async def send_response(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
+    async def send_response(self, node: str, call_id: str, data: bytes, *, end: bool) -> bool:
         """Sends a part of a response. Returns False if the caller has disconnected."""
-        path = f"/node/v1/{quote(node)}/responses/{quote(ask_id)}"
+        path = f"/node/v1/{quote(node)}/responses/{quote(call_id)}"
         query = {"end": "true"} if end else {}
-        told = await self._call("POST", path, body=data, query=query, verb="answer")
-        return bool(msgspec.json.decode(told).get("more"))
+        response = await self._call("POST", path, body=data, query=query, verb="response")
+        return bool(msgspec.json.decode(response).get("more"))
 
     # Node certificates
 
@@ -227,15 +231,17 @@ class HttpClient:
         return await self._request_certificate("/join/v1/renew", request, "renew_certificate")
 
     async def _request_certificate(self, path: str, request: ApiStruct, verb: str) -> JoinResponse:
-        answer = await self._call("POST", path, body=msgspec.json.encode(request), verb=verb)
+        response = await self._call("POST", path, body=msgspec.json.encode(request), verb=verb)
         try:
-            return msgspec.json.decode(answer, type=JoinResponse)
+            return msgspec.json.decode(response, type=JoinResponse)
         except msgspec.DecodeError as error:
             raise Ambiguous(f"{verb} at {self._base_url}: cannot decode the response ({error})") from error
 
     # Writes
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         return await readback.commit(_BriefClient(self) if brief else self, writes, token=token, ports=self._ports)
 
     async def commit_once(
@@ -243,11 +249,11 @@ class HttpClient:
     ) -> CommitReceipt:
         """Sends once; raises `Ambiguous` if there is no response. Callers use `commit`."""
         body = wire.encode_commit(writes, token, brief=brief)
-        answer = await self._call(
+        response = await self._call(
             "POST", wire.COMMIT_PATH, body=body, verb="commit", deadline_s=self._commit_deadline_s
         )
         try:
-            return wire.decode_committed(answer)
+            return wire.decode_committed(response)
         except (msgspec.DecodeError, Fault) as error:
             raise Ambiguous(f"commit at {self._base_url}: cannot decode the response ({error})") from error
 
@@ -270,17 +276,27 @@ class HttpClient:
             )
 
     async def call_placement(
-        self, action: str, request: ApiStruct, *, token: FencingToken | None = None, headers: dict[str, str] | None = None
+        self,
+        action: str,
+        request: ApiStruct,
+        *,
+        token: FencingToken | None = None,
+        headers: dict[str, str] | None = None,
     ) -> PlacementResponse:
         """Items carry their identity (replica, template, attempt; node, epoch), so the caller may safely retry."""
         body = msgspec.json.encode(request)
-        told = {} if token is None else {wire.TOKEN_HEADER: wire.encode_token(token)}
+        token_header = {} if token is None else {wire.TOKEN_HEADER: wire.encode_token(token)}
         path = f"{wire.PLACEMENT_PATH}/{action}"
-        answer = await self._call(
-            "POST", path, body=body, headers=told | (headers or {}), verb=action, deadline_s=self._commit_deadline_s
+        response = await self._call(
+            "POST",
+            path,
+            body=body,
+            headers=token_header | (headers or {}),
+            verb=action,
+            deadline_s=self._commit_deadline_s,
         )
         try:
-            return msgspec.json.decode(answer, type=PlacementResponse)
+            return msgspec.json.decode(response, type=PlacementResponse)
         except msgspec.DecodeError as error:
             raise Ambiguous(f"{action} at {self._base_url}: cannot decode the response ({error})") from error
 
@@ -343,22 +359,22 @@ class HttpClient:
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_DEADLINE_S)
         where = f"{method} {self._base_url}{path}"
-        no_answer: type[Fault] = Unavailable if method == "GET" else Ambiguous
+        no_response: type[Fault] = Unavailable if method == "GET" else Ambiguous
         try:
             async with self._session().request(
                 method, self._base_url + path, params=query, data=body, headers=headers, timeout=timeout, ssl=self._ssl
-            ) as answer:
-                content = await answer.read()
+            ) as response:
+                content = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unavailable(f"{where}: cannot connect ({error or 'timed out'})") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
-            raise no_answer(f"{where}: no response within {deadline_s:g} s ({why})") from error
-        if answer.status < 400:
+            raise no_response(f"{where}: no response within {deadline_s:g} s ({why})") from error
+        if response.status < 400:
             return content
-        if method != "GET" and is_outcome_unknown(answer.status, content):
-            raise Ambiguous(f"{where}: status {answer.status}, which leaves open whether the write happened")
-        raise fault_from(answer.status, content, answer.headers.get("Retry-After", ""))
+        if method != "GET" and is_outcome_unknown(response.status, content):
+            raise Ambiguous(f"{where}: status {response.status}, which leaves open whether the write happened")
+        raise fault_from(response.status, content, response.headers.get("Retry-After", ""))
 
     async def _retry_read(self, verb: str, once: Callable[[], Awaitable[T]]) -> T:
         """A read, retried after transient faults as far as the retry budget allows."""

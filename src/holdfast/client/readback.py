@@ -49,7 +49,9 @@ class ReadBackResult(enum.StrEnum):
     """A newer state is present: the write may have happened and been replaced."""
 
 
-async def commit(once: SingleShotClient, writes: Sequence[Write], *, token: FencingToken | None = None, ports: Ports) -> CommitReceipt:
+async def commit(
+    once: SingleShotClient, writes: Sequence[Write], *, token: FencingToken | None = None, ports: Ports
+) -> CommitReceipt:
     """Commits, and reads back if there is no response."""
     try:
         return await once.commit_once(writes, token=token)
@@ -78,7 +80,9 @@ class _UnansweredCommit:
 
     async def look(self) -> CommitReceipt | NoProof:
         self._found = [await _read(self._once, write) for write in self._writes]
-        verdict = _combined_result([read_back_result(write, item) for write, item in zip(self._writes, self._found, strict=True)])
+        verdict = _combined_result(
+            [read_back_result(write, item) for write, item in zip(self._writes, self._found, strict=True)]
+        )
         if verdict is ReadBackResult.DONE:
             return _committed(self._found)
         can_repeat = verdict is ReadBackResult.NOT_DONE and all(map(_is_repeatable, self._writes))

@@ -68,7 +68,9 @@ def decode_page(kind: Kind, body: bytes) -> ListPage:
         found = decoder.decode(body)
     except msgspec.DecodeError as error:
         raise Unavailable(f"list of {kind.plural}: cannot decode the response ({error})") from error
-    return ListPage(items=found.items, revision=int(found.metadata.resource_version), continue_token=found.metadata.following)
+    return ListPage(
+        items=found.items, revision=int(found.metadata.resource_version), continue_token=found.metadata.following
+    )
 
 
 def fault_from(code: int, body: bytes, retry_after: str) -> Fault:

@@ -161,7 +161,9 @@ def decode_token(text: str) -> FencingToken | None:
 
 
 def encode_committed(done: CommitReceipt, *, brief: bool = False) -> bytes:
-    objects = () if brief else tuple(_NULL if item is None else msgspec.Raw(object_wire_bytes(item)) for item in done.objects)
+    objects = (
+        () if brief else tuple(_NULL if item is None else msgspec.Raw(object_wire_bytes(item)) for item in done.objects)
+    )
     return _encoder.encode(_CommittedForm(revision=done.revision, objects=objects))
 
 

@@ -85,7 +85,7 @@ class OutcomeApplier:
         self._is_link = is_link
         self._brief = brief
         self.unanswered = 0
-        """Commits that the cell did not answer or was too busy for."""
+        """Commits without a response, or refused because the cell was overloaded."""
         self._log = structlog.get_logger().bind(controller=name, cell=client.cell)
         self._writes = metrics.CONTROLLER_WRITES.labels(name)
         self._commits = metrics.CONTROLLER_COMMITS.labels(name)

@@ -76,7 +76,7 @@ class Workqueue:
         self._debounced: dict[Key, None] = {}
         """Debounced keys. Adding one again does not extend its delay."""
         self._immediate: dict[Key, None] = {}
-        """Keys being processed that asked for an immediate retry."""
+        """Keys being processed that requested an immediate retry."""
         self._due: list[tuple[float, int, Key]] = []
         """Heap of delayed keys. An entry is valid only if `_due_at` has the same time and number."""
         self._due_at: dict[Key, tuple[float, int]] = {}

@@ -54,8 +54,7 @@ def run(drill: DrillRun) -> None:
             drill.invariants_held.append(
                 f"proposal for a {what}: rejected, {answer['reason']}: {answer.get('message', '')}"
             )
-    drill.facts["answers"] = responses
-    drill.facts["responses"] = "; ".join(f"{what}: {response}" for what, response in responses.items())
+    drill.facts["responses"] = responses
     moved = drill.counter_increases()
     refused = counters.sum_series(moved, "holdfast_authority_responses_total", "Rejected")
     drill.expect(

@@ -46,7 +46,7 @@ from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
-from holdfast.model.writes import NO_CHANGES, Create, Outcome, SetStatus, Update, Write
+from holdfast.model.writes import NO_CHANGES, Create, Delete, Outcome, SetStatus, Update, Write
 
 
 class QuotaPool(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     quota = view.get(Quota, key.name, key.namespace)
     grants = view.list(Grant, key.namespace)
     if quota is None or quota.metadata.terminating:
-        return _withdraw(grants)
+        return _withdraw(grants, view)
     reclaimed = [
         found for g in grants if (found := reclaim_provisional(g, view.get(Region, g.spec.region), now)) is not None
     ]
@@ -350,12 +350,15 @@ def _write(quota: Quota, region: str, pool: QuotaPool, limit: Mapping[str, int],
     return Update(msgspec.structs.replace(stored, spec=spec))
 
 
-def _withdraw(grants: Sequence[Grant]) -> Outcome:
-    writes: list[Write] = [
-        Update(msgspec.structs.replace(grant, spec=msgspec.structs.replace(next_epoch(grant, {}), protected={})))
-        for grant in grants
-        if grant.spec.limit
-    ]
+def _withdraw(grants: Sequence[Grant], view: View) -> Outcome:
+    """The Quota is gone: lowers every Grant to nothing, and deletes it once its region enforces nothing of it (S3)."""
+    writes: list[Write] = []
+    for grant in grants:
+        if not max_enforced_limit(grant) or view.get(Region, grant.spec.region) is None:
+            writes.append(Delete("Grant", grant.key, grant.uid, if_revision=grant.revision))
+        elif grant.spec.limit:
+            spec = msgspec.structs.replace(next_epoch(grant, {}), protected={})
+            writes.append(Update(msgspec.structs.replace(grant, spec=spec)))
     return Outcome(writes=tuple(writes)) if writes else NO_CHANGES
 
 

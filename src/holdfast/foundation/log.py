@@ -27,9 +27,9 @@ def configure(*, cell: str, component: str, form: str = "json", level: str = "",
 
     Without `level`, HOLDFAST_LOG_LEVEL applies, else `info`. The variable raises verbosity of a whole platform.
     """
-    asked = "" if level else os.environ.get(LEVEL_VARIABLE, "")
+    configured = "" if level else os.environ.get(LEVEL_VARIABLE, "")
     known = logging.getLevelNamesMapping()
-    level = level or (asked if asked.upper() in known else "info")
+    level = level or (configured if configured.upper() in known else "info")
     if form not in FORMATS:
         raise ValueError(f"log format {form}: unknown (expected one of {', '.join(FORMATS)})")
     threshold = known.get(level.upper())
@@ -63,7 +63,7 @@ def configure(*, cell: str, component: str, form: str = "json", level: str = "",
     root.setLevel(max(threshold, logging.WARNING))
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(cell=cell, component=component)
-    if asked and asked.upper() not in known:
+    if configured and configured.upper() not in known:
         structlog.get_logger().warning(
-            "log_level_unknown", found=asked, choices="debug, info, warning, error", used=level
+            "log_level_unknown", found=configured, choices="debug, info, warning, error", used=level
         )

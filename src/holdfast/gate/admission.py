@@ -107,7 +107,9 @@ def workload_quota(case: AdmissionCase) -> Iterator[Finding]:
     wanted = wanted_replicas(after)
     if not over and shortfall(scaled(one, wanted), hard):
         fits = min(hard.get(r, 0) // amount for r, amount in one.items())
-        yield AdmissionWarning(f"the quota of tenant {tenant} fits {fits} of these {wanted} replicas; the others stay pending")
+        yield AdmissionWarning(
+            f"the quota of tenant {tenant} fits {fits} of these {wanted} replicas; the others stay pending"
+        )
 
 
 def workload_pending_cap(case: AdmissionCase) -> Iterator[Finding]:
@@ -195,7 +197,10 @@ def policy_filters_match_nodes(case: AdmissionCase) -> Iterator[Finding]:
     rules: Any = case.after.spec.rules  # type: ignore[union-attr]
     zones = sorted({zone for r in case.all("Region") for zone in r.spec.zones})
     for index, item in enumerate(rules.filter_expressions):
-        if len(item.expression) > limits.EXPRESSION_CHARS_MAX or policy_expressions.find_error(item.expression, score=False) is not None:
+        if (
+            len(item.expression) > limits.EXPRESSION_CHARS_MAX
+            or policy_expressions.find_error(item.expression, score=False) is not None
+        ):
             continue
         why = policy_expressions.never_true_reason(item.expression, zones)
         if why:
@@ -254,7 +259,9 @@ def node_empty(case: AdmissionCase) -> Iterator[Finding]:
     if not bound:
         return
     if OPERATOR in case.who.roles:
-        yield AdmissionWarning(f"node {name} has {len(bound)} bindings: removing it attests that none of their tasks runs")
+        yield AdmissionWarning(
+            f"node {name} has {len(bound)} bindings: removing it attests that none of their tasks runs"
+        )
         return
     used = f"in use by {len(bound)} bindings, for example {bound[0].key}; next: holdfast node drain {name}"
     yield Refused("InUse", used)

@@ -78,9 +78,11 @@ def with_term(append: Append, term: int) -> Append:
     return Append(append.log, b'%b,"term":%d}' % (append.value[:-1], term)) if append.log == AUDIT_LOG else append
 
 
-def commit_record(who: Principal, now_s: float, verb: str, entries: Sequence[AuditEntry], *, request: str = "") -> Append:
+def commit_record(
+    who: Principal, now_s: float, verb: str, entries: Sequence[AuditEntry], *, request: str = ""
+) -> Append:
     """The record of a commit, for its transaction. The authority uses it too."""
-    shown = tuple(entries[: AUDIT_WRITES_PER_RECORD_MAX])
+    shown = tuple(entries[:AUDIT_WRITES_PER_RECORD_MAX])
     made = AuditRecord(
         time=micro_text(now_s), principal=who.name, credential=who.credential, verb=verb, result="Committed",
         request=request[: AUDIT_TEXT_CHARS_MAX], entries=shown, omitted=len(entries) - len(shown),
@@ -213,4 +215,6 @@ def decode_record(value: bytes) -> AuditRecord:
 
 async def read_records(store: Store, *, after: int = 0, limit: int = 1000) -> list[tuple[int, dict[str, Any]]]:
     """Records after a sequence number, oldest first, as plain data."""
-    return [(r.sequence, msgspec.json.decode(r.value)) for r in await store.read_log(AUDIT_LOG, after=after, limit=limit)]
+    return [
+        (r.sequence, msgspec.json.decode(r.value)) for r in await store.read_log(AUDIT_LOG, after=after, limit=limit)
+    ]

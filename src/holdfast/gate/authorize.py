@@ -1,7 +1,7 @@
 """Authorization of requests: verbs on resources, by namespace, name and field selector. A table computed per principal.
 
 The gate checks the writes themselves again (ownership, node, region, tenant), so an error here alone cannot let a wrong
-write through. Reads are checked only here: every handler that serves reads or watches must ask.
+write through. Reads are checked only here: every handler that serves reads or watches must call `access_refusal`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Allowance(msgspec.Struct, frozen=True):
     names: frozenset[str] | None = None
     fields: tuple[tuple[str, str], ...] = ()
 
-    def covers(self, ask: AccessRequest) -> bool:
-        if ask.verb not in self.verbs or not self._covers_resource(ask.resource, ask.subresource):
+    def covers(self, request: AccessRequest) -> bool:
+        if request.verb not in self.verbs or not self._covers_resource(request.resource, request.subresource):
             return False
-        if self.namespaces is not None and ask.namespace not in self.namespaces:
+        if self.namespaces is not None and request.namespace not in self.namespaces:
             return False
-        if self.names is not None and (ask.name or ask.fields.get("metadata.name", "")) not in self.names:
+        if self.names is not None and (request.name or request.fields.get("metadata.name", "")) not in self.names:
             return False
-        return all(_has_selector(ask.fields, name, value) for name, value in self.fields)
+        return all(_has_selector(request.fields, name, value) for name, value in self.fields)
 
     def _covers_resource(self, resource: str, subresource: str) -> bool:
         path = f"{resource}/{subresource}" if subresource else resource
@@ -125,7 +125,9 @@ def _for_node(who: Principal) -> Iterator[Allowance]:
 
 def _for_region(who: Principal) -> Iterator[Allowance]:
     yield _row(READ_VERBS, *_with_subresources(_LINK_READS))
-    yield _row(READ_VERBS, *_with_subresources(("assignments", "grants", "endpoints")), fields=(("region", who.region),))
+    yield _row(
+        READ_VERBS, *_with_subresources(("assignments", "grants", "endpoints")), fields=(("region", who.region),)
+    )
     yield _row(CHANGE_VERBS, "assignments/status", "grants/status")
     yield _row(CHANGE_VERBS, "regions/status", names=frozenset({who.region}))
     yield _row(CHANGE_VERBS | {"create", "delete"}, "endpoints", "endpoints/status")
@@ -186,10 +188,12 @@ def access_refusal(  # noqa: PLR0917 - the parts of a request, in the order clie
     principal that is limited by fields, pass the object's own values as `fields`.
     """
     plural = resource.partition(".")[0]
-    ask = AccessRequest(verb, plural, subresource, namespace, name, fields or {})
-    if any(row.covers(ask) for row in allowances(who, cell)):
+    request = AccessRequest(verb, plural, subresource, namespace, name, fields or {})
+    if any(row.covers(request) for row in allowances(who, cell)):
         return None
-    return Refused("Forbidden", _refusal_message(who, ask), {"name": name, "group": group_of(plural), "kind": plural})
+    return Refused(
+        "Forbidden", _refusal_message(who, request), {"name": name, "group": group_of(plural), "kind": plural}
+    )
 
 
 def group_of(plural: str) -> str:
@@ -197,13 +201,13 @@ def group_of(plural: str) -> str:
     return kind.group if kind is not None else VIRTUAL_RESOURCES.get(plural, "")
 
 
-def _refusal_message(who: Principal, ask: AccessRequest) -> str:
-    group = group_of(ask.resource)
-    full = f"{ask.resource}.{group}" if group else ask.resource
-    named = f' "{ask.name}"' if ask.name else ""
-    path = f"{ask.resource}/{ask.subresource}" if ask.subresource else ask.resource
-    where = f'in the namespace "{ask.namespace}"' if ask.namespace else "at the cluster scope"
-    action = f'cannot {ask.verb} resource "{path}" in API group "{group}" {where}'
+def _refusal_message(who: Principal, request: AccessRequest) -> str:
+    group = group_of(request.resource)
+    full = f"{request.resource}.{group}" if group else request.resource
+    named = f' "{request.name}"' if request.name else ""
+    path = f"{request.resource}/{request.subresource}" if request.subresource else request.resource
+    where = f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope"
+    action = f'cannot {request.verb} resource "{path}" in API group "{group}" {where}'
     return f'{full}{named} is forbidden: User "{who.name}" {action}'
 
 

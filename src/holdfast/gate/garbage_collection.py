@@ -32,11 +32,14 @@ _OWN_FINALIZERS = frozenset({FOREGROUND, ORPHAN, CONTENTS})
 # Never collected: claims are released on proof; terms and lease pages are state of the cell; events expire.
 _NEVER_COLLECTED = frozenset({"Reservation", "Binding", "LeasePage", "Term", "Event"})
 
+# Deleted by their controller only: a region may enforce a Grant until it has acknowledged that nothing is left of it.
+_DELETED_BY_CONTROLLER = frozenset({"Grant"})
+
 # Created and deleted by the thousand, and never an owner. A resync would find a dependent.
 _NEVER_OWNERS = frozenset({"SchedulingRequest"})
 
-# A tenant is emptied in this order, step by step: workloads first, so that regions drain them while their Assignments and
-# Grants still exist. Kinds that are not named come last.
+# A tenant is emptied in this order, step by step: workloads first, so that regions drain them while their Assignments
+# and Grants still exist. Kinds that are not named come last.
 _GLOBAL_STEPS = (("Workload",), ("Assignment",), ("Quota",), ("Grant",))
 # In a region, replicas are deleted with their Assignments, and grant-sync deletes its GrantCopies. Other leftovers are
 # deleted once the mirror of the Tenant and its last replica are gone.
@@ -74,9 +77,13 @@ class Collector:
                 if owns or kind.name == "Tenant":
                     keys.append(_key(kind, item))
                 keys += (
-                    _owner_key(item, ref) for ref in item.metadata.owner_references if self._owner_is_ending(item, ref, view)
+                    _owner_key(item, ref)
+                    for ref in item.metadata.owner_references
+                    if self._owner_is_ending(item, ref, view)
                 )
-            elif (old is None or _relevant_fields(new) != _relevant_fields(old)) and self._needs_collection(kind, new, view):
+            elif (old is None or _relevant_fields(new) != _relevant_fields(old)) and self._needs_collection(
+                kind, new, view
+            ):
                 keys.append(_key(kind, new))
             return keys
 
@@ -135,7 +142,7 @@ class Collector:
         """Deletes the object if no owner is left; else removes references to deleted owners."""
         refs = item.metadata.owner_references
         left = tuple(ref for ref in refs if not self._missing(item, ref, view))
-        if len(left) == len(refs) or item.metadata.terminating:
+        if len(left) == len(refs) or item.metadata.terminating or kind.name in _DELETED_BY_CONTROLLER:
             return
         if not left or all(self._waits_for_dependents(item, ref, view) for ref in left):
             yield Delete(kind.name, item.key, item.uid)
@@ -228,7 +235,11 @@ class Collector:
 
 
 def _deletes(held: list[tuple[str, Object]]) -> list[Write]:
-    return [Delete(name, item.key, item.uid) for name, item in held if not item.metadata.terminating]
+    return [
+        Delete(name, item.key, item.uid)
+        for name, item in held
+        if not item.metadata.terminating and name not in _DELETED_BY_CONTROLLER
+    ]
 
 
 def _outcome(writes: list[Write], *, again: bool = False) -> Outcome:

@@ -116,15 +116,16 @@ class Gate:
             _committed.inc()
             return CommitReceipt(max(revisions.values()), plan.results(revisions))
         raise Conflict(
-            f"{_resource(writes)}: concurrent writes won all {COMMIT_ATTEMPTS} attempts; next: read again and "
-            "retry"
+            f"{_resource(writes)}: concurrent writes won all {COMMIT_ATTEMPTS} attempts; next: read again and retry"
         )
 
     async def _was_behind(self) -> bool:
         head = self.objects.head(_DURABLE)
         return await self.objects.newest_revision(_DURABLE) > head
 
-    def _records(self, who: Principal, plan: WritePlan, changed: Sequence[StagedWrite], request: str) -> tuple[Append, ...]:
+    def _records(
+        self, who: Principal, plan: WritePlan, changed: Sequence[StagedWrite], request: str
+    ) -> tuple[Append, ...]:
         """The audit record; none for Events and for leaders that renew their leases."""
         if plan.kind.ephemeral:
             return ()
@@ -138,9 +139,7 @@ class Gate:
         again.
         """
         if plan.is_current():
-            await self.objects.wait_for(
-                plan.kind, self.objects.head(plan.kind) + 1, timeout_s=GATE_CONFLICT_WAIT_S
-            )
+            await self.objects.wait_for(plan.kind, self.objects.head(plan.kind) + 1, timeout_s=GATE_CONFLICT_WAIT_S)
 
     async def _read_back(
         self, kind: Kind, head: int, changed: Sequence[StagedWrite], unknown: Ambiguous

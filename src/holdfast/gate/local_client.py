@@ -37,7 +37,9 @@ class PlacementService(Protocol):
 
     async def bind(self, who: Principal, request: BindRequest) -> PlacementResponse: ...
 
-    async def release(self, who: Principal, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse: ...
+    async def release(
+        self, who: Principal, request: ReleaseRequest, *, token: FencingToken | None = None
+    ) -> PlacementResponse: ...
 
     async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse: ...
 
@@ -68,7 +70,9 @@ class LocalClient:
     ) -> AsyncIterator[Sequence[WatchEvent[O]]]:
         return LocalWatch(self._objects.stream(kind_of(kind), namespace, after=after, fields=fields))
 
-    async def commit(self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False) -> CommitReceipt:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         return await self._gate.commit(self._who, writes, token=token, request="in-process")
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:

@@ -228,7 +228,9 @@ class WritePlan:
         if kind.name not in scope.UNOWNED_KINDS and not self._who.roles & allowed:
             raise faults.not_owner(kind, write.key, self._who, [("deletion", allowed)])
         now_s = self._ports.clock.now()
-        case = admission.AdmissionCase(self._who, kind, before, None, self._objects, self._cell, deleting=True, now=now_s)
+        case = admission.AdmissionCase(
+            self._who, kind, before, None, self._objects, self._cell, deleting=True, now=now_s
+        )
         self._raise_findings(kind, write.key, [] if mirror else admission.admit(case))
         after = None if mirror else stamp.mark_deleted(kind, before, propagation, now=self._now)
         self._stage(staged, after, "delete")

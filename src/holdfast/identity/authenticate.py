@@ -73,8 +73,10 @@ class Authenticator:
         if joined and (NODES not in who.groups or not who.node or who.region != self._cell):
             return "NotANode"  # the node CA may certify only nodes of its own region
         identity = self._identities(who.node)
-        good = not joined if identity is None else identity.accepts(who.generation) if joined else not identity.revoked
-        return "" if good else "CertificateRevoked"
+        accepted = (
+            not joined if identity is None else identity.accepts(who.generation) if joined else not identity.revoked
+        )
+        return "" if accepted else "CertificateRevoked"
 
     def _revoked_serials(self) -> frozenset[str]:
         """The revoked serials, cached for REVOCATION_CACHE_S so that the file is not read on every request."""

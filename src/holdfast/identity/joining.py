@@ -80,7 +80,9 @@ class JoinService:
         again = _is_retry(token, held, join_request.node, key.digest)
         refused = None if again else join_refusal(token, held, join_request.node, self._gate.ports.clock.now())
         if refused is not None:
-            self._gate.audit.record_refusal(who, "join", "nodes", refused.reason, message=refused.message, request=request)
+            self._gate.audit.record_refusal(
+                who, "join", "nodes", refused.reason, message=refused.message, request=request
+            )
             metrics.GATE_JOINS.labels(refused.reason).inc()
             raise Forbidden(refused.message, facts={"reason": refused.reason})
         now_s = self._gate.ports.clock.now()
@@ -98,7 +100,9 @@ class JoinService:
         held = self.identity(who.node) if NODES in who.groups and who.region == self._gate.cell else None
         if held is None or not held.accepts(who.generation):
             message = f'User "{who.name}" did not join this region; next: join with a token'
-            self._gate.audit.record_refusal(who, "renew", "nodeidentities", "NotJoined", message=message, request=request)
+            self._gate.audit.record_refusal(
+                who, "renew", "nodeidentities", "NotJoined", message=message, request=request
+            )
             raise Forbidden(message, facts={"reason": "NotJoined"})
         key = parse_csr(join_request.csr)
         made = authority.certify(

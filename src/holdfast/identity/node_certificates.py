@@ -106,7 +106,9 @@ class NodeCertificateAuthority:
         """The issuer common name of every certificate of this CA."""
         return str(self._ca.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
-    def certify(self, key: RequestedKey, node: str, generation: int, *, now_s: float, seconds: float) -> SignedCertificate:
+    def certify(
+        self, key: RequestedKey, node: str, generation: int, *, now_s: float, seconds: float
+    ) -> SignedCertificate:
         start = datetime.fromtimestamp(int(now_s), UTC)
         subject = x509.Name([
             x509.NameAttribute(NameOID.ORGANIZATION_NAME, NODES),

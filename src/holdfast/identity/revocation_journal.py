@@ -105,7 +105,9 @@ class RevocationJournal:
         than the journal.
         """
         before = self.read() or {}
-        forgotten = [node for node, held in stored.items() if node in before and stricter_identity(held, before[node]) != held]
+        forgotten = [
+            node for node, held in stored.items() if node in before and stricter_identity(held, before[node]) != held
+        ]
         removed = {node: fully_revoked(held) for node, held in before.items() if node not in stored}
         known = merge_identities((before, removed, stored))
         self._write_all(known)

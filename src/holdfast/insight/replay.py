@@ -205,9 +205,9 @@ def _rebuilt(region: str, state: ReplayState) -> SnapshotBuilder:
 
 def _assume(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decision]) -> NotReplayable | None:
     """Assumes the proposals of batches that were in flight, as the scheduler did."""
-    wanted = {batch.batch: batch for batch in decision.spec.assumed}
+    assumed_batches = {batch.batch: batch for batch in decision.spec.assumed}
     found = _by_batch(known)
-    for name, batch in wanted.items():
+    for name, batch in assumed_batches.items():
         decisions = found.get(name, {})
         if len(decisions) < batch.decisions:
             return NotReplayable(

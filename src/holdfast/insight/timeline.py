@@ -80,7 +80,8 @@ def replica_timeline(replica: Replica, evidence: Evidence) -> Timeline:
     events = [
         TimelineEvent(
             replica.metadata.creation_timestamp, "Queued", "replicate",
-            f"created for {replica.spec.assignment}, revision {replica.spec.revision}, priority {replica.spec.priority}",
+            f"created for {replica.spec.assignment}, revision {replica.spec.revision}, "
+            f"priority {replica.spec.priority}",
         ),
         *_decision_events(replica, evidence.decision),
         *_placement_events(replica, evidence),

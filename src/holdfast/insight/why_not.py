@@ -158,13 +158,13 @@ class WhyNotQuery:
             case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
                 return " and ".join(self._missing(reason, slot))
             case Reason.INSUFFICIENT_DEVICES:
-                wanted = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
+                required_gpus = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
                 models = (
                     f" of model {' or '.join(requirements.template.gpu_models)}"
                     if requirements.template.gpu_models
                     else ""
                 )
-                return f"free {wanted}{models} on node {name}, or ask for fewer"
+                return f"free {required_gpus}{models} on node {name}, or ask for fewer"
             case Reason.ZONE_NOT_ALLOWED:
                 return f"add zone {snapshot.zone(slot)} to spec.placement.zones"
             case Reason.POOL_NOT_ALLOWED:

@@ -47,5 +47,5 @@ class GlobalClock:
         """Lower bound of the time left until a time of the global clock; None without a sample."""
         if self._sample is None:
             return None
-        sent_s, heard_s = self._sample
-        return until_s - heard_s - (mono_s - sent_s) * (1 + limits.CLOCK_DRIFT)
+        sent_s, seen_s = self._sample
+        return until_s - seen_s - (mono_s - sent_s) * (1 + limits.CLOCK_DRIFT)

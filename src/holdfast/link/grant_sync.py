@@ -40,13 +40,19 @@ def grant_copy_name(grant_class: GrantClass) -> str:
 
 
 def copy_writes(
-    key: Key, grants: View, here: View, region: str, heard_s: float, *, ends_s: Callable[[str], float] = parse_time
+    key: Key,
+    grants: View,
+    here: View,
+    region: str,
+    last_contact_s: float,
+    *,
+    ends_s: Callable[[str], float] = parse_time,
 ) -> Iterable[Write]:
     """The writes that make this region's limit follow the tenant's Grant. The key is (tenant, class).
 
-    `ends_s` converts a time of the global clock to this region's clock. `heard_s` is when the last accepted report was
-    sent. The lease counts from there, never from reading Grants: the global cell does not see reads, and may reclaim
-    the provisional share of a region that does not report.
+    `ends_s` converts a time of the global clock to this region's clock. `last_contact_s` is when the last accepted
+    report was sent. The lease counts from there, never from reading Grants: the global cell does not see reads, and may
+    reclaim the provisional share of a region that does not report.
     """
     grant_class = GrantClass(key.name.capitalize())
     grant = grants.get(Grant, grant_name(region, grant_class), key.namespace)
@@ -54,9 +60,12 @@ def copy_writes(
     if grant is None:
         return () if copy is None else _close_copy(copy)
     wanted = amounts(grant.spec.limit)
-    lease = {"last_contact_at": micro_text(heard_s), "lease_expires_at": micro_text(_lease_end_s(grant, heard_s, ends_s))}
+    lease = {
+        "last_contact_at": micro_text(last_contact_s),
+        "lease_expires_at": micro_text(_lease_end_s(grant, last_contact_s, ends_s)),
+    }
     if copy is None:
-        if not heard_s:
+        if not last_contact_s:
             return ()
         spec = GrantCopySpec(
             grant_class=grant_class,
@@ -68,7 +77,7 @@ def copy_writes(
         )
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
     known_s = parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
-    if not heard_s or 0.0 < known_s - heard_s < grant.spec.lease_seconds * CLOCK_STEP_FRACTION:
+    if not last_contact_s or 0.0 < known_s - last_contact_s < grant.spec.lease_seconds * CLOCK_STEP_FRACTION:
         lease = {"last_contact_at": copy.spec.last_contact_at, "lease_expires_at": copy.spec.lease_expires_at}
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
     gained_s = parse_time(lease["lease_expires_at"]) - parse_time(copy.spec.lease_expires_at)
@@ -88,9 +97,9 @@ def copy_writes(
     return (Update(msgspec.structs.replace(copy, spec=spec)),)
 
 
-def _lease_end_s(grant: Grant, heard_s: float, ends_s: Callable[[str], float]) -> float:
+def _lease_end_s(grant: Grant, last_contact_s: float, ends_s: Callable[[str], float]) -> float:
     """End of the lease, counted from the last accepted report, but not after `endsAt` (S8)."""
-    until_s = heard_s + grant.spec.lease_seconds
+    until_s = last_contact_s + grant.spec.lease_seconds
     return min(until_s, ends_s(grant.spec.ends_at)) if grant.spec.ends_at else until_s
 
 

@@ -50,34 +50,34 @@ CONFLICT = 409
 
 
 class Link:
-    """`there` is this region's client of the global cell. `mirrors` writes in this region as role `link`."""
+    """`global_client` calls the global cell as this region. `mirror_client` writes in this region as role `link`."""
 
     def __init__(
         self,
         region: str,
         *,
-        there: Client,
-        mirrors: Client,
+        global_client: Client,
+        mirror_client: Client,
         here: Informers,
         ports: Ports,
-        countdown: OverrideExpiry,
+        override_expiry: OverrideExpiry,
         probe: PeerProbe | None = None,
     ) -> None:
-        """Without a `probe` this region is no witness. `countdown` receives samples of the global clock and converts
-        expiries to local time."""
+        """Without a `probe` this region is no witness. `override_expiry` receives samples of the global clock and
+        converts expiries to local time."""
         self.region = region
-        self.countdown = countdown
+        self.override_expiry = override_expiry
         self.runners: dict[str, Runner] = {}
         """Link controllers by name, set by the cell. They run while the link is connected."""
-        self.peer = Informers(there, ports, resync_s=here.resync_s)
-        self.heard_s = 0.0
+        self.peer = Informers(global_client, ports, resync_s=here.resync_s)
+        self.last_contact_s = 0.0
         """Wall clock time at which the last accepted report was sent; 0 before the first."""
         self._peers = PeerProber(region, probe, ports) if probe is not None else None
-        self._global_client = there
-        self._mirrors = mirrors
+        self._global_client = global_client
+        self._mirror_client = mirror_client
         self._here = here
         self._ports = ports
-        self._heard_monotonic_s = 0.0
+        self._last_contact_mono_s = 0.0
         """Monotonic time at which the last answered report was sent. Grant leases count from it."""
         self._leases_checked_s = 0.0
         """Monotonic time at which all grant leases were last checked."""
@@ -93,9 +93,9 @@ class Link:
         await self.peer.start()
         try:
             await self._here.synced()
-            await self._write_connectivity(heard=False)
+            await self._write_connectivity(connected=False)
             await self.peer.synced()
-            await self._write_connectivity(heard=True)
+            await self._write_connectivity(connected=True)
             await self._check_incarnations()
             self._log.info("link_synced")
             async with asyncio.TaskGroup() as group:
@@ -109,16 +109,16 @@ class Link:
 
     async def prepare_assignment_report(self, key: Key) -> None:
         """Lists the replicas of an exclusive Assignment before its report (see `ordinal_report`)."""
-        await ordinal_report.refresh_replicas(key, self.peer.cache, self._here, self._mirrors)
+        await ordinal_report.refresh_replicas(key, self.peer.cache, self._here, self._mirror_client)
 
     async def _check_incarnations(self) -> None:
         """Raises if one side is a replaced incarnation; otherwise records the incarnation of the global cell."""
-        away, home = self.peer.cache, self._here.cache
-        restore_handshake.check_incarnations(away, home, self.region)
-        writes = list(restore_handshake.record_incarnation(away, home, self.region))
+        global_view, region_view = self.peer.cache, self._here.cache
+        restore_handshake.check_incarnations(global_view, region_view, self.region)
+        writes = list(restore_handshake.record_incarnation(global_view, region_view, self.region))
         try:
             if writes:
-                await self._mirrors.commit(writes)
+                await self._mirror_client.commit(writes)
         except Fault as fault:
             self._log.info("incarnation_write_failed", reason=fault.reason, message=fault.message)
 
@@ -128,23 +128,23 @@ class Link:
             await self._ports.clock.sleep(limits.LINK_FLUSH_EVERY_S)
         await grant_sync.run()
 
-    async def _write_connectivity(self, *, heard: bool) -> None:
+    async def _write_connectivity(self, *, connected: bool) -> None:
         """Writes the connectivity Lease if the state changed."""
         known = self._here.cache.get(Lease, connectivity.NAME, connectivity.NAMESPACE)
-        if known is not None and connectivity.is_connected(known) is heard:
+        if known is not None and connectivity.is_connected(known) is connected:
             return
-        wanted = connectivity.connectivity_lease(self._ports.clock.now(), heard=heard)
+        wanted = connectivity.connectivity_lease(self._ports.clock.now(), connected=connected)
         write = Create(wanted) if known is None else Update(msgspec.structs.replace(known, spec=wanted.spec))
         try:
-            await self._mirrors.commit([write])
+            await self._mirror_client.commit([write])
         except Fault as fault:
             self._log.info("connectivity_write_failed", reason=fault.reason, message=fault.message)
 
     def _on_regions(self, changes: Sequence[CacheChange[Any]]) -> None:
         """A confirmed report is a sample of the global clock, which may change the local expiry of overrides."""
-        there = self.peer.cache
-        if self.countdown.clock.observe(there.get(Region, self.region)):
-            self.runners["link"].queue.add_all(mirror.queue_key(Override, o.key) for o in there.list(Override))
+        global_cache = self.peer.cache
+        if self.override_expiry.clock.observe(global_cache.get(Region, self.region)):
+            self.runners["link"].queue.add_all(mirror.queue_key(Override, o.key) for o in global_cache.list(Override))
 
     async def _report(self) -> None:
         """Sends the region report periodically."""
@@ -155,21 +155,23 @@ class Link:
             seen = self._peers.results() if self._peers is not None else ()
             made = await self._decisions()
             fresh = await self._restore_objects()
-            away, home = self.peer.cache, self._here.cache
-            writes = list(report.region_report(away, home, self.region, now, seen, decisions=made, fresh=fresh))
+            global_view, region_view = self.peer.cache, self._here.cache
+            writes = list(
+                report.region_report(global_view, region_view, self.region, now, seen, decisions=made, fresh=fresh)
+            )
             try:
                 if writes:
-                    self.countdown.clock.record_sent(report.report_sequence(now), self._ports.clock.monotonic())
+                    self.override_expiry.clock.record_sent(report.report_sequence(now), self._ports.clock.monotonic())
                     committed = await self._global_client.commit(writes, brief=True)
                     unanswered = 0
-                    await self._write_connectivity(heard=True)
+                    await self._write_connectivity(connected=True)
                     await self._renew_leases(now)
                     await self._renew_tenure(now, committed.revision)
             except Fault as fault:
                 self._log.info("report_failed", reason=fault.reason, message=fault.message)
                 unanswered += fault.code != CONFLICT
                 if unanswered >= CONNECTIVITY_FAILURES_MAX:
-                    await self._write_connectivity(heard=False)
+                    await self._write_connectivity(connected=False)
             await self._ports.clock.sleep(self._report_interval_s())
 
     async def _restore_objects(self) -> Cache | None:
@@ -191,52 +193,52 @@ class Link:
         if not any(r.spec.guard is not None for r in self._here.cache.list(PolicyRevision)):
             return ()
         try:
-            return (await self._mirrors.list(Decision)).items
+            return (await self._mirror_client.list(Decision)).items
         except Fault:
             return ()
 
-    async def _renew_leases(self, asked_s: float) -> None:
+    async def _renew_leases(self, sent_s: float) -> None:
         """Records an answered report and renews grant leases, several times per lease and at once after a silence.
 
         After a silence longer than a lease, the cached Grants must be current first: a share may have been reclaimed.
         """
         mono_s = self._ports.clock.monotonic()
-        silent_s = mono_s - self._heard_monotonic_s if self.heard_s else math.inf
+        silent_s = mono_s - self._last_contact_mono_s if self.last_contact_s else math.inf
         if silent_s > limits.GRANT_LEASE_S and not await self._grants_are_current():
             return
-        stepped_back = asked_s < self.heard_s
-        self.heard_s, self._heard_monotonic_s = asked_s, mono_s
+        stepped_back = sent_s < self.last_contact_s
+        self.last_contact_s, self._last_contact_mono_s = sent_s, mono_s
         due = mono_s - self._leases_checked_s > limits.GRANT_LEASE_S * grant_sync.CHECK_AFTER_FRACTION
         if stepped_back or due or silent_s > 2 * REGION_REPORT_EVERY_S:
             self._leases_checked_s = mono_s
             self.runners["grant-sync"].resync_now()
             self.runners["grant-acknowledgement"].resync_now()
 
-    async def _renew_tenure(self, asked_s: float, revision: int) -> None:
+    async def _renew_tenure(self, sent_s: float, revision: int) -> None:
         """Lists this region's exclusive ordinals of scope Global and stores them as its tenure.
 
-        The list is at least as new as the report sent at `asked_s` (its revision proves it), so no listed ordinal was
+        The list is at least as new as the report sent at `sent_s` (its revision proves it), so no listed ordinal was
         withdrawn before the tenure began.
         """
         held = self._here.cache.get(Lease, tenure.NAME, tenure.NAMESPACE)
         known = (*self._here.cache.list(Assignment), *self.peer.cache.list(Assignment))
         if held is None and not any(tenure.needs_tenure(a.spec.exclusive) for a in known):
             return
-        there = await self._global_client.list(Assignment, fields={"region": self.region})
-        if there.revision < revision:
+        listing = await self._global_client.list(Assignment, fields={"region": self.region})
+        if listing.revision < revision:
             return
         # Read from the API: the Lease was written a moment ago, and a stale cache would make the update conflict.
-        held = await self._mirrors.get(Lease, tenure.NAME, tenure.NAMESPACE)
-        lease = tenure.tenure_lease(self.region, asked_s, tenure.confirmed_ordinals(list(there.items)))
+        held = await self._mirror_client.get(Lease, tenure.NAME, tenure.NAMESPACE)
+        lease = tenure.tenure_lease(self.region, sent_s, tenure.confirmed_ordinals(list(listing.items)))
         if held is None:
-            await self._mirrors.commit([Create(lease)])
+            await self._mirror_client.commit([Create(lease)])
             return
         meta = msgspec.structs.replace(held.metadata, annotations=lease.metadata.annotations)
-        await self._mirrors.commit([Update(msgspec.structs.replace(held, metadata=meta, spec=lease.spec))])
+        await self._mirror_client.commit([Update(msgspec.structs.replace(held, metadata=meta, spec=lease.spec))])
 
     async def _grants_are_current(self) -> bool:
-        there = await self._global_client.list(Grant, fields={"region": self.region})
-        known = ((g, self.peer.cache.get(Grant, g.metadata.name, g.metadata.namespace)) for g in there.items)
+        listing = await self._global_client.list(Grant, fields={"region": self.region})
+        known = ((g, self.peer.cache.get(Grant, g.metadata.name, g.metadata.namespace)) for g in listing.items)
         return all(seen is not None and seen.spec.epoch >= grant.spec.epoch for grant, seen in known)
 
     async def _probe_peers(self, peers: PeerProber) -> None:

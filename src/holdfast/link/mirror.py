@@ -12,20 +12,17 @@ from holdfast.fleet import post_restore
 from holdfast.link import break_glass
 from holdfast.link.override_expiry import OverrideTiming
 from holdfast.model.assignment import Assignment
-from holdfast.model.kinds import BY_NAME, kind_of
+from holdfast.model.kinds import ALL, BY_NAME, kind_of
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.override import Override
-from holdfast.model.priority_class import PriorityClass
-from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
-from holdfast.model.scheduler_policy import PolicyRevision
-from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, Update, Write
 
-MIRRORED_KINDS: tuple[type[Any], ...] = (
-    Tenant, Region, PriorityClass, RecoveryBudget, PolicyRevision, Override, Assignment,
-)  # fmt: skip
+MIRRORED_KINDS: tuple[type[Any], ...] = tuple(
+    kind.type for kind in sorted((kind for kind in ALL if kind.mirrored), key=lambda kind: kind.namespaced)
+)
+"""Kinds of the global cell, namespaced ones last: the gate refuses objects of an unknown tenant."""
 STATUS_MIRRORED_KINDS = frozenset({Override})
 """Kinds whose status is copied too, because the region reads it."""
 

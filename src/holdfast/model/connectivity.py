@@ -14,8 +14,8 @@ NAME, NAMESPACE = "global-cell", "holdfast-system"
 _CONNECTED = "global"
 
 
-def connectivity_lease(now: float, *, heard: bool) -> Lease:
-    spec = LeaseSpec(holder_identity=_CONNECTED if heard else "", acquire_time=micro_text(now))
+def connectivity_lease(now: float, *, connected: bool) -> Lease:
+    spec = LeaseSpec(holder_identity=_CONNECTED if connected else "", acquire_time=micro_text(now))
     return Lease(metadata=ObjectMeta(name=NAME, namespace=NAMESPACE), spec=spec)
 
 

@@ -93,10 +93,12 @@ def core_node_of(node: Node) -> CoreNode:
     capacity = {name: str(value) for name, value in amounts_text(node_capacity(node)).items()}
     reporting = node.status.contact.state is ContactState.LIVE
     ready = NodeCondition(
-        type="Ready", status="True" if reporting else "Unknown", reason=node.status.contact.reason or "AgentNotReporting",
+        type="Ready",
+        status="True" if reporting else "Unknown",
+        reason=node.status.contact.reason or "AgentNotReporting",
         message="the agent reports" if reporting else "the agent does not report",
         last_transition_time=node.status.contact.since or node.metadata.creation_timestamp,
-    )  # fmt: skip
+    )
     own = {f.name: getattr(node.status, f.name) for f in msgspec.structs.fields(NodeStatus)}
     others = (c for c in node.status.conditions if c.type != "Ready")
     own["conditions"] = (*(NodeCondition(**msgspec.structs.asdict(c)) for c in others), ready)

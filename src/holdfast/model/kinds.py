@@ -1,4 +1,4 @@
-"""The table of kinds: names, scope, home cell, type, and the functions that default and validate them.
+"""The table of kinds: names, note, scope, home cell, type, and the functions that default and validate them.
 
 Routes, discovery, schemas, docs and tests read this table.
 """
@@ -49,13 +49,15 @@ class Home(enum.StrEnum):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. The link copies `mirrored` kinds from the global cell into regions, where they are read-only."""
+    """One row. `note` is what `kubectl explain` and docs/kinds.md say. The link copies `mirrored` kinds from the global
+    cell into regions, where they are read-only."""
 
     name: str
     plural: str
     type: type[Any]
     home: Home
     validate: Callable[[Any, Any], Iterator[Cause]]
+    note: str = ""
     default: Callable[[Any], Any] | None = None
     namespaced: bool = False
     mirrored: bool = False
@@ -96,6 +98,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Tenant",
         plural="tenants",
+        note="A team that shares the platform. Its name is also the namespace that `kubectl -n` selects.",
         type=tenant.Tenant,
         home=Home.GLOBAL,
         mirrored=True,
@@ -104,6 +107,10 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Region",
         plural="regions",
+        note=(
+            "A failure domain with its own cell, zones, nodes and residency tags. The status holds its report and its "
+            "health."
+        ),
         type=region.Region,
         home=Home.GLOBAL,
         mirrored=True,
@@ -112,6 +119,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="PriorityClass",
         plural="priorityclasses",
+        note="Priority of workloads, whether they may preempt others, and whether they are reclaimable.",
         type=priority_class.PriorityClass,
         home=Home.GLOBAL,
         mirrored=True,
@@ -121,6 +129,10 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Quota",
         plural="quotas",
+        note=(
+            "Resource limits of a tenant over all regions together: `spec.hard`, as in ResourceQuota. A resource that "
+            "is not listed cannot be used."
+        ),
         type=quota.Quota,
         home=Home.GLOBAL,
         namespaced=True,
@@ -129,6 +141,10 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Grant",
         plural="grants",
+        note=(
+            "The share of a tenant's Quota that one region may spend by itself, also while it is partitioned. It "
+            "counts against the Quota until the region returns it."
+        ),
         type=quota.Grant,
         home=Home.GLOBAL,
         namespaced=True,
@@ -137,6 +153,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="RecoveryBudget",
         plural="recoverybudgets",
+        note="Recovery slots that a region reserves for critical workloads of other regions.",
         type=recovery_budget.RecoveryBudget,
         home=Home.GLOBAL,
         mirrored=True,
@@ -146,6 +163,10 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="SchedulerPolicy",
         plural="schedulerpolicies",
+        note=(
+            "How the scheduler chooses among nodes that fit: filters, scores, queue order and preemption. Changes are "
+            "promoted region by region."
+        ),
         type=scheduler_policy.SchedulerPolicy,
         home=Home.GLOBAL,
         validate=scheduler_policy.validate_scheduler_policy,
@@ -154,6 +175,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="PolicyRevision",
         plural="policyrevisions",
+        note="One immutable revision of a SchedulerPolicy's rules, named by its content, and the regions that use it.",
         type=scheduler_policy.PolicyRevision,
         home=Home.GLOBAL,
         mirrored=True,
@@ -162,6 +184,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Workload",
         plural="workloads",
+        note="A service or batch to run: template, replicas, placement, disruption budget, recovery objective.",
         type=workload.Workload,
         home=Home.GLOBAL,
         namespaced=True,
@@ -174,6 +197,10 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Assignment",
         plural="assignments",
+        note=(
+            "How many replicas of a Workload one region runs, and their progress. A recovery Assignment holds the "
+            "extra replicas of a Recovery."
+        ),
         type=assignment.Assignment,
         home=Home.GLOBAL,
         namespaced=True,
@@ -184,6 +211,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Override",
         plural="overrides",
+        note="A human exception that expires: its kind, scope, reason, requester and end.",
         type=override.Override,
         home=Home.GLOBAL,
         mirrored=True,
@@ -192,6 +220,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Recovery",
         plural="recoveries",
+        note="Recovery from the loss of one region or zone: evidence, target regions, and progress until failback.",
         type=recovery.Recovery,
         home=Home.GLOBAL,
         validate=recovery.validate_recovery,
@@ -199,17 +228,25 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="GrantCopy",
         plural="grantcopies",
+        note="A region's durable copy of a Grant: the limit that the region enforces.",
         type=grant_copy.GrantCopy,
         home=Home.REGION,
         namespaced=True,
         validate=grant_copy.validate_grant_copy,
     ),
     Kind(
-        name="Node", plural="nodes", type=node.Node, home=Home.REGION, validate=node.validate_node, short_names=("no",)
+        name="Node",
+        plural="nodes",
+        note="A machine that runs replicas: its capacity, its location and its contact state.",
+        type=node.Node,
+        home=Home.REGION,
+        validate=node.validate_node,
+        short_names=("no",),
     ),
     Kind(
         name="RecoverySlot",
         plural="recoveryslots",
+        note="Recovery capacity reserved on one node for a RecoveryBudget.",
         type=recovery_slot.RecoverySlot,
         home=Home.REGION,
         validate=recovery_slot.validate_recovery_slot,
@@ -217,6 +254,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Replica",
         plural="replicas",
+        note="One instance of a Workload in one region, from the queue to serving and to its end.",
         type=replica.Replica,
         home=Home.REGION,
         namespaced=True,
@@ -227,6 +265,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="SchedulingRequest",
         plural="schedulingrequests",
+        note="Identical replicas waiting to be scheduled, why they are pending, and when they are retried.",
         type=scheduling_request.SchedulingRequest,
         home=Home.REGION,
         namespaced=True,
@@ -236,6 +275,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Reservation",
         plural="reservations",
+        note="A claim on a node's resources and the tenant's quota for a replica that is not bound yet.",
         type=binding.Reservation,
         home=Home.REGION,
         namespaced=True,
@@ -244,6 +284,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Binding",
         plural="bindings",
+        note="A replica bound to a node, with everything that the node's agent needs to run it. Fenced by an epoch.",
         type=binding.Binding,
         home=Home.REGION,
         namespaced=True,
@@ -252,6 +293,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Decision",
         plural="decisions",
+        note="Record of one scheduling decision and its inputs. `holdfast replay` computes it again.",
         type=decision.Decision,
         home=Home.REGION,
         namespaced=True,
@@ -260,6 +302,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Endpoint",
         plural="endpoints",
+        note="Addresses of a Workload's replicas in one region that receive traffic.",
         type=endpoint.Endpoint,
         home=Home.CELL,
         namespaced=True,
@@ -269,6 +312,10 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="JoinToken",
         plural="jointokens",
+        note=(
+            "A token that lets machines join a region as nodes, a limited number of times until it expires. Stored as "
+            "a hash."
+        ),
         type=join.JoinToken,
         home=Home.REGION,
         validate=join.validate_join_token,
@@ -276,6 +323,10 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="NodeIdentity",
         plural="nodeidentities",
+        note=(
+            "The key that a node joined with, and which of its certificates are valid: those of its newest "
+            "generation, unless revoked."
+        ),
         type=join.NodeIdentity,
         home=Home.REGION,
         validate=join.validate_node_identity,
@@ -283,6 +334,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="NodePool",
         plural="nodepools",
+        note="Identical nodes that are started when replicas are pending and stopped when they stay idle.",
         type=node_pool.NodePool,
         home=Home.REGION,
         validate=node_pool.validate_node_pool,
@@ -291,6 +343,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="LeasePage",
         plural="leasepages",
+        note="Lease renewals of many nodes in one internal object.",
         type=lease_page.LeasePage,
         home=Home.REGION,
         validate=lease_page.validate_lease_page,
@@ -299,6 +352,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Term",
         plural="terms",
+        note="Internal record of an election. Its store revision is the leader's fencing token.",
         type=election_term.Term,
         home=Home.CELL,
         validate=election_term.validate_term,
@@ -307,6 +361,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Event",
         plural="events",
+        note="Something that happened to an object. Repeated events are counted. No component decides by it.",
         type=core.Event,
         home=Home.CELL,
         namespaced=True,
@@ -320,6 +375,7 @@ ALL: tuple[Kind, ...] = (
     Kind(
         name="Lease",
         plural="leases",
+        note="Holder of a leader election or a tenure, and how long it is valid. As in Kubernetes.",
         type=core.Lease,
         home=Home.CELL,
         namespaced=True,

@@ -55,13 +55,10 @@ KILL_DURATION_MAX_S = 5.0
 TENURE_S = 40.0
 # Most that one step of the tenure wait counts for, so that one forward clock jump shortens the wait by at most that.
 TENURE_STEP_MAX_S = 6.0
-
-# The authority of a region
-
 # Commit attempts of one batch after conflicts. Then its items are rejected with Waiting, and the caller retries.
 COMMIT_ROUNDS_MAX = 16
 
-# Controllers
+# Controllers and clients
 
 # Interval at which informers and controllers list everything again. Bounds how long a missed event goes unnoticed.
 RESYNC_S = 30.0
@@ -75,18 +72,12 @@ QUEUE_BACKOFF_FIRST_S = 1.0
 QUEUE_BACKOFF_MAX_S = 60.0
 # Attempts to read back a commit that got no response. Then its result stays unknown, and the caller decides again.
 READ_BACK_ATTEMPTS = 8
-
-# The controller runtime and the client
-
 # Longest pause before a watch or the link reconnects. Short, because nothing is learned while it lasts.
 RECONNECT_MAX_S = 5.0
 # Time for one commit. Then its result is unknown (Ambiguous) and is read back.
 COMMIT_DEADLINE_S = 15.0
 # Attempts of a read. Then the caller gets the fault.
 READ_ATTEMPTS = 4
-
-# Watches and history
-
 # Interval of watch bookmarks, as in Kubernetes. They let a client continue after a long silence.
 BOOKMARK_EVERY_S = 60.0
 # Events held per cell. The oldest are deleted.
@@ -106,10 +97,19 @@ GRANT_LEASE_S = 120.0
 # How long provisional work may run in all after the last contact with the global cell. Then the agent stops it.
 PROVISIONAL_MAX_S = 3600.0
 
-# Recovery
+# Repair and overrides
 
 # Interval at which repair checks every replica.
 REPAIR_CHECK_EVERY_S = 15.0
+# How long a replica may stay in a stage. Then repair reports StageDeadlineExceeded, or asks for another node.
+STAGE_DEADLINE_S = {
+    "Queued": 3600.0,
+    "Reserved": RESERVATION_MAX_S,
+    "Bound": 120.0,
+    "Starting": 120.0,
+    "Ready": 60.0,
+    "Unknown": 300.0,
+}
 # How long an ended Override is kept for reading after the incident. Then it is deleted.
 ENDED_OVERRIDE_RETENTION_S = 7 * 24 * 3600.0
 # Longest break-glass override. A region gives it without the global cell, so it must end before long.
@@ -135,15 +135,3 @@ NODE_POOL_CHECK_EVERY_S = 5.0
 AGENT_CALL_KEEPALIVE_S = 20.0
 # Lines of one log request. A higher `tail` is cut to it.
 LOG_TAIL_LINES_MAX = 100_000
-
-# Progress
-
-# How long a replica may stay in a stage. Then repair reports StageDeadlineExceeded, or asks for another node.
-STAGE_DEADLINE_S = {
-    "Queued": 3600.0,
-    "Reserved": RESERVATION_MAX_S,
-    "Bound": 120.0,
-    "Starting": 120.0,
-    "Ready": 60.0,
-    "Unknown": 300.0,
-}

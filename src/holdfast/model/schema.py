@@ -18,8 +18,7 @@ from msgspec import inspect as shapes
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.errors import Cause
 from holdfast.model.field_notes import FIELD_NOTES
-from holdfast.model.kind_notes import KIND_NOTES, SPEC_NOTE, STATUS_NOTE
-from holdfast.model.kinds import Kind
+from holdfast.model.kinds import BY_TYPE, Kind
 from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference
 from holdfast.model.node import Device
 from holdfast.model.template import Artifact, Port
@@ -29,6 +28,8 @@ from holdfast.model.validation import required, unsupported
 MAX_CAUSES = 100
 
 INT64_MAX = 2**63 - 1
+SPEC_NOTE = "Desired state."
+STATUS_NOTE = "Observed state, written by controllers."
 
 # Server-side apply merges lists of these types by key. Every other list is replaced as a whole.
 LIST_KEYS: dict[type[Any], tuple[str, ...]] = {
@@ -115,7 +116,8 @@ def object_schema(type_: type[Object]) -> Schema:
         for name, note in (("spec", SPEC_NOTE), ("status", STATUS_NOTE)):
             if name in fields and not fields[name].description:
                 fields[name] = msgspec.structs.replace(fields[name], description=note)
-        says = KIND_NOTES.get(type_.__name__, made.type_description)
+        row = BY_TYPE.get(type_)
+        says = row.note if row is not None else made.type_description
         found = _known[type_] = msgspec.structs.replace(made, fields=fields, type_description=says, description=says)
     return found
 
@@ -132,9 +134,13 @@ def _struct(info: shapes.Type) -> Schema:
         fields = {field.encode_name: _field(info.cls, field) for field in info.fields}
         needed = tuple(field.encode_name for field in info.fields if field.required)
         made = Schema(
-            type="object", title=info.cls.__name__, fields=fields, required=needed, type_description=_description(info.cls),
+            type="object",
+            title=info.cls.__name__,
+            fields=fields,
+            required=needed,
+            type_description=_description(info.cls),
             description=_description(info.cls),
-        )  # fmt: skip
+        )
     _structs[info.cls] = made
     return made
 

@@ -251,8 +251,8 @@ class InFlightProposals:
     async def _read_back(self, sent: SentProposals, unknown: Ambiguous) -> None:
         """Reads back each claim of an unanswered call, by its name.
 
-        Missing claims are proposed again later. If the lost call lands after all, the authority answers the repeated
-        intent with the stored claim.
+        Missing claims are proposed again later. If the lost call takes effect after all, the authority responds to the
+        repeated intent with the stored claim.
         """
         missing = False
         for proposal, key in zip(sent.plan.proposals, sent.claims, strict=True):

@@ -26,7 +26,7 @@ from holdfast.scheduling.refusal_summary import RetryEvent
 REFUSED_VICTIM_BACKOFF_S = 30.0
 # Refused victims remembered per request. The oldest is forgotten.
 REFUSED_VICTIMS_MAX = 64
-# Retry interval of a request whose room was taken by requests planned before it. Short: the room may become free.
+# Retry interval of a request whose capacity was taken by requests planned before it. Short: it may become free.
 OUTCOMPETED_RETRY_S = 2.0
 # Retry interval of a request that waits behind an identical one (jittered to 50 to 100 %). The result of the first
 # request holds for all of them; the retry only guards against a wrong grouping.

@@ -272,7 +272,7 @@ class Scheduler:
         contested = bool(basis.assumed)
         for part, outcome, shadow in zip(parts, planned.request_plans, comparisons, strict=True):
             if contested and part.pending.planned_but_refused and not outcome.proposals:
-                # The authority refused its last plan, so there was room. Proposals now in flight may be refused too:
+                # The authority refused its last plan, so there was capacity. Proposals in flight may be refused too:
                 # retry soon instead of reporting Unschedulable and backing off.
                 self._queue.retry_soon(part.pending, self._ports.clock.monotonic())
                 continue

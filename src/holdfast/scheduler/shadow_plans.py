@@ -30,7 +30,10 @@ class ShadowPlans:
         self._informers = informers
         self._ports = ports
         self._last_run_s = float("-inf")
-        self._counts = {what: metrics.SCHEDULER_SHADOW.labels(what) for what in ("Same", "Different", "Additional", "Missing")}
+        self._counts = {
+            outcome: metrics.SCHEDULER_SHADOW.labels(outcome)
+            for outcome in ("Same", "Different", "Additional", "Missing")
+        }
 
     def compare(
         self,
@@ -40,11 +43,11 @@ class ShadowPlans:
         sibling_status: SiblingStatusSource,
     ) -> list[Shadow | None]:
         """The comparison for each request of a plan; all None without a shadow policy or within the rate limit."""
-        nothing: list[Shadow | None] = [None] * len(plan_made.request_plans)
+        no_comparison: list[Shadow | None] = [None] * len(plan_made.request_plans)
         policy = shadow_policy(self._informers.cache.list(PolicyRevision))
         now_s = self._ports.clock.monotonic()
         if policy is None or now_s - self._last_run_s < SHADOW_PLANS_EVERY_S:
-            return nothing
+            return no_comparison
         self._last_run_s = now_s
         try:
             shadow_plan = plan(
@@ -53,7 +56,7 @@ class ShadowPlans:
         except Exception:
             # A failing shadow policy must not stop the active one.
             structlog.get_logger().exception("shadow_plan_failed", revision=policy.revision)
-            return nothing
+            return no_comparison
         found = [
             compare_plans(real, other, policy.revision)
             for real, other in zip(plan_made.request_plans, shadow_plan.request_plans, strict=True)

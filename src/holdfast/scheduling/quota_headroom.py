@@ -31,11 +31,11 @@ def headroom_of(
     return {CPU: 0, **{name: max(0, amount - used.get(name, 0)) for name, amount in limit.spendable.items()}}
 
 
-def recorded_headroom(asked: DecisionInputs) -> Amounts | None:
+def recorded_headroom(inputs: DecisionInputs) -> Amounts | None:
     """The headroom recorded in a Decision. Zero amounts are not stored, so a used-up grant is restored as CPU 0."""
-    if not asked.headroom_known:
+    if not inputs.headroom_known:
         return None
-    return {CPU: 0, **amounts(asked.quota_headroom)} if asked.has_grant else {}
+    return {CPU: 0, **amounts(inputs.quota_headroom)} if inputs.has_grant else {}
 
 
 def affordable_members(requirements: ReplicaRequirements) -> int:
@@ -60,24 +60,24 @@ def quota_cost(requirements: ReplicaRequirements, placed: int) -> Amounts:
     )
 
 
-def headroom_after(room: Amounts | None, used_up: Mapping[str, int]) -> Amounts | None:
-    if not room or not used_up:
-        return room
-    return {name: max(0, amount - used_up.get(name, 0)) for name, amount in room.items()}
+def headroom_after(available: Amounts | None, used_up: Mapping[str, int]) -> Amounts | None:
+    if not available or not used_up:
+        return available
+    return {name: max(0, amount - used_up.get(name, 0)) for name, amount in available.items()}
 
 
 def headroom_refusal(requirements: ReplicaRequirements) -> RefusalCount:
     """Why the headroom does not cover the next member, with the authority's wording."""
-    room = requirements.quota_headroom or {}
-    if not room:
+    available = requirements.quota_headroom or {}
+    if not available:
         message = (
             f"tenant {requirements.namespace} has no Normal grant in this region; next: an operator creates its Quota"
         )
         return RefusalCount(reason=Reason.NO_GRANT, message=message)
     exceeded = [
-        f"{name}: available {amount_text(name, room.get(name, 0))}, requested {amount_text(name, amount)}"
+        f"{name}: available {amount_text(name, available.get(name, 0))}, requested {amount_text(name, amount)}"
         for name, amount in requirements.amounts.items()
-        if amount > room.get(name, 0)
+        if amount > available.get(name, 0)
     ]
     named = "; ".join(exceeded) or "used up by requests planned before"
     message = f"exceeds the quota of tenant {requirements.namespace} in this region ({named})"

@@ -142,18 +142,18 @@ def _shortfall(scratch: Scratch, requirements: ReplicaRequirements, reason: Reas
 
 
 def _devices(scratch: Scratch, requirements: ReplicaRequirements, slots: list[int]) -> str:
-    wanted = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
+    required_gpus = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
     if requirements.template.gpu_models:
-        wanted += f" of model {' or '.join(requirements.template.gpu_models)}"
+        required_gpus += f" of model {' or '.join(requirements.template.gpu_models)}"
     if not requirements.whole_gpus:
-        return f"needs {wanted} on one device; none of these nodes has one with that much free"
+        return f"needs {required_gpus} on one device; none of these nodes has one with that much free"
     usable = scratch.gpu_usable(requirements).sum(axis=0)
     among = np.array(slots, dtype=np.int64)
     most = among[usable[among] == usable[among].max()]
     best = int(most[np.argmin(scratch.snapshot.name_order()[most])])
     if not usable[best]:
-        return f"needs {wanted}, none is free on these nodes"
-    return f"needs {wanted}, best free {int(usable[best])} on node {scratch.snapshot.name(best)}"
+        return f"needs {required_gpus}, none is free on these nodes"
+    return f"needs {required_gpus}, best free {int(usable[best])} on node {scratch.snapshot.name(best)}"
 
 
 def _taint(scratch: Scratch, requirements: ReplicaRequirements, slots: list[int]) -> str:

@@ -105,16 +105,16 @@ def _changes(
         return _exclusive_changes(assignment, live)
     current = [r for r in live if r.spec.revision == spec.revision]
     old = [r for r in live if _is_old(r, assignment)]
-    want = spec.replicas
-    excess = _removal_order(current)[: len(current) - want] if len(current) > want else []
+    desired = spec.replicas
+    excess = _removal_order(current)[: len(current) - desired] if len(current) > desired else []
     if not old:
-        return max(0, want - len(current)), excess
+        return max(0, desired - len(current)), excess
     if spec.rollout.paused:  # keep the mix of revisions; only maintain the total
-        surplus = _removal_order(live)[: max(0, len(live) - want)]
-        return max(0, want - len(live)), surplus
-    surge = min(want - len(current), want + spec.rollout.max_surge - len(live))
+        surplus = _removal_order(live)[: max(0, len(live) - desired)]
+        return max(0, desired - len(live)), surplus
+    surge = min(desired - len(current), desired + spec.rollout.max_surge - len(live))
     serving = sum(stage(r) is Stage.SERVING for r in live)
-    spare = serving - (want - spec.rollout.max_unavailable)
+    spare = serving - (desired - spec.rollout.max_unavailable)
     idle = [r for r in old if stage(r) is not Stage.SERVING]
     busy = _removal_order([r for r in old if stage(r) is Stage.SERVING])
     spare = max(spare, _replaceable_in_place(assignment, live, siblings))
@@ -159,10 +159,10 @@ def _exclusive_changes(assignment: Assignment, live: Sequence[Replica]) -> tuple
     Ordinals that moved to another region are removed first: that region waits for them.
     """
     spec = assignment.spec
-    want = set(spec.ordinals)
-    unwanted = [r for r in live if r.spec.ordinal not in want]
-    missing = len(want - {r.spec.ordinal for r in live})
-    old = [r for r in live if r.spec.ordinal in want and r.spec.revision != spec.revision]
+    desired = set(spec.ordinals)
+    unwanted = [r for r in live if r.spec.ordinal not in desired]
+    missing = len(desired - {r.spec.ordinal for r in live})
+    old = [r for r in live if r.spec.ordinal in desired and r.spec.revision != spec.revision]
     replaced = [] if missing or spec.rollout.paused else old[:1]
     return missing, [*unwanted, *replaced]
 
@@ -177,9 +177,9 @@ def _batch_changes(
     failed = sum(final_phase(r) is Phase.FAILED for r in replicas)
     if failed > batch.backoff_limit:
         return 0, list(live)
-    owed = batch.completions - succeeded
-    room = min(batch.parallelism, owed)
-    return max(0, room - len(live)), _removal_order(live)[: max(0, len(live) - max(0, room))]
+    remaining = batch.completions - succeeded
+    target = min(batch.parallelism, remaining)
+    return max(0, target - len(live)), _removal_order(live)[: max(0, len(live) - max(0, target))]
 
 
 _USE_ORDER = {
@@ -260,8 +260,8 @@ def _gang(assignment: Assignment, replicas: Sequence[Replica]) -> Gang | None:
     gang, batch = assignment.spec.gang, assignment.spec.batch
     if gang is None or batch is None:
         return gang
-    owed = batch.completions - sum(final_phase(r) is Phase.SUCCEEDED for r in replicas)
-    return Gang(min_available=max(1, min(gang.min_available, owed)))
+    remaining = batch.completions - sum(final_phase(r) is Phase.SUCCEEDED for r in replicas)
+    return Gang(min_available=max(1, min(gang.min_available, remaining)))
 
 
 def _request_writes(
@@ -285,10 +285,12 @@ def _request_writes(
             writes.append(_delete_request(request))
             continue
         listed = {(m.uid, m.attempt) for m in request.spec.members}
-        wanted = tuple(_member(r) for r in members)
-        missing = any((m.uid, m.attempt) not in listed for m in wanted)
+        current_members = tuple(_member(r) for r in members)
+        missing = any((m.uid, m.attempt) not in listed for m in current_members)
         if missing or (request.spec.priority, request.spec.gang) != (assignment.spec.priority, gang):
-            spec = msgspec.structs.replace(request.spec, members=wanted, priority=assignment.spec.priority, gang=gang)
+            spec = msgspec.structs.replace(
+                request.spec, members=current_members, priority=assignment.spec.priority, gang=gang
+            )
             writes.append(Update(msgspec.structs.replace(request, spec=spec)))
     for members in by_revision.values():
         writes.append(Create(_request(region, assignment, members, gang)))

@@ -25,16 +25,16 @@ _ENDLESS = 2**31
 
 
 class Scratch:
-    """`room` is free capacity for reclaimable work; firm work must also fit `firm_room` (see Snapshot.free)."""
+    """Free capacity during planning, by resource and slot. `unreserved` ignores reclaimable work (Snapshot.free)."""
 
     def __init__(self, snapshot: Snapshot, now: float) -> None:
         self.snapshot = snapshot
         self.now = now
-        self.room: Counts = snapshot.free(reclaimable=True)
-        self.firm_room: Counts = snapshot.capacity - snapshot.firm - snapshot.nominated - snapshot.recovery_reserved
-        self.least_room: Counts = np.minimum(self.room, self.firm_room)
-        """Free capacity for firm work: the smaller of `room` and `firm_room`."""
-        self.used: Counts = snapshot.capacity - self.room
+        self.free_for_reclaimable: Counts = snapshot.free(reclaimable=True)
+        self.unreserved: Counts = snapshot.capacity - snapshot.firm - snapshot.nominated - snapshot.recovery_reserved
+        self.free_for_firm: Counts = np.minimum(self.free_for_reclaimable, self.unreserved)
+        """The smaller of `free_for_reclaimable` and `unreserved`."""
+        self.used: Counts = snapshot.capacity - self.free_for_reclaimable
         self.gpu_free: Counts = snapshot.gpu_free.copy() if snapshot.gpu_free.size else snapshot.gpu_free
         self.ports_free: Counts = snapshot.ports_free.copy()
         self._ports: dict[int, frozenset[int]] = {}
@@ -113,9 +113,11 @@ class Scratch:
         left = _ENDLESS
         for row, amount in self.rows(requirements):
             free = int(
-                (self.room if requirements.reclaimable or requirements.uses_recovery_slots else self.least_room)[
-                    row, slot
-                ]
+                (
+                    self.free_for_reclaimable
+                    if requirements.reclaimable or requirements.uses_recovery_slots
+                    else self.free_for_firm
+                )[row, slot]
             )
             left = min(left, free // amount)
         if requirements.open_ports:
@@ -132,8 +134,8 @@ class Scratch:
         need = requirements.gpu_milli if not requirements.whole_gpus else WHOLE_GPU_MILLI
         usable: Bools = self.gpu_free >= need
         if requirements.template.gpu_models:
-            wanted = [i for i, model in enumerate(static.gpu_models) if model in requirements.template.gpu_models]
-            usable = usable & np.isin(static.gpu_model, wanted)
+            matching = [i for i, model in enumerate(static.gpu_models) if model in requirements.template.gpu_models]
+            usable = usable & np.isin(static.gpu_model, matching)
         return usable & (static.gpu_model >= 0)
 
     def choose_devices(self, requirements: ReplicaRequirements, slot: int) -> tuple[DeviceClaim, ...]:
@@ -141,11 +143,11 @@ class Scratch:
         static = self.snapshot.static
         ids, free = static.gpu_ids[slot], self.gpu_free[:, slot].tolist()
         models = requirements.template.gpu_models
-        wanted = [i for i in range(len(ids)) if not models or static.gpu_models[static.gpu_model[i, slot]] in models]
+        matching = [i for i in range(len(ids)) if not models or static.gpu_models[static.gpu_model[i, slot]] in models]
         if requirements.whole_gpus:
-            whole = [i for i in wanted if free[i] >= WHOLE_GPU_MILLI][: requirements.whole_gpus]
+            whole = [i for i in matching if free[i] >= WHOLE_GPU_MILLI][: requirements.whole_gpus]
             return tuple(DeviceClaim(id=ids[i]) for i in whole) if len(whole) == requirements.whole_gpus else ()
-        share = min(((free[i], i) for i in wanted if free[i] >= requirements.gpu_milli), default=None)
+        share = min(((free[i], i) for i in matching if free[i] >= requirements.gpu_milli), default=None)
         return (DeviceClaim(id=ids[share[1]], milli=requirements.gpu_milli),) if share is not None else ()
 
     def place(self, requirements: ReplicaRequirements, slot: int) -> tuple[DeviceClaim, ...]:
@@ -164,11 +166,11 @@ class Scratch:
     def _take(self, requirements: ReplicaRequirements, slot: int, devices: tuple[DeviceClaim, ...], sign: int) -> None:
         self.touched.append(slot)
         for row, amount in self.rows(requirements):
-            self.room[row, slot] -= sign * amount
+            self.free_for_reclaimable[row, slot] -= sign * amount
             self.used[row, slot] += sign * amount
             if not requirements.reclaimable:
-                self.firm_room[row, slot] -= sign * amount
-            self.least_room[row, slot] = min(self.room[row, slot], self.firm_room[row, slot])
+                self.unreserved[row, slot] -= sign * amount
+            self.free_for_firm[row, slot] = min(self.free_for_reclaimable[row, slot], self.unreserved[row, slot])
         if self._shapes is not None:
             self._shapes.add(requirements.amounts.items(), sign)
         if devices:

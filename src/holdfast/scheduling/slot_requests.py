@@ -3,7 +3,7 @@
 - A RecoverySlot is a request until the authority admits it (`status.admission`), so creating one never races a bind.
 - Slots of a budget are spread over zones as evenly as the live nodes allow.
 - A slot whose node drains, stops reporting or is removed is deleted and requested on another node.
-- A consumed slot stays until its claim is released. No replica is evicted to make room for a slot.
+- A consumed slot stays until its claim is released. No replica is evicted to free capacity for a slot.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
 
 def _reconcile(budget: RecoveryBudget, slots: Sequence[RecoverySlot], view: View, now: float) -> Outcome:
     by_name = {h.metadata.name: h for h in slots}
-    wanted = {
+    desired = {
         slot_name(budget.metadata.name, index, number): (index, slot)
         for index, slot in enumerate(budget.spec.slot_shapes)
         for number in range(slot.count)
     }
-    moving = [h for name, h in by_name.items() if _must_move(h, budget, wanted.get(name), view, now)]
-    missing = [name for name in wanted if name not in by_name][:SLOT_REQUESTS_PER_PASS_MAX]
+    moving = [h for name, h in by_name.items() if _must_move(h, budget, desired.get(name), view, now)]
+    missing = [name for name in desired if name not in by_name][:SLOT_REQUESTS_PER_PASS_MAX]
     writes: list[Write] = [_delete(h) for h in moving]
     moving_names = {h.metadata.name for h in moving}
     staying = [h for h in slots if h.metadata.name not in moving_names]
@@ -80,7 +80,7 @@ def _reconcile(budget: RecoveryBudget, slots: Sequence[RecoverySlot], view: View
         # Updated per new slot; counting again for each one would cost nodes times slots.
         per_zone = Counter((h.spec.shape_index, h.spec.zone) for h in staying)
         for name in missing:
-            created = _new_slot(budget, name, wanted[name][0], candidates, per_zone=per_zone, refused=refused)
+            created = _new_slot(budget, name, desired[name][0], candidates, per_zone=per_zone, refused=refused)
             if created is not None:
                 writes.append(Create(created))
                 staying.append(created)
@@ -88,7 +88,7 @@ def _reconcile(budget: RecoveryBudget, slots: Sequence[RecoverySlot], view: View
     elif not moving:
         moved = _slot_to_move(budget, staying, view)
         writes += [_delete(moved)] if moved is not None else []
-    short = len(staying) < len(wanted) or any(is_rejected(h) for h in staying)
+    short = len(staying) < len(desired) or any(is_rejected(h) for h in staying)
     if not writes and not short:
         return NO_CHANGES
     return Outcome(writes=tuple(writes), requeue_after_s=RECHECK_AFTER_S if short else None)
@@ -109,11 +109,11 @@ def is_consumed(slot: RecoverySlot, view: View) -> bool:
 
 
 def _must_move(
-    slot: RecoverySlot, budget: RecoveryBudget, wanted: tuple[int, SlotShape] | None, view: View, now: float
+    slot: RecoverySlot, budget: RecoveryBudget, desired: tuple[int, SlotShape] | None, view: View, now: float
 ) -> bool:
     if is_consumed(slot, view):
         return False
-    if wanted is None or amounts(slot.spec.resources) != amounts(wanted[1].resources):
+    if desired is None or amounts(slot.spec.resources) != amounts(desired[1].resources):
         return True
     node: Node | None = view.get(Node, slot.spec.node)
     if node is None or unschedulable_reason(node) not in _KEEPS_SLOT or node.spec.zone != slot.spec.zone:
@@ -196,7 +196,7 @@ def _new_slot(
 
 
 def _slot_to_move(budget: RecoveryBudget, staying: Sequence[RecoverySlot], view: View) -> RecoverySlot | None:
-    """A slot to move from an overfull zone to one with room, such as a zone that recovered; None if slots are even."""
+    """A slot to move from an overfull zone to one with capacity, such as a recovered one; None if slots are even."""
     candidates = _candidate_nodes(budget, view)
     for index, slot in enumerate(budget.spec.slot_shapes):
         like = [h for h in staying if h.spec.shape_index == index]

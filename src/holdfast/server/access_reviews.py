@@ -33,10 +33,10 @@ async def review(app: Application, request: Request) -> Response:
     spec = data.get("spec") or {}
     if not isinstance(spec, dict):
         raise BadRequest("spec must be an object")
-    answer = _REVIEWERS[kind](app, request.principal, spec)
+    result = _REVIEWERS[kind](app, request.principal, spec)
     meta = data.get("metadata") if isinstance(data.get("metadata"), dict) else {}
     return json_response(
-        {"kind": kind, "apiVersion": f"{group}/v1", "metadata": meta, "spec": spec, "status": answer}, 201
+        {"kind": kind, "apiVersion": f"{group}/v1", "metadata": meta, "spec": spec, "status": result}, 201
     )
 
 

@@ -65,13 +65,13 @@ async def _call_lines(app: Application, node: str, queue: asyncio.Queue[AgentCal
         while True:
             try:
                 async with asyncio.timeout(limits.AGENT_CALL_KEEPALIVE_S):
-                    ask = await queue.get()
+                    call = await queue.get()
             except TimeoutError:
                 yield b"\n"  # keepalive: both sides notice a dead connection
                 continue
-            if ask is None:
+            if call is None:
                 return
-            yield _encoder.encode(ask) + b"\n"
+            yield _encoder.encode(call) + b"\n"
     finally:
         if app.agent_rpc.agents.get(node) is queue:
             del app.agent_rpc.agents[node]
@@ -80,17 +80,17 @@ async def _call_lines(app: Application, node: str, queue: asyncio.Queue[AgentCal
 async def agent_response(app: Application, request: Request) -> Response:
     """`POST /node/v1/NODE/responses/ID`: `more` in the response says whether the caller is still connected."""
     node = _caller_node(request)
-    ask_id = request.target.parameters["id"]
-    queue = app.agent_rpc.pending.get(ask_id)
-    if queue is None or not ask_id.startswith(f"{node}."):
+    call_id = request.target.parameters["id"]
+    queue = app.agent_rpc.pending.get(call_id)
+    if queue is None or not call_id.startswith(f"{node}."):
         return json_response({"more": False})
     data = await request.body()
-    if data or ask_id not in app.agent_rpc.responding:
-        app.agent_rpc.responding[ask_id] = None
+    if data or call_id not in app.agent_rpc.responding:
+        app.agent_rpc.responding[call_id] = None
         await queue.put(data or b"\n")
     if request.flag("end"):
         await queue.put(None)
-    return json_response({"more": ask_id in app.agent_rpc.pending})
+    return json_response({"more": call_id in app.agent_rpc.pending})
 
 
 def _caller_node(request: Request) -> str:
@@ -103,30 +103,32 @@ def _caller_node(request: Request) -> str:
 async def call_replica_agent(app: Application, request: Request) -> StreamResponse:
     """`POST /agent/v1/replicas/TENANT/REPLICA`: logs, or exec."""
     tenant, name = request.target.parameters["tenant"], request.target.parameters["replica"]
-    question = _decode_arguments(await request.body())
-    if question.kind is AgentCallKind.EXEC:
+    arguments = _decode_arguments(await request.body())
+    if arguments.kind is AgentCallKind.EXEC:
         refused = access_refusal(request.principal, "create", "replicas", "exec", tenant, name, cell=app.cell)
     else:
         refused = access_refusal(request.principal, "get", "replicas", "", tenant, name, cell=app.cell)
-    _require_access(app, request, refused, question)
+    _require_access(app, request, refused, arguments)
     replica = app.objects.get(_REPLICA, tenant, name) if app.cell != "global" else None
     if not isinstance(replica, Replica):
         raise NotFound(f"replica {tenant}/{name}: not found in the {app.cell} cell")
     node = replica.status.placement.node
     if not node:
         raise NotFound(f"replica {tenant}/{name}: not placed on a node")
-    ask = AgentCall(id="", arguments=question, namespace=tenant, replica=name)
-    return StreamResponse(send_call(app, node, ask), content_type=_NDJSON)
+    call = AgentCall(id="", arguments=arguments, namespace=tenant, replica=name)
+    return StreamResponse(send_call(app, node, call), content_type=_NDJSON)
 
 
 async def call_node_agent(app: Application, request: Request) -> StreamResponse:
     """`POST /agent/v1/nodes/NODE`: resource use of its tasks."""
     node = request.target.parameters["node"]
-    question = _decode_arguments(await request.body())
-    _require_access(app, request, access_refusal(request.principal, "get", "nodes", "", "", node, cell=app.cell), question)
+    arguments = _decode_arguments(await request.body())
+    _require_access(
+        app, request, access_refusal(request.principal, "get", "nodes", "", "", node, cell=app.cell), arguments
+    )
     if app.cell == "global" or app.objects.get(_NODE, "", node) is None:
         raise NotFound(f"node {node}: not found in the {app.cell} cell")
-    return StreamResponse(send_call(app, node, AgentCall(id="", arguments=question)), content_type=_NDJSON)
+    return StreamResponse(send_call(app, node, AgentCall(id="", arguments=arguments)), content_type=_NDJSON)
 
 
 def _decode_arguments(body: bytes) -> AgentCallArguments:
@@ -136,28 +138,30 @@ def _decode_arguments(body: bytes) -> AgentCallArguments:
         raise BadRequest(f"agent call: cannot decode the request ({wrong})") from wrong
 
 
-def _require_access(app: Application, request: Request, refused: Refused | None, question: AgentCallArguments) -> None:
+def _require_access(app: Application, request: Request, refused: Refused | None, arguments: AgentCallArguments) -> None:
     if refused is not None:
-        app.gate.audit.record_refusal(request.principal, "ask", question.kind, refused.reason, message=refused.message)
+        app.gate.audit.record_refusal(
+            request.principal, "call", arguments.kind, refused.reason, message=refused.message
+        )
         raise Forbidden(refused.message, facts=refused.facts)
 
 
-def send_call(app: Application, node: str, ask: AgentCall) -> AsyncGenerator[bytes]:
+def send_call(app: Application, node: str, call: AgentCall) -> AsyncGenerator[bytes]:
     """Sends the call to the agent. Yields chunks of complete JSON lines, some of them blank."""
     agent = app.agent_rpc.agents.get(node)
     if agent is None:
         raise Unavailable(f"node {node}: its agent is not connected to this server; next: retry, or restart the agent")
     if len(app.agent_rpc.pending) >= AGENT_CALLS_MAX:
         raise Unavailable(f"too many agent calls in progress (limit {AGENT_CALLS_MAX}); next: retry later")
-    ask_id = f"{node}.{app.ports.ids.uid()}"
+    call_id = f"{node}.{app.ports.ids.uid()}"
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(AGENT_CALL_CHUNKS_MAX)
-    app.agent_rpc.pending[ask_id] = queue
-    agent.put_nowait(msgspec.structs.replace(ask, id=ask_id))
-    return _response_chunks(app, ask_id, queue, ask.arguments)
+    app.agent_rpc.pending[call_id] = queue
+    agent.put_nowait(msgspec.structs.replace(call, id=call_id))
+    return _response_chunks(app, call_id, queue, call.arguments)
 
 
 async def _response_chunks(
-    app: Application, ask_id: str, queue: asyncio.Queue[bytes | None], question: AgentCallArguments
+    app: Application, call_id: str, queue: asyncio.Queue[bytes | None], arguments: AgentCallArguments
 ) -> AsyncGenerator[bytes]:
     """Runs until the agent is done. A blank line now and then keeps the connection alive."""
     first = True
@@ -167,7 +171,7 @@ async def _response_chunks(
                 async with asyncio.timeout(limits.AGENT_CALL_KEEPALIVE_S):
                     data = await queue.get()
             except TimeoutError:
-                if first and question.kind is not AgentCallKind.EXEC:
+                if first and arguments.kind is not AgentCallKind.EXEC:
                     error = f"the agent did not respond within {limits.AGENT_CALL_KEEPALIVE_S:g} s"
                     yield _encoder.encode({"error": error}) + b"\n"
                     return
@@ -180,7 +184,7 @@ async def _response_chunks(
     except Fault:
         return
     finally:
-        app.agent_rpc.pending.pop(ask_id, None)
-        app.agent_rpc.responding.pop(ask_id, None)
+        app.agent_rpc.pending.pop(call_id, None)
+        app.agent_rpc.responding.pop(call_id, None)
         while not queue.empty():  # unblocks a post that waits for space in the queue
             queue.get_nowait()

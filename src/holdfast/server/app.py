@@ -110,24 +110,24 @@ class Application:
         request: Request | None = None
         try:
             request = Request(scope, receive, request_id=self.ports.ids.uid())
-            answer = await self._handle(request)
+            response = await self._handle(request)
         except ClientDisconnected:
             return
         except Fault as fault:
-            answer = _refusal(request, fault)
+            response = _refusal(request, fault)
         except asyncio.CancelledError:
             raise
         except Exception:
             metrics.SERVER_FAILURES.inc()
             await _log.aexception("request_failed", path=scope["path"][:200], method=scope["method"])
-            answer = _refusal(request, Fault("internal server error; next: see request_failed in the server's log"))
-        code = answer.code if isinstance(answer, Response) else 200
+            response = _refusal(request, Fault("internal server error; next: see request_failed in the server's log"))
+        code = response.code if isinstance(response, Response) else 200
         try:
-            if isinstance(answer, StreamResponse):
+            if isinstance(response, StreamResponse):
                 assert request is not None
-                await self._stream(request, answer, send)
+                await self._stream(request, response, send)
             else:
-                await _send_response(request, answer, send)
+                await _send_response(request, response, send)
         finally:
             if request is not None:
                 self._record(request, code, self.ports.clock.monotonic() - began)
@@ -181,7 +181,9 @@ class Application:
         if target.resource is not None and not is_served_in(target.resource.stored, self.cell):
             plural = target.resource.kind.plural
             where = "in the regions" if self.cell == "global" else "in the global cell"
-            raise status.HttpRefusal(404, "NotFound", f"{plural}: not stored in the {self.cell} cell; next: ask {where}")
+            raise status.HttpRefusal(
+                404, "NotFound", f"{plural}: not stored in the {self.cell} cell; next: request them from {where}"
+            )
 
     def _authenticate(self, request: Request, route: Route) -> None:
         bearer = request.headers.get("authorization", "")
@@ -205,7 +207,9 @@ class Application:
         """A certificate that TLS accepted and the cell rejects: revoked, expired, or outside its authority."""
         who = refusal.facts.get("principal")
         if who is not None:
-            self.gate.audit.record_refusal(who, "authenticate", "certificates", str(refusal.facts["why"]), request=request.id)
+            self.gate.audit.record_refusal(
+                who, "authenticate", "certificates", str(refusal.facts["why"]), request=request.id
+            )
 
     def _impersonate(self, request: Request, user: str) -> None:
         groups = tuple(request.all_headers("impersonate-group"))
@@ -239,15 +243,15 @@ class Application:
         if target.verb in ("list", "watch", "deletecollection"):
             wanted = parse(kind, "", request.query.get("fieldSelector", ""))
             fields = {term.label: term.value for term in wanted.fields if term.equal}
-        ask = (who, target.verb, kind.plural, target.subresource, target.namespace, target.name)
-        refused = access_refusal(*ask, fields=fields, cell=self.cell)
+        access = (who, target.verb, kind.plural, target.subresource, target.namespace, target.name)
+        refused = access_refusal(*access, fields=fields, cell=self.cell)
         if refused is not None and target.verb == "get":
             # Some principals may read an object because of its fields, such as the Bindings of their own node.
             item = self.objects.get(target.resource.stored, target.namespace, target.name)
             if item is not None:
                 known = indexes_of(target.resource.stored.type)
                 own = {name: next(iter(index(item)), "") for name, index in known.items()}
-                refused = access_refusal(*ask, fields=own, cell=self.cell)
+                refused = access_refusal(*access, fields=own, cell=self.cell)
         return refused
 
     def _forbidden(self, request: Request, refused: Refused) -> Forbidden:
@@ -258,12 +262,12 @@ class Application:
 
     # Responses -----------------------------------------------------------------------------------------------------
 
-    async def _stream(self, request: Request, answer: StreamResponse, send: Send) -> None:
+    async def _stream(self, request: Request, response: StreamResponse, send: Send) -> None:
         """Sends until the stream ends, the client disconnects, or the server drains. A client that stops reading is
         disconnected.
         """
         who = request.principal
-        sender = asyncio.ensure_future(_send_stream(answer, send))
+        sender = asyncio.ensure_future(_send_stream(response, send))
         gone = asyncio.ensure_future(request.disconnected())
         self._streams[gone] = request
         if self._stream_checker is None:
@@ -333,10 +337,10 @@ class Application:
 
 
 async def _call(route: Route, app: Application, request: Request) -> AnyResponse:
-    answer: AnyResponse = await route.handler(app, request)
-    if isinstance(answer, StreamResponse):
+    response: AnyResponse = await route.handler(app, request)
+    if isinstance(response, StreamResponse):
         app.flow.open_watch(request.principal)
-    return answer
+    return response
 
 
 def _verb(request: Request, route: Route, target: RouteTarget) -> str:
@@ -371,7 +375,7 @@ def _refusal(request: Request | None, fault: Fault) -> Response:
 
 
 def _reword_for_namespace(status_object: dict[str, Any]) -> dict[str, Any]:
-    """The gate's message about a Tenant, reworded for a client that asked about a Namespace."""
+    """The gate's message about a Tenant, reworded for a client that requested a Namespace."""
     text = (
         status_object["message"]
         .replace("tenants.holdfast.dev", "namespaces")
@@ -384,11 +388,11 @@ def _reword_for_namespace(status_object: dict[str, Any]) -> dict[str, Any]:
     return {**status_object, "message": text, "details": details}
 
 
-async def _send_response(request: Request | None, answer: Response, send: Send) -> None:
+async def _send_response(request: Request | None, response: Response, send: Send) -> None:
     headers = [
-        (b"content-type", answer.content_type.encode()),
-        (b"content-length", b"%d" % len(answer.body)),
-        *answer.headers,
+        (b"content-type", response.content_type.encode()),
+        (b"content-length", b"%d" % len(response.body)),
+        *response.headers,
     ]
     if request is not None:
         if request.warnings:
@@ -396,18 +400,18 @@ async def _send_response(request: Request | None, answer: Response, send: Send) 
         headers.append((b"audit-id", request.id.encode()))
         unread = request.has_unread_body  # the rest of the body stays unread, so the connection must close
         if request.exchange is not None:
-            await request.exchange.respond(answer.code, headers, answer.body, last=unread)
+            await request.exchange.respond(response.code, headers, response.body, last=unread)
             return
         if unread:
             headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": answer.code, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
+    await send({"type": "http.response.start", "status": response.code, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})
 
 
-async def _send_stream(answer: StreamResponse, send: Send) -> None:
-    headers = [(b"content-type", answer.content_type.encode()), (b"cache-control", b"no-cache"), *answer.headers]
+async def _send_stream(response: StreamResponse, send: Send) -> None:
+    headers = [(b"content-type", response.content_type.encode()), (b"cache-control", b"no-cache"), *response.headers]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    chunks: AsyncIterator[bytes] = answer.chunks
+    chunks: AsyncIterator[bytes] = response.chunks
     try:
         async for chunk in chunks:
             async with asyncio.timeout(SEND_STALL_TIMEOUT_S):

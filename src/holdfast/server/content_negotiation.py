@@ -35,7 +35,9 @@ _OBJECT_SHAPES: _Shapes = {
     ("PartialObjectMetadata", "meta.k8s.io"): (ResponseShape.PARTIAL, ("v1", "v1beta1")),
     ("PartialObjectMetadataList", "meta.k8s.io"): (ResponseShape.PARTIAL, ("v1", "v1beta1")),
 }
-_DISCOVERY_SHAPES: _Shapes = {("APIGroupDiscoveryList", "apidiscovery.k8s.io"): (ResponseShape.DISCOVERY, ("v2", "v2beta1"))}
+_DISCOVERY_SHAPES: _Shapes = {
+    ("APIGroupDiscoveryList", "apidiscovery.k8s.io"): (ResponseShape.DISCOVERY, ("v2", "v2beta1"))
+}
 
 
 @lru_cache(maxsize=256)

@@ -116,7 +116,9 @@ async def _options(request: Request) -> DeleteOptions:
     propagation = propagation or "Background"
     if propagation not in PROPAGATION_POLICIES:
         cause = unsupported("propagationPolicy", str(propagation), PROPAGATION_POLICIES)
-        raise status.HttpRefusal(422, "Invalid", f"DeleteOptions is invalid: propagationPolicy: {cause.message}", (cause,))
+        raise status.HttpRefusal(
+            422, "Invalid", f"DeleteOptions is invalid: propagationPolicy: {cause.message}", (cause,)
+        )
     preconditions = data.get("preconditions") or {}
     if not isinstance(preconditions, dict):
         raise BadRequest("DeleteOptions.preconditions: must be an object with uid and resourceVersion")

@@ -31,7 +31,9 @@ PRIORITY_LEVELS: dict[str, PriorityLevel] = {
     lane.name: lane
     for lane in (
         PriorityLevel("agents", max_running=512, max_queued=8192, queue_timeout_s=10.0, max_watches_per_client=64),
-        PriorityLevel("controllers", max_running=256, max_queued=4096, queue_timeout_s=10.0, max_watches_per_client=4096),
+        PriorityLevel(
+            "controllers", max_running=256, max_queued=4096, queue_timeout_s=10.0, max_watches_per_client=4096
+        ),
         PriorityLevel("operators", max_running=64, max_queued=1024, queue_timeout_s=15.0, max_watches_per_client=1024),
         PriorityLevel("users", max_running=64, max_queued=512, queue_timeout_s=5.0, max_watches_per_client=512),
     )

@@ -33,43 +33,43 @@ async def placement(app: Application, request: Request) -> Response:
     """`POST /placement/v1/CALL`"""
     call = request.path.strip("/").rpartition("/")[2]
     body = await request.body()
-    asked: ReserveRequest | BindRequest | ReleaseRequest | RenewRequest
+    decoded: ReserveRequest | BindRequest | ReleaseRequest | RenewRequest
     try:
-        asked = PLACEMENT_CALLS[call].decode(body)
+        decoded = PLACEMENT_CALLS[call].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise BadRequest(f"{call}: cannot decode the request ({wrong})") from wrong
-    nodes = [item.node for item in asked.items] if isinstance(asked, RenewRequest) else []
-    told = request.headers.get(FORWARDED_FOR_HEADER, "")
-    if told:
-        request.principal = forwarded_principal(request.principal, told, app.cell)
+    nodes = [item.node for item in decoded.items] if isinstance(decoded, RenewRequest) else []
+    forwarded = request.headers.get(FORWARDED_FOR_HEADER, "")
+    if forwarded:
+        request.principal = forwarded_principal(request.principal, forwarded, app.cell)
     require_allowed(app, request, call, nodes)
     if app.placement is None:
         raise BadRequest(f"{call}: the {app.cell} cell does not place replicas; next: call the region's cell")
     who = request.principal
-    match asked:
+    match decoded:
         case ReserveRequest():
-            answers = await app.placement.reserve(who, asked)
+            response = await app.placement.reserve(who, decoded)
         case BindRequest():
-            answers = await app.placement.bind(who, asked)
+            response = await app.placement.bind(who, decoded)
         case ReleaseRequest():
             token = wire.decode_token(request.headers.get(wire.TOKEN_HEADER, ""))
-            answers = await app.placement.release(who, asked, token=token)
+            response = await app.placement.release(who, decoded, token=token)
         case RenewRequest():
-            answers = await app.placement.renew(who, asked)
-    return Response(_encoder.encode(answers))
+            response = await app.placement.renew(who, decoded)
+    return Response(_encoder.encode(response))
 
 
 async def commit(app: Application, request: Request) -> Response:
     """`POST /commit/v1`: all writes or none. The gate checks each of them."""
     require_allowed(app, request, "commit")
-    asked = wire.decode_commit(await request.body())
+    decoded = wire.decode_commit(await request.body())
     what = f"{request.id} POST {wire.COMMIT_PATH}"
     done = await app.gate.commit(
-        request.principal, asked.writes, token=asked.token, dry_run=asked.dry_run, request=what,
+        request.principal, decoded.writes, token=decoded.token, dry_run=decoded.dry_run, request=what,
         warnings=request.warnings,
     )  # fmt: skip
-    request.warnings.extend(asked.unknown)
-    return Response(wire.encode_committed(done, brief=asked.brief))
+    request.warnings.extend(decoded.unknown)
+    return Response(wire.encode_committed(done, brief=decoded.brief))
 
 
 async def notify(app: Application, request: Request) -> Response:
@@ -77,15 +77,15 @@ async def notify(app: Application, request: Request) -> Response:
     effort.
     """
     require_allowed(app, request, "commit")
-    asked = wire.decode_notify(await request.body())
+    decoded = wire.decode_notify(await request.body())
     notices = []
-    for form in asked.notices:
+    for form in decoded.notices:
         kind = BY_NAME.get(form.about.kind)
         about = app.objects.get(kind, form.about.namespace, form.about.name) if kind is not None else None
         if about is not None and (not form.about.uid or form.about.uid == about.uid):
             notices.append(Notice(about=about, reason=form.reason, message=form.message, warning=form.warning))
     if notices:
-        await app.events.record(notices, component=asked.component or request.principal.name)
+        await app.events.record(notices, component=decoded.component or request.principal.name)
     return Response(_encoder.encode({"recorded": len(notices)}))
 
 

@@ -1,7 +1,7 @@
 """Listener of one application: TLS with optional client certificates, connection limits, graceful shutdown.
 
-uvicorn's HTTP protocol parses requests. This module builds on its internals, so pyproject.toml pins the minor release. It
-adds the peer's certificate, a timeout and size limit for request headers, a connection limit, and Status objects for
+uvicorn's HTTP protocol parses requests. This module builds on its internals, so pyproject.toml pins the minor release.
+It adds the peer's certificate, a timeout and size limit for request headers, a connection limit, and Status objects for
 input that is not valid HTTP.
 """
 

@@ -59,7 +59,9 @@ def parse(entries: Iterable[ManagedFields]) -> Owners:
         if entry.fields_type not in ("", "FieldsV1") or not entry.operation:
             continue
         paths = frozenset(_unfold(entry.fields_v1))
-        owners[Owner(entry.manager, entry.operation, entry.subresource)] = ManagedFieldsEntry(paths, entry.time, entry.api_version)
+        owners[Owner(entry.manager, entry.operation, entry.subresource)] = ManagedFieldsEntry(
+            paths, entry.time, entry.api_version
+        )
     return owners
 
 
@@ -232,5 +234,7 @@ def cap_update_entries(owners: Owners) -> Owners:
         entry = owners[owner]
         into = Owner(ANCIENT, UPDATE, owner.subresource)
         held = made.get(into)
-        made[into] = ManagedFieldsEntry(entry.paths | held.paths if held else entry.paths, entry.time, entry.api_version)
+        made[into] = ManagedFieldsEntry(
+            entry.paths | held.paths if held else entry.paths, entry.time, entry.api_version
+        )
     return made

@@ -215,15 +215,15 @@ def _paths(resource: Resource, name: str) -> dict[str, Any]:
     if kind.namespaced:
         made[f"{base}/{kind.plural}"] = {"get": _operation(resource, "listAll", f"{name}List", _LIST_QUERY)}
     for below in resource.subresources:
-        answer = "io.k8s.api.autoscaling.v1.Scale" if below == "scale" else name
+        schema_name = "io.k8s.api.autoscaling.v1.Scale" if below == "scale" else name
         made[f"{one}/{{name}}/{below}"] = {
             "parameters": _path_parameters(kind.namespaced, named=True),
-            "put": _operation(resource, f"update{below}", answer, _QUERY, body=answer),
+            "put": _operation(resource, f"update{below}", schema_name, _QUERY, body=schema_name),
         }  # fmt: skip
         if below != "finalize":
             made[f"{one}/{{name}}/{below}"] |= {
-                "get": _operation(resource, f"get{below}", answer, {}),
-                "patch": _operation(resource, f"patch{below}", answer, _PATCH_QUERY, patch=True),
+                "get": _operation(resource, f"get{below}", schema_name, {}),
+                "patch": _operation(resource, f"patch{below}", schema_name, _PATCH_QUERY, patch=True),
             }
     return made
 
@@ -234,15 +234,15 @@ def _path_parameters(namespaced: bool, *, named: bool) -> list[dict[str, Any]]:
 
 
 def _operation(
-    resource: Resource, verb: str, answer: str, query: dict[str, str], *, body: str = "", patch: bool = False
+    resource: Resource, verb: str, schema_name: str, query: dict[str, str], *, body: str = "", patch: bool = False
 ) -> dict[str, Any]:
     """One operation. kubectl finds the kind of a path by the extension, and reads the query parameters from PATCH."""
-    scaled = answer.endswith(".Scale")
+    scaled = schema_name.endswith(".Scale")
     made: dict[str, Any] = {
         "operationId": f"{verb}{resource.kind.name}",
-        "parameters": [_query_parameter(key, says) for key, says in query.items()],
+        "parameters": [_query_parameter(key, description) for key, description in query.items()],
         "responses": {
-            "200": {"description": "OK", "content": {"application/json": {"schema": _ref(answer)}}},
+            "200": {"description": "OK", "content": {"application/json": {"schema": _ref(schema_name)}}},
             "default": {"description": "A Status object with the error."},
         },
         "x-kubernetes-action": verb,
@@ -258,8 +258,8 @@ def _operation(
     return made
 
 
-def _query_parameter(name: str, says: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": says, "schema": {"type": "string"}}
+def _query_parameter(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": description, "schema": {"type": "string"}}
 
 
 def _ref(name: str) -> dict[str, str]:

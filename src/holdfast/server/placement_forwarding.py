@@ -104,7 +104,9 @@ class ForwardingPlacement:
         local = self._here()
         return await (local.bind(who, request) if local else self._send("bind", who, request))
 
-    async def release(self, who: Principal, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
+    async def release(
+        self, who: Principal, request: ReleaseRequest, *, token: FencingToken | None = None
+    ) -> PlacementResponse:
         local = self._here()
         if local:
             return await local.release(who, request, token=token)
@@ -122,7 +124,9 @@ class ForwardingPlacement:
         url = identity_url(lease.spec.holder_identity) if isinstance(lease, Lease) else ""
         return url if url != self._url else ""
 
-    async def _send(self, verb: str, who: Principal, request: Any, token: FencingToken | None = None) -> PlacementResponse:
+    async def _send(
+        self, verb: str, who: Principal, request: Any, token: FencingToken | None = None
+    ) -> PlacementResponse:
         url = self._leader()
         if not url or self._dial is None:
             raise not_leader_error()
@@ -131,11 +135,11 @@ class ForwardingPlacement:
             client = self._clients[url] = self._dial(url)
         encoded = base64.b64encode(msgspec.json.encode(ForwardedPrincipal(who.name, who.groups))).decode()
         try:
-            answers = await client.call_placement(verb, request, token=token, headers={FORWARDED_FOR_HEADER: encoded})
+            response = await client.call_placement(verb, request, token=token, headers={FORWARDED_FOR_HEADER: encoded})
         except Unavailable as fault:
             metrics.SERVER_FORWARDED.labels(verb, "unavailable").inc()
             raise Unavailable(
                 f"authority of the region at {url}: unreachable ({fault.message})", facts=fault.facts
             ) from fault
         metrics.SERVER_FORWARDED.labels(verb, "answered").inc()
-        return answers
+        return response

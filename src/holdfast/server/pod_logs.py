@@ -61,14 +61,14 @@ async def log(app: Application, request: Request) -> StreamResponse:
     oldest = app.ports.clock.now() - since_s if since_s else 0.0
     shape = LogFormat(oldest, _number(request, "limitBytes", 0), timestamps=request.flag("timestamps"))
     tail = _number(request, "tailLines", limits.LOG_TAIL_LINES_MAX)
-    question = AgentCallArguments(kind=AgentCallKind.LOGS, tail=tail, follow=request.flag("follow"))
-    ask = AgentCall(id="", arguments=question, namespace=binding.metadata.namespace, replica=binding.spec.replica)
-    answers = _rows(agent_rpc_hub.send_call(app, binding.spec.node, ask))
-    first = await anext(answers, None)
+    arguments = AgentCallArguments(kind=AgentCallKind.LOGS, tail=tail, follow=request.flag("follow"))
+    call = AgentCall(id="", arguments=arguments, namespace=binding.metadata.namespace, replica=binding.spec.replica)
+    rows = _rows(agent_rpc_hub.send_call(app, binding.spec.node, call))
+    first = await anext(rows, None)
     if first is not None and first.error:
-        await answers.aclose()
+        await rows.aclose()
         raise Unavailable(f"node {binding.spec.node}: {first.error}")
-    return StreamResponse(_text(first, answers, shape), content_type="text/plain")
+    return StreamResponse(_text(first, rows, shape), content_type="text/plain")
 
 
 def _number(request: Request, name: str, default: int) -> int:

@@ -73,7 +73,9 @@ def require_object(app: Application, request: Request) -> Object:
 def response_encoder(app: Application, request: Request) -> ResponseEncoder:
     form = object_form(request.headers.get("accept", ""))
     include = request.query.get("includeObject", "")
-    return ResponseEncoder(target_resource(request), form, now_s=app.ports.clock.now(), include=include, objects=app.objects)
+    return ResponseEncoder(
+        target_resource(request), form, now_s=app.ports.clock.now(), include=include, objects=app.objects
+    )
 
 
 def requested_selection(request: Request) -> Selection:
@@ -174,7 +176,9 @@ async def _first_page(app: Application, request: Request, wanted: Selection, lim
             return page.items, ListMeta(str(page.revision))
         token = _continue(page.items[-1], page.revision, resource, namespace)
         return page.items, ListMeta(str(page.revision), token, page.remaining)
-    found, revision = app.objects.list(resource.stored, namespace, fields=wanted.indexed_terms(resource.stored.type) or None)
+    found, revision = app.objects.list(
+        resource.stored, namespace, fields=wanted.indexed_terms(resource.stored.type) or None
+    )
     if not wanted.matches_all:
         found = [item for item in found if wanted.matches(resource.view_of(item))]
     if not limit or len(found) <= limit:
@@ -209,7 +213,9 @@ async def _collect(app: Application, request: Request, wanted: Selection, limit:
     more = True
     remaining = 0
     while more and (not limit or len(kept) < limit):
-        size = min(limit - len(kept), LIST_PAGE_OBJECTS_MAX) if limit and wanted.matches_all else limits.LIST_PAGE_OBJECTS
+        size = (
+            min(limit - len(kept), LIST_PAGE_OBJECTS_MAX) if limit and wanted.matches_all else limits.LIST_PAGE_OBJECTS
+        )
         page = await app.objects.page(resource.stored, namespace, at=at, after=after, limit=size)
         more, remaining = page.more, page.remaining
         for item in page.items:

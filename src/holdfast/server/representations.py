@@ -79,7 +79,9 @@ class ResponseEncoder:
         kind = self.resource.kind
         if self.form.shape is ResponseShape.PARTIAL:
             head = f'{{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/{self.form.version}","metadata":'
-            encoded = await self._sliced(items, lambda item: encode_partial(self.resource.view_of(item), self.form.version))
+            encoded = await self._sliced(
+                items, lambda item: encode_partial(self.resource.view_of(item), self.form.version)
+            )
         else:
             head = f'{{"kind":"{kind.name}List","apiVersion":"{kind.api_version}","metadata":'
             encoded = await self._sliced(items, self._encoded)

@@ -107,7 +107,10 @@ ROUTES: tuple[Route, ...] = (
         Route(("POST",), f"/apis/{group}/v1/{plural}", access_reviews.review, access="authorized", label="review")
         for group, plural in access_reviews.REVIEWS
     ),
-    *(Route(("POST",), f"/placement/v1/{call}", internal_api.placement, access="handler") for call in internal_api.PLACEMENT_CALLS),
+    *(
+        Route(("POST",), f"/placement/v1/{call}", internal_api.placement, access="handler")
+        for call in internal_api.PLACEMENT_CALLS
+    ),
     Route(("POST",), "/join/v1", join.join, access="open"),
     Route(("POST",), "/join/v1/renew", join.renew, access="handler"),
     Route(("POST",), "/commit/v1", internal_api.commit, access="handler"),

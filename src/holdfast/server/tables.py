@@ -205,7 +205,9 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Limit", lambda g: _format_amounts(g.spec.limit)),
         TableColumn("Enforced", lambda g: _format_amounts(g.status.limit)),
         TableColumn("Used", lambda g: _format_amounts(g.status.used)),
-        TableColumn("Epoch", lambda g: f"{g.status.acknowledged_epoch}/{g.spec.epoch}", description="acknowledged/desired"),
+        TableColumn(
+            "Epoch", lambda g: f"{g.status.acknowledged_epoch}/{g.spec.epoch}", description="acknowledged/desired"
+        ),
     ),
     "GrantCopy": (
         TableColumn("Class", _field("spec.grant_class")),
@@ -256,7 +258,9 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
     "Override": (
         TableColumn("Kind", _field("spec.kind")),
         TableColumn("Phase", _field("status.phase")),
-        TableColumn("Scope", lambda o: _format_amounts({k: v for k, v in msgspec.to_builtins(o.spec.scope).items() if v})),
+        TableColumn(
+            "Scope", lambda o: _format_amounts({k: v for k, v in msgspec.to_builtins(o.spec.scope).items() if v})
+        ),
         TableColumn("Expires", _field("status.expires_at")),
         TableColumn("Reason", _field("spec.reason"), wide=True),
         TableColumn("Requester", _field("spec.requester"), wide=True),
@@ -339,7 +343,9 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Workload", lambda p: p.metadata.labels.get(LABEL_WORKLOAD, "")),
     ),
     "NodePool": (
-        TableColumn("Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", description="desired nodes/maximum"),
+        TableColumn(
+            "Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", description="desired nodes/maximum"
+        ),
         TableColumn("State", _field("status.reason")),
         TableColumn("Message", _field("status.message"), wide=True),
     ),

@@ -82,7 +82,9 @@ def _plan(request: Request) -> WatchPlan:
         )
     # With initial events, NotOlderThan is valid without a resourceVersion and means any state.
     after = (
-        parse_revision(request.query.get("resourceVersion", "")) if wants_initial else requested_revision(request).revision
+        parse_revision(request.query.get("resourceVersion", ""))
+        if wants_initial
+        else requested_revision(request).revision
     )
     return WatchPlan(
         after=after,
@@ -155,11 +157,11 @@ class _WatchStream:
     async def _initial(self) -> AsyncIterator[bytes]:
         """ADDED for every existing object. The stream then continues from exactly the revision of this list."""
         if self._plan.after:
-            await self._app.objects.wait_for(
-                self._resource.stored, self._plan.after, timeout_s=FUTURE_REVISION_WAIT_S
-            )
+            await self._app.objects.wait_for(self._resource.stored, self._plan.after, timeout_s=FUTURE_REVISION_WAIT_S)
         found, revision = self._app.objects.list(
-            self._resource.stored, self._namespace, fields=self._wanted.indexed_terms(self._resource.stored.type) or None
+            self._resource.stored,
+            self._namespace,
+            fields=self._wanted.indexed_terms(self._resource.stored.type) or None,
         )
         self._position = revision
         lines: list[bytes] = []

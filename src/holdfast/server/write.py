@@ -98,7 +98,9 @@ async def patch(app: Application, request: Request) -> Response:
         case "application/apply-patch+yaml" | "application/apply-patch+cbor":
             return await _apply(app, request, decode_yaml(body))
         case other:
-            accepted = f"{JSON_PATCH}, {MERGE}, {APPLY_TYPE}" + (f", {STRATEGIC}" if resource.accepts_strategic_patch else "")
+            accepted = f"{JSON_PATCH}, {MERGE}, {APPLY_TYPE}" + (
+                f", {STRATEGIC}" if resource.accepts_strategic_patch else ""
+            )
             raise status.unsupported_media_type(other or "no type", accepted)
     if how is not patches.json_patch and not isinstance(document, dict):
         raise BadRequest("merge patch: must be an object")
@@ -126,7 +128,9 @@ def _keep_identity(data: dict[str, Any], current: dict[str, Any]) -> None:
 async def update_with_retry(app: Application, request: Request, change: Any, *, shown: Any = None) -> Response:
     """Reads, modifies and commits. Retries on a conflict, unless the caller named a revision."""
     resource = target_resource(request)
-    encode = shown or response_encoder(app, request).encode_one  # an unsupported response form is refused before anything is written
+    encode = (
+        shown or response_encoder(app, request).encode_one
+    )  # an unsupported response form is refused before anything is written
     for attempt in range(WRITE_ATTEMPTS):
         request.warnings.clear()
         before = require_object(app, request)
@@ -151,7 +155,9 @@ def _has_revision(request: Request, changed: IntendedObject, before: Object) -> 
     return request.method == "PUT" and bool(changed.data["metadata"].get("resourceVersion"))
 
 
-def _write(app: Application, request: Request, before: Object, current: dict[str, Any], changed: IntendedObject) -> Write:
+def _write(
+    app: Application, request: Request, before: Object, current: dict[str, Any], changed: IntendedObject
+) -> Write:
     resource = target_resource(request)
     data = changed.data
     given_uid = data["metadata"].get("uid", "")

@@ -44,7 +44,7 @@ EXEMPTIONS: dict[str, CoverageExemption] = {
     ),
     "NoNodes": CoverageExemption(
         "every simulated region has nodes",
-        "tests/scheduling/test_filters.py::test_refusal_counts_name_nodes_requirement_and_nearest_miss",
+        "tests/scheduling/test_refusal_summary.py::test_timeline_of_planner_refusal_has_reason_fix_and_next_retry",
     ),
     "IntentMismatch": CoverageExemption(
         "one scheduler per region never proposes one intent with two payloads",

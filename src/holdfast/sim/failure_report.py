@@ -169,7 +169,9 @@ def _explained(thing: InjectedFault, text: str) -> str:
     return f"{thing.name}{what} ({text})" if text else f"{thing.name}{what}"
 
 
-def _user_actions_shown(recording: RunRecording, keys: list[str], ends_s: float, frame: ReportSize) -> list[InjectedFault]:
+def _user_actions_shown(
+    recording: RunRecording, keys: list[str], ends_s: float, frame: ReportSize
+) -> list[InjectedFault]:
     """User actions on the involved objects; all actions if they are few."""
     acts = [act for act in recording.user_actions if act.at_s <= ends_s]
     if len(acts) <= frame.user_actions:

@@ -165,7 +165,7 @@ class CellHost:
 
         foretells = self.release is ReleaseVersion.NEXT
 
-        def outlet(client: Client) -> Client:
+        def wrap_client(client: Client) -> Client:
             inner = NextReleaseClient(client) if foretells else client
             return InCellClient(inner, shared.faults, shared.observer, watching=shared.watches_enabled)
 
@@ -178,9 +178,9 @@ class CellHost:
                     MemoryStore(),
                     ports,
                     identity=self.name,
-                    there=peer,
+                    global_client=peer,
                     probe=SimPeerProbe(shared.network, self.name, self.peers),
-                    outlet=outlet,
+                    wrap_client=wrap_client,
                     resync_s=shared.resync_s,
                 )
                 try:

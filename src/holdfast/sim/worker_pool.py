@@ -1,7 +1,7 @@
-"""Worlds in processes of their own: forked from one that has everything loaded, and thrown away with all they held.
+"""Worker processes: each run is forked from a parent that has everything loaded, and its process ends with it.
 
-Forking costs less than taking a world apart, and no world can leave anything behind for the next. The mother runs no
-threads and no loop. A child that dies is told of like any other end; nothing here is ever lost without a word.
+Forking costs less than a teardown, and no run can affect the next. The parent runs no threads and no event loop. A
+killed worker is reported like any other end.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 READ_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
-ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
+TERMINATION_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 _LIBC = ctypes.CDLL(None)
 
 
 class WorkerExit(msgspec.Struct, Generic[T], frozen=True):
-    """One child's end: its result, or why there is none."""
+    """The end of one worker: its result, or why there is none."""
 
     number: int
     result: T | None
@@ -35,37 +35,37 @@ class WorkerExit(msgspec.Struct, Generic[T], frozen=True):
 
 
 class WorkerPool(Generic[T]):
-    """`bear` runs in the child, with a number; what it returns comes back through a pipe."""
+    """Calls `work` with a number in a child process. The result is returned through a pipe."""
 
-    def __init__(self, bear: Callable[[int], T]) -> None:
-        self._bear = bear
+    def __init__(self, work: Callable[[int], T]) -> None:
+        self._work = work
         self._children: dict[int, tuple[int, int, bytearray]] = {}
-        """By the pipe's file: pid, number, and what has been read of the result."""
+        """By file descriptor of the pipe: pid, number, bytes read so far."""
 
     def __len__(self) -> int:
         return len(self._children)
 
     def begin(self, number: int) -> None:
-        """Whoever asks the mother to end meanwhile is heard when the child is known: what is raised inside the hooks of
-        a fork is lost, and a child that nobody knows would be, too."""
+        """Starts a worker. Signals are blocked until it is registered: an exception raised inside a fork hook would be
+        lost, and with it the worker."""
         gc.freeze()
         reading, writing = os.pipe()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
-                self._live(number, writing, before)
+                self._run_child(number, writing, before)
             os.close(writing)
             self._children[reading] = (pid, number, bytearray())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def files(self) -> list[int]:
-        """What to wait for, for whoever waits for other things as well."""
+        """File descriptors for a caller that also waits for others."""
         return list(self._children)
 
     def ended(self, timeout_s: float | None = None) -> list[WorkerExit[T]]:
-        """Those that ended, waiting for one at most so long."""
+        """The workers that ended. Waits up to `timeout_s` for one."""
         found: list[WorkerExit[T]] = []
         ready, _, _ = select.select(self.files(), (), (), timeout_s)
         for file in ready:
@@ -79,7 +79,7 @@ class WorkerPool(Generic[T]):
         return found
 
     def stop(self) -> None:
-        """Ends every child at once; what they were at counts as never begun."""
+        """Kills all workers. Their runs count as not started."""
         for file, (pid, _, _) in list(self._children.items()):
             os.kill(pid, signal.SIGKILL)
             self._forget(file, pid)
@@ -89,8 +89,8 @@ class WorkerPool(Generic[T]):
         os.close(file)
         os.waitpid(pid, 0)
 
-    def _live(self, number: int, writing: int, mask: set[int]) -> None:
-        """Never returns. A keyboard's interrupt is the mother's to deal with; when she dies, so does the child."""
+    def _run_child(self, number: int, writing: int, mask: set[int]) -> None:
+        """Never returns. The parent handles keyboard interrupts; if the parent dies, the child is killed."""
         try:
             _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -99,7 +99,7 @@ class WorkerPool(Generic[T]):
             gc.disable()
             result: Any
             try:
-                result = (True, self._bear(number))
+                result = (True, self._work(number))
             except Exception:
                 result = (False, traceback.format_exc())
             with os.fdopen(writing, "wb") as pipe:
@@ -110,8 +110,6 @@ class WorkerPool(Generic[T]):
 
 def _end(number: int, data: bytes) -> WorkerExit[Any]:
     if not data:
-        return WorkerExit(number, None, f"the process of world {number} ended without a word: is memory short?")
-    well, result = pickle.loads(data)
-    return (
-        WorkerExit(number, result) if well else WorkerExit(number, None, f"world {number} could not be run: {result}")
-    )
+        return WorkerExit(number, None, f"run {number}: the process ended without a result; is memory short?")
+    succeeded, result = pickle.loads(data)
+    return WorkerExit(number, result) if succeeded else WorkerExit(number, None, f"run {number} failed: {result}")

@@ -262,7 +262,9 @@ def dated(tenant: str, name: str, regions: Sequence[Region], rng: random.Random)
         deadline_seconds=rng.choice((20.0, 60.0, 3600.0)),
         ttl_after_finished_seconds=rng.choice((5.0, 30.0)),
     )
-    made = _finite_template(resources={"cpu": "500m", "memory": "256Mi"}, ports=(Port(name="http"),), probes=SLOW_READINESS)
+    made = _finite_template(
+        resources={"cpu": "500m", "memory": "256Mi"}, ports=(Port(name="http"),), probes=SLOW_READINESS
+    )
     return _batch(tenant, name, made, by_then, rng)
 
 

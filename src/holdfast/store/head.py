@@ -30,7 +30,11 @@ class StoreHead:
     """`revision` and `sequence` are the newest published ones; assigned ones may be ahead."""
 
     def __init__(
-        self, entries: Iterable[StoredEntry] = (), removed: dict[str, int] | None = None, revision: int = 0, sequence: int = 0
+        self,
+        entries: Iterable[StoredEntry] = (),
+        removed: dict[str, int] | None = None,
+        revision: int = 0,
+        sequence: int = 0,
     ) -> None:
         self.entries = {entry.key: entry for entry in entries}
         self.keys = OrderedKeys(self.entries)

@@ -97,7 +97,7 @@ def open_reader(path: Path) -> apsw.Connection:
 
 
 def unreadable(path: Path, error: Exception) -> StoreFailed:
-    """The fault for a file that cannot be used, with the cause in plain words."""
+    """The fault for a file that cannot be used, with the cause."""
     if isinstance(error, apsw.NotADBError):
         return StoreFailed(f"store {path}: not a Holdfast store (not a SQLite database)")
     if isinstance(error, apsw.CorruptError):

@@ -1,7 +1,7 @@
 """The writing thread of a SQLite store: all queued commits become one transaction.
 
 A transaction is reported as done only after COMMIT returned, with synchronous=FULL. The first error stops the thread
-for good: everything queued behind it is reported as failed, because it is unknown what reached the disk.
+permanently: everything queued behind it is reported as failed, because it is unknown what reached the disk.
 """
 
 from __future__ import annotations

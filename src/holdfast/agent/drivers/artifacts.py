@@ -139,8 +139,8 @@ def _fetch_failed(artifact: Artifact, why: str) -> StartFailed:
 def _open_source(source: str) -> IO[bytes]:
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme in ("http", "https"):
-        answer: IO[bytes] = urllib.request.urlopen(source, timeout=ARTIFACT_TIMEOUT_S)
-        return answer
+        response: IO[bytes] = urllib.request.urlopen(source, timeout=ARTIFACT_TIMEOUT_S)
+        return response
     return open(urllib.parse.urlsplit(source).path if scheme == "file" else source, "rb")
 
 

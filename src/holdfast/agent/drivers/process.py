@@ -76,7 +76,12 @@ class _LiveShim:
 
 class ProcessDriver(Driver):
     def __init__(
-        self, root: Path, clock: Clock, *, confinement: TaskIsolation | None = None, artifacts: ArtifactCache | None = None
+        self,
+        root: Path,
+        clock: Clock,
+        *,
+        confinement: TaskIsolation | None = None,
+        artifacts: ArtifactCache | None = None,
     ) -> None:
         """`root` holds one directory per task and the lease file of exclusive tasks."""
         self._root = root
@@ -154,7 +159,7 @@ class ProcessDriver(Driver):
         return None
 
     async def _await_end(self, pidfd: int) -> None:
-        """Waits until a shim that has written its exit, or was told to stop, is gone. Kills it after a timeout."""
+        """Waits until a shim that has written its exit, or received a stop request, is gone. Kills it after a timeout."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, ended.set)
@@ -173,13 +178,17 @@ class ProcessDriver(Driver):
         at = times.micro_text(self._clock.now())
         started = folder.started(task.run)
         if started is None:
-            return ExitStatus(reason=Reason.NEVER_STARTED, message="the agent stopped before the task was started", at=at)
+            return ExitStatus(
+                reason=Reason.NEVER_STARTED, message="the agent stopped before the task was started", at=at
+            )
         if started.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
         left = await asyncio.to_thread(kill_marked, folder.id)
         what = f"{left} remaining processes were killed" if left else "no process of the task remained"
-        return ExitStatus(reason=Reason.KILLED, message=f"no exit record, because the shim or the node failed; {what}", at=at)
+        return ExitStatus(
+            reason=Reason.KILLED, message=f"no exit record, because the shim or the node failed; {what}", at=at
+        )
 
     # --- starting ----------------------------------------------------------------------------------------------
 
@@ -195,7 +204,9 @@ class ProcessDriver(Driver):
         try:
             await asyncio.to_thread(self._prepare_freeing_space, folder, task)
         except OSError as error:
-            raise StartFailed(start_failure_reason(error), f"task directory {folder.path}: cannot prepare it ({error})") from error
+            raise StartFailed(
+                start_failure_reason(error), f"task directory {folder.path}: cannot prepare it ({error})"
+            ) from error
         report_r, report_w = os.pipe()
         try:
             pid = self._spawn(folder, task.run, report_w)
@@ -220,7 +231,11 @@ class ProcessDriver(Driver):
         try:
             self._prepare(folder, task)
         except (OSError, StartFailed) as failure:
-            full = failure.reason == Reason.DISK_FULL if isinstance(failure, StartFailed) else failure.errno in DISK_FULL_ERRNOS
+            full = (
+                failure.reason == Reason.DISK_FULL
+                if isinstance(failure, StartFailed)
+                else failure.errno in DISK_FULL_ERRNOS
+            )
             if not full or not self._delete_ended(0):
                 raise
             self._prepare(folder, task)

@@ -94,8 +94,8 @@ class TaskDir:
             ("log_bytes", LOG_FILE_BYTES_MAX), ("log_files", LOG_FILES_MAX), *settings,
             *((("checkpoint", int(signal.Signals[first])),) if (first := task.template.checkpoint_signal) else ()),
         )  # fmt: skip
-        words = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
-        write_atomically(self.run_dir(task.run) / "launch", "\0".join(words).encode(errors="surrogateescape"))
+        parts = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
+        write_atomically(self.run_dir(task.run) / "launch", "\0".join(parts).encode(errors="surrogateescape"))
         self.write(TaskRecord(task))
 
     def run_dir(self, run: int) -> Path:

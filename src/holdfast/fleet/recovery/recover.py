@@ -162,10 +162,10 @@ def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outc
     lost = region.status.health.state is HealthState.LOST
     writes: list[Write] = list(suspension_writes(name, view, suspended=True)) if lost else []
     pace = StartRateLimiter.from_status(recovery.status.start_rate_limits, _rates(view), now)
-    wave = _RecoveryPass(recovery, view, pace, now)
-    wave.over(name)
-    rows, notices = tuple(wave.rows), wave.notices
-    writes += wave.writes
+    recovery_pass = _RecoveryPass(recovery, view, pace, now)
+    recovery_pass.run(name)
+    rows, notices = tuple(recovery_pass.rows), recovery_pass.notices
+    writes += recovery_pass.writes
     status = _progress(recovery, rows, pace, now)
     healthy_since = _healthy_since(recovery, region, view, now)
     status = msgspec.structs.replace(status, stable_since=healthy_since)
@@ -201,7 +201,7 @@ class _RecoveryPass:
         self.writes: list[Write] = []
         self.notices: list[Notice] = []
 
-    def over(self, lost: str) -> None:
+    def run(self, lost: str) -> None:
         known = {(row.tenant, row.workload): row for row in self._recovery.status.workloads}
         checked: list[CriticalWorkload] = []
         for critical in critical_workloads(self._view):

@@ -90,8 +90,8 @@ def blocked_preemptions(replicas: Sequence[Replica], view: View) -> int:
         if found is not None:
             nominations[found.key] = found
             blocked.setdefault(found.key, []).append(replica)
-    wanted = [replica for group in blocked.values() for replica in group]
-    if not wanted or _within_budget(wanted, siblings):
+    blocked_victims = [replica for group in blocked.values() for replica in group]
+    if not blocked_victims or _within_budget(blocked_victims, siblings):
         return 0  # the workload's own budget blocks none of them
     return sum(len(blocked[key]) for key, found in nominations.items() if not all_victims_evictable(found, view))
 

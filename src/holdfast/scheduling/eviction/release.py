@@ -157,8 +157,8 @@ def _deletion_reason(replica: Replica, view: View) -> tuple[Reason, str, str]:
     siblings: Iterable[Replica] = view.by(Replica, "assignment", str(assignment.key))
     remaining = sum(not r.metadata.terminating and final_phase(r) is None for r in siblings)
     if remaining < assignment.spec.replicas and replica.spec.type is WorkloadType.SERVICE:
-        wanted = assignment.spec.replicas
-        return Reason.DELETED, "a user", f"deleted while {wanted} replicas are desired; it will be replaced"
+        desired_count = assignment.spec.replicas
+        return Reason.DELETED, "a user", f"deleted while {desired_count} replicas are desired; it will be replaced"
     return Reason.SCALED_DOWN, "replicate", "scaled down, or deleted by a user"
 
 

@@ -48,10 +48,10 @@ def anti_affinity_nodes(scratch: Scratch, requirements: ReplicaRequirements) -> 
 
 def near_nodes(scratch: Scratch, requirements: ReplicaRequirements, rule: AffinityRule) -> Bools:
     """Nodes with a matching replica, or, for topology zone, in a zone with one."""
-    wanted = rule.workload_labels.items()
+    rule_labels = rule.workload_labels.items()
     near: Bools = np.zeros(len(scratch.snapshot.static.has_node), dtype=np.bool_)
     for workload, labels, counts in scratch.groups(requirements.namespace):
-        if workload != requirements.workload and wanted <= dict(labels).items():
+        if workload != requirements.workload and rule_labels <= dict(labels).items():
             near[list(counts)] = True
     if rule.topology == "zone":
         zones = scratch.snapshot.static.zone.ids

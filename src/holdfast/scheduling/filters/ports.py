@@ -13,10 +13,12 @@ from holdfast.scheduling.scratch import Scratch
 def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
     refusals: list[Refusal] = []
     if requirements.fixed_ports:
-        wanted = frozenset(requirements.fixed_ports)
-        refused = np.array([not wanted.isdisjoint(in_use) for in_use in scratch.snapshot.ports], dtype=np.bool_)
+        fixed_ports_needed = frozenset(requirements.fixed_ports)
+        refused = np.array(
+            [not fixed_ports_needed.isdisjoint(in_use) for in_use in scratch.snapshot.ports], dtype=np.bool_
+        )
         for slot, in_use in scratch.changed_ports().items():
-            refused[slot] = not wanted.isdisjoint(in_use)
+            refused[slot] = not fixed_ports_needed.isdisjoint(in_use)
         refusals.append((Reason.PORT_IN_USE, refused))
     if requirements.open_ports:
         refusals.append((Reason.PORTS_EXHAUSTED, scratch.ports_free < requirements.open_ports))

@@ -30,8 +30,10 @@ def free_of(scratch: Scratch, requirements: ReplicaRequirements, resource: str) 
     """Free amount of a resource per slot for work of this class; zero if no node offers the resource."""
     row = scratch.snapshot.resources.get(resource)
     if row is None:
-        return np.zeros(scratch.room.shape[1], dtype=np.int64)
+        return np.zeros(scratch.free_for_reclaimable.shape[1], dtype=np.int64)
     free: Counts = (
-        scratch.room if requirements.reclaimable or requirements.uses_recovery_slots else scratch.least_room
+        scratch.free_for_reclaimable
+        if requirements.reclaimable or requirements.uses_recovery_slots
+        else scratch.free_for_firm
     )[row]
     return free

@@ -132,7 +132,7 @@ class _CandidateHeaps:
     def _total(self, entry: _Entry, zone: int) -> int:
         return (-entry.minus_key >> TIE_BITS) + self._scorer.zone_points(zone)
 
-    def _initial_heaps(self, codes: Codes, wanted: int) -> dict[int, list[_Entry]]:
+    def _initial_heaps(self, codes: Codes, limit: int) -> dict[int, list[_Entry]]:
         """Keeps only the best nodes of each zone: a plan uses at most one node per member, and one runner-up."""
         ok = np.flatnonzero(codes == 0)
         keys = ((self._tables[0].total << TIE_BITS) + (TIE_MAX - self._ties))[ok]
@@ -142,8 +142,8 @@ class _CandidateHeaps:
         for zone in self._skew.zones:
             here = np.flatnonzero(zones == zone)
             there = keys[here]
-            if len(here) > wanted:
-                best = there >= np.partition(there, len(here) - wanted)[len(here) - wanted]
+            if len(here) > limit:
+                best = there >= np.partition(there, len(here) - limit)[len(here) - limit]
                 here, there = here[best], there[best]
             heap = [
                 _Entry(-key, name(slot), slot, slot, 0)

@@ -68,7 +68,7 @@ class PreemptionPlanner:
         raised = raised_priorities(snapshot.overrides, scratch.now, snapshot.region)
         self._raised = raised
         rows = snapshot.resources
-        shape = scratch.room.shape
+        shape = scratch.free_for_reclaimable.shape
         self._leaving: Counts = np.zeros(shape, dtype=np.int64)
         self._leaving_firm: Counts = np.zeros(shape, dtype=np.int64)
         self._chosen: set[str] = set()
@@ -212,11 +212,11 @@ class PreemptionPlanner:
         for row, amount in scratch.rows(requirements):
             given = self._amounts[row, where]
             most, total = np.maximum.reduceat(given, starts), np.add.reduceat(given, starts)
-            room = scratch.room[row, slots] + self._leaving[row, slots]
+            available = scratch.free_for_reclaimable[row, slots] + self._leaving[row, slots]
             if not requirements.reclaimable and not requirements.uses_recovery_slots:
                 # Firm victims free both kinds of capacity, reclaimable victims only the first: a bound, not a proof.
-                room = np.minimum(room, scratch.firm_room[row, slots] + self._leaving_firm[row, slots])
-            missing = amount - room
+                available = np.minimum(available, scratch.unreserved[row, slots] + self._leaving_firm[row, slots])
+            missing = amount - available
             fits &= total >= missing
             bounds = np.maximum(bounds, -(-missing // np.maximum(most, 1)))
         lowest = np.minimum.reduceat(self._priority[where], starts)
@@ -278,10 +278,13 @@ class PreemptionPlanner:
             known = rows.get(resource)
             if known is None:
                 return False
-            if int(scratch.room[known, slot]) + int(self._leaving[known, slot]) + given.get(known, 0) < amount:
+            if (
+                int(scratch.free_for_reclaimable[known, slot]) + int(self._leaving[known, slot]) + given.get(known, 0)
+                < amount
+            ):
                 return False
-            room = int(scratch.firm_room[known, slot]) + int(self._leaving_firm[known, slot]) + firm.get(known, 0)
-            if not requirements.reclaimable and not requirements.uses_recovery_slots and room < amount:
+            available = int(scratch.unreserved[known, slot]) + int(self._leaving_firm[known, slot]) + firm.get(known, 0)
+            if not requirements.reclaimable and not requirements.uses_recovery_slots and available < amount:
                 return False
         fits = self._ports_suffice(requirements, slot, victims) and self._devices_suffice(requirements, slot, victims)
         return fits and self.victim_selection.allows(requirements, victims)
@@ -310,14 +313,14 @@ class PreemptionPlanner:
                 if device in free:
                     free[device] += milli
         models = requirements.template.gpu_models
-        wanted = [
+        free_after = [
             free[device]
             for position, device in enumerate(static.gpu_ids[slot])
             if not models or static.gpu_models[static.gpu_model[position, slot]] in models
         ]
         if requirements.whole_gpus:
-            return sum(1 for left in wanted if left >= WHOLE_GPU_MILLI) >= requirements.whole_gpus
-        return any(left >= requirements.gpu_milli for left in wanted)
+            return sum(1 for left in free_after if left >= WHOLE_GPU_MILLI) >= requirements.whole_gpus
+        return any(left >= requirements.gpu_milli for left in free_after)
 
 
 def _rating(ranked: tuple[_Cost, int, str, int]) -> tuple[int, int, int, int, int, str]:

@@ -14,7 +14,9 @@ def score(candidate: CandidateState) -> Counts:
 
 def _score(candidate: CandidateState) -> Counts:
     static = candidate.scratch.snapshot.static
-    wanted = [artifact.digest or artifact.source for artifact in candidate.requirements.template.artifacts]
-    if not wanted:
+    artifacts_needed = [artifact.digest or artifact.source for artifact in candidate.requirements.template.artifacts]
+    if not artifacts_needed:
         return np.zeros(len(static.has_node), dtype=np.int64)
-    return static.cached_artifacts.numbers(lambda there: 100 * sum(name in there for name in wanted) // len(wanted))
+    return static.cached_artifacts.numbers(
+        lambda there: 100 * sum(name in there for name in artifacts_needed) // len(artifacts_needed)
+    )

@@ -99,7 +99,7 @@ class CandidateState:
         row = scratch.snapshot.resources.get(resource)
         if row is None:
             return np.zeros(self.size, dtype=np.int64)
-        return self.select(scratch.room[row]) - self.requirements.amounts.get(resource, 0) * self._level
+        return self.select(scratch.free_for_reclaimable[row]) - self.requirements.amounts.get(resource, 0) * self._level
 
     def by_sibling_count(self, points: Callable[[Counts], Counts]) -> Counts:
         """Points by the number of replicas of the same workload on each candidate before the placement."""
@@ -116,11 +116,11 @@ class CandidateState:
 
     @property
     def size(self) -> int:
-        return self.scratch.room.shape[1] if self._slots is None else len(self._slots)
+        return self.scratch.free_for_reclaimable.shape[1] if self._slots is None else len(self._slots)
 
     def _rows(self) -> tuple[list[int] | slice, Counts]:
         """CPU and memory are rows 0 and 1; a slice of only those avoids a copy."""
-        wanted = dict(self.scratch.rows(self.requirements))
-        rows = sorted({0, 1} | wanted.keys())
-        amounts: Counts = np.array([wanted.get(row, 0) for row in rows], dtype=np.int64)
+        amount_by_row = dict(self.scratch.rows(self.requirements))
+        rows = sorted({0, 1} | amount_by_row.keys())
+        amounts: Counts = np.array([amount_by_row.get(row, 0) for row in rows], dtype=np.int64)
         return (slice(0, 2) if len(rows) == 2 else rows), amounts

@@ -19,6 +19,6 @@ def _score(candidate: CandidateState) -> Counts:
     if candidate.requirements.reclaimable:
         return np.full(len(snapshot.static.has_node), 100, dtype=np.int64)
     # Resources of reclaimable work, including proposals of this plan.
-    reclaimable = scratch.firm_room + snapshot.recovery_reserved - scratch.room
+    reclaimable = scratch.unreserved + snapshot.recovery_reserved - scratch.free_for_reclaimable
     share: Counts = percent(reclaimable, snapshot.capacity, snapshot.static.largest_capacity).max(axis=0)
     return np.clip(100 - share, 0, 100)

@@ -10,7 +10,7 @@ from holdfast.scheduling.snapshot import Counts
 
 
 def score(candidate: CandidateState, text: str) -> Counts:
-    return candidate.cached_for_request(f"expression {text}", lambda standing: _scores(standing, text))
+    return candidate.cached_for_request(f"expression {text}", lambda current: _scores(current, text))
 
 
 def _scores(candidate: CandidateState, text: str) -> Counts:

@@ -62,8 +62,8 @@ def score(candidate: CandidateState) -> Counts:
 
 def _points(candidate: CandidateState, shapes: GpuShapes) -> Counts:
     before = _Free(candidate.free(CPU), candidate.select(candidate.scratch.gpu_free))
-    asked = candidate.requirements.amounts.get(CPU, 0)
-    after = _Free(before.cpu - asked, _gpus_after(candidate, before.gpu))
+    requested_cpu = candidate.requirements.amounts.get(CPU, 0)
+    after = _Free(before.cpu - requested_cpu, _gpus_after(candidate, before.gpu))
     now = _stranded_before(candidate, shapes) if candidate.covers_all_slots else stranded(shapes, before)
     gained = now - stranded(shapes, after)
     milli = gained // max(1, shapes.count)

@@ -68,8 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """One state of a region.
 
     `placed` counts claims per slot, by (namespace, workload) and template labels. `claims` has all claims by node,
-    `guards` the nodes of placed work with anti-affinity, `protected` the protected quota per tenant. `held` is capacity
-    reserved by recovery slots.
+    `guards` the nodes of placed work with anti-affinity, `protected` the protected quota per tenant.
+    `recovery_reserved` is capacity of recovery slots.
     """
 
     revision: int

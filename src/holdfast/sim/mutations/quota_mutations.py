@@ -24,8 +24,8 @@ def acknowledged_too_early(patch: Patch) -> None:
     """A region acknowledges a smaller limit that it does not enforce yet."""
     copy_writes = grant_sync.__dict__["copy_writes"]
 
-    def slow(key: Any, grants_: Any, here: Any, region: str, heard_s: float, **more: Any) -> Any:
-        return () if int(heard_s) % 40 < 30 else copy_writes(key, grants_, here, region, heard_s, **more)
+    def slow(key: Any, grants_: Any, here: Any, region: str, last_contact_s: float, **more: Any) -> Any:
+        return () if int(last_contact_s) % 40 < 30 else copy_writes(key, grants_, here, region, last_contact_s, **more)
 
     acknowledgement = grant_sync.__dict__["acknowledgement"]
 
@@ -52,7 +52,7 @@ def lease_from_the_cache(patch: Patch) -> None:
 
         async def renew() -> None:
             while True:
-                self.heard_s = self._ports.clock.now()
+                self.last_contact_s = self._ports.clock.now()
                 self.runners["grant-sync"].resync_now()
                 await self._ports.clock.sleep(5.0)
 

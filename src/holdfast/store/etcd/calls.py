@@ -98,8 +98,8 @@ class EtcdCalls:
         clusters: dict[int, str] = {}
         if self.target.user:
             await self._authenticate()
-        answered = await asyncio.gather(*map(self._status, self._members), return_exceptions=True)
-        for member, status in zip(self._members, answered, strict=True):
+        statuses = await asyncio.gather(*map(self._status, self._members), return_exceptions=True)
+        for member, status in zip(self._members, statuses, strict=True):
             if isinstance(status, Fault):
                 problems.append(status)
             elif isinstance(status, BaseException):
@@ -115,7 +115,8 @@ class EtcdCalls:
         oldest = min(versions)
         if oldest < OLDEST_VERSION:
             raise StoreFailed(
-                f"etcd: version too old (expected {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or newer, found {versions[oldest]})"
+                f"etcd: version too old (expected {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or newer, "
+                f"found {versions[oldest]})"
             )
         self.cluster_id = next(iter(clusters))
         for problem in problems:
@@ -191,7 +192,7 @@ class EtcdCalls:
             token = self._token
             before = self.revision
             try:
-                answer = await member.call(
+                response = await member.call(
                     method, request, timeout_s=ETCD_CALL_TIMEOUT_S, metadata=(*_REQUIRE_LEADER, *self._auth_metadata())
                 )
             except grpc.aio.AioRpcError as error:
@@ -200,19 +201,19 @@ class EtcdCalls:
                 await self._authenticate(stale=token)
                 continue
             # Compared with the revision at the start of the call: a concurrent call may have raised it since.
-            if answer.header.revision < before and answer.header.cluster_id == self.cluster_id:
+            if response.header.revision < before and response.header.cluster_id == self.cluster_id:
                 raise StoreFailed(
                     f"etcd at {self.addresses}: its revision went backwards, so it was wiped or restored and the cell "
-                    f"stopped writing (expected {before} or newer, found {answer.header.revision}); next: holdfast "
+                    f"stopped writing (expected {before} or newer, found {response.header.revision}); next: holdfast "
                     "restore"
                 )
-            self.revision = max(self.revision, answer.header.revision)
-            return answer
+            self.revision = max(self.revision, response.header.revision)
+            return response
         raise AssertionError("the second attempt returns or raises")
 
-    def _check_response(self, answer: Any) -> Any:
-        self.check_cluster(answer.header)
-        return answer
+    def _check_response(self, response: Any) -> Any:
+        self.check_cluster(response.header)
+        return response
 
     def _auth_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("token", self._token),) if self._token else ()
@@ -239,18 +240,20 @@ class EtcdCalls:
             last: Fault | None = None
             for member in (*self._members[self._current :], *self._members[: self._current]):
                 try:
-                    answer = await member.call(
+                    response = await member.call(
                         "Authenticate", request, timeout_s=ETCD_CONNECT_TIMEOUT_S, metadata=()
                     )  # fmt: skip
                 except grpc.aio.AioRpcError as error:
                     if "authentication is not enabled" in (error.details() or ""):
                         _log.warning("etcd_user_ignored", user=self.target.user, reason="authentication is not enabled")
                         return
-                    last = faults.definite_fault(error, member.address) or faults.unavailable_fault(error, member.address)
+                    last = faults.definite_fault(error, member.address) or faults.unavailable_fault(
+                        error, member.address
+                    )
                     if not isinstance(last, Retryable):
                         raise last from error
                     continue
-                self._token = answer.token
+                self._token = response.token
                 return
             assert last is not None
             raise last

@@ -74,13 +74,13 @@ async def establish_identity(calls: EtcdCalls, keys: EtcdKeys) -> tuple[str, int
             wire.put_op(keys.epoch, FIRST_EPOCH.encode()),
         ],
     )
-    answer = await calls.read("Range", wire.read(keys.identity))
-    if not answer.kvs:
+    response = await calls.read("Range", wire.read(keys.identity))
+    if not response.kvs:
         # If there is no response, the next read shows the result. A late write changes nothing: it compares with 0.
         with contextlib.suppress(Ambiguous):
             await calls.write("Txn", request)
-        answer = await calls.read("Range", wire.read(keys.identity))
-    for pair in answer.kvs:
+        response = await calls.read("Range", wire.read(keys.identity))
+    for pair in response.kvs:
         return pair.value.decode(), pair.create_revision
     raise StoreFailed("etcd: cannot write the cell's identity; next: start the cell again")
 

@@ -68,8 +68,8 @@ class EtcdLogs:
             self._epoch_task = asyncio.get_running_loop().create_task(self._start_epoch(), name="log epoch")
 
     async def refresh(self) -> None:
-        answer = await self._calls.read("Range", wire.read(self._keys.epoch))
-        for pair in answer.kvs:
+        response = await self._calls.read("Range", wire.read(self._keys.epoch))
+        for pair in response.kvs:
             self.observe(pair)
 
     async def close(self) -> None:
@@ -140,10 +140,10 @@ class EtcdLogs:
                 key=folder, range_end=self._keys.log(log, name), limit=1, keys_only=True,
                 sort_order=wire.DESCEND, sort_target=wire.BY_KEY,
             )  # fmt: skip
-            answer = await self._calls.read("Range", request)
-            if not answer.kvs:
+            response = await self._calls.read("Range", request)
+            if not response.kvs:
                 return ""
-            name = _epoch_name(folder, answer.kvs[0].key)
+            name = _epoch_name(folder, response.kvs[0].key)
         return name
 
     async def _epochs(
@@ -156,17 +156,17 @@ class EtcdLogs:
         held: list[Any] = []
         name = ""
         while True:
-            answer = await self._calls.read("Range", wire.read(low, end, limit=ETCD_PAGE_KEYS, keys_only=keys_only))
-            for pair in answer.kvs:
+            response = await self._calls.read("Range", wire.read(low, end, limit=ETCD_PAGE_KEYS, keys_only=keys_only))
+            for pair in response.kvs:
                 own = _epoch_name(folder, pair.key)
                 if own != name and held:
                     yield name, held
                     held = []
                 name = own
                 held.append(pair)
-            if not answer.more:
+            if not response.more:
                 break
-            low = answer.kvs[-1].key + b"\0"
+            low = response.kvs[-1].key + b"\0"
         if held:
             yield name, held
 

@@ -235,34 +235,34 @@ class EtcdStore:
             for write in draft.puts:
                 self._pending_values[write.key] = (write.value, write.attached)
             try:
-                answer = await self._stop_on_failure(self._calls.write("Txn", request))
+                reply = await self._stop_on_failure(self._calls.write("Txn", request))
             finally:
                 for write in draft.puts:
                     self._pending_values.pop(write.key, None)
-            if answer.succeeded:
-                return await self._committed(draft, answer, len(txn.appends), before)
-            await self._raise_conflict(draft, answer)
+            if reply.succeeded:
+                return await self._committed(draft, reply, len(txn.appends), before)
+            await self._raise_conflict(draft, reply)
             if txn.appends:
                 await self._logs.refresh()
         raise Conflict(f"commit: concurrent changes won all {limits.COMMIT_ROUNDS_MAX} attempts; next: retry")
 
-    async def _committed(self, draft: EtcdTransaction, answer: Any, records: int, before: int) -> Committed:
+    async def _committed(self, draft: EtcdTransaction, reply: Any, records: int, before: int) -> Committed:
         if records:
             self._logs.note_appended(records)
         if not draft.changes:
-            head = self._keys.head_revision(answer.responses[0].response_range.kvs)
+            head = self._keys.head_revision(reply.responses[0].response_range.kvs)
             await self._wait_published(head)
             return Committed(head, draft.revisions(0, head))
-        main = answer.header.revision
+        main = reply.header.revision
         revisions = draft.revisions(main, before)
         await self._wait_published(revision_of(main, draft.changes - 1))
         metrics.STORE_COMMITS.inc()
         metrics.STORE_KEY_WRITES.inc(draft.changes)
         return Committed(revisions[-1], revisions)
 
-    async def _raise_conflict(self, draft: EtcdTransaction, answer: Any) -> None:
+    async def _raise_conflict(self, draft: EtcdTransaction, reply: Any) -> None:
         """Raises Conflict if a compare of the caller failed; returns if only one of our own compares did."""
-        found = [response.response_range for response in answer.responses]
+        found = [response.response_range for response in reply.responses]
         for compare, now in zip(draft.compares, found, strict=False):
             if (now.kvs[0].mod_revision if now.kvs else 0) == expected_etcd_revision(compare):
                 continue
@@ -278,8 +278,8 @@ class EtcdStore:
         if not unknown:
             return
         reads = [wire.read_op(self._keys.data(key), keys_only=True) for key in unknown]
-        answer = await self._stop_on_failure(self._calls.read("Txn", wire.TxnRequest(success=reads)))
-        for key, response in zip(unknown, answer.responses, strict=True):
+        reply = await self._stop_on_failure(self._calls.read("Txn", wire.TxnRequest(success=reads)))
+        for key, response in zip(unknown, reply.responses, strict=True):
             pairs = response.response_range.kvs
             draft.set_removal(key, pairs[0].mod_revision if pairs else 0)
 
@@ -304,15 +304,15 @@ class EtcdStore:
         raise Unavailable("etcd: every revision read was compacted at once; next: retry")
 
     async def _read_head(self) -> tuple[int, int]:
-        answer = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head)))
-        return self._keys.head_revision(answer.kvs), answer.header.revision
+        reply = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head)))
+        return self._keys.head_revision(reply.kvs), reply.header.revision
 
     async def _head_at(self, main: int) -> int:
         """The cell's head at an etcd revision."""
         if main < self._first_revision:
             return 0
-        answer = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head, revision=main)))
-        return self._keys.head_revision(answer.kvs)
+        reply = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head, revision=main)))
+        return self._keys.head_revision(reply.kvs)
 
     async def _past(self, low: bytes, high: bytes, at: int, limit: int) -> StorePage:
         self._check()
@@ -330,15 +330,15 @@ class EtcdStore:
         more = True
         while more and (not wanted or len(entries) < wanted):
             size = min(wanted - len(entries), ETCD_PAGE_KEYS) if wanted else ETCD_PAGE_KEYS
-            answer = await self._stop_on_failure(
+            reply = await self._stop_on_failure(
                 self._calls.read("Range", wire.read(low, high, limit=size if high else 0, revision=main))
             )
-            for pair in answer.kvs:
+            for pair in reply.kvs:
                 entry = self._keys.entry(pair)
                 entries[entry.key] = entry
-            more = answer.more
+            more = reply.more
             if more:
-                low = answer.kvs[-1].key + b"\0"
+                low = reply.kvs[-1].key + b"\0"
         last = max(entries) if entries and more else None
         for key, before in undone.items():
             raw = self._keys.data(key)
@@ -385,13 +385,13 @@ class EtcdStore:
     async def _stop_on_failure(self, call: Awaitable[Any]) -> Any:
         """The response to a call. A fault that means that the data is no longer ours stops the store."""
         try:
-            answer = await call
+            reply = await call
         except StoreFailed as fault:
             self._fail(fault)
             raise
         if isinstance(self._failure, StoreFailed):
             raise self._failure
-        return answer
+        return reply
 
     def _check_past(self, at: int) -> None:
         if at < self._compacted:
@@ -472,5 +472,5 @@ async def erase(cell: str, target: EtcdTarget) -> None:
 
 
 async def _head(calls: EtcdCalls, keys: EtcdKeys) -> tuple[int, int]:
-    answer = await calls.read("Range", wire.read(keys.head))
-    return keys.head_revision(answer.kvs), answer.header.revision
+    reply = await calls.read("Range", wire.read(keys.head))
+    return keys.head_revision(reply.kvs), reply.header.revision

@@ -43,7 +43,9 @@ class EtcdCommit:
         """Cell key → its new key-value; None if it was deleted."""
 
 
-def group_commits(keys: EtcdKeys, events: Sequence[Any], attached: AttachedLookup = lambda key, value: None) -> list[EtcdCommit]:
+def group_commits(
+    keys: EtcdKeys, events: Sequence[Any], attached: AttachedLookup = lambda key, value: None
+) -> list[EtcdCommit]:
     """Groups events into commits, in order. The index of a change is its position among its transaction's objects."""
     found: list[EtcdCommit] = []
     for event in events:
@@ -150,16 +152,14 @@ class EtcdTail:
         last_response_s = loop.time()
         try:
             while True:
-                await asyncio.wait(
-                    {reading, nudged}, timeout=ETCD_PROBE_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({reading, nudged}, timeout=ETCD_PROBE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
-                    answer = reading.result()
-                    if answer is grpc.aio.EOF:
+                    response = reading.result()
+                    if response is grpc.aio.EOF:
                         self._calls.next_member(address)
                         raise Unavailable(f"etcd at {address}: the watch ended")
                     last_response_s = loop.time()
-                    self._apply_response(answer, address)
+                    self._apply_response(response, address)
                     reading = asyncio.ensure_future(stream.read())
                     continue
                 if nudged.done() or loop.time() - last_response_s > ETCD_WATCH_SILENCE_MAX_S:
@@ -171,17 +171,18 @@ class EtcdTail:
                 task.cancel()
             await asyncio.gather(reading, nudged, return_exceptions=True)
 
-    def _apply_response(self, answer: Any, address: str) -> None:
-        self._calls.check_cluster(answer.header)
-        if answer.canceled:
-            if answer.compact_revision:
-                raise Expired(f"etcd: compacted up to revision {answer.compact_revision}")
-            if "permission denied" in answer.cancel_reason:
+    def _apply_response(self, response: Any, address: str) -> None:
+        self._calls.check_cluster(response.header)
+        if response.canceled:
+            if response.compact_revision:
+                raise Expired(f"etcd: compacted up to revision {response.compact_revision}")
+            if "permission denied" in response.cancel_reason:
                 raise StoreFailed(
-                    f"etcd at {address}: watch refused ({answer.cancel_reason}); next: grant the user the cell's prefix"
+                    f"etcd at {address}: watch refused ({response.cancel_reason}); "
+                    "next: grant the user the cell's prefix"
                 )
-            raise Unavailable(f"etcd at {address}: watch cancelled ({answer.cancel_reason})")
-        for commit in group_commits(self._keys, answer.events, self._attached):
+            raise Unavailable(f"etcd at {address}: watch cancelled ({response.cancel_reason})")
+        for commit in group_commits(self._keys, response.events, self._attached):
             if commit.changes and commit.changes[-1].revision <= self.head:
                 continue
             self._check_commit(commit)
@@ -222,16 +223,16 @@ async def past_commits(calls: EtcdCalls, keys: EtcdKeys, main: int, through: int
         async with asyncio.timeout(ETCD_CALL_TIMEOUT_S):
             await stream.write(wire.WatchRequest(create_request=created))
             while changes < WATCH_CHUNK_EVENTS and (not found or found[-1].main < through):
-                answer = await stream.read()
-                if answer is grpc.aio.EOF:
+                response = await stream.read()
+                if response is grpc.aio.EOF:
                     raise Unavailable(f"etcd at {address}: the watch ended")
-                if answer.canceled:
-                    if answer.compact_revision:
+                if response.canceled:
+                    if response.compact_revision:
                         raise Expired(
-                            f"history: compacted up to {revision_of(answer.compact_revision, 0)}; next: list again"
+                            f"history: compacted up to {revision_of(response.compact_revision, 0)}; next: list again"
                         )
-                    raise Unavailable(f"etcd at {address}: watch cancelled ({answer.cancel_reason})")
-                made = group_commits(keys, answer.events)
+                    raise Unavailable(f"etcd at {address}: watch cancelled ({response.cancel_reason})")
+                made = group_commits(keys, response.events)
                 found += made
                 changes += sum(len(commit.changes) for commit in made)
     except TimeoutError:

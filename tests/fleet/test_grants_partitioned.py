@@ -37,7 +37,7 @@ EMERGENCY = 3
 SPENT = (GrantClass.NORMAL, GrantClass.RECOVERY)
 
 
-class Apart:
+class PartitionedQuota:
     """`seen` is each region's last received state of its grants; it may be old."""
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Apart:
         self.seen = {name: Cache() for name in REGIONS}
         self.used: dict[tuple[str, GrantClass], int] = {(r, c): 0 for r in REGIONS for c in SPENT}
         self.skew_s: dict[str, float] = dict.fromkeys(REGIONS, 0.0)
-        self.heard_s: dict[str, float] = dict.fromkeys(REGIONS, 0.0)
+        self.last_contact_s: dict[str, float] = dict.fromkeys(REGIONS, 0.0)
         self.on_the_way: list[tuple[str, SetStatus]] = []
         self.most: dict[GrantClass, int] = dict.fromkeys(SPENT, 0)
 
-    def want(self, where: str, replicas: int, purpose: Purpose) -> None:
+    def set_demand(self, where: str, replicas: int, purpose: Purpose) -> None:
         item = assignment("api", where, replicas=replicas, template=UNIT, purpose=purpose)
         named = msgspec.structs.replace(item.metadata, name=assignment_name("api", where, purpose))
         self.home.put(msgspec.structs.replace(item, metadata=named))
@@ -80,7 +80,7 @@ class Apart:
 
     def fetch(self, where: str) -> None:
         """The region's watch catches up; its grant lease counts from now."""
-        self.heard_s[where] = self.clock(where)
+        self.last_contact_s[where] = self.clock(where)
         for item in self.home.list(Grant):
             if item.spec.region == where:
                 self.seen[where].put(item)
@@ -88,7 +88,9 @@ class Apart:
     def enforce(self, where: str) -> None:
         for cls in GrantClass:
             key = Key("acme", grant_sync.grant_copy_name(cls))
-            for write in grant_sync.copy_writes(key, self.seen[where], self.here[where], where, self.heard_s[where]):
+            for write in grant_sync.copy_writes(
+                key, self.seen[where], self.here[where], where, self.last_contact_s[where]
+            ):
                 item: Any = write.object  # type: ignore[union-attr]
                 old = self.here[where].get(GrantCopy, key.name, "acme")
                 generation = 1 if old is None else old.metadata.generation + (old.spec != item.spec)
@@ -112,7 +114,7 @@ class Apart:
             status = msgspec.structs.replace(copy.status, used=used, observed_generation=copy.metadata.generation)
             self.here[where].put(with_new_revision(copy, status=status))
 
-    def declare(self, number: int) -> None:
+    def declare_emergency(self, number: int) -> None:
         """Grants emergency quota for a while; an earlier one ends."""
         spec = OverrideSpec(
             kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"), reason="a test", requester="ann",
@@ -121,7 +123,7 @@ class Apart:
         status = OverrideStatus(phase="Active", expires_at=micro_text(self.now + number * 20))
         self.home.put(Override(metadata=meta("more"), spec=spec, status=status))
 
-    def say(self, where: str) -> None:
+    def send_acknowledgement(self, where: str) -> None:
         """Sends an acknowledgement, which may arrive later."""
         for cls in GrantClass:
             key = Key("acme", grant_sync.grant_copy_name(cls))
@@ -129,7 +131,7 @@ class Apart:
                 told = grant_sync.acknowledgement(key, self.seen[where], self.here[where], where, self.clock(where))
                 self.on_the_way += [(grant_name(where, cls), write) for write in told if isinstance(write, SetStatus)]
 
-    def arrive(self, number: int) -> None:
+    def deliver(self, number: int) -> None:
         """Delivers one acknowledgement in flight, in any order. The gate refuses older generations."""
         if not self.on_the_way:
             return
@@ -149,9 +151,9 @@ class Apart:
 
     def acknowledge(self, where: str) -> None:
         before = len(self.on_the_way)
-        self.say(where)
+        self.send_acknowledgement(where)
         for _ in range(len(self.on_the_way) - before):
-            self.arrive(before)
+            self.deliver(before)
 
     def check(self) -> None:
         totals = {GrantClass.NORMAL: HARD, GrantClass.RECOVERY: ALLOWANCE, GrantClass.EMERGENCY: EMERGENCY}
@@ -183,15 +185,15 @@ ACTS = (
 steps = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 12)), max_size=60)
 
 
-def live(story: list[tuple[str, str, int]]) -> Apart:
-    world = Apart()
-    for act, where, number in story:
+def run_events(events: list[tuple[str, str, int]]) -> PartitionedQuota:
+    world = PartitionedQuota()
+    for act, where, number in events:
         other = REGIONS[(REGIONS.index(where) + 1) % len(REGIONS)]
         match act:
             case "want":
-                world.want(where, number, Purpose.NORMAL)
+                world.set_demand(where, number, Purpose.NORMAL)
             case "recover":
-                world.want(where, number, Purpose.RECOVERY)
+                world.set_demand(where, number, Purpose.RECOVERY)
             case "decide":
                 world.decide()
             case "fetch":
@@ -203,9 +205,9 @@ def live(story: list[tuple[str, str, int]]) -> Apart:
             case "ack":
                 world.acknowledge(where)
             case "say":
-                world.say(where)
+                world.send_acknowledgement(where)
             case "arrive":
-                world.arrive(number)
+                world.deliver(number)
             case "sync":
                 world.decide()
                 world.fetch(where)
@@ -213,28 +215,28 @@ def live(story: list[tuple[str, str, int]]) -> Apart:
                 world.spend(where, number)
                 world.acknowledge(where)
             case "declare":
-                world.declare(number)
+                world.declare_emergency(number)
             case "incident":  # recovery and emergency quota go to two regions in turn, one of them out of contact
-                world.declare(number)
+                world.declare_emergency(number)
                 for there in (where, other):
-                    world.want(there, 12, Purpose.RECOVERY)
-                    world.want(there, 12, Purpose.NORMAL)
+                    world.set_demand(there, 12, Purpose.RECOVERY)
+                    world.set_demand(there, 12, Purpose.NORMAL)
                     for _ in range(2):
                         world.decide()
                     world.fetch(there)
                     world.enforce(there)
                     world.spend(there, number)
-                    world.want(there, 0, Purpose.RECOVERY)
-                    world.want(there, 0, Purpose.NORMAL)
+                    world.set_demand(there, 0, Purpose.RECOVERY)
+                    world.set_demand(there, 0, Purpose.NORMAL)
             case "quiet":  # it receives a limit and is partitioned before it acknowledges
-                world.want(where, number, Purpose.NORMAL)
+                world.set_demand(where, number, Purpose.NORMAL)
                 world.decide()
                 world.fetch(where)
                 world.enforce(where)
                 world.spend(where, number)
             case "shift":  # the demand moves to another region
-                world.want(where, 0, Purpose.NORMAL)
-                world.want(other, number, Purpose.NORMAL)
+                world.set_demand(where, 0, Purpose.NORMAL)
+                world.set_demand(other, number, Purpose.NORMAL)
                 for _ in range(2):
                     world.decide()
                 world.fetch(other)
@@ -252,21 +254,21 @@ def live(story: list[tuple[str, str, int]]) -> Apart:
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
-def test_enforced_limits_never_exceed_the_quota(story):
-    live(story)
+def test_enforced_limits_never_exceed_the_quota(events):
+    run_events(events)
 
 
 @pytest.mark.parametrize(
-    "story",
+    "events",
     [
         [("quiet", "a", 5), ("incident", "b", 5), ("sync", "b", 5), ("quiet", "b", 4)],
         [("quiet", "a", 5), ("incident", "b", 6), ("sync", "b", 6), ("quiet", "c", 3)],
         [("want", "c", 1), ("quiet", "a", 7), ("incident", "b", 2), ("sync", "b", 2), ("quiet", "c", 5)],
     ],
-    ids=["given on as normal", "given to two", "told by nobody"],
+    ids=["granted again as normal", "granted to two regions", "reported by no region"],
 )
-def test_emergency_usage_counts_as_emergency_after_its_limit_ended(story):
-    live(story)
+def test_emergency_usage_counts_as_emergency_after_its_limit_ended(events):
+    run_events(events)
 
 
 @pytest.mark.slow
@@ -281,8 +283,8 @@ def test_search_detects_a_forgotten_peak(monkeypatch):
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
-    def search(story):
-        live(story)
+    def search(events):
+        run_events(events)
 
     with pytest.raises(AssertionError, match="regions may enforce"):
         search()
@@ -297,8 +299,8 @@ def test_search_detects_a_grant_class_granted_twice(monkeypatch, cls):
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
-    def search(story):
-        live(story)
+    def search(events):
+        run_events(events)
 
     with pytest.raises(AssertionError, match=f"of class {cls.value}"):
         search()
@@ -313,15 +315,15 @@ def test_search_detects_recovery_quota_spent_beyond_its_limit(monkeypatch):
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
-    def search(story):
-        live(story)
+    def search(events):
+        run_events(events)
 
     with pytest.raises(AssertionError, match="for recovery"):
         search()
 
 
 def test_incident_uses_every_grant_class():
-    world = live([("want", "a", 12), ("incident", "a", 6), ("sync", "b", 12)])
+    world = run_events([("want", "a", 12), ("incident", "a", 6), ("sync", "b", 12)])
     assert world.most[GrantClass.RECOVERY] > 0 and world.most[GrantClass.NORMAL] > 0
     copies = world.here["a"].list(GrantCopy, "acme")
     assert {c.spec.grant_class for c in copies} == set(GrantClass)
@@ -329,13 +331,13 @@ def test_incident_uses_every_grant_class():
 
 def test_unacknowledged_raise_counts_after_it_was_lowered():
     """The region may enforce the higher limit although it did not acknowledge it."""
-    world = Apart()
-    world.want("a", 8, Purpose.NORMAL)
+    world = PartitionedQuota()
+    world.set_demand("a", 8, Purpose.NORMAL)
     world.decide()
     world.fetch("a")
     world.enforce("a")  # enforced, and the acknowledgement is lost
-    world.want("a", 0, Purpose.NORMAL)
-    world.want("b", 9, Purpose.NORMAL)
+    world.set_demand("a", 0, Purpose.NORMAL)
+    world.set_demand("b", 9, Purpose.NORMAL)
     for _ in range(3):
         world.decide()
         world.fetch("b")
@@ -344,16 +346,16 @@ def test_unacknowledged_raise_counts_after_it_was_lowered():
     assert amounts(world.here["b"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0) <= 2000
 
 
-def heard(world: Apart, name: str) -> None:
+def record_report(world: PartitionedQuota, name: str) -> None:
     """Records a report of this region at the global cell's current time."""
     known = region(name)
     health = msgspec.structs.replace(known.status.health, last_contact_at=micro_text(world.now))
     world.home.put(with_new_revision(known, status=msgspec.structs.replace(known.status, health=health)))
 
 
-def spent_in(world: Apart, name: str, cpus: int) -> None:
+def spend_all(world: PartitionedQuota, name: str, cpus: int) -> None:
     """Requests, grants, spends and acknowledges in one step."""
-    world.want(name, cpus, Purpose.NORMAL)
+    world.set_demand(name, cpus, Purpose.NORMAL)
     world.decide()
     world.fetch(name)
     world.enforce(name)
@@ -362,11 +364,11 @@ def spent_in(world: Apart, name: str, cpus: int) -> None:
 
 
 def test_expired_grant_lease_still_counts_in_full():
-    world = Apart()
-    spent_in(world, "a", 8)
-    heard(world, "a")
+    world = PartitionedQuota()
+    spend_all(world, "a", 8)
+    record_report(world, "a")
     world.now += 1000
-    world.want("b", 8, Purpose.NORMAL)
+    world.set_demand("b", 8, Purpose.NORMAL)
     world.decide()
     quota = world.home.get(Quota, "quota", "acme")
     outcome = grants.decide(quota.key, world.home, world.now)
@@ -379,11 +381,11 @@ def test_expired_grant_lease_still_counts_in_full():
 @pytest.mark.parametrize("skew_s", [-600.0, 600.0])
 def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float):
     """`renewedAt` is a time of the region's clock; only arriving reports show contact."""
-    world = Apart()
+    world = PartitionedQuota()
     world.skew_s["a"] = skew_s
-    spent_in(world, "a", 8)
+    spend_all(world, "a", 8)
     (grant,) = [g for g in world.home.list(Grant) if g.spec.region == "a"]
-    heard(world, "a")
+    record_report(world, "a")
     known = world.home.get(Region, "a")
     assert abs(parse_time(grant.status.renewed_at) - world.now - skew_s) < 1
     assert not grants.is_lease_expired(grant, known, world.now + grant.spec.lease_seconds - 1)
@@ -391,7 +393,7 @@ def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float)
 
 
 def test_region_contact_changes_wake_the_grant_controller():
-    world = Apart()
+    world = PartitionedQuota()
     well, silent = region("a"), region("a", state=HealthState.SUSPECT)
     for new, old in ((silent, well), (well, silent)):
         assert list(grants.woken_by_region(new, old, world.home)) == [Key("acme", "quota")]

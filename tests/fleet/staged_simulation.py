@@ -29,7 +29,9 @@ class Staged(Simulation):
         for agent in self.agents:
             agent.boot()
         land = actors.make_topology(self.size.regions, self.size.tenants, self.size.nodes_per_region, ())
-        self.desired = await self._persist(lambda: actors.create_initial_objects(self.operator, land, random_stream(self.seed, "people")))
+        self.desired = await self._persist(
+            lambda: actors.create_initial_objects(self.operator, land, random_stream(self.seed, "people"))
+        )
         await self.until(self.all_healthy, 60)
         for item in self.work():
             await self._persist(lambda item=item: actors.create_object(self.operator, item))

@@ -1,0 +1,138 @@
+"""Scheduling decisions as scripts: nodes, claims, slots, overrides and grants, then `plan` or `why-not`.
+
+cluster [more]           states objects; `more` keeps the earlier ones
+plan [each] [option=…]   plans the requests together, or `each` one alone; options: rules, evictions
+why-not [NODE]           explains the node, or suggests the smallest change that lets the request fit
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.decision_scripts import fields, key_of, make_object, run_script, scripts_beside, words
+
+from holdfast.insight.why_not import WhyNotQuery
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.meta import Object
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import PolicyRules
+from holdfast.model.times import parse_time
+from holdfast.scheduling.plan import ReplicaRequirements, RequestPlan, plan, requirements_of
+from holdfast.scheduling.quota_headroom import headroom_of
+from holdfast.scheduling.snapshot import SnapshotBuilder
+
+NOW = parse_time("2026-06-01T00:00:00Z")
+READY = {"status.contact": {"state": "Live"}, "status.execution": {"epoch": 1, "reconciled": True}}
+LINE_MAX = 105
+SHORTHAND = {"node": "capacity", "binding": "resources", "recoveryslot": "resources"}
+
+
+class Cluster:
+    """Region `here`. The time is 2026-06-01, and the tenant is acme unless a line says otherwise."""
+
+    def __init__(self) -> None:
+        self.items: dict[tuple[str, str, str], Object] = {}
+
+    def cluster(self, options: list[str], lines: list[str]) -> str:
+        self.items = dict(self.items) if options else {}
+        self.items.update((key_of(item), item) for item in map(stated, lines))
+        return ""
+
+    def plan(self, options: list[str], lines: list[str]) -> str:
+        given = fields(options)
+        wanted = [self.requirements(line, **given) for line in lines]
+        batches = [[one] for one in wanted] if given.get("each") else [wanted]
+        requests_by_result: dict[str, list[str]] = {}
+        for made in (made for batch in batches for made in self.planned(batch, **given)):
+            requests_by_result.setdefault(plan_text(made), []).append(made.requirements.name)
+        return "\n".join(f"{', '.join(names)}: {text}" for text, names in requests_by_result.items())
+
+    def why_not(self, node: list[str], lines: list[str]) -> str:
+        query = WhyNotQuery(self.builder().freeze(1), self.requirements(lines[0]), PolicyRules(), NOW)
+        return node_explanation(query, node[0]) if node else "{0.node}: {0.text}".format(query.suggested_fix())
+
+    def builder(self) -> SnapshotBuilder:
+        builder = SnapshotBuilder("here")
+        for item in self.items.values():
+            builder.upsert(item)
+        return builder
+
+    def planned(self, wanted: list[ReplicaRequirements], rules: Any = None, **_: Any) -> tuple[RequestPlan, ...]:
+        return plan(self.builder().freeze(1), wanted, msgspec.convert(rules or {}, PolicyRules), NOW, 1).request_plans
+
+    def requirements(self, line: str, evictions: int = 1000, **_: Any) -> ReplicaRequirements:
+        """`name[@tenant] replicas=N cpu=… field=…`; the quota of a tenant is limited if any grant is stated."""
+        name, *given = words(line)
+        name, _, tenant = name.partition("@")
+        spec = fields(given)
+        template = {"command": ["serve"], "resources": take_amounts(spec) or {"cpu": 1}, **spec.pop("template", {})}
+        members = [{"name": f"{name}-{i}", "uid": f"{name}-{i}"} for i in range(spec.pop("replicas", 1))]
+        known = {"workload": name, "assignment": name, "revision": "1", "template": template, "members": members}
+        tenant = tenant or "acme"
+        copies = [item for item in self.items.values() if isinstance(item, GrantCopy)]
+        own = [copy for copy in copies if copy.metadata.namespace == tenant]
+        headroom = headroom_of(own, self.builder().ordinary_use(tenant), NOW) if copies else None
+        request = make_object("schedulingrequest", name, {**known, **spec}, tenant)
+        return requirements_of(request, evictions_left=evictions, quota_headroom=headroom)
+
+
+def stated(line: str) -> Object:
+    kind, name, *given = words(line)
+    name, _, tenant = name.partition("@")
+    spec = fields(given)
+    amounts = {SHORTHAND[kind]: take_amounts(spec)} if kind in SHORTHAND else {}
+    match kind:
+        case "node":
+            known = {"zone": "z", "capacity": {"cpu": 8, "memory": "32Gi", **amounts.pop("capacity")}, **READY}
+        case "binding":
+            intent = {"replicaUid": name, "templateHash": "h", "attempt": 1}
+            known = {"replica": name, "intent": intent, "template": {}, "workload": name.rpartition("-")[0]}
+            name = f"{name}.1"
+        case "override":
+            known = {"status.phase": "Active", "status.expiresAt": "2027-01-01T00:00:00Z"}
+        case _:
+            known = {}
+    return make_object(kind, name, {**known, **amounts, **spec}, tenant or "acme")
+
+
+def take_amounts(spec: dict[str, Any]) -> dict[str, Any]:
+    return {name: spec.pop(name) for name in ("cpu", "memory", "gpu") if name in spec}
+
+
+def plan_text(made: RequestPlan) -> str:
+    """Where the members are placed; refusals only if some are not. One line if it is short."""
+    count = len(made.proposals)
+    nodes = Counter(p.node for p in made.proposals)
+    where = ", ".join(f"{node} x{number}" if number > 1 else node for node, number in sorted(nodes.items()))
+    parts = [f"{count} of {count + len(made.unplaced)} placed" + (f" on {where}" if where else "")]
+    for p in made.proposals:
+        parts += [f"{p.member.name} preempts {', '.join(p.victims)}"] if p.victims else []
+        parts += [f"{p.member.name} uses {d.milli}m of {d.id}" for d in p.devices]
+    parts += [f"evictions counted: {made.evictions}"] if made.evictions else []
+    for r in made.refusals if made.unplaced else ():
+        message = r.message if r.message != Reason(r.reason).sentence else ""
+        parts.append(
+            r.reason + (f" on {', '.join(r.examples)}" if r.examples else "") + (f": {message}" if message else "")
+        )
+    return "; ".join(parts) if sum(map(len, parts)) < LINE_MAX else "\n  ".join(parts)
+
+
+def node_explanation(query: WhyNotQuery, node: str) -> str:
+    found = query.explain_node(node)
+    if found is None:
+        return f"{node}: no such node"
+    score = " + ".join(f"{s.weight} x {s.name} {s.value}" for s in found.scores)
+    best = f"best {found.best} with {found.best_score}"
+    rank = f"{node}: rank {found.position} of {found.feasible}, score {found.score} = {score}; {best}"
+    return "\n".join(f"{b.reason}: {b.message}; fix: {b.fix}" for b in found.blockers) or rank
+
+
+@pytest.mark.parametrize("script", scripts_beside(__file__), ids=lambda path: path.stem)
+def test_script(script: Path, rewrite: bool) -> None:
+    state = Cluster()
+    commands = {"cluster": state.cluster, "plan": state.plan, "why-not": state.why_not}
+    run_script(script, commands, rewrite=rewrite)
