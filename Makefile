@@ -97,7 +97,7 @@ prove: install-dev tools ## Run the long tests: all, or some with STAGE=drills,k
 	@$(PY) scripts/prove.py $(STAGE) --workers $(WORKERS)
 
 .PHONY: docs
-docs: install-dev ## Generate docs pages: reasons, metrics, command line, lifecycle
+docs: install-dev ## Generate docs pages: kinds, reasons, metrics, command line, lifecycle, limits
 	$(PY) scripts/generate_docs.py
 
 .PHONY: lock

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bench.cells import REGION, Bed, Process, bed, first_objects, until_placing, until_ready
+from bench.cells import REGION, BenchCells, Process, bench_cells, first_objects, until_placing, until_ready
 from bench.https import request, send_all
 from holdfast.client.wire import COMMIT_PATH, encode_commit
 from holdfast.model.meta import ObjectMeta
@@ -67,30 +67,30 @@ class Rate(msgspec.Struct, frozen=True):
     cpu_us: float
 
 
-async def _rate(made: Bed, cell: Process, messages: Sequence[bytes], clients: int, each: int = 1) -> Rate:
+async def _rate(bench: BenchCells, cell: Process, messages: Sequence[bytes], clients: int, each: int = 1) -> Rate:
     used = cell.cpu_s()
-    took, seconds = await send_all(made.urls["global"], made.tls(made.operator), messages, clients)
+    took, seconds = await send_all(bench.urls["global"], bench.tls(bench.operator), messages, clients)
     rows = len(messages) * each
     slow = sorted(took)[min(len(took) - 1, len(took) * 99 // 100)]
     return Rate(rows / seconds, slow * 1e3, (cell.cpu_s() - used) / rows * 1e6)
 
 
-async def _creating(made: Bed, program: Sequence[str], creates: int) -> tuple[Rate, Process]:
-    cell = made.start_cell("global", program=program)
-    await until_ready(made, "global")
-    url = made.urls["global"]
-    await send_all(url, made.tls(made.operator), _creates(url, "warm", 64), 16)
-    return await _rate(made, cell, _creates(url, "one", creates), CLIENTS), cell
+async def _creating(bench: BenchCells, program: Sequence[str], creates: int) -> tuple[Rate, Process]:
+    cell = bench.start_cell("global", program=program)
+    await until_ready(bench, "global")
+    url = bench.urls["global"]
+    await send_all(url, bench.tls(bench.operator), _creates(url, "warm", 64), 16)
+    return await _rate(bench, cell, _creates(url, "one", creates), CLIENTS), cell
 
 
 async def writes(creates: int, batches: int, singles: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
-        apart, _ = await _creating(made, ("-m", "bench.one_commit_each"), creates)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
-        grouped, cell = await _creating(made, ("-m", "holdfast.cli"), creates)
-        url = made.urls["global"]
-        single = await _rate(made, cell, _commits(url, "row", singles, 1), 1)
-        batched = await _rate(made, cell, _commits(url, "rows", batches, BATCH), 1, BATCH)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
+        apart, _ = await _creating(bench, ("-m", "bench.one_commit_each"), creates)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
+        grouped, cell = await _creating(bench, ("-m", "holdfast.cli"), creates)
+        url = bench.urls["global"]
+        single = await _rate(bench, cell, _commits(url, "row", singles, 1), 1)
+        batched = await _rate(bench, cell, _commits(url, "rows", batches, BATCH), 1, BATCH)
     return {
         "creates_per_s": round(grouped.per_s),
         "creates_one_commit_each_per_s": round(apart.per_s),
@@ -135,20 +135,20 @@ class _Watch(asyncio.Protocol):
 async def _watch(url: str, context: ssl.SSLContext, after: int) -> _Watch:
     parts = urlsplit(url)
     message = request(url, "GET", f"{CLASSES}?watch=true&resourceVersion={after}")
-    _, made = await asyncio.get_running_loop().create_connection(
+    _, watch = await asyncio.get_running_loop().create_connection(
         lambda: _Watch(message), parts.hostname or "", parts.port or 443, ssl=context, server_hostname=parts.hostname
     )
-    await made.open
-    return made
+    await watch.open
+    return watch
 
 
-async def fan_out(made: Bed, cell: Process, watchers: int, events: int) -> dict[str, float]:
+async def fan_out(bench: BenchCells, cell: Process, watchers: int, events: int) -> dict[str, float]:
     """Delay from the response to a create to the arrival of its event, over all watchers."""
     from holdfast.client.http import HttpClient
 
-    client: HttpClient = made.client("global")
+    client: HttpClient = bench.client("global")
     after = (await client.list(PriorityClass)).revision
-    url, context = made.urls["global"], made.tls(made.operator)
+    url, context = bench.urls["global"], bench.tls(bench.operator)
     lines = [await _watch(url, context, after) for _ in range(watchers)]
     names = [f"fan-{number}" for number in range(events)]
     answered: dict[str, float] = {}
@@ -173,32 +173,32 @@ async def fan_out(made: Bed, cell: Process, watchers: int, events: int) -> dict[
     }
 
 
-async def memory(made: Bed, cell: Process, objects: int) -> dict[str, float]:
+async def memory(bench: BenchCells, cell: Process, objects: int) -> dict[str, float]:
     """Resident memory of Workload objects, without a region."""
     from bench.pipeline import workload_requests
 
-    client = made.client("global")
+    client = bench.client("global")
     await first_objects(client, region=False)
     await client.close()
     before = cell.memory_bytes()
-    url = made.urls["global"]
-    await send_all(url, made.tls(made.user), workload_requests(url, objects, 1), CLIENTS)
+    url = bench.urls["global"]
+    await send_all(url, bench.tls(bench.user), workload_requests(url, objects, 1), CLIENTS)
     return {"mb_per_10000_objects": round((cell.memory_bytes() - before) / objects * 10_000 / 1e6, 1)}
 
 
 async def heartbeats(nodes: int, seconds: float) -> dict[str, float]:
     """CPU time of an idle region for node lease renewals."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
-        made.start_cell("global")
-        await until_ready(made, "global")
-        client = made.client("global")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
+        bench.start_cell("global")
+        await until_ready(bench, "global")
+        client = bench.client("global")
         await first_objects(client, region=True)
-        cell = made.start_cell(REGION)
-        await until_ready(made, REGION)
+        cell = bench.start_cell(REGION)
+        await until_ready(bench, REGION)
         idle_s, began = cell.cpu_s(), time.perf_counter()
         await asyncio.sleep(seconds / 2)
         idle = (cell.cpu_s() - idle_s) / (time.perf_counter() - began)
-        made.start_hollow(nodes)
+        bench.start_hollow(nodes)
         await until_placing(client, nodes)
         await client.close()
         await asyncio.sleep(2.0)  # wait for the end of registration
@@ -224,13 +224,13 @@ async def run(
     beat_s: float = BEAT_S,
 ) -> dict[str, Any]:
     figures: dict[str, Any] = await writes(creates, batches, singles)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
-        cell = made.start_cell("global")
-        await until_ready(made, "global")
-        figures.update(await fan_out(made, cell, watchers, events))
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
-        cell = made.start_cell("global")
-        await until_ready(made, "global")
-        figures.update(await memory(made, cell, objects))
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
+        cell = bench.start_cell("global")
+        await until_ready(bench, "global")
+        figures.update(await fan_out(bench, cell, watchers, events))
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
+        cell = bench.start_cell("global")
+        await until_ready(bench, "global")
+        figures.update(await memory(bench, cell, objects))
     figures.update(await heartbeats(nodes, beat_s))
     return figures

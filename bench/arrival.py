@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from bench.cells import PREFIX, REGION, TENANT, Bed
+from bench.cells import PREFIX, REGION, TENANT, BenchCells
 from bench.https import connect
 from bench.load import posts, workload_body
 from holdfast.client.http import HttpClient
@@ -32,7 +32,7 @@ NODE = f"{PREFIX}00000"
 Kind = TypeVar("Kind", bound=Object)
 
 
-class _Moments:
+class _FirstEvents:
     """Time of the first watch event of each workload."""
 
     def __init__(self) -> None:
@@ -55,20 +55,20 @@ class _Moments:
         return self.at[name]
 
 
-async def measure(made: Bed, *, arrivals: int) -> dict[str, float]:
+async def measure(bench: BenchCells, *, arrivals: int) -> dict[str, float]:
     """Latencies in milliseconds: median, 99th percentile and maximum."""
-    clients = [made.client(REGION), made.client(REGION)]
-    assigned, bound = _Moments(), _Moments()
+    clients = [bench.client(REGION), bench.client(REGION)]
+    assigned, bound = _FirstEvents(), _FirstEvents()
     tasks = [
         asyncio.create_task(assigned.follow(clients[0], Assignment, lambda found: found.spec.workload)),
         asyncio.create_task(bound.follow(clients[1], Binding, lambda found: found.spec.workload)),
     ]
-    line = await connect(made.urls["global"], made.tls(made.user))
+    line = await connect(bench.urls["global"], bench.tls(bench.user))
     here, whole = [], []
     try:
         for number in range(WARM_UP + arrivals):
             name = f"a{number:05}"
-            message = posts(made.urls["global"], [workload_body(name, 1)])[0]
+            message = posts(bench.urls["global"], [workload_body(name, 1)])[0]
             began = time.perf_counter()
             await line.ask(message)
             ended = await bound.wait(name)

@@ -103,7 +103,7 @@ class Identity(msgspec.Struct, frozen=True):
     key: str
 
 
-class Bed:
+class BenchCells:
     """A directory with a CA and the processes started in it. `close` stops them."""
 
     def __init__(self, place: Path) -> None:
@@ -120,8 +120,8 @@ class Bed:
         """Store options of regions; SQLite if empty."""
 
     def _user(self, name: str, user: str, groups: tuple[str, ...]) -> Identity:
-        made = issue(self._pki, name, user, groups, now_s=time.time())
-        return Identity(str(made.certificate), str(made.key))
+        issued = issue(self._pki, name, user, groups, now_s=time.time())
+        return Identity(str(issued.certificate), str(issued.key))
 
     def start_cell(self, cell: str, *, program: Sequence[str] = ("-m", "holdfast.cli")) -> Process:
         """Starts a cell. `program` is the Python program that takes the command line of `holdfast`."""
@@ -175,29 +175,29 @@ class Bed:
 
 
 @contextlib.contextmanager
-def bed(place: Path) -> Iterator[Bed]:
-    made = Bed(place)
+def bench_cells(place: Path) -> Iterator[BenchCells]:
+    bench = BenchCells(place)
     try:
-        yield made
+        yield bench
     finally:
-        made.close()
+        bench.close()
 
 
-async def until_ready(made: Bed, cell: str) -> None:
+async def until_ready(bench: BenchCells, cell: str) -> None:
     """Waits until the cell's API is ready."""
     import aiohttp
 
-    context = made.tls(made.operator)
+    context = bench.tls(bench.operator)
     deadline = time.monotonic() + START_S
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < deadline:
-            made.check()
+            bench.check()
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                async with session.get(made.urls[cell] + "/readyz", ssl=context) as answer:
+                async with session.get(bench.urls[cell] + "/readyz", ssl=context) as answer:
                     if answer.status == 200:
                         return
             await asyncio.sleep(0.05)
-    raise TimeoutError(f"cell {cell} was not ready within {START_S} s; see {made.place / cell}.log")
+    raise TimeoutError(f"cell {cell} was not ready within {START_S} s; see {bench.place / cell}.log")
 
 
 async def first_objects(client: HttpClient, *, region: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bench.cells import REGION, TENANT, Bed
+from bench.cells import REGION, TENANT, BenchCells
 from bench.https import connect, request
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.reasons import Reason
@@ -92,11 +92,11 @@ def workload_requests(url: str, count: int, replicas: int) -> list[bytes]:
     return posts(url, (workload_body(f"w{number:05}", replicas) for number in range(count)))
 
 
-class Watcher:
+class ProgressPoller:
     """Counts objects through the API at low cost: a list with limit 1 returns the remaining item count."""
 
-    def __init__(self, made: Bed) -> None:
-        self._made = made
+    def __init__(self, bench: BenchCells) -> None:
+        self._bench = bench
 
     async def until_bound(self, expected: int, tenant: str = TENANT) -> float:
         """Waits until the region has this many Bindings of the tenant. Returns the time."""
@@ -126,8 +126,8 @@ class Watcher:
         *,
         every_s: float = POLL_EVERY_S,
     ) -> float:
-        message = request(self._made.urls[cell], "GET", path)
-        line = await connect(self._made.urls[cell], self._made.tls(self._made.operator))
+        message = request(self._bench.urls[cell], "GET", path)
+        line = await connect(self._bench.urls[cell], self._bench.tls(self._bench.operator))
         deadline = time.perf_counter() + TIMEOUT_S
         found = 0
         try:
@@ -135,7 +135,7 @@ class Watcher:
                 found = count(await line.ask(message))
                 if found >= expected:
                     return time.perf_counter()
-                self._made.check()
+                self._bench.check()
                 await asyncio.sleep(every_s)
         finally:
             line.close()

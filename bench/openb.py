@@ -101,8 +101,10 @@ def replay(
         numbers[slot] = ranks[name]
     snapshot.memoize(("tie", _TIE_SEED), numbers)
     requested = [pods[name] for name in order]
-    made = plan(snapshot, [_ask(pod, number) for number, pod in enumerate(requested)], POLICIES[policy], 0.0, _TIE_SEED)
-    placed = [bool(outcome.proposals) for outcome in made.request_plans]
+    planned = plan(
+        snapshot, [_ask(pod, number) for number, pod in enumerate(requested)], POLICIES[policy], 0.0, _TIE_SEED
+    )
+    placed = [bool(outcome.proposals) for outcome in planned.request_plans]
     return curve(sum(node.gpus for node in nodes) * 1000, requested, placed)
 
 

@@ -21,9 +21,9 @@ import msgspec
 
 from bench import arrival
 from bench.__main__ import Unknown
-from bench.cells import REGION, TENANT, Bed, Process, bed, first_objects, until_placing, until_ready
+from bench.cells import REGION, TENANT, BenchCells, Process, bench_cells, first_objects, until_placing, until_ready
 from bench.https import connect, request, send_all
-from bench.load import Watcher, posts, workload_body, workload_requests, workloads_path
+from bench.load import ProgressPoller, posts, workload_body, workload_requests, workloads_path
 from bench.shapes import BESIDE, SHAPES, Shape
 from holdfast.client.http import HttpClient
 from holdfast.model.meta import ObjectMeta
@@ -65,21 +65,21 @@ REST_SECONDS_MAX = 60
 class Stage:
     """A global cell, a region and hollow nodes, ready to schedule."""
 
-    def __init__(self, made: Bed) -> None:
-        self.made = made
+    def __init__(self, bench: BenchCells) -> None:
+        self.bench = bench
         self.parts: dict[str, Process] = {}
 
     async def build(self, nodes: int, *hollow: str) -> None:
-        made = self.made
-        self.parts["global"] = made.start_cell("global")
-        await until_ready(made, "global")
-        client = made.client("global")
+        bench = self.bench
+        self.parts["global"] = bench.start_cell("global")
+        await until_ready(bench, "global")
+        client = bench.client("global")
         try:
             await first_objects(client, region=True)
             await _beside(client)
-            self.parts["region"] = made.start_cell(REGION)
-            await until_ready(made, REGION)
-            self.parts["hollow"] = made.start_hollow(nodes, *hollow)
+            self.parts["region"] = bench.start_cell(REGION)
+            await until_ready(bench, REGION)
+            self.parts["hollow"] = bench.start_hollow(nodes, *hollow)
             await until_placing(client, nodes)
         finally:
             await client.close()
@@ -112,22 +112,22 @@ async def _beside(client: HttpClient) -> None:
     await client.commit([Create(Quota(ObjectMeta(name="quota", namespace=BESIDE), spec))])
 
 
-async def place(made: Bed, shape: Shape, nodes: int, replicas: int) -> dict[str, float]:
+async def place(bench: BenchCells, shape: Shape, nodes: int, replicas: int) -> dict[str, float]:
     """Measures one shape with new cells."""
-    stage = Stage(made)
+    stage = Stage(bench)
     await stage.build(nodes, *shape.hollow)
-    watcher = Watcher(made)
-    url = made.urls["global"]
+    poller = ProgressPoller(bench)
+    url = bench.urls["global"]
     if shape.before is not None:
-        await _before(made, watcher, shape, nodes, replicas)
+        await _before(bench, poller, shape, nodes, replicas)
     await stage.rest()
     messages = posts(url, shape.posted(replicas))
     gc.collect()
-    async with _churning(made) if shape.churn else contextlib.nullcontext():
+    async with _churning(bench) if shape.churn else contextlib.nullcontext():
         before, own = stage.used(), time.process_time()
         began = time.perf_counter()
-        sending = asyncio.create_task(send_all(url, made.tls(made.user), messages, min(CLIENTS, len(messages))))
-        looking = watcher.until_ready(replicas) if shape.until_ready else watcher.until_bound(replicas)
+        sending = asyncio.create_task(send_all(url, bench.tls(bench.user), messages, min(CLIENTS, len(messages))))
+        looking = poller.until_ready(replicas) if shape.until_ready else poller.until_bound(replicas)
         counted = asyncio.create_task(looking)
         await sending
         posted_s = time.perf_counter() - began
@@ -144,25 +144,25 @@ async def place(made: Bed, shape: Shape, nodes: int, replicas: int) -> dict[str,
     return figures
 
 
-async def _before(made: Bed, watcher: Watcher, shape: Shape, nodes: int, replicas: int) -> None:
+async def _before(bench: BenchCells, poller: ProgressPoller, shape: Shape, nodes: int, replicas: int) -> None:
     """Creates the existing workloads and waits until they are placed or pending."""
     assert shape.before is not None
-    url = made.urls["global"]
+    url = bench.urls["global"]
     messages = posts(url, shape.before(nodes, replicas), BESIDE)
-    await send_all(url, made.tls(made.operator), messages, min(CLIENTS, len(messages)))
+    await send_all(url, bench.tls(bench.operator), messages, min(CLIENTS, len(messages)))
     placed = shape.placed_before(nodes)
     if not placed:
-        await watcher.until_waiting(len(messages), BESIDE)
+        await poller.until_waiting(len(messages), BESIDE)
     elif shape.hollow:
-        await watcher.until_bound(placed, BESIDE)
+        await poller.until_bound(placed, BESIDE)
     else:
-        await watcher.until_ready(placed, BESIDE)
+        await poller.until_ready(placed, BESIDE)
 
 
 @contextlib.asynccontextmanager
-async def _churning(made: Bed) -> AsyncIterator[None]:
+async def _churning(bench: BenchCells) -> AsyncIterator[None]:
     """Creates and deletes other workloads and cordons a node repeatedly inside the block."""
-    task = asyncio.create_task(_churn(made))
+    task = asyncio.create_task(_churn(bench))
     try:
         yield
         if task.done():
@@ -173,9 +173,9 @@ async def _churning(made: Bed) -> AsyncIterator[None]:
             await task
 
 
-async def _churn(made: Bed) -> None:
-    globe, region = made.urls["global"], made.urls[REGION]
-    tls = made.tls(made.operator)
+async def _churn(bench: BenchCells) -> None:
+    globe, region = bench.urls["global"], bench.urls[REGION]
+    tls = bench.tls(bench.operator)
     at_global, at_region = await connect(globe, tls), await connect(region, tls)
     number = 0
     try:
@@ -197,14 +197,14 @@ async def _churn(made: Bed) -> None:
 
 async def measure(name: str, nodes: int, replicas: int, store: tuple[str, ...] = ()) -> dict[str, float]:
     """Measures one shape. `store` has the region's store options; SQLite if empty."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place_, bed(Path(place_)) as made:
-        made.region_store = store
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place_, bench_cells(Path(place_)) as bench:
+        bench.region_store = store
         if name == "arrival":
-            stage = Stage(made)
+            stage = Stage(bench)
             await stage.build(nodes, *SHAPES["workloads"].hollow)
-            return await arrival.measure(made, arrivals=min(arrival.ARRIVALS, replicas))
+            return await arrival.measure(bench, arrivals=min(arrival.ARRIVALS, replicas))
         shape = SHAPES[name]
-        return await place(made, shape, *shape.size(nodes, replicas))
+        return await place(bench, shape, *shape.size(nodes, replicas))
 
 
 async def run(nodes: int = NODES, replicas: int = REPLICAS, shapes: tuple[str, ...] = ()) -> dict[str, Any]:

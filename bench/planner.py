@@ -60,8 +60,8 @@ def _run(builder: SnapshotBuilder, batches: list[list[ReplicaRequirements]]) -> 
     placed = 0
     began = time.perf_counter()
     for revision, batch in enumerate(batches, 1):
-        made = plan(builder.freeze(revision), batch, PolicyRules(), 0.0, 1)
-        for outcome in made.request_plans:
+        planned = plan(builder.freeze(revision), batch, PolicyRules(), 0.0, 1)
+        for outcome in planned.request_plans:
             for proposal in outcome.proposals:
                 key = ClaimKey("acme", claim_name(proposal.member.name, 1))
                 builder.assume(key, outcome.requirements.claim(proposal.node, proposal.member, proposal.devices))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.cells import Bed, Process, bed, until_ready
+from bench.cells import BenchCells, Process, bench_cells, until_ready
 from holdfast.client.http import HttpClient
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
@@ -45,8 +45,8 @@ STARTS_PER_S = 100.0
 SETTLE_S = 300.0
 MOST_S = 300.0
 WRITES = 100
-LOOK_EVERY_S = 0.5
-NOTED_LOOKS = 40
+POLL_EVERY_S = 0.5
+RECORDED_POLLS = 40
 
 BOUNDS: dict[str, tuple[float | None, float | None]] = {
     "recovered_seconds": (None, 120),
@@ -58,11 +58,11 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
 """Bounds at full size. The recovery objective is 300 s; this requires 120 s including detection."""
 
 
-class Loads:
+class CellMetrics:
     """Metrics of the remaining cells, read every second."""
 
-    def __init__(self, made: Bed, cells: tuple[str, ...]) -> None:
-        self._made = made
+    def __init__(self, bench: BenchCells, cells: tuple[str, ...]) -> None:
+        self._bench = bench
         self._cells = cells
         self._rows: dict[str, tuple[float, float]] = {}
         self.writes_per_s: list[float] = []
@@ -71,13 +71,13 @@ class Loads:
     async def watch(self) -> None:
         import aiohttp
 
-        tls = self._made.tls(self._made.operator)
+        tls = self._bench.tls(self._bench.operator)
         async with aiohttp.ClientSession() as session:
             while True:
                 together = 0.0
                 for cell in self._cells:
                     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-                        async with session.get(self._made.urls[cell] + "/metrics", ssl=tls) as answer:
+                        async with session.get(self._bench.urls[cell] + "/metrics", ssl=tls) as answer:
                             together += self._read(cell, await answer.text())
                 self.writes_per_s.append(together)
                 await asyncio.sleep(1.0)
@@ -106,19 +106,19 @@ def _zones(region: str) -> tuple[str, ...]:
 
 
 async def build(
-    made: Bed, nodes: int, workloads: int
+    bench: BenchCells, nodes: int, workloads: int
 ) -> tuple[HttpClient, dict[str, tuple[Process, Process]], dict[str, float]]:
     """Creates cells, nodes, quota and recovery budgets."""
-    made.start_cell("global")
-    await until_ready(made, "global")
+    bench.start_cell("global")
+    await until_ready(bench, "global")
     parts: dict[str, tuple[Process, Process]] = {}
     for region in REGIONS:
-        cell = made.start_cell(region)
-        await until_ready(made, region)
+        cell = bench.start_cell(region)
+        await until_ready(bench, region)
         capacity = ("--capacity", "cpu=4", "--capacity", "memory=32Gi")
-        hollow = made.start_hollow(nodes, *capacity, region=region, prefix=f"{region}-", zones=_zones(region))
+        hollow = bench.start_hollow(nodes, *capacity, region=region, prefix=f"{region}-", zones=_zones(region))
         parts[region] = (cell, hollow)
-    client = made.client("global")
+    client = bench.client("global")
     first: list[Write] = [
         Create(Tenant(ObjectMeta(name="pay"))),
         Create(PriorityClass(ObjectMeta(name="critical"), PriorityClassSpec(priority=1_000))),
@@ -127,7 +127,7 @@ async def build(
         Create(
             Region(
                 ObjectMeta(name=region),
-                RegionSpec(zones=_zones(region), endpoint=made.urls[region], lost_after_seconds=LOST_AFTER_S),
+                RegionSpec(zones=_zones(region), endpoint=bench.urls[region], lost_after_seconds=LOST_AFTER_S),
             )
         )
         for region in REGIONS
@@ -176,7 +176,7 @@ async def _until(true: Any, what: str, *, within_s: float = SETTLE_S) -> float:
     while time.monotonic() - began < within_s:
         if await true():
             return time.monotonic() - began
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)
     raise TimeoutError(f"not within {within_s:.0f} s: {what}")
 
 
@@ -185,7 +185,7 @@ async def post(client: HttpClient, workloads: int) -> None:
         driver=DriverName.HOLLOW, command=("serve",), resources=SHAPE, ports=(TemplatePort(name="http"),),
         probes=Probes(readiness=Probe(tcp=TcpProbe())),
     )  # fmt: skip
-    made: list[Write] = [
+    writes: list[Write] = [
         Create(
             Workload(
                 ObjectMeta(name=f"w{number:04}", namespace="pay"),
@@ -197,12 +197,12 @@ async def post(client: HttpClient, workloads: int) -> None:
         )
         for number in range(workloads)
     ]  # fmt: skip
-    for start in range(0, len(made), WRITES):
-        await client.commit(made[start : start + WRITES])
+    for start in range(0, len(writes), WRITES):
+        await client.commit(writes[start : start + WRITES])
 
 
 async def _served(client: HttpClient, lost: str) -> tuple[int, int]:
-    """Workloads that have their promise in a region that is not lost, and those that touch the lost one."""
+    """Number of workloads with minServing in another region, and of those assigned to the lost region."""
     enough = touched = 0
     for workload in (await client.list(Workload)).items:
         rows = workload.status.summary.regions
@@ -218,29 +218,29 @@ def kill(process: Process) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
-async def lose(made: Bed, nodes: int, workloads: int) -> dict[str, Any]:
-    client, parts, built = await build(made, nodes, workloads)
+async def lose(bench: BenchCells, nodes: int, workloads: int) -> dict[str, Any]:
+    client, parts, built = await build(bench, nodes, workloads)
     try:
         began = time.monotonic()
         await post(client, workloads)
         await _until(lambda: _all_serve(client, workloads), "every workload serves")
         placed_s = time.monotonic() - began
         before, touched = await _served(client, LOST)
-        loads = Loads(made, ("global", *(r for r in REGIONS if r != LOST)))
-        watching = asyncio.create_task(loads.watch())
+        metrics = CellMetrics(bench, ("global", *(r for r in REGIONS if r != LOST)))
+        watching = asyncio.create_task(metrics.watch())
         died = time.monotonic()
         died_at = time.time()
         for process in parts[LOST]:
             kill(process)
         enough = before
         while enough < workloads and time.monotonic() - died < MOST_S:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_EVERY_S)
             enough, _ = await _served(client, LOST)
         took_s = time.monotonic() - died
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
-        recovery = await _noted(client)
+        recovery = await _recorded_recovery(client)
         clock = recovery.status.clock if recovery is not None else None
         figures: dict[str, Any] = {
             "nodes": nodes * len(REGIONS),
@@ -250,11 +250,11 @@ async def lose(made: Bed, nodes: int, workloads: int) -> dict[str, Any]:
             "lost_workloads": touched,
             "recovered_seconds": round(took_s, 1),
             "short": workloads - enough,
-            "writes_per_s_mean": round(sum(loads.writes_per_s) / max(1, len(loads.writes_per_s)), 1),
-            "writes_per_s_peak": round(max(loads.writes_per_s, default=0.0), 1),
-            "queue_keys_peak": loads.peaks.get("queue_keys", 0.0),
-            "scheduler_due_peak": loads.peaks.get("scheduler_due", 0.0),
-            "store_queue_peak": loads.peaks.get("store_queue", 0.0),
+            "writes_per_s_mean": round(sum(metrics.writes_per_s) / max(1, len(metrics.writes_per_s)), 1),
+            "writes_per_s_peak": round(max(metrics.writes_per_s, default=0.0), 1),
+            "queue_keys_peak": metrics.peaks.get("queue_keys", 0.0),
+            "scheduler_due_peak": metrics.peaks.get("scheduler_due", 0.0),
+            "store_queue_peak": metrics.peaks.get("store_queue", 0.0),
         }
         if clock is not None:
             for stage in ("detected", "assigned", "bound", "ready", "serving"):
@@ -265,15 +265,15 @@ async def lose(made: Bed, nodes: int, workloads: int) -> dict[str, Any]:
         await client.close()
 
 
-async def _noted(client: HttpClient) -> Recovery | None:
-    """The Recovery, once it has noticed itself what was just seen from outside."""
+async def _recorded_recovery(client: HttpClient) -> Recovery | None:
+    """The Recovery object, after its controller recorded that everything serves."""
     recovery = None
-    for _ in range(NOTED_LOOKS):
+    for _ in range(RECORDED_POLLS):
         opened = [r for r in (await client.list(Recovery)).items if r.spec.region == LOST]
         recovery = max(opened, key=lambda r: r.metadata.creation_timestamp, default=None)
         if recovery is not None and recovery.status.clock.serving_at:
             return recovery
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_EVERY_S)
     return recovery
 
 
@@ -285,5 +285,5 @@ async def _all_serve(client: HttpClient, workloads: int) -> bool:
 async def run(nodes: int = NODES, workloads: int = 0) -> dict[str, Any]:
     """Runs with `nodes` per region, and one critical workload for two nodes unless `workloads` is set."""
     workloads = workloads or max(3, nodes * WORKLOADS // NODES)
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bed(Path(place)) as made:
-        return await lose(made, nodes, workloads)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
+        return await lose(bench, nodes, workloads)

@@ -76,7 +76,7 @@ class CountedStore:
         return self._real[count - 1] if count <= len(self._real) else (self._real[-1] if self._real else 0) + 1
 
     async def _compare(self, compare: Compare) -> Compare:
-        """A revision that the key does not have becomes one that no key has, because etcd's revisions number commits."""
+        """A revision that the key does not have becomes one that no key has, because etcd numbers commits."""
         if compare.revision == 0:
             return compare
         now = await self.store.get(compare.key)

@@ -1,8 +1,8 @@
 """Runs test scripts: text files of blocks, each with commands, a `----` line and the expected output.
 
 A blank line ends a block and `#` starts a comment. The lines after a command are its input. Objects are stated as
-`kind name[@tenant] field=value`, with values in YAML flow style; a field belongs to the spec unless its path starts
-with `metadata.` or `status.`. Fields are checked against the schema of the kind, so a misspelled one fails.
+`kind name,… field=value …`, with values in YAML flow style. A field belongs to the spec unless its path starts with
+`metadata.` or `status.`. Fields are checked against the schema of the kind, so a misspelled one fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _with_output(block: str, commands: Commands) -> str:
             calls.append((words(line), []))
         elif not line.startswith("#"):
             calls[-1][1].append(line)
-    output = "".join(commands[name](arguments, lines) for (name, *arguments), lines in calls)
+    outputs = [commands[name](arguments, lines) for (name, *arguments), lines in calls]
+    output = "\n".join(text for text in outputs if text)
     return f"{head}\n----\n{output}" if output else head
 
 

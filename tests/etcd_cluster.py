@@ -1,7 +1,6 @@
-"""Real etcd members for tests: started on free ports in a folder of their own, killed, stopped, resumed, ended.
+"""Real etcd clusters for tests, on free ports, with members that can be killed, stopped and resumed.
 
-Which etcd: `HOLDFAST_ETCD` names a binary; otherwise the one in .tools/bin, or on PATH. Without any a test is skipped,
-and fails where CI=true.
+The binary is `HOLDFAST_ETCD`, or the one in .tools/bin or on PATH. Without one a test is skipped, or fails in CI.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ def etcd_binary(name: str = "etcd") -> str:
     found = os.environ.get("HOLDFAST_ETCD", "") if name == "etcd" else ""
     found = found or shutil.which(name, path=str(TOOLS)) or shutil.which(name) or ""
     if not found:
-        skip_or_fail(f"{name} is missing: make tools")
+        skip_or_fail(f"{name} is missing; next: make tools")
     return found
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in sockets]
 
 
 class Member:
@@ -61,7 +60,7 @@ class Member:
             self.process = None
 
     def stop(self) -> None:
-        """SIGSTOP: it holds its connections and answers nothing."""
+        """Sends SIGSTOP: connections stay open, nothing is answered."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
@@ -106,17 +105,17 @@ class Cluster:
         for member in self.members:
             member.kill()
 
-    def ctl(self, *words: str, endpoint: str = "") -> str:
-        """etcdctl, as an operator would use it."""
-        done = subprocess.run(
-            [etcd_binary("etcdctl"), "--endpoints", endpoint or ",".join(self.endpoints), *words],
+    def ctl(self, *arguments: str, endpoint: str = "") -> str:
+        """Runs etcdctl and returns its output."""
+        completed = subprocess.run(
+            [etcd_binary("etcdctl"), "--endpoints", endpoint or ",".join(self.endpoints), *arguments],
             capture_output=True,
             text=True,
             timeout=30,
             env={**os.environ, "ETCDCTL_API": "3"},
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     def leader(self) -> Member:
         for member in self.members:
@@ -124,10 +123,10 @@ class Cluster:
                 continue
             with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
                 fields = self.ctl("endpoint", "status", "-w", "fields", endpoint=member.client)
-                said = dict(line.split(" : ") for line in fields.splitlines() if " : " in line)
-                if said['"MemberID"'] == said['"Leader"']:
+                status = dict(line.split(" : ") for line in fields.splitlines() if " : " in line)
+                if status['"MemberID"'] == status['"Leader"']:
                     return member
-        raise AssertionError("no member leads")
+        raise AssertionError("no member is the leader")
 
 
 @contextlib.contextmanager
@@ -139,8 +138,8 @@ def running_cluster(folder: Path, size: int, **options: object) -> Iterator[Clus
         cluster.end()
 
 
-def wait_for(true: object, what: str, timeout_s: float = 20.0) -> None:
+def wait_for(condition: object, what: str, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
-    while not true():  # type: ignore[operator]
+    while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
         time.sleep(0.05)

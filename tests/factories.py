@@ -1,4 +1,4 @@
-"""Objects for tests, as they would come out of a cell: named, with a uid and a revision."""
+"""Objects for tests, as a cell returns them: with name, uid and revision."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TEMPLATE = Template(command=("serve",), resources={"cpu": "500m", "memory": "1Gi
 
 def meta(name: str, namespace: str = "", **more: Any) -> ObjectMeta:
     revision = next(_revisions)
-    given = {"uid": f"uid-{namespace}-{name}", "generation": 1, "creation_timestamp": "2026-01-01T00:00:00Z", **more}
-    return ObjectMeta(name=name, namespace=namespace, resource_version=str(revision), **given)
+    fields = {"uid": f"uid-{namespace}-{name}", "generation": 1, "creation_timestamp": "2026-01-01T00:00:00Z", **more}
+    return ObjectMeta(name=name, namespace=namespace, resource_version=str(revision), **fields)
 
 
 def cache_of(*items: Object) -> Cache:
@@ -111,8 +111,8 @@ def assignment(
 
 
 def batch_assignment(completions: int, parallelism: int, **more: Any) -> Assignment:
-    shape = Batch(completions=completions, parallelism=parallelism, backoff_limit=more.pop("backoff_limit", 6))
-    return assignment(type=WorkloadType.BATCH, batch=shape, replicas=parallelism, **more)
+    batch = Batch(completions=completions, parallelism=parallelism, backoff_limit=more.pop("backoff_limit", 6))
+    return assignment(type=WorkloadType.BATCH, batch=batch, replicas=parallelism, **more)
 
 
 def replica(
@@ -126,11 +126,11 @@ def replica(
     source = of or assignment()
     spec = source.spec
     name = replica_name(spec.workload, spec.region, ordinal, spec.purpose)
-    given: dict[str, Any] = {"finalizers": ("holdfast.dev/release",)}
+    fields: dict[str, Any] = {"finalizers": ("holdfast.dev/release",)}
     if terminating:
-        given["deletion_timestamp"] = "2026-01-01T00:00:10Z"
+        fields["deletion_timestamp"] = "2026-01-01T00:00:10Z"
     return Replica(
-        metadata=meta(name, source.metadata.namespace, **given),
+        metadata=meta(name, source.metadata.namespace, **fields),
         spec=ReplicaSpec(
             workload=spec.workload, workload_uid=spec.workload_uid, assignment=source.metadata.name, ordinal=ordinal,
             type=spec.type, revision=revision or spec.revision, template=spec.template, placement=PlacementRules(),
@@ -142,33 +142,33 @@ def replica(
 
 def bound_status(node: str = "n1", *, name: str = "x", attempt: int = 1, **more: Any) -> ReplicaStatus:
     claim = claim_name(name, attempt)
-    placed = PlacementBlock(attempt=attempt, node=node, zone="z", reservation=claim, binding=claim, epoch=attempt)
-    return ReplicaStatus(placement=placed, **more)
+    placement = PlacementBlock(attempt=attempt, node=node, zone="z", reservation=claim, binding=claim, epoch=attempt)
+    return ReplicaStatus(placement=placement, **more)
 
 
 def serving_status(
     node: str = "n1", *, name: str = "x", attempt: int = 1, serving: bool = True, **more: Any
 ) -> ReplicaStatus:
-    ran = ExecutionBlock(
+    execution = ExecutionBlock(
         attempt=attempt, phase=Phase.RUNNING, ready=True, address="127.0.0.1", ports={"http": 20000},
         ready_since="2026-01-01T00:00:05.000000Z",
     )  # fmt: skip
     traffic = TrafficBlock(serving=serving, attempt=attempt, since="") if serving else None
-    return bound_status(node, name=name, attempt=attempt, execution=ran, traffic=traffic, **more)
+    return bound_status(node, name=name, attempt=attempt, execution=execution, traffic=traffic, **more)
 
 
 def binding(of: Replica, node: str = "n1", *, node_epoch: int = 1, **more: Any) -> Binding:
-    placed = of.status.placement
-    intent = Intent(replica_uid=of.uid, template_hash=of.spec.revision, attempt=placed.attempt)
+    placement = of.status.placement
+    intent = Intent(replica_uid=of.uid, template_hash=of.spec.revision, attempt=placement.attempt)
     status = more.pop("status", None)
-    made = Binding(
-        metadata=meta(placed.binding, of.metadata.namespace),
+    item = Binding(
+        metadata=meta(placement.binding, of.metadata.namespace),
         spec=BindingSpec(
             replica=of.metadata.name, intent=intent, node=node, template=of.spec.template, workload=of.spec.workload,
             node_epoch=node_epoch, **more,
         ),
     )  # fmt: skip
-    return msgspec.structs.replace(made, status=status) if status is not None else made
+    return msgspec.structs.replace(item, status=status) if status is not None else item
 
 
 def node(name: str = "n1", *, epoch: int = 1, contact: ContactState = ContactState.LIVE, **spec: Any) -> Node:

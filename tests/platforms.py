@@ -133,8 +133,8 @@ class RunningPlatform:
         if program is None:
             skip_or_fail("kubectl is missing; next: make tools")
         completed = subprocess.run(
-            [program, "--kubeconfig", self.up_output["kubeconfig"], *arguments], capture_output=True, text=True, timeout=120,
-            env={**os.environ, "HOME": str(self.state)},
+            [program, "--kubeconfig", self.up_output["kubeconfig"], *arguments],
+            capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(self.state)},
         )  # fmt: skip
         if check:
             assert completed.returncode == 0, f"kubectl {' '.join(arguments)}\n{completed.stdout}\n{completed.stderr}"
@@ -167,8 +167,8 @@ def running_platform(state: Path, *arguments: str) -> Iterator[RunningPlatform]:
     began = time.monotonic()
     try:
         completed = holdfast(
-            "up", "--detach", "--state", str(state), "--port-base", str(base), "--timeout", "150", "-o", "json", *arguments,
-            timeout_s=200, check=False,
+            "up", "--detach", "--state", str(state), "--port-base", str(base), "--timeout", "150", "-o", "json",
+            *arguments, timeout_s=200, check=False,
         )  # fmt: skip
         if completed.returncode != 0:
             logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in sorted((state / "logs").glob("*.log")))

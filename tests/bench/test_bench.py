@@ -1,4 +1,4 @@
-"""Every benchmark runs, small, and says what it found; bounds that are not met fail the run."""
+"""Every benchmark runs at small size. Figures outside their bounds fail the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench import __main__ as harness  # noqa: E402 - the tree's top is no package of ours
+from bench import __main__ as harness  # noqa: E402 - bench is not an installed package
 from bench import api, authority, openb, pipeline, planner, recovery, store  # noqa: E402
 
 SMALL = ("singles", "preemption", "arrival")
-"""Shapes that differ most; each takes a world of its own."""
+"""The shapes that differ most. Each starts its own cells."""
 PAIRED = {"workloads", "backlog"}
 
 
@@ -43,11 +43,11 @@ def test_figures_are_saved_with_name_and_revision(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(harness, "OUT", tmp_path)
     monkeypatch.setattr(planner, "run", run)
     monkeypatch.setattr(planner, "BOUNDS", {"per_s": (20, None)}, raising=False)
-    assert harness.main(["planner"]) == 1, "a bound that is not met fails the run"
-    kept = json.loads((tmp_path / "planner.json").read_text())
-    assert kept["name"] == "planner"
-    assert kept["revision"]
-    assert kept["figures"] == {"per_s": 12, "nested.ms": 3.5}
+    assert harness.main(["planner"]) == 1, "a violated bound fails the run"
+    saved = json.loads((tmp_path / "planner.json").read_text())
+    assert saved["name"] == "planner"
+    assert saved["revision"]
+    assert saved["figures"] == {"per_s": 12, "nested.ms": 3.5}
     assert "per_s: too low (expected at least 20, found 12)" in capsys.readouterr().err
 
 
@@ -94,7 +94,7 @@ async def test_pipeline_benchmark_runs_every_shape_at_small_size(shape: str) -> 
         return
     assert figures[f"{shape}_per_s"] > 0
     assert figures[f"{shape}_region_us_per_replica"] > 0
-    assert "bound_per_s" not in figures, "the main figure is of one shape alone"
+    assert "bound_per_s" not in figures, "the main figure belongs to one shape"
 
 
 @pytest.mark.e2e
@@ -117,11 +117,11 @@ def test_partial_run_is_saved_separately_and_has_no_bounds(tmp_path, monkeypatch
     monkeypatch.setattr(harness, "OUT", tmp_path)
     monkeypatch.setattr(pipeline, "run", run)
     assert harness.main(["pipeline", "--shape", "spread"]) == 1, "its own bound is checked"
-    assert "spread_per_s is 1.0; at least 1,000 is asked for" in capsys.readouterr().err
+    assert "spread_per_s: too low (expected at least 1,000, found 1.0)" in capsys.readouterr().err
     assert (tmp_path / "pipeline-spread.json").exists() and not (tmp_path / "pipeline.json").exists()
     assert harness.main(["pipeline", "--shape", "spread", "--nodes", "7"]) == 0
     assert (tmp_path / "pipeline-spread-nodes7.json").exists()
-    assert harness.main(["pipeline"]) == 1, "the whole answers for everything"
+    assert harness.main(["pipeline"]) == 1, "a full run checks all bounds"
 
 
 def test_unknown_shape_or_trace_is_refused_with_known_names(capsys) -> None:
@@ -130,7 +130,7 @@ def test_unknown_shape_or_trace_is_refused_with_known_names(capsys) -> None:
 
 
 async def test_trace_protocol_runs_on_a_small_cluster() -> None:
-    """One node with two GPUs: what fits is placed, what does not is dropped, and load is counted on arrival."""
+    """One node with two GPUs: pods that fit are placed, others dropped; load counts on arrival."""
     nodes = [openb.TraceNode("n-0001", 8_000, 32_000, 2, "T4")]
     pods = {
         "half": openb.TracePod("half", 1_000, 1_000, 1, 500, ()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.drills import counters, history_checks, incident_questions
 from holdfast.drills.change_recorder import RecordedChange, changed_groups, in_commit_order, writer_roles
+from holdfast.drills.report import QUESTIONS, DrillReport, IncidentAnswers
 
 
 def step(at_s, kind, after, before=None, *, cell="east", revision=1, name="x", op=""):
@@ -84,3 +85,12 @@ def test_counters_of_a_restarted_process_count_from_zero():
     )
     assert counters.counter_increases(began, again) == {("a", "x_total"): 5.0}
     assert counters.counter_increases(began, {("a", counters.START_TIME_METRIC): 1.0, ("a", "x_total"): 5.0}) == {}
+
+
+def test_drill_report_prints_every_question_with_its_answer():
+    answers = IncidentAnswers(**{field: [f"answer {field}"] for field in IncidentAnswers.__struct_fields__})
+    report = DrillReport("cordon", passed=True, answers=answers)
+    text = report.as_text()
+    assert len(QUESTIONS) == len(IncidentAnswers.__struct_fields__)
+    assert all(question in text and f"answer {field}" in text for field, question in QUESTIONS.items())
+    assert list(report.as_json()["questions"]) == list(QUESTIONS.values())

@@ -134,7 +134,8 @@ def test_batch_deadline_at_risk_is_reported_in_advance(platform: RunningPlatform
 
 def test_reclaimable_batch_checkpoints_yields_and_returns(platform: RunningPlatform) -> None:
     script = (
-        f"trap '{log_command(platform, 'spare', 'checkpoint')}' USR1; trap '{log_command(platform, 'spare', 'ends')}; exit 0' TERM; "
+        f"trap '{log_command(platform, 'spare', 'checkpoint')}' USR1; "
+        f"trap '{log_command(platform, 'spare', 'ends')}; exit 0' TERM; "
         f"{log_command(platform, 'spare', 'begins')}; while :; do sleep 0.1; done"
     )
     cpu = str(NODE_CPU - 1)

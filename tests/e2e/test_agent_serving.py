@@ -183,8 +183,11 @@ def test_paused_rollout_stops_until_resumed(platform: RunningPlatform, shop: int
             lambda: json.loads(rollout(platform, *phase).stdout)["phase"] == "Paused", within_s=20, what="it is paused"
         )
         # Replacements in progress are finished; then nothing changes.
-        stable = wait_until(lambda: counts if (counts := revision_counts(platform)) == counts_later(platform) else None, within_s=40,
-                      what="the revision counts are stable")  # fmt: skip
+        stable = wait_until(
+            lambda: counts if (counts := revision_counts(platform)) == counts_later(platform) else None,
+            within_s=40,
+            what="the revision counts are stable",
+        )
         assert sum(stable.values()) >= REPLICAS and len(stable) == 2, stable
         for _ in range(3):
             time.sleep(1.0)

@@ -163,8 +163,11 @@ def test_revoked_region_accepts_break_glass_and_reports_it_on_return(platform):
     run_command(platform, "credentials", "revoke", "region", "us-east", "-o", "json")
     wait_until(lambda: platform.health("us-east") != "Healthy", "the global cell lost contact with the region")
     assert platform.health("eu-west") == "Healthy", "another region is not affected"
-    wait_until(lambda: holdfast(*arguments, "--reason", "cut off", "--name", "break-glass-us-east-1", "--ttl", "900", "--state",
-                           str(platform.layout.root), timeout_s=30).returncode == 0, "the region takes it")  # fmt: skip
+    options = ("--reason", "cut off", "--name", "break-glass-us-east-1", "--ttl", "900")
+    wait_until(
+        lambda: holdfast(*arguments, *options, "--state", str(platform.layout.root), timeout_s=30).returncode == 0,
+        "the region accepts the override",
+    )
     refused = run_command(platform, *arguments, "--reason", "x", "--ttl", "7200", ok=False)
     assert "must be at most 1800 for break-glass" in refused
     run_command(platform, "credentials", "rotate", "region", "us-east", "-o", "json")

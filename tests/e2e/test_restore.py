@@ -221,11 +221,11 @@ def _incarnation(platform: RestorePlatform, cell: str) -> str:
 
 
 def assert_alone(beats: Path) -> None:
-    """No two processes of the exclusive replica were alive at the same time, by their own account."""
+    """No two processes of the exclusive replica were alive at the same time, by their own records."""
     lives: dict[tuple[str, str], list[float]] = {}
     for line in beats.read_text().splitlines():
         replica, region, pid, at, _ = line.split()
-        assert replica.endswith("-0"), f"{replica} is another ordinal: nothing is proven about the first"
+        assert replica.endswith("-0"), f"{replica} is another ordinal, so the first is not checked"
         lives.setdefault((region, pid), []).append(float(at))
     spans = sorted((min(times), max(times), who) for who, times in lives.items())
     assert len(spans) >= 3, "it moved there and back"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet import assign, grants, policy, region_health, workload_status
-from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
+from holdfast.model.assignment import AssignmentStatus, PendingReason
 from holdfast.model.meta import Key
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.region import HealthState, RegionReport
@@ -22,72 +22,6 @@ from holdfast.model.writes import Create, Delete, SetStatus, Update
 
 THREE = (region("eu-central", residency=("eu",)), region("eu-west", residency=("eu",)), region("us-east"))
 COMMON = (tenant(), priority())
-
-
-def assigned(outcome):
-    return {
-        w.object.spec.region: w.object.spec.replicas
-        for w in outcome.writes
-        if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
-    }
-
-
-def test_assign_spreads_replicas_evenly_over_allowed_regions():
-    wl = workload(replicas=6)
-    assert assigned(assign.decide(wl.key, cache_of(wl, *THREE, *COMMON), 1.0)) == {
-        "eu-central": 2,
-        "eu-west": 2,
-        "us-east": 2,
-    }
-
-
-@pytest.mark.parametrize(
-    ("rules", "expected"),
-    [
-        (PlacementRules(residency=("eu",)), {"eu-central", "eu-west"}),
-        (PlacementRules(regions=("us-east",)), {"us-east"}),
-        (PlacementRules(excluded_regions=("us-east",)), {"eu-central", "eu-west"}),
-        (PlacementRules(residency=("mars",)), set()),
-        (PlacementRules(spread_regions=1), {"eu-central"}),
-        (PlacementRules(zones=("us-east-b",)), {"us-east"}),
-    ],
-)
-def test_assign_respects_placement_rules(rules, expected):
-    wl = workload(replicas=4, placement=rules)
-    got = assigned(assign.decide(wl.key, cache_of(wl, *THREE, *COMMON), 1.0))
-    assert set(got) == expected and sum(got.values()) == (4 if expected else 0)
-
-
-def test_unhealthy_and_full_regions_get_no_new_replicas():
-    sick = region("eu-west", residency=("eu",), state=HealthState.SUSPECT)
-    full = region("us-east", cpu="500m")
-    wl = workload(replicas=4)
-    got = assigned(assign.decide(wl.key, cache_of(wl, THREE[0], sick, full, *COMMON), 1.0))
-    assert got == {"eu-central": 3, "us-east": 1}
-
-
-def test_fresh_assignments_count_in_the_next_decision():
-    small = [region("a", cpu="2"), region("b", cpu="2")]
-    first = assignment("other", "a", replicas=4)
-    wl = workload(replicas=2)
-    assert assigned(assign.decide(wl.key, cache_of(wl, first, *small, *COMMON), 1.0)) == {"b": 2}
-
-
-def test_scaling_changes_as_few_assignments_as_possible():
-    wl = workload(replicas=4)
-    there = [assignment(where="eu-west", replicas=2), assignment(where="us-east", replicas=3)]
-    got = assigned(assign.decide(wl.key, cache_of(wl, *there, *THREE, *COMMON), 1.0))
-    assert got["us-east"] == 2 and got.get("eu-west", 2) == 2
-
-
-def test_disallowed_region_is_emptied_after_the_others_serve():
-    wl = workload(replicas=2, placement=PlacementRules(regions=("eu-west",)))
-    leaving = assignment(where="us-east", replicas=2)
-    first = assign.decide(wl.key, cache_of(wl, leaving, *THREE, *COMMON), 1.0)
-    assert assigned(first) == {"eu-west": 2}
-    arriving = assignment(where="eu-west", replicas=2, placement=wl.spec.placement, status=AssignmentStatus(serving=2))
-    second = assign.decide(wl.key, cache_of(wl, leaving, arriving, *THREE, *COMMON), 2.0)
-    assert assigned(second)["us-east"] == 0
 
 
 def test_deleted_workload_is_drained_everywhere_before_removal():

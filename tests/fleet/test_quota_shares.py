@@ -230,7 +230,7 @@ def test_grant_of_deleted_quota_is_deleted_only_when_its_region_enforces_nothing
     tenant = Tenant()
     tenant.need("a", 2)
     tenant.settle()
-    tenant.cache.remove(Quota, Key("acme", "quota"))
+    tenant.cache.remove(Quota, Key("acme", "quota"), 10**6)
     [lowered] = grants.decide(Key("acme", "quota"), tenant.cache, NOW).writes
     assert isinstance(lowered, Update) and not lowered.object.spec.limit, "first the limit is withdrawn"
     tenant.cache.put(with_new_revision(lowered.object))

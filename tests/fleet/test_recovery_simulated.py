@@ -26,7 +26,7 @@ from holdfast.model.workload import (
     WorkloadSpec,
 )
 from holdfast.model.writes import Update
-from holdfast.sim.simulation import WorldSize
+from holdfast.sim.simulation import SimulationSize
 from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, NEVER_READY
 
 REGIONS = ("east", "west", "north")
@@ -115,7 +115,7 @@ class Loss(Staged):
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("lost", [("east",), ("east", "west")])
 def test_simulated_region_loss_is_recovered_and_fails_back(seed, lost):
-    world = Loss(seed, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = Loss(seed, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = lost
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
@@ -178,7 +178,7 @@ class Renewed(Loss):
 @pytest.mark.slow
 @pytest.mark.parametrize("allowance", ["4", "100m"], ids=["with surge", "in place"])
 def test_simulated_rollout_reaches_recovery_replicas(allowance):
-    world = Renewed(1, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = Renewed(1, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost, world.allowance = ("east",), allowance
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
@@ -225,7 +225,7 @@ class Stuck(Loss):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_simulated_stalled_target_is_abandoned(seed):
-    world = Stuck(seed, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = Stuck(seed, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
     assert outcome.unconverged == ()
@@ -267,7 +267,7 @@ class OnLoan(Loss):
 
 @pytest.mark.slow
 def test_simulated_recovery_evicts_only_reclaimable_work():
-    world = OnLoan(3, WorldSize(regions=REGIONS, nodes_per_region=4), enabled=())
+    world = OnLoan(3, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = ("east",)
     court = world.checkers
     outcome = world.run()

@@ -16,7 +16,7 @@ from holdfast.model.node import Node
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.workload import Disruption, Workload, WorkloadSpec
 from holdfast.sim import actors
-from holdfast.sim.simulation import WorldSize
+from holdfast.sim.simulation import SimulationSize
 
 REGIONS = ("east", "north", "west")
 
@@ -75,7 +75,7 @@ class Full(Staged):
 
 @pytest.mark.slow
 def test_pending_replicas_of_a_drained_region_serve_elsewhere():
-    world = Full(1, WorldSize(regions=REGIONS, nodes_per_region=3), enabled=())
+    world = Full(1, SimulationSize(regions=REGIONS, nodes_per_region=3), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
     assert outcome.unconverged == ()

@@ -13,7 +13,7 @@ from holdfast.model.meta import ObjectMeta
 from holdfast.model.times import parse_time
 from holdfast.model.workload import Workload, WorkloadSpec
 from holdfast.sim.ports import EPOCH_S
-from holdfast.sim.simulation import WorldSize
+from holdfast.sim.simulation import SimulationSize
 
 
 class Quiet(Staged):
@@ -39,7 +39,7 @@ class Quiet(Staged):
 
 @pytest.mark.slow
 def test_grant_leases_are_renewed_by_region_reports_only():
-    world = Quiet(1, WorldSize(nodes_per_region=3, resync_enabled=False), enabled=())
+    world = Quiet(1, SimulationSize(nodes_per_region=3, resync_enabled=False), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.unconverged == ()
     assert {name.partition("/")[0] for name in world.left_s} == {"east", "west"}

@@ -17,7 +17,7 @@ from tests.authority.cell import START_S, TENANT, Cell
 from holdfast.fleet import assign, node_pools
 from holdfast.fleet.recovery import backing, recover
 from holdfast.insight.region_clients import RegionClient, RegionClients
-from holdfast.insight.what_if import ManifestWorkload, WhatIfResult, outlook_of_file
+from holdfast.insight.what_if import ManifestWorkload, WhatIfResult, what_if_applied
 from holdfast.insight.why_not import Blocker, WhyNotQuery
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose
 from holdfast.model.grant_copy import GrantCopy
@@ -245,7 +245,7 @@ def outlook(asked: Situation, *more: Object) -> WhatIfResult:
     above: Any = StoredCell(asked.tenant, factories.priority(), asked.region, *asked.overrides, *more)
     inside: Any = StoredCell(asked.node, asked.region, *asked.overrides)
     cells = RegionClients(above, [RegionClient(inside, REGION)])
-    return outlook_of_file(cells, [ManifestWorkload(asked.workload(replicas=1), {})])
+    return what_if_applied(cells, [ManifestWorkload(asked.workload(replicas=1), {})])
 
 
 def _budget(asked: Situation) -> RecoveryBudget:

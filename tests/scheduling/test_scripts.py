@@ -39,7 +39,7 @@ class Cluster:
 
     def cluster(self, options: list[str], lines: list[str]) -> str:
         self.items = dict(self.items) if options else {}
-        self.items.update((key_of(item), item) for item in map(stated, lines))
+        self.items.update((key_of(item), item) for line in lines for item in stated(line))
         return ""
 
     def plan(self, options: list[str], lines: list[str]) -> str:
@@ -80,23 +80,27 @@ class Cluster:
         return requirements_of(request, evictions_left=evictions, quota_headroom=headroom)
 
 
-def stated(line: str) -> Object:
-    kind, name, *given = words(line)
-    name, _, tenant = name.partition("@")
+def stated(line: str) -> list[Object]:
+    kind, names, *given = words(line)
+    names, _, tenant = names.partition("@")
     spec = fields(given)
-    amounts = {SHORTHAND[kind]: take_amounts(spec)} if kind in SHORTHAND else {}
-    match kind:
-        case "node":
-            known = {"zone": "z", "capacity": {"cpu": 8, "memory": "32Gi", **amounts.pop("capacity")}, **READY}
-        case "binding":
-            intent = {"replicaUid": name, "templateHash": "h", "attempt": 1}
-            known = {"replica": name, "intent": intent, "template": {}, "workload": name.rpartition("-")[0]}
-            name = f"{name}.1"
-        case "override":
-            known = {"status.phase": "Active", "status.expiresAt": "2027-01-01T00:00:00Z"}
-        case _:
-            known = {}
-    return make_object(kind, name, {**known, **amounts, **spec}, tenant or "acme")
+    if kind in SHORTHAND:
+        spec = {SHORTHAND[kind]: take_amounts(spec), **spec}
+    made = []
+    for name in names.split(","):
+        known: dict[str, Any] = {}
+        match kind:
+            case "node":
+                known = {"zone": "z", **READY}
+                spec["capacity"] = {"cpu": 8, "memory": "32Gi", **spec["capacity"]}
+            case "binding":
+                intent = {"replicaUid": name, "templateHash": "h", "attempt": 1}
+                known = {"replica": name, "intent": intent, "template": {}, "workload": name.rpartition("-")[0]}
+            case "override":
+                known = {"status.phase": "Active", "status.expiresAt": "2027-01-01T00:00:00Z"}
+        claim = f"{name}.1" if kind == "binding" else name
+        made.append(make_object(kind, claim, {**known, **spec}, tenant or "acme"))
+    return made
 
 
 def take_amounts(spec: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`make prove` runs every stage, tells how each ended, and leaves nothing behind when it is interrupted."""
+"""`make prove` runs every stage, reports its result, and leaves no process behind when interrupted."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def python(staged: ModuleType, *texts: str, **env: str) -> tuple[object, ...]:
 
 def test_failed_stage_is_reported_with_last_output_and_others_run(staged: ModuleType, tmp_path: Path) -> None:
     stages = [
-        staged.Stage("first", "goes well", python(staged, "print('one')", "print('two')"), 1),
+        staged.Stage("first", "succeeds", python(staged, "print('one')", "print('two')"), 1),
         staged.Stage("second", "fails", python(staged, "print('why'); raise SystemExit(3)", "print('never')"), 1),
-        staged.Stage("third", "is not there", (staged.Command(("no-such-program",)),), 1),
-        staged.Stage("last", "sees its size", python(staged, "import os; print(os.environ['SIZE'])", SIZE="7"), 1),
+        staged.Stage("third", "does not exist", (staged.Command(("no-such-program",)),), 1),
+        staged.Stage("last", "reads its size", python(staged, "import os; print(os.environ['SIZE'])", SIZE="7"), 1),
     ]
-    said: list[str] = []
-    assert staged.run_stages(stages, tmp_path, said.append) == 1
-    assert "    why" in said
-    assert any(re.fullmatch(r"\[2/4\] second: failed: `.*` exited with 3 after \d+:\d\d min", line) for line in said), (
-        said
-    )
-    ends = [line.split() for line in said[-5:-1]]
-    assert [(words[0], words[3].rstrip(":")) for words in ends] == [
+    lines: list[str] = []
+    assert staged.run_stages(stages, tmp_path, lines.append) == 1
+    assert "    why" in lines
+    assert any(
+        re.fullmatch(r"\[2/4\] second: failed: `.*` exited with 3 after \d+:\d\d min", line) for line in lines
+    ), lines
+    ends = [line.split() for line in lines[-5:-1]]
+    assert [(columns[0], columns[3].rstrip(":")) for columns in ends] == [
         ("first", "ok"), ("second", "failed"), ("third", "failed"), ("last", "ok"),
     ]  # fmt: skip
-    assert said[-1] == "2 of 4 stages passed"
+    assert lines[-1] == "2 of 4 stages passed"
     assert "never" not in (tmp_path / "second.log").read_text().splitlines()
     assert (tmp_path / "last.log").read_text().splitlines()[-1] == "7"
 
@@ -60,15 +60,15 @@ def test_success_exits_0_and_long_stage_reports_progress(
 ) -> None:
     monkeypatch.setattr(staged, "PROGRESS_EVERY_S", 0.1)
     go = tmp_path / "go"
-    waits = f"import os, time\nprint('half way', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
-    said: list[str] = []
+    waiting = f"import os, time\nprint('half way', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    lines: list[str] = []
 
-    def say(line: str) -> None:
-        said.append(line)
+    def print_line(line: str) -> None:
+        lines.append(line)
         if line.endswith(": half way"):
             go.touch()
 
-    assert staged.run_stages([staged.Stage("long", "waits", python(staged, waits), 1)], tmp_path, say) == 0
+    assert staged.run_stages([staged.Stage("long", "waits", python(staged, waiting), 1)], tmp_path, print_line) == 0
     assert go.exists()
 
 
@@ -77,15 +77,15 @@ import sys
 sys.path.insert(0, {scripts!r})
 from pathlib import Path
 from staged import Command, Stage, run_stages
-words = (sys.executable, "-c", {child!r})
-stages = [Stage("endless", "waits", (Command(words),), 1), Stage("later", "waits too", (Command(words),), 1)]
+command = (sys.executable, "-c", {child!r})
+stages = [Stage("endless", "waits", (Command(command),), 1), Stage("later", "waits too", (Command(command),), 1)]
 sys.exit(run_stages(stages, Path({logs!r}), lambda line: print(line, flush=True)))
 """
-# It starts a process that takes no hint, and says goodbye itself.
+# Starts a process that ignores SIGINT, and handles SIGINT itself.
 CHILD = """
 import signal, subprocess, sys, time
-deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
-other = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, text=True)
+child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+other = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
 other.stdout.readline()
 print("started", other.pid, flush=True)
 try:
@@ -106,22 +106,22 @@ def test_interrupted_stage_ends_with_all_its_processes(how: signal.Signals, tmp_
             assert time.monotonic() < deadline
             time.sleep(0.05)
         running.send_signal(how)
-        said, _ = running.communicate(timeout=60)
+        lines, _ = running.communicate(timeout=60)
     finally:
         running.kill()
         running.wait()
     assert running.returncode == 130
     assert log.read_text().splitlines()[-1] == "goodbye"
-    assert re.search(r"endless +\S+ min  interrupted\n +later +0:00 min  not run\n0 of 2 stages", said), said
+    assert re.search(r"endless +\S+ min  interrupted\n +later +0:00 min  not run\n0 of 2 stages", lines), lines
     assert not (tmp_path / "later.log").exists()
     deadline = time.monotonic() + 30
-    while _alive(int(started[1])):
-        assert time.monotonic() < deadline, "a process of the stage is still there"
+    while _is_running(int(started[1])):
+        assert time.monotonic() < deadline, "a process of the stage still runs"
         time.sleep(0.05)
 
 
-def _alive(pid: int) -> bool:
-    """A process that has ended and was not yet taken note of is not."""
+def _is_running(pid: int) -> bool:
+    """Whether the process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
@@ -140,10 +140,10 @@ def test_files_named_by_stages_exist(prove: ModuleType) -> None:
 
 
 def test_every_size_of_a_stage_is_read_by_tests(prove: ModuleType) -> None:
-    asked = {name for stage in prove.stages(2) for command in stage.commands for name in command.env}
+    variables = {name for stage in prove.stages(2) for command in stage.commands for name in command.env}
     texts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
-    asked = {name for name in asked if name.startswith("HOLDFAST_")}
-    assert len(asked) > 5 and not [name for name in asked if f'"{name}"' not in texts]
+    variables = {name for name in variables if name.startswith("HOLDFAST_")}
+    assert len(variables) > 5 and not [name for name in variables if f'"{name}"' not in texts]
 
 
 def test_size_from_environment_is_kept(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,16 +157,16 @@ def test_size_from_environment_is_kept(prove: ModuleType, monkeypatch: pytest.Mo
 
 
 def test_stages_are_listed_and_unknown_stage_is_refused(prove: ModuleType) -> None:
-    said: list[str] = []
-    assert prove.main(["list"], said.append) == 0
-    assert len(said) == len(prove.stages(2))
-    assert prove.main(["drills,nothing"], said.append) == 2
-    assert "stage nothing: not found (expected one of simulations" in said[-1]
+    lines: list[str] = []
+    assert prove.main(["list"], lines.append) == 0
+    assert len(lines) == len(prove.stages(2))
+    assert prove.main(["drills,nothing"], lines.append) == 2
+    assert "stage nothing: not found (expected one of simulations" in lines[-1]
 
 
 def test_stages_run_in_the_given_directory(prove: ModuleType) -> None:
-    """From the Makefile, with nothing but what it says: a program that starts at all."""
-    made = subprocess.run(
+    """The script starts without any environment, as in the Makefile."""
+    completed = subprocess.run(
         [sys.executable, str(SCRIPTS / "prove.py"), "list"], capture_output=True, text=True, cwd=os.sep, check=True
     )
-    assert made.stdout.startswith("simulations ")
+    assert completed.stdout.startswith("simulations ")

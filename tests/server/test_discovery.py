@@ -9,7 +9,7 @@ import pytest
 from holdfast.model.kinds import ALL, Home
 from holdfast.server.resources import RESOURCES
 
-from .conftest import V1, WORKLOADS, Api, World, workload
+from .conftest import V1, WORKLOADS, Api, World
 
 V2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 V2BETA1 = V2.replace("v=v2", "v=v2beta1")
@@ -26,8 +26,6 @@ async def test_legacy_discovery_lists_public_resources(api: Api, slash: str) -> 
     assert (scale["group"], scale["version"], scale["kind"]) == ("autoscaling", "v1", "Scale")
     assert "workloads/status" in rows and "terms" not in rows and "leasepages" not in rows
     assert (await api.get(f"/apis/holdfast.dev{slash}")).json["preferredVersion"]["version"] == "v1"
-    for missing in ("/apis/nope", "/apis/nope/v1", "/apis/holdfast.dev/v2"):
-        assert (await api.get(missing)).code == 404
 
 
 @pytest.mark.parametrize(("accept", "version"), [(V2, "v2"), (V2BETA1, "v2beta1")])
@@ -62,24 +60,6 @@ async def test_every_listed_resource_is_served(api: Api) -> None:
                 assert (found.code, found.json["kind"]) == (200, f"{row['kind']}List"), row["name"]
 
 
-async def test_internal_kind_is_hidden_and_readable_by_operator(api: Api) -> None:
-    assert (await api.get(f"{V1}/terms")).code == 200
-    assert (await api.as_user("tim").get(f"{V1}/terms")).code == 403
-
-
-async def test_version_and_health_are_served_without_credentials(api: Api) -> None:
-    stranger = api.as_user("")
-    assert (await stranger.get("/version/")).json["minor"] == "32"
-    for path in ("/healthz", "/livez", "/readyz", "/readyz/ping", "/livez/store"):
-        found = await stranger.get(path)
-        assert (found.code, found.body) == (200, b"ok"), path
-    verbose = (await stranger.get("/readyz?verbose")).body.decode()
-    assert "[+]store ok" in verbose and "readyz check passed" in verbose
-    assert (await stranger.get("/readyz/nope")).code == 404
-    refused = await stranger.get("/api")
-    assert (refused.code, refused.json["reason"], refused.json["kind"]) == (401, "Unauthorized", "Status")
-
-
 async def test_readyz_with_failed_store_returns_500(api: Api, world: World) -> None:
     await world.objects.close()
     found = await api.get("/readyz")
@@ -110,7 +90,6 @@ async def test_openapi_document_has_extensions_for_kubectl(api: Api) -> None:
     assert template["restartPolicy"]["enum"] == ["Always", "OnFailure", "Never"]
     assert template["restartPolicy"]["default"] == "Always"
     assert _dangling(document) == set()
-    assert (await api.get("/openapi/v3/apis/nope/v1")).code == 404
 
 
 def _dangling(document: Any) -> set[str]:
@@ -173,22 +152,8 @@ async def test_bearer_token_authenticates_and_limits_user(api: Api, world: World
     token = world.tokens.issue("t", "tina", ("holdfast:tenant:shop",))
     stranger = api.as_user("")
     assert (await stranger.get(WORKLOADS, authorization=f"Bearer {token}")).code == 200
-    for header in ("Bearer nonsense", "Basic abc", "Bearer ", "Bearer " + "x" * 9000):
-        assert (await stranger.get(WORKLOADS, authorization=header)).code == 401, header
-    refused = await api.as_user("tim").get(f"{V1}/namespaces/other/workloads")
-    assert (refused.code, refused.json["reason"]) == (403, "Forbidden")
-    assert refused.json["details"]["kind"] == "workloads"
-    assert (await api.as_user("nobody").get(WORKLOADS)).code == 403
-    assert (await api.as_user("nobody").get("/openapi/v3")).code == 200
-
-
-async def test_impersonation_requires_operator_and_user(api: Api) -> None:
-    await api.post(WORKLOADS, workload())
-    as_tim = {"impersonate_user": "tim", "impersonate_group": "holdfast:tenant:shop"}
-    assert (await api.get(WORKLOADS, **as_tim)).code == 200
-    assert (await api.get(f"{V1}/namespaces/other/workloads", **as_tim)).code == 403
-    assert (await api.as_user("tim").get(WORKLOADS, impersonate_user="ada")).code == 403
-    assert (await api.get(WORKLOADS, impersonate_group="x")).code == 400
+    assert (await stranger.get(f"{V1}/namespaces/other/workloads", authorization=f"Bearer {token}")).code == 403
+    assert (await stranger.get(WORKLOADS, authorization="Bearer " + "x" * 9000)).code == 401
 
 
 def test_resource_group_and_plural_are_unique() -> None:

@@ -19,8 +19,8 @@ import pytest
 
 from holdfast.fleet import assign
 from holdfast.sim import parallel_runs
-from holdfast.sim.determinism_guards import NondeterminismError, forbid_real_world
-from holdfast.sim.scenario_files import WorldSize
+from holdfast.sim.determinism_guards import NondeterminismError, forbid_nondeterminism
+from holdfast.sim.scenario_files import SimulationSize
 from holdfast.sim.simulation import RunOutcome, Simulation
 
 NONDETERMINISTIC_CALLS: dict[str, Callable[[], object]] = {
@@ -41,21 +41,21 @@ NONDETERMINISTIC_CALLS: dict[str, Callable[[], object]] = {
     "process": lambda: subprocess.run(["true"], check=False),
     "thread": lambda: threading.Thread(target=print).start(),
 }
-SMALL = WorldSize(
+SMALL = SimulationSize(
     tenants=("acme",), nodes_per_region=1, faults_s=5.0, convergence_timeout_s=20.0, stable_s=5.0, profiles=("service",)
 )
 
 
 @pytest.mark.parametrize("name", NONDETERMINISTIC_CALLS)
 def test_nondeterministic_function_raises(name: str) -> None:
-    with forbid_real_world() as calls, pytest.raises(NondeterminismError):
+    with forbid_nondeterminism() as calls, pytest.raises(NondeterminismError):
         NONDETERMINISTIC_CALLS[name]()
     assert len(calls) == 1
     assert time.time() > 0
 
 
 def test_seeded_random_stream_is_allowed() -> None:
-    with forbid_real_world() as calls:
+    with forbid_nondeterminism() as calls:
         assert random.Random("1/chance").random() == random.Random("1/chance").random()
     assert not calls
 

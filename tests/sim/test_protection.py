@@ -26,7 +26,7 @@ from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.protection import ProtectionChecker
 from holdfast.sim.fault_injection import FaultKind
 from holdfast.sim.parallel_runs import silence_logs
-from holdfast.sim.scenario_files import DeclaredFault, Scenario, ScenarioExpectations, WorldSize
+from holdfast.sim.scenario_files import DeclaredFault, Scenario, ScenarioExpectations, SimulationSize
 from holdfast.sim.scenario_runs import run_variants
 from holdfast.store.contract import Txn
 
@@ -93,7 +93,7 @@ SCARCE = Scenario(
     "scarce",
     "All but one node of each region are cordoned, so a higher priority finds room only by preemption.",
     ScenarioExpectations(),
-    size=WorldSize(
+    size=SimulationSize(
         nodes_per_region=3, faults_s=120.0, profiles=("service", "urgent", "batch", "resident", "hungry", "probed")
     ),
     faults=tuple(

@@ -14,7 +14,7 @@ import pytest
 from holdfast.authority import restore_records
 from holdfast.sim import parallel_runs
 from holdfast.sim.ports import EPOCH_S, random_stream
-from holdfast.sim.simulation import Simulation, WorldSize
+from holdfast.sim.simulation import Simulation, SimulationSize
 from holdfast.store.contract import Put, Remove, Txn
 
 SEEDS = range(1, 41 if os.environ.get("HOLDFAST_PROVE") else 5)
@@ -26,7 +26,7 @@ class RestoredSimulation(Simulation):
     """The seed draws each restore: cell, time of the backup, time of the restore."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed, WorldSize(nodes_per_region=6, faults_s=200.0))
+        super().__init__(seed, SimulationSize(nodes_per_region=6, faults_s=200.0))
         self.restored: list[str] = []
         self.attempts = 0
 
@@ -37,7 +37,7 @@ class RestoredSimulation(Simulation):
         finally:
             await asyncio.gather(*restores)
 
-    async def _settle(self):
+    async def _converge(self):
         """Desired state and backup may differ, so only safety is checked, for two more minutes."""
         await asyncio.sleep(120.0)
         bound = [e.key for host in self.cells() for e in (await host.disk.store.range("/bindings/")).entries]

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from holdfast.sim import failure_report, parallel_runs
-from holdfast.sim.simulation import RunOutcome, Simulation, WorldSize
+from holdfast.sim.simulation import RunOutcome, Simulation, SimulationSize
 
-SMALL = WorldSize(nodes_per_region=2, faults_s=60.0, stable_s=60.0)
+SMALL = SimulationSize(nodes_per_region=2, faults_s=60.0, stable_s=60.0)
 SEED_COUNT = 40 if not os.environ.get("HOLDFAST_PROVE") else 80
 RUNS = [range(first, first + 10) for first in range(1, SEED_COUNT + 1, 10)]
 
@@ -77,5 +77,5 @@ def test_simulation_without_watches_converges_by_periodic_lists(seed: int) -> No
     workloads would take longer than the convergence timeout."""
     parallel_runs.silence_logs()
     assert_ok(
-        Simulation(seed, WorldSize(nodes_per_region=3, faults_s=90.0, stable_s=60.0, watches_enabled=False)).run()
+        Simulation(seed, SimulationSize(nodes_per_region=3, faults_s=90.0, stable_s=60.0, watches_enabled=False)).run()
     )

@@ -33,10 +33,10 @@ from holdfast.sim.releases import (
     stored_by,
     written_by,
 )
-from holdfast.sim.simulation import RunOutcome, Simulation, WorldSize
+from holdfast.sim.simulation import RunOutcome, Simulation, SimulationSize
 from holdfast.store.contract import Put, Txn
 
-SMALL = WorldSize(nodes_per_region=2, faults_s=60.0, stable_s=60.0)
+SMALL = SimulationSize(nodes_per_region=2, faults_s=60.0, stable_s=60.0)
 MESSAGES = {"PlacementResponse": PlacementResponse, "PersistedState": PersistedState}
 LONG_S = 80.0
 SOON_S = 120.0
@@ -60,7 +60,7 @@ def finished(simulation: Simulation) -> Iterator[RunOutcome]:
     try:
         yield simulation.run_without_teardown()
     finally:
-        simulation._dismantle()
+        simulation._tear_down()
 
 
 def assert_ok(outcome: RunOutcome) -> None:

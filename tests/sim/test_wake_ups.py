@@ -11,10 +11,12 @@ import holdfast.cell.cell
 from holdfast.cell.controller_table import regional_controllers
 from holdfast.controllers.controller import Controller
 from holdfast.sim import failure_report, parallel_runs
-from holdfast.sim.scenario_files import NO_RESYNC_FRACTION, WorldSize, drawn_size
+from holdfast.sim.scenario_files import NO_RESYNC_FRACTION, SimulationSize, drawn_size
 from holdfast.sim.simulation import Simulation
 
-SMALL = WorldSize(nodes_per_region=2, faults_s=30.0, convergence_timeout_s=200.0, stable_s=30.0, resync_enabled=False)
+SMALL = SimulationSize(
+    nodes_per_region=2, faults_s=30.0, convergence_timeout_s=200.0, stable_s=30.0, resync_enabled=False
+)
 
 
 def _controllers_without_wakeups(name: str) -> object:
@@ -49,5 +51,5 @@ def test_fraction_of_seeds_runs_without_resync() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3, 5])
 def test_simulation_without_resync_converges(seed: int) -> None:
     parallel_runs.silence_logs()
-    outcome = Simulation(seed, WorldSize(resync_enabled=False)).run()
+    outcome = Simulation(seed, SimulationSize(resync_enabled=False)).run()
     assert outcome.ok, "\n".join([failure_report.headline(outcome), *failure_report.failure_lines(outcome)])

@@ -6,11 +6,11 @@ import ast
 from pathlib import Path
 
 PURE = ("model", "scheduling", "fleet")
-OUTSIDE_WORLD = {
+EFFECT_MODULES = {
     "asyncio", "time", "random", "uuid", "os", "socket", "logging", "threading", "subprocess", "secrets", "pathlib",
     "structlog", "apsw", "aiohttp", "uvicorn", "prometheus_client", "ssl", "http", "urllib", "shutil", "tempfile",
 }  # fmt: skip
-CALLS = {"open", "print", "input", "exec", "eval", "id", "hash", "globals"}
+EFFECT_CALLS = {"open", "print", "input", "exec", "eval", "id", "hash", "globals"}
 
 
 def pure_sources(root: Path, sources: dict[Path, ast.Module]) -> dict[str, ast.Module]:
@@ -32,7 +32,7 @@ def test_decisions_import_no_effects(root: Path, sources: dict[Path, ast.Module]
                 modules = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 modules = [node.module or ""]
-            found += [f"{name}:{node.lineno} imports {m}" for m in modules if m.split(".")[0] in OUTSIDE_WORLD]
+            found += [f"{name}:{node.lineno} imports {m}" for m in modules if m.split(".")[0] in EFFECT_MODULES]
     assert not found, found
 
 
@@ -41,7 +41,7 @@ def test_decisions_call_no_effects(root: Path, sources: dict[Path, ast.Module]) 
         f"{name}:{node.lineno} calls {node.func.id}"
         for name, tree in pure_sources(root, sources).items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EFFECT_CALLS
     ]
     assert not found, found
 
@@ -53,7 +53,7 @@ def test_decisions_are_not_coroutines(root: Path, sources: dict[Path, ast.Module
         for node in ast.walk(tree)
         if isinstance(node, ast.AsyncFunctionDef)
     ]
-    assert not found, f"a decision waits for nothing: {found}"
+    assert not found, f"coroutines in decisions: {found}"
 
 
 def test_decisions_have_no_mutable_globals(root: Path, sources: dict[Path, ast.Module]) -> None:
@@ -67,21 +67,21 @@ def test_decisions_have_no_mutable_globals(root: Path, sources: dict[Path, ast.M
 
 
 def test_order_does_not_come_from_a_set(root: Path, sources: dict[Path, ast.Module]) -> None:
-    """`for x in {…}` and `for x in set(…)` differ from run to run; sort first."""
+    """`for x in {…}` and `for x in set(…)` have no stable order; sort first."""
     found = []
     for name, tree in pure_sources(root, sources).items():
         loops = [n.iter for n in ast.walk(tree) if isinstance(n, ast.For | ast.comprehension)]
         for over in loops:
-            made = isinstance(over, ast.Set | ast.SetComp) or (
+            is_set = isinstance(over, ast.Set | ast.SetComp) or (
                 isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id in ("set", "frozenset")
             )
-            if made:
+            if is_set:
                 found.append(f"{name}:{over.lineno}")
     assert not found, f"iterates over a set: {found}"
 
 
 def test_cancellation_is_not_suppressed(sources: dict[Path, ast.Module]) -> None:
-    """Before Python 3.12 `asyncio.wait_for` swallows one that comes together with the result: `asyncio.timeout`."""
+    """Before Python 3.12 `asyncio.wait_for` may suppress a cancellation; use `asyncio.timeout`."""
     found = [
         f"{path.name}:{node.lineno}"
         for path, tree in sources.items()

@@ -1,4 +1,4 @@
-"""How the code must read: small files and functions, a docstring that says what a module owns, honest names."""
+"""Size limits of files and functions, module docstrings, type annotations and the place of limits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from holdfast.model import limits
 
 FILE_LINES_MAX = 500
-TEST_FILE_LINES_MAX = 800  # a list of cases may be longer than a thing to understand
+TEST_FILE_LINES_MAX = 800  # lists of test cases may be long
 FUNCTION_LINES_MAX = 70
 FORBIDDEN = {"util", "utils", "helper", "helpers", "common", "base", "manager", "managers", "misc", "stuff"}
 
-# Longer than the limit on purpose, each with its reason.
+# Exceptions, each with its reason.
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 
@@ -27,10 +27,10 @@ def test_files_are_within_the_length_limit(root: Path, files: list[Path]) -> Non
     over = {}
     for path in python:
         name, lines = relative(root, path), len(path.read_text().splitlines())
-        most = TEST_FILE_LINES_MAX if name.startswith("tests/") else FILE_LINES_MAX
-        if lines > most and name not in LONG_FILES:
+        limit = TEST_FILE_LINES_MAX if name.startswith("tests/") else FILE_LINES_MAX
+        if lines > limit and name not in LONG_FILES:
             over[name] = lines
-    assert not over, f"asking to be two files: {over}"
+    assert not over, f"too long, split: {over}"
 
 
 def test_functions_are_within_the_length_limit(root: Path, sources: dict[Path, ast.Module]) -> None:
@@ -38,7 +38,7 @@ def test_functions_are_within_the_length_limit(root: Path, sources: dict[Path, a
     for path, tree in sources.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                # Decorators and the docstring explain; what counts is the code.
+                # Decorators and the docstring do not count.
                 first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
                 lines = (node.end_lineno or 0) - first.lineno + 1
                 name = f"{relative(root, path)}:{node.name}"
@@ -48,8 +48,8 @@ def test_functions_are_within_the_length_limit(root: Path, sources: dict[Path, a
 
 
 def test_every_module_has_a_docstring(root: Path, sources: dict[Path, ast.Module]) -> None:
-    silent = [relative(root, p) for p, tree in sources.items() if tree.body and not ast.get_docstring(tree)]
-    assert not silent, f"modules without a docstring: {silent}"
+    missing = [relative(root, p) for p, tree in sources.items() if tree.body and not ast.get_docstring(tree)]
+    assert not missing, f"modules without a docstring: {missing}"
 
 
 def test_module_names_are_specific(root: Path, sources: dict[Path, ast.Module]) -> None:
@@ -61,11 +61,11 @@ def test_module_names_are_specific(root: Path, sources: dict[Path, ast.Module]) 
                 words = {word.lower() for word in re.findall(r"[A-Z][a-z]*", node.name)}
                 if words & FORBIDDEN:
                     bad.append(f"{relative(root, path)}:{node.name}")
-    assert not bad, f"util, helper, common, base, manager and misc say nothing: {bad}"
+    assert not bad, f"util, helper, common, base, manager and misc are not specific: {bad}"
 
 
 def test_functions_have_type_annotations(root: Path, sources: dict[Path, ast.Module]) -> None:
-    """mypy is strict; what it cannot see is `Any` in place of thought: no public function returns a bare dict."""
+    """mypy accepts bare containers; no function returns one."""
     bare = []
     for path, tree in sources.items():
         for node in ast.walk(tree):

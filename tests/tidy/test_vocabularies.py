@@ -1,5 +1,5 @@
-"""The closed vocabularies of what is stored and said between processes: a neighbour of the release before stops at a
-word it does not know (docs/decisions/0020), so that a new one is read by one release and written by the next.
+"""The closed vocabularies of stored objects and messages. The previous release fails on a value that it does not know
+(docs/decisions/0020), so a new value is read by one release and written by the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOSED = {
     "TaintEffect": "NoSchedule PreferNoSchedule NoExecute",
     "WorkloadType": "Service Batch",
 }
-"""Whoever adds a word adds it here, and nothing writes it before the release after the first that has it."""
+"""Add new values here. They may be written only by the release after the first that reads them."""
 
 MESSAGES = (
     placement_api.ReserveRequest,
@@ -59,14 +59,14 @@ def test_new_values_of_closed_vocabularies_take_two_releases() -> None:
     for kind in (*(row.type for row in ALL), *MESSAGES):
         _walk(kind, frozenset(), found)
     changed = {name for name in found.keys() | CLOSED.keys() if found.get(name) != CLOSED.get(name)}
-    assert not changed, f"{sorted(changed)}: read docs/decisions/0020-version-skew.md, then say it in CLOSED"
+    assert not changed, f"{sorted(changed)}: read docs/decisions/0020-version-skew.md, then change CLOSED"
 
 
-def _walk(kind: Any, above: frozenset[Any], found: dict[str, str]) -> None:
+def _walk(kind: Any, parents: frozenset[Any], found: dict[str, str]) -> None:
     for part in typing.get_args(kind):
-        _walk(part, above, found)
+        _walk(part, parents, found)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        found[kind.__name__] = " ".join(str(word.value) for word in kind)
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in above:
+        found[kind.__name__] = " ".join(str(member.value) for member in kind)
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in parents:
         for field in msgspec.structs.fields(kind):
-            _walk(field.type, above | {kind}, found)
+            _walk(field.type, parents | {kind}, found)

@@ -1,11 +1,11 @@
-"""The tree speaks of the project alone: no paths of one machine, no registries, no credentials."""
+"""The files contain no machine paths, registries or credentials."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-# Written in pieces, so that this file does not find itself.
+# Split strings, so that this file does not match itself.
 MACHINE = [
     r"/ro" r"ot/", r"/ho" r"me/[a-z]", r"/wo" r"rk/", r"/op" r"t/pypi", r"/op" r"t/wheels", r"C:\\\\Users",
     r"py" r"pi\.org", r"pythonhos" r"ted\.org", r"index-u" r"rl\s*=", r"deb\.deb" r"ian\.org", r"npm" r"js\.org",
@@ -52,7 +52,7 @@ def test_line_endings_and_final_newlines_are_correct(root: Path, files: list[Pat
 def test_lock_files_pin_everything_with_hashes(root: Path) -> None:
     for lock in sorted((root / "requirements").glob("*.txt")):
         text = lock.read_text()
-        assert "://" not in re.sub(r"#.*", "", text), f"{lock.name} names a place"
+        assert "://" not in re.sub(r"#.*", "", text), f"{lock.name} contains a URL"
         for block in re.split(r"\n(?=[a-z0-9])", text.strip()):
             name = block.split()[0]
             assert "==" in name, f"{lock.name}: {name} is not pinned"
@@ -64,7 +64,7 @@ def test_every_dependency_has_a_reason(root: Path) -> None:
 
     reasons = (root / "docs" / "decisions" / "0002-dependencies.md").read_text().lower()
     project = tomllib.loads((root / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    names = [re.split(r"[<>=!~ \[]", item)[0].lower() for item in wanted]
+    dependencies = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    names = [re.split(r"[<>=!~ \[]", item)[0].lower() for item in dependencies]
     unexplained = [name for name in names if f"`{name}`" not in reasons]
     assert not unexplained, f"docs/decisions/0002-dependencies.md does not say why: {unexplained}"

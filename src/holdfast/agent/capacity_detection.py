@@ -62,7 +62,7 @@ def _own_cgroups(root: Path, own: Path) -> list[Path]:
 
 
 def _read_limit(folder: Path, name: str) -> list[int]:
-    """The number in a file; empty if the file is missing or says that there is no limit."""
+    """The number in a file; empty if the file is missing or contains no limit."""
     try:
         text = (folder / name).read_text().strip()
     except OSError:

@@ -180,7 +180,7 @@ class DrillRun:
         left = ["not checked"]
         while left and time.monotonic() < deadline:
             try:
-                left = unreturned_resources(self.observer) or self._not_whole()
+                left = unreturned_resources(self.observer) or self._workloads_not_serving()
             except CommandError as stop:
                 left = [stop.message]
             if left:
@@ -188,7 +188,7 @@ class DrillRun:
         self.mark("all serve, all resources returned") if not left else None
         return left
 
-    def _not_whole(self) -> list[str]:
+    def _workloads_not_serving(self) -> list[str]:
         short = []
         for workload in self.observer.list("workloads"):
             summary = workload.get("status", {}).get("summary", {})

@@ -38,13 +38,13 @@ HEARTBEAT_FIELDS = frozenset({"lastContactAt", "lastSequence", "at", "sequence"}
 def desired_state_changes(steps: Sequence[RecordedChange]) -> list[str]:
     """Spec changes with their writer; created and deleted replicas as counts."""
     answers = [
-        f"+{s.at_s:.1f} s {s.cell}: {_writer(s)}{s.op} {s.subject}{_what(s, 'spec')}"
+        f"+{s.at_s:.1f} s {s.cell}: {_writer(s)}{s.op} {s.subject}{_changed_fields(s, 'spec')}"
         for s in steps
         if s.kind in DESIRED_STATE_KINDS and (s.op != "changed" or any(g.startswith("spec") for g in s.groups))
     ]
     counted = Counter((s.cell, s.op) for s in steps if s.kind == "Replica" and s.op != "changed")
     told_last = [f"{cell}: replicate {op} {n} replica(s)" for (cell, op), n in sorted(counted.items())]
-    return [*_few(answers), *told_last] or ["none: no spec changed in any cell"]
+    return [*_limited(answers), *told_last] or ["none: no spec changed in any cell"]
 
 
 def first_controllers(steps: Sequence[RecordedChange]) -> list[str]:
@@ -56,8 +56,8 @@ def first_controllers(steps: Sequence[RecordedChange]) -> list[str]:
                 if role not in NON_CONTROLLER_ROLES:
                     first_changes.setdefault(role, step)
     first = [(r, s) for r, s in first_changes.items() if r not in SUMMARY_CONTROLLERS] or list(first_changes.items())
-    lines = [f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{_what(s)}" for role, s in first]
-    return _few(lines) or ["none: no controller wrote"]
+    lines = [f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{_changed_fields(s)}" for role, s in first]
+    return _limited(lines) or ["none: no controller wrote"]
 
 
 def is_controller_decision(step: RecordedChange) -> bool:
@@ -98,7 +98,7 @@ def _pending_lines(steps: Sequence[RecordedChange]) -> list[str]:
         if step.kind == "SchedulingRequest" and step.after is not None:
             for reason in step.after.get("status", {}).get("reasons", []):
                 found.setdefault(f"{step.namespace}/{step.name} pending: {reason['reason']}", step.at_s)
-    return _few([f"+{at_s:.1f} s {text}" for text, at_s in found.items()])
+    return _limited([f"+{at_s:.1f} s {text}" for text, at_s in found.items()])
 
 
 def _recoveries(steps: Sequence[RecordedChange]) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _recoveries(steps: Sequence[RecordedChange]) -> Iterator[str]:
     for name, recovery in latest.items():
         for row in recovery.get("status", {}).get("workloads", [])[:LINES_MAX]:
             known = {k: v for k, v in row.items() if isinstance(v, int | str) and k not in ("tenant", "workload")}
-            yield f"Recovery {name}: {row['tenant']}/{row['workload']} {_brief(known)}"
+            yield f"Recovery {name}: {row['tenant']}/{row['workload']} {_pairs_text(known)}"
 
 
 def _repairs(steps: Sequence[RecordedChange]) -> list[str]:
@@ -116,7 +116,7 @@ def _repairs(steps: Sequence[RecordedChange]) -> list[str]:
             block = step.after.get("status", {}).get("repair") or {}
             text = f"{block.get('reason')} {block.get('state')}: {block.get('message')}" if block else "withdrawn"
             found.append(f"+{step.at_s:.1f} s repair of {step.namespace}/{step.name}: {text}")
-    return _few(found)
+    return _limited(found)
 
 
 def telemetry_lines(
@@ -136,7 +136,9 @@ def telemetry_lines(
         for s in steps if s.kind == "Decision" and s.op == "created" and s.after is not None
     )  # fmt: skip
     decided = [f"{cell}: {n} Decision(s) by policy revision {revision}" for (cell, revision), n in made.items()]
-    return [*_few(lines, LINES_MAX * 2), *spoken, *decided] or ["none: no counter increased and no event was emitted"]
+    return [*_limited(lines, LINES_MAX * 2), *spoken, *decided] or [
+        "none: no counter increased and no event was emitted"
+    ]
 
 
 def _is_informative(series: str) -> bool:
@@ -158,10 +160,10 @@ def recovery_path(steps: Sequence[RecordedChange], left: Sequence[str]) -> list[
             new = _new_value(step, "status", "phase") or "deleted"
             lines.append(f"+{step.at_s:.1f} s override: {step.subject} {new}")
         elif step.kind in DESIRED_STATE_KINDS - {"Node"} and (step.op == "deleted" or step.kind == "SchedulerPolicy"):
-            change = f"{_writer(step)}{step.op} {step.subject}{_what(step, 'spec')}"
+            change = f"{_writer(step)}{step.op} {step.subject}{_changed_fields(step, 'spec')}"
             lines.append(f"+{step.at_s:.1f} s {step.cell}: {change}")
     checked = "cleanup check: all resources returned" if not left else f"cleanup check: {len(left)} not returned"
-    return [*_few(lines, LINES_MAX * 2), *(f"{what}, {_times(n)}" for what, n in freed.items()), checked]
+    return [*_limited(lines, LINES_MAX * 2), *(f"{what}, {_times(n)}" for what, n in freed.items()), checked]
 
 
 def _writer(step: RecordedChange) -> str:
@@ -188,7 +190,7 @@ def _at(item: Any, path: Sequence[str]) -> Any:
     return item
 
 
-def _what(step: RecordedChange, under: str = "") -> str:
+def _changed_fields(step: RecordedChange, under: str = "") -> str:
     """The changed fields with old and new values."""
     if step.op != "changed" or step.after is None:
         return ""
@@ -196,12 +198,12 @@ def _what(step: RecordedChange, under: str = "") -> str:
     found: list[str] = []
     for group in groups:
         old, new = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
-        found += [text for text in _differences(old, new, group.rpartition(".")[2]) if not _beats(text)]
+        found += [text for text in _differences(old, new, group.rpartition(".")[2]) if not _is_heartbeat(text)]
     shown = "; ".join(found[:FIELDS_MAX])
     return f" ({shown[:TEXT_CHARS_MAX]})" if shown else ""
 
 
-def _beats(text: str) -> bool:
+def _is_heartbeat(text: str) -> bool:
     return text.partition(" ")[0].rpartition(".")[2] in HEARTBEAT_FIELDS
 
 
@@ -211,7 +213,7 @@ def is_heartbeat_only(step: RecordedChange) -> bool:
         return False
     for group in step.groups:
         old, new = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
-        if not all(_beats(text) for text in _differences(old, new, group.rpartition(".")[2])):
+        if not all(_is_heartbeat(text) for text in _differences(old, new, group.rpartition(".")[2])):
             return False
     return True
 
@@ -234,11 +236,11 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _brief(known: dict[str, Any]) -> str:
+def _pairs_text(known: dict[str, Any]) -> str:
     return ", ".join(f"{k} {v}" for k, v in known.items())
 
 
-def _few(lines: Sequence[str], most: int = LINES_MAX) -> list[str]:
+def _limited(lines: Sequence[str], most: int = LINES_MAX) -> list[str]:
     if len(lines) <= most:
         return list(lines)
     return [*lines[:most], f"… and {len(lines) - most} more"]

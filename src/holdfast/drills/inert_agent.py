@@ -47,7 +47,7 @@ class InertAgent:
         self._api.apply(node, "nodes", manager=MANAGER)
         self._renew()
         self._report()
-        threading.Thread(target=self._keep, name="inert agent", daemon=True).start()
+        threading.Thread(target=self._renew_loop, name="inert agent", daemon=True).start()
 
     def _renew(self) -> None:
         body = {"items": [{"node": NODE, "epoch": self._epoch}]}
@@ -59,7 +59,7 @@ class InertAgent:
         body = {"status": {"execution": block}}
         self._api.request("PATCH", f"{NODES}/{NODE}/status", body, content_type=MERGE_PATCH)
 
-    def _keep(self) -> None:
+    def _renew_loop(self) -> None:
         while not self._silent.wait(limits.NODE_RENEW_EVERY_S):
             try:
                 self._renew()

@@ -37,21 +37,21 @@ class PlatformObserver:
         return self._apis[cell]
 
     def list(self, plural: str, cell: str = "global") -> builtins.list[Item]:
-        return self._again(lambda: self._apis[cell].list(plural))
+        return self._retry_once(lambda: self._apis[cell].list(plural))
 
-    def _again(self, ask: Callable[[], T]) -> T:
+    def _retry_once(self, call: Callable[[], T]) -> T:
         """Retries once on a new connection, because the server may have closed an idle one."""
         try:
-            return ask()
+            return call()
         except CommandError as stop:
             if stop.code is not ExitCode.UNREACHABLE:
                 raise
-            return ask()
+            return call()
 
     def events(self, cell: str) -> builtins.list[Item]:
         """Recent events of a cell; none if it is unreachable."""
         try:
-            answer = self._again(lambda: self._apis[cell].get("/api/v1/events", limit="5000"))
+            answer = self._retry_once(lambda: self._apis[cell].get("/api/v1/events", limit="5000"))
         except CommandError:
             return []
         found: builtins.list[Item] = answer["items"]
@@ -71,7 +71,7 @@ class PlatformObserver:
 
     def get(self, plural: str, name: str, namespace: str = "", cell: str = "global") -> Item:
         where = f"namespaces/{namespace}/{plural}" if namespace else plural
-        found: Item = self._again(lambda: self._apis[cell].get(f"/apis/holdfast.dev/v1/{where}/{name}"))
+        found: Item = self._retry_once(lambda: self._apis[cell].get(f"/apis/holdfast.dev/v1/{where}/{name}"))
         return found
 
     def critical_workloads(self) -> builtins.list[Item]:

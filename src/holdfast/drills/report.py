@@ -25,7 +25,7 @@ QUESTIONS = {
     "partial_progress": "What partial progress was recorded?",
     "invariant_held": "Which invariant held?",
     "telemetry": "Which telemetry proves it?",
-    "way_back": "What was the repair or rollback path?",
+    "recovery_path": "What was the repair or rollback path?",
 }
 
 
@@ -52,7 +52,7 @@ class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
 
     def as_text(self) -> str:
         lines = [f"drill {self.drill}: {'passed' if self.passed else 'FAILED'}"]
-        lines += [f"  {_label(name)}: {value}" for name, value in self.facts.items() if _plain(value)]
+        lines += [f"  {_label(name)}: {_fact_text(value)}" for name, value in self.facts.items() if _printable(value)]
         if self.clock:
             lines.append("  clock (seconds after the failure):")
             lines += [f"    {at_s:7.1f}  {stage}" for stage, at_s in sorted(self.clock.items(), key=lambda x: x[1])]
@@ -71,5 +71,9 @@ def _label(name: str) -> str:
     return re.sub(r"[A-Z]", lambda found: f" {found[0].lower()}", name)
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool)
+def _printable(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | dict)
+
+
+def _fact_text(value: Any) -> str:
+    return "; ".join(f"{key}: {text}" for key, text in value.items()) if isinstance(value, dict) else str(value)

@@ -146,7 +146,7 @@ class Gate:
     ) -> dict[str, int]:  # fmt: skip
         """The first change of each key after the revision that was compared is either this commit's or another's.
 
-        A commit that does not show within `READ_BACK_S` is not repeated here: the caller's client does that.
+        A commit that does not show within READ_BACK_TIMEOUT_S is not repeated here: the caller's client does that.
         """
 
         async def look() -> dict[str, int] | NoProof:

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.controllers.cache import Cache
 from holdfast.fleet.recovery.backing import Loss, LossForecast, forecast_loss
 from holdfast.insight.region_clients import RegionClients, list_all, now_s
-from holdfast.insight.what_if import PlannedPlacement, placings_of_recovery
+from holdfast.insight.what_if import PlannedPlacement, what_if_recovered
 from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key
@@ -77,7 +77,7 @@ def _placements(regions: RegionClients, forecast: LossForecast, view: View) -> l
         known = [(view.get(Workload, item.name, item.tenant), count) for item, count in mine]
         wanted = [(workload, count) for workload, count in known if workload is not None]
         zone = forecast.loss.zone if target == forecast.loss.region else ""
-        found += placings_of_recovery(there, wanted, view, lost_zone=zone)
+        found += what_if_recovered(there, wanted, view, lost_zone=zone)
     return found
 
 

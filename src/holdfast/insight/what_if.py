@@ -1,4 +1,4 @@
-"""What would happen: assignment, replication and planning of the real controllers, on copies. Writes nothing."""
+"""Effects of a manifest, a drain or a recovery: the real controllers and planner run on copies. Writes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEED = 1
 
 
 class PlannedPlacement(msgspec.Struct, frozen=True, rename="camel"):
-    """Where one replica would go, whom it would evict, or why it would wait."""
+    """The node and victims of one replica, or why it would be pending."""
 
     region: str
     replica: str
@@ -46,7 +46,7 @@ class PlannedPlacement(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PlannedRemoval(msgspec.Struct, frozen=True):
-    """A replica that would be asked to go; `node` is empty while it has none."""
+    """A replica that would be deleted. `node` is empty if it is not placed."""
 
     region: str
     replica: str
@@ -54,14 +54,14 @@ class PlannedRemoval(msgspec.Struct, frozen=True):
 
 
 class RejectedChange(msgspec.Struct, frozen=True):
-    """A workload the server would not take, and its words."""
+    """A workload that the server would refuse, and its message."""
 
     workload: str
     why: str
 
 
 class WhatIfResult(msgspec.Struct, frozen=True):
-    """What would happen: who is refused, what changes in the workloads, who is placed where, and who goes."""
+    """Refused workloads, changed fields, planned placements and planned removals."""
 
     refused: tuple[RejectedChange, ...] = ()
     changes: tuple[WorkloadChange, ...] = ()
@@ -70,18 +70,18 @@ class WhatIfResult(msgspec.Struct, frozen=True):
 
 
 class ManifestWorkload(msgspec.Struct, frozen=True):
-    """A workload of a manifest, and the manifest as it was written."""
+    """A workload of a manifest, and its document as written."""
 
     workload: Workload
     document: dict[str, Any]
 
 
-def outlook_of_file(
+def what_if_applied(
     regions: RegionClients, manifests: Sequence[ManifestWorkload], *, rules: PolicyRules | None = None
 ) -> WhatIfResult:
-    """Each workload as the global cell would assign it and the regions would place it, in the order given.
+    """Each workload as the global cell would assign it and the regions would place it, in order.
 
-    Of a rollout it shows the first step: the others follow as replicas of the step before serve.
+    For a rollout, only its first step is shown.
     """
     now = now_s()
     view = Cache()
@@ -130,7 +130,7 @@ def outlook_of_file(
 
 
 def _admission(regions: RegionClients, document: dict[str, Any]) -> str:
-    """Why the server would refuse it, asked of the server itself by a dry run; empty when it would not."""
+    """The server's refusal in a dry run; empty if accepted."""
     try:
         regions.global_api.apply(document, "workloads", manager="holdfast-plan", dry_run=True)
     except ApiRefusal as refusal:
@@ -146,8 +146,8 @@ def _assigned(view: View, workload: Key) -> list[Assignment]:
     ]
 
 
-def placings_of_drain(region: RegionClient, node: str, *, rules: PolicyRules | None = None) -> list[PlannedPlacement]:
-    """Where everything on a node would go if it were drained now."""
+def what_if_drained(region: RegionClient, node: str, *, rules: PolicyRules | None = None) -> list[PlannedPlacement]:
+    """Placements of the node's replicas if it were drained now."""
     now = now_s()
     builder = region.builder()
     node_object: Node | None = region.get_object("Node", Key("", node))
@@ -167,12 +167,12 @@ def placings_of_drain(region: RegionClient, node: str, *, rules: PolicyRules | N
     return found
 
 
-def placings_of_recovery(
+def what_if_recovered(
     region: RegionClient, requested: Sequence[tuple[Workload, int]], view: View, *, lost_zone: str = ""
 ) -> list[PlannedPlacement]:
-    """Where a region would place what it is given to recover, in the order given, and what would make way for it.
+    """Placements and victims of the replicas to recover in a region, in order.
 
-    With `lost_zone` the region's own nodes of that zone are gone.
+    With `lost_zone` the region's nodes in that zone are excluded.
     """
     now = now_s()
     if lost_zone:
@@ -191,7 +191,7 @@ def placings_of_recovery(
 
 
 def workloads_in(documents: Iterable[Any]) -> list[ManifestWorkload]:
-    """The workloads of a manifest; other kinds in it change nothing here."""
+    """The workloads of a manifest. Other kinds are ignored."""
     manifests = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
     return [ManifestWorkload(msgspec.convert(d, Workload), {"apiVersion": API_VERSION, **d}) for d in manifests]
 
@@ -201,7 +201,7 @@ def problems(workload: Workload) -> list[str]:
 
 
 def _as_stored(workload: Workload, stored: Workload | None) -> Workload:
-    """As the server would store it, so that the controllers take it for real."""
+    """The workload as the server would store it."""
     submitted = workload.metadata
     old = stored.metadata if stored is not None else None
     meta = msgspec.structs.replace(
@@ -223,7 +223,7 @@ def _no_region(workload: Workload, regions: Sequence[Any]) -> PlannedPlacement:
 
 
 def _replicated(region: RegionClient, key: Key, assignment: Assignment | None, now: float) -> Outcome:
-    """What the region would make of an assignment; None stands for one that is gone."""
+    """The replicate controller's outcome for an assignment; None for a deleted one."""
     view = Cache()
     if assignment is not None:
         meta = assignment.metadata
@@ -249,35 +249,37 @@ def _in_region(
     region: RegionClient, assignment: Assignment, rules: PolicyRules | None, now: float
 ) -> list[PlannedPlacement]:
     outcome = _replicated(region, assignment.key, assignment, now)
-    made: list[Object] = [w.object for w in outcome.writes if isinstance(w, Create | Update)]
-    requests = [item for item in made if isinstance(item, SchedulingRequest)]
+    request_plan: list[Object] = [w.object for w in outcome.writes if isinstance(w, Create | Update)]
+    requests = [item for item in request_plan if isinstance(item, SchedulingRequest)]
     return [placing for request in requests for placing in _planned(region, request, rules, now)]
 
 
 def _planned(
     region: RegionClient, request: SchedulingRequest, rules: PolicyRules | None, now: float
 ) -> list[PlannedPlacement]:
-    """Plans one request and takes its places, so that the next one sees them taken."""
+    """Plans one request and assumes its claims, so that the next request sees them."""
     from holdfast.scheduling.snapshot import ClaimKey
 
     used = rules or region.policy(now).rules
     members = tuple(m for m in request.spec.members if not region.builder().has_claim(m.uid))
-    ask = region.requirements_of(request, members)
+    requirements = region.requirements_of(request, members)
     snapshot = region.snapshot()
-    made: RequestPlan = plan(snapshot, [ask], used, now, SEED).request_plans[0]
-    found = [PlannedPlacement(region.name, p.member.name, p.node, p.victims) for p in made.proposals]
-    for p in made.proposals:
-        key = ClaimKey(ask.namespace, f"{p.member.name}.{p.member.attempt}")
-        region.builder().assume(key, ask.claim(p.node, p.member, p.devices, p.victims))
-    if made.unplaced:
-        main = made.refusals[0] if made.refusals else None
-        cure = WhyNotQuery(region.snapshot(), requirements_of(request, made.unplaced[:1]), used, now).suggested_fix()
+    request_plan: RequestPlan = plan(snapshot, [requirements], used, now, SEED).request_plans[0]
+    found = [PlannedPlacement(region.name, p.member.name, p.node, p.victims) for p in request_plan.proposals]
+    for p in request_plan.proposals:
+        key = ClaimKey(requirements.namespace, f"{p.member.name}.{p.member.attempt}")
+        region.builder().assume(key, requirements.claim(p.node, p.member, p.devices, p.victims))
+    if request_plan.unplaced:
+        main = request_plan.refusals[0] if request_plan.refusals else None
+        fix = WhyNotQuery(
+            region.snapshot(), requirements_of(request, request_plan.unplaced[:1]), used, now
+        ).suggested_fix()
         found += [
             PlannedPlacement(
                 region.name, m.name, reason=main.reason if main else "", message=main.message if main else "",
-                to_fit=cure.text,
+                to_fit=fix.text,
             )
-            for m in made.unplaced
+            for m in request_plan.unplaced
         ]  # fmt: skip
     return found
 

@@ -230,7 +230,7 @@ class ProcessSupervisor:
             if managed.handle is None or not _ended(managed.handle):
                 continue
             os.close(managed.handle)
-            managed.last_exit = _how(managed.popen.wait()) if managed.popen is not None else "ended"
+            managed.last_exit = _exit_text(managed.popen.wait()) if managed.popen is not None else "ended"
             ran_s = time.monotonic() - managed.started_mono_s
             managed.backoff_s = (
                 RESTART_FIRST_S if ran_s > HEALTHY_AFTER_S else min(managed.backoff_s * 2, RESTART_MAX_S)
@@ -258,7 +258,7 @@ def _ended(handle: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     return f"was killed by {signal.Signals(-code).name}"
@@ -293,7 +293,7 @@ def stop_programs(
             if popen is not None:
                 popen.wait()
             layout.record(record.program.name).unlink(missing_ok=True)
-    _end_left_over(layout, say)
+    _stop_unrecorded(layout, say)
 
 
 def _stop_group(group: Sequence[ProcessRecord], say: Callable[[str], None]) -> None:
@@ -323,7 +323,7 @@ def _stop_group(group: Sequence[ProcessRecord], say: Callable[[str], None]) -> N
         say(f"{record.program.name}: did not stop in time and was killed")
 
 
-def _end_left_over(layout: Layout, say: Callable[[str], None]) -> None:
+def _stop_unrecorded(layout: Layout, say: Callable[[str], None]) -> None:
     """Stops processes without a state file that have the platform's environment variable, such as orphaned tasks.
 
     The supervisor and `holdfast down` do not have the variable.

@@ -21,7 +21,7 @@ from holdfast.server.selectors import Selection
 if TYPE_CHECKING:
     from holdfast.server.app import Application
 
-# Objects read at once for an unfiltered list, if the client asks for larger pages. The rest takes further reads.
+# Objects read at once for an unfiltered list, if the client requests larger pages. The rest takes further reads.
 LIST_PAGE_OBJECTS_MAX = 10_000
 # Wait for a resourceVersion that this server has not seen yet. Then 504 (list) or 410 (watch), as in Kubernetes.
 FUTURE_REVISION_WAIT_S = 3.0

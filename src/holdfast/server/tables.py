@@ -180,7 +180,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Description", _field("spec.description"), wide=True),
     ),
     "Region": (
-        TableColumn("Health", _field("status.health.state"), description="health as judged by the global cell"),
+        TableColumn("Health", _field("status.health.state"), description="health as determined by the global cell"),
         TableColumn("Zones", lambda r: _join_list(r.spec.zones)),
         TableColumn("Nodes", _region_nodes, description="live/all"),
         TableColumn("CPU", _region_used("cpu"), description="used/capacity"),

@@ -135,7 +135,7 @@ async def create_initial_objects(
     ]
     for item in items:
         await create_object(client, item)
-    for tenant, name, profile in _first_work(topology):
+    for tenant, name, profile in _initial_workloads(topology):
         regions = topology.regions[-1:] if profile == "resident" else topology.regions
         own = random.Random(rng.getrandbits(64))
         for each in (name, NEIGHBOUR) if profile == "sociable" else (name,):
@@ -148,7 +148,7 @@ async def create_initial_objects(
     return desired
 
 
-def _first_work(topology: Topology) -> Iterator[tuple[str, str, str]]:
+def _initial_workloads(topology: Topology) -> Iterator[tuple[str, str, str]]:
     """Tenant, name and profile of the initial workloads: base profiles, and one workload of each other profile."""
     first = topology.tenants[0]
     for tenant in topology.tenants:
@@ -208,7 +208,7 @@ async def restate_desired(client: Client, desired: DesiredObjects) -> None:
             if stored is not None and not stored.metadata.terminating:
                 await client.commit([Delete("Workload", stored.key, stored.uid)])
         elif stored is None:
-            await create_object(client, _fresh(desired.workloads[name], count))
+            await create_object(client, _new_workload(desired.workloads[name], count))
         elif stored.metadata.terminating:
             desired.services[name] = None
         else:
@@ -246,6 +246,6 @@ async def edit_spec(client: Client, kind: type[Any], name: str, namespace: str, 
             await asyncio.sleep(0.5)
 
 
-def _fresh(workload: Workload, replicas: int) -> Workload:
+def _new_workload(workload: Workload, replicas: int) -> Workload:
     meta = ObjectMeta(name=workload.metadata.name, namespace=workload.metadata.namespace)
     return Workload(metadata=meta, spec=msgspec.structs.replace(workload.spec, replicas=replicas))

@@ -188,18 +188,18 @@ class InCellClient:
         return committed
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
-        self._maybe_again(lambda: self._inner.reserve(request))
-        return self._maybe_lost(await self._inner.reserve(request))
+        self._may_repeat(lambda: self._inner.reserve(request))
+        return self._may_lose(await self._inner.reserve(request))
 
     async def bind(self, request: BindRequest) -> PlacementResponse:
-        self._maybe_again(lambda: self._inner.bind(request))
-        return self._maybe_lost(await self._inner.bind(request))
+        self._may_repeat(lambda: self._inner.bind(request))
+        return self._may_lose(await self._inner.bind(request))
 
     async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
-        self._maybe_again(lambda: self._inner.release(request))
-        return self._maybe_lost(await self._inner.release(request, token=token))
+        self._may_repeat(lambda: self._inner.release(request))
+        return self._may_lose(await self._inner.release(request, token=token))
 
-    def _maybe_again(self, work: Callable[[], Coroutine[Any, Any, PlacementResponse]]) -> None:
+    def _may_repeat(self, work: Callable[[], Coroutine[Any, Any, PlacementResponse]]) -> None:
         """May deliver the call to the authority a second time, later."""
         own = self._faults.draw(FaultKind.CALL_REPEATED, self._inner.cell)
         if own is None:
@@ -218,7 +218,7 @@ class InCellClient:
         self._observer.reasons_reported(str(notice.reason) for notice in notices)
         await self._inner.notify(notices, component=component)
 
-    def _maybe_lost(self, answers: PlacementResponse) -> PlacementResponse:
+    def _may_lose(self, answers: PlacementResponse) -> PlacementResponse:
         self._observer.reasons_reported(answer.reason for answer in answers.results if answer.reason)
         if self._faults.draw(FaultKind.ANSWER_LOST, self._inner.cell) is not None:
             raise Ambiguous("the authority did not respond (simulated, committed)")
@@ -257,7 +257,9 @@ class _WatchReporter:
         namespace = self._namespace
         if namespace:
             others = [
-                str(event.object.key) for event in batch if event.object is not None and _elsewhere(event, namespace)
+                str(event.object.key)
+                for event in batch
+                if event.object is not None and _is_other_namespace(event, namespace)
             ]
             if others:
                 self._observer.watch_crossed_tenants(self._cell, self._kind, namespace, others)
@@ -266,7 +268,7 @@ class _WatchReporter:
             self._after = batch[-1].revision
 
 
-def _elsewhere(event: WatchEvent[Any], namespace: str) -> bool:
+def _is_other_namespace(event: WatchEvent[Any], namespace: str) -> bool:
     return bool(namespace) and event.object is not None and event.object.metadata.namespace != namespace
 
 

@@ -66,12 +66,12 @@ class HistoryEvent(msgspec.Struct, frozen=True, gc=False):
             return "removed"
         after = _plain(self.new)
         if self.old is None:
-            return ", ".join(("created", *_at_birth(after)))
+            return ", ".join(("created", *_creation_details(after)))
         before = _plain(self.old)
         rows = list(_differences(before, after))
-        if len(rows) == 1 and _caught_up(before, after):
+        if len(rows) == 1 and _is_generation_catch_up(before, after):
             return ""
-        rows = [*_passed(self.old, self.new), *rows] if rows else rows
+        rows = [*_stage_transition(self.old, self.new), *rows] if rows else rows
         more = f" … {len(rows) - most} more" if len(rows) > most else ""
         return "; ".join(rows[:most]) + more
 
@@ -97,19 +97,19 @@ class CommitHistory:
         return self.events_of(key for key in self._by_key if text in key)
 
 
-def _passed(old: Any, new: Any) -> Iterator[str]:
+def _stage_transition(old: Any, new: Any) -> Iterator[str]:
     """The stage transition of a replica."""
     if isinstance(old, Replica) and stage(old) is not stage(new):
         yield f"{stage(old)} → {stage(new)}"
 
 
-def _caught_up(before: dict[str, Any], after: dict[str, Any]) -> bool:
+def _is_generation_catch_up(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Whether the change only sets observedGeneration to the newest generation."""
     old_generation, new_generation = (tree.get("status", {}).get("observedGeneration", 0) for tree in (before, after))
     return bool(old_generation < new_generation == after.get("metadata", {}).get("generation"))
 
 
-def _at_birth(tree: dict[str, Any]) -> Iterator[str]:
+def _creation_details(tree: dict[str, Any]) -> Iterator[str]:
     spec = tree.get("spec", {})
     weights = {row["name"]: row["weight"] for row in spec.get("rules", {}).get("scores", ())}
     found = {**spec, "attempt": spec.get("intent", {}).get("attempt"), "scores": weights}

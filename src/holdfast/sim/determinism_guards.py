@@ -74,7 +74,7 @@ class NondeterminismError(RuntimeError):
 
 
 @contextmanager
-def forbid_real_world() -> Iterator[list[str]]:
+def forbid_nondeterminism() -> Iterator[list[str]]:
     """Makes every use of a nondeterministic function raise `NondeterminismError`. The yielded list also records it,
     because a loop that catches all exceptions would hide it."""
     saved: list[tuple[Any, str, Any]] = []

@@ -132,17 +132,17 @@ class MountedStore:
         if disk.full and txn.writes:
             faults.effective_counts[FaultKind.DISK_FULL] += 1
             raise self._fail(StoreFailed("the disk is full (simulated); the store has stopped"))
-        trapped = await self._hand_over(txn) if faults.active_kinds or disk.timeout_at_commit else 0
+        trapped = await self._inject_before_commit(txn) if faults.active_kinds or disk.timeout_at_commit else 0
         self._check()
         committed = await disk.commit(txn, self._loop.now_s - started_s, self._release)
         if faults.active_kinds:
-            await self._at_the_seam(FaultKind.CRASH_AFTER, FaultKind.PAUSE_AFTER)
+            await self._crash_or_pause(FaultKind.CRASH_AFTER, FaultKind.PAUSE_AFTER)
         if faults.draw(FaultKind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, committed)")
         return committed
 
-    async def _hand_over(self, txn: Txn) -> int:
+    async def _inject_before_commit(self, txn: Txn) -> int:
         """Injects faults before a commit takes effect. Returns 1 if its response is to be lost."""
         strikes, cell = self._faults.draw, self._disk.cell
         if (own := strikes(FaultKind.SLOW, cell)) is not None:
@@ -156,18 +156,18 @@ class MountedStore:
             raise Ambiguous("the store did not respond (simulated, not committed)")
         if (own := strikes(FaultKind.LATE_COMMIT, cell)) is not None:
             # In flight: the commit takes effect even if the process crashes.
-            self._loop.spawn(ENVIRONMENT, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
+            self._loop.spawn(ENVIRONMENT, self._commit_late(txn, own.uniform(*LATE_S)), name="late commit")
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not respond (simulated, in flight)")
         crashing = FaultKind.CRASH_LATE in self._faults.active_kinds and _under_term(txn)
         if crashing and (own := strikes(FaultKind.CRASH_LATE, cell)) is not None:
-            self._loop.spawn(ENVIRONMENT, self._arrive_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
+            self._loop.spawn(ENVIRONMENT, self._commit_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
             self._crash()
             await asyncio.sleep(0)
-        await self._at_the_seam(FaultKind.CRASH_BEFORE, FaultKind.PAUSE_BEFORE)
+        await self._crash_or_pause(FaultKind.CRASH_BEFORE, FaultKind.PAUSE_BEFORE)
         return trapped
 
-    async def _at_the_seam(self, crash: FaultKind, pause: FaultKind) -> None:
+    async def _crash_or_pause(self, crash: FaultKind, pause: FaultKind) -> None:
         """Crashes or pauses the process at this point."""
         cell = self._disk.cell
         if self._faults.draw(crash, cell) is not None:
@@ -177,7 +177,7 @@ class MountedStore:
             self._pause(own.uniform(*PAUSE_S))
             await asyncio.sleep(0)
 
-    async def _arrive_late(self, txn: Txn, after_s: float) -> None:
+    async def _commit_late(self, txn: Txn, after_s: float) -> None:
         await asyncio.sleep(after_s)
         try:
             await self._disk.commit(txn, after_s, self._release)

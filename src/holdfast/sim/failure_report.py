@@ -107,13 +107,13 @@ def timeline(
     """
     selected = tuple(matching)
     frame = FULL if selected else frame
-    about = list(outcome.objects if frame is FULL else _at_stake(outcome))
+    about = list(outcome.objects if frame is FULL else _involved_objects(outcome))
     for text in selected:
         about += [event.key for event in recording.history.matching(text)]
     violation_s = outcome.violations[0].at_s if outcome.violations else None
     ends_s = math.inf if selected or violation_s is None else violation_s
     zero_s = violation_s if violation_s is not None else outcome.simulated_s
-    events, left_out = _last(recording.history.events_of(about), ends_s, frame)
+    events, left_out = _last_changes(recording.history.events_of(about), ends_s, frame)
     if left_out:
         yield f"… ({left_out} earlier changes of these objects are omitted; --whole prints all)"
     faults = [fault for fault in recording.injected if fault.at_s <= ends_s]
@@ -122,7 +122,7 @@ def timeline(
         faults = faults[-frame.faults :]
     known: set[str] = set()
     rows = [
-        *((f.at_s, "*", _explained(f, _once(describe_fault(f.name), known))) for f in faults),
+        *((f.at_s, "*", _explained(f, _text_once(describe_fault(f.name), known))) for f in faults),
         *(
             (a.at_s, ">", _explained(a, describe_user_action(f"{a.name}: {a.detail}")))
             for a in _user_actions_shown(recording, about, ends_s, frame)
@@ -140,12 +140,14 @@ def timeline(
         yield f"! {0.0:9.3f} s  not converged: {'; '.join(outcome.unconverged[:FAILURES_SHOWN])}"
 
 
-def _at_stake(outcome: RunOutcome) -> tuple[str, ...]:
+def _involved_objects(outcome: RunOutcome) -> tuple[str, ...]:
     """Objects of the first violation, or the first few objects that did not converge."""
     return outcome.violations[0].objects if outcome.violations else outcome.objects[:OBJECTS_SHOWN]
 
 
-def _last(events: list[HistoryEvent], ends_s: float, frame: ReportSize) -> tuple[list[tuple[HistoryEvent, str]], int]:
+def _last_changes(
+    events: list[HistoryEvent], ends_s: float, frame: ReportSize
+) -> tuple[list[tuple[HistoryEvent, str]], int]:
     """The last significant changes as text, and the number of earlier ones."""
     found: list[tuple[HistoryEvent, str]] = []
     earlier = [event for event in events if event.at_s <= ends_s]
@@ -156,7 +158,7 @@ def _last(events: list[HistoryEvent], ends_s: float, frame: ReportSize) -> tuple
     return found[::-1], len(earlier)
 
 
-def _once(text: str, known: set[str]) -> str:
+def _text_once(text: str, known: set[str]) -> str:
     """The text on its first use, later an empty string."""
     if text in known:
         return ""

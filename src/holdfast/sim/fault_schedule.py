@@ -167,7 +167,7 @@ async def inject_scheduled(simulation: Simulation, fault: ScheduledFault) -> Non
         return
     simulation.faults.record(fault.kind, fault.name, _detail(fault))
     try:
-        await _happen(simulation, fault)
+        await _inject(simulation, fault)
     except Fault:
         return  # an operator's request was refused or its response was lost: the fault has no effect
     if fault.kind not in _FELT_LATER:
@@ -194,7 +194,7 @@ _FELT_LATER = frozenset({FaultKind.TIMEOUT_AT, FaultKind.CRASH_AT_AWAIT, FaultKi
 _AT_ONCE = frozenset({FaultKind.BURST, FaultKind.NODE_DELETED, FaultKind.TENANT_DELETED, FaultKind.COMPACTION})
 
 
-async def _happen(simulation: Simulation, fault: ScheduledFault) -> None:
+async def _inject(simulation: Simulation, fault: ScheduledFault) -> None:
     match fault.kind:
         case (
             FaultKind.CELL_CRASH

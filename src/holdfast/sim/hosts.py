@@ -163,10 +163,10 @@ class CellHost:
                 watching=shared.watches_enabled,
             )
 
-        foretells = self.release is ReleaseVersion.NEXT
+        is_next_release = self.release is ReleaseVersion.NEXT
 
         def wrap_client(client: Client) -> Client:
-            inner = NextReleaseClient(client) if foretells else client
+            inner = NextReleaseClient(client) if is_next_release else client
             return InCellClient(inner, shared.faults, shared.observer, watching=shared.watches_enabled)
 
         async def main() -> None:
@@ -184,7 +184,7 @@ class CellHost:
                     resync_s=shared.resync_s,
                 )
                 try:
-                    if foretells:
+                    if is_next_release:
                         await mounted.commit(Txn(writes=(Put(UNKNOWN_KIND_KEY + name, b'{"metadata":{"name":"x"}}'),)))
                     await cell.start()
                 except Fault as fault:  # the store is unavailable; a supervisor would restart the process
@@ -216,9 +216,9 @@ class CellHost:
     def crash_after_steps(self, steps: int) -> None:
         """Crashes after this many event loop steps, at whatever await is reached then."""
         if self.process is not None and self.process.alive:
-            self.process.steps_to_crash, self.process.on_crash_step = max(1, steps), self._stumble_here
+            self.process.steps_to_crash, self.process.on_crash_step = max(1, steps), self._crash_at_step
 
-    def _stumble_here(self) -> None:
+    def _crash_at_step(self) -> None:
         self._setting.faults.effective_counts[FaultKind.CRASH_AT_AWAIT] += 1
         self.crash_and_reboot()
 
@@ -296,7 +296,7 @@ class AgentHost:
 
         async def main() -> None:
             supervisor = TaskSupervisor(
-                self._config if release is not ReleaseVersion.NEXT else _foretold(self._config),
+                self._config if release is not ReleaseVersion.NEXT else _next_release_config(self._config),
                 client,
                 drivers={"process": driver},
                 prober=SimProber(self.machine, shared.faults),
@@ -356,7 +356,7 @@ class AgentHost:
             self._resume(self.process)
 
 
-def _foretold(config: AgentConfig) -> AgentConfig:
+def _next_release_config(config: AgentConfig) -> AgentConfig:
     """The configuration of a next-release agent: with unknown resources, drivers and labels."""
     return msgspec.structs.replace(
         config,

@@ -72,7 +72,7 @@ START_ERRORS = (
 
 
 class TaskRun(msgspec.Struct):
-    """One run of one task, in true time. `heard` is set after the agent was told of its exit."""
+    """One run of one task, in true time."""
 
     task: Task
     pid: int
@@ -132,14 +132,14 @@ class Machine:
             quick = task.env.get(BEHAVIOUR_ENV) in (QUICK, FAILS_AT_ONCE)
             after_s = self._rng.uniform(*(QUICK_RUNS_S if quick else BATCH_RUNS_S))
             self.loop.spawn(ENVIRONMENT, self._finish(work, after_s, how), name="batch ends")
-        elif self._dies(task):
+        elif self._exits_now(task):
             how = self._rng.choice(OWN_EXITS)
             self.loop.spawn(
-                ENVIRONMENT, self._die(work, self._rng.uniform(*EXITS_SOMETIMES_RUNS_S), how), name="work ends"
+                ENVIRONMENT, self._exit_later(work, self._rng.uniform(*EXITS_SOMETIMES_RUNS_S), how), name="work ends"
             )
         elif (own := self._faults.draw(FaultKind.WORK_EXIT, self.name)) is not None:
             self.loop.spawn(
-                ENVIRONMENT, self._die(work, own.uniform(1.0, 60.0), own.choice(CRASH_EXITS)), name="work exits"
+                ENVIRONMENT, self._exit_later(work, own.uniform(1.0, 60.0), own.choice(CRASH_EXITS)), name="work exits"
             )
         return work
 
@@ -150,7 +150,7 @@ class Machine:
             behaves == FAILS_SOMETIMES and not self._faults.healed and self._rng.random() < 0.5
         )
 
-    def _dies(self, task: Task) -> bool:
+    def _exits_now(self, task: Task) -> bool:
         """Whether a service task exits by itself. This happens only during the fault phase."""
         mortal = task.env.get(BEHAVIOUR_ENV) == EXITS_SOMETIMES and not self._faults.healed
         return mortal and self._rng.random() < EXITS_SOMETIMES_FRACTION
@@ -192,7 +192,7 @@ class Machine:
             for work in self.running():
                 self.arm_watchdog(work)
 
-    async def _die(self, work: TaskRun, after_s: float, how: ExitStatus) -> None:
+    async def _exit_later(self, work: TaskRun, after_s: float, how: ExitStatus) -> None:
         """Ends a service task, unless the fault phase is over by then."""
         await asyncio.sleep(after_s)
         if self.powered and not self._faults.healed:

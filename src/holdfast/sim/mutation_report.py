@@ -54,7 +54,7 @@ class MutationTable:
 def format_row(row: MutationCaught) -> str:
     if row.seed is not None:
         return f"{row.name:32} {row.seed:5} {len(row.tried):5}  {row.invariant}: {row.message[:150]}"
-    why = "never executed" if _idle(row) else f"not caught, never executed in {row.not_executed}"
+    why = "never executed" if _never_executed(row) else f"not caught, never executed in {row.not_executed}"
     return f"{row.name:32} {'none':>5} {len(row.tried):5}  {why}: {find_mutation(row.name).description}"
 
 
@@ -82,7 +82,7 @@ def report_lines(table: MutationTable) -> Iterator[str]:
         mutation = find_mutation(row.name)
         took, by = (str(table.seeds_to_catch(row)), row.invariant) if row.seed is not None else ("none", "")
         if row.seed is None:
-            by = "equivalent, see below" if mutation.equivalent else "never executed" if _idle(row) else ""
+            by = "equivalent, see below" if mutation.equivalent else "never executed" if _never_executed(row) else ""
         figures = f"{took} | {len(row.tried)} | {_ran(row)}"
         yield f"| {row.name} | {mutation.description} | {figures} | {by} | {mutation.scenario} |"
     yield ""
@@ -115,5 +115,5 @@ def _ran(row: MutationCaught) -> str:
     return f"{(len(row.tried) - row.not_executed) / max(1, len(row.tried)):.0%}"
 
 
-def _idle(row: MutationCaught) -> bool:
+def _never_executed(row: MutationCaught) -> bool:
     return row.not_executed == len(row.tried)

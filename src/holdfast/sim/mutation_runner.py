@@ -63,7 +63,7 @@ def run_mutations(options: MutationRunOptions, print_line: Callable[[str], None]
     searches = (search(m.name, seeds_for(m, first=options.first, seeds=options.seeds)) for m in chosen)
     runner.run(list(searches))
     tried = sorted({seed for row in table.rows for seed in row.tried})
-    runner.run([_alone(seed) for seed in tried])
+    runner.run([_control_run(seed) for seed in tried])
     table.control.failures = {seed: results.results[TrialRequest("", seed)].invariant for seed in tried}
     table.sort_by_catalogue()
     print_line(table.summary())
@@ -79,7 +79,7 @@ def run_mutations(options: MutationRunOptions, print_line: Callable[[str], None]
     return 1 if table.missed or table.wrongly_equivalent or table.control.failing_seeds or too_late else 0
 
 
-def _alone(seed: int) -> Search:
+def _control_run(seed: int) -> Search:
     """The control run of one seed. It has no row in the table."""
     yield TrialRequest("", seed)
     return MutationCaught("", (seed,))

@@ -37,7 +37,7 @@ class TrialRequest(msgspec.Struct, frozen=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True):
-    """Result of one run. `by` is the violated invariant, empty if it passed; `executed` tells if the mutation ran."""
+    """Result of one run. `invariant` is the violated one, empty if it passed; `executed`: the mutated code ran."""
 
     seed: int
     invariant: str = ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 async def avoid_zone(simulation: Simulation, fault: ScheduledFault) -> None:
     region = fault.target.rpartition("-")[0]
     scope = OverrideScope(region=region, zone=fault.target)
-    await _ask(simulation, fault, OverrideKind.AVOID_ZONE, scope)
+    await _create_override(simulation, fault, OverrideKind.AVOID_ZONE, scope)
 
 
 async def create_override(simulation: Simulation, fault: ScheduledFault) -> None:
@@ -48,7 +48,7 @@ async def create_override(simulation: Simulation, fault: ScheduledFault) -> None
         if not revisions:
             return
         more = {"policy_revision": rng.choice(revisions)}
-    name = await _ask(simulation, fault, kind, scope, **more)
+    name = await _create_override(simulation, fault, kind, scope, **more)
     await asyncio.sleep(rng.uniform(0.5, 5.0))
     if rng.random() < 0.7:
         await actors.edit_spec(
@@ -82,7 +82,7 @@ async def create_break_glass(simulation: Simulation, fault: ScheduledFault) -> N
         await actors.edit_spec(revoker, Override, name, "", revoked=True)
 
 
-async def _ask(
+async def _create_override(
     simulation: Simulation, fault: ScheduledFault, kind: OverrideKind, scope: OverrideScope, **more: Any
 ) -> str:
     name = f"{kind.value.lower()}-{fault.name.rpartition('#')[2]}"

@@ -20,14 +20,14 @@ import msgspec
 
 from holdfast.scheduling import policy_expressions
 from holdfast.sim.coverage import Coverage
-from holdfast.sim.scenario_files import WorldSize
+from holdfast.sim.scenario_files import SimulationSize
 from holdfast.sim.simulation import RunOutcome, Simulation
 from holdfast.sim.worker_pool import WorkerExit, WorkerPool
 
 REPEAT_EVERY_SEEDS = 25
 """One in this many seeds is run twice."""
 POLL_EVERY_S = 1.0
-WARM_UP_SIZE = WorldSize(nodes_per_region=1, faults_s=2.0, convergence_timeout_s=20.0, stable_s=5.0, profiles=())
+WARM_UP_SIZE = SimulationSize(nodes_per_region=1, faults_s=2.0, convergence_timeout_s=20.0, stable_s=5.0, profiles=())
 
 
 class SeedResult(msgspec.Struct, frozen=True):
@@ -53,8 +53,8 @@ class RunTotals(msgspec.Struct):
     failed: list[int] = msgspec.field(default_factory=list)
     coverage: Coverage = msgspec.field(default_factory=Coverage)
 
-    def add(self, done: SeedResult) -> None:
-        outcome = done.outcome
+    def add(self, result: SeedResult) -> None:
+        outcome = result.outcome
         if outcome.seed < self.next_seed or outcome.seed in self.completed_ahead:
             raise ValueError(
                 f"seed {outcome.seed}: already counted (next {self.next_seed}, ahead {self.completed_ahead})"
@@ -62,22 +62,22 @@ class RunTotals(msgspec.Struct):
         self.seeds += 1
         self.node_hours += outcome.node_hours
         self.faults += sum(outcome.faults.values())
-        self.cpu_s += done.cpu_s
+        self.cpu_s += result.cpu_s
         self.slowest_s = max(self.slowest_s, outcome.converged_in_s)
-        self.coverage.add(done.coverage)
+        self.coverage.add(result.coverage)
         self.completed_ahead.append(outcome.seed)
         while self.next_seed in self.completed_ahead:
             self.completed_ahead.remove(self.next_seed)
             self.next_seed += 1
-        if not outcome.ok or done.nondeterminism:
+        if not outcome.ok or result.nondeterminism:
             self.violations += 1
             self.failed.append(outcome.seed)
 
     def remaining_seeds(self) -> Iterator[int]:
         """The seeds that are not counted yet, without end."""
-        done, seed = frozenset(self.completed_ahead), self.next_seed
+        result, seed = frozenset(self.completed_ahead), self.next_seed
         while True:
-            if seed not in done:
+            if seed not in result:
                 yield seed
             seed += 1
 
@@ -93,7 +93,7 @@ class RunTotals(msgspec.Struct):
         yield self.summary()
 
 
-def run_one(seed: int, shape: WorldSize | None = None, *, collecting: bool = False) -> SeedResult:
+def run_one(seed: int, shape: SimulationSize | None = None, *, collecting: bool = False) -> SeedResult:
     """Runs one seed in a process that exits afterwards."""
     silence_logs()
     cache_loggers()
@@ -127,19 +127,19 @@ def run_many(
                     pool.begin(seed)
             select.select([*pool.files(), *repeater.files()], (), (), POLL_EVERY_S)
             for end in pool.ended(0.0):
-                done = end.result or _unrun(end)
+                result = end.result or _failed_result(end)
                 if end.result is not None and end.number % REPEAT_EVERY_SEEDS == 0:
-                    repeater.submit(done)
+                    repeater.submit(result)
                 else:
-                    on_result(done)
-            for done in repeater.results():
-                on_result(done)
+                    on_result(result)
+            for result in repeater.results():
+                on_result(result)
     finally:
         pool.stop()
         repeater.stop()
 
 
-def _unrun(end: WorkerExit[SeedResult]) -> SeedResult:
+def _failed_result(end: WorkerExit[SeedResult]) -> SeedResult:
     """The result of a run that ended without one: failed."""
     outcome = RunOutcome(end.number, (), (), (end.why,), 0.0, 0.0, 0.0, 0, 0, {}, "")
     return SeedResult(outcome, Coverage(), 0.0)
@@ -152,7 +152,7 @@ class RepeatRunner:
         self.pending: list[SeedResult] = []
         self._process: subprocess.Popen[bytes] | None = None
 
-    def submit(self, done: SeedResult) -> None:
+    def submit(self, result: SeedResult) -> None:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.sim", "--digests"],
@@ -162,9 +162,9 @@ class RepeatRunner:
                 bufsize=0,
                 start_new_session=True,
             )
-        self.pending.append(done)
+        self.pending.append(result)
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{done.outcome.seed}\n".encode())
+        self._process.stdin.write(f"{result.outcome.seed}\n".encode())
 
     def files(self) -> list[int]:
         """File descriptors to wait for while results are pending."""
@@ -178,8 +178,8 @@ class RepeatRunner:
         """Results that have arrived, with the comparison of the digests."""
         while (files := self.files()) and select.select(files, (), (), 0.0)[0]:
             digest = self._stdout().readline().decode().strip()
-            done = self.pending.pop(0)
-            yield msgspec.structs.replace(done, nondeterminism=digest_difference(done.outcome, digest))
+            result = self.pending.pop(0)
+            yield msgspec.structs.replace(result, nondeterminism=digest_difference(result.outcome, digest))
 
     def stop(self) -> None:
         if self._process is not None:
@@ -215,8 +215,8 @@ def nondeterminism_reason(outcome: RunOutcome) -> str:
         repeater.submit(SeedResult(outcome, Coverage(), 0.0))
         while True:
             select.select(repeater.files(), (), ())
-            for done in repeater.results():
-                return done.nondeterminism
+            for result in repeater.results():
+                return result.nondeterminism
     finally:
         repeater.stop()
 

@@ -38,14 +38,14 @@ class RecordedDisruption:
         """Violations that have not ended, by workload uid."""
 
     def violations(self) -> list[Violation]:
-        found = [candidate for commit in self._commits for candidate in self._see(commit)]
+        found = [candidate for commit in self._commits for candidate in self._ended_violations(commit)]
         open_candidates = [candidate for candidates in self._open.values() for candidate in candidates]
         return [
             candidate.violation
             for candidate in sorted((*found, *open_candidates), key=lambda candidate: candidate.from_s)
         ]
 
-    def _see(self, commit: ObservedCommit) -> Iterator[PossibleViolation]:
+    def _ended_violations(self, commit: ObservedCommit) -> Iterator[PossibleViolation]:
         """Violations that end with this commit and lasted long enough to count."""
         workloads = {change.item.spec.workload_uid: None for change in commit.changes if change.kind.name == "Replica"}
         violated = list(self._checker.check(commit))

@@ -158,7 +158,7 @@ def check_histories(histories: Sequence[RecordedHistory]) -> HistoryVerdict:
     )
 
 
-def _meant(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
+def _grant_of_limit(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
     """The Grant of a limit: the first that covers it. Epochs of a recreated tenant start again, so several may
     match."""
     limit = amounts(copy.spec.limit)
@@ -200,7 +200,7 @@ class _HistoryChecker:
         return len(self._keys)
 
     def gaps(self) -> Iterator[str]:
-        """What of this cell could not be judged, as its store does not know it."""
+        """What could not be checked for this cell, because its store has no record of it."""
         cell = self._history.cell
         if self._history.first:
             known = len(self._history.first)
@@ -213,7 +213,7 @@ class _HistoryChecker:
     def run(self) -> None:
         begun = [Change(entry.key, entry.revision, entry, None) for entry in self._history.first]
         if begun:
-            self._take_as_given(begun)
+            self._load_initial_state(begun)
         filling = bool(self._history.commits) and any(
             change.key == RESTORE_MARKER for change in self._history.commits[0]
         )
@@ -221,11 +221,11 @@ class _HistoryChecker:
             if filling:
                 # A restore or migration writes objects in key order. They were checked where they were created.
                 filling = not any(change.key == RESTORE_MARKER and change.entry is None for change in written)
-                self._take_as_given(written)
+                self._load_initial_state(written)
             else:
                 self._check(written)
 
-    def _take_as_given(self, written: Sequence[Change]) -> None:
+    def _load_initial_state(self, written: Sequence[Change]) -> None:
         changed, _ = self._apply(written)
         commit = ObservedCommit(self._history.cell, 0.0, 0.0, Txn(), tuple(changed), self._state)
         for _ in (*self._placement.check(commit), *self._ownership.check(commit, "restore")):
@@ -262,7 +262,7 @@ class _HistoryChecker:
         self._violate(self._expiry.check(commit))
         self._violate(self._unrest.check(commit))
         self._remember(commit)
-        self._violate(self._quota.check(self._with_its_grants(commit)))
+        self._violate(self._quota.check(self._at_named_epochs(commit)))
         self._check_author(commit, found)
 
     def _check_incarnation(self, found: Finding) -> bool:
@@ -282,7 +282,7 @@ class _HistoryChecker:
             commit = msgspec.structs.replace(commit, changes=tuple(c for c in commit.changes if c not in owned))
         self._violate(self._ownership.check(commit, found[0].principal if found else ""))
 
-    def _with_its_grants(self, commit: ObservedCommit) -> ObservedCommit:
+    def _at_named_epochs(self, commit: ObservedCommit) -> ObservedCommit:
         """The commit, with each Grant presented at the epoch that the region's limit names."""
         if commit.cell == GLOBAL:
             for change in commit.changes:
@@ -298,7 +298,7 @@ class _HistoryChecker:
                 lives = self._granted.get((key, copy.spec.epoch), {})
                 if not self._grants_known or not lives:
                     continue
-                self._present[key] = _meant(copy, list(lives.values()))
+                self._present[key] = _grant_of_limit(copy, list(lives.values()))
             current.append(change)
         return msgspec.structs.replace(commit, changes=tuple(current))
 

@@ -100,29 +100,29 @@ times)."""
 def written_by(release: ReleaseVersion, kind: type[Any], tree: Any) -> Any:
     """A message or object as a process of this release writes it."""
     if release is ReleaseVersion.NEXT:
-        return _grown(kind, tree, top=True)
+        return _with_unknown_fields(kind, tree, top=True)
     return read_by(release, kind.__name__, tree)
 
 
 def read_by(release: ReleaseVersion, name: str, tree: Any) -> Any:
     """A message or object as a process of this release reads it. Changes the given tree."""
     if release is ReleaseVersion.PREVIOUS:
-        for path in _lacking(name):
+        for path in _missing_paths(name):
             _drop(tree, path)
     return tree
 
 
-def _grown(kind: Any, value: Any, *, top: bool = False) -> Any:
+def _with_unknown_fields(kind: Any, value: Any, *, top: bool = False) -> Any:
     shape = _shape(kind)
     if shape is None or value is None:
         return value
     if shape.fields is None:
         if isinstance(value, dict):
-            return {name: _grown(shape.items, inner) for name, inner in value.items()}
-        return [_grown(shape.items, inner) for inner in value]
+            return {name: _with_unknown_fields(shape.items, inner) for name, inner in value.items()}
+        return [_with_unknown_fields(shape.items, inner) for inner in value]
     if isinstance(value, list):
         return [*value, UNKNOWN_VALUE]
-    known = {name: _grown(shape.fields.get(name), inner) for name, inner in value.items()}
+    known = {name: _with_unknown_fields(shape.fields.get(name), inner) for name, inner in value.items()}
     # Every release writes metadata first (`model/codec.py`). Inside of it, unknown fields may come first.
     return {**known, UNKNOWN: UNKNOWN_VALUE} if top else {UNKNOWN_NULL: None, **known, UNKNOWN: UNKNOWN_VALUE}
 
@@ -149,8 +149,8 @@ def _shape(kind: Any) -> _Shape | None:
 
 
 @cache
-def _lacking(name: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(lack.path.split(".")) for lack in MISSING_FIELDS if lack.kind == name)
+def _missing_paths(name: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(missing.path.split(".")) for missing in MISSING_FIELDS if missing.kind == name)
 
 
 def _drop(tree: Any, path: Sequence[str]) -> None:
@@ -187,7 +187,7 @@ def _put(release: ReleaseVersion, write: Put | Remove) -> Put | Remove:
 def entry_read_by(release: ReleaseVersion, entry: StoredEntry | None) -> StoredEntry | None:
     """A stored entry as a process of this release reads it."""
     kind = kind_of_store_key(entry.key) if entry is not None and release is ReleaseVersion.PREVIOUS else None
-    if entry is None or kind is None or not _lacking(kind.name):
+    if entry is None or kind is None or not _missing_paths(kind.name):
         return entry
     value = msgspec.json.encode(read_by(release, kind.name, msgspec.json.decode(entry.value)))
     return StoredEntry(entry.key, value, entry.revision, entry.created)
@@ -195,7 +195,7 @@ def entry_read_by(release: ReleaseVersion, entry: StoredEntry | None) -> StoredE
 
 def object_read_by(release: ReleaseVersion, kind: Kind, item: Any) -> Any:
     """An object without the fields that the release does not know."""
-    if item is None or release is not ReleaseVersion.PREVIOUS or not _lacking(kind.name):
+    if item is None or release is not ReleaseVersion.PREVIOUS or not _missing_paths(kind.name):
         return item
     tree = read_by(release, kind.name, msgspec.json.decode(codec.encode(item)))
     return codec.decode(kind, msgspec.json.encode(tree), item.revision)
@@ -217,10 +217,10 @@ def next_release_writes(writes: Sequence[Write], cell: str) -> tuple[Write, ...]
 
     Copies of another cell's objects are not changed.
     """
-    return tuple(_foretold(write, cell) for write in writes)
+    return tuple(_next_release_write(write, cell) for write in writes)
 
 
-def _foretold(write: Write, cell: str) -> Write:
+def _next_release_write(write: Write, cell: str) -> Write:
     match write:
         case Create():
             meta = write.object.metadata

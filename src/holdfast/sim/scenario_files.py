@@ -38,7 +38,7 @@ NO_RESYNC_FRACTION = 0.1
 """Share of the other seeds without resync, in which a lost wakeup is never repaired and so becomes visible."""
 
 
-class WorldSize(msgspec.Struct, frozen=True):
+class SimulationSize(msgspec.Struct, frozen=True):
     """Size of a simulation, length of its fault phase, and time limit of convergence."""
 
     regions: tuple[str, ...] = ("east", "west")
@@ -99,7 +99,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     description: str
     expects: ScenarioExpectations = msgspec.field(default_factory=ScenarioExpectations)
-    size: WorldSize = msgspec.field(default_factory=WorldSize)
+    size: SimulationSize = msgspec.field(default_factory=SimulationSize)
     faults: tuple[DeclaredFault, ...] = ()
     operation_faults: tuple[FaultKind, ...] = ()
     durations_s: tuple[float, ...] = ()
@@ -128,7 +128,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not found:
             yield self.name, (first, *others)
 
-    def size_for(self, planned: tuple[ScheduledFault, ...]) -> WorldSize:
+    def size_for(self, planned: tuple[ScheduledFault, ...]) -> SimulationSize:
         """The size with a fault phase that is long enough for the longest fault."""
         needed_s = max((t.at_s + t.for_s + FAULT_TAIL_S for t in planned), default=0.0)
         longer = self.durations_s and needed_s > self.size.faults_s
@@ -157,7 +157,7 @@ class ScenarioVariant(msgspec.Struct, frozen=True):
     """The scenario variant that a seed starts from."""
 
     title: str
-    size: WorldSize
+    size: SimulationSize
     faults: tuple[ScheduledFault, ...]
     operation_faults: frozenset[FaultKind]
 
@@ -182,6 +182,6 @@ def _chosen(seed: int, drawn: str) -> str:
     )
 
 
-def drawn_size(seed: int) -> WorldSize:
+def drawn_size(seed: int) -> SimulationSize:
     """The size of a simulation that starts from no scenario."""
-    return WorldSize(resync_enabled=random_stream(seed, "resyncing").random() >= NO_RESYNC_FRACTION)
+    return SimulationSize(resync_enabled=random_stream(seed, "resyncing").random() >= NO_RESYNC_FRACTION)

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.sim.fault_injection import FaultKind, InjectedFault
 from holdfast.sim.fault_schedule import ScheduledFault
-from holdfast.sim.scenario_files import WorldSize
+from holdfast.sim.scenario_files import SimulationSize
 from holdfast.sim.simulation import RunOutcome, RunRecording, Simulation
 
 RUNS_MAX = 150
@@ -27,7 +27,7 @@ class RunSpec(msgspec.Struct, frozen=True):
     """The run to shrink: a seed, or a seed with a declared size and fault schedule."""
 
     seed: int
-    size: WorldSize | None = None
+    size: SimulationSize | None = None
     enabled: tuple[FaultKind, ...] | None = None
     planned: tuple[ScheduledFault, ...] | None = None
 

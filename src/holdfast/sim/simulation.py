@@ -25,7 +25,7 @@ from holdfast.sim.checkers.quota_wakeups import QuotaWakeupChecker
 from holdfast.sim.clients import RemoteClient
 from holdfast.sim.commit_history import CommitHistory
 from holdfast.sim.coverage import Coverage
-from holdfast.sim.determinism_guards import forbid_real_world
+from holdfast.sim.determinism_guards import forbid_nondeterminism
 from holdfast.sim.disk import Disk
 from holdfast.sim.fault_injection import REPAIRED_BY_RESYNC, FaultInjector, FaultKind, InjectedFault
 from holdfast.sim.hosts import NEVER_S, AgentHost, CellHost, HostContext, agent_config
@@ -35,7 +35,7 @@ from holdfast.sim.network import Network
 from holdfast.sim.node_provider import SimNodeProvider
 from holdfast.sim.ports import EPOCH_S, SimClock, SimPorts, random_stream
 from holdfast.sim.releases import ReleaseVersion
-from holdfast.sim.scenario_files import WorldSize, base_scenario, drawn_size
+from holdfast.sim.scenario_files import SimulationSize, base_scenario, drawn_size
 
 CHECK_EVERY_S = 5.0
 SETUP_ATTEMPTS_MAX = 600
@@ -86,13 +86,13 @@ class RunRecording(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """`only` restricts faults and user actions to the named ones. `planned` replaces the drawn fault schedule. With
-    `violation_by_s` the run ends at the first violation, or at that time."""
+    """One run of the whole system. `only` restricts faults and user actions to the named ones. `planned` replaces the
+    drawn fault schedule. With `violation_by_s` the run ends at the first violation, or at that time."""
 
     def __init__(
         self,
         seed: int,
-        shape: WorldSize | None = None,
+        size: SimulationSize | None = None,
         *,
         enabled: Iterable[FaultKind] | None = None,
         only: frozenset[str] | None = None,
@@ -101,10 +101,10 @@ class Simulation:
     ) -> None:
         self.seed = seed
         self._violation_by_s = violation_by_s
-        self._reached: list[str] = []
-        as_drawn = shape is None and planned is None and enabled is None
+        self._nondeterminism: list[str] = []
+        as_drawn = size is None and planned is None and enabled is None
         base = self.base_scenario = base_scenario(seed) if as_drawn else None
-        self.size = shape or (base.size if base is not None else drawn_size(seed) if as_drawn else WorldSize())
+        self.size = size or (base.size if base is not None else drawn_size(seed) if as_drawn else SimulationSize())
         self.loop = VirtualLoop(random_stream(seed, "schedule"))
         also = base.operation_faults if base is not None else frozenset()
         self.faults = FaultInjector(seed, self.loop.time, enabled=enabled, also=also, only=only)
@@ -194,26 +194,26 @@ class Simulation:
         ports = SimPorts(self._user_clock, self.seed, f"{user}/{cell}")
         return RemoteClient(self.network, user, self.cell(cell), ports, self.checkers)
 
-    # The story
+    # The run
 
     def run(self) -> RunOutcome:
-        """Lives through the story once. A world is used up afterwards, and nothing of it is left."""
+        """Runs all phases and tears everything down. A simulation runs once."""
         with _no_collecting():
             try:
                 return self.run_without_teardown()
             finally:
-                self._dismantle()
+                self._tear_down()
 
     def run_without_teardown(self, *, collecting: bool = False) -> RunOutcome:
         """Runs without teardown, for a process that exits afterwards."""
         asyncio.set_event_loop(self.loop)
         try:
-            with forbid_real_world() as reached, _collecting() if collecting else _no_collecting():
-                self._reached = reached
+            with forbid_nondeterminism() as nondeterminism, _collecting() if collecting else _no_collecting():
+                self._nondeterminism = nondeterminism
                 violation_by_s = self._violation_by_s
-                phases = self._run_phases() if violation_by_s is None else self._until_broken(violation_by_s)
-                settled_in_s, left = self.loop.run_until_complete(phases)
-            return self._outcome(settled_in_s, left)
+                phases = self._run_phases() if violation_by_s is None else self._run_until_violation(violation_by_s)
+                converged_in_s, left = self.loop.run_until_complete(phases)
+            return self._outcome(converged_in_s, left)
         finally:
             asyncio.set_event_loop(None)
 
@@ -223,7 +223,7 @@ class Simulation:
         acts = tuple(self.faults.user_actions)
         return RunRecording(tuple(self.faults.injected), self.checkers.history, coverage, acts, self.faults.healed_s)
 
-    def _outcome(self, settled_in_s: float, left: ConvergenceCheck | None) -> RunOutcome:
+    def _outcome(self, converged_in_s: float, left: ConvergenceCheck | None) -> RunOutcome:
         objects = dict.fromkeys(key for violation in self.checkers.violations for key in violation.objects)
         if left is not None:
             objects.update(left.objects)
@@ -231,9 +231,9 @@ class Simulation:
             seed=self.seed,
             violations=tuple(self.checkers.violations),
             unconverged=tuple(left.problems) if left is not None else (),
-            failures=(*self._reached, *_dropped(self.loop), *_failures(self.loop.failures))[:FAILURES_MAX],
+            failures=(*self._nondeterminism, *_dropped(self.loop), *_failures(self.loop.failures))[:FAILURES_MAX],
             simulated_s=self.loop.time(),
-            converged_in_s=settled_in_s,
+            converged_in_s=converged_in_s,
             node_hours=self.loop.time() * self.size.nodes_per_region * len(self.size.regions) / 3600,
             commits=self.checkers.commits,
             steps=self.loop.steps,
@@ -243,14 +243,14 @@ class Simulation:
             base_scenario=self.base_scenario.title if self.base_scenario is not None else "",
         )
 
-    def _dismantle(self) -> None:
+    def _tear_down(self) -> None:
         """Drops all references, so that the memory is free for the next simulation."""
         self.regions.clear()
         self.agents.clear()
         del self.global_cell, self.operator, self.network, self._setting
         self.loop.shut_down()
 
-    async def _until_broken(self, violation_by_s: float) -> tuple[float, ConvergenceCheck | None]:
+    async def _run_until_violation(self, violation_by_s: float) -> tuple[float, ConvergenceCheck | None]:
         phases = self.loop.create_task(self._run_phases())
         while not phases.done() and not self.checkers.violations and self.loop.time() < violation_by_s:
             await asyncio.sleep(1.0)
@@ -291,9 +291,9 @@ class Simulation:
             task.cancel()
         await self._heal()
         try:
-            return await self._settle()
+            return await self._converge()
         except SetupRefusedError as refused:
-            self._reached.append(str(refused))
+            self._nondeterminism.append(str(refused))
             return self.size.convergence_timeout_s, None
 
     async def _persist(self, act: Callable[[], Awaitable[Any]]) -> Any:
@@ -321,7 +321,7 @@ class Simulation:
         """The number of stored changes and the running tasks. While they are unchanged, a check gives the same."""
         return self.checkers.change_count, [(agent, agent.machine.running()) for agent in self.agents]
 
-    async def _settle(self) -> tuple[float, ConvergenceCheck | None]:
+    async def _converge(self) -> tuple[float, ConvergenceCheck | None]:
         healed_s = self.loop.time()
         await self._persist(lambda: operators.undo_operator_changes(self))
         await self._persist(lambda: actors.restate_desired(self.operator, self.desired))
@@ -329,27 +329,27 @@ class Simulation:
         left: ConvergenceCheck | None = None
         marker = self._progress_marker()
         waited: set[tuple[str, str]] = set()
-        waking = QuotaWakeupChecker(
+        quota_wakeups = QuotaWakeupChecker(
             self.checkers, self.size.regions, self.loop.time(), watching=self.size.watches_enabled
         )
-        rested: dict[tuple[str, str], int] = {}
+        waiting_before: dict[tuple[str, str], int] = {}
         while self.loop.time() - healed_s < self.size.convergence_timeout_s + 2 * self.size.stable_s:
             await asyncio.sleep(CHECK_EVERY_S)
             if left is None or marker != self._progress_marker():
                 marker = self._progress_marker()
                 left = ConvergenceCheck(self.checkers, self.desired, self.size.regions, self.agents, waited)
-                waking.observe(self.loop.time())
+                quota_wakeups.observe(self.loop.time())
             now_s = self.loop.time()
-            for region, found in waking.overdue(now_s):
+            for region, found in quota_wakeups.overdue(now_s):
                 self.checkers.report(region, (found,))
             if left.problems:
                 if now_s - healed_s > self.size.convergence_timeout_s and len(left.problems) > left.still_running:
                     break
                 quiet_since_s = -1.0
                 self.checkers.churn.set_quiet_since(None)
-            elif quiet_since_s < 0 or any(left.waiting.get(name, 0) < count for name, count in rested.items()):
+            elif quiet_since_s < 0 or any(left.waiting.get(name, 0) < count for name, count in waiting_before.items()):
                 # The quiet phase starts here. It starts again when a pending replica got its room.
-                quiet_since_s, rested = now_s, left.waiting
+                quiet_since_s, waiting_before = now_s, left.waiting
                 self.checkers.churn.set_quiet_since(now_s)
             elif now_s - quiet_since_s >= self.size.stable_s:
                 self.checkers.report(GLOBAL, self.checkers.churn.quiet_phase_writes(now_s))

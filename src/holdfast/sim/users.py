@@ -62,19 +62,19 @@ async def take_random_action(
         case "cancel":
             await _cancel(client, desired, rng, log)
         case "regret":
-            await _regret(client, desired, topology, rng, log)
+            await _create_and_delete(client, desired, topology, rng, log)
         case "batch":
-            await _bring(client, desired, random_workload(desired, topology, rng, ends=True), log)
+            await _create(client, desired, random_workload(desired, topology, rng, ends=True), log)
         case _ if act == "create" or not living:
             if len(living) < SERVICES_MAX:
-                await _bring(client, desired, random_workload(desired, topology, rng, ends=False), log)
+                await _create(client, desired, random_workload(desired, topology, rng, ends=False), log)
         case _:
             await _change_service(client, desired, rng.choice(living), act=act, rng=rng, log=log)
 
 
-async def _bring(client: Client, desired: DesiredObjects, made: Workload, log: ActionLog) -> None:
-    log(f"creates {made.metadata.namespace}/{made.metadata.name}")
-    await create_desired(client, desired, made)
+async def _create(client: Client, desired: DesiredObjects, workload: Workload, log: ActionLog) -> None:
+    log(f"creates {workload.metadata.namespace}/{workload.metadata.name}")
+    await create_desired(client, desired, workload)
 
 
 async def _change_service(
@@ -113,20 +113,20 @@ async def _cancel(client: Client, desired: DesiredObjects, rng: random.Random, l
         await client.commit([Delete("Workload", stored.key, stored.uid)])
 
 
-async def _regret(
+async def _create_and_delete(
     client: Client, desired: DesiredObjects, topology: Topology, rng: random.Random, log: ActionLog
 ) -> None:
     """Creates a workload that is slow to schedule, and deletes it before it is placed."""
     known = [profile for profile in ("gang", "urgent") if profile in topology.profiles]
     if not known:
         return
-    made = PROFILES[rng.choice(known)](
+    workload = PROFILES[rng.choice(known)](
         rng.choice(desired.tenants), f"regret{desired.last_number}", topology.regions, rng
     )
-    name = (made.metadata.namespace, made.metadata.name)
+    name = (workload.metadata.namespace, workload.metadata.name)
     desired.services[name] = None
     log(f"creates {name[0]}/{name[1]} and deletes it at once")
-    await create_object(client, made)
+    await create_object(client, workload)
     await asyncio.sleep(rng.uniform(*CANCEL_AFTER_S))
     stored = await client.get(Workload, name[1], name[0])
     if stored is not None:
@@ -135,7 +135,7 @@ async def _regret(
 
 async def push_loads(client: Client, desired: DesiredObjects, rng: random.Random) -> None:
     """Pushes load metrics of autoscaled workloads."""
-    for name in sorted(name for name, made in desired.workloads.items() if made.spec.autoscale is not None):
+    for name in sorted(name for name, workload in desired.workloads.items() if workload.spec.autoscale is not None):
         if desired.services.get(name) is None:
             continue
         stored = await client.get(Workload, name[1], name[0])

@@ -52,7 +52,7 @@ class _Around(msgspec.Struct):
     """Marker type of envelopes, for which the model has no type."""
 
 
-def _as_it_is(kind: type[Any], tree: Any) -> Any:
+def _unchanged(kind: type[Any], tree: Any) -> Any:
     return tree
 
 
@@ -74,11 +74,11 @@ class VersionSkewProxy:
     # Reading
 
     async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
-        found = await self._ask(self._inner.get(kind, name, namespace))
+        found = await self._call(self._inner.get(kind, name, namespace))
         if found is None:
             return None
         row, body = kind_of(kind), object_wire_bytes(found)
-        decoded: Any = self._answered(
+        decoded: Any = self._decode_response(
             f"a {row.name}",
             lambda rewrite: _json.encode(rewrite(row.type, _json.decode(body))),
             lambda data: wire.decode_object(data, row),
@@ -86,7 +86,7 @@ class VersionSkewProxy:
         return decoded  # type: ignore[no-any-return]
 
     async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
-        found = await self._ask(self._inner.list(kind, namespace, fields=fields))
+        found = await self._call(self._inner.list(kind, namespace, fields=fields))
         row = kind_of(kind)
 
         def body(rewrite: Rewrite) -> bytes:
@@ -94,7 +94,7 @@ class VersionSkewProxy:
             tree = {"metadata": {"resourceVersion": str(found.revision)}, "items": items}
             return _json.encode(rewrite(_Around, tree))
 
-        page = self._answered(f"a list of {row.plural}", body, lambda data: decode_page(row, data))
+        page = self._decode_response(f"a list of {row.plural}", body, lambda data: decode_page(row, data))
         return Listing(page.items, page.revision)
 
     def watch(
@@ -108,7 +108,9 @@ class VersionSkewProxy:
             made = (rewrite(_Around, _line(event, lambda tree: rewrite(kind.type, tree))) for event in batch)
             return b"\n".join(map(_json.encode, made))
 
-        decoded = self._answered(f"a watch of {kind.plural}", lines, lambda data: parse_events(kind, data.split(b"\n")))
+        decoded = self._decode_response(
+            f"a watch of {kind.plural}", lines, lambda data: parse_events(kind, data.split(b"\n"))
+        )
         return [
             now if now.deleted else msgspec.structs.replace(now, old=event.old)
             for now, event in zip(decoded, batch, strict=True)
@@ -123,7 +125,7 @@ class VersionSkewProxy:
             writes = next_release_writes(writes, self.cell)
         body = wire.encode_commit(writes, token, brief=brief)
         request = self._send("a commit", lambda rewrite: _commit_body(body, rewrite), _decode_commit)
-        response = await self._ask(self._inner.commit(request.writes, token=request.token, brief=request.brief))
+        response = await self._call(self._inner.commit(request.writes, token=request.token, brief=request.brief))
 
         def answer(rewrite: Rewrite) -> bytes:
             tree = _json.decode(wire.encode_committed(response))
@@ -131,21 +133,23 @@ class VersionSkewProxy:
             return _json.encode(rewrite(_Around, tree))
 
         try:
-            return self._answered("the answer to a commit", answer, wire.decode_committed)
+            return self._decode_response("the answer to a commit", answer, wire.decode_committed)
         except (*_UNREADABLE, BadRequest) as error:
             raise Ambiguous(f"the answer to a commit cannot be read: {error}") from error
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
-        return self._answers(await self._ask(self._inner.reserve(self._request("reserve", request))))
+        return self._placement_response(await self._call(self._inner.reserve(self._request("reserve", request))))
 
     async def bind(self, request: BindRequest) -> PlacementResponse:
-        return self._answers(await self._ask(self._inner.bind(self._request("bind", request))))
+        return self._placement_response(await self._call(self._inner.bind(self._request("bind", request))))
 
     async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
-        return self._answers(await self._ask(self._inner.release(self._request("release", request), token=token)))
+        return self._placement_response(
+            await self._call(self._inner.release(self._request("release", request), token=token))
+        )
 
     async def renew(self, request: RenewRequest) -> PlacementResponse:
-        return self._answers(await self._ask(self._inner.renew(self._request("renew", request))))
+        return self._placement_response(await self._call(self._inner.renew(self._request("renew", request))))
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
         if self._own is ReleaseVersion.NEXT:
@@ -178,10 +182,10 @@ class VersionSkewProxy:
         except _UNREADABLE as wrong:
             raise BadRequest(f"the {call} request cannot be decoded: {wrong}") from wrong
 
-    def _answers(self, answers: PlacementResponse) -> PlacementResponse:
+    def _placement_response(self, answers: PlacementResponse) -> PlacementResponse:
         body = _json.encode(answers)
         try:
-            return self._answered(
+            return self._decode_response(
                 "an answer of the authority",
                 lambda rewrite: _json.encode(rewrite(PlacementResponse, _json.decode(body))),
                 lambda data: _json.decode(data, type=PlacementResponse),
@@ -193,7 +197,7 @@ class VersionSkewProxy:
         """A request of the caller, as the cell decodes it."""
         return self._receive(what, self._own, self._peer, body, decode)
 
-    def _answered(self, what: str, body: Callable[[Rewrite], bytes], decode: Callable[[bytes], T]) -> T:
+    def _decode_response(self, what: str, body: Callable[[Rewrite], bytes], decode: Callable[[bytes], T]) -> T:
         """A response of the cell, as the caller decodes it."""
         return self._receive(what, self._peer, self._own, body, decode)
 
@@ -213,11 +217,11 @@ class VersionSkewProxy:
         except (*_UNREADABLE, Fault) as error:
             self._misunderstood(f"{what} of the {by} was refused by the {to}: {error}")
             raise
-        if by is ReleaseVersion.NEXT and to is ReleaseVersion.CURRENT and found != decode(body(_as_it_is)):
+        if by is ReleaseVersion.NEXT and to is ReleaseVersion.CURRENT and found != decode(body(_unchanged)):
             self._misunderstood(f"{what} of the {by} reached the {to} without a field that both know")
         return found
 
-    async def _ask(self, work: Awaitable[T]) -> T:
+    async def _call(self, work: Awaitable[T]) -> T:
         """Rewrites faults too."""
         try:
             return await work

@@ -159,7 +159,7 @@ class ProcessDriver(Driver):
         return None
 
     async def _await_end(self, pidfd: int) -> None:
-        """Waits until a shim that has written its exit, or received a stop request, is gone. Kills it after a timeout."""
+        """Waits until a shim that wrote its exit, or received a stop request, is gone. Kills it after a timeout."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, ended.set)

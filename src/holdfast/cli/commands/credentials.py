@@ -157,14 +157,14 @@ def _rotate_region(state: str, name: str) -> dict[str, Any]:
         new = credentials.renew_link(name)
         # Revoke the old certificate only after the region's metrics show that its link uses the new one.
         ends_s = credentials.link_expires_s(name)
-        _until(
+        _wait_until(
             lambda: _shown_until_s(observer, name) == ends_s,
             f"region {name}: the cell does not use its new certificate; the old one is still valid",
             f"read the log of cell-{name}",
         )
         credentials.revoke(old)
         last_contact = _last_contact_at(observer, name)
-        _until(
+        _wait_until(
             lambda: _last_contact_at(observer, name) > last_contact,
             f"region {name}: no contact since the old certificate was revoked",
             f"read the log of cell-{name} (new certificate {new})",
@@ -202,16 +202,19 @@ def _rotate_node(state: str, name: str) -> dict[str, Any]:
     text = create_join_token(api, api.name, token_name, node=name, ttl_s=600.0)
     layout.join_token(name).parent.mkdir(mode=0o700, exist_ok=True)
     write_atomically(layout.join_token(name), text.encode() + b"\n")
-    _until(lambda: int(api.get(path)["spec"]["generation"]) > before, f"node {name}: its agent has not joined again",
-           f"start the agent; on another machine give it a token of holdfast token create NAME --join {api.name} "
-           f"--node {name}")  # fmt: skip
+    command = f"holdfast token create NAME --join {api.name} --node {name}"
+    _wait_until(
+        lambda: int(api.get(path)["spec"]["generation"]) > before,
+        f"node {name}: its agent has not joined again",
+        f"start the agent; on another machine, with the token of {command}",
+    )
     layout.join_token(name).unlink(missing_ok=True)
     return {"old": before, "new": int(api.get(path)["spec"]["generation"])}
 
 
-def _until(true: Callable[[], bool], what: str, next_step: str) -> None:
+def _wait_until(condition: Callable[[], bool], what: str, next_step: str) -> None:
     deadline = time.monotonic() + ADOPTION_TIMEOUT_S
-    while not true():
+    while not condition():
         if time.monotonic() >= deadline:
             text = f"{what} (waited {ADOPTION_TIMEOUT_S:.0f} s)"
             raise CommandError(text, next_step=next_step, code=ExitCode.TIMED_OUT)

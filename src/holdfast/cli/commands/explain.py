@@ -31,7 +31,7 @@ def explain(subject: str, state: str, output: str) -> int:
     """Show the history of a workload or replica, its stage, the reason, and the next step.
 
     Each timeline ends with the stage, the owner of the next step, the time of the next retry, and the smallest change
-    that would make the replica schedulable.
+    after which the replica would be schedulable.
 
     \b
     Examples:
@@ -52,8 +52,8 @@ def explain(subject: str, state: str, output: str) -> int:
         head, timelines = workload_timelines(regions, key)
     silent = sorted(regions.unreachable)
     if output == "json":
-        told = [msgspec.to_builtins(s) for s in timelines]
-        print_json({"subject": subject, "summary": head, "timelines": told, "unreachable": silent})
+        documents = [msgspec.to_builtins(s) for s in timelines]
+        print_json({"subject": subject, "summary": head, "timelines": documents, "unreachable": silent})
     else:
         click.echo("\n\n".join([*head, *(as_text(s) for s in timelines)]))
         print_unreachable(regions)
@@ -134,8 +134,8 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
         for replica in replicas:
             counts[stage(replica).value] = counts.get(stage(replica).value, 0) + 1
         if counts:
-            told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-            lines.append(f"region {region.name}: {told}")
+            by_stage = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+            lines.append(f"region {region.name}: {by_stage}")
         timelines += pending_timelines(region, key)
         timelines += [replica_timeline_of(region, r) for r in replicas if stage(r) in NOT_SERVING_STAGES]
     if len(timelines) > TIMELINES_MAX:

@@ -143,19 +143,19 @@ def _check_scope(observer: PlatformObserver, scope: dict[str, str], cell: str) -
     region, zone, tenant, workload = (scope.get(part, "") for part in ("region", "zone", "tenant", "workload"))
     regions = {r["metadata"]["name"]: r for r in observer.list("regions", cell)}
     if region:
-        _one_of("region", region, regions)
+        _require_known("region", region, regions)
     if zone:
         among = [regions[region]] if region else list(regions.values())
         zones = [z for r in among for z in r["spec"].get("zones", [])]
-        _one_of("zone", zone, zones, f" in region {region}" if region else "")
+        _require_known("zone", zone, zones, f" in region {region}" if region else "")
     if tenant:
-        _one_of("tenant", tenant, [t["metadata"]["name"] for t in observer.list("tenants", cell)])
+        _require_known("tenant", tenant, [t["metadata"]["name"] for t in observer.list("tenants", cell)])
     if workload and cell == "global":  # a region has only the workloads assigned to it
         known = [w["metadata"] for w in observer.list("workloads", cell)]
-        _one_of("workload", workload, [w["name"] for w in known if tenant in ("", w["namespace"])])
+        _require_known("workload", workload, [w["name"] for w in known if tenant in ("", w["namespace"])])
 
 
-def _one_of(what: str, name: str, known: Iterable[str], where: str = "") -> None:
+def _require_known(what: str, name: str, known: Iterable[str], where: str = "") -> None:
     names = sorted(known)
     if name not in names:
         shown = ", ".join(names[:10]) + (" …" if len(names) > 10 else "")
@@ -212,7 +212,7 @@ def _zone_radius(
     from holdfast.drills.platform_observer import serves
 
     found = observer.try_list("replicas", scope["region"])
-    where = _where(scope)
+    where = _scope_text(scope)
     if found is None:
         return [f"{kind} on {where}: region {scope['region']} is unreachable, so the affected replicas are not known"]
     assignments = {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in affected}
@@ -228,13 +228,13 @@ def _zone_radius(
 
 def _touched(kind: str, scope: dict[str, str], workloads: list[str], replicas: int, serving: int) -> list[str]:
     summary = f"affects {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"
-    lines = [f"{kind} on {_where(scope)} {summary}", *(f"  {name}" for name in workloads[:10])]
+    lines = [f"{kind} on {_scope_text(scope)} {summary}", *(f"  {name}" for name in workloads[:10])]
     if len(workloads) > 10:
         lines.append(f"  and {len(workloads) - 10} more")
     return lines
 
 
-def _where(scope: dict[str, str]) -> str:
+def _scope_text(scope: dict[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in scope.items()) or "everything"
 
 
@@ -292,7 +292,7 @@ def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell
         api.close()
 
 
-def _everywhere(observer: PlatformObserver) -> list[dict[str, Any]]:
+def _all_overrides(observer: PlatformObserver) -> list[dict[str, Any]]:
     """Overrides of the global cell, and break-glass overrides of regions that are not reported to it yet."""
     found = observer.try_list("overrides", "global")
     if found is None:
@@ -323,7 +323,7 @@ def list_overrides(everything: bool, state: str, output: str) -> None:
 
     observer = _observer(state)
     try:
-        found = _everywhere(observer)
+        found = _all_overrides(observer)
     finally:
         observer.close()
     shown = [o for o in found if everything or o.get("status", {}).get("phase", "") in ("", "Pending", "Active")]

@@ -66,18 +66,16 @@ def plan(
     rules = read_rules(policy) if policy is not None else None
     regions = connect_regions(state)
     if file is not None:
-        from holdfast.insight.what_if import outlook_of_file
+        from holdfast.insight.what_if import what_if_applied
 
-        return print_what_if(output, outlook_of_file(regions, read_workloads(file), rules=rules))
+        return print_what_if(output, what_if_applied(regions, read_workloads(file), rules=rules))
     if drain is not None:
-        from holdfast.insight.what_if import WhatIfResult, placings_of_drain
+        from holdfast.insight.what_if import WhatIfResult, what_if_drained
         from holdfast.model.meta import Key
 
         for region in regions.reachable:
             if region.get_object("Node", Key("", drain)) is not None:
-                return print_what_if(
-                    output, WhatIfResult(placings=tuple(placings_of_drain(region, drain, rules=rules)))
-                )
+                return print_what_if(output, WhatIfResult(placings=tuple(what_if_drained(region, drain, rules=rules))))
         regions.raise_not_found(f"node {drain}: not found in any region", next_step="holdfast get nodes")
     if rules is not None:
         return compare_policy(output, regions, rules, last)

@@ -13,7 +13,7 @@ from holdfast.cli.options import directory_option
 @directory_option
 @click.option("--with-parent", "parent_pid", type=int, default=0, help="Stop when this process exits.")
 def supervise(state: str, parent_pid: int) -> None:
-    """Supervise the processes of a prepared platform until SIGTERM.
+    """Supervise the processes of a prepared platform.
 
     \b
     Example:

@@ -88,7 +88,7 @@ class ChurnChecker:
                 continue
             if change.kind.name == "Region" and _health(change.old) != _health(change.new):
                 self._contacts += 1
-            if _changes_needs(change.kind.name, change.old, change.new):
+            if _changes_demand(change.kind.name, change.old, change.new):
                 self._needs[change.item.metadata.namespace] += 1
             if change.kind.name in _WATCHED:
                 yield from self._flip(commit.cell, change.key, change.old, change.new)
@@ -111,7 +111,7 @@ class ChurnChecker:
         if old_desired == now:
             return
         earlier, ground = self._before.get(name, (None, None))
-        stands_on = self._ground(new)
+        stands_on = self._input_version(new)
         self._before[name] = (old_desired, stands_on)
         if ground != stands_on:
             self._flips.pop(name, None)
@@ -124,7 +124,7 @@ class ChurnChecker:
                     (key,),
                 )
 
-    def _ground(self, item: Any) -> Any:
+    def _input_version(self, item: Any) -> Any:
         """Version of the inputs: for an Assignment the workload and its load, for a Grant the tenant's demand."""
         generation = getattr(item.spec, "workload_generation", None)
         if generation is None:
@@ -161,16 +161,16 @@ def _desired_state(item: Any) -> Any:
     return dict(spec.limit) if hasattr(spec, "limit") else (spec.replicas, spec.ordinals, spec.revision)
 
 
-def _changes_needs(kind: str, old: Any, new: Any) -> bool:
+def _changes_demand(kind: str, old: Any, new: Any) -> bool:
     """Whether the tenant's demand or quota changed."""
     if kind == "Quota":
         return old is None or new is None or old.spec != new.spec
     if kind == "Assignment":
-        return old is None or new is None or _need(old) != _need(new)
+        return old is None or new is None or _demand_fields(old) != _demand_fields(new)
     return False
 
 
-def _need(assignment: Any) -> Any:
+def _demand_fields(assignment: Any) -> Any:
     spec, status = assignment.spec, assignment.status
     return spec.workload_generation, spec.replicas, spec.batch, spec.purpose, status.succeeded, status.failed
 

@@ -36,10 +36,10 @@ _LOOKED_AT = (Replica, Reservation, Binding, Assignment, GrantCopy)
 
 
 class ConvergenceCheck:
-    """One check of the whole system. `found` lists the differences, `objects` the involved keys.
+    """One check of the whole system. `problems` lists the differences, `objects` the involved keys.
 
     `waited` collects workloads that were rightly pending in an earlier check. A batch among them may still run when all
-    else has converged; `going_on` counts these differences.
+    else has converged; `still_running` counts these differences.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ConvergenceCheck:
             if workload is None:
                 self._report(f"{tenant}/{name} is missing", key)
                 continue
-            if self._homeless(workload):
+            if self._has_no_region(workload):
                 continue
             if workload.status.observed_generation < workload.metadata.generation:
                 self._report(f"{tenant}/{name} has a stale observedGeneration", key)
@@ -109,7 +109,7 @@ class ConvergenceCheck:
                 if not waits or not keys:
                     self._report(f"{tenant}/{name} serves {serving} of {count}", key, *keys)
 
-    def _homeless(self, workload: Workload) -> bool:
+    def _has_no_region(self, workload: Workload) -> bool:
         """Whether its placement rules allow no existing region."""
         allowed = workload.spec.placement.regions
         return bool(allowed) and not any(f"/regions/{name}" in self._global for name in allowed)
@@ -231,7 +231,7 @@ class ConvergenceCheck:
         for item in self._global.values():
             if isinstance(item, Assignment) and item.metadata.namespace == tenant:
                 surge = item.spec.rollout.max_surge if item.spec.type is WorkloadType.SERVICE else 0
-                count = max(_owed(item) + surge, item.status.bound)
+                count = max(_replicas_needed(item) + surge, item.status.bound)
                 add(desired, scaled(requests(item.spec.template), count))
         hard = amounts(quota.spec.hard)
         return any(desired.get(name, 0) > hard.get(name, 0) for name in need)
@@ -279,7 +279,7 @@ def _of(assignment: Assignment) -> tuple[str, str]:
     return assignment.metadata.namespace, assignment.spec.workload
 
 
-def _owed(assignment: Assignment) -> int:
+def _replicas_needed(assignment: Assignment) -> int:
     """The replicas that an Assignment still needs. A finished batch needs none."""
     spec, batch = assignment.spec, assignment.spec.batch
     if batch is None:

@@ -32,7 +32,7 @@ class DecisionsChecker:
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         for change in commit.changes:
             if change.kind.name == "Decision" and change.old is None:
-                yield from _weighed(change, commit.state)
+                yield from _check_scores(change, commit.state)
             elif change.kind.name == "Binding" and change.old is None:
                 yield from _named(change, commit.state)
             elif self._cell == "global" and change.kind.name == "Assignment":
@@ -43,14 +43,14 @@ class DecisionsChecker:
 
     def _follow(self, key: str, commit: ObservedCommit) -> None:
         workload: Workload | None = commit.state.get(key)
-        if workload is not None and workload.status.scale is not None and _more_would_wait(workload, commit.state):
+        if workload is not None and workload.status.scale is not None and _has_pending_replicas(workload, commit.state):
             self._unchanged_since_s.setdefault(key, commit.at_s)
         else:
             self._unchanged_since_s.pop(key, None)
 
     def _scaled(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """Checks that no scale-up happens while replicas have been pending or not ready for long."""
-        if change.old is None or change.new is None or not _asks_for_more(change.old, change.new):
+        if change.old is None or change.new is None or not _scales_up(change.old, change.new):
             return
         since_s = self._unchanged_since_s.get(change.key, commit.at_s)
         if commit.at_s - since_s > CACHE_LAG_MAX_S:
@@ -59,7 +59,7 @@ class DecisionsChecker:
             yield "scaling", f"{what} for {commit.at_s - since_s:.0f} s", (change.key,)
 
 
-def _more_would_wait(workload: Workload, state: dict[str, Any]) -> bool:
+def _has_pending_replicas(workload: Workload, state: dict[str, Any]) -> bool:
     """Whether replicas are pending or too few are ready, by the Assignments in the global cell."""
     meta, scale = workload.metadata, workload.status.scale
     overlapping = [
@@ -74,12 +74,12 @@ def _more_would_wait(workload: Workload, state: dict[str, Any]) -> bool:
     return waits or sum(status.ready for status in overlapping) < requested * AUTOSCALE_READY_FRACTION
 
 
-def _asks_for_more(old: Workload, new: Workload) -> bool:
+def _scales_up(old: Workload, new: Workload) -> bool:
     before, now = old.status.scale, new.status.scale
     return before is not None and now is not None and now.replicas > before.replicas
 
 
-def _weighed(change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
+def _check_scores(change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
     """Checks that scores and weights are those of the policy revision that the Decision names."""
     decision: Decision = change.new
     name = decision.spec.policy_revision

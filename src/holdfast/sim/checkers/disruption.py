@@ -26,29 +26,29 @@ class DisruptionChecker:
     def __init__(self) -> None:
         self._disrupted: dict[str, dict[tuple[str, str], str]] = {}
         """Evicted replicas that do not serve yet, by workload uid, then by region and key, with the replica's uid."""
-        self._most: dict[str, int] = {}
+        self._budgets: dict[str, int] = {}
         """Largest budget of the workload so far. A region may act on an older Assignment."""
 
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         for change in commit.changes:
             match change.item:
                 case Workload() if commit.cell == GLOBAL and change.new is not None:
-                    self._learn(change.new.uid, change.new.spec.disruption.max_unavailable)
+                    self._record_budget(change.new.uid, change.new.spec.disruption.max_unavailable)
                 case Assignment() if change.new is not None:
-                    self._learn(change.new.spec.workload_uid, change.new.spec.disruption.max_unavailable)
+                    self._record_budget(change.new.spec.workload_uid, change.new.spec.disruption.max_unavailable)
                 case Replica() if change.item.spec.type is WorkloadType.SERVICE:
                     yield from self._observe(commit, change)
 
     def is_over_budget(self, uid: str) -> bool:
         """Whether more replicas are unavailable now than the budget allows."""
-        return len(self._disrupted.get(uid, ())) > self._most.get(uid, 0)
+        return len(self._disrupted.get(uid, ())) > self._budgets.get(uid, 0)
 
     def affected_regions(self, uid: str) -> frozenset[str]:
         """Regions with unavailable replicas of the workload."""
         return frozenset(cell for cell, _ in self._disrupted.get(uid, ()))
 
-    def _learn(self, uid: str, budget: int) -> None:
-        self._most[uid] = max(budget, self._most.get(uid, 0))
+    def _record_budget(self, uid: str, budget: int) -> None:
+        self._budgets[uid] = max(budget, self._budgets.get(uid, 0))
 
     def _observe(self, commit: ObservedCommit, change: ObservedChange) -> Iterator[Finding]:
         replica: Replica = change.item
@@ -61,10 +61,10 @@ class DisruptionChecker:
         )
         if unavailable or stage(change.new) is Stage.SERVING:
             disrupted.pop(name, None)
-        if unavailable or change.old is None or not _let_go(change.old, change.new):
+        if unavailable or change.old is None or not _is_voluntary_release(change.old, change.new):
             return
         disrupted[name] = change.new.uid
-        budget = self._most.get(replica.spec.workload_uid, 0)
+        budget = self._budgets.get(replica.spec.workload_uid, 0)
         if not budget and change.new.status.release.reason == Reason.PREEMPTED:
             return  # with maxUnavailable 0, preemption may still evict one replica at a time
         if len(disrupted) > budget:
@@ -75,7 +75,7 @@ class DisruptionChecker:
             yield "budget", what, (*(key for _, key in sorted(disrupted)), f"/workloads/{_of(replica)}")
 
 
-def _let_go(old: Replica, new: Replica) -> bool:
+def _is_voluntary_release(old: Replica, new: Replica) -> bool:
     """Whether this change is a voluntary release of a serving replica."""
     block = new.status.release
     if block is None or block == old.status.release or block.attempt != new.status.placement.attempt:

@@ -33,7 +33,7 @@ class ExclusiveSuccessionChecker:
             if change.old is None and new is not None:
                 yield from self._in_time(change.key, new, commit)
                 if new.spec.exclusive is not None:
-                    yield from self._alone(change.key, new, commit.state)
+                    yield from self._check_successor(change.key, new, commit.state)
             self._follow(change.key, new if new is not None else change.old)
 
     def _follow(self, key: str, binding: Binding) -> None:
@@ -45,7 +45,7 @@ class ExclusiveSuccessionChecker:
         else:
             known[key] = binding
 
-    def _alone(self, key: str, binding: Binding, state: dict[str, Any]) -> Iterator[Finding]:
+    def _check_successor(self, key: str, binding: Binding, state: dict[str, Any]) -> Iterator[Finding]:
         for other_key, other in self._open.get(binding.spec.intent.replica_uid, {}).items():
             node: Node | None = state.get(f"/nodes/{other.spec.node}")
             fenced = node is None or node.status.fence.fenced_epoch >= other.spec.node_epoch

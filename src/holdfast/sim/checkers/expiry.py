@@ -73,12 +73,12 @@ class ExpiryChecker:
                     self._renewed_s[change.new.key] = commit.at_s
                 case "Override" if self._cell == "global":
                     yield from self._override(change)
-                    self._begun(change.new, commit)
+                    self._record_expiry(change.new, commit)
                 case "Override":
-                    self._begun(change.new, commit)
+                    self._record_expiry(change.new, commit)
                     yield from self._check_active(change, commit)
                 case "Term" if change.key == f"/terms/{CONTROLLER_ELECTION}":
-                    self._lost_count(commit)
+                    self._restart_count(commit)
                 case "Term" if change.key == f"/terms/{AUTHORITY_ELECTION}":
                     self._lost_leases(commit)
                 case "Decision" if change.old is None:
@@ -111,10 +111,10 @@ class ExpiryChecker:
                 what = f"{change.key} was bound {over_s:.0f} s after the grant's lease had ended"
                 yield "S8", what, (change.key, f"/grantcopies/{meta.namespace}/normal")
 
-    def _begun(self, override: Override, commit: ObservedCommit) -> None:
+    def _record_expiry(self, override: Override, commit: ObservedCommit) -> None:
         """Records the expiry when the override first becomes active in its home cell."""
         if self._check_given(override) and override.status.phase == "Active" and override.uid not in self._ends:
-            self._ends[override.uid] = commit.at_s + _whole_s(override)
+            self._ends[override.uid] = commit.at_s + _max_ttl_s(override)
 
     def _check_given(self, override: Override) -> bool:
         name = override.metadata.name
@@ -122,7 +122,7 @@ class ExpiryChecker:
             return not is_break_glass(name)
         return name.startswith(break_glass_prefix(self._cell))
 
-    def _lost_count(self, commit: ObservedCommit) -> None:
+    def _restart_count(self, commit: ObservedCommit) -> None:
         """A new leader measures overrides from scratch. The cell's clock is in the election lease."""
         lease = commit.state.get(f"/leases/holdfast-system/{CONTROLLER_ELECTION}")
         if lease is None:
@@ -133,7 +133,7 @@ class ExpiryChecker:
                 continue
             if override.status.phase == "Active" and override.status.expires_at:
                 left_s = max(0.0, parse_time(override.status.expires_at) - renewed_s)
-                until_s = commit.at_s + min(left_s + TIMESTAMP_RESOLUTION_S, _whole_s(override))
+                until_s = commit.at_s + min(left_s + TIMESTAMP_RESOLUTION_S, _max_ttl_s(override))
                 self._recounted[override.uid] = until_s
                 if self._check_given(override):
                     self._ends[override.uid] = max(self._ends.get(override.uid, until_s), until_s)
@@ -216,7 +216,7 @@ class ExpiryChecker:
             yield "S8", f"{change.key} increased without an active EmergencyQuota for tenant {tenant}", (change.key,)
 
 
-def _whole_s(override: Override) -> float:
+def _max_ttl_s(override: Override) -> float:
     """The TTL on a clock that is slow within the bound."""
     return override.spec.ttl_seconds * (1 + limits.CLOCK_DRIFT)
 

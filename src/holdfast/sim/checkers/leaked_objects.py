@@ -47,13 +47,13 @@ def _in_cell(cell: str, state: dict[str, Any], living: set[str], wall_s: float) 
         owners = metadata.owner_references
         if owners and living.isdisjoint(owner.uid for owner in owners):
             yield "leak", f"{key} belongs to {_named(f'{o.kind} {o.name}' for o in owners)}, which is gone", (key,)
-        for why in _of_nobody(cell, item, state, replicas, recovers=recovers):
+        for why in _unused_reasons(cell, item, state, replicas, recovers=recovers):
             yield "leak", f"{key} {why}", (key,)
         if isinstance(item, Override) and _overdue(item, wall_s):
             yield "leak", f"{key} is still {item.status.phase}; it expired at {item.status.expires_at}", (key,)
 
 
-def _of_nobody(
+def _unused_reasons(
     cell: str, item: Any, state: dict[str, Any], replicas: dict[str, Replica], *, recovers: bool
 ) -> Iterator[str]:
     if isinstance(item, Binding | Reservation):

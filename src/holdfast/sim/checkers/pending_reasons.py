@@ -31,24 +31,24 @@ def unexplained_waits(cell: str, state: dict[str, Any], wall_s: float) -> Iterat
         for member in item.spec.members
     }
     for key, item in state.items():
-        if isinstance(item, Replica) and _waits(item):
+        if isinstance(item, Replica) and _is_pending(item):
             found = requests.get(item.uid)
             if found is None:
                 yield "reason", f"{key} is pending and in no request", (key,)
                 continue
             request_key, request = found
-            for why in _silent(request, wall_s):
+            for why in _request_problems(request, wall_s):
                 yield "reason", f"{key} is pending, and {request_key} {why}", (key, request_key)
         elif isinstance(item, Workload) and cell == "global" and not item.metadata.terminating:
             for why in _unexplained(item):
                 yield "reason", f"{key} {why}", (key,)
 
 
-def _waits(replica: Replica) -> bool:
+def _is_pending(replica: Replica) -> bool:
     return not replica.metadata.terminating and final_phase(replica) is None and stage(replica) is Stage.QUEUED
 
 
-def _silent(request: SchedulingRequest, wall_s: float) -> Iterator[str]:
+def _request_problems(request: SchedulingRequest, wall_s: float) -> Iterator[str]:
     status = request.status
     if not any(refusal.reason for refusal in status.reasons):
         yield "has no reason"

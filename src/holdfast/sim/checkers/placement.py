@@ -49,14 +49,14 @@ class PlacementChecker:
                 if grown := self._count_claim(change.item.metadata, commit.state):
                     touched[grown] = None
             elif name == "Replica" and change.new is None:
-                yield from self._left_nothing(change)
+                yield from self._check_deleted_replica(change)
             elif name == "Replica" and change.old is not None and change.new is not None:
                 yield from self._attempt(change)
-                yield from self._made_way(change)
+                yield from self._check_preempted(change)
             if name == "Binding" and change.old is not None and change.new is not None:
-                yield from self._asked_to_stop(change, commit.state)
+                yield from self._check_stop_request(change, commit.state)
             if name == "Reservation" and change.old is None and change.new.spec.recovery_slots:
-                yield from self._drawn_once(change, commit.state)
+                yield from self._check_slot_consumer(change, commit.state)
         for binding in bound:
             yield from self._unique(binding)
             yield from self._rule_findings(binding, commit.state)
@@ -95,13 +95,13 @@ class PlacementChecker:
         if change.old.uid == change.new.uid and new < old:
             yield "S1", f"{change.key} attempt decreased from {old} to {new}", (change.key,)
 
-    def _left_nothing(self, change: ObservedChange) -> Iterator[Finding]:
+    def _check_deleted_replica(self, change: ObservedChange) -> Iterator[Finding]:
         """A replica is deleted only after its claim; otherwise the claim would never be released."""
         live = tuple(self._live.get(change.old.uid, ())) if change.old is not None else ()
         if live:
             yield "finalizer", f"{change.key} is deleted while {' and '.join(live)} exists", (change.key, *live)
 
-    def _made_way(self, change: ObservedChange) -> Iterator[Finding]:
+    def _check_preempted(self, change: ObservedChange) -> Iterator[Finding]:
         """A replica is preempted only if a nomination has named its claim as victim."""
         new: Replica = change.new
         release_block = new.status.release
@@ -119,7 +119,7 @@ class PlacementChecker:
                 (change.key,),
             )
 
-    def _asked_to_stop(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
+    def _check_stop_request(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
         """A stop is requested only for a release of this replica in this attempt."""
         old: Binding = change.old
         new: Binding = change.new
@@ -134,7 +134,7 @@ class PlacementChecker:
             what = f"{change.key} is stopped without a release of attempt {new.spec.intent.attempt}"
             yield "identity", what, (change.key, key)
 
-    def _drawn_once(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
+    def _check_slot_consumer(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
         """A recovery slot has one consumer at a time, which is recovery work."""
         new: Reservation = change.new
         if new.spec.capacity_class is not CapacityClass.RECOVERY:

@@ -44,7 +44,7 @@ class SingleInstanceChecker:
             elif change.kind.name == "Binding":
                 yield from self._bound(commit.cell, change)
                 if change.new is None:
-                    yield from self._freed(change, commit)
+                    yield from self._check_deleted_binding(change, commit)
             elif change.new is None:
                 continue
             elif change.kind.name == "Node":
@@ -52,7 +52,7 @@ class SingleInstanceChecker:
             elif change.kind.name == "Assignment" and commit.cell == "global":
                 yield from self._check_binding(change)
 
-    def _freed(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
+    def _check_deleted_binding(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
         """A Binding is deleted only after its task has ended or its node was fenced."""
         binding: Binding = change.old
         machine, work = self._newest.pop(binding.uid, ("", None))
@@ -107,7 +107,7 @@ class SingleInstanceChecker:
                 if _region(machine) != region and region not in self.excluded_clocks:
                     what = f"{change.key} gets ordinal {ordinal} while {work.task.binding} runs on {machine}"
                     yield "S7", what, (change.key, f"/bindings/{work.task.namespace}/{work.task.binding}")
-        if not _waited(new) or (old is not None and _waited(old)):
+        if not _is_wait_over(new) or (old is not None and _is_wait_over(old)):
             return
         for identity in self._runs:
             if identity[0] != new.spec.workload_uid or identity[1] in new.spec.ordinals:
@@ -159,7 +159,7 @@ class SingleInstanceChecker:
             yield "S7", what, tuple(dict.fromkeys((*about, f"/nodes/{machine.name}", f"/nodes/{name}")))
 
 
-def _waited(assignment: Assignment) -> bool:
+def _is_wait_over(assignment: Assignment) -> bool:
     """Whether the tenure wait of a withdrawal is over."""
     withdrawal = assignment.spec.withdrawal
     if not needs_tenure(assignment.spec.exclusive) or withdrawal is None:

@@ -81,9 +81,9 @@ class Patch:
 
 
 class Mutation(msgspec.Struct, frozen=True):
-    """One mutation: `says` describes the mistake, `plant` applies it.
+    """One mutation: `description` describes the mistake, `apply` applies it.
 
-    `entry` is the catalogue entry that it covers, if any. `scenario` is the scenario that exposes it, if drawn runs
+    `catalogue_entry` is the entry that it covers, if any. `scenario` is the scenario that exposes it, if drawn runs
     hardly reach it. `equivalent` explains why the mutation cannot be observed; a caught mutation with it is reported.
     """
 

@@ -22,7 +22,7 @@ from holdfast.store.etcd.calls import ETCD_CALL_TIMEOUT_S, EtcdCalls
 from holdfast.store.etcd.keys import EtcdKeys, etcd_revision_of, revision_of
 from holdfast.store.feed import WATCH_CHUNK_EVENTS
 
-# Interval at which the watch on etcd asks for progress while it is silent.
+# Interval at which the watch on etcd requests progress while it is silent.
 ETCD_PROBE_EVERY_S = 5.0
 # Maximum silence of the watch on etcd. Then it moves to another member. Two progress requests fit into it.
 ETCD_WATCH_SILENCE_MAX_S = 12.0
