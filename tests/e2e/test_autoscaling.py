@@ -131,4 +131,4 @@ def test_pending_replica_adds_a_node_and_idle_node_is_removed(shop: Shop) -> Non
         lambda: {n["metadata"]["name"] for n in shop.api(REGION).list("nodes")} == {f"{REGION}-1"},
         within_s=90, what="the idle node is gone",
     )  # fmt: skip
-    assert "burst-1: stopped and removed" in shop.layout.log("provider").read_text()
+    assert "burst-1: stopped and deleted" in shop.layout.log("provider").read_text()

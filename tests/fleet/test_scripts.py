@@ -102,7 +102,7 @@ def decide(key: Key, cache: Cache, now: float) -> Outcome:
             case Delete():
                 cache.remove(Assignment, write.key, int(factories.meta("gone").resource_version))
             case SetStatus():
-                item = cache.get(Workload, key.name, key.namespace)
+                (item,) = (item for item in cache.list(Workload) if item.key == key)
                 status = msgspec.structs.replace(item.status, spillover=write.blocks["spillover"])
                 cache.put(factories.with_new_revision(item, status=status))
     return outcome

@@ -69,33 +69,6 @@ def points(shapes: list[Shape], free: Free, need: Shape) -> int:
 @pytest.mark.parametrize(
     ("need", "better"),
     [
-        ((1000, 500), "shared"),  # fits the rest of a shared GPU: nothing is stranded
-        ((3950, 1000), "one"),  # takes the CPU and the only GPU
-        ((1000, 2000), "two"),
-        ((4000, 0), "none"),  # takes no CPU from nodes with GPUs
-    ],
-)
-def test_gpu_shape_score_chooses_node_with_least_stranded_gpus(need: Shape, better: str) -> None:
-    nodes = [gpu_node("none", 4, 0), gpu_node("one", 4, 1), gpu_node("two", 4, 2), gpu_node("shared", 4, 1)]
-    existing = Binding(
-        factories.meta("half.1", "acme"),
-        BindingSpec(
-            replica="half", intent=Intent(replica_uid="half", template_hash="h", attempt=1), node="shared",
-            template=Template(), resources={"cpu": "100m", "gpu": "500m"},
-            devices=(DeviceClaim(id="gpu-0", milli=500),),
-        ),
-    )  # fmt: skip
-    chosen = (
-        plan(build_snapshot("here", [*nodes, existing]), [gpu_requirements(1, *need)], RULES, 0.0, 1)
-        .request_plans[0]
-        .proposals[0]
-    )
-    assert chosen.node == better
-
-
-@pytest.mark.parametrize(
-    ("need", "better"),
-    [
         ((4000, 0), "ample"),  # "tight" has just enough CPU for its four GPUs
         ((8000, 0), "ample"),
     ],

@@ -28,6 +28,7 @@ from holdfast.scheduling.snapshot import SnapshotBuilder
 NOW = parse_time("2026-06-01T00:00:00Z")
 READY = {"status.contact": {"state": "Live"}, "status.execution": {"epoch": 1, "reconciled": True}}
 LINE_MAX = 105
+SENTENCES = {reason.value: reason.sentence for reason in Reason}
 SHORTHAND = {"node": "capacity", "binding": "resources", "recoveryslot": "resources"}
 
 
@@ -61,10 +62,10 @@ class Cluster:
             builder.upsert(item)
         return builder
 
-    def planned(self, wanted: list[ReplicaRequirements], rules: Any = None, **_: Any) -> tuple[RequestPlan, ...]:
+    def planned(self, wanted: list[ReplicaRequirements], rules: Any = None, **others: Any) -> tuple[RequestPlan, ...]:
         return plan(self.builder().freeze(1), wanted, msgspec.convert(rules or {}, PolicyRules), NOW, 1).request_plans
 
-    def requirements(self, line: str, evictions: int = 1000, **_: Any) -> ReplicaRequirements:
+    def requirements(self, line: str, evictions: int = 1000, **others: Any) -> ReplicaRequirements:
         """`name[@tenant] replicas=N cpu=… field=…`; the quota of a tenant is limited if any grant is stated."""
         name, *given = words(line)
         name, _, tenant = name.partition("@")
@@ -118,7 +119,7 @@ def plan_text(made: RequestPlan) -> str:
         parts += [f"{p.member.name} uses {d.milli}m of {d.id}" for d in p.devices]
     parts += [f"evictions counted: {made.evictions}"] if made.evictions else []
     for r in made.refusals if made.unplaced else ():
-        message = r.message if r.message != Reason(r.reason).sentence else ""
+        message = r.message if r.message != SENTENCES[r.reason] else ""
         parts.append(
             r.reason + (f" on {', '.join(r.examples)}" if r.examples else "") + (f": {message}" if message else "")
         )

@@ -72,6 +72,14 @@ async def send(api: Api, request: dict[str, Any]) -> Reply:
     return await user.call(method, path, body, type=TYPES.get(type_, type_), **request.get("headers", {}))
 
 
+def parts(reply: Reply, expected: dict[str, Any]) -> dict[str, Any]:
+    """The parts of the response that a case may expect."""
+    json = reply.json if expected.keys() & {"json", "names", "save"} else None
+    names = [item["metadata"]["name"] for item in json["items"]] if "names" in expected else []
+    warnings = " ".join(reply.warnings)
+    return {"json": json, "names": names, "text": reply.body.decode(), "headers": reply.headers, "warnings": warnings}
+
+
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
 async def test_case(api: Api, file: Path) -> None:
     saved: dict[str, Any] = {"v1": V1}
@@ -82,9 +90,7 @@ async def test_case(api: Api, file: Path) -> None:
             expected = resolve(case["response"], saved)
             where = f"{file.name}: {case['name']}" + (f" ({each})" if each is not None else "")
             assert reply.code == expected["status"], f"{where}: status {reply.code}: {reply.body[:500]!r}"
-            found = {"headers": reply.headers, "warnings": " ".join(reply.warnings), "text": reply.body.decode()}
-            found["json"] = reply.json if expected.keys() & {"json", "names", "save"} else None
-            found["names"] = [i["metadata"]["name"] for i in found["json"]["items"]] if "names" in expected else None
+            found = parts(reply, expected)
             for part in expected.keys() - {"status", "save"}:
                 assert not (missing := difference(expected[part], found[part], part)), f"{where}: {missing}"
             saved[expected.get("save", "last")] = found["json"]

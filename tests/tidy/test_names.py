@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
 # First words that make a name a statement: `is_ready`, `may_evict`, `covers`.
-STATEMENT_VERBS = frozenset(
-    """
-    accepts allows applies awaits beats belongs can cannot contains covers decides depends did differs does exists fails
-    fits had has have holds is includes knows matches may must needs passes permits preempts replaces requires satisfies
-    serves should suffices supports tolerates uses waits wants was were will
-    """.split()
+STATEMENT_VERBS = re.compile(
+    "(accepts|allows|applies|awaits|beats|belongs|can|cannot|contains|covers|decides|depends|did|differs|does|exists|fails"
+    "|fits|had|has|have|holds|is|includes|knows|matches|may|must|needs|passes|permits|preempts|replaces|requires"
+    "|satisfies|serves|should|suffices|supports|tolerates|uses|waits|wants|was|were|will)(_|$)"
 )
 BOOLEAN_TYPES = frozenset({"bool", "Bools", "TypeGuard", "TypeIs"})  # Bools is an array with one bool per node
 
@@ -24,8 +23,7 @@ def statements_without_bool(tree: ast.Module) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             returns = node.returns.value if isinstance(node.returns, ast.Subscript) else node.returns
             named = returns.attr if isinstance(returns, ast.Attribute) else getattr(returns, "id", "")
-            first_word = node.name.strip("_").split("_")[0]
-            if first_word in STATEMENT_VERBS and not node.name.startswith("__") and named not in BOOLEAN_TYPES:
+            if STATEMENT_VERBS.match(node.name.removeprefix("_")) and named not in BOOLEAN_TYPES:
                 found.append(f"{node.name} (line {node.lineno})")
     return found
 

@@ -188,18 +188,18 @@ class InCellClient:
         return committed
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
-        self._may_repeat(lambda: self._inner.reserve(request))
-        return self._may_lose(await self._inner.reserve(request))
+        self._repeat_by_fault(lambda: self._inner.reserve(request))
+        return self._lose_by_fault(await self._inner.reserve(request))
 
     async def bind(self, request: BindRequest) -> PlacementResponse:
-        self._may_repeat(lambda: self._inner.bind(request))
-        return self._may_lose(await self._inner.bind(request))
+        self._repeat_by_fault(lambda: self._inner.bind(request))
+        return self._lose_by_fault(await self._inner.bind(request))
 
     async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
-        self._may_repeat(lambda: self._inner.release(request))
-        return self._may_lose(await self._inner.release(request, token=token))
+        self._repeat_by_fault(lambda: self._inner.release(request))
+        return self._lose_by_fault(await self._inner.release(request, token=token))
 
-    def _may_repeat(self, work: Callable[[], Coroutine[Any, Any, PlacementResponse]]) -> None:
+    def _repeat_by_fault(self, work: Callable[[], Coroutine[Any, Any, PlacementResponse]]) -> None:
         """May deliver the call to the authority a second time, later."""
         own = self._faults.draw(FaultKind.CALL_REPEATED, self._inner.cell)
         if own is None:
@@ -218,7 +218,7 @@ class InCellClient:
         self._observer.reasons_reported(str(notice.reason) for notice in notices)
         await self._inner.notify(notices, component=component)
 
-    def _may_lose(self, answers: PlacementResponse) -> PlacementResponse:
+    def _lose_by_fault(self, answers: PlacementResponse) -> PlacementResponse:
         self._observer.reasons_reported(answer.reason for answer in answers.results if answer.reason)
         if self._faults.draw(FaultKind.ANSWER_LOST, self._inner.cell) is not None:
             raise Ambiguous("the authority did not respond (simulated, committed)")
