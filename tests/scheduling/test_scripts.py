@@ -113,17 +113,17 @@ def plan_text(made: RequestPlan) -> str:
     count = len(made.proposals)
     nodes = Counter(p.node for p in made.proposals)
     where = ", ".join(f"{node} x{number}" if number > 1 else node for node, number in sorted(nodes.items()))
-    parts = [f"{count} of {count + len(made.unplaced)} placed" + (f" on {where}" if where else "")]
+    placed = [f"{count} of {count + len(made.unplaced)} placed" + (f" on {where}" if where else "")]
     for p in made.proposals:
-        parts += [f"{p.member.name} preempts {', '.join(p.victims)}"] if p.victims else []
-        parts += [f"{p.member.name} uses {d.milli}m of {d.id}" for d in p.devices]
-    parts += [f"evictions counted: {made.evictions}"] if made.evictions else []
+        placed += [f"{p.member.name} preempts {', '.join(p.victims)}"] if p.victims else []
+        placed += [f"{p.member.name} uses {d.milli}m of {d.id}" for d in p.devices]
+    placed += [f"evictions counted: {made.evictions}"] if made.evictions else []
+    refused = []
     for r in made.refusals if made.unplaced else ():
-        message = r.message if r.message != SENTENCES[r.reason] else ""
-        parts.append(
-            r.reason + (f" on {', '.join(r.examples)}" if r.examples else "") + (f": {message}" if message else "")
-        )
-    return "; ".join(parts) if sum(map(len, parts)) < LINE_MAX else "\n  ".join(parts)
+        message = f": {r.message}" if r.message != SENTENCES[r.reason] else ""
+        refused.append(r.reason + (f" on {', '.join(r.examples)}" if r.examples else "") + message)
+    separator = "; " if sum(map(len, placed + refused)) < LINE_MAX else "\n  "
+    return separator.join(["; ".join(placed), *refused])
 
 
 def node_explanation(query: WhyNotQuery, node: str) -> str:

@@ -74,7 +74,7 @@ async def send(api: Api, request: dict[str, Any]) -> Reply:
 
 def parts(reply: Reply, expected: dict[str, Any]) -> dict[str, Any]:
     """The parts of the response that a case may expect."""
-    json = reply.json if expected.keys() & {"json", "names", "save"} else None
+    json: Any = reply.json if expected.keys() & {"json", "names", "save"} else None
     names = [item["metadata"]["name"] for item in json["items"]] if "names" in expected else []
     warnings = " ".join(reply.warnings)
     return {"json": json, "names": names, "text": reply.body.decode(), "headers": reply.headers, "warnings": warnings}
