@@ -74,8 +74,10 @@ def outside(figures: Mapping[str, Any], bounds: Mapping[str, tuple[float | None,
 
 def table(name: str, figures: Mapping[str, Any], took_s: float) -> str:
     width = max((len(row) for row in figures), default=0)
-    rows = [f"  {row:{width}}  {value:>14,}" if not isinstance(value, str) else f"  {row:{width}}  {value}"
-            for row, value in figures.items()]  # fmt: skip
+    rows = [
+        f"  {row:{width}}  {value:>14,}" if not isinstance(value, str) else f"  {row:{width}}  {value}"
+        for row, value in figures.items()
+    ]
     return "\n".join([f"{name} ({took_s:.0f} s)", *rows])
 
 
@@ -103,8 +105,12 @@ def measure(name: str, options: dict[str, Any]) -> list[str]:
 
 def _suffix(options: Mapping[str, Any]) -> str:
     """File name suffix of a partial run; empty for a full run."""
-    parts = [str(argument) for key, value in options.items() if key != "data"
-             for argument in (value if isinstance(value, tuple) else (f"{key}{value}",))]  # fmt: skip
+    parts = [
+        str(argument)
+        for key, value in options.items()
+        if key != "data"
+        for argument in (value if isinstance(value, tuple) else (f"{key}{value}",))
+    ]
     return "".join(f"-{argument}" for argument in parts)
 
 

@@ -46,10 +46,14 @@ def _class(name: str) -> PriorityClass:
 
 def _creates(url: str, mark: str, count: int) -> list[bytes]:
     bodies = (
-        {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": f"{mark}-{n}"},
-         "spec": {"priority": 10}}
+        {
+            "apiVersion": "holdfast.dev/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": f"{mark}-{n}"},
+            "spec": {"priority": 10},
+        }
         for n in range(count)
-    )  # fmt: skip
+    )
     return [request(url, "POST", CLASSES, msgspec.json.encode(body)) for body in bodies]
 
 

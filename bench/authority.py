@@ -20,13 +20,7 @@ from holdfast.model.kinds import kind_of
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import ContactBlock, ContactState, Node, NodeExecution, NodeSpec, NodeStatus
-from holdfast.model.placement_api import (
-    PlacementOutcome,
-    RenewItem,
-    RenewRequest,
-    ReserveItem,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import PlacementOutcome, RenewItem, RenewRequest, ReserveItem, ReserveRequest
 from holdfast.model.principal import controller
 from holdfast.model.replica import Replica, ReplicaSpec
 from holdfast.model.template import Port, Template, template_hash

@@ -126,16 +126,35 @@ class BenchCells:
     def start_cell(self, cell: str, *, program: Sequence[str] = ("-m", "holdfast.cli")) -> Process:
         """Starts a cell. `program` is the Python program that takes the command line of `holdfast`."""
         server = issue(
-            self._pki, f"cell-{cell}", f"holdfast-cell-{cell}", now_s=time.time(), server=True, client=False,
-            dns=("localhost",), ips=("127.0.0.1",),
-        )  # fmt: skip
+            self._pki,
+            f"cell-{cell}",
+            f"holdfast-cell-{cell}",
+            now_s=time.time(),
+            server=True,
+            client=False,
+            dns=("localhost",),
+            ips=("127.0.0.1",),
+        )
         port = free_port()
         self.urls[cell] = f"https://127.0.0.1:{port}"
         arguments = [
-            *program, "serve", "--cell", cell, "--state", str(self.place / cell), "--port", str(port),
-            "--tls-cert", str(server.certificate), "--tls-key", str(server.key), "--client-ca", self.ca,
-            "--tokens", str(self.place / "tokens.json"),
-        ]  # fmt: skip
+            *program,
+            "serve",
+            "--cell",
+            cell,
+            "--state",
+            str(self.place / cell),
+            "--port",
+            str(port),
+            "--tls-cert",
+            str(server.certificate),
+            "--tls-key",
+            str(server.key),
+            "--client-ca",
+            self.ca,
+            "--tokens",
+            str(self.place / "tokens.json"),
+        ]
         if cell != "global":
             link = self._user(f"link-{cell}", f"holdfast:region:{cell}", (REGIONS,))
             arguments += ["--global-url", self.urls["global"], "--link-cert", link.cert, "--link-key", link.key]
@@ -148,9 +167,26 @@ class BenchCells:
         user = self._user(f"hollow-{region}", f"holdfast:hollow:{region}:{prefix}", (HOLLOW_NODES,))
         named = [argument for zone in zones for argument in ("--zone", zone)]
         arguments = [
-            "-m", "holdfast.cli", "hollow", "--count", str(count), "--region", region, "--prefix", prefix, *named,
-            "--url", self.urls[region], "--ca", self.ca, "--cert", user.cert, "--key", user.key, *options,
-        ]  # fmt: skip
+            "-m",
+            "holdfast.cli",
+            "hollow",
+            "--count",
+            str(count),
+            "--region",
+            region,
+            "--prefix",
+            prefix,
+            *named,
+            "--url",
+            self.urls[region],
+            "--ca",
+            self.ca,
+            "--cert",
+            user.cert,
+            "--key",
+            user.key,
+            *options,
+        ]
         return self._add(Process(f"hollow nodes of {region}", arguments, self.place / f"hollow-{region}.log"))
 
     def _add(self, process: Process) -> Process:

@@ -56,10 +56,24 @@ def _cluster(folder: Path) -> Iterator[tuple[str, ...]]:
     started = []
     for n in range(MEMBERS):
         argv = [
-            program, "--name", f"m{n}", "--data-dir", str(folder / f"m{n}"), "--listen-client-urls", clients[n],
-            "--advertise-client-urls", clients[n], "--listen-peer-urls", peers[n],
-            "--initial-advertise-peer-urls", peers[n], "--initial-cluster", cluster, "--log-level", "error",
-        ]  # fmt: skip
+            program,
+            "--name",
+            f"m{n}",
+            "--data-dir",
+            str(folder / f"m{n}"),
+            "--listen-client-urls",
+            clients[n],
+            "--advertise-client-urls",
+            clients[n],
+            "--listen-peer-urls",
+            peers[n],
+            "--initial-advertise-peer-urls",
+            peers[n],
+            "--initial-cluster",
+            cluster,
+            "--log-level",
+            "error",
+        ]
         started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     try:
         yield clients
@@ -146,8 +160,9 @@ async def _pipeline(endpoints: tuple[str, ...], nodes: int, replicas: int) -> di
     for name, options in stores.items():
         figures = await pipeline.measure("workloads", nodes, replicas, options)
         found[f"pipeline on {name}"] = {
-            "bound_per_s": figures["per_s"], "region_us_per_replica": figures["region_us_per_replica"],
-        }  # fmt: skip
+            "bound_per_s": figures["per_s"],
+            "region_us_per_replica": figures["region_us_per_replica"],
+        }
     return found
 
 

@@ -43,10 +43,7 @@ SHIPPED = "gpu-shape"
 """The policy to which the bounds apply."""
 _PUBLISHED = {"best-fit": "05-BestFit", "gradient": "06-FGD"}
 
-BOUNDS = {
-    "allocation_pct_default_130": (95.3, None),
-    "traces_not_better_than_best_fit": (None, 0),
-}
+BOUNDS = {"allocation_pct_default_130": (95.3, None), "traces_not_better_than_best_fit": (None, 0)}
 
 
 def _shipped(name: str) -> PolicyRules:
@@ -181,8 +178,9 @@ def load(data: Path, name: str) -> Trace:
 
 def _pod(row: Mapping[str, str]) -> TracePod:
     models = tuple(part for part in row.get("gpu_spec", "").split("|") if part)
-    return TracePod(row["name"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["num_gpu"]),
-                    int(row["gpu_milli"]), models)  # fmt: skip
+    return TracePod(
+        row["name"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["num_gpu"]), int(row["gpu_milli"]), models
+    )
 
 
 def _rows(path: Path) -> Iterable[dict[str, str]]:

@@ -29,10 +29,7 @@ BATCH = 256
 LIKE_REPLICAS = 10_000
 DIFFERENT_REPLICAS = 1_500
 
-BOUNDS = {
-    f"like_per_s_{ASKED_AT}": (20_000, None),
-    f"different_per_s_{ASKED_AT}": (5_000, None),
-}
+BOUNDS = {f"like_per_s_{ASKED_AT}": (20_000, None), f"different_per_s_{ASKED_AT}": (5_000, None)}
 
 
 def _builder(nodes: int) -> SnapshotBuilder:

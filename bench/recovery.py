@@ -182,21 +182,27 @@ async def _until(true: Any, what: str, *, within_s: float = SETTLE_S) -> float:
 
 async def post(client: HttpClient, workloads: int) -> None:
     template = Template(
-        driver=DriverName.HOLLOW, command=("serve",), resources=SHAPE, ports=(TemplatePort(name="http"),),
+        driver=DriverName.HOLLOW,
+        command=("serve",),
+        resources=SHAPE,
+        ports=(TemplatePort(name="http"),),
         probes=Probes(readiness=Probe(tcp=TcpProbe())),
-    )  # fmt: skip
+    )
     writes: list[Write] = [
         Create(
             Workload(
                 ObjectMeta(name=f"w{number:04}", namespace="pay"),
                 WorkloadSpec(
-                    replicas=MIN_SERVING, template=template, priority_class_name="critical",
-                    placement=PlacementRules(spread_regions=1), recovery=RecoveryObjective(min_serving=MIN_SERVING),
+                    replicas=MIN_SERVING,
+                    template=template,
+                    priority_class_name="critical",
+                    placement=PlacementRules(spread_regions=1),
+                    recovery=RecoveryObjective(min_serving=MIN_SERVING),
                 ),
             )
         )
         for number in range(workloads)
-    ]  # fmt: skip
+    ]
     for start in range(0, len(writes), WRITES):
         await client.commit(writes[start : start + WRITES])
 

@@ -25,8 +25,11 @@ TEST_TIMEOUT_S = 3600
 
 NAMED = {
     "drills": (
-        "tests/e2e/test_drill_failures.py", "tests/e2e/test_isolation.py", "tests/e2e/test_reclaim.py",
-        "tests/e2e/test_restore.py", "tests/e2e/test_tenure.py",
+        "tests/e2e/test_drill_failures.py",
+        "tests/e2e/test_isolation.py",
+        "tests/e2e/test_reclaim.py",
+        "tests/e2e/test_restore.py",
+        "tests/e2e/test_tenure.py",
     ),
     "kills": ("tests/e2e/test_agent_kills.py",),
     "disks": ("tests/store/test_sqlite_crash.py", "tests/store/test_sqlite_power.py"),
@@ -34,7 +37,7 @@ NAMED = {
     "chaos": ("tests/etcd",),
     "requests": ("tests/api/test_bad_input.py", "tests/server/test_fuzz.py"),
     "thousand": ("tests/e2e/test_agent_thousand.py", "tests/e2e/test_agent_serving.py"),
-}  # fmt: skip
+}
 """Tests by stage."""
 
 
@@ -62,42 +65,58 @@ def stages(workers: int) -> tuple[Stage, ...]:
     return (
         Stage("simulations", "600 simulations", (module("holdfast.sim", "--seeds", "600", *several),), 10),
         Stage(
-            "scenarios", "every scenario with every value, the leader crashed at each of 300 awaits",
-            (module("holdfast.sim", "--scenario", "all", "--every"),), 20,
+            "scenarios",
+            "every scenario with every value, the leader crashed at each of 300 awaits",
+            (module("holdfast.sim", "--scenario", "all", "--every"),),
+            20,
         ),
         Stage(
-            "mutations", "every mutation is caught, the control passes",
-            (module("holdfast.sim", "--mutation", "all", "--seeds", "25", *several),), 5,
+            "mutations",
+            "every mutation is caught, the control passes",
+            (module("holdfast.sim", "--mutation", "all", "--seeds", "25", *several),),
+            5,
         ),
         Stage("slow", "slow tests in their long size", (rest("slow and not e2e", "-n", str(workers)),), 40),
         Stage(
-            "disks", "20,000 power losses, 1,000 kills of SQLite",
-            (tests("slow or not slow", *NAMED["disks"], POWER_LOSSES=20_000, KILLS=1_000),), 15,
+            "disks",
+            "20,000 power losses, 1,000 kills of SQLite",
+            (tests("slow or not slow", *NAMED["disks"], POWER_LOSSES=20_000, KILLS=1_000),),
+            15,
         ),
         Stage(
-            "stores", "100,000 operations with equal results on memory, SQLite and etcd",
-            (tests("not e2e", *NAMED["stores"], SCRIPT_OPERATIONS=100_000),), 60,
+            "stores",
+            "100,000 operations with equal results on memory, SQLite and etcd",
+            (tests("not e2e", *NAMED["stores"], SCRIPT_OPERATIONS=100_000),),
+            60,
         ),
         Stage(
-            "requests", "a million invalid requests",
-            (tests("slow or not slow", *NAMED["requests"], FUZZ="long", FUZZ_STORMS=500),), 15,
+            "requests",
+            "a million invalid requests",
+            (tests("slow or not slow", *NAMED["requests"], FUZZ="long", FUZZ_STORMS=500),),
+            15,
         ),
         Stage(
-            "chaos", "etcd, and a region on etcd, under faults",
-            (tests("slow or e2e", *NAMED["chaos"], FAILOVER_ROUNDS=10, CHAOS_ROUNDS=3),), 40,
+            "chaos",
+            "etcd, and a region on etcd, under faults",
+            (tests("slow or e2e", *NAMED["chaos"], FAILOVER_ROUNDS=10, CHAOS_ROUNDS=3),),
+            40,
         ),
         Stage(
-            "kills", "agents, watchdogs and cells killed 200 times while tasks run",
-            (tests("e2e", *NAMED["kills"], KILL_ROUNDS=200),), 40,
+            "kills",
+            "agents, watchdogs and cells killed 200 times while tasks run",
+            (tests("e2e", *NAMED["kills"], KILL_ROUNDS=200),),
+            40,
         ),
         Stage("drills", "regions lost, partitioned and restored", (tests("e2e", *NAMED["drills"]),), 30),
         Stage("thousand", "a thousand replicas, and a rollout of forty", (tests("e2e", *NAMED["thousand"]),), 25),
         Stage("platforms", "all other tests with platforms", (rest("e2e"),), 25),
         Stage(
-            "bench", "all benchmarks, with their bounds",
-            (module("bench"), module("bench", "openb", "--trace", "all")), 60,
+            "bench",
+            "all benchmarks, with their bounds",
+            (module("bench"), module("bench", "openb", "--trace", "all")),
+            60,
         ),
-    )  # fmt: skip
+    )
 
 
 def main(arguments: list[str], say: Say) -> int:

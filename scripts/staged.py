@@ -150,9 +150,13 @@ def _run_command(
     """Runs the command in its own process group, which has ended when this returns."""
     try:
         process = subprocess.Popen(
-            command.words, env={**os.environ, **command.env}, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command.words,
+            env={**os.environ, **command.env},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     except OSError as error:
         return f"{error.strerror}: {error.filename}"
     try:

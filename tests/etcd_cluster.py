@@ -42,10 +42,25 @@ class Member:
         self.folder = folder
         self.client = client
         self._argv = [
-            etcd_binary(program), "--name", name, "--data-dir", str(folder), "--listen-client-urls", client,
-            "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-            "--log-level", "error", "--logger", "zap", *options,
-        ]  # fmt: skip
+            etcd_binary(program),
+            "--name",
+            name,
+            "--data-dir",
+            str(folder),
+            "--listen-client-urls",
+            client,
+            "--advertise-client-urls",
+            client,
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--log-level",
+            "error",
+            "--logger",
+            "zap",
+            *options,
+        ]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

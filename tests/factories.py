@@ -102,12 +102,18 @@ def assignment(
     return Assignment(
         metadata=meta(assignment_name(name, where), namespace),
         spec=AssignmentSpec(
-            workload=name, workload_uid=f"uid-{namespace}-{name}", region=where, replicas=replicas,
-            revision=template_hash(template), template=template, workload_generation=1,
-            rollout=rollout or Rollout(), **spec,
+            workload=name,
+            workload_uid=f"uid-{namespace}-{name}",
+            region=where,
+            replicas=replicas,
+            revision=template_hash(template),
+            template=template,
+            workload_generation=1,
+            rollout=rollout or Rollout(),
+            **spec,
         ),
         status=status or AssignmentStatus(),
-    )  # fmt: skip
+    )
 
 
 def batch_assignment(completions: int, parallelism: int, **more: Any) -> Assignment:
@@ -132,12 +138,19 @@ def replica(
     return Replica(
         metadata=meta(name, source.metadata.namespace, **fields),
         spec=ReplicaSpec(
-            workload=spec.workload, workload_uid=spec.workload_uid, assignment=source.metadata.name, ordinal=ordinal,
-            type=spec.type, revision=revision or spec.revision, template=spec.template, placement=PlacementRules(),
-            exclusive=spec.exclusive, purpose=spec.purpose,
+            workload=spec.workload,
+            workload_uid=spec.workload_uid,
+            assignment=source.metadata.name,
+            ordinal=ordinal,
+            type=spec.type,
+            revision=revision or spec.revision,
+            template=spec.template,
+            placement=PlacementRules(),
+            exclusive=spec.exclusive,
+            purpose=spec.purpose,
         ),
         status=status or ReplicaStatus(),
-    )  # fmt: skip
+    )
 
 
 def bound_status(node: str = "n1", *, name: str = "x", attempt: int = 1, **more: Any) -> ReplicaStatus:
@@ -150,9 +163,13 @@ def serving_status(
     node: str = "n1", *, name: str = "x", attempt: int = 1, serving: bool = True, **more: Any
 ) -> ReplicaStatus:
     execution = ExecutionBlock(
-        attempt=attempt, phase=Phase.RUNNING, ready=True, address="127.0.0.1", ports={"http": 20000},
+        attempt=attempt,
+        phase=Phase.RUNNING,
+        ready=True,
+        address="127.0.0.1",
+        ports={"http": 20000},
         ready_since="2026-01-01T00:00:05.000000Z",
-    )  # fmt: skip
+    )
     traffic = TrafficBlock(serving=serving, attempt=attempt, since="") if serving else None
     return bound_status(node, name=name, attempt=attempt, execution=execution, traffic=traffic, **more)
 
@@ -164,10 +181,15 @@ def binding(of: Replica, node: str = "n1", *, node_epoch: int = 1, **more: Any) 
     item = Binding(
         metadata=meta(placement.binding, of.metadata.namespace),
         spec=BindingSpec(
-            replica=of.metadata.name, intent=intent, node=node, template=of.spec.template, workload=of.spec.workload,
-            node_epoch=node_epoch, **more,
+            replica=of.metadata.name,
+            intent=intent,
+            node=node,
+            template=of.spec.template,
+            workload=of.spec.workload,
+            node_epoch=node_epoch,
+            **more,
         ),
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(item, status=status) if status is not None else item
 
 

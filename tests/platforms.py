@@ -28,9 +28,13 @@ V1 = "holdfast.dev/v1"
 TENANCY: tuple[dict[str, Any], ...] = (
     {"apiVersion": V1, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {}},
     {"apiVersion": V1, "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"priority": 100}},
-    {"apiVersion": V1, "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
-     "spec": {"hard": {"cpu": "8", "memory": "8Gi"}}},
-)  # fmt: skip
+    {
+        "apiVersion": V1,
+        "kind": "Quota",
+        "metadata": {"name": "quota", "namespace": "acme"},
+        "spec": {"hard": {"cpu": "8", "memory": "8Gi"}},
+    },
+)
 
 
 def holdfast(*arguments: str, timeout_s: float = 120.0, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -134,8 +138,11 @@ class RunningPlatform:
             skip_or_fail("kubectl is missing; next: make tools")
         completed = subprocess.run(
             [program, "--kubeconfig", self.up_output["kubeconfig"], *arguments],
-            capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(self.state)},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "HOME": str(self.state)},
+        )
         if check:
             assert completed.returncode == 0, f"kubectl {' '.join(arguments)}\n{completed.stdout}\n{completed.stderr}"
         return completed.stdout + completed.stderr
@@ -167,9 +174,20 @@ def running_platform(state: Path, *arguments: str) -> Iterator[RunningPlatform]:
     began = time.monotonic()
     try:
         completed = holdfast(
-            "up", "--detach", "--state", str(state), "--port-base", str(base), "--timeout", "150", "-o", "json",
-            *arguments, timeout_s=200, check=False,
-        )  # fmt: skip
+            "up",
+            "--detach",
+            "--state",
+            str(state),
+            "--port-base",
+            str(base),
+            "--timeout",
+            "150",
+            "-o",
+            "json",
+            *arguments,
+            timeout_s=200,
+            check=False,
+        )
         if completed.returncode != 0:
             logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in sorted((state / "logs").glob("*.log")))
             pytest.fail(f"holdfast up: {completed.returncode}\n{completed.stderr}\n{logs}")

@@ -12,15 +12,7 @@ import msgspec
 
 from holdfast.agent.cgroups import Usage
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.drivers.contract import (
-    DiscoveredTask,
-    Driver,
-    ExecResult,
-    StartedTask,
-    StartFailed,
-    Task,
-    TaskExit,
-)
+from holdfast.agent.drivers.contract import DiscoveredTask, Driver, ExecResult, StartedTask, StartFailed, Task, TaskExit
 from holdfast.agent.persisted_state import PersistedState, StateStore
 from holdfast.agent.probes import Prober, ProbeResult, ProbeTarget
 from holdfast.authority.lease_book import LeaseBook
@@ -121,10 +113,16 @@ class World:
         binding = Binding(
             metadata=ObjectMeta(name=claim, namespace=TENANT),
             spec=BindingSpec(
-                replica=name, intent=intent, node=node, template=template, workload="api", ports=ports,
-                node_epoch=spec.pop("node_epoch", self.renewal_service.book.epoch(node)), **spec,
+                replica=name,
+                intent=intent,
+                node=node,
+                template=template,
+                workload="api",
+                ports=ports,
+                node_epoch=spec.pop("node_epoch", self.renewal_service.book.epoch(node)),
+                **spec,
             ),
-        )  # fmt: skip
+        )
         block = PlacementBlock(attempt=attempt, node=node, binding=claim, reservation=claim)
         placed = SetStatus("Replica", Key(TENANT, name), replica.uid, blocks={"placement": block})
         _, stored = await self.write("authority", placed, Create(binding))
@@ -329,9 +327,20 @@ HTTP = (Port(name="http"),)
 
 def task(id_: str, *command: str, run: int = 1, env: dict[str, str] | None = None, **more: Any) -> Task:
     return Task(
-        id=id_, run=run, namespace=TENANT, replica=id_, replica_uid=f"uid-{id_}", workload="api", binding=f"{id_}.1",
-        binding_uid=f"b-{id_}", attempt=1, epoch=1, node_epoch=1, template=template(*command, **more), env=env or {},
-    )  # fmt: skip
+        id=id_,
+        run=run,
+        namespace=TENANT,
+        replica=id_,
+        replica_uid=f"uid-{id_}",
+        workload="api",
+        binding=f"{id_}.1",
+        binding_uid=f"b-{id_}",
+        attempt=1,
+        epoch=1,
+        node_epoch=1,
+        template=template(*command, **more),
+        env=env or {},
+    )
 
 
 async def eventually(fact: Callable[[], Any], *, within_s: float = 10.0) -> Any:

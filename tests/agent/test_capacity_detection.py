@@ -37,15 +37,27 @@ def test_detected_capacity_without_limits_is_the_whole_machine(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("own", "files"),
     [
-        ("0::/box/agent\n", {"box/memory.max": f"{768 * MIB}\n", "box/agent/memory.max": "max\n",
-                             "box/cpu.max": "50000 100000\n", "box/agent/cpu.max": "max 100000\n"}),
-        ("4:memory:/box\n1:cpu,cpuacct:/\n", {
-            "memory/box/memory.limit_in_bytes": "9223372036854771712\n",
-            "memory/memory.limit_in_bytes": f"{768 * MIB}\n",
-            "cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}),
+        (
+            "0::/box/agent\n",
+            {
+                "box/memory.max": f"{768 * MIB}\n",
+                "box/agent/memory.max": "max\n",
+                "box/cpu.max": "50000 100000\n",
+                "box/agent/cpu.max": "max 100000\n",
+            },
+        ),
+        (
+            "4:memory:/box\n1:cpu,cpuacct:/\n",
+            {
+                "memory/box/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.limit_in_bytes": f"{768 * MIB}\n",
+                "cpu/cpu.cfs_quota_us": "50000\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+            },
+        ),
     ],
     ids=["version 2", "version 1"],
-)  # fmt: skip
+)
 def test_detected_capacity_respects_limits_of_parent_cgroups(tmp_path: Path, own: str, files: dict[str, str]) -> None:
     assert detect_capacity(*groups(tmp_path, own, files)) == {"cpu": "500m", "memory": "512Mi"}
 
@@ -75,8 +87,12 @@ def test_task_environment_shows_only_assigned_gpus() -> None:
 
 def seen(node: object, *claimed: str) -> tuple[str | None, str | None]:
     spec = BindingSpec(
-        replica="a", intent=Intent(replica_uid="u", template_hash="h", attempt=1), node="n1", workload="w",
-        template=template("true"), devices=tuple(DeviceClaim(id=each) for each in claimed),
-    )  # fmt: skip
+        replica="a",
+        intent=Intent(replica_uid="u", template_hash="h", attempt=1),
+        node="n1",
+        workload="w",
+        template=template("true"),
+        devices=tuple(DeviceClaim(id=each) for each in claimed),
+    )
     env = environment(Binding(metadata=ObjectMeta(name="a.1", namespace="t"), spec=spec), node)
     return env.get("CUDA_VISIBLE_DEVICES"), env.get("NVIDIA_VISIBLE_DEVICES")

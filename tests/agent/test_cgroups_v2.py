@@ -80,8 +80,10 @@ def test_agent_alone_in_cgroup_moves_to_child_and_delegates_controllers(
 ) -> None:
     agent = subprocess.Popen(
         [sys.executable, "-c", ENTERS, str(unified), str(own), controller],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert agent.stdout is not None
         assert agent.stdout.readline().split() == ["cgroup2"]

@@ -73,9 +73,13 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         for name in list(works)[1:]:
             await world.bind(name, works[name], ports=given.get(name, {}))
         for name, reason in (
-            ("absent", "CommandNotFound"), ("unfetched", "ArtifactMissing"), ("forged", "ArtifactMismatch"),
-            ("stuck", "LivenessFailed"), ("bomb", "TooManyProcesses"), ("late", "PortInUse"),
-        ):  # fmt: skip
+            ("absent", "CommandNotFound"),
+            ("unfetched", "ArtifactMissing"),
+            ("forged", "ArtifactMismatch"),
+            ("stuck", "LivenessFailed"),
+            ("bomb", "TooManyProcesses"),
+            ("late", "PortInUse"),
+        ):
             await eventually(lambda n=name, r=reason: reasons(world, n) >= {r}, within_s=40)
         await eventually(lambda: "0.3 s" in execution_of(world, "unready").message)
         assert not execution_of(world, "unready").ready and execution_of(world, "unready").restarts == 0

@@ -35,13 +35,19 @@ def bundle(folder: Path) -> str:
         (folder / "rootfs" / name).symlink_to(f"usr/{name}")
     config = {
         "ociVersion": "1.0.0",
-        "process": {"args": ["sh", "-c", SCRIPT], "cwd": "/", "user": {"uid": 0, "gid": 0},
-                    "env": ["PATH=/usr/bin:/bin"]},
+        "process": {
+            "args": ["sh", "-c", SCRIPT],
+            "cwd": "/",
+            "user": {"uid": 0, "gid": 0},
+            "env": ["PATH=/usr/bin:/bin"],
+        },
         "root": {"path": "rootfs"},
-        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"},
-                   {"destination": "/usr", "type": "none", "source": "/usr", "options": ["rbind", "ro"]}],
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/usr", "type": "none", "source": "/usr", "options": ["rbind", "ro"]},
+        ],
         "linux": {"namespaces": [{"type": name} for name in ("pid", "ipc", "uts", "mount", "network")]},
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 

@@ -121,9 +121,16 @@ def test_probe_result_changes_after_consecutive_thresholds() -> None:
     streak = ThresholdCounter(Probe(tcp=TcpProbe(), success_threshold=2, failure_threshold=3))
     verdicts = [(streak.add(ok), streak.passing) for ok in (True, True, False, False, True, False, False, False, False)]
     assert verdicts == [
-        (False, None), (True, True), (False, True), (False, True), (False, True), (False, True), (False, True),
-        (True, False), (False, False),
-    ]  # fmt: skip
+        (False, None),
+        (True, True),
+        (False, True),
+        (False, True),
+        (False, True),
+        (False, True),
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
 
 
 async def test_startup_probe_runs_first_and_hung_readiness_does_not_block_liveness() -> None:

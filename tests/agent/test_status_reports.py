@@ -32,9 +32,14 @@ def node_condition_reasons(
         driver, world = ScriptedDriver(ports), World(ports)
         await world.start()
         supervisor = TaskSupervisor(
-            given, world.agent(), drivers={"process": driver}, prober=ScriptedProber(driver), memory=KeptMemory(),
-            ports=ports, traits=lambda: traits,
-        )  # fmt: skip
+            given,
+            world.agent(),
+            drivers={"process": driver},
+            prober=ScriptedProber(driver),
+            memory=KeptMemory(),
+            ports=ports,
+            traits=lambda: traits,
+        )
         task = asyncio.create_task(supervisor.run())
         await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         if bound:
@@ -99,9 +104,14 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         driver, world = ScriptedDriver(ports), World(ports)
         await world.start()
         supervisor = TaskSupervisor(
-            config(), world.agent(), drivers={"process": driver}, prober=ScriptedProber(driver), memory=KeptMemory(),
-            ports=ports, traits=lambda: NodeTraits(cached_artifacts=("model",), isolation="cgroup2"),
-        )  # fmt: skip
+            config(),
+            world.agent(),
+            drivers={"process": driver},
+            prober=ScriptedProber(driver),
+            memory=KeptMemory(),
+            ports=ports,
+            traits=lambda: NodeTraits(cached_artifacts=("model",), isolation="cgroup2"),
+        )
         task = asyncio.create_task(supervisor.run())
         await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         first_report = world.node().status.execution

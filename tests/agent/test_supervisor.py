@@ -35,9 +35,13 @@ class Scene:
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[TaskSupervisor]:
         supervisor = TaskSupervisor(
-            config(), self.world.agent(), drivers={"process": self.driver}, prober=ScriptedProber(self.driver),
-            memory=self.memory, ports=self.ports,
-        )  # fmt: skip
+            config(),
+            self.world.agent(),
+            drivers={"process": self.driver},
+            prober=ScriptedProber(self.driver),
+            memory=self.memory,
+            ports=self.ports,
+        )
         task = asyncio.create_task(supervisor.run())
         try:
             yield supervisor
@@ -286,9 +290,11 @@ def test_restarted_agent_keeps_epoch_and_reports_no_unready_task() -> None:
             assert s.world.replica("a").status.execution == before, "an agent restart does not look like a task restart"
             assert s.node().status.execution.epoch == 1
             unready = [
-                w for batch in s.world.commits[commits_before:] for w in batch
+                w
+                for batch in s.world.commits[commits_before:]
+                for w in batch
                 if isinstance(w, SetStatus) and w.kind == "Replica" and not w.blocks["execution"].ready
-            ]  # fmt: skip
+            ]
             assert unready == []
 
     play(body)

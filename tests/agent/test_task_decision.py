@@ -48,16 +48,23 @@ def ended(
     code: int | None = 1, *, reason: str = "Exited", failures: int = 1, ago_s: float = 0.0, stop: str = ""
 ) -> TaskObservation:
     return TaskObservation(
-        state=TaskState.ENDED, run=2, failures=failures, exit=ExitStatus(code=code, reason=reason), stop_reason=stop,
+        state=TaskState.ENDED,
+        run=2,
+        failures=failures,
+        exit=ExitStatus(code=code, reason=reason),
+        stop_reason=stop,
         ended_mono_s=NOW.mono_s - ago_s,
-    )  # fmt: skip
+    )
 
 
 def bound(policy: RestartPolicy = RestartPolicy.ALWAYS, *, acknowledged: bool = False, **spec: object) -> Binding:
     made = BindingSpec(
-        replica="a", intent=Intent(replica_uid="u", template_hash="h", attempt=1), node="n1",
-        template=template(restart_policy=policy), **{"node_epoch": 3, **spec},
-    )  # fmt: skip
+        replica="a",
+        intent=Intent(replica_uid="u", template_hash="h", attempt=1),
+        node="n1",
+        template=template(restart_policy=policy),
+        **{"node_epoch": 3, **spec},
+    )
     status = BindingStatus(acknowledged_at="2026-01-01T00:00:00Z" if acknowledged else "")
     return Binding(metadata=ObjectMeta(name="a.1", namespace="acme", uid="b"), spec=made, status=status)
 
@@ -293,9 +300,13 @@ CONFIG = AgentConfig(name="n1", region="us-east", zone="us-east-a", state_dir="/
 def test_environment_contains_ports_and_identity_overriding_template() -> None:
     made = template(ports=(Port(name="http"), Port(name="admin-ui")), env={"A": "1", "HOLDFAST_NODE": "lie"})
     spec = msgspec.structs.replace(
-        bound().spec, template=made, ports={"http": 20001, "admin-ui": 20002}, workload="api", epoch=7,
+        bound().spec,
+        template=made,
+        ports={"http": 20001, "admin-ui": 20002},
+        workload="api",
+        epoch=7,
         devices=(DeviceClaim(id="gpu-0"), DeviceClaim(id="gpu-1", milli=300)),
-    )  # fmt: skip
+    )
     binding = msgspec.structs.replace(bound(), spec=spec)
     env = environment(binding, CONFIG)
     assert env["PORT"] == env["PORT_HTTP"] == "20001" and env["PORT_ADMIN_UI"] == "20002"

@@ -60,8 +60,13 @@ def now() -> float:
 
 
 def exclusive(tmp_path: Path, name: str = "only", **env: str) -> Any:
-    made = task(name, sys.executable, "-m", "holdfast.samples.witness",
-                env={"WITNESS_DIR": str(tmp_path / "seen"), "HOLDFAST_REPLICA": name, **env})  # fmt: skip
+    made = task(
+        name,
+        sys.executable,
+        "-m",
+        "holdfast.samples.witness",
+        env={"WITNESS_DIR": str(tmp_path / "seen"), "HOLDFAST_REPLICA": name, **env},
+    )
     return msgspec.structs.replace(made, exclusive=True, node_epoch=7)
 
 

@@ -70,9 +70,13 @@ async def agent(world: World, state_dir: Path, *, stop_work: bool = False) -> As
 def risk_api() -> tuple[dict[str, int], object]:
     ready = Probe(http=HttpProbe(path="/readyz"), period_seconds=0.1)
     made = template(
-        sys.executable, "-m", "holdfast.samples.risk_api", ports=(Port(name="http"),), probes=Probes(readiness=ready),
+        sys.executable,
+        "-m",
+        "holdfast.samples.risk_api",
+        ports=(Port(name="http"),),
+        probes=Probes(readiness=ready),
         env={"WARM_UP_SECONDS": "0.1"},
-    )  # fmt: skip
+    )
     return {"http": free_port()}, made
 
 
@@ -92,7 +96,12 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
         await eventually(lambda: world.ready("a"))
         response = await ask(ports["http"])
         assert (response["workload"], response["region"], response["node"], response["replica"], response["epoch"]) == (
-            "api", REGION, "n1", "a", 5)  # fmt: skip
+            "api",
+            REGION,
+            "n1",
+            "a",
+            5,
+        )
         pid = world.replica("a").status.execution.pid
         assert response["pid"] == pid
         # The task is killed from outside: it is reported and restarted.
@@ -198,8 +207,9 @@ def test_batch_sample_exits_successfully() -> None:
 def test_service_sample_responds_and_stops_on_sigterm(name: str, tmp_path: Path) -> None:
     port = free_port()
     env = {**os.environ, "PORT": str(port), "HOLDFAST_WORKLOAD": name, "INDEX_MEMORY_MB": "1"}
-    process = subprocess.Popen([sys.executable, "-m", f"holdfast.samples.{name}"], env=env, cwd=tmp_path,
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"holdfast.samples.{name}"], env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         while "listens on" not in process.stdout.readline():

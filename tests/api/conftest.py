@@ -52,9 +52,7 @@ class Cell:
         self.folder = folder
         self._log = (folder / "server.log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "cell_process.py"), str(folder), name],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
+            [sys.executable, str(HERE / "cell_process.py"), str(folder), name], stdout=subprocess.PIPE, stderr=self._log
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -68,11 +66,13 @@ class Cell:
     def _write_config(self, user: str, credential: dict[str, str]) -> None:
         cluster = {"server": self.url, "certificate-authority": self.facts["ca"]}
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "cell",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "cell",
             "clusters": [{"name": "cell", "cluster": cluster}],
             "contexts": [{"name": "cell", "context": {"cluster": "cell", "user": user, "namespace": "shop"}}],
             "users": [{"name": user, "user": credential}],
-        }  # fmt: skip
+        }
         self.kubeconfig(user).write_text(json.dumps(config))
 
     def kubeconfig(self, user: str = "operator") -> Path:
@@ -157,9 +157,14 @@ class Kubectl:
         command = [self.binary, f"--kubeconfig={self.cell.kubeconfig(user)}", *arguments]
         environment = {**self.environment, **more.pop("environment", {})}
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, text=True,
-            env=environment, **more,
-        )  # fmt: skip
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE,
+            text=True,
+            env=environment,
+            **more,
+        )
 
     def run(self, *arguments: str, user: str = "operator", given: str = "", code: int | None = 0, **more: Any) -> str:
         """The output of the command; fails the test if the exit code is not the expected one."""

@@ -21,9 +21,12 @@ from .conftest import Cell
 PATH = "/apis/holdfast.dev/v1/namespaces/shop/workloads"
 EXAMPLES = 400 if os.environ.get("HOLDFAST_FUZZ") == "long" else 6
 RELAXED = settings(
-    max_examples=EXAMPLES, deadline=None, database=None, phases=(Phase.explicit, Phase.generate),
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 
 
 class Line:
@@ -123,17 +126,24 @@ def test_random_names_never_cause_server_error(cell: Cell, line: Line) -> None:
 @pytest.mark.parametrize(
     ("body", "content_type", "code"),
     [
-        (b"{", "application/json", 400), (b"\xff\xfe", "application/json", 400), (b"[]", "application/json", 400),
-        (b'{"a":' * 2000 + b"1" + b"}" * 2000, "application/json", 400), (b"[" * 1_000_000, "application/json", 400),
+        (b"{", "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b'{"a":' * 2000 + b"1" + b"}" * 2000, "application/json", 400),
+        (b"[" * 1_000_000, "application/json", 400),
         (b'{"metadata":{"name":"x"},"spec":{"replicas":' + b"9" * 6000 + b"}}", "application/json", 400),
-        (b'{"a":"' + b"x" * (4 << 20) + b'"}', "application/json", 413), (b"x", "image/png", 415),
+        (b'{"a":"' + b"x" * (4 << 20) + b'"}', "application/json", 413),
+        (b"x", "image/png", 415),
         (b"a: &a [x]\nb: [*a, *a]", "application/yaml", 400),
         (b"k8s\0\xff\xff\xff", "application/vnd.kubernetes.protobuf", 400),
         (b'{"metadata":{"name":"x","labels":{"a":5}}}', "application/json", 422),
-        (b'{"metadata":{"name":"x"},"spec":{"template":{"command":' + json.dumps([7] * 50_000).encode() + b"}}}",
-         "application/json", 422),
+        (
+            b'{"metadata":{"name":"x"},"spec":{"template":{"command":' + json.dumps([7] * 50_000).encode() + b"}}}",
+            "application/json",
+            422,
+        ),
     ],
-)  # fmt: skip
+)
 def test_malformed_body_is_refused_quickly(cell: Cell, line: Line, body: bytes, content_type: str, code: int) -> None:
     before = cell.revision()
     began = time.monotonic()

@@ -158,8 +158,10 @@ def test_kopf_operator_handles_workloads(cell: Cell, workloads: Any, tmp_path: P
     log = (tmp_path / "kopf.log").open("wb")
     operator = subprocess.Popen(
         [sys.executable, "-m", "kopf", "run", "--standalone", "-n", "shop", str(tmp_path / "handlers.py")],
-        env=environment, stdout=log, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
     try:
         item = workload("by-kopf")
         item["metadata"]["labels"]["kopf"] = "yes"

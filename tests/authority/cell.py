@@ -242,10 +242,14 @@ class Cell:
         item = Replica(
             ObjectMeta(name=name, namespace=tenant, creation_timestamp=seconds_text(START_S)),
             ReplicaSpec(
-                workload="web", workload_uid="w", assignment="web.us-east.normal", revision="1",
-                template=Template(**template), **spec,
+                workload="web",
+                workload_uid="w",
+                assignment="web.us-east.normal",
+                revision="1",
+                template=Template(**template),
+                **spec,
             ),
-        )  # fmt: skip
+        )
         await self.put(item)
         return self.get_replica(name, tenant)
 
@@ -295,9 +299,14 @@ class Cell:
 
     async def release(self, replica: Replica, action: ReleaseAction, attempt: int = 0) -> PlacementResult:
         item = ReleaseItem(
-            replica.metadata.namespace, replica.metadata.name, replica.uid,
-            attempt or replica.status.placement.attempt, action, "Drained", 3.0,
-        )  # fmt: skip
+            replica.metadata.namespace,
+            replica.metadata.name,
+            replica.uid,
+            attempt or replica.status.placement.attempt,
+            action,
+            "Drained",
+            3.0,
+        )
         return (await self.authority.release(WHO, ReleaseRequest((item,)))).results[0]
 
     async def renew(self, node: str, epoch: int) -> PlacementResult:

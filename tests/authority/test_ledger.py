@@ -28,12 +28,7 @@ from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, node_capacity
 from holdfast.model.quantity import add, amounts_text
 from holdfast.model.quota import GrantClass
-from holdfast.model.recovery_slot import (
-    RecoverySlot,
-    RecoverySlotSpec,
-    RecoverySlotStatus,
-    SlotAdmissionStatus,
-)
+from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec, RecoverySlotStatus, SlotAdmissionStatus
 from holdfast.model.template import Template
 
 CLASSES = st.sampled_from(list(CapacityClass))
@@ -72,23 +67,50 @@ class LedgerMachine(RuleBasedStateMachine):
         self._resize(name, cpu, gpus)
 
     @rule(
-        node=st.sampled_from(["n1", "n2"]), tenant=st.sampled_from(TENANTS), kind=CLASSES, cpu=st.integers(0, 5000),
+        node=st.sampled_from(["n1", "n2"]),
+        tenant=st.sampled_from(TENANTS),
+        kind=CLASSES,
+        cpu=st.integers(0, 5000),
         gpu=st.sampled_from([0, 0, 300, 500, 1000, 2000]),
         ports=st.lists(st.sampled_from([0, 0, 3001, 80]), max_size=2),
-        lands=st.booleans(), binds=st.booleans(), victim=st.integers(0, 30), draws=st.booleans(),
-    )  # fmt: skip
+        lands=st.booleans(),
+        binds=st.booleans(),
+        victim=st.integers(0, 30),
+        draws=st.booleans(),
+    )
     def reserve(
-        self, *, node: str, tenant: str, kind: CapacityClass, cpu: int, gpu: int, ports: list[int], lands: bool,
-        binds: bool, victim: int, draws: bool,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        node: str,
+        tenant: str,
+        kind: CapacityClass,
+        cpu: int,
+        gpu: int,
+        ports: list[int],
+        lands: bool,
+        binds: bool,
+        victim: int,
+        draws: bool,
+    ) -> None:
         self.count += 1
         sums = {name: amount for name, amount in (("cpu", cpu), ("gpu", gpu)) if amount}
         victims = tuple(key for key in list(self.bindings)[victim : victim + 1] if not binds)
         slots = tuple(self.slots) if draws and kind is CapacityClass.RECOVERY else ()
         want = ClaimRequest(
-            tenant, f"r{self.count}.1", f"r{self.count}", f"u{self.count}", 1, sums, kind, (),
-            tuple((f"p{i}", p) for i, p in enumerate(ports)), (), victims, slots, bool(victims),
-        )  # fmt: skip
+            tenant,
+            f"r{self.count}.1",
+            f"r{self.count}",
+            f"u{self.count}",
+            1,
+            sums,
+            kind,
+            (),
+            tuple((f"p{i}", p) for i, p in enumerate(ports)),
+            (),
+            victims,
+            slots,
+            bool(victims),
+        )
         before = self._state()
         found = self.ledger.check(self.nodes[node], want, SpendingLimit(LIMIT, LIMIT, ("x",)))
         assert self._state() == before, "a check changed the ledger"
@@ -148,14 +170,21 @@ class LedgerMachine(RuleBasedStateMachine):
         meta = ObjectMeta(name=claim.name, namespace=claim.namespace)
         intent = Intent(claim.replica_uid, "h", claim.attempt)
         phase = (
-            ReservationPhase.CONSUMED if claim.bound
-            else ReservationPhase.NOMINATED if claim.nominated
+            ReservationPhase.CONSUMED
+            if claim.bound
+            else ReservationPhase.NOMINATED
+            if claim.nominated
             else ReservationPhase.FIRM
-        )  # fmt: skip
+        )
         common: dict[str, Any] = {
-            "replica": claim.replica, "intent": intent, "node": claim.node, "resources": amounts_text(claim.amounts),
-            "capacity_class": claim.capacity_class, "devices": claim.devices, "ports": claim.ports,
-        }  # fmt: skip
+            "replica": claim.replica,
+            "intent": intent,
+            "node": claim.node,
+            "resources": amounts_text(claim.amounts),
+            "capacity_class": claim.capacity_class,
+            "devices": claim.devices,
+            "ports": claim.ports,
+        }
         spec = ReservationSpec(**common, victims=claim.victims, recovery_slots=claim.recovery_slots)
         self.reservations[claim.key] = Reservation(meta, spec, ReservationStatus(phase=phase))
         if claim.bound:
@@ -201,7 +230,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def equals_rebuilt_ledger(self) -> None:
         again = rebuild_ledger(
             self.nodes.values(), self.slots.values(), self.reservations.values(), self.bindings.values()
-        )  # fmt: skip
+        )
         assert self.ledger == again
 
     @invariant()

@@ -40,9 +40,11 @@ async def partition(
     contact_s = cell.clock.now() - LEASE_S - 1.0
     both = {"cpu": limit, "memory": "1000Gi"}, {"cpu": provisional, "memory": "500Gi"}
     await cell.grant(
-        limit=both[0], provisional=both[1] if provisional else {}, last_contact_at=micro_text(contact_s),
+        limit=both[0],
+        provisional=both[1] if provisional else {},
+        last_contact_at=micro_text(contact_s),
         lease_expires_at=micro_text(contact_s + LEASE_S),
-    )  # fmt: skip
+    )
     rules = PolicyRules(partition_mode=mode)
     spec = PolicyRevisionSpec(policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=rules)
     assigned = AssignmentSpec(

@@ -23,12 +23,7 @@ from holdfast.model.placement_api import (
 )
 from holdfast.model.quota import GrantClass
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec
-from holdfast.model.recovery_slot import (
-    RecoverySlot,
-    RecoverySlotSpec,
-    RecoverySlotStatus,
-    SlotAdmissionStatus,
-)
+from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec, RecoverySlotStatus, SlotAdmissionStatus
 from holdfast.model.replica import Phase
 from holdfast.model.workload import Exclusivity
 

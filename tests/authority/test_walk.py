@@ -154,9 +154,7 @@ class Walk:
         self.cell.check_ledger()
         bindings: list[Binding] = self.cell.every(Binding)
         bound = {(b.metadata.namespace, b.metadata.name) for b in bindings}
-        waiting = [
-            r for r in self.cell.every(Reservation) if (r.metadata.namespace, r.metadata.name) not in bound
-        ]  # fmt: skip
+        waiting = [r for r in self.cell.every(Reservation) if (r.metadata.namespace, r.metadata.name) not in bound]
         live = [b for b in bindings if not b.spec.quota_released]
         uids = [c.spec.intent.replica_uid for c in [*live, *waiting]]
         assert len(uids) == len(set(uids)), "two live claims of one replica"

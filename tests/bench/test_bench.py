@@ -58,12 +58,23 @@ def test_benchmark_without_data_is_skipped_with_reason(tmp_path, capsys) -> None
 
 @pytest.mark.slow
 async def test_component_benchmarks_run_at_small_size(monkeypatch) -> None:
-    for name, value in (("SEQUENTIAL_COMMITS", 5), ("COMMITS_PER_WRITER", 2), ("BATCHES", 2), ("OBJECTS", 300),
-                        ("SUBSCRIBERS", 10), ("FAN_OUT_COMMITS", 3)):  # fmt: skip
+    for name, value in (
+        ("SEQUENTIAL_COMMITS", 5),
+        ("COMMITS_PER_WRITER", 2),
+        ("BATCHES", 2),
+        ("OBJECTS", 300),
+        ("SUBSCRIBERS", 10),
+        ("FAN_OUT_COMMITS", 3),
+    ):
         monkeypatch.setattr(store, name, value)
     assert min((await store.run()).values()) >= 0
-    for module, name, value in ((authority, "NODES", 500), (authority, "BATCHES", 1), (planner, "NODES", (50, 100)),
-                                (planner, "LIKE_REPLICAS", 512), (planner, "DIFFERENT_REPLICAS", 50)):  # fmt: skip
+    for module, name, value in (
+        (authority, "NODES", 500),
+        (authority, "BATCHES", 1),
+        (planner, "NODES", (50, 100)),
+        (planner, "LIKE_REPLICAS", 512),
+        (planner, "DIFFERENT_REPLICAS", 50),
+    ):
         monkeypatch.setattr(module, name, value)
     assert (await authority.run())["sqlite"]["bound_per_s"] > 0
     figures = await planner.run()
@@ -76,7 +87,7 @@ async def test_component_benchmarks_run_at_small_size(monkeypatch) -> None:
 async def test_api_benchmark_runs_at_small_size() -> None:
     figures = await api.run(
         creates=150, batches=2, singles=20, watchers=12, events=5, objects=100, nodes=20, beat_s=2.0
-    )  # fmt: skip
+    )
     assert figures["fan_out_missing"] == 0
     assert figures["creates_per_s"] > 0
     assert figures["heartbeat_cpu_s_per_10s"] > 0

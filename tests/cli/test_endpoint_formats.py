@@ -6,8 +6,15 @@ import json
 
 from holdfast.platform.endpoint_formats import render_endpoints
 
-ONE = {"address": "10.0.0.1", "ports": {"http": 20001, "admin": 20002}, "replica": "api-us-east-0", "region": "us-east",
-       "zone": "a", "node": "n1", "revision": "r1"}  # fmt: skip
+ONE = {
+    "address": "10.0.0.1",
+    "ports": {"http": 20001, "admin": 20002},
+    "replica": "api-us-east-0",
+    "region": "us-east",
+    "zone": "a",
+    "node": "n1",
+    "revision": "r1",
+}
 TWO = {"address": "fd00::1", "ports": {"http": 20003}, "replica": "api-us-east-1", "region": "us-east"}
 
 

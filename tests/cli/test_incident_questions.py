@@ -56,8 +56,10 @@ def test_changes_of_a_cell_are_ordered_by_commit():
         step(1.2, "Node", {"metadata": {"name": "n"}}, revision=3, cell="west", name="elsewhere"),
     ]
     assert [(s.name, s.at_s) for s in in_commit_order(received)] == [
-        ("late event", 1.1), ("early event", 1.1), ("elsewhere", 1.2),
-    ]  # fmt: skip
+        ("late event", 1.1),
+        ("early event", 1.1),
+        ("elsewhere", 1.2),
+    ]
 
 
 def test_first_action_is_no_status_report_summary_or_heartbeat():

@@ -11,9 +11,16 @@ from holdfast.insight.region_loss import replica_rows
 from holdfast.insight.what_if import PlannedPlacement
 
 NOTHING: dict[str, Any] = {
-    "lost": {"region": "east", "zone": ""}, "recovers": [], "safe": [], "short": [], "decided": True, "unprotected": [],
-    "places": [], "evicts": [], "waits": [],
-}  # fmt: skip
+    "lost": {"region": "east", "zone": ""},
+    "recovers": [],
+    "safe": [],
+    "short": [],
+    "decided": True,
+    "unprotected": [],
+    "places": [],
+    "evicts": [],
+    "waits": [],
+}
 PLACED = PlannedPlacement("west", "risk-west-r1", "west-2", ("spare/fill-west-3.1", "spare/fill-west-4.2"))
 PENDING = PlannedPlacement(
     "west", "risk-west-r2", reason="PortsExhausted", message="no free port", to_fit="free a port"
@@ -31,10 +38,7 @@ PENDING = PlannedPlacement(
             "STAYS SHORT: pay/risk: west: 0 of 4 recovery places",
         ),
         (replica_rows([PLACED]), "fill-west-3"),
-        (
-            replica_rows([PENDING]),
-            "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)",
-        ),
+        (replica_rows([PENDING]), "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)"),
         ({"decided": False}, "the search reached its limit"),
         ({"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2}]}, "NO OBJECTIVE"),
     ],

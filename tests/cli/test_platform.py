@@ -98,8 +98,12 @@ def test_samples_reference_existing_objects() -> None:
     classes = {m["metadata"]["name"] for m in manifests if m["kind"] == "PriorityClass"}
     workloads = [m for m in manifests if m["kind"] == "Workload"]
     assert {w["metadata"]["name"] for w in workloads} == {
-        "risk-api", "billing-api", "search-indexer", "fraud-batch", "analytics",
-    }  # fmt: skip
+        "risk-api",
+        "billing-api",
+        "search-indexer",
+        "fraud-batch",
+        "analytics",
+    }
     for workload in workloads:
         assert workload["metadata"]["namespace"] in tenants
         assert workload["spec"]["priorityClassName"] in classes

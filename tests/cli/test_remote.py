@@ -17,14 +17,16 @@ from holdfast.platform.remote_access import cell_access, contexts
 
 def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **user: str) -> Path:
     config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": current,
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": current,
         "clusters": [
             {"name": n, "cluster": {"server": f"https://{n}.example:7400", "certificate-authority": "ca.crt"}}
             for n in names
         ],
         "contexts": [{"name": n, "context": {"cluster": n, "user": "me"}} for n in names],
         "users": [{"name": "me", "user": user}],
-    }  # fmt: skip
+    }
     path = folder / f"{'-'.join(names)}.kubeconfig"
     path.write_text(json.dumps(config))
     return path

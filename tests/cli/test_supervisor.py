@@ -22,13 +22,7 @@ from holdfast.platform.processes import (
     send_signal,
     wait_exited,
 )
-from holdfast.platform.supervisor import (
-    ProcessRecord,
-    Program,
-    load_records,
-    running_supervisor,
-    stop_programs,
-)
+from holdfast.platform.supervisor import ProcessRecord, Program, load_records, running_supervisor, stop_programs
 
 # Runs a supervisor of given programs as a process, as `holdfast supervise` does.
 SUPERVISE = """

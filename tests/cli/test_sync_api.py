@@ -141,9 +141,7 @@ def test_refusal_contains_the_api_message(api: CellApi) -> None:
 def test_not_found_error_names_object_and_next_step(api: CellApi) -> None:
     with pytest.raises(ApiRefusal) as caught:
         api.get("/apis/holdfast.dev/v1/namespaces/acme/workloads/missing/status")
-    assert caught.value.lines() == [
-        "error: workload acme/missing: not found", "next: holdfast get workloads -n acme",
-    ]  # fmt: skip
+    assert caught.value.lines() == ["error: workload acme/missing: not found", "next: holdfast get workloads -n acme"]
     with pytest.raises(ApiRefusal) as caught:
         api.get("/apis/holdfast.dev/v1/overrides/missing")
     assert caught.value.next_step == "holdfast get overrides"

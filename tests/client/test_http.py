@@ -159,8 +159,11 @@ async def test_watch_yields_typed_events_and_ends_with_unavailable(server: Small
     assert [s.revision for s in seen] == [1, 17, 1]
     assert seen[0].object == stored and seen[1].object is None and seen[2].deleted
     assert server.watch_queries[0] == {
-        "watch": "true", "resourceVersion": "3", "allowWatchBookmarks": "true", "fieldSelector": "region=west",
-    }  # fmt: skip
+        "watch": "true",
+        "resourceVersion": "3",
+        "allowWatchBookmarks": "true",
+        "fieldSelector": "region=west",
+    }
 
 
 async def test_compacted_watch_raises_expired(server: SmallServer, client: HttpClient) -> None:

@@ -45,9 +45,17 @@ def test_unknown_kind_or_op_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(403, Forbidden), (404, NotFound), (409, Conflict), (410, Expired), (422, BadRequest), (418, BadRequest),
-     (500, Unavailable), (503, Unavailable)],
-)  # fmt: skip
+    [
+        (403, Forbidden),
+        (404, NotFound),
+        (409, Conflict),
+        (410, Expired),
+        (422, BadRequest),
+        (418, BadRequest),
+        (500, Unavailable),
+        (503, Unavailable),
+    ],
+)
 def test_fault_with_unknown_reason_is_mapped_by_code(code: int, kind: type[Fault]) -> None:
     body = msgspec.json.encode({"reason": "NotBeforeTomorrow", "message": "m", "code": code, "tomorrow": {}})
     fault = wire.fault_of(code, body)

@@ -61,9 +61,7 @@ class Setup:
             self.decided.append(key)
             return decide(key, view, now)
 
-        controller = Controller(
-            "test", counting, {Tenant: wake}, keys, reads=(Endpoint,), **options
-        )  # fmt: skip
+        controller = Controller("test", counting, {Tenant: wake}, keys, reads=(Endpoint,), **options)
         self.election = Election(self.client, "test", "me", self.ports) if election else None
         self.runner = Runner(controller, self.client, self.informers, self.ports, self.election)
 

@@ -26,16 +26,34 @@ PORTS = "29900-29999"
 
 def command(
     platform: RunningPlatform, region: str, name: str, token_file: Path, *, port: int = 0, ports: str = PORTS
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """`port` is another way to the region, such as a proxy. `ports` is the agent's port range for tasks."""
     layout = Layout(str(platform.state))
     plan = next(r for r in layout.load().regions if r.name == region)
     return python_command(
-        "agent", "--name", name, "--region", region, "--zone", plan.agents[0].zone,
-        "--url", f"https://127.0.0.1:{port or plan.port}", "--ca", str(Credentials(layout).ca),
-        "--join-token-file", str(token_file), "--state", str(layout.agent(name)), "--ports", ports,
-        "--capacity", "cpu=4", "--capacity", "memory=4Gi", "--stop-work-on-exit",
-    )  # fmt: skip
+        "agent",
+        "--name",
+        name,
+        "--region",
+        region,
+        "--zone",
+        plan.agents[0].zone,
+        "--url",
+        f"https://127.0.0.1:{port or plan.port}",
+        "--ca",
+        str(Credentials(layout).ca),
+        "--join-token-file",
+        str(token_file),
+        "--state",
+        str(layout.agent(name)),
+        "--ports",
+        ports,
+        "--capacity",
+        "cpu=4",
+        "--capacity",
+        "memory=4Gi",
+        "--stop-work-on-exit",
+    )
 
 
 @contextlib.contextmanager
@@ -47,9 +65,11 @@ def joined_agent(
     token_file.write_text(join_token(platform, region, f"for-{name}", *arguments))
     with (platform.state / f"{name}.log").open("wb") as log:
         agent = subprocess.Popen(
-            command(platform, region, name, token_file, port=port, ports=ports), stdout=log, stderr=log,
+            command(platform, region, name, token_file, port=port, ports=ports),
+            stdout=log,
+            stderr=log,
             env={**os.environ, "PATH": path_with_venv(os.environ["PATH"])},
-        )  # fmt: skip
+        )
     try:
         yield agent
     finally:

@@ -24,8 +24,12 @@ NODE_CPU = 8
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     state = tmp_path_factory.mktemp("batch") / "state"
     with running_platform(state, "--regions", "us-east", "--agents", "1", "--no-samples") as up:
-        quota = {"apiVersion": V1, "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
-                 "spec": {"hard": {"cpu": str(4 * NODE_CPU), "memory": "32Gi"}}}  # fmt: skip
+        quota = {
+            "apiVersion": V1,
+            "kind": "Quota",
+            "metadata": {"name": "quota", "namespace": "acme"},
+            "spec": {"hard": {"cpu": str(4 * NODE_CPU), "memory": "32Gi"}},
+        }
         up.apply(
             *TENANCY[:2],
             quota,
@@ -36,20 +40,31 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
 
 
 def priority_class(name: str, value: int, **spec: Any) -> dict[str, Any]:
-    return {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": name},
-            "spec": {"priority": value, **spec}}  # fmt: skip
+    return {
+        "apiVersion": "holdfast.dev/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": name},
+        "spec": {"priority": value, **spec},
+    }
 
 
 def workload(name: str, script: str, cpu: str = "10m", **spec: Any) -> dict[str, Any]:
     template = {
-        "command": ["sh", "-c", script], "resources": {"cpu": cpu, "memory": "16Mi"}, "drainDelaySeconds": 0,
-        "terminationGraceSeconds": 5, **spec.pop("template", {}),
-    }  # fmt: skip
+        "command": ["sh", "-c", script],
+        "resources": {"cpu": cpu, "memory": "16Mi"},
+        "drainDelaySeconds": 0,
+        "terminationGraceSeconds": 5,
+        **spec.pop("template", {}),
+    }
     if "batch" in spec:
         template["restartPolicy"] = "Never"
         spec["type"] = "Batch"
-    return {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "acme"},
-            "spec": {"template": template, **spec}}  # fmt: skip
+    return {
+        "apiVersion": "holdfast.dev/v1",
+        "kind": "Workload",
+        "metadata": {"name": name, "namespace": "acme"},
+        "spec": {"template": template, **spec},
+    }
 
 
 def notes(up: RunningPlatform, name: str) -> Path:
@@ -104,8 +119,11 @@ def test_batch_respects_parallelism_and_completions(platform: RunningPlatform) -
 def test_batch_with_too_many_failures_ends_with_reason(platform: RunningPlatform) -> None:
     script = f"{log_command(platform, 'fails', 'begins')}; exit 3"
     platform.apply(workload("fails", script, batch={"completions": 3, "parallelism": 1, "backoffLimit": 2}))
-    wait_until(lambda: condition(platform, "fails", "Complete")["reason"] == "BackoffLimitExceeded", within_s=90,
-          what="it fails")  # fmt: skip
+    wait_until(
+        lambda: condition(platform, "fails", "Complete")["reason"] == "BackoffLimitExceeded",
+        within_s=90,
+        what="it fails",
+    )
     tries = len(lines(platform, "fails"))
     assert tries == 3, "one more than the backoff limit"
     assert condition(platform, "fails", "Failed")["message"] == "0 of 3 completions, 3 failed"

@@ -84,15 +84,20 @@ def test_used_join_token_is_refused_with_reason(platform: RunningPlatform) -> No
 
 def service(name: str, replicas: int) -> dict[str, Any]:
     template = {
-        "command": ["python3", "-m", "holdfast.samples.risk_api"], "env": {"WARM_UP_SECONDS": "0.1"},
-        "resources": {"cpu": "10m", "memory": "64Mi"}, "ports": [{"name": "http"}],
+        "command": ["python3", "-m", "holdfast.samples.risk_api"],
+        "env": {"WARM_UP_SECONDS": "0.1"},
+        "resources": {"cpu": "10m", "memory": "64Mi"},
+        "ports": [{"name": "http"}],
         "probes": {"readiness": {"http": {"path": "/readyz"}, "periodSeconds": 0.2}},
-        "terminationGraceSeconds": 2, "drainDelaySeconds": 0,
-    }  # fmt: skip
+        "terminationGraceSeconds": 2,
+        "drainDelaySeconds": 0,
+    }
     return {
-        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "acme"},
+        "apiVersion": "holdfast.dev/v1",
+        "kind": "Workload",
+        "metadata": {"name": name, "namespace": "acme"},
         "spec": {"replicas": replicas, "template": template},
-    }  # fmt: skip
+    }
 
 
 def serving_ports(running: RunningPlatform, name: str) -> list[int]:
@@ -146,8 +151,11 @@ def test_certificate_renewal_interrupts_nothing_and_revoked_node_is_refused(plat
         wait_until(lambda: is_live(platform, NODE), within_s=60, what="the agent joins")
         holdfast("node", "cordon", "us-east-1", "--state", str(platform.state))
         platform.apply(workload("only", platform, 1, exclusive={"scope": "Region"}))
-        replica, pid = wait_until(lambda: found if (found := exclusive_on(platform, NODE))[0] else None, within_s=60,
-                             what="exclusive work runs there")  # fmt: skip
+        replica, pid = wait_until(
+            lambda: found if (found := exclusive_on(platform, NODE))[0] else None,
+            within_s=60,
+            what="exclusive work runs there",
+        )
         holdfast("node", "uncordon", "us-east-1", "--state", str(platform.state))
         first, generation = (node_identity(platform, NODE)[name] for name in ("serial", "generation"))
         second = wait_until(
@@ -202,8 +210,11 @@ def test_revocation_survives_restore_of_an_older_backup(platform: RunningPlatfor
         with joined_agent(platform, "us-east", later):
             wait_until(lambda: is_live(platform, later), within_s=60, what="another one joins")
             restore_cell(platform, saved)
-            wait_until(lambda: is_live(platform, later) and is_live(platform, "us-east-1"), within_s=90,
-                  what="the trusted nodes register again, including the new one")  # fmt: skip
+            wait_until(
+                lambda: is_live(platform, later) and is_live(platform, "us-east-1"),
+                within_s=90,
+                what="the trusted nodes register again, including the new one",
+            )
 
             def refused_nodes() -> set[str]:
                 """Nodes refused after the restore. The restored audit log has no earlier entries of these nodes."""

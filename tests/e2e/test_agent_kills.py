@@ -28,11 +28,7 @@ from witness_intervals import intervals, overlaps
 
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.waits,
-    pytest.mark.timeout(400 + 20 * ROUNDS),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400 + 20 * ROUNDS)]
 
 EXCLUSIVE, PLAIN = 3, 4
 MOVED_WITHIN_S = 60.0
@@ -55,12 +51,15 @@ def workload(name: str, running: RunningPlatform, replicas: int, **spec: Any) ->
     template = {
         "command": ["python3", "-m", "holdfast.samples.witness"],
         "env": {"WITNESS_DIR": str(witness_folder(running)), "WITNESS_FORK": "1" if spec else ""},
-        "resources": {"cpu": "10m", "memory": "64Mi"}, "terminationGraceSeconds": 1,
-    }  # fmt: skip
+        "resources": {"cpu": "10m", "memory": "64Mi"},
+        "terminationGraceSeconds": 1,
+    }
     return {
-        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "acme"},
+        "apiVersion": "holdfast.dev/v1",
+        "kind": "Workload",
+        "metadata": {"name": name, "namespace": "acme"},
         "spec": {"replicas": replicas, "template": template, **spec},
-    }  # fmt: skip
+    }
 
 
 def witness_folder(running: RunningPlatform) -> Path:
@@ -111,9 +110,11 @@ def all_run_once(running: RunningPlatform) -> bool:
 def test_killed_processes_lose_and_duplicate_nothing(platform: RunningPlatform) -> None:
     rng = random.Random(5)
     targets: dict[str, Callable[[], list[int]]] = {
-        "agent": lambda: processes(platform, "agent-"), "shim": lambda: shims(platform),
-        "guard": lambda: guards(platform), "cell": lambda: processes(platform, "cell-us-east"),
-    }  # fmt: skip
+        "agent": lambda: processes(platform, "agent-"),
+        "shim": lambda: shims(platform),
+        "guard": lambda: guards(platform),
+        "cell": lambda: processes(platform, "cell-us-east"),
+    }
     killed: dict[str, int] = {}
     for index in range(ROUNDS):
         # The supervisor restarts agents and cells with a growing backoff, so they are killed less often.
@@ -228,8 +229,11 @@ def test_partitioned_agent_stops_exclusive_tasks_and_returns(platform: RunningPl
     name = "us-east-9"
     with joined_agent(platform, "us-east", name, port=proxy.port), contextlib.ExitStack() as stack:
         stack.callback(setattr, proxy, "cut", False)
-        wait_until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=30,
-              what="the agent registers")  # fmt: skip
+        wait_until(
+            lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]),
+            within_s=30,
+            what="the agent registers",
+        )
         for other in ("us-east-1", "us-east-2"):
             holdfast("node", "cordon", other, "--state", str(platform.state))
         old = any_exclusive(platform)
@@ -245,6 +249,9 @@ def test_partitioned_agent_stops_exclusive_tasks_and_returns(platform: RunningPl
         assert any(cut_at < end < cut_at + 15 for end in ends), "it ended before the lease expired"
         assert not exclusive_overlaps(platform)
         proxy.cut = False
-        wait_until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=60,
-              what="the agent is taken back under a new epoch")  # fmt: skip
+        wait_until(
+            lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]),
+            within_s=60,
+            what="the agent is taken back under a new epoch",
+        )
         assert not exclusive_overlaps(platform)

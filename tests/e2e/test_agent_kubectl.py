@@ -26,12 +26,18 @@ def programs() -> list[str]:
 
 
 def workload(name: str, replicas: int, max_unavailable: int) -> dict[str, Any]:
-    template = {"command": ["sleep", "600"], "resources": {"cpu": "10m", "memory": "16Mi"},
-                "terminationGraceSeconds": 1, "drainDelaySeconds": 0}  # fmt: skip
+    template = {
+        "command": ["sleep", "600"],
+        "resources": {"cpu": "10m", "memory": "16Mi"},
+        "terminationGraceSeconds": 1,
+        "drainDelaySeconds": 0,
+    }
     return {
-        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "acme"},
+        "apiVersion": "holdfast.dev/v1",
+        "kind": "Workload",
+        "metadata": {"name": name, "namespace": "acme"},
         "spec": {"replicas": replicas, "template": template, "disruption": {"maxUnavailable": max_unavailable}},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +54,16 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
 def kubectl(
     running: RunningPlatform, program: str, *arguments: str, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    command = [program, "--kubeconfig", str(running.state / "kubeconfig"), "--context", "us-east",
-               "--cache-dir", str(running.state / "kube-cache"), *arguments]  # fmt: skip
+    command = [
+        program,
+        "--kubeconfig",
+        str(running.state / "kubeconfig"),
+        "--context",
+        "us-east",
+        "--cache-dir",
+        str(running.state / "kube-cache"),
+        *arguments,
+    ]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if check:
         assert completed.returncode == 0, f"{' '.join(arguments)}: {completed.stdout}\n{completed.stderr}"

@@ -30,11 +30,21 @@ def replica(platform: RunningPlatform) -> str:
 
 def test_exec_runs_in_the_environment_of_the_replica(platform: RunningPlatform) -> None:
     name = replica(platform)
-    completed = holdfast("exec", f"payments/{name}", "--state", str(platform.state), "--", "sh", "-c",
-                    "echo $HOLDFAST_REPLICA; exit 7", check=False)  # fmt: skip
+    completed = holdfast(
+        "exec",
+        f"payments/{name}",
+        "--state",
+        str(platform.state),
+        "--",
+        "sh",
+        "-c",
+        "echo $HOLDFAST_REPLICA; exit 7",
+        check=False,
+    )
     assert (completed.stdout.strip(), completed.returncode) == (name, 7)
-    slow = holdfast("exec", f"payments/{name}", "--timeout", "1", "--state", str(platform.state), "--", "sleep", "30",
-                    check=False)  # fmt: skip
+    slow = holdfast(
+        "exec", f"payments/{name}", "--timeout", "1", "--state", str(platform.state), "--", "sleep", "30", check=False
+    )
     assert slow.returncode == 1 and "did not finish within 1 s" in slow.stderr
     missing = holdfast("exec", f"payments/{name}", "--state", str(platform.state), "--", "no-such-program", check=False)
     assert missing.returncode == 127
@@ -47,9 +57,11 @@ def test_logs_are_read_through_the_region_and_followed(platform: RunningPlatform
     followed = platform.state / "followed.txt"
     with followed.open("wb") as out:
         follower = subprocess.Popen(
-            foreground_command("logs", "--api", "-f", "--tail", "0", "search/search-indexer", "--state",
-                          str(platform.state)), stdout=out,
-        )  # fmt: skip
+            foreground_command(
+                "logs", "--api", "-f", "--tail", "0", "search/search-indexer", "--state", str(platform.state)
+            ),
+            stdout=out,
+        )
     try:
         wait_until(lambda: "has indexed" in followed.read_text(), within_s=30, what="new lines arrive")
     finally:

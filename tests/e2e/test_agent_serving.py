@@ -30,18 +30,22 @@ REPLICAS = 40 if os.environ.get("HOLDFAST_PROVE") else 12
 DEADLINE_S = 25 if REPLICAS == 40 else 15
 NAME = "payments/shop"
 MANIFEST: dict[str, Any] = {
-    "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "shop", "namespace": "payments"},
+    "apiVersion": "holdfast.dev/v1",
+    "kind": "Workload",
+    "metadata": {"name": "shop", "namespace": "payments"},
     "spec": {
         "replicas": REPLICAS,
         "template": {
-            "command": ["python3", "-m", "holdfast.samples.risk_api"], "env": {"SHOP": "one"},
-            "resources": {"cpu": "20m", "memory": "64Mi"}, "ports": [{"name": "http"}],
+            "command": ["python3", "-m", "holdfast.samples.risk_api"],
+            "env": {"SHOP": "one"},
+            "resources": {"cpu": "20m", "memory": "64Mi"},
+            "ports": [{"name": "http"}],
             "probes": {"readiness": {"http": {"path": "/readyz"}, "periodSeconds": 0.5}},
         },
         "disruption": {"maxUnavailable": 2},
         "rollout": {"maxSurge": 2, "maxUnavailable": 0, "progressDeadlineSeconds": DEADLINE_S},
     },
-}  # fmt: skip
+}
 FRONT = """
 global
     maxconn 2000
@@ -118,14 +122,23 @@ def shop(platform: RunningPlatform, tmp_path_factory: pytest.TempPathFactory) ->
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     (folder / "front.cfg").write_text(FRONT.format(folder=folder, port=port))
-    arguments = ("endpoints", NAME, "--state", str(platform.state), "--format", "haproxy", "--write",
-             str(folder / "back.cfg"))  # fmt: skip
+    arguments = (
+        "endpoints",
+        NAME,
+        "--state",
+        str(platform.state),
+        "--format",
+        "haproxy",
+        "--write",
+        str(folder / "back.cfg"),
+    )
     holdfast(*arguments)
     pid = folder / "pid"
     subprocess.run(
         [program, "-D", "-W", "-p", str(pid), "-f", str(folder / "front.cfg"), "-f", str(folder / "back.cfg")],
-        check=True, timeout=20,
-    )  # fmt: skip
+        check=True,
+        timeout=20,
+    )
     # The master process survives reloads. During a reload its pid file may be empty.
     (master, *_) = wait_until(
         lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy wrote its pid"
@@ -252,8 +265,9 @@ def test_blocked_drain_names_the_blocking_replicas(platform: RunningPlatform, sh
     wait_until(lambda: platform.addresses("payments/stays"), within_s=60, what="it serves")
     output = holdfast("endpoints", "payments/stays", "--state", str(platform.state), "-o", "json").stdout
     (address,) = json.loads(output)["addresses"]
-    completed = holdfast("node", "drain", address["node"], "--deadline", "6", "--state", str(platform.state),
-                    timeout_s=120, check=False)  # fmt: skip
+    completed = holdfast(
+        "node", "drain", address["node"], "--deadline", "6", "--state", str(platform.state), timeout_s=120, check=False
+    )
     assert completed.returncode == 5
     assert f"payments/{address['replica']}: disruption budget: disruption.maxUnavailable is 0" in completed.stderr
     holdfast("node", "uncordon", address["node"], "--state", str(platform.state))

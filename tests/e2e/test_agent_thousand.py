@@ -21,13 +21,26 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(1200)]
 REPLICAS = 1000 if os.environ.get("HOLDFAST_PROVE") else 60
 ITEMS: tuple[dict[str, Any], ...] = (
     *TENANCY[:2],
-    {"apiVersion": V1, "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
-     "spec": {"hard": {"cpu": "40", "memory": "64Gi"}}},
-    {"apiVersion": V1, "kind": "Workload", "metadata": {"name": "crowd", "namespace": "acme"},
-     "spec": {"replicas": REPLICAS,
-              "template": {"command": ["sleep", "3600"], "resources": {"cpu": "10m", "memory": "8Mi"},
-                           "terminationGraceSeconds": 1}}},
-)  # fmt: skip
+    {
+        "apiVersion": V1,
+        "kind": "Quota",
+        "metadata": {"name": "quota", "namespace": "acme"},
+        "spec": {"hard": {"cpu": "40", "memory": "64Gi"}},
+    },
+    {
+        "apiVersion": V1,
+        "kind": "Workload",
+        "metadata": {"name": "crowd", "namespace": "acme"},
+        "spec": {
+            "replicas": REPLICAS,
+            "template": {
+                "command": ["sleep", "3600"],
+                "resources": {"cpu": "10m", "memory": "8Mi"},
+                "terminationGraceSeconds": 1,
+            },
+        },
+    },
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +67,9 @@ def test_thousand_tasks_start_and_serve(platform: RunningPlatform, capsys: pytes
             times_of = {
                 "created": seconds(item["metadata"]["creationTimestamp"]),
                 "bound": seconds(status["placement"]["boundAt"]),
-                "started": seconds(status["execution"]["startedAt"]), "serving": seconds(status["traffic"]["since"]),
-            }  # fmt: skip
+                "started": seconds(status["execution"]["startedAt"]),
+                "serving": seconds(status["traffic"]["since"]),
+            }
             nodes.add(status["placement"]["node"])
             for earlier, later in itertools.pairwise(times_of):
                 stages.setdefault(f"{earlier} to {later}", []).append(max(0.0, times_of[later] - times_of[earlier]))

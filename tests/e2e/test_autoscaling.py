@@ -67,8 +67,9 @@ def large(replicas: int) -> dict[str, Any]:
 def test_replicas_follow_a_pushed_metric(shop: Shop) -> None:
     spec = {
         "template": {"command": ["sleep", "1000"], "resources": {"cpu": "100m", "memory": "32Mi"}},
-        "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 3, "metric": "queueLength", "target": 10.0},
-    }  # fmt: skip
+        "replicas": 1,
+        "autoscale": {"minReplicas": 1, "maxReplicas": 3, "metric": "queueLength", "target": 10.0},
+    }
     shop.apply("global", "Workload", "web", spec, namespace="shop")
     wait_until(lambda: len(shop.bound("web")) == 1, within_s=60, what="the first replica is bound")
     wait_until(
@@ -102,8 +103,9 @@ def test_replicas_follow_measured_cpu(shop: Shop) -> None:
     """Each replica uses about 100m CPU and requests 20m, far above its target of 50 percent."""
     spec = {
         "template": {"command": [sys.executable, "-c", BUSY], "resources": {"cpu": "20m", "memory": "64Mi"}},
-        "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 2, "metric": "cpuPercent", "target": 50.0},
-    }  # fmt: skip
+        "replicas": 1,
+        "autoscale": {"minReplicas": 1, "maxReplicas": 2, "metric": "cpuPercent", "target": 50.0},
+    }
     shop.apply("global", "Workload", "busy", spec, namespace="shop")
     wait_until(
         lambda: len(shop.bound("busy")) == 2, within_s=90, what="a second replica is bound without a pushed metric"
@@ -129,6 +131,7 @@ def test_pending_replica_adds_a_node_and_idle_node_is_removed(shop: Shop) -> Non
     shop.replicas("large", 0)
     wait_until(
         lambda: {n["metadata"]["name"] for n in shop.api(REGION).list("nodes")} == {f"{REGION}-1"},
-        within_s=90, what="the idle node is gone",
-    )  # fmt: skip
+        within_s=90,
+        what="the idle node is gone",
+    )
     assert "burst-1: stopped and deleted" in shop.layout.log("provider").read_text()

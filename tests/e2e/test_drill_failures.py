@@ -15,9 +15,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 __all__ = ["platform"]
 
 QUESTIONS = (
-    "What desired state changed?", "Which controller acted first?", "What partial progress was recorded?",
-    "Which invariant held?", "Which telemetry proves it?", "What was the repair or rollback path?",
-)  # fmt: skip
+    "What desired state changed?",
+    "Which controller acted first?",
+    "What partial progress was recorded?",
+    "Which invariant held?",
+    "Which telemetry proves it?",
+    "What was the repair or rollback path?",
+)
 MERGE = "application/merge-patch+json"
 PATH = f"/apis/{V1}"
 LONG = pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="minutes long; set HOLDFAST_PROVE")
@@ -88,9 +92,17 @@ def test_zone_loss_drill_recovers_within_the_region(platform):
     assert report["clock"]["all replicas serve in other zones"] < 60
     assert " node-health (eu-west)" in first_controller(report)
     predicted = holdfast(
-        "plan", "--lose-region", "eu-west", "--lose-zone", report["zone"], "--state", platform, "-o", "json",
+        "plan",
+        "--lose-region",
+        "eu-west",
+        "--lose-zone",
+        report["zone"],
+        "--state",
+        platform,
+        "-o",
+        "json",
         timeout_s=30,
-    )  # fmt: skip
+    )
     assert predicted.returncode == 0 and json.loads(predicted.stdout)["lost"]["zone"] == report["zone"]
 
 
@@ -124,9 +136,18 @@ def test_every_drill_has_a_description_and_a_scenario():
 
     listed = json.loads(holdfast("drill", "list", "-o", "json", timeout_s=30).stdout)
     assert {d["name"] for d in listed} >= {
-        "region-loss", "loss-during-recovery", "zone-loss", "stale-cache", "timeout-after-commit", "leader-restart",
-        "policy-rollback", "autoscaler", "repair-in-incident", "override-expires", "partition",
-    }  # fmt: skip
+        "region-loss",
+        "loss-during-recovery",
+        "zone-loss",
+        "stale-cache",
+        "timeout-after-commit",
+        "leader-restart",
+        "policy-rollback",
+        "autoscaler",
+        "repair-in-incident",
+        "override-expires",
+        "partition",
+    }
     assert all(d["description"] and d["failure"] and d["simulatedBy"] in scenario_names() for d in listed)
     wrong = holdfast("drill", "run", "earthquake", "--region", "eu-west", timeout_s=30)
     assert wrong.returncode != 0 and "drill earthquake: not found" in wrong.stderr
@@ -152,12 +173,15 @@ def cell_api(state: str, cell: str = "global"):
 
 def workload(name: str, replicas: int, **resources: str) -> dict:
     return {
-        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "search"},
+        "apiVersion": "holdfast.dev/v1",
+        "kind": "Workload",
+        "metadata": {"name": name, "namespace": "search"},
         "spec": {
-            "replicas": replicas, "placement": {"regions": ["eu-west"]},
+            "replicas": replicas,
+            "placement": {"regions": ["eu-west"]},
             "template": {"command": ["sleep", "10000"], "resources": {"cpu": "100m", "memory": "32Mi", **resources}},
         },
-    }  # fmt: skip
+    }
 
 
 def test_shadow_policy_is_compared_and_guarded_policy_rolls_back(platform, tmp_path):
@@ -265,8 +289,11 @@ def test_own_override_cannot_be_approved_over_http(platform):
     approve = {"spec": {"approver": "someone-else"}}
     assert_refused(
         lambda: api.request("PATCH", f"{PATH}/overrides/own", approve, content_type=MERGE),
-        '"own"', "spec.approver", "an approver other than operator", "another operator runs",
-    )  # fmt: skip
+        '"own"',
+        "spec.approver",
+        "an approver other than operator",
+        "another operator runs",
+    )
     api.request("PATCH", f"{PATH}/overrides/own", {"spec": {"revoked": True}}, content_type=MERGE)
     assert {r["status"]["health"]["state"] for r in api.list("regions")} == {"Healthy"}
 
@@ -284,13 +311,18 @@ def test_unsafe_change_of_used_objects_is_refused_with_next_step(platform):
     )
     assert_refused(
         lambda: api.request("DELETE", f"{PATH}/regions/eu-west"),
-        "region eu-west", "in use by", "spec.placement.excludedRegions",
-    )  # fmt: skip
+        "region eu-west",
+        "in use by",
+        "spec.placement.excludedRegions",
+    )
     nowhere = [{"name": "mine", "expression": "node.zone == 'lab'"}]
     assert_refused(
         patch("schedulerpolicies/default", {"rules": {"filterExpressions": nowhere}}),
-        '"default"', "filterExpressions[0].expression", "eu-west-a", "write a condition that nodes can meet",
-    )  # fmt: skip
+        '"default"',
+        "filterExpressions[0].expression",
+        "eu-west-a",
+        "write a condition that nodes can meet",
+    )
 
 
 def test_backing_recovery_budget_shrinks_only_with_approved_override(platform):
@@ -371,9 +403,19 @@ def test_region_loss_drill_recovers_and_returns_all_resources(platform: str) -> 
 
 def test_partitioned_region_keeps_serving(platform: str) -> None:
     ran = holdfast(
-        "drill", "run", "partition", "--region", "eu-central", "--seconds", "45", "--state", platform, "-o", "json",
+        "drill",
+        "run",
+        "partition",
+        "--region",
+        "eu-central",
+        "--seconds",
+        "45",
+        "--state",
+        platform,
+        "-o",
+        "json",
         timeout_s=300,
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     report = json.loads(ran.stdout)
     assert report["clock"]["replaced without the global cell"] < 45 and report["violations"] == []
@@ -389,9 +431,24 @@ def test_plan_predicts_the_region_loss_drill(platform: str) -> None:
 
 def test_override_needs_second_approver_and_expires(platform: str) -> None:
     request_override = holdfast(
-        "override", "create", "EmergencyQuota", "--tenant", "payments", "--quota", "cpu=1", "--reason", "test",
-        "--ttl", "20", "--yes", "--name", "e1", "--state", platform, timeout_s=30,
-    )  # fmt: skip
+        "override",
+        "create",
+        "EmergencyQuota",
+        "--tenant",
+        "payments",
+        "--quota",
+        "cpu=1",
+        "--reason",
+        "test",
+        "--ttl",
+        "20",
+        "--yes",
+        "--name",
+        "e1",
+        "--state",
+        platform,
+        timeout_s=30,
+    )
     assert "Pending" in request_override.stdout, request_override.stderr
     self_approval = holdfast("override", "approve", "e1", "--state", platform, timeout_s=30)
     assert self_approval.returncode == 1 and "cannot approve it" in self_approval.stderr

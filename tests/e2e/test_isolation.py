@@ -38,9 +38,11 @@ class Platform:
     def workload(self, tenant: str, name: str, replicas: int, **spec: Any) -> None:
         probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
         template = {
-            "command": ["sleep", "10000"], "resources": {"cpu": "100m", "memory": "32Mi"},
-            "probes": {"readiness": probe}, "terminationGraceSeconds": 1,
-        }  # fmt: skip
+            "command": ["sleep", "10000"],
+            "resources": {"cpu": "100m", "memory": "32Mi"},
+            "probes": {"readiness": probe},
+            "terminationGraceSeconds": 1,
+        }
         workload_spec = {"replicas": replicas, "template": template, "placement": {"regions": ["eu-west"]}, **spec}
         self.apply("Workload", "workloads", name, workload_spec, tenant)
 
@@ -83,11 +85,33 @@ def start_agent(platform: Platform, name: str, port: int) -> subprocess.Popen[by
     region = next(r for r in platform.plan.regions if r.name == "eu-west")
     files = Credentials(platform.layout).issue_drill_node("eu-west", name)
     arguments = [
-        "agent", "--name", name, "--region", "eu-west", "--zone", region.zones[0], "--url", region.url,
-        "--ca", str(files.ca), "--cert", str(files.cert), "--key", str(files.key), "--tenant", "vault",
-        "--state", str(platform.layout.agent(name)), "--ports", f"{port}-{port + 49}", "--stop-work-on-exit",
-        "--capacity", "cpu=4", "--capacity", "memory=8Gi",
-    ]  # fmt: skip
+        "agent",
+        "--name",
+        name,
+        "--region",
+        "eu-west",
+        "--zone",
+        region.zones[0],
+        "--url",
+        region.url,
+        "--ca",
+        str(files.ca),
+        "--cert",
+        str(files.cert),
+        "--key",
+        str(files.key),
+        "--tenant",
+        "vault",
+        "--state",
+        str(platform.layout.agent(name)),
+        "--ports",
+        f"{port}-{port + 49}",
+        "--stop-work-on-exit",
+        "--capacity",
+        "cpu=4",
+        "--capacity",
+        "memory=8Gi",
+    ]
     with platform.layout.log(f"agent-{name}").open("ab") as log:
         return subprocess.Popen([sys.executable, "-m", "holdfast.cli", *arguments], stdout=log, stderr=log)
 
@@ -186,7 +210,8 @@ def test_revoked_region_accepts_break_glass_and_reports_it_on_return(platform):
     assert override_object["spec"]["ttlSeconds"] < 900
     run_command(platform, "override", "revoke", "break-glass-us-east-1", "-o", "json")
     wait_until(
-        lambda: platform.observer.get("overrides", "break-glass-us-east-1", cell="us-east")["status"]["phase"]
-        == "Revoked",
+        lambda: (
+            platform.observer.get("overrides", "break-glass-us-east-1", cell="us-east")["status"]["phase"] == "Revoked"
+        ),
         "a revocation at the global cell ends it in the region",
-    )  # fmt: skip
+    )

@@ -15,12 +15,7 @@ from tests.platforms import running_platform, wait_until
 from holdfast.drills.platform_observer import PlatformObserver
 from holdfast.platform.layout import Layout
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.waits,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow, pytest.mark.timeout(400)]
 REGIONS = ("a", "b")
 HOME, OTHER = REGIONS
 
@@ -33,9 +28,11 @@ def state(tmp_path: Path) -> Iterator[str]:
 
 def workload(replicas: int, cpu: str, **spec: Any) -> dict[str, Any]:
     template = {
-        "command": ["sleep", "10000"], "resources": {"cpu": cpu, "memory": "32Mi"}, "terminationGraceSeconds": 1,
+        "command": ["sleep", "10000"],
+        "resources": {"cpu": cpu, "memory": "32Mi"},
+        "terminationGraceSeconds": 1,
         "probes": {"readiness": {"exec": {"command": ["true"]}, "periodSeconds": 1}},
-    }  # fmt: skip
+    }
     return {"replicas": replicas, "template": template, **spec}
 
 
@@ -45,9 +42,12 @@ def apply_workloads(observer: PlatformObserver) -> None:
     quota = {"hard": whole, "recoveryAllowance": {"cpu": "8", "memory": "8Gi"}}
     slots = [{"resources": {"cpu": "1", "memory": "32Mi"}, "count": 4}]
     risk = workload(
-        4, "1", priorityClassName="critical", placement={"regions": list(REGIONS), "spreadRegions": 1},
+        4,
+        "1",
+        priorityClassName="critical",
+        placement={"regions": list(REGIONS), "spreadRegions": 1},
         recovery={"minServing": 4},
-    )  # fmt: skip
+    )
     for plural, kind, namespace, name, spec in (
         ("tenants", "Tenant", "", "pay", {}),
         ("tenants", "Tenant", "", "spare", {}),
@@ -104,9 +104,8 @@ def test_reclaimable_workload_yields_when_a_region_is_lost(state: str) -> None:
     )
 
     drill = holdfast(
-        "drill", "run", "region-loss", "--region", home, "--no-fail-back", "--state", state, "-o", "json",
-        timeout_s=240,
-    )  # fmt: skip
+        "drill", "run", "region-loss", "--region", home, "--no-fail-back", "--state", state, "-o", "json", timeout_s=240
+    )
     assert drill.stdout, drill.stderr
     report = json.loads(drill.stdout)
     assert report["secondsToMinServing"] < 60, drill.stdout

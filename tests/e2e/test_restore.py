@@ -27,12 +27,7 @@ from holdfast.platform.layout import Layout
 from holdfast.sim.recorded_history import check_platform
 from holdfast.store import backup
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.waits,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow, pytest.mark.timeout(400)]
 
 EAST, WEST = "us-east", "eu-west"
 HARD_CPU = 14

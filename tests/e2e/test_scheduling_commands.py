@@ -118,8 +118,11 @@ def test_explain_gives_reason_of_a_crashing_workload(state: Path) -> None:
         within_s=60,
         what="the condition has the reason",
     )
-    wait_until(lambda: "fix:     read its output: holdfast logs search/crashes-us-east-0" in output(), within_s=60,
-          what="the timeline of its replica has the fix")  # fmt: skip
+    wait_until(
+        lambda: "fix:     read its output: holdfast logs search/crashes-us-east-0" in output(),
+        within_s=60,
+        what="the timeline of its replica has the fix",
+    )
     pod = [*kubectl, "--context", "us-east", "-n", "search", "logs", "crashes-us-east-0.1"]
     assert "boo" in subprocess.run(pod, check=True, timeout=60, capture_output=True, text=True).stdout
 

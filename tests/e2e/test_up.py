@@ -180,10 +180,23 @@ def test_interrupt_of_foreground_platform_stops_everything(tmp_path: Path) -> No
     log = tmp_path / "up.log"
     with log.open("wb") as out:
         command = subprocess.Popen(
-            foreground_command("up", "--regions", "us-east", "--agents", "1", "--no-samples", "--state", str(state),
-                          "--port-base", str(base)),
-            stdout=out, stderr=out, env={**os.environ, "CI": "true"}, start_new_session=True,
-        )  # fmt: skip
+            foreground_command(
+                "up",
+                "--regions",
+                "us-east",
+                "--agents",
+                "1",
+                "--no-samples",
+                "--state",
+                str(state),
+                "--port-base",
+                str(base),
+            ),
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "CI": "true"},
+            start_new_session=True,
+        )
     try:
         wait_until(lambda: "Ctrl-C stops the platform" in log.read_text(), within_s=60, what="the platform is up")
         command.send_signal(signal.SIGINT)

@@ -27,9 +27,13 @@ from holdfast.model.principal import HOLLOW_NODES, OPERATORS, REGIONS, SERVERS
 
 REGION = "us-east"
 PARTS = {
-    "api-1": "api,authority", "api-2": "api,authority", "s-1": "scheduler", "s-2": "scheduler",
-    "c-1": "controllers", "c-2": "controllers",
-}  # fmt: skip
+    "api-1": "api,authority",
+    "api-2": "api,authority",
+    "s-1": "scheduler",
+    "s-2": "scheduler",
+    "c-1": "controllers",
+    "c-2": "controllers",
+}
 
 
 class Proxy:
@@ -137,11 +141,29 @@ class Fleet:
     def start_hollow(self, name: str, nodes: int, *options: str) -> None:
         pki = self.folder / "pki"
         assert self.front is not None
-        self.run(name, [
-            "hollow", "--count", str(nodes), "--region", REGION, "--zone", f"{REGION}-a", "--zone", f"{REGION}-b",
-            "--url", f"https://127.0.0.1:{self.front.port}", "--ca", f"{pki}/ca.crt", "--cert", f"{pki}/hollow.crt",
-            "--key", f"{pki}/hollow.key", *options,
-        ])  # fmt: skip
+        self.run(
+            name,
+            [
+                "hollow",
+                "--count",
+                str(nodes),
+                "--region",
+                REGION,
+                "--zone",
+                f"{REGION}-a",
+                "--zone",
+                f"{REGION}-b",
+                "--url",
+                f"https://127.0.0.1:{self.front.port}",
+                "--ca",
+                f"{pki}/ca.crt",
+                "--cert",
+                f"{pki}/hollow.crt",
+                "--key",
+                f"{pki}/hollow.key",
+                *options,
+            ],
+        )
 
     def run(self, name: str, arguments: list[str] | None = None) -> None:
         """Starts or restarts a process."""
@@ -178,9 +200,12 @@ class Fleet:
         context = client_tls_context(f"{pki}/ca.crt", f"{pki}/operator.crt", f"{pki}/operator.key")
         assert self._session is not None
         async with self._session.request(
-            method or ("GET" if body is None else "POST"), f"https://127.0.0.1:{port}{path}", json=body, ssl=context,
+            method or ("GET" if body is None else "POST"),
+            f"https://127.0.0.1:{port}{path}",
+            json=body,
+            ssl=context,
             timeout=aiohttp.ClientTimeout(total=15),
-        ) as answer:  # fmt: skip
+        ) as answer:
             content = await answer.json(content_type=None)
             if answer.status >= 400:
                 raise RuntimeError(f"{answer.status}: {content}")
@@ -207,8 +232,16 @@ class Fleet:
         pki, now_s = self.folder / "pki", time.time()
         make_ca(pki, now_s=now_s)
         make_ca(self.folder / "nodes", now_s=now_s, common_name=f"holdfast nodes of {REGION}")
-        issue(pki, "server", "holdfast-cell", now_s=now_s, server=True, client=False, dns=("localhost",),
-              ips=("127.0.0.1",))  # fmt: skip
+        issue(
+            pki,
+            "server",
+            "holdfast-cell",
+            now_s=now_s,
+            server=True,
+            client=False,
+            dns=("localhost",),
+            ips=("127.0.0.1",),
+        )
         issue(pki, "link", f"holdfast:region:{REGION}", (REGIONS,), now_s=now_s)
         issue(pki, "peer", f"holdfast:server:{REGION}", (SERVERS,), now_s=now_s)
         issue(pki, "hollow", f"holdfast:hollow:{REGION}:hollow-", (HOLLOW_NODES,), now_s=now_s)
@@ -217,16 +250,44 @@ class Fleet:
     def _serve(self, name: str, cell: str) -> list[str]:
         pki = self.folder / "pki"
         arguments = [
-            "serve", "--cell", cell, "--state", str(self.folder / name), "--port", str(self.ports[name]),
-            "--tls-cert", f"{pki}/server.crt", "--tls-key", f"{pki}/server.key", "--client-ca", f"{pki}/ca.crt",
-            "--tokens", str(self.folder / "tokens.json"),
-        ]  # fmt: skip
+            "serve",
+            "--cell",
+            cell,
+            "--state",
+            str(self.folder / name),
+            "--port",
+            str(self.ports[name]),
+            "--tls-cert",
+            f"{pki}/server.crt",
+            "--tls-key",
+            f"{pki}/server.key",
+            "--client-ca",
+            f"{pki}/ca.crt",
+            "--tokens",
+            str(self.folder / "tokens.json"),
+        ]
         if cell == "global":
             return arguments
         return [
-            *arguments, "--global-url", f"https://127.0.0.1:{self.ports['global']}", "--link-cert", f"{pki}/link.crt",
-            "--link-key", f"{pki}/link.key", "--store", "etcd", "--parts", PARTS[name],
-            "--etcd-endpoints", ",".join(f"http://127.0.0.1:{wire.port}" for wire in self.wires[name]),
-            "--peer-cert", f"{pki}/peer.crt", "--peer-key", f"{pki}/peer.key",
-            "--node-ca", str(self.folder / "nodes" / "ca.crt"), "--node-ca-key", str(self.folder / "nodes" / "ca.key"),
-        ]  # fmt: skip
+            *arguments,
+            "--global-url",
+            f"https://127.0.0.1:{self.ports['global']}",
+            "--link-cert",
+            f"{pki}/link.crt",
+            "--link-key",
+            f"{pki}/link.key",
+            "--store",
+            "etcd",
+            "--parts",
+            PARTS[name],
+            "--etcd-endpoints",
+            ",".join(f"http://127.0.0.1:{wire.port}" for wire in self.wires[name]),
+            "--peer-cert",
+            f"{pki}/peer.crt",
+            "--peer-key",
+            f"{pki}/peer.key",
+            "--node-ca",
+            str(self.folder / "nodes" / "ca.crt"),
+            "--node-ca-key",
+            str(self.folder / "nodes" / "ca.key"),
+        ]

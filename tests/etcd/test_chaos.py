@@ -87,23 +87,42 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
     return [
         (f"{base}/tenants", {**api, "kind": "Tenant", "metadata": {"name": "shop"}}),
         (f"{base}/priorityclasses", {**api, "kind": "PriorityClass", "metadata": {"name": "standard"}}),
-        (f"{base}/priorityclasses", {**api, "kind": "PriorityClass", "metadata": {"name": "urgent"},
-                                     "spec": {"priority": 1000, "mayPreempt": True}}),
-        (f"{base}/regions", {**api, "kind": "Region", "metadata": {"name": REGION},
-                             "spec": {"zones": [f"{REGION}-a", f"{REGION}-b"]}}),
-        (f"{base}/namespaces/shop/quotas", {**api, "kind": "Quota", "metadata": {"name": "quota", "namespace": "shop"},
-                                            "spec": {"hard": {"cpu": "400", "memory": "4000Gi"}}}),
-    ]  # fmt: skip
+        (
+            f"{base}/priorityclasses",
+            {
+                **api,
+                "kind": "PriorityClass",
+                "metadata": {"name": "urgent"},
+                "spec": {"priority": 1000, "mayPreempt": True},
+            },
+        ),
+        (
+            f"{base}/regions",
+            {**api, "kind": "Region", "metadata": {"name": REGION}, "spec": {"zones": [f"{REGION}-a", f"{REGION}-b"]}},
+        ),
+        (
+            f"{base}/namespaces/shop/quotas",
+            {
+                **api,
+                "kind": "Quota",
+                "metadata": {"name": "quota", "namespace": "shop"},
+                "spec": {"hard": {"cpu": "400", "memory": "4000Gi"}},
+            },
+        ),
+    ]
 
 
 def workload(name: str, replicas: int) -> dict[str, Any]:
     return {
-        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "shop"},
+        "apiVersion": "holdfast.dev/v1",
+        "kind": "Workload",
+        "metadata": {"name": name, "namespace": "shop"},
         "spec": {
-            "replicas": replicas, "priorityClassName": "standard",
+            "replicas": replicas,
+            "priorityClassName": "standard",
             "template": {"driver": "hollow", "command": ["work"], "resources": {"cpu": "1", "memory": "1Gi"}},
         },
-    }  # fmt: skip
+    }
 
 
 async def apply(fleet: Fleet, path: str, body: dict[str, Any]) -> bool:
@@ -139,13 +158,15 @@ async def alarm(fleet: Fleet, action: int) -> None:
     """Raises or clears NOSPACE, as a member with an exhausted quota does."""
     async with grpc.aio.insecure_channel(fleet.cluster.endpoints[0].partition("://")[2]) as channel:
         call = channel.unary_unary(
-            wire.path_of("Alarm"), request_serializer=lambda m: m.SerializeToString(),
+            wire.path_of("Alarm"),
+            request_serializer=lambda m: m.SerializeToString(),
             response_deserializer=wire.response_class("Alarm").FromString,
-        )  # fmt: skip
+        )
         status = channel.unary_unary(
-            wire.path_of("Status"), request_serializer=lambda m: m.SerializeToString(),
+            wire.path_of("Status"),
+            request_serializer=lambda m: m.SerializeToString(),
             response_deserializer=wire.response_class("Status").FromString,
-        )  # fmt: skip
+        )
         member = (await status(wire.StatusRequest(), timeout=5)).header.member_id
         await call(wire.AlarmRequest(action=action, memberID=member, alarm=wire.ALARM_NOSPACE), timeout=5)
 
@@ -199,10 +220,16 @@ async def faults(fleet: Fleet) -> dict[str, float]:
     healed: dict[str, float] = {}
     wanted = 0
     for number, fault in enumerate(
-        (etcd_leader_killed, api_killed, scheduler_and_controllers_killed,
-         schedulers_killed_between_reserve_and_bind, authority_paused_past_its_lease, api_cut_off_from_etcd,
-         etcd_refuses_writes)
-    ):  # fmt: skip
+        (
+            etcd_leader_killed,
+            api_killed,
+            scheduler_and_controllers_killed,
+            schedulers_killed_between_reserve_and_bind,
+            authority_paused_past_its_lease,
+            api_cut_off_from_etcd,
+            etcd_refuses_writes,
+        )
+    ):
         name = f"w-{int(time.time()) % 100000}-{number}"
         wanted += 20
         path = "/apis/holdfast.dev/v1/namespaces/shop/workloads"

@@ -37,9 +37,12 @@ class JoinClient:
 
     def client(self, server: str, certificate: Path | str = "") -> HttpClient:
         made = HttpClient(
-            f"https://127.0.0.1:{self.fleet.ports[server]}", SystemPorts(), cell=REGION,
-            ca=str(self.fleet.folder / "pki" / "ca.crt"), cert=str(certificate),
-        )  # fmt: skip
+            f"https://127.0.0.1:{self.fleet.ports[server]}",
+            SystemPorts(),
+            cell=REGION,
+            ca=str(self.fleet.folder / "pki" / "ca.crt"),
+            cert=str(certificate),
+        )
         self._clients.append(made)
         return made
 
@@ -50,9 +53,11 @@ class JoinClient:
     async def token(self, server: str, name: str, **spec: Any) -> str:
         text = token_text(REGION, f"secret-of-{name}")
         body = {
-            "apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": name},
+            "apiVersion": "holdfast.dev/v1",
+            "kind": "JoinToken",
+            "metadata": {"name": name},
             "spec": {"sha256": hashlib.sha256(text.encode()).hexdigest(), **spec},
-        }  # fmt: skip
+        }
         await self.fleet.ask(server, TOKENS, body)
         return text
 
@@ -71,10 +76,24 @@ class JoinClient:
         folder = self.fleet.folder
         (folder / f"{node}.token").write_text(token)
         arguments = [
-            "agent", "--name", node, "--region", REGION, "--zone", f"{REGION}-a", "--state", str(folder / node),
-            "--url", f"https://127.0.0.1:{self.fleet.ports[server]}", "--ca", str(folder / "pki" / "ca.crt"),
-            "--join-token-file", str(folder / f"{node}.token"), "--capacity", "cpu=1",
-        ]  # fmt: skip
+            "agent",
+            "--name",
+            node,
+            "--region",
+            REGION,
+            "--zone",
+            f"{REGION}-a",
+            "--state",
+            str(folder / node),
+            "--url",
+            f"https://127.0.0.1:{self.fleet.ports[server]}",
+            "--ca",
+            str(folder / "pki" / "ca.crt"),
+            "--join-token-file",
+            str(folder / f"{node}.token"),
+            "--capacity",
+            "cpu=1",
+        ]
         with (folder / f"{node}.log").open("ab") as log:
             return subprocess.Popen([sys.executable, "-m", "holdfast.cli", *arguments], stdout=log, stderr=log)
 
@@ -120,7 +139,7 @@ async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluste
             token = await clients.token(SERVERS[race % 2], f"race-{race}")
             answers = await asyncio.gather(
                 clients.join("api-1", token, f"x-{race}"), clients.join("api-2", token, f"y-{race}")
-            )  # fmt: skip
+            )
             won = [a for a in answers if isinstance(a, JoinResponse)]
             assert len(won) == 1, answers
             assert all(isinstance(a, JoinResponse | Forbidden) or getattr(a, "code", 0) == 409 for a in answers), (

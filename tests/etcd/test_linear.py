@@ -7,19 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.etcd.linear import (
-    NEVER,
-    UNKNOWN,
-    Call,
-    Place,
-    Read,
-    Take,
-    Write,
-    device,
-    linearizable,
-    register,
-    replica,
-)
+from tests.etcd.linear import NEVER, UNKNOWN, Call, Place, Read, Take, Write, device, linearizable, register, replica
 
 
 def sequential_history(seed: int, calls: int) -> tuple[list[Call], str]:

@@ -96,8 +96,9 @@ class Clients:
         while not self.ended:
             cell = self._pair.cells[chance.randrange(2)]
             if chance.random() < 0.6:
-                operation = chance.choice((Place(chance.choice(NODES)), Place(chance.choice(NODES), bind=False),
-                                       Place("", reserve=False)))  # fmt: skip
+                operation = chance.choice(
+                    (Place(chance.choice(NODES)), Place(chance.choice(NODES), bind=False), Place("", reserve=False))
+                )
                 await self.place(cell, f"r-{chance.randrange(REPLICAS)}", operation)
             else:
                 await self.take(cell, f"g-{chance.randrange(DEVICES)}", chance.randrange(3))

@@ -76,9 +76,14 @@ def tls(tmp_path):
     server = issue(tmp_path / "pki", "etcd", "etcd", now_s=now, server=True, client=True, ips=("127.0.0.1",))
     client = issue(tmp_path / "pki", "holdfast", "holdfast", now_s=now)
     options = (
-        "--cert-file", str(server.certificate), "--key-file", str(server.key),
-        "--trusted-ca-file", str(server.ca), "--client-cert-auth",
-    )  # fmt: skip
+        "--cert-file",
+        str(server.certificate),
+        "--key-file",
+        str(server.key),
+        "--trusted-ca-file",
+        str(server.ca),
+        "--client-cert-auth",
+    )
     with etcd_cluster.running_cluster(tmp_path / "etcd", 1, scheme="https", options=options) as cluster:
         yield cluster, server, client
 
@@ -108,10 +113,15 @@ async def test_tls_with_wrong_certificates_is_refused(tls, tmp_path):
 async def test_wrong_user_or_password_is_refused(tmp_path):
     with etcd_cluster.running_cluster(tmp_path / "etcd", 1) as cluster:
         for command in (
-            ("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("user", "add", "holdfast:word"),
-            ("role", "add", "cells"), ("role", "grant-permission", "cells", "--prefix=true", "readwrite", "/holdfast/"),
-            ("user", "grant-role", "holdfast", "cells"), ("user", "add", "other:word"), ("auth", "enable"),
-        ):  # fmt: skip
+            ("user", "add", "root:secret"),
+            ("user", "grant-role", "root", "root"),
+            ("user", "add", "holdfast:word"),
+            ("role", "add", "cells"),
+            ("role", "grant-permission", "cells", "--prefix=true", "readwrite", "/holdfast/"),
+            ("user", "grant-role", "holdfast", "cells"),
+            ("user", "add", "other:word"),
+            ("auth", "enable"),
+        ):
             cluster.ctl(*command)
         (tmp_path / "word").write_text("word\n")
         (tmp_path / "wrong").write_text("wrong\n")

@@ -72,6 +72,8 @@ class Staged(Simulation):
 
 def template() -> Template:
     return Template(
-        command=("serve",), resources=ASKS, ports=(Port(name="http"),),
+        command=("serve",),
+        resources=ASKS,
+        ports=(Port(name="http"),),
         probes=Probes(readiness=Probe(tcp=TcpProbe(), period_seconds=1.0)),
-    )  # fmt: skip
+    )

@@ -68,11 +68,15 @@ class ScriptedRegion:
         held = self.held(purpose)
         self.said[purpose].append(
             AssignmentStatus(
-                observed_epoch=copy.spec.epoch, replicas=held, bound=held, ready=held,
-                serving=self.serving(purpose), evictions_blocked=int(waits and self.serving(purpose) > 0),
+                observed_epoch=copy.spec.epoch,
+                replicas=held,
+                bound=held,
+                ready=held,
+                serving=self.serving(purpose),
+                evictions_blocked=int(waits and self.serving(purpose) > 0),
                 pending_evictions=self.serving(purpose) if self.draining else 0,
             )
-        )  # fmt: skip
+        )
 
 
 class Fleet:
@@ -80,9 +84,11 @@ class Fleet:
 
     def __init__(self, budget: int, replicas: int = 9) -> None:
         wl = workload(
-            replicas=replicas, disruption=Disruption(max_unavailable=budget), priority_class_name="critical",
+            replicas=replicas,
+            disruption=Disruption(max_unavailable=budget),
+            priority_class_name="critical",
             recovery=RecoveryObjective(min_serving=4),
-        )  # fmt: skip
+        )
         self.cache = cache_of(tenant(), priority("critical", 1000), wl, *(region(name) for name in NAMES))
         self.far = {name: ScriptedRegion() for name in NAMES}
         self.now = 1_800_000_000.0
@@ -192,8 +198,11 @@ def walk(seeds: range) -> WalkResult:
         chance = random.Random(seed)
         fleet = Fleet(chance.randint(0, 4))
         for _ in range(60):  # a working fleet with some of the budget in use
-            fleet.step(chance.choice(("assign", "deliver", "act", "say", "hear", "drain")), chance.choice(NAMES),
-                       Purpose.NORMAL)  # fmt: skip
+            fleet.step(
+                chance.choice(("assign", "deliver", "act", "say", "hear", "drain")),
+                chance.choice(NAMES),
+                Purpose.NORMAL,
+            )
         for _ in range(400):
             fleet.step(chance.choice(OFTEN + SELDOM), chance.choice(NAMES), chance.choice(KINDS))
             found.over = max(found.over, fleet.away - fleet.workload.spec.disruption.max_unavailable)

@@ -117,9 +117,12 @@ class PartitionedQuota:
     def declare_emergency(self, number: int) -> None:
         """Grants emergency quota for a while; an earlier one ends."""
         spec = OverrideSpec(
-            kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"), reason="a test", requester="ann",
+            kind=OverrideKind.EMERGENCY_QUOTA,
+            scope=OverrideScope(tenant="acme"),
+            reason="a test",
+            requester="ann",
             quota={"cpu": str(EMERGENCY)},
-        )  # fmt: skip
+        )
         status = OverrideStatus(phase="Active", expires_at=micro_text(self.now + number * 20))
         self.home.put(Override(metadata=meta("more"), spec=spec, status=status))
 
@@ -179,9 +182,26 @@ def grant_sync_ready(seen: Cache, where: str, cls: GrantClass) -> bool:
 
 
 ACTS = (
-    "want", "want", "recover", "recover", "declare", "incident", "decide", "fetch", "enforce", "spend", "ack", "say",
-    "arrive", "sync", "quiet", "shift", "time", "skew", "crash",
-)  # fmt: skip
+    "want",
+    "want",
+    "recover",
+    "recover",
+    "declare",
+    "incident",
+    "decide",
+    "fetch",
+    "enforce",
+    "spend",
+    "ack",
+    "say",
+    "arrive",
+    "sync",
+    "quiet",
+    "shift",
+    "time",
+    "skew",
+    "crash",
+)
 steps = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 12)), max_size=60)
 
 

@@ -18,12 +18,7 @@ from holdfast.model.node import ContactState, Node
 from holdfast.model.node_pool import NodePool, NodePoolSpec, validate_node_pool
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
-from holdfast.model.recovery_slot import (
-    RecoverySlot,
-    RecoverySlotSpec,
-    RecoverySlotStatus,
-    SlotAdmissionStatus,
-)
+from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec, RecoverySlotStatus, SlotAdmissionStatus
 from holdfast.model.scheduling_request import (
     RefusalCount,
     SchedulingRequest,

@@ -71,7 +71,7 @@ class World:
         if stored is not None:
             spec = msgspec.structs.replace(
                 stored.spec, suspended=not stored.spec.suspended, epoch=stored.spec.epoch + 1
-            )  # fmt: skip
+            )
             self.home.put(with_new_revision(stored, spec=spec))
 
     def delete_replica(self, where: str, number: int) -> None:
@@ -98,9 +98,21 @@ class World:
 
 
 ACTS = (
-    "decide", "decide", "fetch", "fetch", "stop", "report", "allow", "allow", "lose", "find", "settle", "scale", "hold",
+    "decide",
+    "decide",
+    "fetch",
+    "fetch",
+    "stop",
+    "report",
+    "allow",
+    "allow",
+    "lose",
+    "find",
+    "settle",
+    "scale",
+    "hold",
     "delete",
-)  # fmt: skip
+)
 stories = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 5)), max_size=60)
 
 

@@ -197,11 +197,16 @@ def test_policy_trial_counts_authority_results_in_the_window():
         status=SchedulingRequestStatus(pending=1),
     )
     found = count_outcomes(
-        "r", PolicyGuard(window_seconds=60.0),
-        [decision("d1", NOW - 10, placed, refused, nowhere), decision("d2", NOW - 90, refused),
-         decision("d3", NOW - 5, refused, revision="other")],
-        [waits], NOW,
-    )  # fmt: skip
+        "r",
+        PolicyGuard(window_seconds=60.0),
+        [
+            decision("d1", NOW - 10, placed, refused, nowhere),
+            decision("d2", NOW - 90, refused),
+            decision("d3", NOW - 5, refused, revision="other"),
+        ],
+        [waits],
+        NOW,
+    )
     assert (found.decisions, found.proposed, found.refused, found.unplaced) == (1, 2, 1, 1)
     assert found.oldest_pending_seconds == 90.0, "pending since before the revision was used"
 
@@ -211,5 +216,6 @@ def test_invalid_guard_is_refused():
         meta("p"), SchedulerPolicySpec(guard=PolicyGuard(max_conflict_percent=101, min_decisions=0))
     )
     assert {c.field for c in validate_scheduler_policy(wrong, None)} == {
-        "spec.guard.maxConflictPercent", "spec.guard.minDecisions",
-    }  # fmt: skip
+        "spec.guard.maxConflictPercent",
+        "spec.guard.minDecisions",
+    }

@@ -72,9 +72,11 @@ def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
         for write in moved:
             item: Any = write.object
             status = GrantStatus(
-                acknowledged_epoch=item.spec.epoch, limit=item.spec.limit, used=item.status.used,
+                acknowledged_epoch=item.spec.epoch,
+                limit=item.spec.limit,
+                used=item.status.used,
                 renewed_at=micro_text(now),
-            )  # fmt: skip
+            )
             cache.put(with_new_revision(item, metadata=meta(item.metadata.name, "acme"), status=status))
     return {g.spec.region: g for g in cache.list(Grant)}
 
@@ -90,8 +92,7 @@ def test_partition_mode_wait_has_no_provisional_share():
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": PlacementRules(residency=("eu",))}],
+    "spec", [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": PlacementRules(residency=("eu",))}]
 )
 def test_firm_exclusive_and_residency_work_gets_no_provisional_share(spec: dict[str, Any]):
     assert not decided(world(reclaimable_assignment("a", 2, **spec)))["a"].spec.provisional
@@ -173,11 +174,14 @@ def copy(*, last_contact_s: float, used: str = "0", limit: str = "6", generation
     return GrantCopy(
         metadata=meta("normal", "acme", generation=generation),
         spec=GrantCopySpec(
-            limit={"cpu": limit}, provisional={"cpu": "3"}, epoch=4, last_contact_at=micro_text(last_contact_s),
+            limit={"cpu": limit},
+            provisional={"cpu": "3"},
+            epoch=4,
+            last_contact_at=micro_text(last_contact_s),
             lease_expires_at=micro_text(last_contact_s + limits.GRANT_LEASE_S),
         ),
         status=GrantCopyStatus(used={"cpu": used}, observed_generation=1),
-    )  # fmt: skip
+    )
 
 
 def test_grant_lease_is_renewed_by_responses_only():

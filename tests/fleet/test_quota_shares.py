@@ -55,9 +55,11 @@ class Tenant:
             for grant in self.cache.list(Grant):
                 spent = (used or {}).get((grant.spec.region, grant.spec.grant_class), 0)
                 status = GrantStatus(
-                    acknowledged_epoch=grant.spec.epoch, limit=grant.spec.limit, renewed_at=micro_text(self.now),
+                    acknowledged_epoch=grant.spec.epoch,
+                    limit=grant.spec.limit,
+                    renewed_at=micro_text(self.now),
                     used={"cpu": str(spent)} if spent else {},
-                )  # fmt: skip
+                )
                 self.cache.put(with_new_revision(grant, status=status))
 
     def granted(self, cls: GrantClass = GrantClass.NORMAL) -> dict[str, int]:
@@ -66,9 +68,12 @@ class Tenant:
 
     def emergency(self, cpu: int, seconds: float) -> None:
         spec = OverrideSpec(
-            kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"), reason="a test", requester="ann",
+            kind=OverrideKind.EMERGENCY_QUOTA,
+            scope=OverrideScope(tenant="acme"),
+            reason="a test",
+            requester="ann",
             quota={"cpu": str(cpu)},
-        )  # fmt: skip
+        )
         status = OverrideStatus(phase="Active", expires_at=micro_text(self.now + seconds))
         self.cache.put(Override(metadata=meta("more"), spec=spec, status=status))
 

@@ -17,14 +17,7 @@ from holdfast.model.recovery import Recovery, RecoveryPhase
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
-from holdfast.model.workload import (
-    Disruption,
-    RecoveryObjective,
-    Rollout,
-    RolloutPhase,
-    Workload,
-    WorkloadSpec,
-)
+from holdfast.model.workload import Disruption, RecoveryObjective, Rollout, RolloutPhase, Workload, WorkloadSpec
 from holdfast.model.writes import Update
 from holdfast.sim.simulation import SimulationSize
 from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, NEVER_READY
@@ -63,10 +56,13 @@ class Loss(Staged):
         yield Workload(
             metadata=ObjectMeta(name="risk", namespace="pay"),
             spec=WorkloadSpec(
-                replicas=REPLICAS, template=template(), priority_class_name="high",
-                placement=PlacementRules(spread_regions=2), recovery=RecoveryObjective(min_serving=4),
+                replicas=REPLICAS,
+                template=template(),
+                priority_class_name="high",
+                placement=PlacementRules(spread_regions=2),
+                recovery=RecoveryObjective(min_serving=4),
             ),
-        )  # fmt: skip
+        )
 
     def _kill(self, name):
         host = self.cell(name)

@@ -27,9 +27,14 @@ def report_counts(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: 
     waiting = item.spec.replicas - bound
     pending = (PendingReason(reason=why, count=waiting, message="so it is"),) if why else ()
     status = AssignmentStatus(
-        observed_epoch=item.spec.epoch, replicas=item.spec.replicas, queued=max(0, waiting), bound=bound, ready=ready,
-        serving=serving, pending=pending,
-    )  # fmt: skip
+        observed_epoch=item.spec.epoch,
+        replicas=item.spec.replicas,
+        queued=max(0, waiting),
+        bound=bound,
+        ready=ready,
+        serving=serving,
+        pending=pending,
+    )
     f.cache.put(with_new_revision(item, status=status))
 
 

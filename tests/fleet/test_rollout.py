@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.factories import (
-    TEMPLATE,
-    assignment,
-    cache_of,
-    meta,
-    priority,
-    region,
-    tenant,
-    with_new_revision,
-    workload,
-)
+from tests.factories import TEMPLATE, assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet import assign, batch_ttl, rollout, workload_status
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose, assignment_name
@@ -69,10 +59,13 @@ class RolloutHarness:
             item = self.assignments[name]
             count = 0 if item.spec.revision in self.bad else item.spec.replicas
             status = AssignmentStatus(
-                observed_epoch=item.spec.epoch, replicas=item.spec.replicas + (0 if count else 1),
-                serving=item.spec.replicas, updated=item.spec.replicas, updated_serving=count,
+                observed_epoch=item.spec.epoch,
+                replicas=item.spec.replicas + (0 if count else 1),
+                serving=item.spec.replicas,
+                updated=item.spec.replicas,
+                updated_serving=count,
                 revision=item.spec.revision,
-            )  # fmt: skip
+            )
             self.assignments[name] = with_new_revision(item, status=status)
 
     def health(self, name: str, state: HealthState) -> None:
@@ -302,9 +295,12 @@ def test_pending_recovery_replicas_do_not_block_a_rollout():
         harness.serve(*REGIONS)
         item = harness.assignments["ap-south recovers"]
         waits = AssignmentStatus(
-            observed_epoch=item.spec.epoch, replicas=4, queued=4, updated=4,
+            observed_epoch=item.spec.epoch,
+            replicas=4,
+            queued=4,
+            updated=4,
             pending=(PendingReason(reason="InsufficientCpu", count=4),),
-        )  # fmt: skip
+        )
         harness.assignments["ap-south recovers"] = with_new_revision(item, status=waits)
     assert harness.block.phase == "Complete"
 

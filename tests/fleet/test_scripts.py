@@ -82,9 +82,13 @@ class Fleet:
             pending = (PendingReason(reason=reason, count=wanted - placed),) if wanted > placed else ()
             counts = dict.fromkeys(("bound", "ready", "serving", "updated_serving"), placed)
             status = AssignmentStatus(
-                observed_epoch=item.spec.epoch, replicas=wanted, queued=wanted - placed, updated=wanted,
-                pending=pending, **counts,
-            )  # fmt: skip
+                observed_epoch=item.spec.epoch,
+                replicas=wanted,
+                queued=wanted - placed,
+                updated=wanted,
+                pending=pending,
+                **counts,
+            )
             if status != item.status:
                 self.cache.put(factories.with_new_revision(item, status=status))
 

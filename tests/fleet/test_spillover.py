@@ -28,9 +28,12 @@ def test_spillover_of_many_pending_replicas_moves_only_those_that_fit():
         item = workload(f"w{n}", replicas=1)
         made = assign.assignment_spec(cache.get(Workload, f"w{n}", "acme"), "east", 1, cache)
         waits = AssignmentStatus(
-            observed_epoch=1, replicas=1, queued=1, updated=1,
+            observed_epoch=1,
+            replicas=1,
+            queued=1,
+            updated=1,
             pending=(PendingReason(reason=Reason.INSUFFICIENT_CPU, count=1),),
-        )  # fmt: skip
+        )
         name = f"{item.metadata.name}.east.normal"
         cache.put(Assignment(metadata=meta(name, "acme"), spec=made, status=waits))
     for now in (T0, T0 + limits.SPILLOVER_AFTER_S):

@@ -50,10 +50,12 @@ class Full(Staged):
         yield Workload(
             metadata=ObjectMeta(name="risk", namespace="pay"),
             spec=WorkloadSpec(
-                replicas=REPLICAS, template=template(), placement=PlacementRules(spread_regions=2),
+                replicas=REPLICAS,
+                template=template(),
+                placement=PlacementRules(spread_regions=2),
                 disruption=Disruption(max_unavailable=REPLICAS),
             ),
-        )  # fmt: skip
+        )
 
     async def _drain(self, *, on):
         for agent in self.agents:

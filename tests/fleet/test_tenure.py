@@ -93,9 +93,24 @@ class World:
 
 
 ACTS = (
-    "look", "look", "look", "time", "time", "fetch", "ask", "ask late", "ack", "lose", "return", "live", "live", "jump",
-    "crash", "settle", "settle",
-)  # fmt: skip
+    "look",
+    "look",
+    "look",
+    "time",
+    "time",
+    "fetch",
+    "ask",
+    "ask late",
+    "ack",
+    "lose",
+    "return",
+    "live",
+    "live",
+    "jump",
+    "crash",
+    "settle",
+    "settle",
+)
 stories = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 12)), max_size=80)
 
 

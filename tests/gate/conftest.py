@@ -153,9 +153,7 @@ def tenant(name: str) -> Tenant:
 
 
 def workload(name: str = "web", namespace: str = "shop", **spec: Any) -> Workload:
-    return Workload(
-        metadata=ObjectMeta(name=name, namespace=namespace), spec=WorkloadSpec(template=TEMPLATE, **spec)
-    )  # fmt: skip
+    return Workload(metadata=ObjectMeta(name=name, namespace=namespace), spec=WorkloadSpec(template=TEMPLATE, **spec))
 
 
 def node(name: str = "n1") -> Node:
@@ -176,10 +174,12 @@ def binding(name: str = "web-north-0.1", on: str = "n1") -> Binding:
     return Binding(
         metadata=ObjectMeta(name=name, namespace="shop"),
         spec=BindingSpec(
-            replica="web-north-0", intent=Intent(replica_uid="x", template_hash="h", attempt=1), node=on,
+            replica="web-north-0",
+            intent=Intent(replica_uid="x", template_hash="h", attempt=1),
+            node=on,
             template=TEMPLATE,
         ),
-    )  # fmt: skip
+    )
 
 
 def assignment(region: str = "north") -> Assignment:

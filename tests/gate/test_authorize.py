@@ -33,9 +33,20 @@ VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletec
 READS = "get list watch"
 PLURALS = (*(k.plural for k in ALL), "namespaces")
 NAMESPACED = {
-    "quotas", "grants", "workloads", "assignments", "grantcopies", "replicas", "schedulingrequests", "reservations",
-    "bindings", "decisions", "endpoints", "events", "leases",
-}  # fmt: skip
+    "quotas",
+    "grants",
+    "workloads",
+    "assignments",
+    "grantcopies",
+    "replicas",
+    "schedulingrequests",
+    "reservations",
+    "bindings",
+    "decisions",
+    "endpoints",
+    "events",
+    "leases",
+}
 PLACES = ("", "shop", "bank")
 
 # principal → (resources, verbs, namespaces) allowed without a name or selector; "" is the cluster scope.
@@ -60,10 +71,7 @@ ALLOWED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "node n1": [("events", "create update patch", PLACES)],
     "node of south": [],
     "region north": [],
-    "scheduler": [
-        ("*", READS, PLACES),
-        ("events leases terms", " ".join(VERBS), PLACES),
-    ],
+    "scheduler": [("*", READS, PLACES), ("events leases terms", " ".join(VERBS), PLACES)],
     "replicate": [
         ("*", READS, PLACES),
         ("events leases terms", " ".join(VERBS), PLACES),

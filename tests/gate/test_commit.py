@@ -8,18 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.gate.conftest import (
-    OPERATOR,
-    USER,
-    TestPorts,
-    World,
-    assignment,
-    by,
-    tenant,
-    with_meta,
-    with_spec,
-    workload,
-)
+from tests.gate.conftest import OPERATOR, USER, TestPorts, World, assignment, by, tenant, with_meta, with_spec, workload
 
 from holdfast.client.contract import FencingToken
 from holdfast.model import limits

@@ -17,12 +17,7 @@ from holdfast.model.principal import OPERATORS, from_identity
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec
 from holdfast.model.region import Region, RegionSpec
-from holdfast.model.scheduler_policy import (
-    FilterExpression,
-    PolicyRules,
-    SchedulerPolicy,
-    SchedulerPolicySpec,
-)
+from holdfast.model.scheduler_policy import FilterExpression, PolicyRules, SchedulerPolicy, SchedulerPolicySpec
 from holdfast.model.times import micro_text
 from holdfast.model.workload import LoadBlock, LoadMetric, ScaleBlock, Workload, WorkloadSpec
 from holdfast.model.writes import Delete, SetStatus, Update
@@ -210,8 +205,7 @@ async def test_policy_filter_that_matches_no_node_is_refused(world: World, expre
 
 
 @pytest.mark.parametrize(
-    "expression",
-    ["true", "node.zone == 'a'", "node.pool == 'gpu'", "request.tenant == 'x'", "'gpu' in node.labels"],
+    "expression", ["true", "node.zone == 'a'", "node.pool == 'gpu'", "request.tenant == 'x'", "'gpu' in node.labels"]
 )
 async def test_policy_filter_that_may_match_is_accepted(world: World, expression: str) -> None:
     rules = PolicyRules(filter_expressions=(FilterExpression(name="mine", expression=expression),))

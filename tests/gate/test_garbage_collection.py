@@ -85,11 +85,14 @@ async def until(true: Callable[[], Any], what: str) -> None:
 def owned_by(*owners: Object, block: bool = False) -> tuple[OwnerReference, ...]:
     return tuple(
         OwnerReference(
-            api_version="holdfast.dev/v1", kind=kind_of(o).name, name=o.metadata.name, uid=o.uid,
+            api_version="holdfast.dev/v1",
+            kind=kind_of(o).name,
+            name=o.metadata.name,
+            uid=o.uid,
             block_owner_deletion=block,
         )
         for o in owners
-    )  # fmt: skip
+    )
 
 
 async def finish(world: World, item: Any) -> None:

@@ -20,9 +20,10 @@ from holdfast.model.writes import Create, Delete, SetStatus, Update
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 _data = st.recursive(
-    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    _scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
+)
 _steps = st.lists(
     st.one_of(
         st.tuples(st.just("scale"), st.integers(0, 3)),

@@ -128,9 +128,13 @@ async def test_global_cell_refuses_write_to_regional_kind(world: World) -> None:
 async def test_mirror_keeps_identity_of_original(north: World) -> None:
     link = by("link", "north")
     original = with_meta(
-        assignment(), uid="original", generation=4, creation_timestamp="2026-01-01T00:00:00Z", resource_version="77",
+        assignment(),
+        uid="original",
+        generation=4,
+        creation_timestamp="2026-01-01T00:00:00Z",
+        resource_version="77",
         finalizers=("holdfast.dev/assignments",),
-    )  # fmt: skip
+    )
     copy = await north.create(link, original)
     assert (copy.uid, copy.metadata.generation) == ("original", 4)
     going = with_meta(copy, deletion_timestamp="2026-02-01T00:00:00Z", generation=5)
@@ -344,9 +348,12 @@ async def test_finalizer_unqualified_or_added_late_is_refused(world: World) -> N
 
 async def test_all_causes_are_reported_at_once(world: World) -> None:
     bad = with_meta(
-        workload(replicas=-1), name="Bad_Name", labels={"-": "x"}, annotations={"/": "y"},
+        workload(replicas=-1),
+        name="Bad_Name",
+        labels={"-": "x"},
+        annotations={"/": "y"},
         owner_references=(OwnerReference(api_version="v1", kind="Region", name="", uid="u"),),
-    )  # fmt: skip
+    )
     bad = with_spec(bad, template=msgspec.structs.replace(bad.spec.template, command=()))
     with pytest.raises(Invalid) as refused:
         await world.create(USER, bad)

@@ -131,9 +131,14 @@ async def region(tmp_path: Path) -> AsyncIterator[Region]:
 
 def settings(region: Region, node: str = "n1") -> AgentConfig:
     return AgentConfig(
-        name=node, region=REGION, zone="west-a", state_dir=str(region.folder / node), url=region.url,
-        ca=str(region.ca.certificate), join_token_file=str(region.folder / f"{node}.token"),
-    )  # fmt: skip
+        name=node,
+        region=REGION,
+        zone="west-a",
+        state_dir=str(region.folder / node),
+        url=region.url,
+        ca=str(region.ca.certificate),
+        join_token_file=str(region.folder / f"{node}.token"),
+    )
 
 
 async def joined(region: Region, token: str, node: str = "n1") -> AgentIdentity:
@@ -352,14 +357,20 @@ async def test_certificate_of_node_ca_for_other_identity_is_rejected(region: Reg
     """A stolen node CA key cannot create an operator, a region, or a node of another region."""
     now_s = region.clock.now()
     for name, groups in (
-        ("ada", (OPERATORS,)), ("holdfast:region:west", ("holdfast:regions",)), ("holdfast:node:east:n1", (NODES,)),
+        ("ada", (OPERATORS,)),
+        ("holdfast:region:west", ("holdfast:regions",)),
+        ("holdfast:node:east:n1", (NODES,)),
         ("holdfast:node:west:n1", (NODES,)),
-    ):  # fmt: skip
+    ):
         made = issue(region.folder / "nodes", "forged", name, groups, now_s=now_s)
         client = HttpClient(
-            region.url, region.ports, cell=REGION, ca=str(region.ca.certificate), cert=str(made.certificate),
+            region.url,
+            region.ports,
+            cell=REGION,
+            ca=str(region.ca.certificate),
+            cert=str(made.certificate),
             key=str(made.key),
-        )  # fmt: skip
+        )
         try:
             with pytest.raises(Unauthorized):
                 await client.get(Node, "n1")

@@ -32,9 +32,12 @@ class Region:
         """The global cell assigns these ordinals, and the region has received the Assignment."""
         known = self.north.get(Assignment, "web.north.normal", "shop")
         spec = msgspec.structs.replace(
-            assignment().spec, exclusive=Exclusivity(), ordinals=ordinals, replicas=len(ordinals),
+            assignment().spec,
+            exclusive=Exclusivity(),
+            ordinals=ordinals,
+            replicas=len(ordinals),
             epoch=known.spec.epoch + 1 if known is not None else 1,
-        )  # fmt: skip
+        )
         link = by("link", "north")
         if known is None:
             copy = await self.north.create(link, msgspec.structs.replace(assignment(), spec=spec))

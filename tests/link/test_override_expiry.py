@@ -92,12 +92,7 @@ class RegionHarness:
 
     def mirror(self, source: Override) -> None:
         writes = mirror.mirror_writes(
-            (Override, source.key),
-            cache_of(source),
-            self.here,
-            0.0,
-            region="east",
-            timed=self.expiry.mirrored_override,
+            (Override, source.key), cache_of(source), self.here, 0.0, region="east", timed=self.expiry.mirrored_override
         )
         for write in writes:
             assert isinstance(write, Create | Update)
@@ -353,9 +348,12 @@ def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s, sent_ago_s):
 
 def local_override(**status: str) -> Override:
     spec = OverrideSpec(
-        kind=OverrideKind.PAUSE_REPAIR, scope=OverrideScope(region="east"), reason="x", requester="ann",
+        kind=OverrideKind.PAUSE_REPAIR,
+        scope=OverrideScope(region="east"),
+        reason="x",
+        requester="ann",
         ttl_seconds=600.0,
-    )  # fmt: skip
+    )
     return Override(metadata=meta("break-glass-east-1"), spec=spec, status=Status(**status))
 
 

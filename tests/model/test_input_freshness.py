@@ -47,8 +47,7 @@ def test_region_with_old_summary_gets_no_new_replicas_whatever_its_lost_after(lo
     verdict = region_health.assess(known, old_s, cache_of(known), NOW + old_s)
     assert verdict.state is not HealthState.HEALTHY
     suspect = with_new_revision(
-        known,
-        status=msgspec.structs.replace(known.status, health=msgspec.structs.replace(heard, state=verdict.state)),
+        known, status=msgspec.structs.replace(known.status, health=msgspec.structs.replace(heard, state=verdict.state))
     )
     made = assign.decide(workload().key, cache_of(workload(), suspect, tenant(), priority()), NOW + old_s).writes
     assert not [w for w in made if isinstance(w, Create) and w.object.spec.replicas]

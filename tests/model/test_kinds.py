@@ -67,17 +67,26 @@ def test_store_key_identifies_its_kind():
 def test_validation_reports_all_errors():
     spec = WorkloadSpec(
         replicas=-1,
-        template=Template(resources={"cpu": "x", "gpu": "1500m"}, ports=(Port(name="A"), Port(name="A")),
-                          probes=Probes(readiness=Probe(tcp=TcpProbe(port="nope")))),
+        template=Template(
+            resources={"cpu": "x", "gpu": "1500m"},
+            ports=(Port(name="A"), Port(name="A")),
+            probes=Probes(readiness=Probe(tcp=TcpProbe(port="nope"))),
+        ),
         batch=Batch(),
         rollout=Rollout(max_surge=0),
-    )  # fmt: skip
+    )
     fields = {c.field for c in validate_workload(Workload(metadata=ObjectMeta(name="x.y"), spec=spec), None)}
     assert fields >= {
-        "metadata.name", "spec.replicas", "spec.template.command", "spec.template.resources.cpu",
-        "spec.template.resources.gpu", "spec.template.ports[1]", "spec.batch", "spec.rollout",
+        "metadata.name",
+        "spec.replicas",
+        "spec.template.command",
+        "spec.template.resources.cpu",
+        "spec.template.resources.gpu",
+        "spec.template.ports[1]",
+        "spec.batch",
+        "spec.rollout",
         "spec.template.probes.readiness.port",
-    }  # fmt: skip
+    }
 
 
 def test_equal_templates_have_equal_hashes():

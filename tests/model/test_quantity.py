@@ -6,27 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.model.quantity import (
-    MAX_AMOUNT,
-    BadQuantity,
-    add,
-    amount_text,
-    amounts,
-    parse_amount,
-    scaled,
-    shortfall,
-)
+from holdfast.model.quantity import MAX_AMOUNT, BadQuantity, add, amount_text, amounts, parse_amount, scaled, shortfall
 
 
 @pytest.mark.parametrize(
     ("resource", "text", "base"),
     [
-        ("cpu", "500m", 500), ("cpu", "1", 1000), ("cpu", 2, 2000), ("cpu", 0.5, 500), ("cpu", "1.5", 1500),
-        ("cpu", "1e2", 100_000), ("cpu", "100u", 1), ("gpu", "300m", 300), ("gpu", "2", 2000),
-        ("memory", "2Gi", 2 * 2**30), ("memory", "1M", 10**6), ("memory", "128974848", 128974848),
-        ("memory", "1.5Ki", 1536), ("disk", "1Ti", 2**40), ("fpga", "1", 1000),
+        ("cpu", "500m", 500),
+        ("cpu", "1", 1000),
+        ("cpu", 2, 2000),
+        ("cpu", 0.5, 500),
+        ("cpu", "1.5", 1500),
+        ("cpu", "1e2", 100_000),
+        ("cpu", "100u", 1),
+        ("gpu", "300m", 300),
+        ("gpu", "2", 2000),
+        ("memory", "2Gi", 2 * 2**30),
+        ("memory", "1M", 10**6),
+        ("memory", "128974848", 128974848),
+        ("memory", "1.5Ki", 1536),
+        ("disk", "1Ti", 2**40),
+        ("fpga", "1", 1000),
     ],
-)  # fmt: skip
+)
 def test_quantity_text_is_parsed_to_base_units(resource, text, base):
     assert parse_amount(resource, text) == base
 

@@ -88,20 +88,29 @@ class Situation(msgspec.Struct, frozen=True):
         slots = (RecoverySlotReport(budget="budget", zone=ZONE, resources=SHAPE, admitted=4),)
         report = msgspec.structs.replace(known.status.report, recovery_slots=slots)
         status = msgspec.structs.replace(known.status, report=report)
-        return factories.with_new_revision(known, spec=RegionSpec(zones=(ZONE,), residency=self.residency), status=status)
+        return factories.with_new_revision(
+            known, spec=RegionSpec(zones=(ZONE,), residency=self.residency), status=status
+        )
 
     @property
     def request(self) -> SchedulingRequest:
         spec = SchedulingRequestSpec(
-            workload=WORKLOAD, assignment="a", revision="1", template=self.template, placement=self.placement,
-            dedicated=self.dedicated, members=(RequestMember("web-0", "u0"),),
-        )  # fmt: skip
+            workload=WORKLOAD,
+            assignment="a",
+            revision="1",
+            template=self.template,
+            placement=self.placement,
+            dedicated=self.dedicated,
+            members=(RequestMember("web-0", "u0"),),
+        )
         return SchedulingRequest(factories.meta("web", TENANT), spec)
 
     def other_region(self, state: HealthState = HealthState.HEALTHY) -> Region:
         known = factories.region(OTHER, state=state)
         zones = (*self.placement.zones, "us-west-a")
-        return factories.with_new_revision(known, spec=RegionSpec(zones=zones, residency=(*self.placement.residency, "any")))
+        return factories.with_new_revision(
+            known, spec=RegionSpec(zones=zones, residency=(*self.placement.residency, "any"))
+        )
 
     def workload(self, **spec: Any) -> Workload:
         rules = self.placement
@@ -123,7 +132,11 @@ def planner(asked: Situation) -> bool:
     if asked.grants is not None:
         emergency = has_emergency_quota(asked.overrides, region=REGION, tenant=TENANT, now=NOW)
         headroom = headroom_of(asked.grants, {}, NOW, emergency=emergency)
-    return bool(plan(snapshot, [requirements_of(asked.request, quota_headroom=headroom)], PolicyRules(), NOW, 1).request_plans[0].proposals)
+    return bool(
+        plan(snapshot, [requirements_of(asked.request, quota_headroom=headroom)], PolicyRules(), NOW, 1)
+        .request_plans[0]
+        .proposals
+    )
 
 
 def why_not(asked: Situation) -> bool:

@@ -16,12 +16,7 @@ from holdfast.model.assignment import Purpose
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.placement_rules import AffinityRule, PlacementRules, SpreadRule
 from holdfast.model.scheduler_policy import PolicyRules
-from holdfast.model.scheduling_request import (
-    RefusalCount,
-    RequestMember,
-    SchedulingRequest,
-    SchedulingRequestSpec,
-)
+from holdfast.model.scheduling_request import RefusalCount, RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
 from holdfast.model.workload import Gang
 from holdfast.scheduler.request_queue import GROUP_MEMBER_RETRY_S, PendingRequest, RequestQueue

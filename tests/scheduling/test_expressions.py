@@ -28,10 +28,13 @@ def request(count: int = 1) -> SchedulingRequest:
     return SchedulingRequest(
         factories.meta("r", "acme"),
         SchedulingRequestSpec(
-            workload="web", assignment="web", revision="1", template=template,
+            workload="web",
+            assignment="web",
+            revision="1",
+            template=template,
             members=tuple(RequestMember(f"m{i}", f"m{i}") for i in range(count)),
         ),
-    )  # fmt: skip
+    )
 
 
 def planned(rules: PolicyRules, count: int = 1):  # type: ignore[no-untyped-def]

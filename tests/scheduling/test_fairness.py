@@ -131,9 +131,13 @@ def test_pending_request_past_deadline_has_deadline_conditions() -> None:
         made = await cell.replica("late-0", template={"resources": {"cpu": "100"}})
         meta = ObjectMeta(name="late", namespace=TENANT, generation=1, creation_timestamp="2023-11-14T22:13:20Z")
         spec = SchedulingRequestSpec(
-            workload="late", assignment="late", revision="1", template=made.spec.template,
-            members=(RequestMember("late-0", made.uid),), deadline="2023-11-14T22:14:20.000000Z",
-        )  # fmt: skip
+            workload="late",
+            assignment="late",
+            revision="1",
+            template=made.spec.template,
+            members=(RequestMember("late-0", made.uid),),
+            deadline="2023-11-14T22:14:20.000000Z",
+        )
         await cell.put(SchedulingRequest(meta, spec))
 
         def true_now() -> list[str]:

@@ -16,13 +16,7 @@ from holdfast.authority import bind_preconditions
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.kinds import kind_of
-from holdfast.model.placement_api import (
-    BindItem,
-    BindRequest,
-    PlacementOutcome,
-    ReleaseAction,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import BindItem, BindRequest, PlacementOutcome, ReleaseAction, ReserveRequest
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
@@ -155,10 +149,7 @@ def test_bound_members_of_old_revision_do_not_complete_new_gang() -> None:
         assert [
             bind_preconditions.bound_members(cell.authority._state, cell.get_replica(name))
             for name in ("ring-0", "ring-3")
-        ] == [
-            3,
-            0,
-        ], "the authority counts members per revision"
+        ] == [3, 0], "the authority counts members per revision"
         assert len(region.bound()) == 3
 
     in_region(test, chores=True)

@@ -35,9 +35,12 @@ def gpu_requirements(number: int, cpu_milli: int, gpu_milli: int) -> ReplicaRequ
     resources = {"cpu": f"{cpu_milli}m", **({"gpu": f"{gpu_milli}m"} if gpu_milli else {})}
     name = f"w{number:04}"
     spec = SchedulingRequestSpec(
-        workload=name, assignment=name, revision="1", template=Template(command=("x",), resources=resources),
+        workload=name,
+        assignment=name,
+        revision="1",
+        template=Template(command=("x",), resources=resources),
         members=(RequestMember(name, name),),
-    )  # fmt: skip
+    )
     return requirements_of(SchedulingRequest(factories.meta(name, "acme"), spec))
 
 
@@ -79,12 +82,16 @@ def test_gpu_shape_score_keeps_cpu_for_free_gpus(need: Shape, better: str) -> No
         Binding(
             factories.meta(f"past{i}.1", "acme"),
             BindingSpec(
-                replica=f"past{i}", intent=Intent(replica_uid=f"past{i}", template_hash="h", attempt=1), node="busy",
-                template=Template(), resources={"cpu": cpu, "gpu": "1"}, devices=(DeviceClaim(id=f"gpu-{i}"),),
+                replica=f"past{i}",
+                intent=Intent(replica_uid=f"past{i}", template_hash="h", attempt=1),
+                node="busy",
+                template=Template(),
+                resources={"cpu": cpu, "gpu": "1"},
+                devices=(DeviceClaim(id=f"gpu-{i}"),),
             ),
         )
         for i, cpu in enumerate(("2", "2"))
-    ]  # fmt: skip
+    ]
     snapshot = build_snapshot("here", [*nodes, *existing])
     for tie in range(4):
         chosen = plan(snapshot, [gpu_requirements(1, *need)], RULES, 0.0, tie).request_plans[0].proposals[0]

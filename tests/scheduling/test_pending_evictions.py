@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.factories import (
-    assignment,
-    binding,
-    cache_of,
-    meta,
-    node,
-    replica,
-    serving_status,
-    with_new_revision,
-)
+from tests.factories import assignment, binding, cache_of, meta, node, replica, serving_status, with_new_revision
 
 from holdfast.controllers.cache import Cache
 from holdfast.link.report import assignment_writes

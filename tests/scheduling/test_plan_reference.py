@@ -201,18 +201,21 @@ class ReferencePlanner:
         if not allowed:
             return None
         ranked = sorted(
-            allowed,
-            key=lambda n: (-self.score(n, needs, rules), tie_number(seed, n.metadata.name), n.metadata.name),
+            allowed, key=lambda n: (-self.score(n, needs, rules), tie_number(seed, n.metadata.name), n.metadata.name)
         )
         best = ranked[0]
         score = self.score(best, needs, rules)
         self.claims.append(
             {
-                "node": best.metadata.name, "amounts": needs["amounts"], "reclaimable": needs["reclaimable"],
-                "devices": self.devices(best, needs), "ports": needs["ports"], "workload": needs["workload"],
+                "node": best.metadata.name,
+                "amounts": needs["amounts"],
+                "reclaimable": needs["reclaimable"],
+                "devices": self.devices(best, needs),
+                "ports": needs["ports"],
+                "workload": needs["workload"],
                 "labels": needs["labels"],
             }
-        )  # fmt: skip
+        )
         return best.metadata.name, score
 
 
@@ -311,9 +314,14 @@ def request_lists(draw: Any) -> list[SchedulingRequest]:
             RequestMember(name=f"r{number}-{i}", uid=f"u{number}-{i}") for i in range(draw(st.integers(1, 14)))
         )
         spec = SchedulingRequestSpec(
-            workload=f"w{number}", assignment="x", revision="1", template=template, placement=draw(placements),
-            reclaimable=draw(st.booleans()), members=members,
-        )  # fmt: skip
+            workload=f"w{number}",
+            assignment="x",
+            revision="1",
+            template=template,
+            placement=draw(placements),
+            reclaimable=draw(st.booleans()),
+            members=members,
+        )
         made.append(SchedulingRequest(metadata=factories.meta(f"q{number}", "acme"), spec=spec))
     return made
 
@@ -327,12 +335,15 @@ def old_bindings(draw: Any, nodes: list[Node]) -> list[Binding]:
         if where.spec.devices and draw(st.booleans()):
             devices = (DeviceClaim(id=where.spec.devices[0].id, milli=100),)
         spec = BindingSpec(
-            replica=f"o{number}", intent=Intent(replica_uid=f"o{number}", template_hash="h", attempt=1),
-            node=where.metadata.name, template=Template(labels={"app": "old"}),
+            replica=f"o{number}",
+            intent=Intent(replica_uid=f"o{number}", template_hash="h", attempt=1),
+            node=where.metadata.name,
+            template=Template(labels={"app": "old"}),
             workload=draw(st.sampled_from(["w0", "z"])),
-            resources={"cpu": "300m", **({"gpu": "100m"} if devices else {})}, devices=devices,
+            resources={"cpu": "300m", **({"gpu": "100m"} if devices else {})},
+            devices=devices,
             capacity_class=draw(st.sampled_from([CapacityClass.FIRM, CapacityClass.RECLAIMABLE])),
-        )  # fmt: skip
+        )
         made.append(Binding(metadata=factories.meta(f"o{number}.1", "acme"), spec=spec))
     return made
 
@@ -373,20 +384,28 @@ def test_plan_equals_reference_planner(
 
     claims = [
         {
-            "node": b.spec.node, "amounts": amounts(b.spec.resources), "ports": (), "workload": b.spec.workload,
-            "reclaimable": b.spec.capacity_class is CapacityClass.RECLAIMABLE, "labels": b.spec.template.labels,
+            "node": b.spec.node,
+            "amounts": amounts(b.spec.resources),
+            "ports": (),
+            "workload": b.spec.workload,
+            "reclaimable": b.spec.capacity_class is CapacityClass.RECLAIMABLE,
+            "labels": b.spec.template.labels,
             "devices": [(d.id, d.milli) for d in b.spec.devices],
         }
         for b in bindings
-    ]  # fmt: skip
+    ]
     slow = ReferencePlanner(nodes, claims, slots)
     for request, outcome in zip(requests, made.request_plans, strict=True):
         template = request.spec.template
         needs = {
-            "amounts": amounts(template.resources), "placement": request.spec.placement, "labels": template.labels,
-            "reclaimable": request.spec.reclaimable, "workload": request.spec.workload, "models": template.gpu_models,
+            "amounts": amounts(template.resources),
+            "placement": request.spec.placement,
+            "labels": template.labels,
+            "reclaimable": request.spec.reclaimable,
+            "workload": request.spec.workload,
+            "models": template.gpu_models,
             "ports": [p.port for p in template.ports],
-        }  # fmt: skip
+        }
         looked_at = has_quota(left, needs["amounts"])
         assert outcome.feasible == (sum(slow.feasible(n, needs) for n in nodes) if looked_at else 0)
         expected = []
@@ -469,9 +488,12 @@ def test_fixed_port_in_dynamic_range_reduces_dynamic_ports_in_same_plan() -> Non
     for name, ports, members in (("fixed", (Port("http", 20007),), 1), ("open", (Port("http"),), 2)):
         template = Template(command=("serve",), resources={"cpu": "1"}, ports=ports)
         spec = SchedulingRequestSpec(
-            workload=name, assignment=name, revision="1", template=template,
+            workload=name,
+            assignment=name,
+            revision="1",
+            template=template,
             members=tuple(RequestMember(f"{name}-{n}", f"uid-{name}-{n}") for n in range(members)),
-        )  # fmt: skip
+        )
         asks.append(requirements_of(SchedulingRequest(factories.meta(name, "acme"), spec)))
     fixed, others = plan(snapshot, asks, PolicyRules(), 1_767_225_610.0, seed=7).request_plans
     assert len(fixed.proposals) == len(others.proposals) == 1

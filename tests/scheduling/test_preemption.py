@@ -51,12 +51,17 @@ def binding(number: int, victim_spec: VictimSpec, *, workload: str = "", budget:
     return Binding(
         metadata=factories.meta(f"low-{number}.1", "acme"),
         spec=BindingSpec(
-            replica=f"low-{number}", intent=Intent(replica_uid=f"low-{number}", template_hash="h", attempt=1),
-            node=f"n{node}", template=Template(command=("x",)), workload=workload or f"low-{number}",
-            resources={"cpu": str(cpu)}, priority=priority, max_unavailable=budget,
+            replica=f"low-{number}",
+            intent=Intent(replica_uid=f"low-{number}", template_hash="h", attempt=1),
+            node=f"n{node}",
+            template=Template(command=("x",)),
+            workload=workload or f"low-{number}",
+            resources={"cpu": str(cpu)},
+            priority=priority,
+            max_unavailable=budget,
             capacity_class=CapacityClass.RECLAIMABLE if reclaimable else CapacityClass.FIRM,
         ),
-    )  # fmt: skip
+    )
 
 
 def request(cpu: int, *, priority: int = 5, replicas: int = 1, **spec: Any) -> SchedulingRequest:

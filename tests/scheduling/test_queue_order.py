@@ -11,19 +11,8 @@ from tests import factories
 
 from holdfast.model.active_policy import BUILT_IN, active_policy
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
-from holdfast.model.scheduler_policy import (
-    PolicyRevision,
-    PolicyRevisionSpec,
-    PolicyRules,
-    PromotionStage,
-    QueueKey,
-)
-from holdfast.model.scheduling_request import (
-    RefusalCount,
-    RequestMember,
-    SchedulingRequest,
-    SchedulingRequestSpec,
-)
+from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PolicyRules, PromotionStage, QueueKey
+from holdfast.model.scheduling_request import RefusalCount, RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
 from holdfast.scheduler.request_queue import NEVER, RequestQueue
 from holdfast.scheduling.queue_order import (

@@ -51,10 +51,14 @@ def placed(name: str, node: str = "n1", **spec: Any) -> Binding:
     return Binding(
         factories.meta(f"{name}.1", "acme"),
         BindingSpec(
-            replica=name, intent=Intent(replica_uid=name, template_hash="h", attempt=1), node=node, template=shape,
-            workload=spec.pop("workload", name), **{"resources": {"cpu": "1"}, **spec},
+            replica=name,
+            intent=Intent(replica_uid=name, template_hash="h", attempt=1),
+            node=node,
+            template=shape,
+            workload=spec.pop("workload", name),
+            **{"resources": {"cpu": "1"}, **spec},
         ),
-    )  # fmt: skip
+    )
 
 
 def fenced() -> Node:
@@ -102,42 +106,62 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
     Reason.NODE_EXCLUDED_BY_OVERRIDE: lambda: ([NODE, avoid_override()], request(), "end override too-warm"),
     Reason.DRIVER_MISSING: lambda: ([NODE], request(template={"driver": DriverName.OCI}), "driver"),
     Reason.INSUFFICIENT_CPU: lambda: (
-        [NODE, placed("a", resources={"cpu": "7500m"})], request(), "free 500m cpu on node n1, or ask for 500m",
+        [NODE, placed("a", resources={"cpu": "7500m"})],
+        request(),
+        "free 500m cpu on node n1, or ask for 500m",
     ),
     Reason.INSUFFICIENT_MEMORY: lambda: (
-        [NODE], request({"cpu": "1", "memory": "64Gi"}), "ask for at most 32Gi memory instead of 64Gi",
+        [NODE],
+        request({"cpu": "1", "memory": "64Gi"}),
+        "ask for at most 32Gi memory instead of 64Gi",
     ),
     Reason.INSUFFICIENT_RESOURCE: lambda: ([NODE], request({**CPU, "example.com/fpga": "1"}), "example.com/fpga"),
     Reason.INSUFFICIENT_DEVICES: lambda: (
         [factories.node(devices=(Device("g0", model="A"),))],
-        request({**CPU, "gpu": "1"}, {"gpu_models": ("B",)}), "free 1 gpu of model B on node n1",
+        request({**CPU, "gpu": "1"}, {"gpu_models": ("B",)}),
+        "free 1 gpu of model B on node n1",
     ),
     Reason.PORT_IN_USE: lambda: (
-        [NODE, placed("a", ports={"http": 80})], request(template={"ports": (Port(name="http", port=80),)}), "port 0",
+        [NODE, placed("a", ports={"http": 80})],
+        request(template={"ports": (Port(name="http", port=80),)}),
+        "port 0",
     ),
     Reason.PORTS_EXHAUSTED: lambda: (
         [factories.node(port_range=(30000, 30000)), placed("a", ports={"http": 30000})],
-        request(template={"ports": (Port(name="http"),)}), "widen the port range of node n1",
+        request(template={"ports": (Port(name="http"),)}),
+        "widen the port range of node n1",
     ),
     Reason.RESIDENCY_VIOLATED: lambda: (
-        [NODE], request(placement=PlacementRules(regions=("eu-west",))), "allow region us-east",
+        [NODE],
+        request(placement=PlacementRules(regions=("eu-west",))),
+        "allow region us-east",
     ),
     Reason.TENANCY_VIOLATED: lambda: ([factories.node(tenant="bank")], request(), "node n1 belongs to bank"),
     Reason.ZONE_NOT_ALLOWED: lambda: ([NODE], request(placement=PlacementRules(zones=("y",))), "add zone z to"),
     Reason.POOL_NOT_ALLOWED: lambda: ([NODE], request(placement=PlacementRules(pools=("gpu",))), "placement.pools"),
     Reason.LABELS_DO_NOT_MATCH: lambda: (
-        [NODE], request(placement=PlacementRules(node_selector={"disk": "ssd"})), "label node n1",
+        [NODE],
+        request(placement=PlacementRules(node_selector={"disk": "ssd"})),
+        "label node n1",
     ),
     Reason.TAINT_NOT_TOLERATED: lambda: (
-        [factories.node(taints=(Taint(key="special"),))], request(), "tolerate the taint",
+        [factories.node(taints=(Taint(key="special"),))],
+        request(),
+        "tolerate the taint",
     ),
     Reason.SPREAD_VIOLATED: lambda: (
-        [NODE, factories.node("n2"), placed("a", workload="web"), factories.node("n3", zone="y", unschedulable=False,
-         capacity={"cpu": "1m", "memory": "1Mi"})],
-        request(placement=PlacementRules(spread=(SpreadRule(),))), "",
+        [
+            NODE,
+            factories.node("n2"),
+            placed("a", workload="web"),
+            factories.node("n3", zone="y", unschedulable=False, capacity={"cpu": "1m", "memory": "1Mi"}),
+        ],
+        request(placement=PlacementRules(spread=(SpreadRule(),))),
+        "",
     ),
     Reason.AFFINITY_NOT_MET: lambda: (
-        [NODE], request(placement=PlacementRules(affinity=(AffinityRule(workload_labels={"app": "db"}),))),
+        [NODE],
+        request(placement=PlacementRules(affinity=(AffinityRule(workload_labels={"app": "db"}),))),
         "affinity rule first",
     ),
     Reason.ANTI_AFFINITY_VIOLATED: lambda: (
@@ -147,31 +171,47 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
     ),
     Reason.NO_NODES: lambda: ([], request(), "add a node"),
     Reason.GANG_INCOMPLETE: lambda: (
-        [NODE], request({"cpu": "5", "memory": "1Gi"}, gang=Gang(min_available=2), count=2), "minAvailable",
+        [NODE],
+        request({"cpu": "5", "memory": "1Gi"}, gang=Gang(min_available=2), count=2),
+        "minAvailable",
     ),
     Reason.NO_VICTIMS: lambda: (
         [NODE, placed("a", resources={"cpu": "8"}, priority=9)],
-        request(priority=5, may_preempt=True), "raise the priority",
+        request(priority=5, may_preempt=True),
+        "raise the priority",
     ),
     Reason.PREEMPTION_BUDGET_SPENT: lambda: (
-        [NODE, placed("a", resources={"cpu": "8"})], request(priority=5, may_preempt=True, count=1), "wait a minute",
+        [NODE, placed("a", resources={"cpu": "8"})],
+        request(priority=5, may_preempt=True, count=1),
+        "wait a minute",
     ),
     Reason.EXPRESSION_REFUSED: lambda: ([NODE], request(), "change the policy's filter expression"),
-}  # fmt: skip
+}
 
 BEYOND = (
-    Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.WAITING, Reason.VICTIM_NOT_ALLOWED,
-    Reason.NOT_ALLOWED_WHILE_PARTITIONED, Reason.DEVICE_IN_USE, Reason.NODE_NOT_FOUND, Reason.ALREADY_CLAIMED,
-)  # fmt: skip
+    Reason.NO_GRANT,
+    Reason.QUOTA_EXCEEDED,
+    Reason.GRANT_EXPIRED,
+    Reason.WAITING,
+    Reason.VICTIM_NOT_ALLOWED,
+    Reason.NOT_ALLOWED_WHILE_PARTITIONED,
+    Reason.DEVICE_IN_USE,
+    Reason.NODE_NOT_FOUND,
+    Reason.ALREADY_CLAIMED,
+)
 
 
 def timeline_of(
     request_item: SchedulingRequest, reasons: tuple[RefusalCount, ...], fix: SuggestedFix | None = None
 ) -> Timeline:
     status = SchedulingRequestStatus(
-        pending=1, attempts=3, position=2, reasons=reasons, retry_on=retry_events(r.reason for r in reasons),
+        pending=1,
+        attempts=3,
+        position=2,
+        reasons=reasons,
+        retry_on=retry_events(r.reason for r in reasons),
         next_retry_at="2026-01-01T00:00:07.000000Z",
-    )  # fmt: skip
+    )
     stored = msgspec.structs.replace(request_item, status=status)
     return request_timeline(stored, Evidence(request=stored, suggested_fix=fix, position=2, queue_length=9))
 
@@ -212,9 +252,13 @@ def test_timeline_of_late_request_shows_deadline_condition(kind: Reason) -> None
 
 
 EXPLAINED = {
-    *FROM_NODES, *BEYOND, Reason.DEADLINE_AT_RISK, Reason.DEADLINE_MISSED, Reason.WAITING_FOR_VICTIMS,
+    *FROM_NODES,
+    *BEYOND,
+    Reason.DEADLINE_AT_RISK,
+    Reason.DEADLINE_MISSED,
+    Reason.WAITING_FOR_VICTIMS,
     Reason.WAITING_FOR_GANG,
-}  # fmt: skip
+}
 REFUSING = ("scheduling/filters/*.py", "scheduling/plan/*.py", "scheduling/quota_headroom.py", "authority/*.py")
 NOT_WAITED_WITH = {
     Reason.UNSCHEDULABLE: "a summary; the specific reason is listed beside it",

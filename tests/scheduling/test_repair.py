@@ -20,9 +20,14 @@ DECIDE = repair.decider("us-east")
 
 def bound(ordinal: int = 0, *, since_s: float = limits.STAGE_DEADLINE_S["Bound"] + 40.0):
     placed = PlacementBlock(
-        attempt=1, node="n1", zone="z", reservation=f"c{ordinal}.1", binding=f"c{ordinal}.1", epoch=1,
+        attempt=1,
+        node="n1",
+        zone="z",
+        reservation=f"c{ordinal}.1",
+        binding=f"c{ordinal}.1",
+        epoch=1,
         bound_at=micro_text(NOW - since_s),
-    )  # fmt: skip
+    )
     return replica(ordinal, status=ReplicaStatus(placement=placed))
 
 

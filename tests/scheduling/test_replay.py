@@ -16,12 +16,7 @@ from tests.scheduling.replay_state import fetch
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.foundation.ports import SystemClock
-from holdfast.insight.replay import (
-    NotReplayable,
-    ReplayResult,
-    oldest_revision_needed,
-    replay,
-)
+from holdfast.insight.replay import NotReplayable, ReplayResult, oldest_revision_needed, replay
 from holdfast.model.decision import Decision, parse_newer_object
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
@@ -171,9 +166,15 @@ class RandomLoad:
             members = tuple(RequestMember(r.metadata.name, r.uid, r.status.placement.attempt) for r in replicas)
             meta = ObjectMeta(name=name, namespace=TENANT, generation=1, creation_timestamp="2026-01-01T00:00:00Z")
             spec = SchedulingRequestSpec(
-                workload=name, assignment=name, revision="1", template=replicas[0].spec.template, placement=rules,
-                members=members, priority=chance.randint(0, 3), reclaimable=False,
-            )  # fmt: skip
+                workload=name,
+                assignment=name,
+                revision="1",
+                template=replicas[0].spec.template,
+                placement=rules,
+                members=members,
+                priority=chance.randint(0, 3),
+                reclaimable=False,
+            )
             await self.cell.put(SchedulingRequest(meta, spec))
 
     async def leave(self) -> None:

@@ -17,9 +17,13 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
 EXPECTED = {
-    "HistoryCompacted", "AssumedDecisionMissing", "EarlierDecisionMissing", "AdoptedClaims", "PolicyMissing",
+    "HistoryCompacted",
+    "AssumedDecisionMissing",
+    "EarlierDecisionMissing",
+    "AdoptedClaims",
+    "PolicyMissing",
     "RequestMissing",
-}  # fmt: skip
+}
 
 
 async def outcomes(region: str, disk: Disk) -> Counter[str]:

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.factories import (
-    assignment,
-    bound_status,
-    cache_of,
-    meta,
-    node,
-    replica,
-    serving_status,
-    with_new_revision,
-)
+from tests.factories import assignment, bound_status, cache_of, meta, node, replica, serving_status, with_new_revision
 
 from holdfast.model.meta import Key
 from holdfast.model.node import ContactState

@@ -48,8 +48,11 @@ def test_failed_stage_is_reported_with_last_output_and_others_run(staged: Module
     ), lines
     ends = [line.split() for line in lines[-5:-1]]
     assert [(columns[0], columns[3].rstrip(":")) for columns in ends] == [
-        ("first", "ok"), ("second", "failed"), ("third", "failed"), ("last", "ok"),
-    ]  # fmt: skip
+        ("first", "ok"),
+        ("second", "failed"),
+        ("third", "failed"),
+        ("last", "ok"),
+    ]
     assert lines[-1] == "2 of 4 stages passed"
     assert "never" not in (tmp_path / "second.log").read_text().splitlines()
     assert (tmp_path / "last.log").read_text().splitlines()[-1] == "7"

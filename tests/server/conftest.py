@@ -65,15 +65,20 @@ class Api:
     def scope(self, method: str, path: str, headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
         plain, _, query = path.partition("?")
         scope: dict[str, Any] = {
-            "type": "http", "method": method, "path": plain, "query_string": query.encode(),
+            "type": "http",
+            "method": method,
+            "path": plain,
+            "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in (*self.headers, *headers)],
-        }  # fmt: skip
+        }
         if self.user:
             subject = [(("commonName", self.user),), *((("organizationName", g),) for g in GROUPS[self.user])]
             scope["holdfast.peer_certificate"] = {
-                "subject": tuple(subject), "serialNumber": "01",
-                "notBefore": "Jan  1 00:00:00 2020 GMT", "notAfter": "Jan  1 00:00:00 2099 GMT",
-            }  # fmt: skip
+                "subject": tuple(subject),
+                "serialNumber": "01",
+                "notBefore": "Jan  1 00:00:00 2020 GMT",
+                "notAfter": "Jan  1 00:00:00 2099 GMT",
+            }
         return scope
 
     async def call(
@@ -198,10 +203,11 @@ async def running(cell: str, folder: Path) -> AsyncIterator[World]:
     api = Api(world.app)
     if cell == "global":
         for item in (
-            Tenant(metadata=ObjectMeta(name="shop")), Tenant(metadata=ObjectMeta(name="other")),
+            Tenant(metadata=ObjectMeta(name="shop")),
+            Tenant(metadata=ObjectMeta(name="other")),
             PriorityClass(metadata=ObjectMeta(name="standard")),
             Region(metadata=ObjectMeta(name="west"), spec=RegionSpec(zones=("west-a",))),
-        ):  # fmt: skip
+        ):
             await world.gate.commit(_operator(world, api), [Create(item)])
         quota = Quota(metadata=ObjectMeta(name="quota", namespace="shop"), spec=QuotaSpec(hard={"cpu": "1000"}))
         await world.gate.commit(_operator(world, api), [Create(quota)])

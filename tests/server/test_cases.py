@@ -24,7 +24,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 TYPES = {
     "merge": "application/merge-patch+json",
     "json-patch": "application/json-patch+json",
-    "yaml": "application/yaml",
+    "apply": "application/apply-patch+yaml",
 }
 VARIABLE = re.compile(r"\$(\w+)((?:\.\w+)*)")
 

@@ -34,9 +34,13 @@ async def api(region: World) -> Api:
         node = Node(metadata=ObjectMeta(name=name), spec=NodeSpec(zone="west-a", capacity={"cpu": "4"}))
         await region.gate.commit(agent(name, region="west"), [Create(node)])
         spec = BindingSpec(
-            replica=f"web-{index}", intent=Intent(f"uid-{index}", "h", 1), node=name, workload="web",
-            template=Template(command=("serve",), termination_grace_seconds=7), resources={"cpu": "500m"},
-        )  # fmt: skip
+            replica=f"web-{index}",
+            intent=Intent(f"uid-{index}", "h", 1),
+            node=name,
+            workload="web",
+            template=Template(command=("serve",), termination_grace_seconds=7),
+            resources={"cpu": "500m"},
+        )
         claim = Binding(metadata=ObjectMeta(name=f"web-{index}.1", namespace="shop"), spec=spec)
         await region.commit(Create(claim), role="authority")
     return Api(region.app)
@@ -99,9 +103,13 @@ async def test_pods_of_node_are_its_bindings(api: Api) -> None:
 async def test_write_to_pod_is_not_allowed(api: Api, region: World) -> None:
     pod = (await api.get(POD)).json
     for method, path, body in (
-        ("DELETE", POD, None), ("PUT", POD, pod), ("PATCH", POD, {}), ("POST", "/api/v1/namespaces/shop/pods", pod),
-        ("DELETE", "/api/v1/namespaces/shop/pods", None), ("DELETE", "/api/v1/nodes/n1", None),
-    ):  # fmt: skip
+        ("DELETE", POD, None),
+        ("PUT", POD, pod),
+        ("PATCH", POD, {}),
+        ("POST", "/api/v1/namespaces/shop/pods", pod),
+        ("DELETE", "/api/v1/namespaces/shop/pods", None),
+        ("DELETE", "/api/v1/nodes/n1", None),
+    ):
         assert (await api.call(method, path, body)).code == 405, (method, path)
     assert region.objects.get(BY_NAME["Binding"], "shop", "web-0.1") is not None
 
@@ -158,9 +166,14 @@ async def test_eviction_by_user_is_forbidden(api: Api, region: World) -> None:
 async def test_discovery_lists_eviction_subresource(api: Api) -> None:
     rows = {r["name"]: r for r in (await api.get("/api/v1")).json["resources"]}
     assert rows["pods/eviction"] == {
-        "name": "pods/eviction", "singularName": "", "namespaced": True, "kind": "Eviction", "verbs": ["create"],
-        "group": "policy", "version": "v1",
-    }  # fmt: skip
+        "name": "pods/eviction",
+        "singularName": "",
+        "namespaced": True,
+        "kind": "Eviction",
+        "verbs": ["create"],
+        "group": "policy",
+        "version": "v1",
+    }
     assert "delete" not in rows["pods"]["verbs"] and rows["nodes"]["verbs"] == [
         "get",
         "list",
@@ -186,9 +199,10 @@ async def test_pod_log_is_served_by_the_agent(api: Api, region: World) -> None:
     assert silent.code == 503 and "node n1: its agent is not connected" in silent.json["message"]
     rows = [{"at": f"2026-01-02T03:04:0{i}Z", "stream": "stdout", "text": f"line {i}"} for i in (1, 2)]
     for query, text in (
-        ("", "line 1\nline 2\n"), ("?limitBytes=9", "line 1\nli"),
+        ("", "line 1\nline 2\n"),
+        ("?limitBytes=9", "line 1\nli"),
         ("?timestamps=true", "2026-01-02T03:04:01Z line 1\n2026-01-02T03:04:02Z line 2\n"),
-    ):  # fmt: skip
+    ):
         agent_answers = asyncio.create_task(answered(region, rows))
         while "n1" not in region.app.agent_rpc.agents:
             await asyncio.sleep(0)

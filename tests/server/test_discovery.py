@@ -44,9 +44,10 @@ async def test_region_discovery_shows_its_own_kinds(region: World) -> None:
     rows = (await Api(region.app).get("/apis/holdfast.dev/v1")).json["resources"]
     shown = {row["name"] for row in rows if "/" not in row["name"]}
     expected = {
-        k.plural for k in ALL
+        k.plural
+        for k in ALL
         if k.group == "holdfast.dev" and not k.internal and (k.home is not Home.GLOBAL or k.mirrored)
-    }  # fmt: skip
+    }
     assert shown == expected
     elsewhere = await Api(region.app).get(WORKLOADS)
     assert elsewhere.code == 404 and "global cell" in elsewhere.json["message"]
@@ -79,9 +80,10 @@ async def test_openapi_document_has_extensions_for_kubectl(api: Api) -> None:
     gvk = {"group": "holdfast.dev", "version": "v1", "kind": "Workload"}
     assert workload_schema["x-kubernetes-group-version-kind"] == [gvk]
     patches = [
-        item["patch"] for path, item in document["paths"].items()
+        item["patch"]
+        for path, item in document["paths"].items()
         if "patch" in item and item["patch"]["x-kubernetes-group-version-kind"] == gvk
-    ]  # fmt: skip
+    ]
     assert len(patches) == 2
     for patch in patches:
         assert {"fieldValidation", "dryRun"} <= {p["name"] for p in patch["parameters"]}

@@ -83,10 +83,20 @@ async def test_commit_carries_status_blocks_deletions_and_fencing_tokens(api: Ap
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"nonsense", b"[]", b'{"writes":5}', b'{"writes":[{"op":"create"}]}', b'{"writes":[{"op":"x"}]}',
-             b'{"writes":[{"op":"create","object":{"kind":"Nope"}}]}', b"[" * 5000, b'{"writes":[{"op":"\xff"}]}',
-             b'{"writes":[{"op":"setStatus","kind":"Event","name":"x","blocks":{"a":1}}]}'],
-)  # fmt: skip
+    "body",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b'{"writes":5}',
+        b'{"writes":[{"op":"create"}]}',
+        b'{"writes":[{"op":"x"}]}',
+        b'{"writes":[{"op":"create","object":{"kind":"Nope"}}]}',
+        b"[" * 5000,
+        b'{"writes":[{"op":"\xff"}]}',
+        b'{"writes":[{"op":"setStatus","kind":"Event","name":"x","blocks":{"a":1}}]}',
+    ],
+)
 async def test_malformed_commit_is_refused(api: Api, body: bytes) -> None:
     refused = await api.post("/commit/v1", body)
     assert 400 <= refused.code < 500 and refused.json["kind"] == "Status"
@@ -118,8 +128,11 @@ async def test_user_can_create_and_patch_event(api: Api) -> None:
     event = {
         "metadata": {"generateName": "web."},
         "involvedObject": {"kind": "Workload", "name": "web", "namespace": "shop"},
-        "reason": "Tested", "type": "Normal", "eventTime": None, "count": 1,
-    }  # fmt: skip
+        "reason": "Tested",
+        "type": "Normal",
+        "eventTime": None,
+        "count": 1,
+    }
     made = await api.as_user("tim").post("/api/v1/namespaces/shop/events", event)
     assert made.code == 201, made.json
     path = f"/api/v1/namespaces/shop/events/{made.json['metadata']['name']}"
@@ -159,8 +172,9 @@ async def test_placement_call_reaches_authority_with_caller_name(region: World) 
     assert (await agent.post("/placement/v1/reserve", {"items": [item]})).code == 403
     assert (await api.as_user("tim").post("/placement/v1/release", {"items": []})).code == 403
     assert [(call, who) for call, who, _, _ in authority.calls] == [
-        ("reserve", "holdfast:controller:scheduler"), ("renew", "holdfast:node:west:n1"),
-    ]  # fmt: skip
+        ("reserve", "holdfast:controller:scheduler"),
+        ("renew", "holdfast:node:west:n1"),
+    ]
     for path in ("/placement/v1/nope", "/placement/v1"):
         assert (await agent.post(path, {})).code == 404
 

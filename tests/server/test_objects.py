@@ -1,6 +1,8 @@
-"""Create, read, update and delete: the rules that every Kubernetes client relies on."""
+"""Concurrent writes to one object. The other rules for objects are in cases/."""
 
 from __future__ import annotations
+
+import asyncio
 
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.writes import SetStatus
@@ -8,23 +10,7 @@ from holdfast.model.writes import SetStatus
 from .conftest import WORKLOADS, Api, World, workload
 
 
-async def test_yaml_strings_such_as_on_stay_strings(api: Api) -> None:
-    text = b"""
-metadata: {name: web}
-spec:
-  replicas: 2
-  template:
-    command: [on, yes, "1:30"]
-    env: {A: "010"}
-"""
-    made = await api.post(WORKLOADS, text, type="application/yaml")
-    assert made.code == 201, made.json
-    assert made.json["spec"]["template"]["command"] == ["on", "yes", "1:30"]
-
-
 async def test_concurrent_patches_all_take_effect(api: Api, world: World) -> None:
-    import asyncio
-
     item = (await api.post(WORKLOADS, workload())).json
     status = BY_NAME["Workload"].type
     assert status is not None
@@ -33,8 +19,12 @@ async def test_concurrent_patches_all_take_effect(api: Api, world: World) -> Non
         return (await api.merge(f"{WORKLOADS}/web", {"metadata": {"labels": {f"l{n}": "x"}}})).code
 
     async def report(n: int) -> None:
-        write = SetStatus("Workload", world.objects.list(BY_NAME["Workload"])[0][0].key, item["metadata"]["uid"],
-                          {"summary": {"serving": n}})  # fmt: skip
+        write = SetStatus(
+            "Workload",
+            world.objects.list(BY_NAME["Workload"])[0][0].key,
+            item["metadata"]["uid"],
+            {"summary": {"serving": n}},
+        )
         await world.commit(write, role="workload-status")
 
     codes = await asyncio.gather(*(label(n) for n in range(6)), *(report(n) for n in range(6)))

@@ -24,13 +24,18 @@ plain = st.recursive(
 @pytest.mark.parametrize(
     ("target", "patch", "expected"),
     [
-        ({"a": "b"}, {"a": "c"}, {"a": "c"}), ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
-        ({"a": "b"}, {"a": None}, {}), ({"a": ["b"]}, {"a": "c"}, {"a": "c"}), ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
-        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}), ({"a": "foo"}, None, None),
-        ({"e": None}, {"a": 1}, {"e": None, "a": 1}), ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": "foo"}, None, None),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
-)  # fmt: skip
+)
 def test_merge_patch_follows_rfc_7386(target: Any, patch: Any, expected: Any) -> None:
     assert merge_patch(target, patch) == expected
 
@@ -55,16 +60,21 @@ def test_json_patch_follows_rfc_6902(target: Any, patch: Any, expected: Any) -> 
 @pytest.mark.parametrize(
     ("patch", "fault"),
     [
-        ([{"op": "test", "path": "/a", "value": 2}], Invalid), ([{"op": "remove", "path": "/x"}], Invalid),
+        ([{"op": "test", "path": "/a", "value": 2}], Invalid),
+        ([{"op": "remove", "path": "/x"}], Invalid),
         ([{"op": "replace", "path": "/x", "value": 1}], Invalid),
         ([{"op": "add", "path": "/l/9", "value": 1}], Invalid),
-        ([{"op": "add", "path": "/a/b", "value": 1}], Invalid), ([{"op": "what", "path": "/a"}], BadRequest),
-        ([{"op": "add", "path": "/a"}], BadRequest), ([{"op": "add", "path": "a", "value": 1}], BadRequest),
-        ({"op": "add"}, BadRequest), ([5], BadRequest), ([{"op": "remove", "path": ""}], BadRequest),
+        ([{"op": "add", "path": "/a/b", "value": 1}], Invalid),
+        ([{"op": "what", "path": "/a"}], BadRequest),
+        ([{"op": "add", "path": "/a"}], BadRequest),
+        ([{"op": "add", "path": "a", "value": 1}], BadRequest),
+        ({"op": "add"}, BadRequest),
+        ([5], BadRequest),
+        ([{"op": "remove", "path": ""}], BadRequest),
         ([{"op": "move", "from": "/d", "path": "/d/e"}], BadRequest),
         ([{"op": "add", "path": "/l/٣", "value": 1}], Invalid),
     ],
-)  # fmt: skip
+)
 def test_invalid_json_patch_raises_and_keeps_input(patch: Any, fault: type[Fault]) -> None:
     target = {"a": 1, "l": [1], "d": {}}
     with pytest.raises(fault):

@@ -23,9 +23,25 @@ from .conftest import WORKLOADS, Api, workload
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"   ", b"{", b"nonsense", b"{'a':1}", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b'"\\ud800"', b"\xff", b"[1,]",
-     b"[" * 100 + b"]" * 100, b'{"a":' * 70 + b"1" + b"}" * 70, b"1" * 5000, b"\xef\xbb\xbf{}", b'{"a":1}x'],
-)  # fmt: skip
+    [
+        b"",
+        b"   ",
+        b"{",
+        b"nonsense",
+        b"{'a':1}",
+        b"NaN",
+        b'{"a":NaN}',
+        b'{"a":1e999}',
+        b'"\\ud800"',
+        b"\xff",
+        b"[1,]",
+        b"[" * 100 + b"]" * 100,
+        b'{"a":' * 70 + b"1" + b"}" * 70,
+        b"1" * 5000,
+        b"\xef\xbb\xbf{}",
+        b'{"a":1}x',
+    ],
+)
 def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         decode_json(body)
@@ -48,21 +64,44 @@ def test_duplicate_keys_are_recorded() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: yes", {"a": "yes"}), ("a: true", {"a": True}), ("a: 010", {"a": 10}), ("a: 0x1f", {"a": 31}),
-        ("a: 1:30", {"a": "1:30"}), ("a: 1.5", {"a": 1.5}), ("a: ~", {"a": None}), ("a:", {"a": None}),
-        ("a: 2026-01-01", {"a": "2026-01-01"}), ("1: x", {"1": "x"}), ("on: off", {"on": "off"}),
-        ("a: '5'", {"a": "5"}), ("a: .5", {"a": 0.5}), ("{a: [1, b]}", {"a": [1, "b"]}), ("a: <<", {"a": "<<"}),
+        ("a: yes", {"a": "yes"}),
+        ("a: true", {"a": True}),
+        ("a: 010", {"a": 10}),
+        ("a: 0x1f", {"a": 31}),
+        ("a: 1:30", {"a": "1:30"}),
+        ("a: 1.5", {"a": 1.5}),
+        ("a: ~", {"a": None}),
+        ("a:", {"a": None}),
+        ("a: 2026-01-01", {"a": "2026-01-01"}),
+        ("1: x", {"1": "x"}),
+        ("on: off", {"on": "off"}),
+        ("a: '5'", {"a": "5"}),
+        ("a: .5", {"a": 0.5}),
+        ("{a: [1, b]}", {"a": [1, "b"]}),
+        ("a: <<", {"a": "<<"}),
     ],
-)  # fmt: skip
+)
 def test_yaml_scalars_decode_like_json(text: str, expected: Any) -> None:
     assert decode_yaml(text.encode()) == expected
 
 
 @pytest.mark.parametrize(
     "text",
-    ["a: &x 1\nb: *x", "a: !!python/object:os.system x", "a: !!set {b}", "a: !!binary aGk=", "a: [", "? [a]\n: b",
-     "a: " + "[" * 100 + "]" * 100, "\tb: c", "a: b: c", "a: .nan", "a: 1\n---\nb: 2", "a: !!timestamp 2026-01-01"],
-)  # fmt: skip
+    [
+        "a: &x 1\nb: *x",
+        "a: !!python/object:os.system x",
+        "a: !!set {b}",
+        "a: !!binary aGk=",
+        "a: [",
+        "? [a]\n: b",
+        "a: " + "[" * 100 + "]" * 100,
+        "\tb: c",
+        "a: b: c",
+        "a: .nan",
+        "a: 1\n---\nb: 2",
+        "a: !!timestamp 2026-01-01",
+    ],
+)
 def test_unsupported_yaml_is_refused(text: str) -> None:
     if text == "a: .nan":
         assert decode_yaml(text.encode()) == {"a": ".nan"}
@@ -125,8 +164,10 @@ def test_protobuf_namespace_of_kubectl_decodes_without_zero_values() -> None:
     )
     body = envelope("v1", "Namespace", field(1, meta) + field(2, b"") + field(3, field(1, b"")))
     assert kubernetes_protobuf.decode(body) == {
-        "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "blue", "labels": {"team": "red"}},
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": "blue", "labels": {"team": "red"}},
+    }
 
 
 def test_protobuf_reviews_decode_and_unknown_kinds_are_refused() -> None:
@@ -135,13 +176,18 @@ def test_protobuf_reviews_decode_and_unknown_kinds_are_refused() -> None:
         envelope("authorization.k8s.io/v1", "SelfSubjectAccessReview", field(2, field(1, attributes)))
     )
     assert review["spec"]["resourceAttributes"] == {
-        "namespace": "shop", "verb": "create", "group": "holdfast.dev", "resource": "workloads",
-    }  # fmt: skip
+        "namespace": "shop",
+        "verb": "create",
+        "group": "holdfast.dev",
+        "resource": "workloads",
+    }
     spec = field(1, b"me") + field(2, 15) + field(3, field(1, 1767225600) + field(2, 500_000_000)) + field(5, 0)
     lease = kubernetes_protobuf.decode(envelope("coordination.k8s.io/v1", "Lease", field(2, spec)))
     assert lease["spec"] == {
-        "holderIdentity": "me", "leaseDurationSeconds": 15, "acquireTime": "2026-01-01T00:00:00.500000Z",
-    }  # fmt: skip
+        "holderIdentity": "me",
+        "leaseDurationSeconds": 15,
+        "acquireTime": "2026-01-01T00:00:00.500000Z",
+    }
     options = kubernetes_protobuf.decode(
         envelope("v1", "DeleteOptions", field(1, 0) + field(4, b"Foreground") + field(5, b"All"))
     )
@@ -161,8 +207,11 @@ async def test_api_accepts_protobuf_bodies(api: Api) -> None:
     made = await api.post("/api/v1/namespaces", body, type=PROTOBUF)
     assert (made.code, made.json["metadata"]["name"]) == (201, "blue")
     lease = field(1, field(1, b"lock")) + field(2, field(1, b"me") + field(2, 15))
-    made = await api.post("/apis/coordination.k8s.io/v1/namespaces/shop/leases",
-                          envelope("coordination.k8s.io/v1", "Lease", lease), type=PROTOBUF)  # fmt: skip
+    made = await api.post(
+        "/apis/coordination.k8s.io/v1/namespaces/shop/leases",
+        envelope("coordination.k8s.io/v1", "Lease", lease),
+        type=PROTOBUF,
+    )
     assert (made.code, made.json["spec"]["holderIdentity"]) == (201, "me")
 
 
@@ -187,11 +236,24 @@ async def test_oversized_or_unsupported_body_is_refused(api: Api) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [{"replicas": 10**30}, {"replicas": 1.5}, {"replicas": True}, {"minReadySeconds": 1e300}, {"replicas": None},
-     {"template": None}, {"template": []}, {"placement": {"regions": [None]}}, {"placement": {"regions": "x"}},
-     {"template": {"command": ["\u0000"]}}, {"template": {"resources": {"cpu": "1e99"}}}, {"autoscale": {}},
-     {"template": {"resources": {"cpu": -1}}}, {"template": {"resources": {"c" * 70: 1}}}, {"replicas": [[[[[]]]]]}],
-)  # fmt: skip
+    [
+        {"replicas": 10**30},
+        {"replicas": 1.5},
+        {"replicas": True},
+        {"minReadySeconds": 1e300},
+        {"replicas": None},
+        {"template": None},
+        {"template": []},
+        {"placement": {"regions": [None]}},
+        {"placement": {"regions": "x"}},
+        {"template": {"command": ["\u0000"]}},
+        {"template": {"resources": {"cpu": "1e99"}}},
+        {"autoscale": {}},
+        {"template": {"resources": {"cpu": -1}}},
+        {"template": {"resources": {"c" * 70: 1}}},
+        {"replicas": [[[[[]]]]]},
+    ],
+)
 async def test_malformed_spec_is_refused_with_status(api: Api, spec: dict[str, Any]) -> None:
     item = workload()
     item["spec"] = spec

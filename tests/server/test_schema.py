@@ -62,9 +62,16 @@ def damaged(draw: Any) -> Any:
     """A workload with any number of its parts replaced by junk."""
     item = workload()
     paths = [
-        ("spec",), ("spec", "replicas"), ("spec", "template"), ("spec", "template", "ports"), ("metadata", "labels"),
-        ("spec", "template", "resources"), ("spec", "placement"), ("spec", "recovery"), ("spec", "type"),
-    ]  # fmt: skip
+        ("spec",),
+        ("spec", "replicas"),
+        ("spec", "template"),
+        ("spec", "template", "ports"),
+        ("metadata", "labels"),
+        ("spec", "template", "resources"),
+        ("spec", "placement"),
+        ("spec", "recovery"),
+        ("spec", "type"),
+    ]
     for path in draw(st.lists(st.sampled_from(paths), max_size=3)):
         at = item
         for name in path[:-1]:

@@ -37,9 +37,18 @@ replace = msgspec.structs.replace
 
 def outcome(**more: Any) -> RunOutcome:
     plain = RunOutcome(
-        seed=7, violations=(), unconverged=(), failures=(), simulated_s=900.0, converged_in_s=600.0, node_hours=1.0,
-        commits=3, steps=10, faults={}, digest="0",
-    )  # fmt: skip
+        seed=7,
+        violations=(),
+        unconverged=(),
+        failures=(),
+        simulated_s=900.0,
+        converged_in_s=600.0,
+        node_hours=1.0,
+        commits=3,
+        steps=10,
+        faults={},
+        digest="0",
+    )
     return replace(plain, **more)
 
 

@@ -42,9 +42,7 @@ def test_order_is_asyncio_within_a_process_and_seeded_between_processes() -> Non
                 await asyncio.sleep(0)
 
         async def main() -> None:
-            await asyncio.gather(
-                *(loop.spawn(Process(name, 1), count(name)) for name in ("a", "b")),
-            )
+            await asyncio.gather(*(loop.spawn(Process(name, 1), count(name)) for name in ("a", "b")))
 
         loop.run_until_complete(main())
         loop.shut_down()

@@ -92,9 +92,7 @@ def catch(
         return caught
 
 
-def test_mutation_with_outdated_signature_is_an_error_not_a_catch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mutation_with_outdated_signature_is_an_error_not_a_catch(monkeypatch: pytest.MonkeyPatch) -> None:
     patch = Patch()
     patch.set(Victim, "answer", lambda self: 0)
     with pytest.raises(TypeError):

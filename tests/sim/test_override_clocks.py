@@ -82,9 +82,7 @@ def test_override_with_uninterrupted_count_ends_at_its_ttl(kind: OverrideKind) -
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
-def test_restrictive_override_restarts_its_ttl_after_count_is_lost(
-    kind: OverrideKind,
-) -> None:
+def test_restrictive_override_restarts_its_ttl_after_count_is_lost(kind: OverrideKind) -> None:
     cells = CheckedCells(kind)
     cells.commit("global", 0.0, cells.override)
     cells.commit("west", 1.0, cells.override)
@@ -95,9 +93,7 @@ def test_restrictive_override_restarts_its_ttl_after_count_is_lost(
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
-def test_restrictive_override_extends_in_all_cells_after_global_cell_lost_count(
-    kind: OverrideKind,
-) -> None:
+def test_restrictive_override_extends_in_all_cells_after_global_cell_lost_count(kind: OverrideKind) -> None:
     cells = CheckedCells(kind)
     cells.commit("global", 0.0, cells.override)
     cells.elect(at_s=100.0, wall_s=WALL_S + 20.0, cell="global")
@@ -122,9 +118,12 @@ def test_unplaced_decision_written_late_is_judged_by_its_decision_time(result: s
 
     def commit_decision(name: str, decided_s: float, at_s: float, *, stamped_s: float | None = None) -> list[str]:
         spec = DecisionSpec(
-            request="r", workload="w", overrides=("o",), decided_at=micro_text(WALL_S + decided_s),
+            request="r",
+            workload="w",
+            overrides=("o",),
+            decided_at=micro_text(WALL_S + decided_s),
             entries=(DecisionEntry(replica="w-0", uid=name, result=result),),
-        )  # fmt: skip
+        )
         created = micro_text(WALL_S + (at_s if stamped_s is None else stamped_s))
         meta = ObjectMeta(name=name, namespace="acme", creation_timestamp=created)
         return cells.commit("west", at_s, Decision(metadata=meta, spec=spec))

@@ -49,9 +49,10 @@ def test_long_partition_places_provisionally_and_confirms_afterwards() -> None:
     assert {e.key for e in made} == {e.key for e in settled}, "each was confirmed, withdrawn or expired"
     assert [e for e in settled if e.new is not None and e.at_s > 255], "one was confirmed after reconnection"
     waiting = [
-        e for e in checkers.history.matching("/schedulingrequests/")
+        e
+        for e in checkers.history.matching("/schedulingrequests/")
         if e.new is not None and any(r.reason == "NotAllowedWhilePartitioned" for r in e.new.status.reasons)
-    ]  # fmt: skip
+    ]
     assert waiting and all(e.cell == "west" for e in waiting), "other replicas wait with a reason"
 
 

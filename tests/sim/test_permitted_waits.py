@@ -102,9 +102,7 @@ def test_stale_observed_generation_prevents_convergence(current: bool) -> None:
     summary = msgspec.structs.replace(made.status.summary, serving=2)
     serving = Condition(type="Serving", status="True", reason=Reason.ALL_SERVING)
     observed = made.metadata.generation - (not current)
-    status = msgspec.structs.replace(
-        made.status, summary=summary, conditions=(serving,), observed_generation=observed
-    )  # fmt: skip
+    status = msgspec.structs.replace(made.status, summary=summary, conditions=(serving,), observed_generation=observed)
     made = with_new_revision(made, status=status)
     checkers.state("global")[key_of(made)] = made
     desired = DesiredObjects()
@@ -161,9 +159,7 @@ def test_workload_permitted_to_wait_is_recorded() -> None:
 def test_open_recovery_prevents_convergence(phase: RecoveryPhase, pending: bool) -> None:
     """Exception: the replicas to fail back are pending in their region without room."""
     checkers = CheckerSet(VirtualLoop(random.Random(1)))
-    incident = Recovery(
-        metadata=meta("east-1"), spec=RecoverySpec(region="east"), status=RecoveryStatus(phase=phase)
-    )  # fmt: skip
+    incident = Recovery(metadata=meta("east-1"), spec=RecoverySpec(region="east"), status=RecoveryStatus(phase=phase))
     for item in (incident, assignment(where="west", purpose=Purpose.RECOVERY)):
         checkers.state("global")[key_of(item)] = item
     if pending:

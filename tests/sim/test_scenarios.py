@@ -79,9 +79,12 @@ def test_scenario_with_unmet_expectations_fails() -> None:
     parallel_runs.silence_logs()
     quiet = Scenario("quiet", "Nothing happens.", ScenarioExpectations())
     hopes = ScenarioExpectations(
-        reasons=("RegionLost",), absent_reasons=("Assigned",), transitions=("Serving → Unknown",),
-        serving=(ServingExpectation("acme/api", 99, 30.0),), converges_within_s=-1.0,
-    )  # fmt: skip
+        reasons=("RegionLost",),
+        absent_reasons=("Assigned",),
+        transitions=("Serving → Unknown",),
+        serving=(ServingExpectation("acme/api", 99, 30.0),),
+        converges_within_s=-1.0,
+    )
     shape = SimulationSize(nodes_per_region=2, faults_s=20.0, stable_s=10.0, profiles=("service", "batch"))
     (played,) = scenario_runs.run_variants(msgspec.structs.replace(quiet, expects=hopes, size=shape), seed=1)
     assert played.outcome.ok and not played.ok

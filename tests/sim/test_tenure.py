@@ -31,10 +31,15 @@ def test_partitioned_ordinal_runs_in_another_region_and_never_twice(variant: int
     violated = [v for v in outcome.violations if v.invariant.startswith("S")]
     assert not violated and not outcome.unconverged, "\n".join(failure_report.failure_lines(outcome))
     moves = [
-        e for e in checkers.history.matching("/assignments/acme/")
-        if e.cell == "global" and e.new is not None and e.old is not None and needs_tenure(e.new.spec.exclusive)
-        and e.old.spec.ordinals and not e.new.spec.ordinals
-    ]  # fmt: skip
+        e
+        for e in checkers.history.matching("/assignments/acme/")
+        if e.cell == "global"
+        and e.new is not None
+        and e.old is not None
+        and needs_tenure(e.new.spec.exclusive)
+        and e.old.spec.ordinals
+        and not e.new.spec.ordinals
+    ]
     assert moves, "at least one region lost its ordinals"
     assert all(e.new.spec.withdrawal is not None for e in moves if not e.new.metadata.terminating)
 

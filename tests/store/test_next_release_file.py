@@ -148,9 +148,7 @@ async def test_objects_with_unknown_fields_are_read(tmp_path: Path) -> None:
         await store.close()
 
 
-async def test_unknown_enum_value_stops_cell_naming_the_object(
-    tmp_path: Path,
-) -> None:
+async def test_unknown_enum_value_stops_cell_naming_the_object(tmp_path: Path) -> None:
     """This release would not know how to act on it, and a guess could violate placement rules."""
     store = SqliteStore(tmp_path / "cell.db")
     item = factories.node("n1")

@@ -7,9 +7,28 @@ from pathlib import Path
 
 PURE = ("model", "scheduling", "fleet")
 EFFECT_MODULES = {
-    "asyncio", "time", "random", "uuid", "os", "socket", "logging", "threading", "subprocess", "secrets", "pathlib",
-    "structlog", "apsw", "aiohttp", "uvicorn", "prometheus_client", "ssl", "http", "urllib", "shutil", "tempfile",
-}  # fmt: skip
+    "asyncio",
+    "time",
+    "random",
+    "uuid",
+    "os",
+    "socket",
+    "logging",
+    "threading",
+    "subprocess",
+    "secrets",
+    "pathlib",
+    "structlog",
+    "apsw",
+    "aiohttp",
+    "uvicorn",
+    "prometheus_client",
+    "ssl",
+    "http",
+    "urllib",
+    "shutil",
+    "tempfile",
+}
 EFFECT_CALLS = {"open", "print", "input", "exec", "eval", "id", "hash", "globals"}
 
 
@@ -86,7 +105,9 @@ def test_cancellation_is_not_suppressed(sources: dict[Path, ast.Module]) -> None
         f"{path.name}:{node.lineno}"
         for path, tree in sources.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == "wait_for"
-        and isinstance(node.value, ast.Name) and node.value.id == "asyncio"
-    ]  # fmt: skip
+        if isinstance(node, ast.Attribute)
+        and node.attr == "wait_for"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "asyncio"
+    ]
     assert not found, found

@@ -72,12 +72,7 @@ def test_functions_have_type_annotations(root: Path, sources: dict[Path, ast.Mod
             if (
                 isinstance(node, ast.FunctionDef)
                 and isinstance(node.returns, ast.Name)
-                and node.returns.id
-                in (
-                    "dict",
-                    "list",
-                    "tuple",
-                )
+                and node.returns.id in ("dict", "list", "tuple")
             ):
                 bare.append(f"{relative(root, path)}:{node.name}")
     assert not bare, f"returns an untyped container: {bare}"

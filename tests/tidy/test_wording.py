@@ -7,9 +7,18 @@ from pathlib import Path
 
 # Split strings, so that this file does not match itself.
 MACHINE = [
-    r"/ro" r"ot/", r"/ho" r"me/[a-z]", r"/wo" r"rk/", r"/op" r"t/pypi", r"/op" r"t/wheels", r"C:\\\\Users",
-    r"py" r"pi\.org", r"pythonhos" r"ted\.org", r"index-u" r"rl\s*=", r"deb\.deb" r"ian\.org", r"npm" r"js\.org",
-]  # fmt: skip
+    r"/ro" r"ot/",
+    r"/ho" r"me/[a-z]",
+    r"/wo" r"rk/",
+    r"/op" r"t/pypi",
+    r"/op" r"t/wheels",
+    r"C:\\\\Users",
+    r"py" r"pi\.org",
+    r"pythonhos" r"ted\.org",
+    r"index-u" r"rl\s*=",
+    r"deb\.deb" r"ian\.org",
+    r"npm" r"js\.org",
+]
 SECRETS = [r"BEGIN (RSA |EC |)PRIV" r"ATE KEY", r"AKIA[0-9A-Z]{16}", r"ghp_[A-Za-z0-9]{36}"]
 
 

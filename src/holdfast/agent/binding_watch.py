@@ -26,9 +26,13 @@ class BindingHandler(Protocol):
 
 
 async def list_and_watch_bindings(
-    client: Client, node: str, ports: Ports, *,
-    listed: Callable[[tuple[Binding, ...]], Awaitable[None]], changed: BindingHandler,
-) -> None:  # fmt: skip
+    client: Client,
+    node: str,
+    ports: Ports,
+    *,
+    listed: Callable[[tuple[Binding, ...]], Awaitable[None]],
+    changed: BindingHandler,
+) -> None:
     fields = {"node": node}
     backoff = Backoff(ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
     revision = 0

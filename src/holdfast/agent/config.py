@@ -86,9 +86,16 @@ def load(path: str | None = None, **options: Any) -> AgentConfig:
 def node_from_config(config: AgentConfig) -> Node:
     """The Node object that this agent registers."""
     spec = NodeSpec(
-        zone=config.zone, pool=config.pool, address=config.address, capacity=config.capacity, devices=config.devices,
-        port_range=config.port_range, taints=config.taints, drivers=config.drivers, tenant=config.tenant,
-    )  # fmt: skip
+        zone=config.zone,
+        pool=config.pool,
+        address=config.address,
+        capacity=config.capacity,
+        devices=config.devices,
+        port_range=config.port_range,
+        taints=config.taints,
+        drivers=config.drivers,
+        tenant=config.tenant,
+    )
     return Node(metadata=ObjectMeta(name=config.name, labels=config.labels), spec=spec)
 
 
@@ -100,9 +107,12 @@ def merged_node(config: AgentConfig, stored: Node) -> Node | None:
     wanted = node_from_config(config)
     taints = (*stored.spec.taints, *(taint for taint in config.taints if taint not in stored.spec.taints))
     spec = msgspec.structs.replace(
-        wanted.spec, taints=taints, unschedulable=stored.spec.unschedulable, drain=stored.spec.drain,
+        wanted.spec,
+        taints=taints,
+        unschedulable=stored.spec.unschedulable,
+        drain=stored.spec.drain,
         drain_seconds=stored.spec.drain_seconds,
-    )  # fmt: skip
+    )
     labels = {**stored.metadata.labels, **config.labels}
     if spec == stored.spec and labels == stored.metadata.labels:
         return None

@@ -20,23 +20,8 @@ from holdfast.agent.config import AgentConfig
 from holdfast.agent.hollow_nodes import HollowNode, HollowNodes
 from holdfast.agent.reports import ReportQueue
 from holdfast.agent.status_blocks import acknowledgement, execution_block, execution_write, max_delay_s
-from holdfast.agent.task_decision import (
-    Acknowledge,
-    ForgetTask,
-    Now,
-    StartTask,
-    StopTask,
-    TaskObservation,
-    decide,
-)
-from holdfast.agent.task_transitions import (
-    ACTIVE_STATES,
-    is_zombie,
-    to_ended,
-    to_running,
-    to_starting,
-    to_stopping,
-)
+from holdfast.agent.task_decision import Acknowledge, ForgetTask, Now, StartTask, StopTask, TaskObservation, decide
+from holdfast.agent.task_transitions import ACTIVE_STATES, is_zombie, to_ended, to_running, to_starting, to_stopping
 from holdfast.client.contract import Client
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
@@ -266,8 +251,7 @@ class HollowHost:
 
     def _probes_passed(self, unit: _HollowTask) -> None:
         self._set(
-            unit,
-            msgspec.structs.replace(unit.local, startup_passed=True, ready=True, ready_since_s=self._clock.now()),
+            unit, msgspec.structs.replace(unit.local, startup_passed=True, ready=True, ready_since_s=self._clock.now())
         )
         self._finish_later(unit)
 

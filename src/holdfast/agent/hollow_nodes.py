@@ -74,9 +74,14 @@ class HollowNodes:
     """`changed` is called for every node whose lease was granted or fenced."""
 
     def __init__(
-        self, configs: Sequence[AgentConfig], client: Client, reports: ReportQueue, ports: Ports, *,
+        self,
+        configs: Sequence[AgentConfig],
+        client: Client,
+        reports: ReportQueue,
+        ports: Ports,
+        *,
         changed: Callable[[HollowNode], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.by_name = {config.name: HollowNode(config) for config in configs}
         self.listed = False
         self._client = client

@@ -83,9 +83,12 @@ class AgentIdentity:
                     continue
             except Fault as fault:
                 _log.warning(
-                    "certificate_renewal_failed", node=self._config.name, reason=fault.reason, error=fault.message,
+                    "certificate_renewal_failed",
+                    node=self._config.name,
+                    reason=fault.reason,
+                    error=fault.message,
                     ends=seconds_text(self._expires_s()),
-                )  # fmt: skip
+                )
                 renew_at_s = self._ports.clock.now() + backoff.next_s()
                 continue
             backoff.reset()

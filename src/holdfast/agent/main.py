@@ -52,9 +52,16 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
             inner = ProcessDriver(config.oci_dir / "tasks", ports.clock, confinement=held, artifacts=artifacts)
             drivers[DriverName.OCI] = OciDriver(inner, config.oci_dir, find_runtime())
         supervisor = TaskSupervisor(
-            config, client, drivers=drivers, prober=NetworkProber(driver, drivers), memory=memory, ports=ports,
-            traits=lambda: NodeTraits(cached_artifacts=artifacts.cached_digests(), isolation=held.kind, limitation=held.limitation),
-        )  # fmt: skip
+            config,
+            client,
+            drivers=drivers,
+            prober=NetworkProber(driver, drivers),
+            memory=memory,
+            ports=ports,
+            traits=lambda: NodeTraits(
+                cached_artifacts=artifacts.cached_digests(), isolation=held.kind, limitation=held.limitation
+            ),
+        )
         _log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
         answering = _start_rpc_server(config, client, supervisor, ports)
         try:

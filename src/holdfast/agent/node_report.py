@@ -47,9 +47,15 @@ class NodeReport:
         self._timer: asyncio.TimerHandle | None = None
 
     def update(
-        self, *, listed: bool, zombies: int, running: int, traits: NodeTraits, quarantine: Quarantine | None = None,
+        self,
+        *,
+        listed: bool,
+        zombies: int,
+        running: int,
+        traits: NodeTraits,
+        quarantine: Quarantine | None = None,
         overcommitted: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`overcommitted` is the message for bound claims above the node's capacity; empty if they fit."""
         lease, node = self._registration.lease, self._registration.node
         if node is None or lease.epoch == 0 or lease.fenced:
@@ -61,9 +67,15 @@ class NodeReport:
         if reconciled:
             message = overcommitted
         block = NodeExecution(
-            epoch=lease.epoch, reconciled=reconciled, running=running, agent_version=__version__, message=message,
-            cached_artifacts=traits.cached_artifacts, isolation=traits.isolation, quarantine=quarantine,
-        )  # fmt: skip
+            epoch=lease.epoch,
+            reconciled=reconciled,
+            running=running,
+            agent_version=__version__,
+            message=message,
+            cached_artifacts=traits.cached_artifacts,
+            isolation=traits.isolation,
+            quarantine=quarantine,
+        )
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -94,10 +106,14 @@ class NodeReport:
         conditions: list[Condition] = []
         if traits.isolation:
             enforced = not traits.limitation
-            conditions.append(Condition(
-                type="ResourceLimitsEnforced", status="True" if enforced else "False",
-                reason=Reason.RESOURCE_LIMITS_ENFORCED if enforced else Reason.RESOURCE_LIMITS_PARTIAL, message=traits.limitation,
-            ))  # fmt: skip
+            conditions.append(
+                Condition(
+                    type="ResourceLimitsEnforced",
+                    status="True" if enforced else "False",
+                    reason=Reason.RESOURCE_LIMITS_ENFORCED if enforced else Reason.RESOURCE_LIMITS_PARTIAL,
+                    message=traits.limitation,
+                )
+            )
         over = block.reconciled and bool(block.message)
         if over or self._sent_overcommitted or find_condition(node.status.conditions, "Overcommitted") is not None:
             self._sent_overcommitted = True
@@ -113,5 +129,9 @@ class NodeReport:
 def _decisions_equal(a: NodeExecution, b: NodeExecution) -> bool:
     """Whether they differ only in fields that no decision reads: counts and caches can wait."""
     return (a.epoch, a.reconciled, a.message, a.isolation, a.quarantine) == (
-        b.epoch, b.reconciled, b.message, b.isolation, b.quarantine,
-    )  # fmt: skip
+        b.epoch,
+        b.reconciled,
+        b.message,
+        b.isolation,
+        b.quarantine,
+    )

@@ -60,9 +60,11 @@ class FileStateStore(StateStore):
             facts = msgspec.json.decode(self._path.read_bytes(), type=PersistedState)
         except (OSError, msgspec.DecodeError):
             return PersistedState(boot=self._boot)
-        return facts if facts.boot == self._boot else msgspec.structs.replace(
-            facts, boot=self._boot, lease_until_mono_s=0.0
-        )  # fmt: skip
+        return (
+            facts
+            if facts.boot == self._boot
+            else msgspec.structs.replace(facts, boot=self._boot, lease_until_mono_s=0.0)
+        )
 
     def load(self) -> PersistedState:
         return self._last

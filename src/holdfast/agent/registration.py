@@ -38,9 +38,15 @@ class Registration:
     """`changed` is called on every change of the lease; `quiesce` returns when no task runs on the node."""
 
     def __init__(
-        self, config: AgentConfig, client: Client, memory: StateStore, ports: Ports, *,
-        changed: Callable[[], None], quiesce: Callable[[], Awaitable[None]],
-    ) -> None:  # fmt: skip
+        self,
+        config: AgentConfig,
+        client: Client,
+        memory: StateStore,
+        ports: Ports,
+        *,
+        changed: Callable[[], None],
+        quiesce: Callable[[], Awaitable[None]],
+    ) -> None:
         self._config = config
         self._client = client
         self._memory = memory
@@ -51,9 +57,11 @@ class Registration:
         self._quiesce = quiesce
         facts = memory.load()
         self.lease = LeaseState(
-            epoch=facts.epoch, fenced_epoch=facts.fenced_epoch, expires_mono_s=facts.lease_until_mono_s,
+            epoch=facts.epoch,
+            fenced_epoch=facts.fenced_epoch,
+            expires_mono_s=facts.lease_until_mono_s,
             fenced=0 < facts.epoch <= facts.fenced_epoch,
-        )  # fmt: skip
+        )
         self._incarnation = facts.incarnation
         """Newest cell incarnation seen. A lease from an older incarnation is void."""
         self.node: Node | None = None
@@ -138,8 +146,13 @@ class Registration:
                 return False
             self._set(msgspec.structs.replace(lease, epoch=epoch, expires_mono_s=sent_mono_s + ttl_s, fenced=False))
             return True
-        _log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=outcome.reason,
-                    message=outcome.message)  # fmt: skip
+        _log.warning(
+            "renewal_refused",
+            node=self._config.name,
+            epoch=self.lease.epoch,
+            reason=outcome.reason,
+            message=outcome.message,
+        )
         if outcome.reason == Reason.NODE_FENCED:
             fenced = max(self.lease.fenced_epoch, self.lease.epoch)
             self._set(msgspec.structs.replace(self.lease, fenced_epoch=fenced, expires_mono_s=0.0, fenced=True))
@@ -156,8 +169,12 @@ class Registration:
 
     def _set(self, lease: LeaseState) -> None:
         """An epoch takes effect only once it is persisted. On a full disk the lease end may go unpersisted."""
-        facts = PersistedState(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.expires_mono_s,
-                      incarnation=self._incarnation)  # fmt: skip
+        facts = PersistedState(
+            epoch=lease.epoch,
+            fenced_epoch=lease.fenced_epoch,
+            lease_until_mono_s=lease.expires_mono_s,
+            incarnation=self._incarnation,
+        )
         lasts = facts.durable_fields != self._memory.load().durable_fields
         try:
             self._memory.save(facts)

@@ -54,9 +54,13 @@ class AgentRpcServer:
     """`running` returns the running tasks with their drivers."""
 
     def __init__(
-        self, node: str, stream: AgentRpcStream, tasks_dirs: tuple[Path, ...], ports: Ports,
+        self,
+        node: str,
+        stream: AgentRpcStream,
+        tasks_dirs: tuple[Path, ...],
+        ports: Ports,
         running: Callable[[], Iterable[tuple[Task, Driver]]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._stream, self._tasks_dirs, self._ports = node, stream, tasks_dirs, ports
         self._running = running
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -163,11 +167,18 @@ class AgentRpcServer:
         for task, driver in self._running():
             was, now = before.get(task.id), driver.usage(task.id)
             cpu = int((now.cpu_s - was.cpu_s) / took_s * 1000) if was is not None and now is not None else 0
-            rows.append(UsageRow(
-                namespace=task.namespace, workload=task.workload, replica=task.replica, cpu=max(0, cpu),
-                cpu_requested=task.resources.get(CPU, 0), memory=now.memory_bytes if now is not None else 0,
-                memory_requested=task.resources.get(MEMORY, 0), processes=now.processes if now is not None else 0,
-            ))  # fmt: skip
+            rows.append(
+                UsageRow(
+                    namespace=task.namespace,
+                    workload=task.workload,
+                    replica=task.replica,
+                    cpu=max(0, cpu),
+                    cpu_requested=task.resources.get(CPU, 0),
+                    memory=now.memory_bytes if now is not None else 0,
+                    memory_requested=task.resources.get(MEMORY, 0),
+                    processes=now.processes if now is not None else 0,
+                )
+            )
         await self._send(call, rows, end=True)
 
 

@@ -12,15 +12,7 @@ import sys
 import time
 
 from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
-from holdfast.agent.shim_guard import (
-    NO_DEADLINE,
-    BoottimeTimer,
-    Deadline,
-    boottime,
-    kill_all,
-    libc,
-    start_guard,
-)
+from holdfast.agent.shim_guard import NO_DEADLINE, BoottimeTimer, Deadline, boottime, kill_all, libc, start_guard
 from holdfast.agent.shim_output import LogWriter
 
 STATUS_FD = 3
@@ -172,8 +164,14 @@ class Shim:
             os.close(fd)
         self.streams = {out_r: 0, err_r: 1}
         self.started_at = time.time()
-        record = {"run": str(self.run), "pid": str(self.child), "ticks": str(start_ticks(self.child)),
-                  "shim": str(os.getpid()), "boot": boot_id(), "at": repr(self.started_at)}  # fmt: skip
+        record = {
+            "run": str(self.run),
+            "pid": str(self.child),
+            "ticks": str(start_ticks(self.child)),
+            "shim": str(os.getpid()),
+            "boot": boot_id(),
+            "at": repr(self.started_at),
+        }
         write_record(f"{self.dir}/started", record)
         os.write(gate_w, b"g")
         os.close(gate_w)
@@ -386,8 +384,14 @@ class Shim:
                 continue
 
     def _record_exit(self, code: int | None, killed_by: str, reason: str, message: str) -> None:
-        record = {"run": str(self.run), "code": "" if code is None else str(code), "signal": killed_by,
-                  "reason": reason, "message": message[:1500], "at": repr(time.time())}  # fmt: skip
+        record = {
+            "run": str(self.run),
+            "code": "" if code is None else str(code),
+            "signal": killed_by,
+            "reason": reason,
+            "message": message[:1500],
+            "at": repr(time.time()),
+        }
         write_record(f"{self.dir}/exit", record)
 
 

@@ -12,13 +12,7 @@ import msgspec
 from holdfast.agent.capacity_detection import GPU_UUID_PREFIX
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import Task
-from holdfast.agent.task_decision import (
-    Acknowledge,
-    TaskObservation,
-    TaskState,
-    final_phase,
-    restart_backoff_s,
-)
+from holdfast.agent.task_decision import Acknowledge, TaskObservation, TaskState, final_phase, restart_backoff_s
 from holdfast.model import times
 from holdfast.model.binding import Binding
 from holdfast.model.meta import Key
@@ -42,13 +36,25 @@ def task_id(binding: Binding) -> str:
 def task_from_binding(binding: Binding, run: int, config: AgentConfig, *, until_mono_s: float | None = None) -> Task:
     spec = binding.spec
     return Task(
-        id=task_id(binding), run=run, namespace=binding.metadata.namespace, replica=spec.replica,
-        replica_uid=spec.intent.replica_uid, workload=spec.workload, binding=binding.metadata.name,
-        binding_uid=binding.uid, attempt=spec.intent.attempt, epoch=spec.epoch, node_epoch=spec.node_epoch,
-        template=spec.template, env=environment(binding, config), ports=spec.ports, devices=spec.devices,
-        resources=amounts(spec.resources), exclusive=spec.exclusive is not None,
+        id=task_id(binding),
+        run=run,
+        namespace=binding.metadata.namespace,
+        replica=spec.replica,
+        replica_uid=spec.intent.replica_uid,
+        workload=spec.workload,
+        binding=binding.metadata.name,
+        binding_uid=binding.uid,
+        attempt=spec.intent.attempt,
+        epoch=spec.epoch,
+        node_epoch=spec.node_epoch,
+        template=spec.template,
+        env=environment(binding, config),
+        ports=spec.ports,
+        devices=spec.devices,
+        resources=amounts(spec.resources),
+        exclusive=spec.exclusive is not None,
         run_until_mono_s=until_mono_s,
-    )  # fmt: skip
+    )
 
 
 def environment(binding: Binding, config: AgentConfig) -> dict[str, str]:
@@ -84,12 +90,19 @@ def execution_block(binding: Binding, local: TaskObservation, config: AgentConfi
     runs = local.state is TaskState.RUNNING
     ready = runs and bool(local.ready)
     return ExecutionBlock(
-        phase=phase, attempt=binding.spec.intent.attempt, ready=ready, address=config.address,
-        ports=binding.spec.ports, pid=local.pid if runs else 0, restarts=max(0, local.run - 1),
+        phase=phase,
+        attempt=binding.spec.intent.attempt,
+        ready=ready,
+        address=config.address,
+        ports=binding.spec.ports,
+        pid=local.pid if runs else 0,
+        restarts=max(0, local.run - 1),
         started_at=times.micro_text(local.started_at_s) if local.started_at_s else "",
         ready_since=times.micro_text(local.ready_since_s) if ready else "",
-        last_exit=local.exit, reason=reason, message=message,
-    )  # fmt: skip
+        last_exit=local.exit,
+        reason=reason,
+        message=message,
+    )
 
 
 def _phase_and_reason(binding: Binding, local: TaskObservation) -> tuple[Phase, str, str]:
@@ -141,8 +154,9 @@ def acknowledgement(binding: Binding, acknowledge: Acknowledge, now_s: float) ->
         "last_exit": with_exit_time(acknowledge.exit, now_s),
         "acknowledged_at": times.micro_text(now_s),
     }
-    return SetStatus(kind="Binding", key=binding.key, uid=binding.uid, blocks=blocks,
-                     observed_generation=binding.metadata.generation)  # fmt: skip
+    return SetStatus(
+        kind="Binding", key=binding.key, uid=binding.uid, blocks=blocks, observed_generation=binding.metadata.generation
+    )
 
 
 def overcommit_message(capacity: Mapping[str, Amount], bindings: Iterable[Binding | None]) -> str:

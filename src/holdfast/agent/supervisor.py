@@ -48,14 +48,7 @@ from holdfast.agent.task_decision import (
     failures_after_exit,
     run_until_mono_s,
 )
-from holdfast.agent.task_transitions import (
-    ACTIVE_STATES,
-    is_zombie,
-    to_ended,
-    to_running,
-    to_starting,
-    to_stopping,
-)
+from holdfast.agent.task_transitions import ACTIVE_STATES, is_zombie, to_ended, to_running, to_starting, to_stopping
 from holdfast.agent.task_unit import TaskUnit
 from holdfast.client.contract import Client
 from holdfast.foundation import metrics
@@ -82,9 +75,16 @@ class TaskSupervisor:
     """
 
     def __init__(
-        self, config: AgentConfig, client: Client, *, drivers: Mapping[str, Driver], prober: Prober, memory: StateStore,
-        ports: Ports, traits: Callable[[], NodeTraits] = NodeTraits,
-    ) -> None:  # fmt: skip
+        self,
+        config: AgentConfig,
+        client: Client,
+        *,
+        drivers: Mapping[str, Driver],
+        prober: Prober,
+        memory: StateStore,
+        ports: Ports,
+        traits: Callable[[], NodeTraits] = NodeTraits,
+    ) -> None:
         self._config = config
         self._client = client
         self._drivers = drivers
@@ -159,9 +159,10 @@ class TaskSupervisor:
     def running_tasks(self) -> list[tuple[Task, Driver]]:
         """The running tasks with their drivers."""
         return [
-            (unit.task, unit.driver) for unit in self._units.values()
+            (unit.task, unit.driver)
+            for unit in self._units.values()
             if unit.observation.state is TaskState.RUNNING and unit.task is not None and unit.driver is not None
-        ]  # fmt: skip
+        ]
 
     @property
     def active_count(self) -> int:
@@ -182,9 +183,14 @@ class TaskSupervisor:
         task = found.task
         ago_s = max(0.0, now.wall_s - (found.started_at_s or now.wall_s))
         local = TaskObservation(
-            state=TaskState.RUNNING, run=task.run, failures=assumed_failures(task.run, task.template.restart_policy),
-            pid=found.pid, started_at_s=found.started_at_s, started_mono_s=now.mono_s - ago_s, ready=None,
-        )  # fmt: skip
+            state=TaskState.RUNNING,
+            run=task.run,
+            failures=assumed_failures(task.run, task.template.restart_policy),
+            pid=found.pid,
+            started_at_s=found.started_at_s,
+            started_mono_s=now.mono_s - ago_s,
+            ready=None,
+        )
         if found.exit is not None:
             local = msgspec.structs.replace(
                 local, state=TaskState.ENDED, exit=found.exit, ended_mono_s=now.mono_s, ready=False
@@ -333,9 +339,13 @@ class TaskSupervisor:
         if bound != self._bound:
             self._bound, self._overcommitted = bound, overcommit_message(self._config.capacity, bound)
         self._node_report.update(
-            listed=self._listed, zombies=zombies, running=running, traits=self._traits(), quarantine=quarantine,
+            listed=self._listed,
+            zombies=zombies,
+            running=running,
+            traits=self._traits(),
+            quarantine=quarantine,
             overcommitted=self._overcommitted,
-        )  # fmt: skip
+        )
 
     # --- decisions and actions ---------------------------------------------------------------------------------
 
@@ -460,8 +470,15 @@ class TaskSupervisor:
             exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
         unit.observation = to_ended(unit.observation, exit_, stop_reason, self._now())
         metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
-        _log.info("task_ended", task=unit.id, run=unit.observation.run, code=exit_.code, signal=exit_.signal,
-                 reason=exit_.reason, message=exit_.message)  # fmt: skip
+        _log.info(
+            "task_ended",
+            task=unit.id,
+            run=unit.observation.run,
+            code=exit_.code,
+            signal=exit_.signal,
+            reason=exit_.reason,
+            message=exit_.message,
+        )
         self._report(unit)
         self._act(unit)
         self._refresh()

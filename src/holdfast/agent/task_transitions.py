@@ -26,9 +26,17 @@ ACTIVE_STATES = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 def to_starting(local: TaskObservation, run: int) -> TaskObservation:
     """A new run starts without the probe results and the stop of the last one; the last exit stays for the report."""
     return msgspec.structs.replace(
-        local, state=TaskState.STARTING, run=run, stop_reason="", failed_probe="", probe_message="", startup_passed=False,
-        ready=False, ready_since_s=0.0, pid=0,
-    )  # fmt: skip
+        local,
+        state=TaskState.STARTING,
+        run=run,
+        stop_reason="",
+        failed_probe="",
+        probe_message="",
+        startup_passed=False,
+        ready=False,
+        ready_since_s=0.0,
+        pid=0,
+    )
 
 
 def to_running(local: TaskObservation, *, pid: int, started_at_s: float, now: Now) -> TaskObservation:
@@ -45,9 +53,15 @@ def to_stopping(local: TaskObservation, stop: StopTask, now: Now) -> TaskObserva
 
 def to_ended(local: TaskObservation, exit_: ExitStatus, stop_reason: str, now: Now) -> TaskObservation:
     return msgspec.structs.replace(
-        local, state=TaskState.ENDED, exit=exit_, ended_mono_s=now.mono_s, stop_reason=stop_reason,
-        failures=failures_after_exit(local, exit_, stop_reason, now), ready=False, pid=0,
-    )  # fmt: skip
+        local,
+        state=TaskState.ENDED,
+        exit=exit_,
+        ended_mono_s=now.mono_s,
+        stop_reason=stop_reason,
+        failures=failures_after_exit(local, exit_, stop_reason, now),
+        ready=False,
+        pid=0,
+    )
 
 
 def is_zombie(binding: Binding | None, local: TaskObservation, lease: LeaseState, now: Now) -> bool:

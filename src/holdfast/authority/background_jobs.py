@@ -99,9 +99,10 @@ class BackgroundJobs:
         """Makes nominated Reservations firm after all their victims are released."""
         ledger = self._state.ledger
         promotable = [
-            c for c in ledger.unbound.values()
+            c
+            for c in ledger.unbound.values()
             if c.nominated and not any(victim_key(c.namespace, v) in ledger.claims for v in c.victims)
-        ]  # fmt: skip
+        ]
         await self._run("promote", promotable, self.plan_promotion)
 
     def plan_promotion(self, claim: Claim) -> CommitStep | PlacementResult:
@@ -115,9 +116,16 @@ class BackgroundJobs:
             return NOTHING
         template = replica.spec.template
         claim_request = ClaimRequest(
-            claim.namespace, claim.name, claim.replica, claim.replica_uid, claim.attempt, claim.amounts,
-            claim.capacity_class, template.gpu_models, tuple((p.name, p.port) for p in template.ports),
-        )  # fmt: skip
+            claim.namespace,
+            claim.name,
+            claim.replica,
+            claim.replica_uid,
+            claim.attempt,
+            claim.amounts,
+            claim.capacity_class,
+            template.gpu_models,
+            tuple((p.name, p.port) for p in template.ports),
+        )
         before = state.ledger.drop(claim.key)
         try:
             account = state.ledger.account_for(node)
@@ -251,7 +259,7 @@ class BackgroundJobs:
                     continue
                 new_status = msgspec.structs.replace(
                     copy.status, used=self._usage(copy), observed_generation=copy.metadata.generation
-                )  # fmt: skip
+                )
                 put = records.status_put(GRANT_COPY, copy, new_status)
                 compares[put.key] = copy.revision
                 writes.append(put)

@@ -92,7 +92,7 @@ def fail(calls: Iterable[WaitingCall[Any, Any]], fault: Exception) -> None:
 
 async def complete_together(
     calls: Sequence[WaitingCall[Q, A]], process: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]
-) -> None:  # fmt: skip
+) -> None:
     """Processes the calls in one batch and completes each. A Fault fails all of them. Any other exception is a bug that
     one call may trigger; the batch is split, so that it fails only that call."""
 

@@ -119,9 +119,15 @@ class BindHandler:
             decision=self._reserve_job.decision_name or replica.status.placement.decision,
         )
         binding = records.binding_put(
-            claim, replica, node, item.intent, uid=state.ports.ids.uid(), created=round_state.created,
-            decision=placed.decision, policy=reservation.spec.policy_revision,
-        )  # fmt: skip
+            claim,
+            replica,
+            node,
+            item.intent,
+            uid=state.ports.ids.uid(),
+            created=round_state.created,
+            decision=placed.decision,
+            policy=reservation.spec.policy_revision,
+        )
         writes: list[Put | Remove] = [
             records.reservation_change(reservation, ReservationPhase.CONSUMED),
             binding,
@@ -132,8 +138,14 @@ class BindHandler:
             BINDING,
             binding.attached.metadata,
             PlacementResult(
-                result=PlacementOutcome.ACCEPTED, node=claim.node, devices=claim.devices, ports=claim.ports,
-                reservation=claim.name, binding=claim.name, attempt=claim.attempt, epoch=claim.attempt,
+                result=PlacementOutcome.ACCEPTED,
+                node=claim.node,
+                devices=claim.devices,
+                ports=claim.ports,
+                reservation=claim.name,
+                binding=claim.name,
+                attempt=claim.attempt,
+                epoch=claim.attempt,
             ),
             writes,
             compares={
@@ -142,4 +154,4 @@ class BindHandler:
                 NODE.store_key("", claim.node): node.revision,
             },
             claim=claim,
-        )  # fmt: skip
+        )

@@ -66,9 +66,14 @@ def _named_devices(account: NodeAccount, request: ClaimRequest, milli: int) -> t
             return Refused(
                 Reason.DEVICE_IN_USE,
                 f"node {account.name}: device {device_claim.id} is in use by {_first_owner(account, device_claim.id)}",
-                {"node": account.name, "device": device_claim.id, "owners": _owners(account, device_claim.id),
-                 "freeMilli": account.free_milli(device), **_winner(account, device_claim.id)},
-            )  # fmt: skip
+                {
+                    "node": account.name,
+                    "device": device_claim.id,
+                    "owners": _owners(account, device_claim.id),
+                    "freeMilli": account.free_milli(device),
+                    **_winner(account, device_claim.id),
+                },
+            )
     return request.devices
 
 
@@ -77,9 +82,15 @@ def _insufficient(account: NodeAccount, fitting: list[Device], request: ClaimReq
     return Refused(
         Reason.INSUFFICIENT_DEVICES,
         f"node {account.name}: too few free devices of a requested model (expected {count}, found {free})",
-        {"node": account.name, "requested": count, "free": free, "models": list(request.gpu_models),
-         "owners": {d: _owners(account, d) for d in in_use}, **(_winner(account, in_use[0]) if in_use else {})},
-    )  # fmt: skip
+        {
+            "node": account.name,
+            "requested": count,
+            "free": free,
+            "models": list(request.gpu_models),
+            "owners": {d: _owners(account, d) for d in in_use},
+            **(_winner(account, in_use[0]) if in_use else {}),
+        },
+    )
 
 
 def _owners(account: NodeAccount, device: str) -> list[str]:

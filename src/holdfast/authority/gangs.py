@@ -17,14 +17,7 @@ from holdfast.authority import bind_preconditions, records
 from holdfast.authority.bind import BindHandler
 from holdfast.authority.bind_preconditions import REQUEST, GangState
 from holdfast.authority.claims import Claim
-from holdfast.authority.commit_rounds import (
-    NOTHING,
-    BackgroundJob,
-    CommitRounds,
-    CommitStep,
-    RoundResult,
-    rejected,
-)
+from holdfast.authority.commit_rounds import NOTHING, BackgroundJob, CommitRounds, CommitStep, RoundResult, rejected
 from holdfast.authority.commits import Commits, stored
 from holdfast.authority.release import free_step
 from holdfast.authority.reserve import ReserveJob

@@ -130,10 +130,13 @@ class Heartbeats:
             leases[item.node] = decided
             answers.append(
                 PlacementResult(
-                    result=PlacementOutcome.ACCEPTED, node=item.node, epoch=decided.epoch, ttl_seconds=decided.ttl_s,
+                    result=PlacementOutcome.ACCEPTED,
+                    node=item.node,
+                    epoch=decided.epoch,
+                    ttl_seconds=decided.ttl_s,
                     tenures=self._tenures(item.node) if item.node in state.ledger.tenured_claims else {},
                 )
-            )  # fmt: skip
+            )
         return leases, answers
 
     def _tenures(self, node: str) -> dict[str, float]:
@@ -193,7 +196,7 @@ class Heartbeats:
 
     def _page_writes(
         self, leases: dict[str, NodeLease | None]
-    ) -> tuple[dict[str, int], dict[str, int], list[Put | Remove]]:  # fmt: skip
+    ) -> tuple[dict[str, int], dict[str, int], list[Put | Remove]]:
         """The page of each node, the compared revisions of the pages, and the new pages."""
         book, now = self._state.leases, self._state.now()
         by_page: dict[int, dict[str, NodeLease | None]] = {}
@@ -290,7 +293,7 @@ class Heartbeats:
             try:
                 await self._commits.commit(
                     compares, writes, (audit.commit_record(self._caller, now, "fence", entries),), probe
-                )  # fmt: skip
+                )
             except Conflict as conflict:
                 key = conflict.facts.get("key")
                 if key in compares and key not in {put.key for put in puts}:

@@ -99,9 +99,13 @@ def override_refusal(node: Node, replica: Replica, region: str, avoidances: Sequ
     return Refused(
         Reason.NODE_EXCLUDED_BY_OVERRIDE,
         f"override {override.metadata.name} keeps new work away from node {node.metadata.name}",
-        {"node": node.metadata.name, "override": override.metadata.name, "zone": node.spec.zone,
-         "expiresAt": override.status.expires_at},
-    )  # fmt: skip
+        {
+            "node": node.metadata.name,
+            "override": override.metadata.name,
+            "zone": node.spec.zone,
+            "expiresAt": override.status.expires_at,
+        },
+    )
 
 
 def driver_refusal(node: Node, replica: Replica) -> Refused | None:
@@ -133,9 +137,15 @@ def placement_rules_refusal(node: Node, replica: Replica, region: str, this_regi
     return Refused(
         Reason.RESIDENCY_VIOLATED,
         f"replica {replica.key}: its placement rules forbid {forbidden}",
-        {"node": node.metadata.name, "region": region, "zone": node.spec.zone, "pool": node.spec.pool,
-         "residency": list(tags), "forbidden": forbidden},
-    )  # fmt: skip
+        {
+            "node": node.metadata.name,
+            "region": region,
+            "zone": node.spec.zone,
+            "pool": node.spec.pool,
+            "residency": list(tags),
+            "forbidden": forbidden,
+        },
+    )
 
 
 def tenancy_refusal(node: Node, replica: Replica, tenant: Tenant | None) -> Refused | None:
@@ -147,6 +157,10 @@ def tenancy_refusal(node: Node, replica: Replica, tenant: Tenant | None) -> Refu
     return Refused(
         Reason.TENANCY_VIOLATED,
         f"{owner}; tenant {replica.metadata.namespace} uses {'its own' if dedicated else 'shared'} nodes only",
-        {"node": node.metadata.name, "nodeTenant": node.spec.tenant, "tenant": replica.metadata.namespace,
-         "dedicated": dedicated},
-    )  # fmt: skip
+        {
+            "node": node.metadata.name,
+            "nodeTenant": node.spec.tenant,
+            "tenant": replica.metadata.namespace,
+            "dedicated": dedicated,
+        },
+    )

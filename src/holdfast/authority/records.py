@@ -61,12 +61,7 @@ def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMet
     if len(workload) <= MAX_LABEL:
         labels[LABEL_WORKLOAD] = workload
     return ObjectMeta(
-        name=claim.name,
-        namespace=claim.namespace,
-        uid=uid,
-        generation=1,
-        creation_timestamp=created,
-        labels=labels,
+        name=claim.name, namespace=claim.namespace, uid=uid, generation=1, creation_timestamp=created, labels=labels
     )
 
 

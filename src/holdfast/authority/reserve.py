@@ -15,16 +15,7 @@ from holdfast.authority import bind_preconditions, placement_checks, provisional
 from holdfast.authority.claims import Claim, ClaimRequest, capacity_class, grant_class
 from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
 from holdfast.authority.protected_quota import ProtectedQuota
-from holdfast.authority.state import (
-    ASSIGNMENT,
-    BINDING,
-    GRANT_COPY,
-    HOLD,
-    NODE,
-    REPLICA,
-    RESERVATION,
-    AuthorityState,
-)
+from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, HOLD, NODE, REPLICA, RESERVATION, AuthorityState
 from holdfast.model import limits
 from holdfast.model.active_policy import active_policy
 from holdfast.model.binding import CapacityClass, DeviceClaim, Reservation, ReservationPhase, claim_name
@@ -298,9 +289,15 @@ class ReserveJob:
             writes.append(reservation)
         if binds:
             binding = records.binding_put(
-                claim, replica, node, item.intent, uid=ids.uid(), created=round_state.created,
-                decision=self.decision_name, policy=item.policy_revision,
-            )  # fmt: skip
+                claim,
+                replica,
+                node,
+                item.intent,
+                uid=ids.uid(),
+                created=round_state.created,
+                decision=self.decision_name,
+                policy=item.policy_revision,
+            )
             compares[binding.key] = 0
             writes.append(binding)
         writes.append(records.replica_put(replica, placement))
@@ -331,14 +328,22 @@ class ReserveJob:
 
     def _reservation(self, item: ReserveItem, replica: Replica, claim: Claim) -> Put:
         phase = (
-            ReservationPhase.CONSUMED if claim.bound
-            else ReservationPhase.NOMINATED if claim.nominated
+            ReservationPhase.CONSUMED
+            if claim.bound
+            else ReservationPhase.NOMINATED
+            if claim.nominated
             else ReservationPhase.FIRM
-        )  # fmt: skip
+        )
         return records.reservation_put(
-            claim, replica, item.intent, phase, uid=self._state.ports.ids.uid(), created=self._round_state.created,
-            policy=item.policy_revision, auto_bind=self._bind and not claim.bound,
-        )  # fmt: skip
+            claim,
+            replica,
+            item.intent,
+            phase,
+            uid=self._state.ports.ids.uid(),
+            created=self._round_state.created,
+            policy=item.policy_revision,
+            auto_bind=self._bind and not claim.bound,
+        )
 
     def _consumed_slots(self, claim: Claim) -> list[RecoverySlot]:
         """The slots that the claim consumes. They are marked in the same transaction, so that none is deleted."""
@@ -411,10 +416,12 @@ def already_placed(state: AuthorityState, replica: Replica, devices_named: tuple
     binding = state.binding(namespace, placement.binding) if placement.binding else None
     reservation: Reservation | None = state.reservation(namespace, placement.reservation)
     devices, ports = (
-        (binding.spec.devices, binding.spec.ports) if binding is not None
-        else (reservation.spec.devices, reservation.spec.ports) if reservation is not None
+        (binding.spec.devices, binding.spec.ports)
+        if binding is not None
+        else (reservation.spec.devices, reservation.spec.ports)
+        if reservation is not None
         else ((), {})
-    )  # fmt: skip
+    )
     facts = {}
     if devices_named and devices_named != devices:
         facts = {"claim": f"{namespace}/{placement.binding or placement.reservation}", "node": placement.node}

@@ -114,8 +114,11 @@ def _restored_regional(item: Object, epochs: dict[str, int], now_s: float) -> Ob
     """The object of a regional cell with the changes a restore needs; None if it is unchanged."""
     if isinstance(item, Node):
         epoch = max(epochs.get(item.metadata.name, 0), item.status.execution.epoch)
-        block = FenceBlock(fenced_epoch=max(epoch, item.status.fence.fenced_epoch), at=micro_text(now_s),
-                           reason=Reason.RESTORE_IN_PROGRESS.value)  # fmt: skip
+        block = FenceBlock(
+            fenced_epoch=max(epoch, item.status.fence.fenced_epoch),
+            at=micro_text(now_s),
+            reason=Reason.RESTORE_IN_PROGRESS.value,
+        )
         return msgspec.structs.replace(item, status=msgspec.structs.replace(item.status, fence=block))
     if isinstance(item, Binding) and item.spec.desired is DesiredRunState.RUN:
         stopping = msgspec.structs.replace(

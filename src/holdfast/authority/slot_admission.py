@@ -11,14 +11,7 @@ import msgspec
 
 from holdfast.authority import records
 from holdfast.authority.claims import Claim
-from holdfast.authority.commit_rounds import (
-    NOTHING,
-    BackgroundJob,
-    CommitRounds,
-    CommitStep,
-    SlotBooking,
-    make_step,
-)
+from holdfast.authority.commit_rounds import NOTHING, BackgroundJob, CommitRounds, CommitStep, SlotBooking, make_step
 from holdfast.authority.state import HOLD, NODE, AuthorityState
 from holdfast.model import limits
 from holdfast.model.node import unschedulable_reason

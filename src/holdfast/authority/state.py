@@ -67,7 +67,7 @@ class AuthorityState:
         """Rebuilds everything from the stored objects."""
         self.ledger = rebuild_ledger(
             self.list_all(Node), self.list_all(RecoverySlot), self.list_all(Reservation), self.list_all(Binding)
-        )  # fmt: skip
+        )
         inherited: Lease | None = self.get(LEASE, tenure.NAMESPACE, tenure.NAME)
         self.inherited_tenure_revision = inherited.revision if inherited is not None else 0
         pages = list(self.list_all(LeasePage))

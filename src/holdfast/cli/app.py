@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "version": ("holdfast.cli.commands.version:version", "Print the version."),
 }
 HIDDEN: dict[str, tuple[str, str]] = {
-    "supervise": ("holdfast.cli.commands.supervise:supervise", "Supervise the processes of a prepared platform."),
+    "supervise": ("holdfast.cli.commands.supervise:supervise", "Supervise the processes of a prepared platform.")
 }
 
 

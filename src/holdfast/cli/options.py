@@ -21,12 +21,7 @@ _EXAMPLES = {"REPLICA": "payments/risk-api-us-east-0", "DECISION": "payments/ris
 def output_option(command: F) -> F:
     """`-o text|json`, the same on every command that prints data."""
     return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(FORMATS),
-        default="text",
-        show_default=True,
-        help="Output format.",
+        "-o", "--output", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format."
     )(command)
 
 

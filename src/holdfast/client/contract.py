@@ -13,13 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from holdfast.model.meta import Object
-from holdfast.model.placement_api import (
-    BindRequest,
-    PlacementResponse,
-    ReleaseRequest,
-    RenewRequest,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.writes import Notice, Write
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object

@@ -41,13 +41,7 @@ from holdfast.model.errors import Ambiguous, Expired, Fault, NotFound, Overloade
 from holdfast.model.join import JoinRequest, JoinResponse, RenewalRequest
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ApiStruct, Object
-from holdfast.model.placement_api import (
-    BindRequest,
-    PlacementResponse,
-    ReleaseRequest,
-    RenewRequest,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.writes import Notice, Write
 
 # Time to open a connection. Then the call fails as Unavailable.

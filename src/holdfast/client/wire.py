@@ -177,13 +177,17 @@ def encode_notify(notices: Sequence[Notice], *, component: str) -> bytes:
     forms = tuple(
         NoticeForm(
             about=ObjectReferenceForm(
-                kind=kind_of(n.about).name, name=n.about.metadata.name, namespace=n.about.metadata.namespace,
+                kind=kind_of(n.about).name,
+                name=n.about.metadata.name,
+                namespace=n.about.metadata.namespace,
                 uid=n.about.uid,
             ),
-            reason=n.reason, message=n.message, warning=n.warning,
+            reason=n.reason,
+            message=n.message,
+            warning=n.warning,
         )
         for n in notices
-    )  # fmt: skip
+    )
     return _encoder.encode(NotifyRequest(component=component, notices=forms))
 
 
@@ -216,20 +220,31 @@ def _write_form(write: Write) -> _WriteForm:
         case Update():
             return _WriteForm(
                 op="update", object=msgspec.Raw(object_wire_bytes(write.object)), subresource=write.subresource
-            )  # fmt: skip
+            )
         case SetStatus():
             names = _block_names(write.kind)
             blocks = {names.get(name, name): msgspec.Raw(_encoder.encode(v)) for name, v in write.blocks.items()}
             return _WriteForm(
-                op="setStatus", kind=write.kind, namespace=write.key.namespace, name=write.key.name, uid=write.uid,
-                blocks=blocks, conditions=write.conditions, observed_generation=write.observed_generation,
+                op="setStatus",
+                kind=write.kind,
+                namespace=write.key.namespace,
+                name=write.key.name,
+                uid=write.uid,
+                blocks=blocks,
+                conditions=write.conditions,
+                observed_generation=write.observed_generation,
                 if_revision=write.if_revision,
-            )  # fmt: skip
+            )
         case Delete():
             return _WriteForm(
-                op="delete", kind=write.kind, namespace=write.key.namespace, name=write.key.name, uid=write.uid,
-                if_revision=write.if_revision, propagation=write.propagation,
-            )  # fmt: skip
+                op="delete",
+                kind=write.kind,
+                namespace=write.key.namespace,
+                name=write.key.name,
+                uid=write.uid,
+                if_revision=write.if_revision,
+                propagation=write.propagation,
+            )
 
 
 def _write_of(form: _WriteForm, index: int) -> Write:
@@ -242,15 +257,22 @@ def _write_of(form: _WriteForm, index: int) -> Write:
             return Create(item) if form.op == "create" else Update(item, subresource=form.subresource)
         case "setStatus":
             return SetStatus(
-                kind=_kind_named(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
-                blocks=_blocks(form), conditions=form.conditions,
-                observed_generation=form.observed_generation, if_revision=form.if_revision,
-            )  # fmt: skip
+                kind=_kind_named(form.kind, where).name,
+                key=Key(form.namespace, form.name),
+                uid=form.uid,
+                blocks=_blocks(form),
+                conditions=form.conditions,
+                observed_generation=form.observed_generation,
+                if_revision=form.if_revision,
+            )
         case "delete":
             return Delete(
-                kind=_kind_named(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
-                if_revision=form.if_revision, propagation=form.propagation,
-            )  # fmt: skip
+                kind=_kind_named(form.kind, where).name,
+                key=Key(form.namespace, form.name),
+                uid=form.uid,
+                if_revision=form.if_revision,
+                propagation=form.propagation,
+            )
     raise errors.BadRequest(f"{where}: unknown op {form.op} (expected create, update, setStatus or delete)")
 
 
@@ -310,11 +332,21 @@ def _unknown_blocks(form: _WriteForm) -> Iterator[str]:
 _FAULTS: dict[str, type[errors.Fault]] = {
     fault.reason: fault
     for fault in (
-        errors.Unavailable, errors.Overloaded, errors.Conflict, errors.Ambiguous, errors.NotFound, errors.AlreadyExists,
-        errors.BadRequest, errors.Invalid, errors.Unauthorized, errors.Forbidden, errors.Expired, errors.StaleToken,
+        errors.Unavailable,
+        errors.Overloaded,
+        errors.Conflict,
+        errors.Ambiguous,
+        errors.NotFound,
+        errors.AlreadyExists,
+        errors.BadRequest,
+        errors.Invalid,
+        errors.Unauthorized,
+        errors.Forbidden,
+        errors.Expired,
+        errors.StaleToken,
         errors.StoreFailed,
     )
-}  # fmt: skip
+}
 
 _BY_CODE: dict[int, type[errors.Fault]] = {
     fault.code: fault

@@ -23,16 +23,7 @@ from holdfast.foundation.batches import batches, send_divided
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.unknown_outcome import resolve
 from holdfast.model import limits
-from holdfast.model.errors import (
-    AlreadyExists,
-    Ambiguous,
-    Conflict,
-    Fault,
-    Final,
-    NotFound,
-    Retryable,
-    StaleToken,
-)
+from holdfast.model.errors import AlreadyExists, Ambiguous, Conflict, Fault, Final, NotFound, Retryable, StaleToken
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key
 from holdfast.model.placement_api import PlacementOutcome, ReleaseItem, ReleaseRequest
@@ -218,9 +209,13 @@ class OutcomeApplier:
     def _requeue(self, group: Sequence[KeyOutcome], fault: Fault) -> None:
         pause_s = max(self._queue.retry(outcome_of_key.key, least_s=fault.retry_after_s) for outcome_of_key in group)
         self._log.info(
-            "decisions_put_back", keys=len(group), first=str(group[0].key), reason=fault.reason, message=fault.message,
+            "decisions_put_back",
+            keys=len(group),
+            first=str(group[0].key),
+            reason=fault.reason,
+            message=fault.message,
             again_in_s=round(pause_s, 3),
-        )  # fmt: skip
+        )
 
     def _count(self, fault: Fault) -> None:
         metrics.CONTROLLER_ERRORS.labels(self._name, fault.reason).inc()
@@ -257,9 +252,15 @@ class OutcomeApplier:
                 refused.add(key)
                 pause_s = self._queue.retry(key, least_s=RELEASE_RETRY_MIN_S)
                 self._log.info(
-                    "release_refused", object=str(key), replica=item.replica, attempt=item.attempt, action=item.action,
-                    reason=answer.reason, message=answer.message, again_in_s=round(pause_s, 3),
-                )  # fmt: skip
+                    "release_refused",
+                    object=str(key),
+                    replica=item.replica,
+                    attempt=item.attempt,
+                    action=item.action,
+                    reason=answer.reason,
+                    message=answer.message,
+                    again_in_s=round(pause_s, 3),
+                )
         return refused
 
     async def _notify(self, done: Sequence[KeyOutcome]) -> None:
@@ -278,9 +279,14 @@ class OutcomeApplier:
             object_ = notice.about
             log = self._log.warning if notice.warning else self._log.info
             log(
-                "transition_made", kind=kind_of(object_).name, object=str(object_.key), reason=str(notice.reason),
-                message=notice.message, generation=object_.metadata.generation, trace=trace_of(object_),
-            )  # fmt: skip
+                "transition_made",
+                kind=kind_of(object_).name,
+                object=str(object_.key),
+                reason=str(notice.reason),
+                message=notice.message,
+                generation=object_.metadata.generation,
+                trace=trace_of(object_),
+            )
         if len(notices) > EVENTS_LOGGED_PER_PASS_MAX:
             self._log.info("transitions_not_logged", more=len(notices) - EVENTS_LOGGED_PER_PASS_MAX)
 

@@ -239,10 +239,12 @@ class Election:
         term = await self._client.get(Term, self.name)
         lease, at = self._lease, micro_text(self._clock.now())
         spec = LeaseSpec(
-            holder_identity=self.identity, lease_duration_seconds=math.ceil(self._ttl_s),
-            acquire_time=at, renew_time=at,
+            holder_identity=self.identity,
+            lease_duration_seconds=math.ceil(self._ttl_s),
+            acquire_time=at,
+            renew_time=at,
             lease_transitions=0 if lease is None else lease.spec.lease_transitions + 1,
-        )  # fmt: skip
+        )
         writes: list[Write] = []
         if lease is None:
             writes.append(Create(Lease(metadata=ObjectMeta(name=self.name, namespace=NAMESPACE), spec=spec)))

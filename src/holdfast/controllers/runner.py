@@ -81,9 +81,16 @@ class Runner:
         target = peer if controller.writes_peer and peer is not None else informers
         self._log = structlog.get_logger().bind(controller=controller.name, cell=client.cell)
         self._applier = OutcomeApplier(
-            controller.name, client=client, informers=target, queue=self.queue, ports=ports,
-            token=self._token, token_rejected=self._token_rejected, is_link=self._is_link, brief=controller.writes_peer,
-        )  # fmt: skip
+            controller.name,
+            client=client,
+            informers=target,
+            queue=self.queue,
+            ports=ports,
+            token=self._token,
+            token_rejected=self._token_rejected,
+            is_link=self._is_link,
+            brief=controller.writes_peer,
+        )
         self._active = False
         """Whether wake-ups are queued. Not while another process leads: a new leader queues all keys anyway."""
         self._run_task: asyncio.Task[None] | None = None

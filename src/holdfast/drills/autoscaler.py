@@ -26,9 +26,12 @@ def run(drill: DrillRun) -> None:
     drill.add_undo("the readiness file", folder.cleanup)
     tenant = DrillTenant(drill)
     rules = {
-        "minReplicas": FEWEST, "maxReplicas": MOST, "metric": METRIC, "target": TARGET,
+        "minReplicas": FEWEST,
+        "maxReplicas": MOST,
+        "metric": METRIC,
+        "target": TARGET,
         "scaleUp": {"replicasPerMinute": 60, "percentPerMinute": 400},
-    }  # fmt: skip
+    }
     tenant.workload(NAME, FEWEST, ready_when=["test", "-e", str(well)], autoscale=rules)
     if not drill.wait_until("the drill's workload serves", lambda: tenant.serving(NAME) == FEWEST, within_s=60):
         return

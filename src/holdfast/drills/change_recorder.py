@@ -23,12 +23,28 @@ from holdfast.platform.layout import Layout, Platform
 from holdfast.platform.platform_status import connect_cell
 
 GLOBAL_KINDS = (
-    "Workload", "Assignment", "Region", "Recovery", "RecoveryBudget", "SchedulerPolicy", "PolicyRevision", "Override",
-    "Quota", "Grant",
-)  # fmt: skip
+    "Workload",
+    "Assignment",
+    "Region",
+    "Recovery",
+    "RecoveryBudget",
+    "SchedulerPolicy",
+    "PolicyRevision",
+    "Override",
+    "Quota",
+    "Grant",
+)
 REGIONAL_KINDS = (
-    "Node", "Replica", "SchedulingRequest", "Reservation", "Binding", "Decision", "RecoverySlot", "GrantCopy", "Term",
-)  # fmt: skip
+    "Node",
+    "Replica",
+    "SchedulingRequest",
+    "Reservation",
+    "Binding",
+    "Decision",
+    "RecoverySlot",
+    "GrantCopy",
+    "Term",
+)
 WATCH_S = 300
 RECONNECT_AFTER_S = 0.3
 # Maximum recorded changes. Later changes are only counted.
@@ -138,9 +154,18 @@ class ChangeRecorder:
             groups = tuple(changed_groups(kind, before, item))
             roles = writer_roles(kind, groups, before, item, op=op)
         step = RecordedChange(
-            round(self.now_s(), 3), cell, revision, kind, meta.get("namespace", ""), meta["name"], op, groups, roles,
-            before, after,
-        )  # fmt: skip
+            round(self.now_s(), 3),
+            cell,
+            revision,
+            kind,
+            meta.get("namespace", ""),
+            meta["name"],
+            op,
+            groups,
+            roles,
+            before,
+            after,
+        )
         with self._lock:
             if len(self._steps) < CHANGES_MAX:
                 self._steps.append(step)

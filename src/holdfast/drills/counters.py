@@ -8,13 +8,22 @@ from holdfast.foundation.exit_codes import CommandError
 CounterReadings = dict[tuple[str, str], float]
 START_TIME_METRIC = "process_start_time_seconds"
 FAMILIES = (
-    "holdfast_authority_responses_total", "holdfast_authority_conflicts_total", "holdfast_authority_read_backs_total",
-    "holdfast_authority_fences_total", "holdfast_election_changes_total", "holdfast_scheduler_responses_total",
-    "holdfast_scheduler_unanswered_proposals_total", "holdfast_scheduler_planned_total",
-    "holdfast_scheduler_shadow_total", "holdfast_controller_conflicts_total", "holdfast_store_commits_total",
-    "holdfast_store_key_writes_total", "holdfast_gate_commits_total", "holdfast_server_refused_total",
+    "holdfast_authority_responses_total",
+    "holdfast_authority_conflicts_total",
+    "holdfast_authority_read_backs_total",
+    "holdfast_authority_fences_total",
+    "holdfast_election_changes_total",
+    "holdfast_scheduler_responses_total",
+    "holdfast_scheduler_unanswered_proposals_total",
+    "holdfast_scheduler_planned_total",
+    "holdfast_scheduler_shadow_total",
+    "holdfast_controller_conflicts_total",
+    "holdfast_store_commits_total",
+    "holdfast_store_key_writes_total",
+    "holdfast_gate_commits_total",
+    "holdfast_server_refused_total",
     "holdfast_queue_dropped_total",
-)  # fmt: skip
+)
 
 
 def read_counters(observer: PlatformObserver, families: tuple[str, ...] = FAMILIES) -> CounterReadings:

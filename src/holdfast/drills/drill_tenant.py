@@ -89,8 +89,10 @@ class DrillTenant:
             except CommandError:
                 pass
             time.sleep(0.3)
-        raise CommandError(f"tenant {TENANT}: not gone {DELETION_TIMEOUT_S:.0f} s after its deletion",
-                   next_step=f"kubectl describe tenant {TENANT}")  # fmt: skip
+        raise CommandError(
+            f"tenant {TENANT}: not gone {DELETION_TIMEOUT_S:.0f} s after its deletion",
+            next_step=f"kubectl describe tenant {TENANT}",
+        )
 
 
 def patch_node(drill: DrillRun, node: str, spec: Item) -> None:

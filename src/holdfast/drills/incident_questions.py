@@ -133,8 +133,9 @@ def telemetry_lines(
     ]
     made = Counter(
         (s.cell, s.after["spec"].get("policyRevision", ""))
-        for s in steps if s.kind == "Decision" and s.op == "created" and s.after is not None
-    )  # fmt: skip
+        for s in steps
+        if s.kind == "Decision" and s.op == "created" and s.after is not None
+    )
     decided = [f"{cell}: {n} Decision(s) by policy revision {revision}" for (cell, revision), n in made.items()]
     return [*_limited(lines, LINES_MAX * 2), *spoken, *decided] or [
         "none: no counter increased and no event was emitted"

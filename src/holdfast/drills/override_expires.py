@@ -23,8 +23,12 @@ def run(drill: DrillRun) -> None:
     if not drill.wait_until("the drill's workload serves", lambda: tenant.serving("early") == 2, within_s=60):
         return
     drill.add_undo("the override", lambda: _delete(drill))
-    spec = {"kind": "AvoidZone", "scope": {"region": drill.region, "zone": zone}, "reason": "drill override-expires",
-            "ttlSeconds": TTL_S}  # fmt: skip
+    spec = {
+        "kind": "AvoidZone",
+        "scope": {"region": drill.region, "zone": zone},
+        "reason": "drill override-expires",
+        "ttlSeconds": TTL_S,
+    }
     body = {"apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": NAME}, "spec": spec}
     drill.failure_starts(f"zone {zone} is avoided for {TTL_S:.0f} s")
     observer.api().request("POST", PATH, body)
@@ -59,10 +63,11 @@ def _without_global(drill: DrillRun, tenant: DrillTenant, zone: str, expires_at:
     late_s = TTL_S + LATE_S
     drill.wait_until(
         f"the region places in {zone} again",
-        lambda: any(b["spec"]["zone"] == zone and b["spec"].get("desired", "Run") == "Run"
-                    for b in tenant.bindings("after")),
+        lambda: any(
+            b["spec"]["zone"] == zone and b["spec"].get("desired", "Run") == "Run" for b in tenant.bindings("after")
+        ),
         within_s=late_s,
-    )  # fmt: skip
+    )
     _restored(drill, names)
     drill.wait_until("the global cell is reachable again", lambda: bool(drill.observer.list("overrides")), within_s=60)
 

@@ -71,6 +71,9 @@ def _policy_in_use(drill: DrillRun) -> str:
 
 
 def _set(drill: DrillRun, spec: Item) -> None:
-    restored = {"stage": spec.get("stage", "Active"), "canaryRegions": spec.get("canaryRegions", []),
-              "rules": spec["rules"]}  # fmt: skip
+    restored = {
+        "stage": spec.get("stage", "Active"),
+        "canaryRegions": spec.get("canaryRegions", []),
+        "rules": spec["rules"],
+    }
     drill.observer.api().request("PATCH", PATH, {"spec": restored}, content_type=MERGE_PATCH)

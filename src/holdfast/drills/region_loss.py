@@ -13,9 +13,12 @@ from holdfast.model.times import parse_time
 
 RECORDED_WITHIN_S = 5.0
 CLOCK_FIELDS = (
-    ("detectedAt", "recovery opened"), ("assignedAt", "assigned"), ("boundAt", "bound"), ("readyAt", "ready"),
+    ("detectedAt", "recovery opened"),
+    ("assignedAt", "assigned"),
+    ("boundAt", "bound"),
+    ("readyAt", "ready"),
     ("servingAt", "serving"),
-)  # fmt: skip
+)
 
 
 def run(drill: DrillRun, *, fail_back: bool) -> None:

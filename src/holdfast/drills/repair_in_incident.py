@@ -59,9 +59,10 @@ def run(drill: DrillRun) -> None:
         within_s=90,
     )
     repairs = [
-        s for s in drill.changes()
+        s
+        for s in drill.changes()
         if s.kind == "Replica" and s.name == first["metadata"]["name"] and "status.repair" in s.groups
-    ]  # fmt: skip
+    ]
     states = [((s.after or {}).get("status", {}).get("repair") or {}).get("state", "none") for s in repairs]
     drill.facts["repairStates"] = " → ".join(states)
     drill.expect(
@@ -70,8 +71,12 @@ def run(drill: DrillRun) -> None:
 
 
 def _pause(drill: DrillRun) -> None:
-    spec = {"kind": "PauseRepair", "scope": {"region": drill.region}, "reason": "drill repair-in-incident",
-            "ttlSeconds": 600.0}  # fmt: skip
+    spec = {
+        "kind": "PauseRepair",
+        "scope": {"region": drill.region},
+        "reason": "drill repair-in-incident",
+        "ttlSeconds": 600.0,
+    }
     body = {"apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": OVERRIDE}, "spec": spec}
     drill.add_undo("the override", lambda: _delete(drill))
     drill.observer.api().request("POST", PATH, body)

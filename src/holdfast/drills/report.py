@@ -57,8 +57,10 @@ class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
             lines.append("  clock (seconds after the failure):")
             lines += [f"    {at_s:7.1f}  {stage}" for stage, at_s in sorted(self.clock.items(), key=lambda x: x[1])]
         for title, items in (
-            ("violations", self.violations), ("failures", self.failures), ("not returned", self.unreturned),
-        ):  # fmt: skip
+            ("violations", self.violations),
+            ("failures", self.failures),
+            ("not returned", self.unreturned),
+        ):
             lines.append(f"  {title}: {'none' if not items else ''}")
             lines += [f"    {item}" for item in items]
         if self.answers is not None:

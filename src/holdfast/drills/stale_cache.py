@@ -18,7 +18,7 @@ def run(drill: DrillRun) -> None:
     tenant.workload("leaving", 1)
     if not drill.wait_until(
         "the drill's workloads serve", lambda: tenant.serving("moving") + tenant.serving("leaving") == 3, within_s=60
-    ):  # fmt: skip
+    ):
         return
     moving, leaving = tenant.replicas("moving"), tenant.replicas("leaving")
     node = moving[0]["status"]["placement"]["node"]

@@ -39,11 +39,16 @@ def _deletions(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
         for stuck in stuck_finalizers.stuck_finalizers(items, leases, time.time()):
             rows.append(
                 {
-                    "cell": cell, "what": "FinalizerStuck", "object": _name(stuck.kind, stuck.namespace, stuck.name),
-                    "owner": stuck.owner, "since": stuck.deleted_at, "deadline": f"{stuck.deadline_seconds:.0f} s",
-                    "lastHeartbeat": stuck.heartbeat, "message": stuck_finalizers.stuck_message(stuck, time.time()),
+                    "cell": cell,
+                    "what": "FinalizerStuck",
+                    "object": _name(stuck.kind, stuck.namespace, stuck.name),
+                    "owner": stuck.owner,
+                    "since": stuck.deleted_at,
+                    "deadline": f"{stuck.deadline_seconds:.0f} s",
+                    "lastHeartbeat": stuck.heartbeat,
+                    "message": stuck_finalizers.stuck_message(stuck, time.time()),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -54,11 +59,14 @@ def _repairs(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
         if block and block.get("attempt") == replica["status"].get("placement", {}).get("attempt", 1):
             rows.append(
                 {
-                    "cell": cell, "what": f"Repair{block.get('state', '')}", "object": _of(replica, "Replica"),
+                    "cell": cell,
+                    "what": f"Repair{block.get('state', '')}",
+                    "object": _of(replica, "Replica"),
                     "owner": "release" if block.get("state") == "ReleaseRequested" else "repair",
-                    "since": block.get("at", ""), "message": block.get("message", ""),
+                    "since": block.get("at", ""),
+                    "message": block.get("message", ""),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -68,16 +76,29 @@ def _leaks(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
     bindings = observer.list("bindings", cell)
     bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in bindings}
     rows = [
-        {"cell": cell, "what": "OrphanedBinding", "object": _of(b, "Binding"), "owner": "authority",
-         "message": f"replica {b['spec']['replica']} is gone; its claim on node {b['spec']['node']} remains"}
+        {
+            "cell": cell,
+            "what": "OrphanedBinding",
+            "object": _of(b, "Binding"),
+            "owner": "authority",
+            "message": f"replica {b['spec']['replica']} is gone; its claim on node {b['spec']['node']} remains",
+        }
         for b in bindings
         if b["spec"]["intent"]["replicaUid"] not in replicas and not b["spec"].get("quotaReleased")
-    ]  # fmt: skip
+    ]
     for item in observer.list("reservations", cell):
         meta, ends = item["metadata"], item["spec"].get("expiresAt", "")
         if (meta["namespace"], meta["name"]) not in bound and ends and parse_time(ends) < time.time():
-            rows.append({"cell": cell, "what": "LeakedReservation", "object": _of(item, "Reservation"),
-                         "owner": "authority", "deadline": ends, "message": "expired and not bound"})  # fmt: skip
+            rows.append(
+                {
+                    "cell": cell,
+                    "what": "LeakedReservation",
+                    "object": _of(item, "Reservation"),
+                    "owner": "authority",
+                    "deadline": ends,
+                    "message": "expired and not bound",
+                }
+            )
     return rows
 
 

@@ -76,10 +76,15 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     away = disruption_shares(workload, holding, every)
     for region in sorted({*shares, *current}):
         spec = assignment_spec(
-            workload, region, shares.get(region, 0), view,
-            ordinals=ordinals.get(region, ()), stored=current.get(region), disruption_share=away.get(region),
+            workload,
+            region,
+            shares.get(region, 0),
+            view,
+            ordinals=ordinals.get(region, ()),
+            stored=current.get(region),
+            disruption_share=away.get(region),
             because=moves.explanations.get(region, ""),
-        )  # fmt: skip
+        )
         may_empty = moved or region in moves.emptied
         write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=may_empty)
         if write is None:
@@ -126,10 +131,11 @@ def open_zones(workload: Workload, region: Region, avoidances: Collection[Overri
     name, tenant, work = region.metadata.name, workload.metadata.namespace, workload.metadata.name
     rules, zones = workload.spec.placement, region.spec.zones or ("",)
     return [
-        zone for zone in zones
+        zone
+        for zone in zones
         if eligibility.allows_zone(rules, zone)
         and not avoidance_of(avoidances, region=name, zone=zone, tenant=tenant, workload=work)
-    ]  # fmt: skip
+    ]
 
 
 def _just_created(region: Region, now: float) -> bool:
@@ -229,9 +235,12 @@ def _settle(
         return None
     spec = with_withdrawal(spec, stored.spec)
     kept = msgspec.structs.replace(
-        spec, suspended=stored.spec.suspended, reason=stored.spec.reason, epoch=stored.spec.epoch,
+        spec,
+        suspended=stored.spec.suspended,
+        reason=stored.spec.reason,
+        epoch=stored.spec.epoch,
         disruption_share_peak=stored.spec.disruption_share_peak,
-    )  # fmt: skip
+    )
     if kept == stored.spec:
         return None
     spec = msgspec.structs.replace(spec, suspended=stored.spec.suspended, epoch=stored.spec.epoch + 1)
@@ -249,9 +258,16 @@ def _recovery_updates(
         if item.metadata.terminating:
             continue
         spec = assignment_spec(
-            workload, stored.region, stored.replicas, view, epoch=stored.epoch, purpose=Purpose.RECOVERY,
-            reason=stored.reason, stored=item, disruption_share=part,
-        )  # fmt: skip
+            workload,
+            stored.region,
+            stored.replicas,
+            view,
+            epoch=stored.epoch,
+            purpose=Purpose.RECOVERY,
+            reason=stored.reason,
+            stored=item,
+            disruption_share=part,
+        )
         if spec is None or not stored.replicas:  # an Assignment being returned needs only its share
             spec = msgspec.structs.replace(stored, disruption_share=part, disruption=workload.spec.disruption)
         spec = msgspec.structs.replace(
@@ -421,9 +437,13 @@ def _decision_inputs(assignment: Assignment) -> tuple[object, ...]:
     """The fields of an Assignment that a decision reads; the stages of its replicas are not among them."""
     meta, status = assignment.metadata, assignment.status
     reported = (
-        status.observed_epoch, status.replicas, status.serving, status.evictions_blocked,
-        bool(status.pending_evictions), waits_for_room(assignment),
-    )  # fmt: skip
+        status.observed_epoch,
+        status.replicas,
+        status.serving,
+        status.evictions_blocked,
+        bool(status.pending_evictions),
+        waits_for_room(assignment),
+    )
     return (assignment.spec, meta.deletion_timestamp, meta.finalizers, reported, status.ordinals)
 
 

@@ -19,14 +19,7 @@ from holdfast.model.override import Override, OverrideKind, in_force, is_in_scop
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.workload import (
-    Autoscale,
-    ScaleBlock,
-    ScaleLimits,
-    ScaleRecommendation,
-    Workload,
-    wanted_replicas,
-)
+from holdfast.model.workload import Autoscale, ScaleBlock, ScaleLimits, ScaleRecommendation, Workload, wanted_replicas
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
 # Deviation from the target load that changes nothing. The HorizontalPodAutoscaler default.

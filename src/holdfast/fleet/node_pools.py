@@ -35,12 +35,7 @@ NODE_POOL_START_TIMEOUT_S = 120.0
 POOL_NEW_NODE_GRACE_S = 15.0
 
 FIXED_BY_A_NODE = frozenset(
-    {
-        Reason.INSUFFICIENT_CPU,
-        Reason.INSUFFICIENT_MEMORY,
-        Reason.INSUFFICIENT_RESOURCE,
-        Reason.NO_NODES,
-    }
+    {Reason.INSUFFICIENT_CPU, Reason.INSUFFICIENT_MEMORY, Reason.INSUFFICIENT_RESOURCE, Reason.NO_NODES}
 )
 FIXED_BY_FIRST_NODE = FIXED_BY_A_NODE | {Reason.POOL_NOT_ALLOWED}
 """Reasons that the first node of an empty pool fixes: all other nodes are in pools that the replica may not use."""
@@ -261,10 +256,7 @@ def _remove_one_idle(
 ) -> tuple[tuple[PoolNode, ...], StatusText]:
     """Cordons at most one node that was idle for long enough, and keeps at least `least` nodes."""
     staying = [n for n in nodes if not n.removing]
-    idle = [
-        n for n in staying
-        if n.idle_since and now - parse_time(n.idle_since) >= pool.spec.idle_seconds
-    ]  # fmt: skip
+    idle = [n for n in staying if n.idle_since and now - parse_time(n.idle_since) >= pool.spec.idle_seconds]
     if idle and len(staying) > least and len(staying) == len(nodes):
         idle_node = max(idle, key=lambda n: (n.idle_since, n.name))
         closed = msgspec.structs.replace(idle_node, removing=True)

@@ -98,10 +98,13 @@ def _stopped(
         return []
     writes: list[Write] = [Update(msgspec.structs.replace(stored, spec=kept))]
     others = [
-        r for r in revisions
-        if r.spec.policy == kept.policy and r.metadata.name != stored.metadata.name
-        and r.spec.stage is PromotionStage.ACTIVE and not r.metadata.terminating
-    ]  # fmt: skip
+        r
+        for r in revisions
+        if r.spec.policy == kept.policy
+        and r.metadata.name != stored.metadata.name
+        and r.spec.stage is PromotionStage.ACTIVE
+        and not r.metadata.terminating
+    ]
     good = max(others, key=lambda r: r.spec.sequence, default=None)
     if kept.stage is PromotionStage.DRAFT and good is not None:
         writes.append(
@@ -124,9 +127,10 @@ def _spread(policy: SchedulerPolicy, name: str, stop: PolicyStop | None, view: V
     """Whether all regions that should use the revision use it. A partitioned region keeps its last one and is named."""
     stage, canary = policy_guard.effective_stage(policy, stop)
     users = [
-        r for r in view.list(Region)
+        r
+        for r in view.list(Region)
         if stage is PromotionStage.ACTIVE or (stage is PromotionStage.CANARY and r.metadata.name in canary)
-    ]  # fmt: skip
+    ]
     behind = [r.metadata.name for r in users if r.status.report is None or r.status.report.policy != name]
     acts = stage in (PromotionStage.ACTIVE, PromotionStage.CANARY)
     message = f"{stage.value}: {len(users) - len(behind)} of {len(users)} region(s) use it"

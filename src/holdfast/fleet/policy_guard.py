@@ -11,13 +11,7 @@ from collections.abc import Iterable
 from holdfast.model.meta import Condition
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, PolicyTrial, Region
-from holdfast.model.scheduler_policy import (
-    GuardAction,
-    PolicyGuard,
-    PolicyStop,
-    PromotionStage,
-    SchedulerPolicy,
-)
+from holdfast.model.scheduler_policy import GuardAction, PolicyGuard, PolicyStop, PromotionStage, SchedulerPolicy
 from holdfast.model.times import micro_text
 
 _DECIDING = (PromotionStage.CANARY, PromotionStage.ACTIVE)

@@ -112,17 +112,23 @@ def _rollout_of(
     if block is not None and block.revision == wanted:
         return block
     last = block or RolloutBlock()
-    entry = Revision(revision=wanted, template=workload.spec.template, generation=workload.metadata.generation,
-                     at=micro_text(now))  # fmt: skip
+    entry = Revision(
+        revision=wanted, template=workload.spec.template, generation=workload.metadata.generation, at=micro_text(now)
+    )
     older = [r for r in last.history if r.revision != wanted]
     kept = _trimmed_history([entry, *older], last.last_good_revision)
     behind = {a.spec.region for a in assignments if a.spec.revision != wanted}
     already = tuple(dict.fromkeys(a.spec.region for a in assignments if a.spec.region not in behind))
     return RolloutBlock(
-        revision=wanted, previous_revision=last.revision, last_good_revision=last.last_good_revision,
-        phase=RolloutPhase.PROGRESSING, message=f"rollout of revision {wanted} starts", regions=already,
-        progressed_at=micro_text(now), history=kept,
-    )  # fmt: skip
+        revision=wanted,
+        previous_revision=last.revision,
+        last_good_revision=last.last_good_revision,
+        phase=RolloutPhase.PROGRESSING,
+        message=f"rollout of revision {wanted} starts",
+        regions=already,
+        progressed_at=micro_text(now),
+        history=kept,
+    )
 
 
 def _trimmed_history(history: list[Revision], good: str) -> tuple[Revision, ...]:
@@ -261,10 +267,12 @@ def _deadline_in_s(
 
 def _write(workload: Workload, block: RolloutBlock) -> SetStatus:
     condition = Condition(
-        type="RolledOut", status="True" if block.phase == RolloutPhase.COMPLETE else "False",
-        reason=_REASONS[RolloutPhase(block.phase)], message=block.message,
+        type="RolledOut",
+        status="True" if block.phase == RolloutPhase.COMPLETE else "False",
+        reason=_REASONS[RolloutPhase(block.phase)],
+        message=block.message,
         observed_generation=workload.metadata.generation,
-    )  # fmt: skip
+    )
     return SetStatus("Workload", workload.key, workload.uid, blocks={"rollout": block}, conditions=(condition,))
 
 

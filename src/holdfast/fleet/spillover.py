@@ -38,13 +38,26 @@ SPILLOVER_RECORDS_MAX = 16
 
 NO_ROOM_REASONS = frozenset(
     {
-        Reason.INSUFFICIENT_CPU, Reason.INSUFFICIENT_MEMORY, Reason.INSUFFICIENT_RESOURCE,
-        Reason.INSUFFICIENT_DEVICES, Reason.DEVICE_IN_USE, Reason.PORT_IN_USE, Reason.PORTS_EXHAUSTED, Reason.NO_NODES,
-        Reason.NODE_UNREACHABLE, Reason.NODE_CORDONED, Reason.NODE_DRAINING, Reason.NODE_TERMINATING,
-        Reason.NODE_FENCED, Reason.NODE_QUARANTINED, Reason.NODE_EXCLUDED_BY_OVERRIDE, Reason.NO_VICTIMS,
-        Reason.PREEMPTION_BUDGET_SPENT, Reason.GANG_INCOMPLETE,
+        Reason.INSUFFICIENT_CPU,
+        Reason.INSUFFICIENT_MEMORY,
+        Reason.INSUFFICIENT_RESOURCE,
+        Reason.INSUFFICIENT_DEVICES,
+        Reason.DEVICE_IN_USE,
+        Reason.PORT_IN_USE,
+        Reason.PORTS_EXHAUSTED,
+        Reason.NO_NODES,
+        Reason.NODE_UNREACHABLE,
+        Reason.NODE_CORDONED,
+        Reason.NODE_DRAINING,
+        Reason.NODE_TERMINATING,
+        Reason.NODE_FENCED,
+        Reason.NODE_QUARANTINED,
+        Reason.NODE_EXCLUDED_BY_OVERRIDE,
+        Reason.NO_VICTIMS,
+        Reason.PREEMPTION_BUDGET_SPENT,
+        Reason.GANG_INCOMPLETE,
     }
-)  # fmt: skip
+)
 """Reasons that mean that the region has no room. A report does not show whether another region fixes other reasons."""
 REGION_CAP_REASONS = frozenset({Reason.QUOTA_EXCEEDED, Reason.NO_GRANT})
 """Reasons that another region fixes only if the tenant's cap of this region is exhausted."""
@@ -294,9 +307,15 @@ def _record(waits: _PendingShare, target: str, count: int, old: SpilloverStatus,
     before = next((row.count for row in old.avoided_regions if row.region == waits.region), 0)
     for_s = min(SPILLOVER_AVOID_S * 4**before, SPILLOVER_AVOID_MAX_S)
     return AvoidedRegion(
-        region=waits.region, to=target, replicas=count, reason=waits.reason, message=waits.message, at=micro_text(now),
-        avoid_until=micro_text(now + for_s), count=min(before + 1, SPILLOVER_RECORDS_MAX),
-    )  # fmt: skip
+        region=waits.region,
+        to=target,
+        replicas=count,
+        reason=waits.reason,
+        message=waits.message,
+        at=micro_text(now),
+        avoid_until=micro_text(now + for_s),
+        count=min(before + 1, SPILLOVER_RECORDS_MAX),
+    )
 
 
 def _current_records(old: SpilloverStatus, now: float) -> tuple[AvoidedRegion, ...]:

@@ -74,9 +74,15 @@ def _without_lost_report(assignment: Assignment, view: View) -> Assignment:
     if region is None or region.status.health.state is not HealthState.LOST:
         return assignment
     status = msgspec.structs.replace(
-        assignment.status, ready=0, serving=0, updated_serving=0, started=0, unknown=assignment.status.bound,
-        failing=(), pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
-    )  # fmt: skip
+        assignment.status,
+        ready=0,
+        serving=0,
+        updated_serving=0,
+        started=0,
+        unknown=assignment.status.bound,
+        failing=(),
+        pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
+    )
     return msgspec.structs.replace(assignment, status=status)
 
 
@@ -199,21 +205,32 @@ def _deadline(workload: Workload, summary: Summary, batch: Batch, now: float) ->
     known = find_condition(workload.status.conditions, "OnTime")
     if not required:
         missed = known is not None and known.reason == Reason.DEADLINE_MISSED
-        status, reason, message = ("False", Reason.DEADLINE_MISSED, known.message) if missed and known else (
-            "True", Reason.ON_TIME, "completed before the deadline"
-        )  # fmt: skip
+        status, reason, message = (
+            ("False", Reason.DEADLINE_MISSED, known.message)
+            if missed and known
+            else ("True", Reason.ON_TIME, "completed before the deadline")
+        )
     elif left_s <= 0:
         status, reason = "False", Reason.DEADLINE_MISSED
         message = f"{summary.succeeded} of {batch.completions} completed at the deadline"
     elif late:
         status, reason = "False", Reason.DEADLINE_AT_RISK
-        message = f"{summary.succeeded} of {batch.completions} completed at half time" if not summary.succeeded else (
-            f"at this rate the last of {batch.completions} completes after the deadline"
-        )  # fmt: skip
+        message = (
+            f"{summary.succeeded} of {batch.completions} completed at half time"
+            if not summary.succeeded
+            else (f"at this rate the last of {batch.completions} completes after the deadline")
+        )
     else:
         status, reason, message = "True", Reason.ON_TIME, f"{required} of {batch.completions} remaining"
-    return [Condition(type="OnTime", status=status, reason=reason, message=message,
-                      observed_generation=workload.metadata.generation)]  # fmt: skip
+    return [
+        Condition(
+            type="OnTime",
+            status=status,
+            reason=reason,
+            message=message,
+            observed_generation=workload.metadata.generation,
+        )
+    ]
 
 
 def _next_check_s(workload: Workload, summary: Summary, now: float) -> float | None:

@@ -12,12 +12,15 @@ _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 # Runtime: queues, controllers, informers, elections
 QUEUE_DEPTH = Gauge("holdfast_queue_depth_keys", "Keys waiting in the controller's queue.", ["controller"])
 QUEUE_WAIT = Histogram(
-    "holdfast_queue_wait_seconds", "Time from queueing a key to the start of its decision.", ["controller"],
+    "holdfast_queue_wait_seconds",
+    "Time from queueing a key to the start of its decision.",
+    ["controller"],
     buckets=_LATENCY_BUCKETS,
-)  # fmt: skip
+)
 QUEUE_RETRIES = Counter("holdfast_queue_retries_total", "Keys requeued with backoff after a failure.", ["controller"])
-QUEUE_DROPPED = Counter("holdfast_queue_dropped_total", "Keys dropped by a full queue; a resync adds them again.",
-                        ["controller"])  # fmt: skip
+QUEUE_DROPPED = Counter(
+    "holdfast_queue_dropped_total", "Keys dropped by a full queue; a resync adds them again.", ["controller"]
+)
 
 CONTROLLER_DECISIONS = Counter("holdfast_controller_decisions_total", "Decisions made.", ["controller"])
 CONTROLLER_WRITES = Counter("holdfast_controller_writes_total", "Writes committed.", ["controller"])
@@ -69,9 +72,7 @@ STORE_COMMITS = Counter("holdfast_store_commits_total", "Commits made durable.")
 STORE_KEY_WRITES = Counter("holdfast_store_key_writes_total", "Key changes made durable.")
 STORE_CONFLICTS = Counter("holdfast_store_conflicts_total", "Commits refused because a compare failed.")
 STORE_GROUP = Histogram(
-    "holdfast_store_group_commits",
-    "Commits per group commit.",
-    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024),
+    "holdfast_store_group_commits", "Commits per group commit.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 )
 STORE_COMMIT = Histogram(
     "holdfast_store_commit_seconds", "Duration of one transaction, including the sync.", buckets=_LATENCY_BUCKETS
@@ -143,18 +144,19 @@ SCHEDULER_ASSUMED_EXPIRED = Counter(
 )
 
 SCHEDULER_SHADOW = Counter(
-    "holdfast_scheduler_shadow_total", "Replicas also planned with the shadow policy, by comparison.",
-    ["outcome"],
-)  # fmt: skip
+    "holdfast_scheduler_shadow_total", "Replicas also planned with the shadow policy, by comparison.", ["outcome"]
+)
 
 # Server
 SERVER_REQUESTS = Counter(
     "holdfast_server_requests_total", "HTTP requests, by response code.", ["verb", "resource", "code"]
 )
 SERVER_DURATION = Histogram(
-    "holdfast_server_request_seconds", "Duration of requests, without watches.",
-    ["verb", "resource"], buckets=_LATENCY_BUCKETS,
-)  # fmt: skip
+    "holdfast_server_request_seconds",
+    "Duration of requests, without watches.",
+    ["verb", "resource"],
+    buckets=_LATENCY_BUCKETS,
+)
 SERVER_RUNNING = Gauge("holdfast_server_running_requests", "Requests in progress.", ["lane"])
 SERVER_REFUSED = Counter("holdfast_server_refused_total", "Requests refused with 429.", ["lane"])
 SERVER_WATCHES = Gauge("holdfast_server_watches", "Open watches.", ["lane"])

@@ -162,9 +162,10 @@ def budget_backs_objectives(case: AdmissionCase) -> Iterator[Finding]:
     budgets = list(here.list(RecoveryBudget))
     changed = [b for b in budgets if b.metadata.name != before.metadata.name] + ([after] if after is not None else [])
     broken = {
-        key: why for key, why in unbacked_objectives(here, case.now, changed).items()
+        key: why
+        for key, why in unbacked_objectives(here, case.now, changed).items()
         if not any(is_in_scope(o, region=before.spec.region, tenant=key.namespace, workload=key.name) for o in approved)
-    }  # fmt: skip
+    }
     unbacked_before = unbacked_objectives(here, case.now, budgets) if broken else {}
     lost = sorted(key for key in broken if key not in unbacked_before)
     if lost:

@@ -84,9 +84,15 @@ def commit_record(
     """The record of a commit, for its transaction. The authority uses it too."""
     shown = tuple(entries[:AUDIT_WRITES_PER_RECORD_MAX])
     made = AuditRecord(
-        time=micro_text(now_s), principal=who.name, credential=who.credential, verb=verb, result="Committed",
-        request=request[: AUDIT_TEXT_CHARS_MAX], entries=shown, omitted=len(entries) - len(shown),
-    )  # fmt: skip
+        time=micro_text(now_s),
+        principal=who.name,
+        credential=who.credential,
+        verb=verb,
+        result="Committed",
+        request=request[:AUDIT_TEXT_CHARS_MAX],
+        entries=shown,
+        omitted=len(entries) - len(shown),
+    )
     return Append(AUDIT_LOG, _encoder.encode(made))
 
 
@@ -201,10 +207,18 @@ class AuditLog:
 def _refusal_record(key: tuple[str, str, str, str], held: _RepeatedRefusal) -> Append:
     principal, verb, resource, reason = key
     made = AuditRecord(
-        time=micro_text(held.last_s), first=micro_text(held.first_s), principal=principal, credential=held.credential,
-        verb=verb, resource=resource, reason=reason, message=held.message, request=held.request, count=held.count,
+        time=micro_text(held.last_s),
+        first=micro_text(held.first_s),
+        principal=principal,
+        credential=held.credential,
+        verb=verb,
+        resource=resource,
+        reason=reason,
+        message=held.message,
+        request=held.request,
+        count=held.count,
         result="Refused",
-    )  # fmt: skip
+    )
     return Append(AUDIT_LOG, _encoder.encode(made))
 
 

@@ -38,10 +38,7 @@ VIRTUAL_RESOURCES = {
 OPEN_PATHS = ("/api", "/apis", "/version", "/openapi", "/healthz", "/livez", "/readyz")
 _SELF_REVIEWS = ("selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews")
 _NAMESPACED = tuple(k.plural for k in ALL if k.namespaced and not k.internal)
-_LINK_READS = (
-    *(k.plural for k in ALL if k.mirrored and not k.namespaced),
-    "namespaces",
-)
+_LINK_READS = (*(k.plural for k in ALL if k.mirrored and not k.namespaced), "namespaces")
 
 
 class Allowance(msgspec.Struct, frozen=True):

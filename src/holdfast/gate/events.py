@@ -47,9 +47,13 @@ def reference(about: Object) -> ObjectReference:
     """The object an event is about. `kubectl describe` shows an event only if the uid is set."""
     kind, meta = kind_of(about), about.metadata
     return ObjectReference(
-        api_version=kind.api_version, kind=kind.name, namespace=meta.namespace, name=meta.name, uid=meta.uid,
+        api_version=kind.api_version,
+        kind=kind.name,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
         resource_version=meta.resource_version,
-    )  # fmt: skip
+    )
 
 
 class EventLog:
@@ -94,10 +98,17 @@ class EventLog:
             return
         meta = ObjectMeta(name=name, namespace=namespace, uid=self._ports.ids.uid(), creation_timestamp=now)
         made = Event(
-            metadata=meta, involved_object=reference(about), type="Warning" if notice.warning else "Normal",
-            reason=notice.reason, message=notice.message[:_MAX_MESSAGE], count=1, first_timestamp=now,
-            last_timestamp=now, source=EventSource(component=component), reporting_component=component,
-        )  # fmt: skip
+            metadata=meta,
+            involved_object=reference(about),
+            type="Warning" if notice.warning else "Normal",
+            reason=notice.reason,
+            message=notice.message[:_MAX_MESSAGE],
+            count=1,
+            first_timestamp=now,
+            last_timestamp=now,
+            source=EventSource(component=component),
+            reporting_component=component,
+        )
         events[key] = made, 0
 
     async def run(self) -> None:

@@ -246,8 +246,9 @@ def _outcome(writes: list[Write], *, again: bool = False) -> Outcome:
     """At most one batch of writes; the rest follows soon."""
     more = len(writes) > limits.BATCH_WRITES_MAX
     return Outcome(
-        writes=tuple(writes[: limits.BATCH_WRITES_MAX]), requeue_after_s=GARBAGE_COLLECTION_RETRY_S if again or more else None
-    )  # fmt: skip
+        writes=tuple(writes[: limits.BATCH_WRITES_MAX]),
+        requeue_after_s=GARBAGE_COLLECTION_RETRY_S if again or more else None,
+    )
 
 
 def _blocks(item: Object, uid: str) -> bool:

@@ -143,7 +143,7 @@ class Gate:
 
     async def _read_back(
         self, kind: Kind, head: int, changed: Sequence[StagedWrite], unknown: Ambiguous
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, int]:
         """The first change of each key after the revision that was compared is either this commit's or another's.
 
         A commit that does not show within READ_BACK_TIMEOUT_S is not repeated here: the caller's client does that.

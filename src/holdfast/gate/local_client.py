@@ -16,13 +16,7 @@ from holdfast.gate.gate import Gate
 from holdfast.model.errors import BadRequest, Forbidden
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object
-from holdfast.model.placement_api import (
-    BindRequest,
-    PlacementResponse,
-    ReleaseRequest,
-    RenewRequest,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.principal import Principal
 from holdfast.model.writes import Notice, Write
 from holdfast.store.objects import ObjectChange

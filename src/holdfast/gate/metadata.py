@@ -85,9 +85,7 @@ def _validate_owners(meta: ObjectMeta) -> Causes:
     controllers = 0
     for index, ref in enumerate(meta.owner_references):
         path = f"metadata.ownerReferences[{index}]"
-        for name, value in (
-            ("apiVersion", ref.api_version), ("kind", ref.kind), ("name", ref.name), ("uid", ref.uid),
-        ):  # fmt: skip
+        for name, value in (("apiVersion", ref.api_version), ("kind", ref.kind), ("name", ref.name), ("uid", ref.uid)):
             if not value:
                 yield required(f"{path}.{name}")
         if ref.uid in seen:

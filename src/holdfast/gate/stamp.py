@@ -25,11 +25,9 @@ NAME_SUFFIX = 5
 _MAX_GENERATED_STEM = 58
 
 _CONTENT: dict[str, tuple[str, ...]] = {
-    kind.name: tuple(
-        f.name for f in msgspec.structs.fields(kind.type) if f.name not in ("metadata", "status")
-    )
+    kind.name: tuple(f.name for f in msgspec.structs.fields(kind.type) if f.name not in ("metadata", "status"))
     for kind in ALL
-}  # fmt: skip
+}
 _STATUS_TYPES: dict[str, dict[str, Any]] = {}
 _NEW_STATUS: dict[str, Callable[[], Any]] = {}
 for _kind in ALL:
@@ -53,9 +51,15 @@ def create_object(kind: Kind, given: Object, *, uid: str, now: str, who: Princip
     meta = given.metadata
     starting = tuple(f for f in INITIAL_FINALIZERS.get(kind.name, ()) if f not in meta.finalizers)
     stamped = replace(
-        meta, uid=uid, resource_version="", generation=1 if kind.has_status else 0, creation_timestamp=now,
-        deletion_timestamp="", deletion_grace_period_seconds=None, finalizers=(*starting, *meta.finalizers),
-    )  # fmt: skip
+        meta,
+        uid=uid,
+        resource_version="",
+        generation=1 if kind.has_status else 0,
+        creation_timestamp=now,
+        deletion_timestamp="",
+        deletion_grace_period_seconds=None,
+        finalizers=(*starting, *meta.finalizers),
+    )
     item = replace(given, metadata=stamped)
     return _with_owned_status(kind, item, who)
 
@@ -65,9 +69,12 @@ def mirror_object(given: Object, before: Object | None, *, uid: str, now: str) -
     meta = given.metadata
     if before is None:
         meta = replace(
-            meta, uid=meta.uid or uid, creation_timestamp=meta.creation_timestamp or now,
-            generation=meta.generation or 1, resource_version="",
-        )  # fmt: skip
+            meta,
+            uid=meta.uid or uid,
+            creation_timestamp=meta.creation_timestamp or now,
+            generation=meta.generation or 1,
+            resource_version="",
+        )
     else:
         meta = replace(meta, uid=meta.uid or before.uid, resource_version=before.metadata.resource_version)
     return replace(given, metadata=meta)
@@ -95,9 +102,13 @@ def update_object(kind: Kind, before: Object, given: Object) -> Object:
     """The object with everything but its status from `given`; identity and creation data stay."""
     old, new = before.metadata, given.metadata
     meta = replace(
-        old, labels=new.labels, annotations=new.annotations, owner_references=new.owner_references,
-        finalizers=new.finalizers, managed_fields=new.managed_fields,
-    )  # fmt: skip
+        old,
+        labels=new.labels,
+        annotations=new.annotations,
+        owner_references=new.owner_references,
+        finalizers=new.finalizers,
+        managed_fields=new.managed_fields,
+    )
     changes: dict[str, Any] = {name: getattr(given, name) for name in _CONTENT[kind.name]}
     if any(getattr(before, name) != value for name, value in changes.items()):
         if kind.has_status:
@@ -115,9 +126,7 @@ def replace_status(before: Object, given: Object, *, now: str) -> Object:
     undated = [c for c in getattr(status, "conditions", ()) if not c.last_transition_time]
     if undated:
         known: tuple[Condition, ...] = was.conditions
-        dated = tuple(
-            c if c.last_transition_time else _with_transition_time(known, c, now) for c in status.conditions
-        )  # fmt: skip
+        dated = tuple(c if c.last_transition_time else _with_transition_time(known, c, now) for c in status.conditions)
         status = replace(status, conditions=dated)
     meta = before.metadata
     if given.metadata.managed_fields != meta.managed_fields:
@@ -164,9 +173,7 @@ def _convert_block(field: Any, value: Any) -> Any:
     return msgspec.convert(msgspec.to_builtins(value), field.type)
 
 
-def _merged_conditions(
-    held: tuple[Condition, ...], given: tuple[Condition, ...], now: str
-) -> tuple[Condition, ...]:  # fmt: skip
+def _merged_conditions(held: tuple[Condition, ...], given: tuple[Condition, ...], now: str) -> tuple[Condition, ...]:
     """Merges in order. A condition about an older generation never replaces one about a newer generation."""
     for condition in given:
         old = find_condition(held, condition.type)
@@ -188,7 +195,10 @@ def mark_deleted(kind: Kind, before: Object, propagation: str, *, now: str) -> O
     if not finalizers:
         return None
     marked: ObjectMeta = replace(
-        meta, deletion_timestamp=now, deletion_grace_period_seconds=0, finalizers=finalizers,
+        meta,
+        deletion_timestamp=now,
+        deletion_grace_period_seconds=0,
+        finalizers=finalizers,
         generation=meta.generation + 1 if kind.has_status else 0,
-    )  # fmt: skip
+    )
     return replace(before, metadata=marked)

@@ -477,9 +477,13 @@ def _audit_entry(staged: StagedWrite) -> audit.AuditEntry:
     assert shown is not None, "a changed object existed before or exists after"
     meta = shown.metadata
     return audit.AuditEntry(
-        op=audit.commit_verb(staged.ops), kind=staged.kind.name, namespace=meta.namespace, name=meta.name, uid=meta.uid,
+        op=audit.commit_verb(staged.ops),
+        kind=staged.kind.name,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
         before=staged.before.revision if staged.before is not None else 0,
-    )  # fmt: skip
+    )
 
 
 def _namespace(staged: StagedWrite) -> str:

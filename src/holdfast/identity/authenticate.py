@@ -34,9 +34,15 @@ _COMPONENT_GROUPS = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVER
 
 class Authenticator:
     def __init__(
-        self, cell: str, ports: Ports, *, tokens: TokenFile | None = None, revoked: RevokedSerials | None = None,
-        node_issuer: str = "", identities: Callable[[str], NodeIdentity | None] = lambda node: None,
-    ) -> None:  # fmt: skip
+        self,
+        cell: str,
+        ports: Ports,
+        *,
+        tokens: TokenFile | None = None,
+        revoked: RevokedSerials | None = None,
+        node_issuer: str = "",
+        identities: Callable[[str], NodeIdentity | None] = lambda node: None,
+    ) -> None:
         """`node_issuer` is the common name of the region's node CA; `identities` looks up joined nodes."""
         self._cell = cell
         self._ports = ports

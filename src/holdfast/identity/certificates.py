@@ -194,19 +194,28 @@ def _is_still_valid(path: Path, subject: x509.Name, names: list[x509.GeneralName
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=True, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
-        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
-        encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=True,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _issued(directory: Path, name: str) -> IssuedCertificate:
     certificate, key = _paths(directory, name)
     made = x509.load_pem_x509_certificate(certificate.read_bytes())
     return IssuedCertificate(
-        certificate=certificate, key=key, ca=_paths(directory, CA_NAME)[0],
-        expires_s=made.not_valid_after_utc.timestamp(), serial=f"{made.serial_number:X}",
-    )  # fmt: skip
+        certificate=certificate,
+        key=key,
+        ca=_paths(directory, CA_NAME)[0],
+        expires_s=made.not_valid_after_utc.timestamp(),
+        serial=f"{made.serial_number:X}",
+    )
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

@@ -17,12 +17,7 @@ import msgspec
 
 from holdfast.foundation import metrics
 from holdfast.gate.gate import Gate
-from holdfast.identity.node_certificates import (
-    NodeCertificateAuthority,
-    RequestedKey,
-    SignedCertificate,
-    parse_csr,
-)
+from holdfast.identity.node_certificates import NodeCertificateAuthority, RequestedKey, SignedCertificate, parse_csr
 from holdfast.identity.tokens import token_hash
 from holdfast.model.errors import BadRequest, Forbidden, Refused, Unauthorized, Unavailable
 from holdfast.model.join import (
@@ -69,9 +64,11 @@ class JoinService:
         authority = self._require_authority()
         token = await self._token(join_request.token, request)
         who = Principal(
-            name=f"holdfast:join:{token.metadata.name}", roles=frozenset({JOIN}), region=self._gate.cell,
+            name=f"holdfast:join:{token.metadata.name}",
+            roles=frozenset({JOIN}),
+            region=self._gate.cell,
             credential=f"join-token:{token.metadata.name}",
-        )  # fmt: skip
+        )
         name_causes = list(check_subdomain("node", join_request.node))
         if name_causes:
             raise BadRequest(f"node {join_request.node}: {name_causes[0].message}")
@@ -184,9 +181,16 @@ def _is_retry(token: JoinToken, held: NodeIdentity | None, node: str, key: str) 
 
 
 def _join_writes(  # noqa: PLR0917 - what a join consists of
-    token: JoinToken, held: NodeIdentity | None, node: str, key: RequestedKey, made: SignedCertificate, generation: int,
-    now_s: float, *, again: bool,
-) -> Iterator[Write]:  # fmt: skip
+    token: JoinToken,
+    held: NodeIdentity | None,
+    node: str,
+    key: RequestedKey,
+    made: SignedCertificate,
+    generation: int,
+    now_s: float,
+    *,
+    again: bool,
+) -> Iterator[Write]:
     if again:
         assert held is not None
         yield _renewal_write(held, made)
@@ -194,14 +198,22 @@ def _join_writes(  # noqa: PLR0917 - what a join consists of
     now = seconds_text(now_s)
     use = JoinUse(node=node, key=key.digest, at=now)
     yield SetStatus(
-        kind="JoinToken", key=token.key, uid=token.uid, blocks={"used": (*token.status.used, use)},
+        kind="JoinToken",
+        key=token.key,
+        uid=token.uid,
+        blocks={"used": (*token.status.used, use)},
         if_revision=token.revision,
-    )  # fmt: skip
+    )
     spec = NodeIdentitySpec(
-        generation=generation, key=key.digest, token=token.metadata.name, joined_at=now, serial=made.serial,
-        expires_at=seconds_text(made.expires_s), certificate_seconds=token.spec.certificate_seconds,
+        generation=generation,
+        key=key.digest,
+        token=token.metadata.name,
+        joined_at=now,
+        serial=made.serial,
+        expires_at=seconds_text(made.expires_s),
+        certificate_seconds=token.spec.certificate_seconds,
         revoked_generation=held.spec.revoked_generation if held is not None else 0,
-    )  # fmt: skip
+    )
     if held is None:
         yield Create(NodeIdentity(metadata=ObjectMeta(name=node), spec=spec))
     else:

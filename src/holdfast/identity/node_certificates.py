@@ -110,11 +110,13 @@ class NodeCertificateAuthority:
         self, key: RequestedKey, node: str, generation: int, *, now_s: float, seconds: float
     ) -> SignedCertificate:
         start = datetime.fromtimestamp(int(now_s), UTC)
-        subject = x509.Name([
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, NODES),
-            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, f"generation-{generation}"),
-            x509.NameAttribute(NameOID.COMMON_NAME, f"holdfast:node:{self._region}:{node}"),
-        ])  # fmt: skip
+        subject = x509.Name(
+            [
+                x509.NameAttribute(NameOID.ORGANIZATION_NAME, NODES),
+                x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, f"generation-{generation}"),
+                x509.NameAttribute(NameOID.COMMON_NAME, f"holdfast:node:{self._region}:{node}"),
+            ]
+        )
         made = (
             x509.CertificateBuilder()
             .subject_name(subject)

@@ -15,14 +15,7 @@ import msgspec
 
 from holdfast.client.sync_api import PAGES_MAX, ApiRefusal, CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.insight.replay import (
-    SNAPSHOT_KINDS,
-    NotReplayable,
-    ReplayResult,
-    ReplayState,
-    replay,
-    required_history,
-)
+from holdfast.insight.replay import SNAPSHOT_KINDS, NotReplayable, ReplayResult, ReplayState, replay, required_history
 from holdfast.insight.why_not import WhyNotQuery
 from holdfast.model.active_policy import ActivePolicy, active_policy
 from holdfast.model.decision import Decision
@@ -73,8 +66,10 @@ class RegionClient:
         entry = BY_NAME[kind]
         where = f"namespaces/{quote(key.namespace)}/{entry.plural}" if key.namespace else entry.plural
         query = {
-            "resourceVersion": str(at), "resourceVersionMatch": "Exact", "fieldSelector": f"metadata.name={key.name}",
-        }  # fmt: skip
+            "resourceVersion": str(at),
+            "resourceVersionMatch": "Exact",
+            "fieldSelector": f"metadata.name={key.name}",
+        }
         found = list_all(self.api, f"/apis/holdfast.dev/v1/{where}", query)
         return msgspec.convert(found[0], entry.type) if found else None
 

@@ -79,7 +79,9 @@ def replica_timeline(replica: Replica, evidence: Evidence) -> Timeline:
     owner, step = _NEXT[current]
     events = [
         TimelineEvent(
-            replica.metadata.creation_timestamp, "Queued", "replicate",
+            replica.metadata.creation_timestamp,
+            "Queued",
+            "replicate",
             f"created for {replica.spec.assignment}, revision {replica.spec.revision}, "
             f"priority {replica.spec.priority}",
         ),
@@ -87,7 +89,7 @@ def replica_timeline(replica: Replica, evidence: Evidence) -> Timeline:
         *_placement_events(replica, evidence),
         *_execution_events(replica),
         *_release_events(replica),
-    ]  # fmt: skip
+    ]
     events = _in_order(events)
     subject = f"replica {replica.metadata.namespace}/{replica.metadata.name}"
     if current is Stage.QUEUED and evidence.request is not None:

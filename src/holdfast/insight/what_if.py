@@ -276,11 +276,14 @@ def _planned(
         ).suggested_fix()
         found += [
             PlannedPlacement(
-                region.name, m.name, reason=main.reason if main else "", message=main.message if main else "",
+                region.name,
+                m.name,
+                reason=main.reason if main else "",
+                message=main.message if main else "",
                 to_fit=fix.text,
             )
             for m in request_plan.unplaced
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -303,9 +306,15 @@ def request_for(replica: Replica, *, attempt: int) -> SchedulingRequest:
     return SchedulingRequest(
         ObjectMeta(name=f"what-if-{replica.metadata.name}", namespace=replica.metadata.namespace),
         SchedulingRequestSpec(
-            workload=spec.workload, assignment=spec.assignment, revision=spec.revision, template=spec.template,
-            placement=spec.placement, priority=spec.priority, reclaimable=spec.reclaimable, dedicated=spec.dedicated,
+            workload=spec.workload,
+            assignment=spec.assignment,
+            revision=spec.revision,
+            template=spec.template,
+            placement=spec.placement,
+            priority=spec.priority,
+            reclaimable=spec.reclaimable,
+            dedicated=spec.dedicated,
             purpose=spec.purpose,
             members=(RequestMember(replica.metadata.name, replica.uid, attempt),),
         ),
-    )  # fmt: skip
+    )

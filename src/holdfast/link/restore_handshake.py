@@ -78,9 +78,11 @@ def exclusive_work_agrees(there: View, here: View, *, except_terminating: bool =
         key = (replica.spec.assignment, replica.metadata.namespace)
         original, copy = there.get(Assignment, *key), here.get(Assignment, *key)
         for known in (original, copy):
-            if known is None or known.uid != (original.uid if original is not None else "") or (
-                replica.spec.ordinal not in known.spec.ordinals
-            ):  # fmt: skip
+            if (
+                known is None
+                or known.uid != (original.uid if original is not None else "")
+                or (replica.spec.ordinal not in known.spec.ordinals)
+            ):
                 return False
     return True
 

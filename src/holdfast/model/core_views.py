@@ -10,15 +10,7 @@ import msgspec
 
 from holdfast.model.binding import Binding
 from holdfast.model.labels import LABEL_WORKLOAD
-from holdfast.model.meta import (
-    API_VERSION,
-    ApiStruct,
-    Condition,
-    Object,
-    ObjectMeta,
-    OwnerReference,
-    visible_default,
-)
+from holdfast.model.meta import API_VERSION, ApiStruct, Condition, Object, ObjectMeta, OwnerReference, visible_default
 from holdfast.model.node import ContactState, Node, NodeSpec, NodeStatus, node_capacity
 from holdfast.model.quantity import amounts_text
 from holdfast.model.replica import Phase
@@ -103,9 +95,12 @@ def core_node_of(node: Node) -> CoreNode:
     others = (c for c in node.status.conditions if c.type != "Ready")
     own["conditions"] = (*(NodeCondition(**msgspec.structs.asdict(c)) for c in others), ready)
     status = CoreNodeStatus(
-        **own, capacity=capacity, allocatable=capacity, addresses=(NodeAddress("InternalIP", node.spec.address),),
+        **own,
+        capacity=capacity,
+        allocatable=capacity,
+        addresses=(NodeAddress("InternalIP", node.spec.address),),
         node_info=NodeSystemInfo(kubelet_version=f"holdfast-{node.status.execution.agent_version or 'unknown'}"),
-    )  # fmt: skip
+    )
     return CoreNode(metadata=node.metadata, spec=node.spec, status=status)
 
 
@@ -135,13 +130,18 @@ def pod_of(binding: Binding) -> Pod:
     )
     return Pod(
         metadata=ObjectMeta(
-            name=meta.name, namespace=meta.namespace, uid=meta.uid, resource_version=meta.resource_version,
-            creation_timestamp=meta.creation_timestamp, owner_references=(owner,),
+            name=meta.name,
+            namespace=meta.namespace,
+            uid=meta.uid,
+            resource_version=meta.resource_version,
+            creation_timestamp=meta.creation_timestamp,
+            owner_references=(owner,),
             labels={LABEL_WORKLOAD: spec.workload, "holdfast.dev/replica": spec.replica},
         ),
         spec=PodSpec(
-            node_name=spec.node, containers=(container,),
+            node_name=spec.node,
+            containers=(container,),
             termination_grace_period_seconds=int(spec.template.termination_grace_seconds),
         ),
         status=PodStatus(phase=_PHASES.get(binding.status.phase, "Running") if binding.status.phase else "Running"),
-    )  # fmt: skip
+    )

@@ -144,9 +144,7 @@ def validate_placement(field: str, rules: PlacementRules) -> Causes:
         if expression.operator in (Operator.GT, Operator.LT):
             if len(expression.values) != 1 or not _is_int(expression.values[0]):
                 yield invalid(
-                    f"{path}.values",
-                    list(expression.values),
-                    f"{expression.operator} needs exactly one integer",
+                    f"{path}.values", list(expression.values), f"{expression.operator} needs exactly one integer"
                 )
         elif expression.operator in (Operator.EXISTS, Operator.DOES_NOT_EXIST) and expression.values:
             yield forbidden(f"{path}.values", f"{expression.operator} takes no values")

@@ -43,9 +43,12 @@ class Principal(msgspec.Struct, frozen=True):
 def controller(name: str, *, cell: str) -> Principal:
     """The identity of an in-process controller, scheduler, authority or link."""
     return Principal(
-        name=f"holdfast:controller:{name}", groups=(CONTROLLERS, AUTHENTICATED), roles=frozenset({name}),
-        region="" if cell == "global" else cell, credential="in-process",
-    )  # fmt: skip
+        name=f"holdfast:controller:{name}",
+        groups=(CONTROLLERS, AUTHENTICATED),
+        roles=frozenset({name}),
+        region="" if cell == "global" else cell,
+        credential="in-process",
+    )
 
 
 def agent(node: str, *, region: str) -> Principal:
@@ -79,6 +82,13 @@ def from_identity(
     if AUTHENTICATED not in groups:
         groups = (*groups, AUTHENTICATED)
     return Principal(
-        name=name, groups=groups, roles=frozenset(roles), tenants=tenants,
-        node=node, region=region, uid=uid, credential=credential, generation=generation,
-    )  # fmt: skip
+        name=name,
+        groups=groups,
+        roles=frozenset(roles),
+        tenants=tenants,
+        node=node,
+        region=region,
+        uid=uid,
+        credential=credential,
+        generation=generation,
+    )

@@ -11,14 +11,7 @@ import msgspec
 
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, shortfall
-from holdfast.model.validation import (
-    Causes,
-    check_dns_label,
-    check_range,
-    check_resources,
-    forbidden,
-    required,
-)
+from holdfast.model.validation import Causes, check_dns_label, check_range, check_resources, forbidden, required
 
 
 class GrantClass(enum.StrEnum):

@@ -210,8 +210,9 @@ def _validate_expressions(field: str, rules: PolicyRules) -> Causes:
     yield from check_unique(f"{field}.filterExpressions", (e.name for e in rules.filter_expressions))
     yield from check_unique(f"{field}.scoreExpressions", (e.name for e in rules.score_expressions))
     for kind, count in (
-        ("filterExpressions", len(rules.filter_expressions)), ("scoreExpressions", len(rules.score_expressions)),
-    ):  # fmt: skip
+        ("filterExpressions", len(rules.filter_expressions)),
+        ("scoreExpressions", len(rules.score_expressions)),
+    ):
         yield from check_range(f"{field}.{kind}", count, 0, POLICY_EXPRESSIONS_MAX)
     for kind, name, expression in named:
         path = f"{field}.{kind}[{name}]"

@@ -60,9 +60,7 @@ def check_dns_label(field: str, value: str) -> Causes:
         yield too_long(field, MAX_LABEL)
     elif not _LABEL.fullmatch(value):
         yield invalid(
-            field,
-            value,
-            "must be lower-case letters, digits or '-', starting and ending with a letter or digit",
+            field, value, "must be lower-case letters, digits or '-', starting and ending with a letter or digit"
         )
 
 
@@ -72,10 +70,11 @@ def check_subdomain(field: str, value: str) -> Causes:
         yield too_long(field, MAX_NAME)
     elif not value or not all(_LABEL.fullmatch(part) for part in value.split(".")):
         yield invalid(
-            field, value,
+            field,
+            value,
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
             "and must start and end with an alphanumeric character",
-        )  # fmt: skip
+        )
 
 
 def check_label_key(field: str, key: str) -> Causes:

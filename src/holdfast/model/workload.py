@@ -286,15 +286,11 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
         return
     if len(workload.metadata.name) > 40:
         yield invalid(
-            "metadata.name",
-            workload.metadata.name,
-            "must be at most 40 characters, because replica names contain it",
+            "metadata.name", workload.metadata.name, "must be at most 40 characters, because replica names contain it"
         )
     if "." in workload.metadata.name:
         yield invalid(
-            "metadata.name",
-            workload.metadata.name,
-            "must not contain dots, because assignment names are built from it",
+            "metadata.name", workload.metadata.name, "must not contain dots, because assignment names are built from it"
         )
     yield from check_range("spec.replicas", spec.replicas, 0, limits.MAX_REPLICAS)
     yield from validate_template("spec.template", spec.template)
@@ -317,10 +313,7 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
     if old is not None and old.spec.type is not spec.type:
         yield forbidden("spec.type", "immutable; create another workload")
     if old is not None and (old.spec.exclusive is None) != (spec.exclusive is None):
-        yield forbidden(
-            "spec.exclusive",
-            "cannot be added or removed; create another workload",
-        )
+        yield forbidden("spec.exclusive", "cannot be added or removed; create another workload")
 
 
 def _validate_autoscale(autoscale: Autoscale) -> Causes:
@@ -340,10 +333,7 @@ def _validate_options(spec: WorkloadSpec) -> Causes:
     if spec.autoscale is not None:
         yield from check_range("spec.autoscale.minReplicas", spec.autoscale.min_replicas, 0, limits.MAX_REPLICAS)
         yield from check_range(
-            "spec.autoscale.maxReplicas",
-            spec.autoscale.max_replicas,
-            spec.autoscale.min_replicas,
-            limits.MAX_REPLICAS,
+            "spec.autoscale.maxReplicas", spec.autoscale.max_replicas, spec.autoscale.min_replicas, limits.MAX_REPLICAS
         )
         yield from _validate_autoscale(spec.autoscale)
         if spec.type is WorkloadType.BATCH:

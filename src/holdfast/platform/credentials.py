@@ -117,8 +117,16 @@ class Credentials:
         folder = self._folder
         make_ca(folder, now_s=now_s)
         for name, _ in platform.cells:
-            issue(folder, f"cell-{name}", f"holdfast-cell-{name}", now_s=now_s, server=True, client=False,
-                  dns=("localhost",), ips=("127.0.0.1", "::1"))  # fmt: skip
+            issue(
+                folder,
+                f"cell-{name}",
+                f"holdfast-cell-{name}",
+                now_s=now_s,
+                server=True,
+                client=False,
+                dns=("localhost",),
+                ips=("127.0.0.1", "::1"),
+            )
         for region in platform.regions:
             issue(folder, f"link-{region.name}", f"holdfast:region:{region.name}", (REGIONS,), now_s=now_s)
             make_ca(folder / f"nodes-{region.name}", now_s=now_s, common_name=f"holdfast nodes of {region.name}")

@@ -19,15 +19,24 @@ AGENT_TOKEN_TTL_S = 600.0
 
 
 def create_join_token(
-    api: CellApi, region: str, name: str, *, node: str = "", uses: int = 1, ttl_s: float = limits.JOIN_TOKEN_TTL_S,
+    api: CellApi,
+    region: str,
+    name: str,
+    *,
+    node: str = "",
+    uses: int = 1,
+    ttl_s: float = limits.JOIN_TOKEN_TTL_S,
     certificate_s: float = limits.NODE_CERTIFICATE_LIFETIME_S,
-) -> str:  # fmt: skip
+) -> str:
     """Creates a join token and returns its text. The region stores only the hash."""
     text = token_text(region, secrets.token_urlsafe(32))
     spec: dict[str, Any] = {
-        "sha256": hashlib.sha256(text.encode()).hexdigest(), "ttlSeconds": ttl_s, "uses": uses,
-        "certificateSeconds": certificate_s, **({"node": node} if node else {}),
-    }  # fmt: skip
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "ttlSeconds": ttl_s,
+        "uses": uses,
+        "certificateSeconds": certificate_s,
+        **({"node": node} if node else {}),
+    }
     body = {"apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": name}, "spec": spec}
     api.request("POST", JOIN_TOKENS_PATH, body)
     return text

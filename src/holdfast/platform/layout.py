@@ -149,14 +149,18 @@ def remote_platform(kubeconfig: Path) -> Platform:
 
     regions = [
         RegionPlan(
-            name=item["metadata"]["name"], zones=tuple(item["spec"].get("zones", ())),
-            residency=tuple(item["spec"].get("residency", ())), port=0, agents=(), cost=item["spec"].get("cost", 100),
+            name=item["metadata"]["name"],
+            zones=tuple(item["spec"].get("zones", ())),
+            residency=tuple(item["spec"].get("residency", ())),
+            port=0,
+            agents=(),
+            cost=item["spec"].get("cost", 100),
             endpoint=remote_access.cell_access(
                 kubeconfig, item["metadata"]["name"], item["spec"].get("endpoint", "")
             ).url,
         )
         for item in remote_access.region_objects(kubeconfig)
-    ]  # fmt: skip
+    ]
     url = remote_access.cell_access(kubeconfig, remote_access.GLOBAL).url
     return Platform(port_base=0, regions=tuple(regions), agents_per_region=0, samples=False, endpoint=url)
 

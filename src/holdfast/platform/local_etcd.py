@@ -67,18 +67,29 @@ def etcd_programs(platform: Platform, layout: Layout) -> list[Program]:
     for n, client in enumerate(etcd_endpoints(platform)):
         argv = (
             program,
-            "--name", f"etcd-{n}",
-            "--data-dir", str(layout.root / "etcd" / f"etcd-{n}"),
-            "--listen-client-urls", client,
-            "--advertise-client-urls", client,
-            "--listen-peer-urls", peers[n],
-            "--initial-advertise-peer-urls", peers[n],
-            "--initial-cluster", cluster,
-            "--initial-cluster-token", str(layout.root),
-            "--quota-backend-bytes", str(4 * 1024**3),
-            "--logger", "zap",
-            "--log-level", "warn",
-        )  # fmt: skip
+            "--name",
+            f"etcd-{n}",
+            "--data-dir",
+            str(layout.root / "etcd" / f"etcd-{n}"),
+            "--listen-client-urls",
+            client,
+            "--advertise-client-urls",
+            client,
+            "--listen-peer-urls",
+            peers[n],
+            "--initial-advertise-peer-urls",
+            peers[n],
+            "--initial-cluster",
+            cluster,
+            "--initial-cluster-token",
+            str(layout.root),
+            "--quota-backend-bytes",
+            str(4 * 1024**3),
+            "--logger",
+            "zap",
+            "--log-level",
+            "warn",
+        )
         stop = ((int(signal.SIGTERM), STOP_S),)
         made.append(Program(name=f"etcd-{n}", argv=argv, start_order=ETCD_START_ORDER, stop_signals=stop))
     return made

@@ -42,15 +42,23 @@ def _store(platform: Platform, cell: str) -> tuple[str, ...]:
 def _cell(name: str, port: int, layout: Layout, *, start_order: int, more: tuple[str, ...] = ()) -> Program:
     files = Credentials(layout).cell(name)
     options = (
-        "--cell", name,
-        "--state", str(layout.cell(name)),
-        "--host", "127.0.0.1",
-        "--port", str(port),
-        "--tls-cert", str(files.cert),
-        "--tls-key", str(files.key),
-        "--client-ca", str(files.ca),
-        "--tokens", str(layout.tokens),
-    )  # fmt: skip
+        "--cell",
+        name,
+        "--state",
+        str(layout.cell(name)),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--tls-cert",
+        str(files.cert),
+        "--tls-key",
+        str(files.key),
+        "--client-ca",
+        str(files.ca),
+        "--tokens",
+        str(layout.tokens),
+    )
     if start_order == REGION_START_ORDER:
         link = Credentials(layout).link(name)
         nodes, nodes_key = Credentials(layout).nodes(name)
@@ -66,16 +74,24 @@ def _cell(name: str, port: int, layout: Layout, *, start_order: int, more: tuple
 
 def agent_program(agent: AgentPlan, region: RegionPlan, layout: Layout, *, pool: str = "") -> Program:
     options = [
-        "--name", agent.name,
-        "--region", region.name,
-        "--zone", agent.zone,
-        "--url", region.url,
-        "--ca", str(Credentials(layout).ca),
-        "--join-token-file", str(layout.join_token(agent.name)),
-        "--state", str(layout.agent(agent.name)),
-        "--ports", f"{agent.ports[0]}-{agent.ports[1]}",
+        "--name",
+        agent.name,
+        "--region",
+        region.name,
+        "--zone",
+        agent.zone,
+        "--url",
+        region.url,
+        "--ca",
+        str(Credentials(layout).ca),
+        "--join-token-file",
+        str(layout.join_token(agent.name)),
+        "--state",
+        str(layout.agent(agent.name)),
+        "--ports",
+        f"{agent.ports[0]}-{agent.ports[1]}",
         "--stop-work-on-exit",
-    ]  # fmt: skip
+    ]
     if pool:
         options += ["--pool", pool]
     for resource, amount in agent.capacity.items():

@@ -144,8 +144,14 @@ class _Server:
         code, body = self.sample.respond(parts[1].partition("?")[0] if len(parts) > 1 else "/")
         data = json.dumps(body).encode()
         stays = "connection: close" not in head.lower()
-        lines = (f"HTTP/1.1 {code} {_TEXTS[code]}", "Content-Type: application/json", f"Content-Length: {len(data)}",
-                 f"Connection: {'keep-alive' if stays else 'close'}", "", "")  # fmt: skip
+        lines = (
+            f"HTTP/1.1 {code} {_TEXTS[code]}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+            f"Connection: {'keep-alive' if stays else 'close'}",
+            "",
+            "",
+        )
         connection.sendall("\r\n".join(lines).encode() + data)
         return stays
 

@@ -281,9 +281,15 @@ class Scheduler:
             if not outcome.proposals and not self._should_record(part.pending, outcome):
                 continue
             decision = build_decision(
-                context, outcome, part.pending.request, ordinal=ordinal, queue=self._queue_state(part.pending),
-                unique=self._ports.ids.uid(), wake_up_at=wake_up_at, shadow=shadow,
-            )  # fmt: skip
+                context,
+                outcome,
+                part.pending.request,
+                ordinal=ordinal,
+                queue=self._queue_state(part.pending),
+                unique=self._ports.ids.uid(),
+                wake_up_at=wake_up_at,
+                shadow=shadow,
+            )
             items = place_items(outcome, part.pending.request, policy.revision)
             # The next plan may assume these proposals; its replay needs this decision.
             stored = bool(items) or self._should_store_refused(part.pending, outcome)
@@ -447,7 +453,7 @@ class Scheduler:
         spec = pending.request.spec
         return self._builder.retained_claims(
             pending.request.metadata.namespace, spec.workload, template_hash(spec.template)
-        )  # fmt: skip
+        )
 
     def _pending(self, pending: PendingRequest) -> int:
         return len(self._unplaced_members(pending))

@@ -130,18 +130,26 @@ class StatusReporter:
             blocks["decision"] = pending_request.decision
         status = request.status
         now = {
-            "pending": status.pending, "attempts": status.attempts, "position": status.position,
-            "reasons": status.reasons, "retryOn": status.retry_on, "nextRetryAt": status.next_retry_at,
+            "pending": status.pending,
+            "attempts": status.attempts,
+            "position": status.position,
+            "reasons": status.reasons,
+            "retryOn": status.retry_on,
+            "nextRetryAt": status.next_retry_at,
             "decision": status.decision,
-        }  # fmt: skip
+        }
         conditions = self._deadline_conditions(pending_request, pending)
         same = all(now[name] == value for name, value in blocks.items() if name != "decision")
         if same and all(c in status.conditions for c in conditions):
             return None
         return SetStatus(
-            "SchedulingRequest", request.key, request.uid, blocks, conditions,
+            "SchedulingRequest",
+            request.key,
+            request.uid,
+            blocks,
+            conditions,
             observed_generation=request.metadata.generation,
-        )  # fmt: skip
+        )
 
     def _deadline_conditions(self, pending_request: PendingRequest, pending: int) -> tuple[Condition, ...]:
         """The DeadlineAtRisk and DeadlineMissed conditions; both False if no member is pending."""
@@ -158,10 +166,14 @@ class StatusReporter:
             message = f"{pending} replicas pending; deadline {request.spec.deadline}" if status == "True" else ""
             found.append(
                 Condition(
-                    type=kind.value, status=status, reason=kind.value if status == "True" else "NotAtRisk",
-                    message=message, last_transition_time=since, observed_generation=request.metadata.generation,
+                    type=kind.value,
+                    status=status,
+                    reason=kind.value if status == "True" else "NotAtRisk",
+                    message=message,
+                    last_transition_time=since,
+                    observed_generation=request.metadata.generation,
                 )
-            )  # fmt: skip
+            )
         return tuple(found)
 
     def _events(self, pending_request: PendingRequest) -> list[Notice]:

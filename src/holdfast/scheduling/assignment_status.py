@@ -6,14 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
-from holdfast.model.lifecycle import (
-    PLACED_STAGES,
-    STARTED_STAGES,
-    Stage,
-    current_execution,
-    final_phase,
-    stage,
-)
+from holdfast.model.lifecycle import PLACED_STAGES, STARTED_STAGES, Stage, current_execution, final_phase, stage
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.scheduling_request import SchedulingRequest

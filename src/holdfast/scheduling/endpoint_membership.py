@@ -109,9 +109,7 @@ def _endpoint_write(
             return None  # no Endpoint until the first replica is ready
         spec = EndpointSpec(workload=key.name, region=region, ttl_seconds=ENDPOINT_TTL_S, addresses=addresses)
         meta = ObjectMeta(
-            name=endpoint_name(key.name, region),
-            namespace=key.namespace,
-            labels={LABEL_WORKLOAD: key.name},
+            name=endpoint_name(key.name, region), namespace=key.namespace, labels={LABEL_WORKLOAD: key.name}
         )
         return Create(Endpoint(metadata=meta, spec=spec))
     if not exists:

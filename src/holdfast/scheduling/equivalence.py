@@ -23,10 +23,19 @@ def equivalence_key(request: SchedulingRequest) -> bytes:
     template = spec.template
     return msgspec.msgpack.encode(
         (
-            request.metadata.namespace, spec.priority, spec.purpose, spec.reclaimable, spec.dedicated, spec.placement,
-            template.driver, template.resources, template.gpu_models, template.labels, template.ports,
+            request.metadata.namespace,
+            spec.priority,
+            spec.purpose,
+            spec.reclaimable,
+            spec.dedicated,
+            spec.placement,
+            template.driver,
+            template.resources,
+            template.gpu_models,
+            template.labels,
+            template.ports,
         )
-    )  # fmt: skip
+    )
 
 
 def refusal_cache_key(scratch: Scratch, requirements: ReplicaRequirements) -> bytes:

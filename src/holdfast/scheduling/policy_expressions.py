@@ -31,13 +31,24 @@ _POSITION = re.compile(r"<input>:(\d+):(\d+): (.*)")
 _LOOP = re.compile(r"\.\s*(all|exists|exists_one|map|filter)\s*\(")
 
 SAMPLE_NODE: dict[str, Any] = {
-    "name": "n1", "zone": "z1", "pool": "default", "tenant": "", "labels": {},
-    "capacity": {"cpu": 8000, "memory": 2**34}, "drivers": ["process"], "cachedArtifacts": [], "taints": [],
-}  # fmt: skip
+    "name": "n1",
+    "zone": "z1",
+    "pool": "default",
+    "tenant": "",
+    "labels": {},
+    "capacity": {"cpu": 8000, "memory": 2**34},
+    "drivers": ["process"],
+    "cachedArtifacts": [],
+    "taints": [],
+}
 SAMPLE_REQUEST: dict[str, Any] = {
-    "tenant": "t", "workload": "w", "labels": {}, "resources": {"cpu": 1000, "memory": 2**30}, "priority": 0,
+    "tenant": "t",
+    "workload": "w",
+    "labels": {},
+    "resources": {"cpu": 1000, "memory": 2**30},
+    "priority": 0,
     "reclaimable": False,
-}  # fmt: skip
+}
 
 
 _REQUEST = re.compile(r"\brequest\b")

@@ -40,9 +40,15 @@ _FREED = (RetryEvent.CAPACITY_FREED, RetryEvent.NODE_CHANGED)
 _CURES: dict[str, tuple[RetryEvent, ...]] = {
     **dict.fromkeys(
         (
-            Reason.INSUFFICIENT_CPU, Reason.INSUFFICIENT_MEMORY, Reason.INSUFFICIENT_RESOURCE,
-            Reason.INSUFFICIENT_DEVICES, Reason.DEVICE_IN_USE, Reason.PORT_IN_USE, Reason.PORTS_EXHAUSTED,
-            Reason.ANTI_AFFINITY_VIOLATED, Reason.GANG_INCOMPLETE,
+            Reason.INSUFFICIENT_CPU,
+            Reason.INSUFFICIENT_MEMORY,
+            Reason.INSUFFICIENT_RESOURCE,
+            Reason.INSUFFICIENT_DEVICES,
+            Reason.DEVICE_IN_USE,
+            Reason.PORT_IN_USE,
+            Reason.PORTS_EXHAUSTED,
+            Reason.ANTI_AFFINITY_VIOLATED,
+            Reason.GANG_INCOMPLETE,
         ),
         _FREED,
     ),
@@ -53,7 +59,7 @@ _CURES: dict[str, tuple[RetryEvent, ...]] = {
     Reason.SPREAD_VIOLATED: (*_FREED, RetryEvent.REPLICA_PLACED),
     Reason.AFFINITY_NOT_MET: (RetryEvent.REPLICA_PLACED, RetryEvent.NODE_CHANGED),
     Reason.NODE_EXCLUDED_BY_OVERRIDE: (RetryEvent.OVERRIDE_CHANGED, RetryEvent.NODE_CHANGED),
-}  # fmt: skip
+}
 
 
 def retry_events(reasons: Iterable[str]) -> tuple[str, ...]:

@@ -183,9 +183,16 @@ def _batch_changes(
 
 
 _USE_ORDER = {
-    Stage.QUEUED: 0, Stage.RESERVED: 1, Stage.FAILED: 2, Stage.UNKNOWN: 3, Stage.BOUND: 4, Stage.STARTING: 5,
-    Stage.RUNNING: 6, Stage.READY: 7, Stage.SERVING: 8,
-}  # fmt: skip
+    Stage.QUEUED: 0,
+    Stage.RESERVED: 1,
+    Stage.FAILED: 2,
+    Stage.UNKNOWN: 3,
+    Stage.BOUND: 4,
+    Stage.STARTING: 5,
+    Stage.RUNNING: 6,
+    Stage.READY: 7,
+    Stage.SERVING: 8,
+}
 
 
 def _removal_order(replicas: Iterable[Replica]) -> list[Replica]:

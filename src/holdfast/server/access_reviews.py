@@ -69,9 +69,14 @@ def _review_access(app: Application, who: Principal, spec: dict[str, Any]) -> di
 def _resource_access(app: Application, who: Principal, attributes: dict[str, str]) -> Refused | None:
     resource = attributes.get("resource", "")
     return access_refusal(
-        who, attributes.get("verb", ""), resource, attributes.get("subresource", ""), attributes.get("namespace", ""),
-        attributes.get("name", ""), cell=app.cell,
-    )  # fmt: skip
+        who,
+        attributes.get("verb", ""),
+        resource,
+        attributes.get("subresource", ""),
+        attributes.get("namespace", ""),
+        attributes.get("name", ""),
+        cell=app.cell,
+    )
 
 
 def _review_rules(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:

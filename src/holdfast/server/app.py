@@ -53,9 +53,7 @@ STREAM_CREDENTIALS_CHECK_EVERY_S = 5.0
 
 _log = structlog.get_logger()
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-_ITEM_VERBS = {
-    "GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create",
-}  # fmt: skip
+_ITEM_VERBS = {"GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create"}
 _COLLECTION_VERBS = {"GET": "list", "HEAD": "list", "POST": "create", "DELETE": "deletecollection"}
 # Warning headers of one response. The rest is dropped.
 MAX_WARNINGS = 20
@@ -328,12 +326,20 @@ class Application:
         if is_notable or self._log.is_enabled_for(logging.DEBUG):
             log_request = self._log.info if is_notable else self._log.debug
             log_request(
-                "request_answered", id=request.id, user=request.principal.name, verb=verb, resource=resource,
-                namespace=target.namespace, name=target.name, code=code, seconds=round(seconds, 6),
-                lane=priority_level_of(request.principal), agent=request.headers.get("user-agent", "")[:80],
+                "request_answered",
+                id=request.id,
+                user=request.principal.name,
+                verb=verb,
+                resource=resource,
+                namespace=target.namespace,
+                name=target.name,
+                code=code,
+                seconds=round(seconds, 6),
+                lane=priority_level_of(request.principal),
+                agent=request.headers.get("user-agent", "")[:80],
                 command=request.headers.get("kubectl-command", "")[:80],
                 trace=_trace_id(request.headers.get("traceparent", "")),
-            )  # fmt: skip
+            )
 
 
 async def _call(route: Route, app: Application, request: Request) -> AnyResponse:

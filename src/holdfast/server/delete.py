@@ -16,13 +16,7 @@ from holdfast.model.meta import Key, Object
 from holdfast.model.validation import unsupported
 from holdfast.model.writes import Delete
 from holdfast.server import decoding, status
-from holdfast.server.read import (
-    parse_revision,
-    requested_selection,
-    require_object,
-    response_encoder,
-    target_resource,
-)
+from holdfast.server.read import parse_revision, requested_selection, require_object, response_encoder, target_resource
 from holdfast.server.representations import ListMeta
 from holdfast.server.request import Request, Response
 from holdfast.server.request_bodies import decode_body
@@ -92,11 +86,14 @@ async def _commit(
     resource = target_resource(request)
     writes = [
         Delete(
-            resource.stored.name, Key(item.metadata.namespace, item.metadata.name), item.uid,
-            if_revision=options.revision, propagation=options.propagation,
+            resource.stored.name,
+            Key(item.metadata.namespace, item.metadata.name),
+            item.uid,
+            if_revision=options.revision,
+            propagation=options.propagation,
         )
         for item in items
-    ]  # fmt: skip
+    ]
     warnings: list[str] = []
     what = f"{request.id} {request.method} {request.path}"
     done = await app.gate.commit(request.principal, writes, dry_run=options.dry_run, request=what, warnings=warnings)
@@ -129,6 +126,8 @@ async def _options(request: Request) -> DeleteOptions:
     if not isinstance(dry_run, list) or any(value != "All" for value in dry_run):
         raise BadRequest('DeleteOptions.dryRun: must be ["All"] or empty')
     return DeleteOptions(
-        propagation=propagation, uid=uid, revision=parse_revision(revision, "preconditions.resourceVersion"),
+        propagation=propagation,
+        uid=uid,
+        revision=parse_revision(revision, "preconditions.resourceVersion"),
         dry_run=bool(dry_run) or decoding.is_dry_run(request),
-    )  # fmt: skip
+    )

@@ -35,11 +35,19 @@ def visible_resources(cell: str, group: str) -> list[Resource]:
 
 async def version(app: Application, request: Request) -> Response:
     """Clients choose their behaviour by it: the API is that of Kubernetes 1.32."""
-    return json_response({
-        "major": MAJOR, "minor": MINOR, "gitVersion": f"v{MAJOR}.{MINOR}.0+holdfast-{__version__}",
-        "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none",
-        "compiler": "none", "platform": "linux/amd64",
-    })  # fmt: skip
+    return json_response(
+        {
+            "major": MAJOR,
+            "minor": MINOR,
+            "gitVersion": f"v{MAJOR}.{MINOR}.0+holdfast-{__version__}",
+            "gitCommit": "",
+            "gitTreeState": "clean",
+            "buildDate": "1970-01-01T00:00:00Z",
+            "goVersion": "none",
+            "compiler": "none",
+            "platform": "linux/amd64",
+        }
+    )
 
 
 async def core(app: Application, request: Request) -> Response:
@@ -84,17 +92,20 @@ async def resources(app: Application, request: Request) -> Response:
     for resource in visible_resources(app.cell, name):
         rows += _rows(resource)
     rows += [_review_row(kind, plural) for (at, plural), kind in REVIEWS.items() if at == name]
-    return json_response({
-        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version(name), "resources": rows,
-    })  # fmt: skip
+    return json_response(
+        {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version(name), "resources": rows}
+    )
 
 
 def _rows(resource: Resource) -> list[dict[str, Any]]:
     kind = resource.kind
     row: dict[str, Any] = {
-        "name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.name,
+        "name": kind.plural,
+        "singularName": kind.singular,
+        "namespaced": kind.namespaced,
+        "kind": kind.name,
         "verbs": list(resource.verbs),
-    }  # fmt: skip
+    }
     if kind.short_names:
         row["shortNames"] = list(kind.short_names)
     if kind.categories:
@@ -102,9 +113,12 @@ def _rows(resource: Resource) -> list[dict[str, Any]]:
     rows = [row]
     for name in resource.subresources:
         below: dict[str, Any] = {
-            "name": f"{kind.plural}/{name}", "singularName": "", "namespaced": kind.namespaced, "kind": kind.name,
+            "name": f"{kind.plural}/{name}",
+            "singularName": "",
+            "namespaced": kind.namespaced,
+            "kind": kind.name,
             "verbs": _subresource_verbs(name),
-        }  # fmt: skip
+        }
         if name == "scale":
             below.update(group="autoscaling", version="v1", kind="Scale")
         elif name == "eviction":
@@ -130,9 +144,11 @@ def _aggregated(app: Application, form: ResponseForm, names: tuple[str, ...]) ->
         for name in names
     ]
     body = {
-        "kind": "APIGroupDiscoveryList", "apiVersion": f"apidiscovery.k8s.io/{form.version}", "metadata": {},
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": f"apidiscovery.k8s.io/{form.version}",
+        "metadata": {},
         "items": items,
-    }  # fmt: skip
+    }
     kind = f"application/json;g=apidiscovery.k8s.io;v={form.version};as=APIGroupDiscoveryList"
     return _vary_by_accept(Response(status.encode(body), content_type=kind))
 
@@ -141,10 +157,15 @@ def _aggregated_rows(cell: str, group: str) -> list[dict[str, Any]]:
     rows = [_aggregated_row(resource) for resource in visible_resources(cell, group)]
     for (at, plural), kind in REVIEWS.items():
         if at == group:
-            rows.append({
-                "resource": plural, "responseKind": _kind_ref(group, kind), "scope": "Cluster",
-                "singularResource": kind.lower(), "verbs": ["create"],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "resource": plural,
+                    "responseKind": _kind_ref(group, kind),
+                    "scope": "Cluster",
+                    "singularResource": kind.lower(),
+                    "verbs": ["create"],
+                }
+            )
     return rows
 
 
@@ -155,10 +176,12 @@ def _kind_ref(group: str, kind: str) -> dict[str, str]:
 def _aggregated_row(resource: Resource) -> dict[str, Any]:
     kind = resource.kind
     row: dict[str, Any] = {
-        "resource": kind.plural, "responseKind": _kind_ref(kind.group, kind.name),
-        "scope": "Namespaced" if kind.namespaced else "Cluster", "singularResource": kind.singular,
+        "resource": kind.plural,
+        "responseKind": _kind_ref(kind.group, kind.name),
+        "scope": "Namespaced" if kind.namespaced else "Cluster",
+        "singularResource": kind.singular,
         "verbs": list(resource.verbs),
-    }  # fmt: skip
+    }
     if kind.short_names:
         row["shortNames"] = list(kind.short_names)
     if kind.categories:
@@ -167,11 +190,12 @@ def _aggregated_row(resource: Resource) -> dict[str, Any]:
     if resource.subresources:
         row["subresources"] = [
             {
-                "subresource": name, "verbs": _subresource_verbs(name),
+                "subresource": name,
+                "verbs": _subresource_verbs(name),
                 "responseKind": kinds.get(name, _kind_ref(kind.group, kind.name)),
             }
             for name in resource.subresources
-        ]  # fmt: skip
+        ]
     return row
 
 

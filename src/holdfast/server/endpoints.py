@@ -33,9 +33,7 @@ async def endpoints(app: Application, request: Request) -> Response:
         assert isinstance(item, Endpoint)
         if is_expired(app, item):
             continue
-        rows = [
-            {"region": item.spec.region, **msgspec.to_builtins(address)} for address in item.spec.addresses
-        ]  # fmt: skip
+        rows = [{"region": item.spec.region, **msgspec.to_builtins(address)} for address in item.spec.addresses]
         groups.setdefault(item.spec.workload, []).extend(rows)
     return json_response({"tenant": tenant, "revision": str(revision), "workloads": groups})
 

@@ -65,9 +65,13 @@ async def commit(app: Application, request: Request) -> Response:
     decoded = wire.decode_commit(await request.body())
     what = f"{request.id} POST {wire.COMMIT_PATH}"
     done = await app.gate.commit(
-        request.principal, decoded.writes, token=decoded.token, dry_run=decoded.dry_run, request=what,
+        request.principal,
+        decoded.writes,
+        token=decoded.token,
+        dry_run=decoded.dry_run,
+        request=what,
         warnings=request.warnings,
-    )  # fmt: skip
+    )
     request.warnings.extend(decoded.unknown)
     return Response(wire.encode_committed(done, brief=decoded.brief))
 

@@ -23,35 +23,60 @@ MESSAGES: dict[str, Fields] = {
     "Unknown": {1: ("typeMeta", "TypeMeta"), 2: ("raw", "bytes")},
     "TypeMeta": {1: ("apiVersion", "string"), 2: ("kind", "string")},
     "ObjectMeta": {
-        1: ("name", "string"), 2: ("generateName", "string"), 3: ("namespace", "string"), 5: ("uid", "string"),
-        6: ("resourceVersion", "string"), 7: ("generation", "int"), 8: ("creationTimestamp", "time"),
-        9: ("deletionTimestamp", "time"), 10: ("deletionGracePeriodSeconds", "int"), 11: ("labels", "{}"),
-        12: ("annotations", "{}"), 13: ("ownerReferences", "[OwnerReference]"), 14: ("finalizers", "[string]"),
+        1: ("name", "string"),
+        2: ("generateName", "string"),
+        3: ("namespace", "string"),
+        5: ("uid", "string"),
+        6: ("resourceVersion", "string"),
+        7: ("generation", "int"),
+        8: ("creationTimestamp", "time"),
+        9: ("deletionTimestamp", "time"),
+        10: ("deletionGracePeriodSeconds", "int"),
+        11: ("labels", "{}"),
+        12: ("annotations", "{}"),
+        13: ("ownerReferences", "[OwnerReference]"),
+        14: ("finalizers", "[string]"),
     },
     "OwnerReference": {
-        1: ("kind", "string"), 3: ("name", "string"), 4: ("uid", "string"), 5: ("apiVersion", "string"),
-        6: ("controller", "bool"), 7: ("blockOwnerDeletion", "bool"),
+        1: ("kind", "string"),
+        3: ("name", "string"),
+        4: ("uid", "string"),
+        5: ("apiVersion", "string"),
+        6: ("controller", "bool"),
+        7: ("blockOwnerDeletion", "bool"),
     },
     "Namespace": {1: ("metadata", "ObjectMeta"), 2: ("spec", "NamespaceSpec"), 3: ("status", "NamespaceStatus")},
     "NamespaceSpec": {1: ("finalizers", "[string]")},
     "NamespaceStatus": {1: ("phase", "string")},
     "Lease": {1: ("metadata", "ObjectMeta"), 2: ("spec", "LeaseSpec")},
     "LeaseSpec": {
-        1: ("holderIdentity", "string"), 2: ("leaseDurationSeconds", "int"), 3: ("acquireTime", "microtime"),
-        4: ("renewTime", "microtime"), 5: ("leaseTransitions", "int"),
+        1: ("holderIdentity", "string"),
+        2: ("leaseDurationSeconds", "int"),
+        3: ("acquireTime", "microtime"),
+        4: ("renewTime", "microtime"),
+        5: ("leaseTransitions", "int"),
     },
     "SelfSubjectAccessReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SelfSubjectAccessReviewSpec")},
     "SelfSubjectAccessReviewSpec": {
-        1: ("resourceAttributes", "ResourceAttributes"), 2: ("nonResourceAttributes", "NonResourceAttributes"),
+        1: ("resourceAttributes", "ResourceAttributes"),
+        2: ("nonResourceAttributes", "NonResourceAttributes"),
     },
     "SubjectAccessReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SubjectAccessReviewSpec")},
     "SubjectAccessReviewSpec": {
-        1: ("resourceAttributes", "ResourceAttributes"), 2: ("nonResourceAttributes", "NonResourceAttributes"),
-        3: ("user", "string"), 4: ("groups", "[string]"), 6: ("uid", "string"),
+        1: ("resourceAttributes", "ResourceAttributes"),
+        2: ("nonResourceAttributes", "NonResourceAttributes"),
+        3: ("user", "string"),
+        4: ("groups", "[string]"),
+        6: ("uid", "string"),
     },
     "ResourceAttributes": {
-        1: ("namespace", "string"), 2: ("verb", "string"), 3: ("group", "string"), 4: ("version", "string"),
-        5: ("resource", "string"), 6: ("subresource", "string"), 7: ("name", "string"),
+        1: ("namespace", "string"),
+        2: ("verb", "string"),
+        3: ("group", "string"),
+        4: ("version", "string"),
+        5: ("resource", "string"),
+        6: ("subresource", "string"),
+        7: ("name", "string"),
     },
     "NonResourceAttributes": {1: ("path", "string"), 2: ("verb", "string")},
     "SelfSubjectRulesReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SelfSubjectRulesReviewSpec")},
@@ -60,20 +85,31 @@ MESSAGES: dict[str, Fields] = {
     "TokenReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "TokenReviewSpec")},
     "TokenReviewSpec": {1: ("token", "string"), 2: ("audiences", "[string]")},
     "DeleteOptions": {
-        1: ("gracePeriodSeconds", "int"), 2: ("preconditions", "Preconditions"), 3: ("orphanDependents", "bool"),
-        4: ("propagationPolicy", "string"), 5: ("dryRun", "[string]"),
+        1: ("gracePeriodSeconds", "int"),
+        2: ("preconditions", "Preconditions"),
+        3: ("orphanDependents", "bool"),
+        4: ("propagationPolicy", "string"),
+        5: ("dryRun", "[string]"),
     },
     "Preconditions": {1: ("uid", "string"), 2: ("resourceVersion", "string")},
     "Time": {1: ("seconds", "int"), 2: ("nanos", "int")},
     "MapEntry": {1: ("key", "string"), 2: ("value", "string")},
-}  # fmt: skip
+}
 
 # Fields in which zero has a meaning: `gracePeriodSeconds: 0` requests immediate deletion.
 _KEEP_ZERO = frozenset({"gracePeriodSeconds"})
-TOP_LEVEL = frozenset({
-    "Namespace", "Lease", "SelfSubjectAccessReview", "SubjectAccessReview", "SelfSubjectRulesReview",
-    "SelfSubjectReview", "TokenReview", "DeleteOptions",
-})  # fmt: skip
+TOP_LEVEL = frozenset(
+    {
+        "Namespace",
+        "Lease",
+        "SelfSubjectAccessReview",
+        "SubjectAccessReview",
+        "SelfSubjectRulesReview",
+        "SelfSubjectReview",
+        "TokenReview",
+        "DeleteOptions",
+    }
+)
 
 
 def decode(body: bytes) -> dict[str, Any]:

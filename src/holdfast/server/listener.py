@@ -228,9 +228,18 @@ async def listen(app: Application, host: str, port: int, tls: TlsFiles | None = 
     # Everything uvicorn would log is already answered, counted or logged here.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
-        app, http=Connection, ws="none", loop="none", lifespan="off", log_config=None, access_log=False,
-        proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=int(KEEP_ALIVE_S),
-    )  # fmt: skip
+        app,
+        http=Connection,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=int(KEEP_ALIVE_S),
+    )
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
@@ -249,7 +258,7 @@ async def listen(app: Application, host: str, port: int, tls: TlsFiles | None = 
 
 async def serve(
     app: Application, host: str, port: int, tls: TlsFiles | None = None, *, stop: asyncio.Event, started: Any = None
-) -> None:  # fmt: skip
+) -> None:
     """Serves until `stop` is set, then shuts down gracefully. `started` is called with the listener."""
     listener = await listen(app, host, port, tls)
     if started is not None:

@@ -30,10 +30,21 @@ BEFORE_FIRST_APPLY = "before-first-apply"
 MAX_PATHS = 20_000
 
 _UNOWNED_TOP = frozenset({"apiVersion", "kind"})
-_UNOWNED_META = frozenset({
-    "name", "generateName", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "selfLink",
-    "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields",
-})  # fmt: skip
+_UNOWNED_META = frozenset(
+    {
+        "name",
+        "generateName",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "selfLink",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "managedFields",
+    }
+)
 MISSING = object()
 
 
@@ -70,12 +81,17 @@ def render(owners: Owners) -> tuple[ManagedFields, ...]:
     rows = sorted(owners.items(), key=lambda row: (row[1].time, row[0].operation, row[0].manager, row[0].subresource))
     return tuple(
         ManagedFields(
-            manager=owner.manager, operation=owner.operation, api_version=entry.api_version, time=entry.time,
-            fields_type="FieldsV1", fields_v1=_fold(entry.paths), subresource=owner.subresource,
+            manager=owner.manager,
+            operation=owner.operation,
+            api_version=entry.api_version,
+            time=entry.time,
+            fields_type="FieldsV1",
+            fields_v1=_fold(entry.paths),
+            subresource=owner.subresource,
         )
         for owner, entry in rows
         if entry.paths
-    )  # fmt: skip
+    )
 
 
 def _unfold(fields: Any, at: Path = ()) -> Iterator[Path]:
@@ -179,9 +195,16 @@ def value_at(schema: Schema, data: Any, path: Path) -> Any:
 
 
 def after_update(
-    schema: Schema, owners: Owners, old: dict[str, Any] | None, new: dict[str, Any], owner: Owner, *,
-    now: str, api_version: str, only_status: bool = False,
-) -> Owners:  # fmt: skip
+    schema: Schema,
+    owners: Owners,
+    old: dict[str, Any] | None,
+    new: dict[str, Any],
+    owner: Owner,
+    *,
+    now: str,
+    api_version: str,
+    only_status: bool = False,
+) -> Owners:
     """Ownership after a plain write: changed fields belong to the writer, removed fields to nobody. Without a change
     every entry stays.
     """
@@ -195,17 +218,19 @@ def after_update(
             path for path in paths if _differs(value_at(schema, old, path), value_at(schema, new, path), path)
         )
     gone = frozenset(
-        path for entry in owners.values() for path in entry.paths
+        path
+        for entry in owners.values()
+        for path in entry.paths
         if path not in paths and _is_in_scope(path, only_status) and value_at(schema, new, path) is MISSING
-    )  # fmt: skip
+    )
     if not changed and not gone:
         return owners
     made = {
-        other: entry if not entry.paths & (changed | gone) else msgspec.structs.replace(
-            entry, paths=entry.paths - gone - (changed if other != owner else frozenset())
-        )
+        other: entry
+        if not entry.paths & (changed | gone)
+        else msgspec.structs.replace(entry, paths=entry.paths - gone - (changed if other != owner else frozenset()))
         for other, entry in owners.items()
-    }  # fmt: skip
+    }
     if changed:
         held = made[owner].paths if owner in made else frozenset()
         made[owner] = ManagedFieldsEntry(held | changed, now, api_version)

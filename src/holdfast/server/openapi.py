@@ -101,9 +101,7 @@ def document(cell: str, group: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {
-                "BearerToken": {"type": "apiKey", "name": "authorization", "in": "header"},
-            },
+            "securitySchemes": {"BearerToken": {"type": "apiKey", "name": "authorization", "in": "header"}},
         },
     }
 
@@ -124,12 +122,13 @@ def _define_kind(resource: Resource, components: dict[str, Any]) -> str:
     components[listed] = {
         "type": "object",
         "properties": {
-            "apiVersion": {"type": "string"}, "kind": {"type": "string"},
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
             "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
             "items": {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}},
         },
         "x-kubernetes-group-version-kind": [{**_gvk(resource), "kind": f"{kind.name}List"}],
-    }  # fmt: skip
+    }
     return name
 
 
@@ -211,7 +210,7 @@ def _paths(resource: Resource, name: str) -> dict[str, Any]:
             "patch": _operation(resource, "patch", name, _PATCH_QUERY, patch=True),
             "delete": _operation(resource, "delete", name, {"dryRun": _QUERY["dryRun"]}),
         },
-    }  # fmt: skip
+    }
     if kind.namespaced:
         made[f"{base}/{kind.plural}"] = {"get": _operation(resource, "listAll", f"{name}List", _LIST_QUERY)}
     for below in resource.subresources:
@@ -219,7 +218,7 @@ def _paths(resource: Resource, name: str) -> dict[str, Any]:
         made[f"{one}/{{name}}/{below}"] = {
             "parameters": _path_parameters(kind.namespaced, named=True),
             "put": _operation(resource, f"update{below}", schema_name, _QUERY, body=schema_name),
-        }  # fmt: skip
+        }
         if below != "finalize":
             made[f"{one}/{{name}}/{below}"] |= {
                 "get": _operation(resource, f"get{below}", schema_name, {}),
@@ -246,9 +245,10 @@ def _operation(
             "default": {"description": "A Status object with the error."},
         },
         "x-kubernetes-action": verb,
-        "x-kubernetes-group-version-kind":
-            {"group": "autoscaling", "version": "v1", "kind": "Scale"} if scaled else _gvk(resource),
-    }  # fmt: skip
+        "x-kubernetes-group-version-kind": {"group": "autoscaling", "version": "v1", "kind": "Scale"}
+        if scaled
+        else _gvk(resource),
+    }
     if body:
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
     if patch:

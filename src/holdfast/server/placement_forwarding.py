@@ -21,13 +21,7 @@ from holdfast.gate.local_client import PlacementService
 from holdfast.model.core import Lease
 from holdfast.model.errors import Forbidden, Unavailable
 from holdfast.model.kinds import kind_of
-from holdfast.model.placement_api import (
-    BindRequest,
-    PlacementResponse,
-    ReleaseRequest,
-    RenewRequest,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.principal import CONTROLLERS, SERVERS, Principal, controller, from_identity
 from holdfast.store.objects import Objects
 

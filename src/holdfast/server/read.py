@@ -102,8 +102,11 @@ def requested_revision(request: Request) -> ListOptions:
     revision = parse_revision(text)
     problem = ""
     if match and match not in ("Exact", "NotOlderThan"):
-        raise _invalid("resourceVersionMatch", "FieldValueNotSupported",
-                       'Unsupported value: supported values: "Exact", "NotOlderThan"')  # fmt: skip
+        raise _invalid(
+            "resourceVersionMatch",
+            "FieldValueNotSupported",
+            'Unsupported value: supported values: "Exact", "NotOlderThan"',
+        )
     if match and not text:
         problem = "resourceVersionMatch is forbidden unless resourceVersion is provided"
     elif match and request.query.get("continue"):

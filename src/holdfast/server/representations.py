@@ -109,11 +109,17 @@ class ResponseEncoder:
 
     def _table_of(self, rows: Sequence[bytes], meta: ListMeta, *, with_columns: bool) -> bytes:
         columns: list[Any] = tables.definitions(self.resource.kind.name) if with_columns else []
-        return b"".join((
-            f'{{"kind":"Table","apiVersion":"meta.k8s.io/{self.form.version}","metadata":'.encode(),
-            _encoder.encode(meta), b',"columnDefinitions":', _encoder.encode(columns),
-            b',"rows":[', b",".join(rows), b"]}",
-        ))  # fmt: skip
+        return b"".join(
+            (
+                f'{{"kind":"Table","apiVersion":"meta.k8s.io/{self.form.version}","metadata":'.encode(),
+                _encoder.encode(meta),
+                b',"columnDefinitions":',
+                _encoder.encode(columns),
+                b',"rows":[',
+                b",".join(rows),
+                b"]}",
+            )
+        )
 
     async def _sliced(self, items: Sequence[Object], encode: Any) -> list[bytes]:
         if len(items) <= ENCODE_SLICE_OBJECTS:

@@ -136,10 +136,12 @@ for _name, _first, _pattern, _make in (
     ("bool", "tTfF", r"true|True|TRUE|false|False|FALSE", lambda loader, node: node.value.lower() == "true"),
     ("int", "-+0123456789", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _yaml_int),
     (
-        "float", "-+.0123456789", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+        "float",
+        "-+.0123456789",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
         lambda loader, node: float(node.value),
     ),
-):  # fmt: skip
+):
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), [*_first, *([""] * (_name == "null"))])
     _Loader.add_constructor(_TAG + _name, _make)
 _Loader.add_constructor(_TAG + "str", lambda loader, node: node.value)

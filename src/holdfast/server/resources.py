@@ -30,19 +30,38 @@ def _no_rules(item: Any, old: Any) -> Causes:
 
 
 NAMESPACE = Kind(
-    name="Namespace", plural="namespaces", type=core.Namespace, home=Home.GLOBAL, validate=_no_rules, group="",
-    short_names=("ns",), categories=(),
-)  # fmt: skip
+    name="Namespace",
+    plural="namespaces",
+    type=core.Namespace,
+    home=Home.GLOBAL,
+    validate=_no_rules,
+    group="",
+    short_names=("ns",),
+    categories=(),
+)
 
 
 CORE_NODE = Kind(
-    name="Node", plural="nodes", type=core_views.CoreNode, home=Home.REGION, validate=_no_rules, group="",
-    short_names=("no",), categories=(),
-)  # fmt: skip
+    name="Node",
+    plural="nodes",
+    type=core_views.CoreNode,
+    home=Home.REGION,
+    validate=_no_rules,
+    group="",
+    short_names=("no",),
+    categories=(),
+)
 POD = Kind(
-    name="Pod", plural="pods", type=core_views.Pod, home=Home.REGION, validate=_no_rules, group="", namespaced=True,
-    short_names=("po",), categories=(),
-)  # fmt: skip
+    name="Pod",
+    plural="pods",
+    type=core_views.Pod,
+    home=Home.REGION,
+    validate=_no_rules,
+    group="",
+    namespaced=True,
+    short_names=("po",),
+    categories=(),
+)
 _READ = ("get", "list", "watch")
 
 
@@ -100,25 +119,45 @@ def _resource(kind: Kind) -> Resource:
     built_in = kind.group != GROUP
     subresources = (*(("status",) if kind.has_status and not kind.internal else ()), *(("scale",) * kind.scalable))
     return Resource(
-        kind=kind, stored=kind, json_head=_head(kind), tracks_managed_fields=not (kind.ephemeral or kind.internal or built_in),
-        accepts_strategic_patch=built_in, subresources=subresources,
-    )  # fmt: skip
+        kind=kind,
+        stored=kind,
+        json_head=_head(kind),
+        tracks_managed_fields=not (kind.ephemeral or kind.internal or built_in),
+        accepts_strategic_patch=built_in,
+        subresources=subresources,
+    )
 
 
 NAMESPACES = Resource(
-    kind=NAMESPACE, stored=BY_NAME["Tenant"], json_head=_head(NAMESPACE), to_view=core.namespace_of, from_view=_tenant_of,
-    accepts_strategic_patch=True, subresources=("status", "finalize"),
-)  # fmt: skip
+    kind=NAMESPACE,
+    stored=BY_NAME["Tenant"],
+    json_head=_head(NAMESPACE),
+    to_view=core.namespace_of,
+    from_view=_tenant_of,
+    accepts_strategic_patch=True,
+    subresources=("status", "finalize"),
+)
 
 CORE_NODES = Resource(
-    kind=CORE_NODE, stored=BY_NAME["Node"], json_head=_head(CORE_NODE), to_view=core_views.core_node_of,
-    from_view=core_views.node_from_core, complete_view=with_heartbeats, tracks_managed_fields=False, accepts_strategic_patch=True,
+    kind=CORE_NODE,
+    stored=BY_NAME["Node"],
+    json_head=_head(CORE_NODE),
+    to_view=core_views.core_node_of,
+    from_view=core_views.node_from_core,
+    complete_view=with_heartbeats,
+    tracks_managed_fields=False,
+    accepts_strategic_patch=True,
     verbs=(*_READ, "patch", "update"),
-)  # fmt: skip
+)
 PODS = Resource(
-    kind=POD, stored=BY_NAME["Binding"], json_head=_head(POD), to_view=core_views.pod_of, tracks_managed_fields=False,
-    subresources=("eviction", "log"), verbs=_READ,
-)  # fmt: skip
+    kind=POD,
+    stored=BY_NAME["Binding"],
+    json_head=_head(POD),
+    to_view=core_views.pod_of,
+    tracks_managed_fields=False,
+    subresources=("eviction", "log"),
+    verbs=_READ,
+)
 
 RESOURCES: tuple[Resource, ...] = (NAMESPACES, CORE_NODES, PODS, *(_resource(kind) for kind in ALL))
 SERVED: dict[tuple[str, str], Resource] = {(r.kind.group, r.kind.plural): r for r in RESOURCES}

@@ -91,6 +91,9 @@ def resource_target(parameters: dict[str, str]) -> RouteTarget | None:
     if resource.kind.namespaced and not namespace and "name" in parameters:
         return None
     return RouteTarget(
-        resource=resource, namespace=namespace, name=parameters.get("name", ""), subresource=subresource,
+        resource=resource,
+        namespace=namespace,
+        name=parameters.get("name", ""),
+        subresource=subresource,
         parameters=parameters,
-    )  # fmt: skip
+    )

@@ -24,15 +24,18 @@ def scale_of(workload: Any) -> dict[str, Any]:
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {
-            "name": meta.name, "namespace": meta.namespace, "uid": meta.uid,
-            "resourceVersion": meta.resource_version, "creationTimestamp": meta.creation_timestamp,
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+            "resourceVersion": meta.resource_version,
+            "creationTimestamp": meta.creation_timestamp,
         },
         "spec": {"replicas": workload.spec.replicas},
         "status": {
             "replicas": workload.status.summary.replicas,
             "selector": workload.status.summary.selector or f"{LABEL_WORKLOAD}={meta.name}",
         },
-    }  # fmt: skip
+    }
 
 
 def _encode_scale(workload: Object) -> bytes:
@@ -95,10 +98,11 @@ def scale_schema() -> dict[str, Any]:
         "type": "object",
         "description": "Desired and actual number of replicas of a workload.",
         "properties": {
-            "apiVersion": {"type": "string"}, "kind": {"type": "string"},
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
             "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
             "spec": {"type": "object", "properties": {"replicas": count}},
             "status": {"type": "object", "properties": {"replicas": count, "selector": {"type": "string"}}},
         },
         "x-kubernetes-group-version-kind": [{"group": "autoscaling", "version": "v1", "kind": "Scale"}],
-    }  # fmt: skip
+    }

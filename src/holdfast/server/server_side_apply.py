@@ -40,9 +40,17 @@ class ApplyResult(msgspec.Struct, frozen=True):
 
 
 def apply(
-    schema: Schema, live: dict[str, Any] | None, config: dict[str, Any], owners: Owners, owner: Owner, *,
-    force: bool, now: str, api_version: str, normalize: Normalize,
-) -> ApplyResult:  # fmt: skip
+    schema: Schema,
+    live: dict[str, Any] | None,
+    config: dict[str, Any],
+    owners: Owners,
+    owner: Owner,
+    *,
+    force: bool,
+    now: str,
+    api_version: str,
+    normalize: Normalize,
+) -> ApplyResult:
     """The object after the apply. `normalize` converts data to its stored form, so that `1000m` equals `1`."""
     only_status = owner.subresource == "status"
     wanted = owned_paths(schema, config, only_status=only_status)
@@ -64,7 +72,7 @@ def apply(
     kept = {
         other: msgspec.structs.replace(entry, paths=_existing(schema, result, entry.paths - taken))
         for other, entry in others.items()
-    }  # fmt: skip
+    }
     unchanged = owner in owners and owners[owner].paths == wanted and result == normalize(live)
     kept[owner] = ManagedFieldsEntry(wanted, owners[owner].time if unchanged else now, api_version)
     return ApplyResult(data, {other: entry for other, entry in kept.items() if entry.paths or other == owner})
@@ -191,9 +199,11 @@ def _remove_path(schema: Schema, data: Any, path: Path) -> None:
     if not isinstance(data, list):
         return
     for index, item in enumerate(data):
-        same = set_key(item) == element if element.startswith("v:") else (
-            isinstance(item, dict) and item_key(schema, item) == element
-        )  # fmt: skip
+        same = (
+            set_key(item) == element
+            if element.startswith("v:")
+            else (isinstance(item, dict) and item_key(schema, item) == element)
+        )
         if same:
             if rest:
                 _remove_path(schema.items or Schema(), item, rest)

@@ -87,9 +87,15 @@ def status_dict(fault: errors.Fault, *, kind: Kind | None = None, name: str = ""
     if isinstance(fault, errors.Overloaded) and fault.retry_after_s > 0:
         details["retryAfterSeconds"] = max(1, round(fault.retry_after_s))
     answer = {
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": fault.message, "reason": fault.reason, "details": details, "code": fault.code,
-    }  # fmt: skip
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": fault.message,
+        "reason": fault.reason,
+        "details": details,
+        "code": fault.code,
+    }
     if not details:
         del answer["details"]
     return answer
@@ -103,10 +109,15 @@ def _cause(cause: Cause) -> dict[str, str]:
 def success(kind: Kind, name: str, uid: str) -> bytes:
     """The response to a deletion that removed the object. kubectl waits for this uid to disappear."""
     details = {"name": name, "group": kind.group, "kind": kind.plural, "uid": uid}
-    return _encoder.encode({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
-        "details": {key: value for key, value in details.items() if value},
-    })  # fmt: skip
+    return _encoder.encode(
+        {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Success",
+            "details": {key: value for key, value in details.items() if value},
+        }
+    )
 
 
 def encode(value: Any) -> bytes:

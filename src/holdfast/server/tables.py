@@ -381,11 +381,14 @@ def definitions(kind: str) -> list[dict[str, Any]]:
     columns = (*_NAME_COLUMN, *COLUMNS.get(kind, ()))
     made = [
         {
-            "name": c.name, "type": c.type, "format": "name" if c.name == "Name" else "",
-            "description": c.description, "priority": int(c.wide),
+            "name": c.name,
+            "type": c.type,
+            "format": "name" if c.name == "Name" else "",
+            "description": c.description,
+            "priority": int(c.wide),
         }
         for c in columns
-    ]  # fmt: skip
+    ]
     age = {"name": "Age", "type": "string", "format": "", "description": "time since creation", "priority": 0}
     return [*made, age] if kind != "Event" else [{**age, "name": "Last Seen"}, *made[1:], {**made[0], "priority": 1}]
 

@@ -208,10 +208,12 @@ class _WatchStream:
         made: dict[str, object] = {"kind": kind.name, "apiVersion": kind.api_version, "metadata": meta}
         if self._shaper.form.shape is ResponseShape.TABLE:
             made = {
-                "kind": "Table", "apiVersion": f"meta.k8s.io/{self._shaper.form.version}",
-                "metadata": {"resourceVersion": str(revision)}, "columnDefinitions": [],
+                "kind": "Table",
+                "apiVersion": f"meta.k8s.io/{self._shaper.form.version}",
+                "metadata": {"resourceVersion": str(revision)},
+                "columnDefinitions": [],
                 "rows": [{"cells": [], "object": made}] if ended else [],
-            }  # fmt: skip
+            }
         elif self._shaper.form.shape is ResponseShape.PARTIAL:
             made.update(kind="PartialObjectMetadata", apiVersion=f"meta.k8s.io/{self._shaper.form.version}")
         return b'{"type":"BOOKMARK","object":' + status.encode(made) + _END

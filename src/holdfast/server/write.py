@@ -61,8 +61,9 @@ async def update(app: Application, request: Request) -> Response:
         data.pop("status", None)
     data = decoding.validate_fields(request, resource, data)
     if not data["metadata"].get("resourceVersion") and not resource.accepts_strategic_patch:
-        cause = Cause("metadata.resourceVersion", "FieldValueInvalid",
-                      "Invalid value: 0: must be specified for an update")  # fmt: skip
+        cause = Cause(
+            "metadata.resourceVersion", "FieldValueInvalid", "Invalid value: 0: must be specified for an update"
+        )
         raise status.invalid(resource.kind, request.target.name, (cause,))
 
     def change(before: Object, current: dict[str, Any]) -> IntendedObject:
@@ -187,7 +188,7 @@ async def commit_one(app: Application, request: Request, write: Write) -> Object
     what = f"{request.id} {request.method} {request.path}"
     done = await app.gate.commit(
         request.principal, (write,), dry_run=decoding.is_dry_run(request), request=what, warnings=warnings
-    )  # fmt: skip
+    )
     request.warnings += warnings
     stored = done.objects[0]
     if stored is not None:
@@ -217,10 +218,15 @@ def _updated_owners(
         return {}
     subresource = request.target.subresource
     return managed_fields.after_update(
-        object_schema(resource.kind.type), owners, old, new, Owner(request.field_manager, UPDATE, subresource),
-        now=seconds_text(app.ports.clock.now()), api_version=resource.kind.api_version,
+        object_schema(resource.kind.type),
+        owners,
+        old,
+        new,
+        Owner(request.field_manager, UPDATE, subresource),
+        now=seconds_text(app.ports.clock.now()),
+        api_version=resource.kind.api_version,
         only_status=subresource == "status",
-    )  # fmt: skip
+    )
 
 
 def _with_owners(item: Object, owners: Owners) -> Object:
@@ -260,27 +266,38 @@ async def _apply(app: Application, request: Request, document: Any) -> Response:
         if "resourceVersion" in config["metadata"]:
             parse_revision(config["metadata"]["resourceVersion"])
         done = apply(
-            schema, current, config, managed_fields.parse(before.metadata.managed_fields), manager,
-            force=request.flag("force"), now=now, api_version=resource.kind.api_version,
+            schema,
+            current,
+            config,
+            managed_fields.parse(before.metadata.managed_fields),
+            manager,
+            force=request.flag("force"),
+            now=now,
+            api_version=resource.kind.api_version,
             normalize=lambda data: _normalized(resource, data),
-        )  # fmt: skip
+        )
         return IntendedObject(_update_last_applied(request, done.data, config), done.owners, final=True)
 
     return await update_with_retry(app, request, change)
 
 
-async def _apply_new(
-    app: Application, request: Request, config: dict[str, Any], manager: Owner, now: str
-) -> Response:  # fmt: skip
+async def _apply_new(app: Application, request: Request, config: dict[str, Any], manager: Owner, now: str) -> Response:
     resource = target_resource(request)
     shape = response_encoder(app, request)
     if config["metadata"].get("uid"):
         raise status.conflict(resource.kind, request.target.name, "uid is set, but the object does not exist")
     schema = object_schema(resource.kind.type)
     done = apply(
-        schema, None, config, {}, manager, force=False, now=now, api_version=resource.kind.api_version,
+        schema,
+        None,
+        config,
+        {},
+        manager,
+        force=False,
+        now=now,
+        api_version=resource.kind.api_version,
         normalize=lambda data: data,
-    )  # fmt: skip
+    )
     config["metadata"].pop("resourceVersion", None)
     item = decoding.to_object(resource, config)
     if resource.tracks_managed_fields:

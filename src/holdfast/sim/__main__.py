@@ -38,17 +38,24 @@ def main() -> int:
         from holdfast.sim.mutation_runner import MutationRunOptions, run_mutations
 
         mutation_options = MutationRunOptions(
-            options.mutation, options.seeds, options.first, options.workers,
-            results_path=MUTATION_RESULTS, report_path=options.page,
-        )  # fmt: skip
+            options.mutation,
+            options.seeds,
+            options.first,
+            options.workers,
+            results_path=MUTATION_RESULTS,
+            report_path=options.page,
+        )
         return run_mutations(mutation_options, _print)
     if options.scenario:
         from holdfast.sim import scenario_runs
 
         scenario_options = scenario_runs.ScenarioOptions(
-            options.scenario, options.first, options.mutation or "", all_values=options.every,
+            options.scenario,
+            options.first,
+            options.mutation or "",
+            all_values=options.every,
             shrink_s=0.0 if options.whole else options.minutes * 60,
-        )  # fmt: skip
+        )
         return scenario_runs.run_scenarios(scenario_options, _print)
     if options.digests:
         for digest in parallel_runs.serve_digests(iter(sys.stdin.readline, "")):
@@ -81,9 +88,13 @@ def _run_one(options: argparse.Namespace) -> int:
 
     shrink_s = 0.0 if options.whole else options.minutes * 60
     run_options = SingleRunOptions(
-        options.seed, only=tuple(options.only), objects=tuple(options.about), mutation=options.mutation or "",
-        repeat=options.twice, shrink_s=shrink_s,
-    )  # fmt: skip
+        options.seed,
+        only=tuple(options.only),
+        objects=tuple(options.about),
+        mutation=options.mutation or "",
+        repeat=options.twice,
+        shrink_s=shrink_s,
+    )
     return run_seed(run_options, _print)
 
 

@@ -27,13 +27,7 @@ from holdfast.model.workload import Workload, WorkloadType
 from holdfast.model.writes import Create, Delete, Update
 from holdfast.sim import workload_profiles
 from holdfast.sim.fault_injection import FaultInjector
-from holdfast.sim.workload_profiles import (
-    DEDICATED_TENANT,
-    PRIORITY_LEVELS,
-    PROFILES,
-    SCARCE_RESOURCE,
-    with_spec,
-)
+from holdfast.sim.workload_profiles import DEDICATED_TENANT, PRIORITY_LEVELS, PROFILES, SCARCE_RESOURCE, with_spec
 
 SLOTS_PER_REGION = 4
 """Recovery slots that each region reserves."""

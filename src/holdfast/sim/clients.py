@@ -12,13 +12,7 @@ from holdfast.client.contract import Client, CommitReceipt, FencingToken, Listin
 from holdfast.foundation.ports import Ports
 from holdfast.model.errors import Ambiguous, Expired, Fault, Unavailable
 from holdfast.model.meta import Object
-from holdfast.model.placement_api import (
-    BindRequest,
-    PlacementResponse,
-    ReleaseRequest,
-    RenewRequest,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.writes import Notice, Write
 from holdfast.sim.fault_injection import FaultInjector, FaultKind
 from holdfast.sim.network import DELAY_S, STALL_S, CallTarget, Network
@@ -245,7 +239,7 @@ class _WatchReporter:
 
     def __init__(
         self, observer: ClientObserver, cell: str, kind: type[Object], namespace: str, after: int, *, whole: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._observer = observer
         self._cell = cell
         self._kind = kind.__name__

@@ -22,20 +22,58 @@ FIELDS_MAX = 5
 VALUE_CHARS_MAX = 90
 TIME_FIELDS = frozenset(
     {
-        "lastTransitionTime", "since", "at", "lastContactAt", "lastStepAt", "renewTime", "renewedAt",
-        "acquireTime", "startedAt", "boundAt", "reservedAt", "assignedAt", "queuedAt", "readyAt", "readySince",
-        "servingAt", "progressedAt", "lastProgressAt", "nextRetryAt", "nextAt", "wakeUpAt", "requestedAt",
-        "detectedAt", "stableSince", "idleSince", "lastObservedTime", "leaseExpiresAt", "agentVersion",
-        "position", "creationTimestamp", "generation",
+        "lastTransitionTime",
+        "since",
+        "at",
+        "lastContactAt",
+        "lastStepAt",
+        "renewTime",
+        "renewedAt",
+        "acquireTime",
+        "startedAt",
+        "boundAt",
+        "reservedAt",
+        "assignedAt",
+        "queuedAt",
+        "readyAt",
+        "readySince",
+        "servingAt",
+        "progressedAt",
+        "lastProgressAt",
+        "nextRetryAt",
+        "nextAt",
+        "wakeUpAt",
+        "requestedAt",
+        "detectedAt",
+        "stableSince",
+        "idleSince",
+        "lastObservedTime",
+        "leaseExpiresAt",
+        "agentVersion",
+        "position",
+        "creationTimestamp",
+        "generation",
     }
-)  # fmt: skip
+)
 """Timestamps and counters, which change with every write."""
 SHOWN_ON_CREATE = (
-    ("replicas", "{} replicas"), ("ordinals", "ordinals {}"), ("region", "in {}"), ("replica", "for replica {}"),
-    ("node", "on node {}"), ("attempt", "attempt {}"), ("recoverySlots", "consuming {}"), ("limit", "limit {}"),
-    ("hard", "hard {}"), ("sequence", "sequence {}"), ("scores", "weighing {}"), ("policyRevision", "by policy {}"),
-    ("kind", "{}"), ("ttlSeconds", "for {} s"), ("epoch", "epoch {}"), ("expiresAt", "until {}"),
-)  # fmt: skip
+    ("replicas", "{} replicas"),
+    ("ordinals", "ordinals {}"),
+    ("region", "in {}"),
+    ("replica", "for replica {}"),
+    ("node", "on node {}"),
+    ("attempt", "attempt {}"),
+    ("recoverySlots", "consuming {}"),
+    ("limit", "limit {}"),
+    ("hard", "hard {}"),
+    ("sequence", "sequence {}"),
+    ("scores", "weighing {}"),
+    ("policyRevision", "by policy {}"),
+    ("kind", "{}"),
+    ("ttlSeconds", "for {} s"),
+    ("epoch", "epoch {}"),
+    ("expiresAt", "until {}"),
+)
 
 
 def writer_label(txn: Txn, writer: str) -> str:

@@ -100,7 +100,7 @@ def summary_lines(outcome: RunOutcome) -> Iterator[str]:
 
 def timeline(
     outcome: RunOutcome, recording: RunRecording, matching: Iterable[str] = (), frame: ReportSize = SCREEN
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Faults, user actions and changes of the involved objects in order of time, up to the first violation.
 
     `matching` adds objects by name and selects the full report.

@@ -185,10 +185,15 @@ def _detail(fault: ScheduledFault) -> str:
 
 _BY_AMOUNT = frozenset(
     {
-        FaultKind.CLOCK_STEP, FaultKind.CLOCK_DRIFT, FaultKind.CLOCK_WILD, FaultKind.CRASH_AT_AWAIT,
-        FaultKind.TIMEOUT_AT, FaultKind.QUOTA_CHANGED, FaultKind.REPLICA_DELETED,
+        FaultKind.CLOCK_STEP,
+        FaultKind.CLOCK_DRIFT,
+        FaultKind.CLOCK_WILD,
+        FaultKind.CRASH_AT_AWAIT,
+        FaultKind.TIMEOUT_AT,
+        FaultKind.QUOTA_CHANGED,
+        FaultKind.REPLICA_DELETED,
     }
-)  # fmt: skip
+)
 _FELT_LATER = frozenset({FaultKind.TIMEOUT_AT, FaultKind.CRASH_AT_AWAIT, FaultKind.DISK_FULL})
 """Faults that take effect later, at a commit or step."""
 _AT_ONCE = frozenset({FaultKind.BURST, FaultKind.NODE_DELETED, FaultKind.TENANT_DELETED, FaultKind.COMPACTION})

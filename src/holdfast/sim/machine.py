@@ -14,14 +14,7 @@ import msgspec
 
 from holdfast.agent import task_decision
 from holdfast.agent.cgroups import Usage
-from holdfast.agent.drivers.contract import (
-    DiscoveredTask,
-    ExecResult,
-    StartedTask,
-    StartFailed,
-    Task,
-    TaskExit,
-)
+from holdfast.agent.drivers.contract import DiscoveredTask, ExecResult, StartedTask, StartFailed, Task, TaskExit
 from holdfast.agent.drivers.records import TaskRecord
 from holdfast.agent.persisted_state import PersistedState
 from holdfast.agent.probes import ProbeResult, ProbeTarget

@@ -65,9 +65,13 @@ class SimNodeProvider:
         host = self._machines.get(node.name)
         if host is None:
             config = AgentConfig(
-                name=node.name, region=region.name, zone=node.zone, state_dir="", pool=pool.metadata.name,
+                name=node.name,
+                region=region.name,
+                zone=node.zone,
+                state_dir="",
+                pool=pool.metadata.name,
                 capacity=pool.spec.capacity,
-            )  # fmt: skip
+            )
             host = self._machines[node.name] = self._simulation.new_agent_host(region, config)
         if host not in self._simulation.agents:
             self._simulation.agents.append(host)

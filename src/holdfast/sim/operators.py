@@ -177,9 +177,17 @@ async def _change_policy(client: Client, fault: ScheduledFault) -> None:
 def describe_policy_change(amount: float) -> str:
     """Describes the rules that `_change_policy` publishes for this amount."""
     reasons = (
-        "packing score", "packing score", "packing score", "balance score", "no preemption", "filter: slow disks only",
-        "no preemption", "provisional while partitioned", "queue by fairness", "shadow only",
-    )  # fmt: skip
+        "packing score",
+        "packing score",
+        "packing score",
+        "balance score",
+        "no preemption",
+        "filter: slow disks only",
+        "no preemption",
+        "provisional while partitioned",
+        "queue by fairness",
+        "shadow only",
+    )
     return "rolled back to the default rules" if amount < 0 else reasons[int(amount * 10)]
 
 

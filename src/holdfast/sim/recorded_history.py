@@ -41,17 +41,7 @@ from holdfast.sim.history_verdict import HistoryVerdict
 from holdfast.sim.recorded_disruption import BUDGET_KINDS, RecordedDisruption
 from holdfast.store import schema
 from holdfast.store.backup import BACKUP_PAGE_RECORDS, RESTORE_MARKER
-from holdfast.store.contract import (
-    Change,
-    Committed,
-    Compare,
-    LogRecord,
-    Put,
-    Remove,
-    Store,
-    StoredEntry,
-    Txn,
-)
+from holdfast.store.contract import Change, Committed, Compare, LogRecord, Put, Remove, Store, StoredEntry, Txn
 from holdfast.store.etcd.keys import etcd_revision_of
 from holdfast.store.history import HistoryReader
 

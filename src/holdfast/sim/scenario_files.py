@@ -23,13 +23,33 @@ FAULT_TAIL_S = 20.0
 SCENARIO_FRACTION = 0.15
 """Share of the seeds that start from a scenario."""
 DRAWN_SCENARIOS = (
-    "autoscaler-under-low-readiness", "cut-off", "cut-off-provisional", "drained-in-turn",
-    "duplicate-reservation-race", "late-commits", "leader-dies-at-awaits", "leader-dies-at-commits", "leases-run-out",
-    "lost-answers", "override-by-skewed-clock", "override-expires", "policy-in-the-middle", "recovery-crowded",
-    "region-lost-and-recovered", "region-lost-then-nodes", "repair-in-incident", "rollback-race", "skewed-clocks",
-    "stale-scheduler-and-drain", "tenure", "timeout-at-every-commit", "watches-expire", "work-ends-unheard",
-    "zombie-returns", "zone-lost",
-)  # fmt: skip
+    "autoscaler-under-low-readiness",
+    "cut-off",
+    "cut-off-provisional",
+    "drained-in-turn",
+    "duplicate-reservation-race",
+    "late-commits",
+    "leader-dies-at-awaits",
+    "leader-dies-at-commits",
+    "leases-run-out",
+    "lost-answers",
+    "override-by-skewed-clock",
+    "override-expires",
+    "policy-in-the-middle",
+    "recovery-crowded",
+    "region-lost-and-recovered",
+    "region-lost-then-nodes",
+    "repair-in-incident",
+    "rollback-race",
+    "skewed-clocks",
+    "stale-scheduler-and-drain",
+    "tenure",
+    "timeout-at-every-commit",
+    "watches-expire",
+    "work-ends-unheard",
+    "zombie-returns",
+    "zone-lost",
+)
 """Scenarios that seeds draw from, by position. Any other scenario takes its own share of these seeds, so that a new
 scenario leaves nearly all seeds unchanged, including the recorded seeds of past bugs."""
 SEPARATE_FRACTIONS = {"failures-unheard": 0.02}

@@ -136,12 +136,10 @@ class Simulation:
             region.peers = {other.name: other for other in self.regions}
         rng = random_stream(seed, "machines")
         self.agents = [
-            AgentHost(
-                region, agent_config(region.name, n, actors.zones_of(region.name), rng), self._setting
-            )
+            AgentHost(region, agent_config(region.name, n, actors.zones_of(region.name), rng), self._setting)
             for region in self.regions
             for n in range(self.size.nodes_per_region)
-        ]  # fmt: skip
+        ]
         self._user_clock = SimClock(self.loop)
         self.operator = self.operator_client(GLOBAL)
         self.fault_schedule = (

@@ -97,9 +97,22 @@ async def _change_service(
 
 
 ACTIONS = (
-    "scale", "scale", "scale", "update", "update", "break", "pause", "delete", "create", "create",
-    "batch", "batch", "batch", "cancel", "regret",
-)  # fmt: skip
+    "scale",
+    "scale",
+    "scale",
+    "update",
+    "update",
+    "break",
+    "pause",
+    "delete",
+    "create",
+    "create",
+    "batch",
+    "batch",
+    "batch",
+    "cancel",
+    "regret",
+)
 
 
 async def _cancel(client: Client, desired: DesiredObjects, rng: random.Random, log: ActionLog) -> None:

@@ -20,13 +20,7 @@ from holdfast.model.codec import object_wire_bytes
 from holdfast.model.errors import Ambiguous, BadRequest, Fault
 from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.meta import Object
-from holdfast.model.placement_api import (
-    BindRequest,
-    PlacementResponse,
-    ReleaseRequest,
-    RenewRequest,
-    ReserveRequest,
-)
+from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.writes import Notice, Write
 from holdfast.server.internal_api import PLACEMENT_CALLS
 from holdfast.server.status import status_dict

@@ -12,14 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement_rules import (
-    AffinityRule,
-    Expression,
-    Operator,
-    PlacementRules,
-    SpreadRule,
-    Toleration,
-)
+from holdfast.model.placement_rules import AffinityRule, Expression, Operator, PlacementRules, SpreadRule, Toleration
 from holdfast.model.region import Region
 from holdfast.model.template import DriverName, Port, Probe, Probes, RestartPolicy, TcpProbe, Template
 from holdfast.model.workload import (
@@ -321,19 +314,14 @@ def gang(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) 
 
 def _finite_template(**changes: Any) -> Template:
     plain = Template(
-        command=("work",),
-        resources={"cpu": "250m", "memory": "256Mi"},
-        restart_policy=RestartPolicy.ON_FAILURE,
+        command=("work",), resources={"cpu": "250m", "memory": "256Mi"}, restart_policy=RestartPolicy.ON_FAILURE
     )
     return msgspec.structs.replace(plain, **changes)
 
 
 def _batch(tenant: str, name: str, made: Template, batch: Batch, rng: random.Random) -> Workload:
     spec = WorkloadSpec(
-        type=WorkloadType.BATCH,
-        template=made,
-        priority_class_name=rng.choice(("standard", "spare")),
-        batch=batch,
+        type=WorkloadType.BATCH, template=made, priority_class_name=rng.choice(("standard", "spare")), batch=batch
     )
     return _workload(tenant, name, spec)
 

@@ -48,10 +48,7 @@ def _etcd(endpoints: tuple[str, ...]) -> Callable[[Path], Awaitable[Store]]:
     return open_at
 
 
-SUBJECTS = {
-    "memory": Subject("memory", _memory, durable=False),
-    "sqlite": Subject("sqlite", _sqlite, durable=True),
-}
+SUBJECTS = {"memory": Subject("memory", _memory, durable=False), "sqlite": Subject("sqlite", _sqlite, durable=True)}
 CLUSTERS = {"etcd": (1, "etcd"), "etcd-3": (3, "etcd"), "etcd-3.5": (1, "etcd-3.5")}
 """How many members, and of which program. The last two take their time: they are left out of the fast tests."""
 SLOW = ("etcd-3", "etcd-3.5")
@@ -74,10 +71,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
 
 @pytest.fixture(
-    params=[
-        *SUBJECTS,
-        *(pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CLUSTERS),
-    ]
+    params=[*SUBJECTS, *(pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CLUSTERS)]
 )
 def subject(request: pytest.FixtureRequest, clusters: Callable[[str], Subject]) -> Subject:
     return SUBJECTS.get(request.param) or clusters(request.param)

@@ -126,8 +126,13 @@ class ProcessDriver(Driver):
         started = folder.started(task.run)
         exit_ = folder.exit(task.run) or await self._exit_without_record(folder, task)
         at_s = times.parse_time(exit_.at) if exit_.at else 0.0
-        return DiscoveredTask(task=task, pid=started.pid if started else 0, started_at_s=started.at_s if started else 0.0,
-                     exit=exit_, ended_at_s=at_s)  # fmt: skip
+        return DiscoveredTask(
+            task=task,
+            pid=started.pid if started else 0,
+            started_at_s=started.at_s if started else 0.0,
+            exit=exit_,
+            ended_at_s=at_s,
+        )
 
     async def _withdraw(self, folder: TaskDir, task: Task) -> DiscoveredTask | None:
         """Ensures that a run without a shim never starts; returns the task if it started after all.
@@ -309,9 +314,14 @@ class ProcessDriver(Driver):
         ]
         defaults = [signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1]
         return os.posix_spawn(
-            sys.executable, argv, {"PATH": os.defpath}, file_actions=actions, setsid=True, setsigmask=(),
+            sys.executable,
+            argv,
+            {"PATH": os.defpath},
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
             setsigdef=defaults,
-        )  # fmt: skip
+        )
 
     async def _read_start_report(self, fd: int) -> str:
         """The shim's report on the start; empty if it died or took too long."""
@@ -437,10 +447,15 @@ class ProcessDriver(Driver):
 
     def _popen_beside(self, folder: TaskDir, task: Task, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            command, env=self._environment(folder, task), cwd=task.template.working_dir or folder.path / "work",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            command,
+            env=self._environment(folder, task),
+            cwd=task.template.working_dir or folder.path / "work",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             user=task.template.user or None,
-        )  # fmt: skip
+        )
 
     def usage(self, task_id: str) -> Usage | None:
         return self._confinement.usage(task_id) if task_id in self._live else None

@@ -90,10 +90,14 @@ class TaskDir:
         argv = [*task.template.command, *task.template.args]
         pairs = [f"{key}={value}" for key, value in env.items()]
         every: tuple[tuple[str, object], ...] = (
-            ("cwd", task.template.working_dir or work), ("user", task.template.user), ("mark", f"{TASK_MARK_ENV}={self.id}"),
-            ("log_bytes", LOG_FILE_BYTES_MAX), ("log_files", LOG_FILES_MAX), *settings,
+            ("cwd", task.template.working_dir or work),
+            ("user", task.template.user),
+            ("mark", f"{TASK_MARK_ENV}={self.id}"),
+            ("log_bytes", LOG_FILE_BYTES_MAX),
+            ("log_files", LOG_FILES_MAX),
+            *settings,
             *((("checkpoint", int(signal.Signals[first])),) if (first := task.template.checkpoint_signal) else ()),
-        )  # fmt: skip
+        )
         parts = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
         write_atomically(self.run_dir(task.run) / "launch", "\0".join(parts).encode(errors="surrogateescape"))
         self.write(TaskRecord(task))
@@ -114,8 +118,13 @@ class TaskDir:
         if record is None:
             return None
         code = int(record["code"]) if record["code"] else None
-        return ExitStatus(code=code, signal=record["signal"], reason=record["reason"], message=record["message"],
-                    at=times.micro_text(float(record["at"])))  # fmt: skip
+        return ExitStatus(
+            code=code,
+            signal=record["signal"],
+            reason=record["reason"],
+            message=record["message"],
+            at=times.micro_text(float(record["at"])),
+        )
 
     def request_stop(self, run: int, grace_s: float) -> None:
         """From here on no shim can start this run, and a running shim knows the grace period."""

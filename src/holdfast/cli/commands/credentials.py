@@ -68,13 +68,26 @@ def list_(state: str, output: str) -> None:
     try:
         for region in platform.regions:
             serial, ends = credentials.link_serial(region.name), seconds_text(credentials.link_expires_s(region.name))
-            rows.append({"holder": "region", "name": region.name, "serial": serial, "expires": ends,
-                         "revoked": serial in refused})  # fmt: skip
+            rows.append(
+                {
+                    "holder": "region",
+                    "name": region.name,
+                    "serial": serial,
+                    "expires": ends,
+                    "revoked": serial in refused,
+                }
+            )
             for item in observer.try_list("nodeidentities", region.name) or ():
                 spec = item["spec"]
-                rows.append({"holder": "node", "name": item["metadata"]["name"], "serial": spec.get("serial", ""),
-                             "expires": spec.get("expiresAt", ""),
-                             "revoked": spec["generation"] <= spec.get("revokedGeneration", 0)})  # fmt: skip
+                rows.append(
+                    {
+                        "holder": "node",
+                        "name": item["metadata"]["name"],
+                        "serial": spec.get("serial", ""),
+                        "expires": spec.get("expiresAt", ""),
+                        "revoked": spec["generation"] <= spec.get("revokedGeneration", 0),
+                    }
+                )
     finally:
         observer.close()
     if output == "json":

@@ -36,11 +36,18 @@ def list_drills(output: str) -> None:
     from holdfast.drills.catalog import DRILLS
 
     if output == "json":
-        print_json([
-            {"name": d.name, "failure": d.failure, "description": d.description, "simulatedBy": d.simulated_by,
-             "typicalSeconds": d.typical_s}
-            for d in DRILLS.values()
-        ])  # fmt: skip
+        print_json(
+            [
+                {
+                    "name": d.name,
+                    "failure": d.failure,
+                    "description": d.description,
+                    "simulatedBy": d.simulated_by,
+                    "typicalSeconds": d.typical_s,
+                }
+                for d in DRILLS.values()
+            ]
+        )
     else:
         rows = [(d.name, f"{d.typical_s} s", d.failure, d.description, d.simulated_by) for d in DRILLS.values()]
         click.echo(table(("DRILL", "TAKES", "FAILURE", "DESCRIPTION", "SIMULATED BY"), rows))

@@ -23,9 +23,13 @@ ON_CHANGE_TIMEOUT_S = 30.0
 @click.command()
 @click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @click.option(
-    "--format", "form", type=click.Choice(("table", "json", "http-sd", "nginx", "haproxy")), default="table",
-    show_default=True, help="Output format: http-sd for Prometheus, nginx (upstream) or haproxy (backend) for proxies.",
-)  # fmt: skip
+    "--format",
+    "form",
+    type=click.Choice(("table", "json", "http-sd", "nginx", "haproxy")),
+    default="table",
+    show_default=True,
+    help="Output format: http-sd for Prometheus, nginx (upstream) or haproxy (backend) for proxies.",
+)
 @click.option("--port", default="", help="Name of the port; the first port of the replica if not set.")
 @click.option("--write", "path", type=click.Path(dir_okay=False), help="Write to this file, replaced atomically.")
 @click.option("--follow", is_flag=True, help="Keep the file or output up to date until interrupted.")

@@ -12,8 +12,14 @@ from holdfast.platform.output import print_json
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="[TENANT/]REPLICA")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=60.0, show_default=True,
-              help="Seconds until the command is killed.")  # fmt: skip
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 3600),
+    default=60.0,
+    show_default=True,
+    help="Seconds until the command is killed.",
+)
 @state_option
 @output_option
 def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, output: str) -> int:

@@ -109,8 +109,10 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
         {"fieldSelector": f"metadata.name={key.name}"},
     )
     if not found:
-        regions.raise_not_found(f"{key.namespace}/{key.name}: no such workload or replica",
-                        next_step=f"holdfast get workloads -n {key.namespace}")  # fmt: skip
+        regions.raise_not_found(
+            f"{key.namespace}/{key.name}: no such workload or replica",
+            next_step=f"holdfast get workloads -n {key.namespace}",
+        )
     workload: Workload = msgspec.convert(found[0], Workload)
     path = f"/apis/holdfast.dev/v1/namespaces/{key.namespace}/assignments"
     assignments = [msgspec.convert(a, Assignment) for a in list_all(regions.global_api, path, {})]

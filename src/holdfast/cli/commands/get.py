@@ -31,9 +31,7 @@ WIDE_PRIORITY = 1
 @click.option("--wide", is_flag=True, help="Show more columns.")
 @state_option
 @output_option
-def get(
-    kind: str, name: str, *, tenant: str, selector: str, region: str, wide: bool, state: str, output: str
-) -> int:  # fmt: skip
+def get(kind: str, name: str, *, tenant: str, selector: str, region: str, wide: bool, state: str, output: str) -> int:
     """List objects of a kind from all cells, like `kubectl get`.
 
     KIND is a plural, singular or short name, as for kubectl. Global kinds are read from the global cell, regional kinds

@@ -54,8 +54,13 @@ def push(workload: str, metric: str, value: float, state: str, output: str) -> N
 
 @metrics.command()
 @click.argument("workload", metavar="TENANT/WORKLOAD")
-@click.option("--every", "every_s", type=click.FloatRange(INTERVAL_MIN_S), default=None,
-              help="Repeat at this interval in seconds; without it, push once.")  # fmt: skip
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(INTERVAL_MIN_S),
+    default=None,
+    help="Repeat at this interval in seconds; without it, push once.",
+)
 @state_option
 @output_option
 def measure(workload: str, every_s: float | None, state: str, output: str) -> None:

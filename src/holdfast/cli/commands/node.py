@@ -64,9 +64,12 @@ def uncordon(name: str, state: str, output: str) -> None:
 @node.command()
 @click.argument("name")
 @click.option(
-    "--deadline", type=click.FloatRange(1, 7 * 86400), default=300.0, show_default=True,
+    "--deadline",
+    type=click.FloatRange(1, 7 * 86400),
+    default=300.0,
+    show_default=True,
     help="Seconds until the drain is overdue.",
-)  # fmt: skip
+)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the drain is complete or overdue.")
 @state_option
 @output_option

@@ -15,9 +15,17 @@ if TYPE_CHECKING:
     from holdfast.drills.platform_observer import PlatformObserver
 
 KINDS = (
-    "AvoidZone", "AvoidRegion", "DeclareRegionLost", "PauseAutoscaler", "PauseRepair", "ApproveRepair",
-    "EmergencyQuota", "RaisePriority", "PinPolicy", "ShrinkBudget",
-)  # fmt: skip
+    "AvoidZone",
+    "AvoidRegion",
+    "DeclareRegionLost",
+    "PauseAutoscaler",
+    "PauseRepair",
+    "ApproveRepair",
+    "EmergencyQuota",
+    "RaisePriority",
+    "PinPolicy",
+    "ShrinkBudget",
+)
 PATH = "/apis/holdfast.dev/v1/overrides"
 MERGE_PATCH = "application/merge-patch+json"
 BREAK_GLASS_TTL_S = 900.0
@@ -110,9 +118,7 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
             spec["policyRevision"] = arguments["policy_revision"]
         made_up = f"{kind.lower()}-{uuid.uuid4().hex[:8]}"
         name = arguments["name"] or (f"break-glass-{cell}-{made_up}" if break_glass else made_up)
-        body = {
-            "apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": name}, "spec": spec,
-        }  # fmt: skip
+        body = {"apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": name}, "spec": spec}
         made = observer.api(cell).request("POST", PATH, body)
         made = _until_seen(observer, made, cell)
     finally:
@@ -336,6 +342,16 @@ def list_overrides(everything: bool, state: str, output: str) -> None:
         ends = status.get("expiresAt", "")
         left = f"{max(0.0, parse_time(ends) - time.time()):.0f} s" if ends and status.get("phase") == "Active" else ""
         where = " ".join(f"{k}={v}" for k, v in spec.get("scope", {}).items())
-        rows.append((item["metadata"]["name"], spec["kind"], where, status.get("phase", ""), left,
-                     spec.get("requester", ""), spec.get("approver", ""), spec["reason"]))  # fmt: skip
+        rows.append(
+            (
+                item["metadata"]["name"],
+                spec["kind"],
+                where,
+                status.get("phase", ""),
+                left,
+                spec.get("requester", ""),
+                spec.get("approver", ""),
+                spec["reason"],
+            )
+        )
     click.echo(table(("NAME", "KIND", "SCOPE", "PHASE", "REMAINING", "REQUESTER", "APPROVER", "REASON"), rows))

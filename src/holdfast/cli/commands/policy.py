@@ -89,11 +89,7 @@ class PolicyApi:
                     row[count] += shadow.get(count, 0)
                 examples += _difference_lines(region, decision)
             rows.append(row)
-        return {
-            "revision": revision,
-            "regions": rows,
-            "examples": examples[:EXAMPLES_MAX],
-        }
+        return {"revision": revision, "regions": rows, "examples": examples[:EXAMPLES_MAX]}
 
     def wait_for_shadow_revision(self, name: str) -> None:
         """Waits up to 3 s until the controller has created the shadow revision."""
@@ -153,16 +149,28 @@ def list_revisions(name: str, state: str, output: str) -> None:
             using.setdefault(revision, []).append(region["metadata"]["name"])
     replaced = replaced_revisions(found)
     if output == "json":
-        print_json([{**r["spec"], "name": r["metadata"]["name"], "usedBy": using.get(r["metadata"]["name"], []),
-                     "replaced": r["metadata"]["name"] in replaced} for r in found])  # fmt: skip
+        print_json(
+            [
+                {
+                    **r["spec"],
+                    "name": r["metadata"]["name"],
+                    "usedBy": using.get(r["metadata"]["name"], []),
+                    "replaced": r["metadata"]["name"] in replaced,
+                }
+                for r in found
+            ]
+        )
         return
     rows = [
-        (r["metadata"]["name"], r["spec"]["sequence"],
-         "Replaced" if r["metadata"]["name"] in replaced else r["spec"]["stage"],
-         " ".join(r["spec"].get("regions", [])),
-         " ".join(using.get(r["metadata"]["name"], [])))
+        (
+            r["metadata"]["name"],
+            r["spec"]["sequence"],
+            "Replaced" if r["metadata"]["name"] in replaced else r["spec"]["stage"],
+            " ".join(r["spec"].get("regions", [])),
+            " ".join(using.get(r["metadata"]["name"], [])),
+        )
         for r in found
-    ]  # fmt: skip
+    ]
     click.echo(table(("REVISION", "SEQUENCE", "STAGE", "CANARY REGIONS", "USED IN"), rows))
     if stop:
         click.echo(f"{stop['revision']}: stopped by its guard ({stop['action']}): {stop['message']}")
@@ -285,8 +293,14 @@ def rollback(name: str, state: str, output: str) -> None:
     """
     with PolicyApi(state) as policies:
         current = policies.policy(name).get("status", {}).get("revision", "")
-        before = next((r for r in policies.revisions(name)
-                       if r["spec"]["stage"] == "Active" and r["metadata"]["name"] != current), None)  # fmt: skip
+        before = next(
+            (
+                r
+                for r in policies.revisions(name)
+                if r["spec"]["stage"] == "Active" and r["metadata"]["name"] != current
+            ),
+            None,
+        )
         if before is None:
             raise CommandError(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
         rules = before["spec"].get("rules", {})

@@ -38,11 +38,14 @@ def list_(state: str, output: str) -> None:
             status = item.get("status", {})
             rows.append(
                 {
-                    "region": region, "pool": item["metadata"]["name"], "nodes": len(status.get("nodes", [])),
-                    "max": item["spec"].get("maxNodes", 0), "reason": status.get("reason", ""),
+                    "region": region,
+                    "pool": item["metadata"]["name"],
+                    "nodes": len(status.get("nodes", [])),
+                    "max": item["spec"].get("maxNodes", 0),
+                    "reason": status.get("reason", ""),
                     "message": status.get("message", ""),
                 }
-            )  # fmt: skip
+            )
     if output == "json":
         print_json(rows)
         return
@@ -69,12 +72,7 @@ def provide(*, once: bool, measure: bool, state: str) -> None:
     from holdfast.platform.cpu_metrics import CpuMetricsPusher
     from holdfast.platform.layout import Layout
     from holdfast.platform.platform_status import connect_cell
-    from holdfast.platform.pool_provider import (
-        POLL_EVERY_S,
-        LocalNodeProvider,
-        acquire_provider_lock,
-        reconcile_pools,
-    )
+    from holdfast.platform.pool_provider import POLL_EVERY_S, LocalNodeProvider, acquire_provider_lock, reconcile_pools
 
     layout = Layout(state)
     platform = layout.load()

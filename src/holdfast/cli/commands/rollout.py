@@ -34,9 +34,8 @@ def rollout() -> None:
 @click.argument("workload", metavar="TENANT/WORKLOAD")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the rollout ends.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(0), default=900.0, show_default=True,
-    help="Seconds to wait.",
-)  # fmt: skip
+    "--timeout", "timeout_s", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to wait."
+)
 @state_option
 @output_option
 def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: str) -> None:
@@ -210,17 +209,25 @@ def read_progress(api: CellApi, tenant: str, name: str) -> dict[str, Any]:
     block = rollout_status(item)
     template_revision = template_hash(msgspec.convert(item["spec"].get("template", {}), Template))
     regions = [
-        {"region": a["spec"]["region"], "revision": a["spec"]["revision"], "wanted": a["spec"].get("replicas", 0),
-         **{k: a.get("status", {}).get(k, 0) for k in ("bound", "started", "ready", "serving", "updatedServing")},
-         "waitingFor": next((p["reason"] for p in a.get("status", {}).get("pending", [])), "")}
-        for a in api.list("assignments", tenant) if a["spec"]["workload"] == name
-    ]  # fmt: skip
+        {
+            "region": a["spec"]["region"],
+            "revision": a["spec"]["revision"],
+            "wanted": a["spec"].get("replicas", 0),
+            **{k: a.get("status", {}).get(k, 0) for k in ("bound", "started", "ready", "serving", "updatedServing")},
+            "waitingFor": next((p["reason"] for p in a.get("status", {}).get("pending", [])), ""),
+        }
+        for a in api.list("assignments", tenant)
+        if a["spec"]["workload"] == name
+    ]
     settled = block.get("revision", "") == template_revision  # otherwise the status describes an earlier rollout
     return {
-        "workload": f"{tenant}/{name}", "revision": block.get("revision", ""),
-        "phase": block.get("phase", "") if settled else "", "message": block.get("message", ""),
-        "lastGood": block.get("lastGoodRevision", ""), "regions": sorted(regions, key=lambda r: str(r["region"])),
-    }  # fmt: skip
+        "workload": f"{tenant}/{name}",
+        "revision": block.get("revision", ""),
+        "phase": block.get("phase", "") if settled else "",
+        "message": block.get("message", ""),
+        "lastGood": block.get("lastGoodRevision", ""),
+        "regions": sorted(regions, key=lambda r: str(r["region"])),
+    }
 
 
 def progress_table(found: dict[str, Any]) -> str:
@@ -229,8 +236,11 @@ def progress_table(found: dict[str, Any]) -> str:
 
 
 def revision_marks(block: dict[str, Any], entry: dict[str, Any]) -> str:
-    found = [mark for mark, key in (("current", "revision"), ("last-good", "lastGoodRevision")) if
-             block.get(key) == entry["revision"]]  # fmt: skip
+    found = [
+        mark
+        for mark, key in (("current", "revision"), ("last-good", "lastGoodRevision"))
+        if block.get(key) == entry["revision"]
+    ]
     return ",".join(found)
 
 

@@ -94,15 +94,23 @@ def backup(*, cell: str, state: Path, path: Path, output: str, **etcd: str) -> i
 @click.option("--replace", is_flag=True, help="Delete the present content of the store.")
 @click.option("--node-journal", "journals", type=FILE, multiple=True, help="Copy of nodes.journal; may be repeated.")
 @click.option(
-    "--trust-nodes/--distrust-nodes", default=None,
+    "--trust-nodes/--distrust-nodes",
+    default=None,
     help="If revocations since the backup are lost: accept node certificates, or require all nodes to join again.",
-)  # fmt: skip
+)
 @_etcd_options
 @output_option
 def restore(
-    *, cell: str, state: Path, path: Path, replace: bool, journals: tuple[Path, ...], trust_nodes: bool | None,
-    output: str, **etcd: str,
-) -> int:  # fmt: skip
+    *,
+    cell: str,
+    state: Path,
+    path: Path,
+    replace: bool,
+    journals: tuple[Path, ...],
+    trust_nodes: bool | None,
+    output: str,
+    **etcd: str,
+) -> int:
     """Restore a stopped cell from a backup.
 
     The cell starts as a new incarnation. Agents stop their tasks and register again. Nothing is bound until all earlier

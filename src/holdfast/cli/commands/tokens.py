@@ -179,12 +179,15 @@ def list_join_tokens(api: CellApi, output: str) -> None:
     found = api.list("jointokens")
     rows = [
         {
-            "name": item["metadata"]["name"], "node": item["spec"].get("node", ""), "uses": item["spec"]["uses"],
+            "name": item["metadata"]["name"],
+            "node": item["spec"].get("node", ""),
+            "uses": item["spec"]["uses"],
             "used": [use["node"] for use in item["status"].get("used", [])],
-            "created": item["metadata"]["creationTimestamp"], "ttlSeconds": item["spec"]["ttlSeconds"],
+            "created": item["metadata"]["creationTimestamp"],
+            "ttlSeconds": item["spec"]["ttlSeconds"],
         }
         for item in found
-    ]  # fmt: skip
+    ]
     if output == "json":
         print_json(rows)
         return

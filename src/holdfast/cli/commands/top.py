@@ -16,8 +16,13 @@ MIB = 1024 * 1024
 
 
 @click.command()
-@click.option("--by", type=click.Choice(("node", "workload", "replica")), default="node", show_default=True,
-              help="Group rows by this.")  # fmt: skip
+@click.option(
+    "--by",
+    type=click.Choice(("node", "workload", "replica")),
+    default="node",
+    show_default=True,
+    help="Group rows by this.",
+)
 @state_option
 @output_option
 def top(by: str, state: str, output: str) -> None:
@@ -70,6 +75,11 @@ def sum_usage(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:
 
 def usage_row(row: dict[str, Any]) -> tuple[object, ...]:
     return (
-        row["name"], row["replicas"], f"{row['cpu']}m", f"{row['cpuRequested']}m", f"{row['memory'] // MIB}Mi",
-        f"{row['memoryRequested'] // MIB}Mi", row["processes"],
-    )  # fmt: skip
+        row["name"],
+        row["replicas"],
+        f"{row['cpu']}m",
+        f"{row['cpuRequested']}m",
+        f"{row['memory'] // MIB}Mi",
+        f"{row['memoryRequested'] // MIB}Mi",
+        row["processes"],
+    )

@@ -95,10 +95,7 @@ def _serves_fully(item: Assignment, view: View) -> bool:
 
 def remaining_resources(recovery: Recovery, view: View) -> tuple[str, ...]:
     """What the recovery still uses: recovery Assignments, suspensions, recovery grants and recovery slots."""
-    others = [
-        r for r in view.list(Recovery)
-        if is_open(r) and r.metadata.name != recovery.metadata.name
-    ]  # fmt: skip
+    others = [r for r in view.list(Recovery) if is_open(r) and r.metadata.name != recovery.metadata.name]
     found: list[str] = []
     if not others:
         found += [f"assignment {a.key}: {a.spec.replicas} recovery replica(s)" for a in recovery_assignments(view)]

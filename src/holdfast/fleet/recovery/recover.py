@@ -39,14 +39,7 @@ from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.override import Override, active_avoidances
 from holdfast.model.reasons import Reason
-from holdfast.model.recovery import (
-    Recovery,
-    RecoveryPhase,
-    RecoverySpec,
-    RecoveryStatus,
-    WorkloadProgress,
-    is_open,
-)
+from holdfast.model.recovery import Recovery, RecoveryPhase, RecoverySpec, RecoveryStatus, WorkloadProgress, is_open
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import HealthState, Region
 from holdfast.model.times import micro_text, parse_time
@@ -261,9 +254,16 @@ def _assignment(recovery: Recovery, critical: CriticalWorkload, target: str, nee
     )
     epoch = stored.spec.epoch + 1 if stored is not None else 1
     spec = assignment_spec(
-        workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason, stored=stored,
+        workload,
+        target,
+        have + need,
+        view,
+        epoch=epoch,
+        purpose=Purpose.RECOVERY,
+        reason=reason,
+        stored=stored,
         disruption_share=0,
-    )  # fmt: skip
+    )
     if spec is None:
         return None
     if stored is None:  # its disruption share is 0 until assign divides the budget

@@ -100,8 +100,10 @@ def status_write(recovery: Recovery, status: RecoveryStatus, now: float) -> SetS
     condition = phase_condition(recovery, status, now)
     known = next((c for c in recovery.status.conditions if c.type == condition.type), None)
     same = known is not None and (known.status, known.reason, known.message) == (
-        condition.status, condition.reason, condition.message,
-    )  # fmt: skip
+        condition.status,
+        condition.reason,
+        condition.message,
+    )
     if status == recovery.status and same:
         return None
     blocks = {

@@ -45,12 +45,7 @@ class TargetChoice(msgspec.Struct, frozen=True):
 
 
 def choose_target(
-    critical: CriticalWorkload,
-    row: WorkloadProgress | None,
-    targets: TargetSelector,
-    now: float,
-    *,
-    waiting_for: str,
+    critical: CriticalWorkload, row: WorkloadProgress | None, targets: TargetSelector, now: float, *, waiting_for: str
 ) -> TargetChoice:
     """The next target of the workload. `waiting_for` is the pending reason that the target reports."""
     target, left = (row.target, row.abandoned_targets) if row is not None else ("", ())

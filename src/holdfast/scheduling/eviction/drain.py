@@ -60,9 +60,12 @@ def _block(node: Node, replicas: Sequence[Replica], view: View, now: float) -> D
     more = f"; and {len(replicas) - 3} more" if len(replicas) > 3 else ""
     overdue = f"not drained within {limit_s:g} s: " if late else ""
     return DrainBlock(
-        phase=DrainPhase.OVERDUE if late else DrainPhase.DRAINING, remaining=len(replicas), since=since,
-        message=f"{overdue}{len(replicas)} replicas remain: {examples}{more}", blocked=blocked,
-    )  # fmt: skip
+        phase=DrainPhase.OVERDUE if late else DrainPhase.DRAINING,
+        remaining=len(replicas),
+        since=since,
+        message=f"{overdue}{len(replicas)} replicas remain: {examples}{more}",
+        blocked=blocked,
+    )
 
 
 def _blocking_order(replica: Replica) -> int:

@@ -45,7 +45,7 @@ def pending_evictions(assignment: Assignment, replicas: Sequence[Replica], view:
         or (draining and _is_on_draining_node(r, view))
         or (nominated and not r.spec.reclaimable and preempted.nomination_of(r, view) is not None)
         for r in serving
-    )  # fmt: skip
+    )
 
 
 def _is_release_requested(replica: Replica) -> bool:

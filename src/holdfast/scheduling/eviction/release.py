@@ -26,10 +26,7 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus, Update, Write
-from holdfast.scheduling.disruption_budget import (
-    eviction_blocked_reason,
-    is_allowed_while_not_serving,
-)
+from holdfast.scheduling.disruption_budget import eviction_blocked_reason, is_allowed_while_not_serving
 from holdfast.scheduling.eviction import over_quota, preempted, provisional_excess, repair
 
 RECHECK_AFTER_S = 2.0

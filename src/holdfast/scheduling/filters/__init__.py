@@ -86,13 +86,23 @@ def eligible_nodes(scratch: Scratch, requirements: ReplicaRequirements, rules: P
     """Nodes that the replica may use, regardless of free capacity."""
     snapshot, placement = scratch.snapshot, requirements.placement
     key = (
-        "eligible", requirements.namespace if requirements.dedicated else "", requirements.dedicated,
+        "eligible",
+        requirements.namespace if requirements.dedicated else "",
+        requirements.dedicated,
         requirements.template.driver,
-        placement.regions, placement.excluded_regions, placement.residency, placement.zones, placement.pools,
-        tuple(sorted(placement.node_selector.items())), placement.expressions, placement.tolerations,
-        rules.filters, expressions.key(requirements, rules), snapshot.residency,
+        placement.regions,
+        placement.excluded_regions,
+        placement.residency,
+        placement.zones,
+        placement.pools,
+        tuple(sorted(placement.node_selector.items())),
+        placement.expressions,
+        placement.tolerations,
+        rules.filters,
+        expressions.key(requirements, rules),
+        snapshot.residency,
         tuple((o.spec.kind, o.spec.scope.zone) for o in scratch.avoidances(requirements)),
-    )  # fmt: skip
+    )
     found = snapshot.static.memo.get(key)
     if found is None:
         static = snapshot.static

@@ -20,12 +20,7 @@ import numpy as np
 
 from holdfast.model.quantity import WHOLE_GPU_MILLI
 from holdfast.scheduling.plan.tie_break import tie_numbers
-from holdfast.scheduling.plan.victim_selection import (
-    UNKNOWN_SIBLINGS,
-    SiblingStatusSource,
-    Victim,
-    VictimSelection,
-)
+from holdfast.scheduling.plan.victim_selection import UNKNOWN_SIBLINGS, SiblingStatusSource, Victim, VictimSelection
 from holdfast.scheduling.queue_order import raised_priorities
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch

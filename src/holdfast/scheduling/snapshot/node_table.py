@@ -185,9 +185,15 @@ class NodeTable:
 
     def _columns(self) -> list[GrowingColumn[Any]]:
         return [
-            self._zone, self._pool, self._tenant, self._refusal, self._drivers, self._warm, self._taints,
+            self._zone,
+            self._pool,
+            self._tenant,
+            self._refusal,
+            self._drivers,
+            self._warm,
+            self._taints,
             *self._labels.values(),
-        ]  # fmt: skip
+        ]
 
 
 def name_hash(name: str) -> int:

@@ -151,9 +151,15 @@ class ChurnChecker:
 
 # Heartbeats, retries of pending requests with a backoff of up to a minute, and the progress of a failback.
 _ALLOWED_PER_MINUTE = {
-    "leases": 300.0, "leasepages": 300.0, "regions": 300.0, "grants": 300.0, "grantcopies": 300.0, "terms": 1.0,
-    "schedulingrequests": 10.0, "recoveries": 2.0,
-}  # fmt: skip
+    "leases": 300.0,
+    "leasepages": 300.0,
+    "regions": 300.0,
+    "grants": 300.0,
+    "grantcopies": 300.0,
+    "terms": 1.0,
+    "schedulingrequests": 10.0,
+    "recoveries": 2.0,
+}
 
 
 def _desired_state(item: Any) -> Any:

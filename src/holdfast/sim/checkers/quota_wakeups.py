@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WAKES_WITHIN_S = 30.0
 QUOTA_REASONS = frozenset(
     {Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.NOT_ALLOWED_WHILE_PARTITIONED}
-)  # fmt: skip
+)
 Waiter = tuple[str, str, str]
 """Region, key of the request, name of the replica."""
 

@@ -58,14 +58,8 @@ def unknown_stops_the_cell(patch: Patch) -> None:
 
 
 TABLE = (
+    Mutation("unknown-field-refused", "a message with an unknown field is refused", unknown_refused),
     Mutation(
-        "unknown-field-refused",
-        "a message with an unknown field is refused",
-        unknown_refused,
-    ),
-    Mutation(
-        "unknown-field-stops-cell",
-        "a stored object with an unknown field counts as corrupt",
-        unknown_stops_the_cell,
+        "unknown-field-stops-cell", "a stored object with an unknown field counts as corrupt", unknown_stops_the_cell
     ),
 )

@@ -130,14 +130,6 @@ TABLE = (
         start_with_fresh_deadline,
         "start uses a fresh deadline of its own",
     ),
-    Mutation(
-        "takeover-fences-at-once",
-        "a new authority fences without waiting a full lease",
-        takeover_fences_at_once,
-    ),
-    Mutation(
-        "removed-node-not-noticed",
-        "an agent does not notice that its Node was deleted",
-        removed_node_unnoticed,
-    ),
+    Mutation("takeover-fences-at-once", "a new authority fences without waiting a full lease", takeover_fences_at_once),
+    Mutation("removed-node-not-noticed", "an agent does not notice that its Node was deleted", removed_node_unnoticed),
 )

@@ -177,23 +177,14 @@ TABLE = (
         freed_without_proof,
         "drain does not wait for the stop",
     ),
-    Mutation(
-        "uid-reused",
-        "a recreated replica has its old uid",
-        identity_reused,
-        "uid reuse on recreate",
-    ),
+    Mutation("uid-reused", "a recreated replica has its old uid", identity_reused, "uid reuse on recreate"),
     Mutation(
         "proposal-applied-twice",
         "a proposal that is delivered twice is applied twice",
         claimed_twice,
         scenario="duplicate-reservation-race",
     ),
-    Mutation(
-        "old-attempt-accepted",
-        "a proposal for an ended attempt is accepted",
-        old_attempt_accepted,
-    ),
+    Mutation("old-attempt-accepted", "a proposal for an ended attempt is accepted", old_attempt_accepted),
     Mutation(
         "finalizer-removed-early",
         "a replica's finalizer is removed before its claim",

@@ -130,9 +130,7 @@ TABLE = (
         "grant shrunk without acknowledgement",
     ),
     Mutation(
-        "grant-acknowledged-early",
-        "a region acknowledges a limit that it does not enforce yet",
-        acknowledged_too_early,
+        "grant-acknowledged-early", "a region acknowledges a limit that it does not enforce yet", acknowledged_too_early
     ),
     Mutation(
         "grant-lease-renewed-from-cache",
@@ -146,25 +144,13 @@ TABLE = (
         provisional_without_part,
         scenario="cut-off-provisional",
     ),
+    Mutation("finished-batch-keeps-grant", "finished batch work still counts as demand", finished_batch_keeps_grant),
+    Mutation("ordinal-in-two-regions", "every region numbers exclusive replicas on its own", ordinal_in_two_regions),
     Mutation(
-        "finished-batch-keeps-grant",
-        "finished batch work still counts as demand",
-        finished_batch_keeps_grant,
+        "ordinal-moved-before-release", "an ordinal moves before its region has released it", ordinal_moved_too_early
     ),
     Mutation(
-        "ordinal-in-two-regions",
-        "every region numbers exclusive replicas on its own",
-        ordinal_in_two_regions,
-    ),
-    Mutation(
-        "ordinal-moved-before-release",
-        "an ordinal moves before its region has released it",
-        ordinal_moved_too_early,
-    ),
-    Mutation(
-        "tenure-wait-skipped",
-        "an ordinal of scope Global moves while the tenure is valid",
-        tenure_not_waited_for,
+        "tenure-wait-skipped", "an ordinal of scope Global moves while the tenure is valid", tenure_not_waited_for
     ),
     Mutation(
         "tenure-ignored",

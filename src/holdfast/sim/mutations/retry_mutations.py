@@ -269,10 +269,7 @@ TABLE = (
         scenario="override-by-skewed-clock",
     ),
     Mutation(
-        "status-touches-spec",
-        "a status write changes the spec",
-        status_touches_spec,
-        "status write touches spec",
+        "status-touches-spec", "a status write changes the spec", status_touches_spec, "status write touches spec"
     ),
     Mutation(
         "stale-status-overwrites",
@@ -293,34 +290,18 @@ TABLE = (
         "recovery slot consumed twice",
         scenario="recovery-crowded",
     ),
+    Mutation("retry-without-backoff", "failures are retried without backoff", retried_without_pause, "unbounded retry"),
     Mutation(
-        "retry-without-backoff",
-        "failures are retried without backoff",
-        retried_without_pause,
-        "unbounded retry",
+        "quota-wakeup-lost", "free quota does not wake pending requests", wake_up_lost, "wake-up lost on quota release"
     ),
-    Mutation(
-        "quota-wakeup-lost",
-        "free quota does not wake pending requests",
-        wake_up_lost,
-        "wake-up lost on quota release",
-    ),
-    Mutation(
-        "no-wakeups",
-        "no event wakes pending requests",
-        nobody_woken,
-    ),
+    Mutation("no-wakeups", "no event wakes pending requests", nobody_woken),
     Mutation(
         "stale-list-accepted",
         "the list of a lagging store member is accepted",
         older_list_taken,
         "list from a lagging member after restart",
     ),
-    Mutation(
-        "quota-leaked",
-        "the quota of a removed claim is not released",
-        quota_leaked,
-    ),
+    Mutation("quota-leaked", "the quota of a removed claim is not released", quota_leaked),
     Mutation(
         "quota-leaked-on-refusal",
         "the quota of a refused reserve is not released",

@@ -92,9 +92,5 @@ TABLE = (
         audit_after_commit,
         "audit written after commit",
     ),
-    Mutation(
-        "observed-generation-ahead",
-        "a status has an observedGeneration that does not exist",
-        observed_too_much,
-    ),
+    Mutation("observed-generation-ahead", "a status has an observedGeneration that does not exist", observed_too_much),
 )

@@ -230,7 +230,7 @@ class EtcdCalls:
         except grpc.aio.AioRpcError as error:
             raise (
                 faults.definite_fault(error, member.address) or faults.unavailable_fault(error, member.address)
-            ) from error  # fmt: skip
+            ) from error
 
     async def _authenticate(self, stale: str = "") -> None:
         async with self._login:
@@ -240,9 +240,7 @@ class EtcdCalls:
             last: Fault | None = None
             for member in (*self._members[self._current :], *self._members[: self._current]):
                 try:
-                    response = await member.call(
-                        "Authenticate", request, timeout_s=ETCD_CONNECT_TIMEOUT_S, metadata=()
-                    )  # fmt: skip
+                    response = await member.call("Authenticate", request, timeout_s=ETCD_CONNECT_TIMEOUT_S, metadata=())
                 except grpc.aio.AioRpcError as error:
                     if "authentication is not enabled" in (error.details() or ""):
                         _log.warning("etcd_user_ignored", user=self.target.user, reason="authentication is not enabled")

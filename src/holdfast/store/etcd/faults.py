@@ -18,8 +18,11 @@ LOGIN_ERRORS = ("invalid auth token", "revision in header is old")
 
 # Part of etcd's text → fault and message. Unavailable faults are retried at another member.
 _DEFINITE: tuple[tuple[str, type[Fault], str], ...] = (
-    ("database space exceeded", Unavailable,
-     "out of space (alarm NOSPACE); next: compact, defragment or raise the quota, then etcdctl alarm disarm"),
+    (
+        "database space exceeded",
+        Unavailable,
+        "out of space (alarm NOSPACE); next: compact, defragment or raise the quota, then etcdctl alarm disarm",
+    ),
     ("too many requests", Overloaded, "overloaded; next: retry later"),
     ("request is too large", BadRequest, "the commit exceeds --max-request-bytes; next: split it"),
     ("too many operations in txn", BadRequest, "the commit exceeds --max-txn-ops; next: split it"),
@@ -34,7 +37,7 @@ _DEFINITE: tuple[tuple[str, type[Fault], str], ...] = (
     ("user name is empty", StoreFailed, "it requires a user; next: add --etcd-user and --etcd-password-file"),
     ("authentication failed", StoreFailed, "wrong user or password"),
     ("invalid auth token", Unavailable, "the login expired"),
-)  # fmt: skip
+)
 
 
 def is_unsent(error: grpc.aio.AioRpcError) -> bool:

@@ -69,10 +69,7 @@ async def establish_identity(calls: EtcdCalls, keys: EtcdKeys) -> tuple[str, int
     """The identity of the cell's data, created if missing, and the etcd revision at which it was created."""
     request = wire.TxnRequest(
         compare=[wire.at_revision(keys.identity, 0)],
-        success=[
-            wire.put_op(keys.identity, uuid.uuid4().hex.encode()),
-            wire.put_op(keys.epoch, FIRST_EPOCH.encode()),
-        ],
+        success=[wire.put_op(keys.identity, uuid.uuid4().hex.encode()), wire.put_op(keys.epoch, FIRST_EPOCH.encode())],
     )
     response = await calls.read("Range", wire.read(keys.identity))
     if not response.kvs:

@@ -137,18 +137,20 @@ class EtcdLogs:
         name = f"{after >> INDEX_BITS:0{_DIGITS}x}"
         for _ in range(2):
             request = wire.RangeRequest(
-                key=folder, range_end=self._keys.log(log, name), limit=1, keys_only=True,
-                sort_order=wire.DESCEND, sort_target=wire.BY_KEY,
-            )  # fmt: skip
+                key=folder,
+                range_end=self._keys.log(log, name),
+                limit=1,
+                keys_only=True,
+                sort_order=wire.DESCEND,
+                sort_target=wire.BY_KEY,
+            )
             response = await self._calls.read("Range", request)
             if not response.kvs:
                 return ""
             name = _epoch_name(folder, response.kvs[0].key)
         return name
 
-    async def _epochs(
-        self, log: str, first: str, *, keys_only: bool = False
-    ) -> AsyncIterator[tuple[str, list[Any]]]:  # fmt: skip
+    async def _epochs(self, log: str, first: str, *, keys_only: bool = False) -> AsyncIterator[tuple[str, list[Any]]]:
         """Every epoch from `first` on, oldest first, with all its records."""
         folder = self._keys.log(log)
         low = self._keys.log(log, first) if first else folder

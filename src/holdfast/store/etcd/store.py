@@ -20,15 +20,7 @@ import structlog
 from holdfast.foundation import metrics
 from holdfast.model import limits
 from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, StoreFailed, Unavailable
-from holdfast.store.contract import (
-    Change,
-    Committed,
-    LogRecord,
-    StoredEntry,
-    StorePage,
-    Txn,
-    compare_conflict,
-)
+from holdfast.store.contract import Change, Committed, LogRecord, StoredEntry, StorePage, Txn, compare_conflict
 from holdfast.store.etcd import identity, wire
 from holdfast.store.etcd.calls import ETCD_PAGE_KEYS, EtcdCalls
 from holdfast.store.etcd.identity import DataMark, DataMarkFile
@@ -65,7 +57,7 @@ class EtcdStore:
         self._feed = Feed(mark.head, WATCH_RING_EVENTS)
         self._tail = EtcdTail(
             calls, keys, mark.head, main, publish=self._publish, read_head=self._read_head, attached=self._attached
-        )  # fmt: skip
+        )
         self._compacted = 0
         self._pending_values: dict[str, tuple[bytes, Any]] = {}
         self._in_flight = 0
@@ -110,8 +102,7 @@ class EtcdStore:
         more = first.more
         while more and not limit:
             rest = await self._calls.read(
-                "Range",
-                wire.read(self._keys.data(f"{entries[-1].key}\0"), high, limit=ETCD_PAGE_KEYS, revision=main),
+                "Range", wire.read(self._keys.data(f"{entries[-1].key}\0"), high, limit=ETCD_PAGE_KEYS, revision=main)
             )
             entries += map(self._keys.entry, rest.kvs)
             more = rest.more
