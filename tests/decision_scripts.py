@@ -8,10 +8,12 @@ A blank line ends a block and `#` starts a comment. The lines after a command ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 from tests import factories
 
@@ -35,8 +37,9 @@ def run_script(path: Path, commands: Commands, *, rewrite: bool) -> None:
     actual = "\n\n".join(_with_output(block, commands) for block in written.strip().split("\n\n")) + "\n"
     if rewrite:
         path.write_text(actual)
-    else:
-        assert actual.splitlines() == written.splitlines(), f"{path.name}: actual output differs (pytest --rewrite)"
+    elif actual != written:
+        lines = unified_diff(written.splitlines(), actual.splitlines(), path.name, "actual", lineterm="")
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 def _with_output(block: str, commands: Commands) -> str:

@@ -178,7 +178,7 @@ async def test_killed_guard_is_restarted(driver: ProcessDriver, tmp_path: Path) 
     assert exit_.reason == "StoppedOnRequest" and not folder.shim_pid()
 
 
-async def test_provisional_task_ends_at_its_moved_deadline(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_provisional_task_ends_at_extended_deadline(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
     provisional = msgspec.structs.replace(exclusive(tmp_path), exclusive=False, run_until_mono_s=end)
     await driver.start(provisional)

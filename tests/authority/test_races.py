@@ -219,7 +219,7 @@ async def test_limit_lowered_during_bind_refuses_item(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_reserve_with_constantly_changing_replica_ends_in_waiting(cell: Cell) -> None:
+async def test_reserve_with_constantly_changing_replica_is_refused(cell: Cell) -> None:
     """Every commit finds the replica changed: after a bounded number of rounds the item is refused."""
     replica = await cell.replica()
     commit = cell.store.commit

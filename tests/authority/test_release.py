@@ -1,4 +1,4 @@
-"""Stop and free: proof of the stop, release of quota and node leg, and refusal of old attempts."""
+"""Stop and free: proof of the stop, release of quota and node resources, and refusal of old attempts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_delayed_duplicate_of_old_attempt_is_refused(cell: Cell) -> None:
     assert (await cell.release(other, FREE)).reason == "ReplicaNotFound"
 
 
-async def test_free_after_fence_releases_quota_and_keeps_node_leg(cell: Cell) -> None:
+async def test_free_after_fence_releases_quota_and_keeps_devices_in_use(cell: Cell) -> None:
     await cell.node("g", gpus=1)
     replica = await cell.replica(template={"resources": {"gpu": "1", "cpu": "2"}}, exclusive=Exclusivity())
     await cell.place(replica, "g")

@@ -155,7 +155,7 @@ def test_up_with_other_options_is_refused(run: Run, platform: Platform) -> None:
     assert "next:" in completed.stderr
 
 
-def test_closed_output_pipe_is_no_failure(platform: Platform, layout: Layout, tmp_path: Path) -> None:
+def test_closed_output_pipe_prints_no_traceback(platform: Platform, layout: Layout, tmp_path: Path) -> None:
     import sys
 
     command = f"{sys.executable} -m holdfast.cli kubeconfig --state {layout.root} | head -c 5"

@@ -30,7 +30,7 @@ def test_haproxy_output_is_a_backend():
     assert text.startswith("backend acme-api\n") and "    server api-us-east-0 10.0.0.1:20001\n" in text
 
 
-def test_nginx_output_is_an_upstream_without_replicas():
+def test_nginx_output_without_replicas_has_one_down_server():
     assert "server 10.0.0.1:20001 " in render_endpoints("nginx", "acme", "api", [ONE], "http")
     assert "server 127.0.0.1:1 down;" in render_endpoints("nginx", "acme", "api", [], "http")
 

@@ -62,7 +62,7 @@ def test_changes_of_a_cell_are_ordered_by_commit():
     ]
 
 
-def test_first_action_is_no_status_report_summary_or_heartbeat():
+def test_first_action_excludes_usage_reports_and_heartbeats():
     def region(**health):
         return {"metadata": {"name": "east"}, "spec": {}, "status": {"health": health}}
 

@@ -35,7 +35,7 @@ PENDING = PlannedPlacement(
         ({"safe": [{"tenant": "pay", "workload": "risk"}]}, "pay/risk: still serves minServing in another region"),
         (
             {"short": [{"tenant": "pay", "workload": "risk", "why": "west: 0 of 4 recovery places"}]},
-            "STAYS SHORT: pay/risk: west: 0 of 4 recovery places",
+            "OBJECTIVE MISSED: pay/risk: west: 0 of 4 recovery places",
         ),
         (replica_rows([PLACED]), "fill-west-3"),
         (replica_rows([PENDING]), "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)"),

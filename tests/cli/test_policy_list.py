@@ -66,7 +66,7 @@ def test_one_revision_is_active_after_rollback() -> None:
     assert cell.shown() == {old: "Active", new: "Replaced"}
 
 
-def test_trial_revision_replaces_none() -> None:
+def test_canary_revision_keeps_active_revision() -> None:
     cell = GlobalCell()
     old = cell.promote(PLAIN)
     canary = cell.promote(FEW, PromotionStage.CANARY)
@@ -75,7 +75,7 @@ def test_trial_revision_replaces_none() -> None:
     assert cell.shown() == {old: "Replaced", canary: "Active"}
 
 
-def test_revision_without_active_one_replaces_none() -> None:
+def test_draft_revision_without_active_revision_is_listed_as_draft() -> None:
     cell = GlobalCell()
     draft = cell.promote(PLAIN, PromotionStage.DRAFT)
     assert cell.shown() == {draft: "Draft"}

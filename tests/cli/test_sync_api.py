@@ -113,7 +113,7 @@ def test_client_certificate_is_presented(api: CellApi) -> None:
     assert "operator" in api.get("/who")["peer"]
 
 
-def test_token_is_sent(url: str, pki: Path) -> None:
+def test_api_with_token_sends_it_as_bearer(url: str, pki: Path) -> None:
     api = CellApi(url, name="global", ca=pki / "ca.crt", token="hf_secret")
     assert api.get("/who") == {"token": "Bearer hf_secret", "peer": ""}
     api.close()

@@ -121,7 +121,7 @@ async def test_unknown_and_unauthorized_callers_get_different_faults(cell: Runni
     await stranger.close()
 
 
-async def test_pages_show_state_of_first_page(cell: Running) -> None:
+async def test_all_pages_of_a_list_are_read_at_the_revision_of_the_first(cell: Running) -> None:
     client = cell.client("serve")
     for start in range(0, 1200, 400):
         await client.commit([Create(endpoint(f"e{n:04}")) for n in range(start, start + 400)])

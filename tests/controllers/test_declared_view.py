@@ -58,12 +58,12 @@ def test_view_totals_include_writes_of_current_pass() -> None:
     )
     assert view.total(PriorityClass, "t", by_priority) == {"priority": 3}
     assert view.total(PriorityClass, "", by_priority) == {"priority": 3}, "also for a measure first read later"
-    assert view.get(PriorityClass, "b", "t") is None, "single objects are seen as stored"
+    assert view.get(PriorityClass, "b", "t") is None, "reads of objects ignore writes of the pass"
     view.begin_pass()
     assert view.total(PriorityClass, "t", by_priority) == {"priority": 5}
 
 
-def test_view_shows_statuses_of_pass_only_if_requested() -> None:
+def test_view_shows_statuses_set_earlier_in_the_pass_only_if_declared() -> None:
     cache = Cache()
     for name, uid in (("a", "1"), ("b", "2")):
         cache.put(Replica(ObjectMeta(name=name, namespace="t", uid=uid, resource_version="1"), SPEC))

@@ -136,7 +136,7 @@ def test_a_refused_key_is_tried_again_and_delays_no_other_key() -> None:
 
 
 @pytest.mark.parametrize("fault", [Unavailable("down"), Overloaded("busy")])
-def test_while_the_other_cell_does_not_answer_calls_are_few_and_afterwards_all_keys_arrive(fault: Exception) -> None:
+def test_unavailable_cell_gets_few_calls_and_later_all_keys(fault: Exception) -> None:
     async def main() -> None:
         async with Region() as region:
             region.client.before_commit = [fault] * 10_000  # type: ignore[list-item]
@@ -152,7 +152,7 @@ def test_while_the_other_cell_does_not_answer_calls_are_few_and_afterwards_all_k
     run(main)
 
 
-def test_the_step_before_a_decision_holds_up_only_its_own_key() -> None:
+def test_failing_prepare_delays_only_its_key() -> None:
     async def main() -> None:
         prepared: list[str] = []
         failing = {"b"}

@@ -63,7 +63,7 @@ def _next(entries: list[T | Exception]) -> T:
     return entry
 
 
-def test_effect_that_is_there_is_not_repeated() -> None:
+def test_observed_effect_is_not_repeated() -> None:
     script = Script([Unavailable(), _DONE], [])
     assert script.outcome() == _DONE and script.repeated == 0
 
@@ -72,7 +72,7 @@ def test_absent_effect_is_repeated() -> None:
     assert Script([NoProof.ABSENT], [_DONE]).outcome() == _DONE
 
 
-def test_refused_repeat_is_looked_at_before_the_refusal_counts() -> None:
+def test_refused_repeat_is_read_back_before_refusal_is_raised() -> None:
     arrived_late = Script([NoProof.ABSENT, _DONE], [Conflict("moved")])
     assert arrived_late.outcome() == _DONE
     with pytest.raises(Conflict, match="moved"):
@@ -91,12 +91,12 @@ def test_absent_effect_without_repeat_stays_unknown() -> None:
         Script([NoProof.ABSENT], []).outcome(repeats=False)
 
 
-def test_look_that_proves_another_write_came_first_ends_it() -> None:
+def test_read_back_that_proves_another_write_raises_conflict() -> None:
     with pytest.raises(Conflict, match="another"):
         Script([Conflict("another")], []).outcome()
 
 
-def test_faults_that_last_stay_unknown_after_the_last_attempt() -> None:
+def test_outcome_after_last_failed_attempt_is_ambiguous() -> None:
     script = Script([NoProof.ABSENT], [Overloaded(retry_after_s=2.0)])
     with pytest.raises(Ambiguous):
         script.outcome()

@@ -163,7 +163,7 @@ def any_exclusive(running: RunningPlatform) -> tuple[str, str, int]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "dead"])
-def test_exclusive_task_of_a_silent_agent_stops_before_its_successor_runs(
+def test_exclusive_task_of_an_unresponsive_agent_stops_before_its_successor_runs(
     platform: RunningPlatform, how: signal.Signals
 ) -> None:
     wait_until(lambda: all_run_once(platform), within_s=150, what="everything runs")

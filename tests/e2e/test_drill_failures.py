@@ -260,7 +260,7 @@ REGION = {"region": "eu-west"}
 UNSAFE = {
     "no reason": (
         unsafe_override("c1", "AvoidRegion", REGION, reason=" "),
-        ('"c1"', "spec.reason", "Required value", "say why"),
+        ('"c1"', "spec.reason", "Required value", "explain why"),
     ),
     "too long": (
         unsafe_override("c2", "EmergencyQuota", {"tenant": "payments"}, quota={"cpu": "1"}, ttlSeconds=30_000),
@@ -336,9 +336,9 @@ def test_backing_recovery_budget_shrinks_only_with_approved_override(platform):
 
     def shrink(name: str, **more: str):
         # Slots too small for any replica back nothing; the budget itself stays.
-        tiny = [{**saved[name]["spec"]["slots"][0], "resources": {"cpu": "1m", "memory": "1Mi"}}]
+        tiny = [{**saved[name]["spec"]["slotShapes"][0], "resources": {"cpu": "1m", "memory": "1Mi"}}]
         path = f"{PATH}/recoverybudgets/{name}"
-        return api.request("PATCH", path, {"spec": {"slots": tiny}}, content_type=MERGE)
+        return api.request("PATCH", path, {"spec": {"slotShapes": tiny}}, content_type=MERGE)
 
     from holdfast.client.sync_api import ApiRefusal
 
@@ -381,7 +381,7 @@ def test_backing_recovery_budget_shrinks_only_with_approved_override(platform):
     finally:
         for name in (*shrunk, refused):
             if name:
-                body = {"spec": {"slots": saved[name]["spec"]["slots"]}}
+                body = {"spec": {"slotShapes": saved[name]["spec"]["slotShapes"]}}
                 api.request("PATCH", f"{PATH}/recoverybudgets/{name}", body, content_type=MERGE)
         holdfast("override", "revoke", "shrink", "--state", platform, timeout_s=30)
     wait_until(lambda: api.get(workload_path)["status"]["backing"]["backed"], "the objective is backed again")

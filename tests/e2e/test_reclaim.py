@@ -55,8 +55,8 @@ def apply_workloads(observer: PlatformObserver) -> None:
         ("priorityclasses", "PriorityClass", "", "lent", {"priority": 500, "reclaimable": True}),
         ("quotas", "Quota", "pay", "quota", quota),
         ("quotas", "Quota", "spare", "quota", {"hard": whole}),
-        ("recoverybudgets", "RecoveryBudget", "", HOME, {"region": HOME, "slots": slots}),
-        ("recoverybudgets", "RecoveryBudget", "", OTHER, {"region": OTHER, "slots": slots}),
+        ("recoverybudgets", "RecoveryBudget", "", HOME, {"region": HOME, "slotShapes": slots}),
+        ("recoverybudgets", "RecoveryBudget", "", OTHER, {"region": OTHER, "slotShapes": slots}),
         ("workloads", "Workload", "pay", "risk", risk),
     ):
         meta = {"name": name, **({"namespace": namespace} if namespace else {})}

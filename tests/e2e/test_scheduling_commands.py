@@ -136,7 +136,7 @@ def test_override_of_unknown_object_is_refused(state: Path) -> None:
     assert json.loads(holdfast("override", "list", "--state", str(state), "-o", "json").stdout) == []
 
 
-def test_tenant_sees_own_workloads_and_what_is_hidden(state: Path) -> None:
+def test_tenant_user_sees_own_workloads_and_names_of_hidden_parts(state: Path) -> None:
     token = holdfast("token", "create", "ann", "--tenant", "payments", "--state", str(state)).stdout.strip()
     kubeconfig = state / "ann.kubeconfig"
     kubeconfig.write_text(holdfast("kubeconfig", "--token", token, "--state", str(state)).stdout)

@@ -281,7 +281,7 @@ def lost(fleet: Fleet, where: str) -> None:
 
 
 @pytest.mark.parametrize("gone", NAMES)
-def test_other_regions_divide_what_a_lost_region_does_not_hold(gone: str) -> None:
+def test_remaining_regions_divide_budget_not_held_by_lost_region(gone: str) -> None:
     """Both remaining regions drain: each gets a share, for ordinary and recovery replicas."""
     fleet = Fleet(2)
     lost(fleet, gone)
@@ -335,7 +335,7 @@ def test_region_lost_while_idle_takes_no_share_of_a_small_budget(gone: str) -> N
     assert all(count >= EACH for count in turns.values()), turns
 
 
-def test_idle_share_would_be_lost_if_remainders_were_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_kept_without_pending_evictions_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "_has_pending_evictions", lambda items: True)
     with pytest.raises(AssertionError):
         test_region_lost_while_idle_takes_no_share_of_a_small_budget("east")

@@ -148,7 +148,7 @@ def test_serving_condition_names_pending_reasons():
     assert "InsufficientCpu" in {c.type: c.message for c in write.conditions}["Serving"]
 
 
-def test_assigned_condition_says_why_there_is_no_region():
+def test_assigned_condition_of_unassigned_workload_has_reason():
     nowhere = workload(replicas=2, placement=PlacementRules(regions=("moon",)))
     silent = region("eu-west", state=HealthState.LOST)
     for wl, there, reason, named in (

@@ -292,14 +292,14 @@ def test_emergency_usage_counts_as_emergency_after_its_limit_ended(events):
 
 
 @pytest.mark.slow
-def test_search_detects_a_forgotten_peak(monkeypatch):
-    """Between two epochs a region may enforce the higher limit; forgetting that grants it twice."""
+def test_search_detects_dropped_unacknowledged_peak(monkeypatch):
+    """Until a region acknowledges an epoch, it may enforce the old limit. Without the peak, quota is granted twice."""
 
-    def forgetful(stored, limit):
+    def without_peak(stored, limit):
         text = dict(amounts_text(limit))
         return msgspec.structs.replace(stored.spec, limit=text, unacknowledged_peak={}, epoch=stored.spec.epoch + 1)
 
-    monkeypatch.setattr(grants, "next_epoch", forgetful)
+    monkeypatch.setattr(grants, "next_epoch", without_peak)
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
@@ -349,7 +349,7 @@ def test_incident_uses_every_grant_class():
     assert {c.spec.grant_class for c in copies} == set(GrantClass)
 
 
-def test_unacknowledged_raise_counts_after_it_was_lowered():
+def test_unacknowledged_limit_counts_after_grant_is_lowered():
     """The region may enforce the higher limit although it did not acknowledge it."""
     world = PartitionedQuota()
     world.set_demand("a", 8, Purpose.NORMAL)

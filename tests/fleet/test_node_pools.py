@@ -104,7 +104,7 @@ def test_pending_work_adds_exactly_the_needed_nodes():
     assert world.pool.status.reason == "PoolGrowing"
 
 
-def test_pending_reasons_that_nodes_cannot_fix_add_none():
+def test_pending_reason_that_nodes_cannot_fix_adds_no_node():
     for reason in (
         "QuotaExceeded",
         "GrantExpired",
@@ -200,7 +200,7 @@ def test_work_that_does_not_fit_the_pool_adds_no_node():
         assert not world.names, case
 
 
-def test_pool_at_max_nodes_reports_it():
+def test_pool_at_max_nodes_has_reason_pool_at_max_nodes():
     world = World(max_nodes=2)
     world.set_pending(50)
     world.run_controller()

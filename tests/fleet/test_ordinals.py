@@ -213,8 +213,8 @@ def assignment_with(where: str, given: tuple[int, ...], there: tuple[int, ...]) 
     return with_new_revision(made, status=AssignmentStatus(observed_epoch=1, replicas=len(there), ordinals=there))
 
 
-def test_report_with_another_ordinal_is_no_release() -> None:
-    """A withdrawn ordinal still runs and a new one does not yet, so the number is right."""
+def test_report_of_still_running_withdrawn_ordinal_does_not_release_it() -> None:
+    """The withdrawn ordinal 1 runs and ordinal 0 does not run yet, so the number of replicas alone would match."""
     swapped = assignment_with("a", given=(0,), there=(1,))
     assert not ordinals.has_released(swapped)
     assert ordinals.assign_ordinals({"a": 1, "b": 1}, [swapped]) == {"a": (0,), "b": ()}

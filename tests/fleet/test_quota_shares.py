@@ -148,7 +148,7 @@ def test_protected_shares_never_exceed_the_protected_quota(whole: int, need: dic
     assert protected_shares({"cpu": whole}, wanted, []) == {}
 
 
-def test_excess_grant_shrinks_only_by_what_another_region_lacks() -> None:
+def test_excess_grant_shrinks_only_by_shortfall_of_another_region() -> None:
     tenant = Tenant()
     tenant.need("a", 10)
     tenant.settle()

@@ -98,7 +98,7 @@ def test_progress_in_any_stage_keeps_the_target(stage):
     assert progress_row(f).target == "b" and not progress_row(f).abandoned_targets
 
 
-def test_flapping_replica_is_no_progress():
+def test_flapping_replica_is_not_counted_as_progress():
     f = opened_recovery()
     began = f.now
     while not progress_row(f).abandoned_targets and f.now < began + STUCK_S * 3:
@@ -127,7 +127,7 @@ def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves()
     assert recovery_replicas(f) == {"c": 4}, "its Assignment is deleted once it is drained"
 
 
-def test_without_allowance_for_both_targets_an_equal_new_one_replaces_the_old():
+def test_old_target_without_allowance_for_both_is_emptied_when_new_target_serves_as_many():
     f = opened_recovery()
     report_counts(f, "b", bound=4, ready=2, serving=2)
     f.step("a")

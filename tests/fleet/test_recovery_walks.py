@@ -172,7 +172,7 @@ def test_random_walks_detect_a_target_abandoned_too_early(monkeypatch: pytest.Mo
         walks(range(60))
 
 
-def test_random_walks_detect_a_second_failure_that_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_walks_detect_replicas_created_twice_after_second_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: starting replicas are ignored when another region is lost."""
     monkeypatch.setattr("holdfast.fleet.recovery.need.CriticalWorkload.need", lambda self, region: PROMISED)
     with pytest.raises(AssertionError, match="created twice"):

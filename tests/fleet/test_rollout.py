@@ -132,7 +132,7 @@ def test_next_revision_rolls_out_region_by_region():
     assert [r.outcome for r in harness.block.history] == ["Complete", "Complete"]
 
 
-def test_report_about_the_old_revision_is_no_progress():
+def test_report_about_old_revision_is_not_counted_as_progress():
     """A region out of contact has not received the new revision and still serves the old one."""
     harness = RolloutHarness()
     harness.settle()

@@ -463,7 +463,7 @@ async def test_region_named_global_is_refused(world: World) -> None:
 # Audit
 
 
-async def test_commit_has_one_audit_record_with_its_entries(world: World) -> None:
+async def test_commit_has_one_audit_record_with_an_entry_per_write(world: World) -> None:
     made = await world.create(USER, workload())
     await world.do(OPERATOR, Update(with_spec(made, replicas=2)), Create(workload("b")), request="PATCH /w")
     record = (await world.audit())[-1]

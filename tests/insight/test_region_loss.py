@@ -1,4 +1,4 @@
-"""Forecast of a region loss: nodes, preempted replicas, pending replicas, and workloads without a recovery objective."""
+"""Forecast of a region loss: nodes, preempted and pending replicas, and workloads without a recovery objective."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_revoked_override_stays_ended_while_global_status_lags(lost):
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
-def test_expired_override_stays_ended_if_the_global_cell_lost_its_time(kind):
+def test_expired_override_stays_ended_if_global_clock_steps_back(kind):
     """The global cell restarted with its clock stepped back, so its status still shows remaining time."""
     east = RegionHarness()
     east.report()
@@ -234,7 +234,7 @@ def test_expired_override_stays_ended_if_the_global_cell_lost_its_time(kind):
     assert not east.acts() and east.here.get(Override, "o") is ended
 
 
-def test_home_clock_stepped_back_does_not_extend_an_override():
+def test_global_clock_stepped_back_does_not_extend_an_override():
     ports, here = Ports(), Cache()
     home = OverrideExpiry(here, UnusedClient(), ports)
     here.put(override_created_at(0.0, 60.0))
@@ -245,7 +245,7 @@ def test_home_clock_stepped_back_does_not_extend_an_override():
 
 
 @pytest.mark.parametrize("skew_s", [-26.0, 26.0])
-def test_stored_expiry_follows_a_clock_stepped_back_at_home(skew_s):
+def test_stored_expiry_follows_global_clock_stepped_back(skew_s):
     ports, here = Ports(), Cache()
     home = OverrideExpiry(here, UnusedClient(), ports)
     here.put(override_created_at(0.0, 60.0))

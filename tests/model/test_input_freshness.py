@@ -37,7 +37,7 @@ def test_bind_to_node_with_expired_lease_is_refused():
 
 
 @pytest.mark.parametrize("lost_after_s", [45.0, 3600.0])
-def test_region_with_old_summary_gets_no_new_replicas_whatever_its_lost_after(lost_after_s):
+def test_region_with_stale_summary_gets_no_new_replicas_for_any_lost_after(lost_after_s):
     there = region("east")
     patient = with_new_revision(there, spec=msgspec.structs.replace(there.spec, lost_after_seconds=lost_after_s))
     heard = msgspec.structs.replace(patient.status.health, last_contact_at=micro_text(NOW), last_sequence=1)

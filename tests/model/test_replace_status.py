@@ -52,7 +52,7 @@ def test_replacing_a_status_of_any_kind_equals_full_encoding() -> None:
     _replaced(BY_NAME["Replica"], replica, ReplicaStatus(placement=PlacementBlock(node="n"), execution=ran))
 
 
-def test_replacing_a_status_is_declined_if_the_spec_changed() -> None:
+def test_replacing_a_status_of_an_object_with_changed_spec_returns_none() -> None:
     kind, value = BY_NAME["Workload"], codec.encode(WORKLOAD)
     grown = msgspec.structs.replace(WORKLOAD, spec=msgspec.structs.replace(WORKLOAD.spec, replicas=4))
     assert codec.replace_status(kind, value, WORKLOAD, grown) is None
@@ -60,7 +60,7 @@ def test_replacing_a_status_is_declined_if_the_spec_changed() -> None:
     assert codec.replace_status(kind, value, WORKLOAD, named) is None
 
 
-def test_replacing_a_status_is_declined_for_bytes_of_another_encoding() -> None:
+def test_replacing_a_status_in_bytes_of_another_encoding_returns_none() -> None:
     kind = BY_NAME["Workload"]
     after = msgspec.structs.replace(WORKLOAD, status=STATUSES[1])
     other = codec.encode(WORKLOAD).replace(b'"status":{', b'"status":{"unknown":1,', 1)

@@ -87,7 +87,7 @@ REGIONS = {
 
 
 @table(REGIONS, EVERYWHERE)
-def test_regions_allowed(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_region_rule_is_obeyed_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -105,7 +105,7 @@ RESIDENCY = {
 
 
 @table(RESIDENCY, EVERYWHERE)
-def test_residency(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_residency_rule_is_obeyed_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -117,7 +117,7 @@ ZONES = {
 
 
 @table(ZONES, (*EVERYWHERE, node_pool))
-def test_zones_allowed(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_zone_rule_is_obeyed_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -133,7 +133,7 @@ POOLS = {
 
 
 @table(POOLS, (*IN_REGION, what_if, node_pool))
-def test_pools_allowed(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_pool_rule_is_obeyed_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -144,7 +144,7 @@ DRIVERS = {
 
 
 @table(DRIVERS, (*IN_REGION, what_if))
-def test_drivers(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_driver_rule_is_obeyed_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -163,7 +163,7 @@ TENANCY = {
 
 
 @table(TENANCY, (*IN_REGION, what_if, recovery_slots))
-def test_tenancy(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_tenancy_rule_is_obeyed_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -183,7 +183,7 @@ RECOVERY_SLOTS = {
 
 
 @table(RECOVERY_SLOTS, (recovery_backing,))
-def test_recovery_slots_of_a_budget(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_recovery_slots_back_only_tenants_of_the_budget(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -220,7 +220,7 @@ NODE_STATE = {
 
 
 @table(NODE_STATE, (*IN_REGION, what_if, recovery_slots))
-def test_node_state(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_node_not_ready_is_refused_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -259,7 +259,7 @@ AVOIDANCE = {
 
 
 @table(AVOIDANCE, EVERYWHERE)
-def test_avoidance(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_avoid_override_is_obeyed_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
@@ -302,11 +302,11 @@ QUOTA_HEADROOM = {
 
 
 @table(QUOTA_HEADROOM, (planner, authority))
-def test_quota_headroom(consumer: Consumer, asked: Situation, allowed: bool) -> None:
+def test_quota_headroom_is_enforced_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 
 
-GRANTS_OVER = {
+GRANTS_NOT_IN_FORCE = {
     "lease ended": granted(grant("4", lease_expires_at=PAST)),
     "emergency quota without an override": granted(grant("500m"), EXTRA),
     "emergency quota elsewhere": granted(grant("500m"), EXTRA, emergency=OverrideScope(OTHER, tenant=TENANT)),
@@ -314,8 +314,8 @@ GRANTS_OVER = {
 }
 
 
-@pytest.mark.parametrize("asked", GRANTS_OVER.values(), ids=GRANTS_OVER)
-def test_grants_that_are_over_are_left_to_the_authority_which_refuses(asked: Situation) -> None:
+@pytest.mark.parametrize("asked", GRANTS_NOT_IN_FORCE.values(), ids=GRANTS_NOT_IN_FORCE)
+def test_grant_not_in_force_is_refused_by_authority_only(asked: Situation) -> None:
     assert planner(asked) and not authority(asked)
 
 

@@ -100,8 +100,11 @@ def test_drain_status_lists_permanently_blocked_replica_first():
     assert not any("stopping" in blocked.message for blocked in block.blocked), "stopping replicas are listed last"
 
 
-def test_drain_of_empty_node_is_drained_and_status_is_removed_after_undrain():
+def test_drain_of_empty_node_reports_drained():
     assert drain_after().phase == "Drained"
+
+
+def test_drain_status_after_undrain_is_removed():
     machine = node()
     left = with_new_revision(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(phase="Drained")))
     (write,) = drain.decide(Key("", "n1"), cache_of(left), T0).writes

@@ -88,7 +88,7 @@ def test_pending_evictions_count_recovery_replicas_replaced_in_place(purpose: Pu
     assert count_pending(cache_of(desired, *old, node()), desired) == 0, "no surge replica is pending"
 
 
-def test_batch_replicas_are_no_pending_evictions() -> None:
+def test_batch_replicas_on_draining_node_are_not_counted_as_pending_evictions() -> None:
     shape = Batch(completions=1, parallelism=1)
     desired = assignment(replicas=1, type=WorkloadType.BATCH, batch=shape)
     assert count_pending(cache_of(desired, serving(0, desired), node(drain=True)), desired) == 0

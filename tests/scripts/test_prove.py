@@ -149,7 +149,7 @@ def test_every_size_of_a_stage_is_read_by_tests(prove: ModuleType) -> None:
     assert len(variables) > 5 and not [name for name in variables if f'"{name}"' not in texts]
 
 
-def test_size_from_environment_is_kept(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_size_set_in_environment_overrides_default(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def sizes() -> dict[str, str]:
         (disks,) = (stage for stage in prove.stages(2) if stage.name == "disks")
         return dict(disks.commands[0].env)

@@ -34,7 +34,7 @@ async def test_field_selector_accepts_indexed_fields(region: World) -> None:
         assert (await there.get(f"{V1}/bindings?fieldSelector={label}")).code == 200, label
 
 
-async def test_pages_show_state_of_first_page(api: Api) -> None:
+async def test_all_pages_of_a_list_are_read_at_the_revision_of_the_first(api: Api) -> None:
     await fill(api, "a", "b", "c", "d", "e")
     first = (await api.get(f"{WORKLOADS}?limit=2")).json
     assert names(first) == ["a", "b"] and first["metadata"]["remainingItemCount"] == 3

@@ -82,7 +82,7 @@ def test_simulation_fails_when_a_decision_suppresses_nondeterminism(name: str, m
 
 ITERATES_A_SET = """
 from holdfast.scheduling import replicate
-from tests.sim.test_determinism_guards import small_world
+from tests.sim.test_determinism_guards import run_small
 
 decide = replicate._decide
 
@@ -92,7 +92,7 @@ def iterating(*args, **options):
     return type(outcome)(writes=tuple(named[text] for text in set(named)), notices=outcome.notices)
 
 replicate._decide = iterating
-print(small_world().digest)
+print(run_small().digest)
 """
 
 
@@ -104,6 +104,6 @@ def digest_with(hash_seed: int, code: str) -> str:
 
 @pytest.mark.slow
 def test_set_order_in_a_decision_changes_digest_with_hash_seed() -> None:
-    plain = "from tests.sim.test_determinism_guards import small_world; print(small_world().digest)"
+    plain = "from tests.sim.test_determinism_guards import run_small; print(run_small().digest)"
     assert len({digest_with(seed, plain) for seed in (1, 2)}) == 1
     assert len({digest_with(seed, ITERATES_A_SET) for seed in (1, 2, 3)}) > 1

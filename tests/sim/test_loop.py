@@ -142,7 +142,7 @@ def test_sleep_future_is_ordered_with_timers_and_stops_with_its_process() -> Non
     assert recorded == [("arrived", 1.0), ("nap", 3.5)]
 
 
-def test_environment_call_runs_after_its_sender_crashed_and_may_fail() -> None:
+def test_callback_from_environment_after_sender_crashed_still_runs() -> None:
     loop, recorded = new_loop(), []
     process = Process("cell", 1)
 

@@ -15,7 +15,7 @@ from holdfast.sim import mutation_testing, parallel_runs
 from holdfast.sim.mutations import MUTATIONS, find_mutation
 
 RECORDED_SEEDS = {
-    "residency-ignored": 372,
+    "residency-ignored": 706,
     "quota-check-skipped": 1,
     "capacity-check-skipped": 1,
     "token-not-checked": 375,
@@ -46,7 +46,7 @@ RECORDED_SEEDS = {
     "compaction-ignored": 503,
     "audit-after-commit": 1,
     "observed-generation-ahead": 1,
-    "release-repeated": 922,
+    "release-repeated": 2,
     "release-by-name": 922,
     "override-by-other-clock": 2,
     "override-by-wall-clock": 1100,

@@ -119,7 +119,7 @@ def test_seed_failing_without_mutation_is_not_a_catch(monkeypatch: pytest.Monkey
     assert control.failing_seeds == [1]
 
 
-def test_mutation_with_scenario_uses_seeds_based_on_it() -> None:
+def test_mutation_with_scenario_uses_seeds_of_that_scenario() -> None:
     mutation = next(m for m in MUTATIONS if m.scenario)
     seeds = list(mutation_testing.seeds_for(mutation, first=1, seeds=2))
     assert seeds[: mutation_testing.PLAIN_SEEDS] == [1]
@@ -128,10 +128,10 @@ def test_mutation_with_scenario_uses_seeds_based_on_it() -> None:
 
 
 @pytest.mark.parametrize(("seeds", "passes"), [((1, 3, 25, 26), True), ((26, 26, 30), False)])
-def test_catalogue_with_high_median_of_seeds_fails(
+def test_mutation_run_above_median_seed_limit_fails(
     seeds: tuple[int, ...], passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the median over the catalogue is limited."""
+    """Only the median over all mutations is limited; one mutation may need more seeds."""
     chosen = MUTATIONS[: len(seeds)]
     needs = {mutation.name: seed for mutation, seed in zip(chosen, seeds, strict=True)}
     monkeypatch.setattr(mutation_runner, "MUTATIONS", chosen)
@@ -216,7 +216,7 @@ def test_mutation_page_lists_seeds_and_equivalent_mutations(monkeypatch: pytest.
     )
 
 
-def test_seeds_to_catch_count_from_first_seed_of_search() -> None:
+def test_number_of_seeds_to_catch_includes_skipped_seeds() -> None:
     table = MutationTable(first=5001)
     assert table.seeds_to_catch(mutation_testing.MutationCaught("quota-check-skipped", (5001, 5203), seed=5203)) == 203
     mutation = next(m for m in MUTATIONS if m.scenario)

@@ -65,7 +65,7 @@ def test_replica_beyond_protected_quota_may_be_evicted() -> None:
     assert violated_invariants(ONE, running_binding(0), running_binding(1), protected="5") == ["protection"]
 
 
-def test_nominations_count_together() -> None:
+def test_victims_of_two_reservations_that_together_exceed_protection_are_reported() -> None:
     assert violated_invariants(
         ONE, running_binding(0), running_binding(1), nominated("too", "other/low-1.1", tenant="third")
     ) == ["protection"]

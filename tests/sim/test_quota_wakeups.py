@@ -113,7 +113,7 @@ def test_replica_without_room_is_not_overdue() -> None:
     assert not region.late(LATE_S + 600.0)
 
 
-def test_gang_is_overdue_only_when_all_of_it_fits() -> None:
+def test_gang_is_overdue_only_if_whole_gang_fits() -> None:
     region = RegionState("1500m")
     second = msgspec.structs.replace(replica(1), metadata=meta("second", "acme"))
     region.put(

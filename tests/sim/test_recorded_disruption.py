@@ -128,7 +128,7 @@ def test_failures_are_not_counted_as_evictions(reason: Reason) -> None:
     assert budget_violations(east) == []
 
 
-def test_verdict_lists_what_was_checked_and_what_could_not_be() -> None:
+def test_verdict_lists_checked_and_unchecked_properties() -> None:
     east = Region("us-east")
     east.evict(10.0, 0)
     east.evict(11.0, 1)

@@ -175,7 +175,7 @@ def test_strict_decoder_is_detected() -> None:
     assert "cannot read its disk" in str(stopped.violations[0])
 
 
-def test_fields_dropped_by_a_release_are_not_its_writes() -> None:
+def test_object_read_by_previous_release_lacks_new_fields() -> None:
     kind = BY_NAME["Node"]
     value = b'{"metadata":{"name":"n1"},"spec":{"zone":"a"},"status":{"execution":{"cachedArtifacts":["x"],"epoch":2}}}'
     item = codec.decode(kind, value, 5)

@@ -185,7 +185,7 @@ async def _some_body(reader: asyncio.StreamReader) -> str:
 
 
 def _drop(writer: asyncio.StreamWriter) -> None:
-    """Closes at once, without waiting for the peer."""
+    """Closes the connection without waiting for the peer."""
     transport = writer.transport
     transport.abort()
 

@@ -18,7 +18,6 @@ import structlog
 from holdfast.agent.binding_watch import list_and_watch_bindings
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import DiscoveredTask, Driver, StartFailed, Task, TaskExit
-from holdfast.agent.limits import AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.agent.node_report import NodeReport, NodeTraits
 from holdfast.agent.persisted_state import StateStore
 from holdfast.agent.probes import Prober
@@ -52,7 +51,6 @@ from holdfast.agent.task_transitions import ACTIVE_STATES, is_zombie, to_ended, 
 from holdfast.agent.task_unit import TaskUnit
 from holdfast.client.contract import Client
 from holdfast.foundation import metrics
-from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import times
@@ -70,9 +68,7 @@ _log = structlog.get_logger()
 
 
 class TaskSupervisor:
-    """`drivers` are keyed by the names used in templates. `run` returns only by cancellation and leaves tasks
-    running.
-    """
+    """`drivers` are keyed by their names in templates. `run` ends only by cancellation and leaves tasks running."""
 
     def __init__(
         self,
@@ -219,7 +215,7 @@ class TaskSupervisor:
         self._refresh()
 
     def _report_again(self, unit: TaskUnit) -> None:
-        """Reports again what the region does not have: a refused report is not retried."""
+        """Repeats reports that the region has not stored: a refused report is not retried."""
         self._report_task(unit)
         if unit.acknowledged and unit.binding is not None and not unit.binding.status.acknowledged_at:
             unit.acknowledged = False
@@ -236,15 +232,7 @@ class TaskSupervisor:
                 replica = await self._client.get(Replica, binding.spec.replica, binding.metadata.namespace)
             except Fault:
                 continue
-            reported = replica.status.execution if replica is not None else None
-            if (
-                reported is None
-                or reported.attempt != binding.spec.intent.attempt
-                or unit.observation.state is not TaskState.RUNNING
-            ):
-                continue
-            ready_since_s = times.parse_time(reported.ready_since) if reported.ready_since else 0.0
-            unit.set(ready_since_s=ready_since_s, exit=reported.last_exit)
+            unit.restore_report(replica.status.execution if replica is not None else None)
 
     def _binding_changed(self, binding: Binding, *, deleted: bool) -> None:
         self._update_unit(binding, deleted=deleted)
@@ -405,7 +393,7 @@ class TaskSupervisor:
             # The driver broke its contract and the task may be running, so it is stopped first.
             _log.exception("task_start_crashed", task=task.id, run=task.run)
             unit.set(state=TaskState.STOPPING, stop_by_mono_s=self._clock.monotonic())
-            await self._stopped(unit, 0.0)
+            await unit.stop(0.0, self._ports)
             exit_ = ExitStatus(reason=Reason.START_ERROR, message=str(error), at=times.micro_text(self._clock.now()))
             self._ended(unit, exit_, "")
             return
@@ -448,20 +436,9 @@ class TaskSupervisor:
         self._call(unit, self._do_stop(unit, stop.grace_s, unit.observation.run))
 
     async def _do_stop(self, unit: TaskUnit, grace_s: float, run: int) -> None:
-        exit_ = await self._stopped(unit, grace_s)
+        exit_ = await unit.stop(grace_s, self._ports)
         if unit.observation.state is TaskState.STOPPING and unit.observation.run == run:
             self._ended(unit, exit_, unit.observation.stop_reason)
-
-    async def _stopped(self, unit: TaskUnit, grace_s: float) -> ExitStatus:
-        """Retries until the driver confirms that nothing runs: a stop is never given up."""
-        assert unit.driver is not None
-        backoff = Backoff(self._ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
-        while True:
-            try:
-                return await unit.driver.stop(unit.id, grace_s)
-            except Exception:
-                _log.exception("task_stop_crashed", task=unit.id, failures=backoff.failures)
-                await self._clock.sleep(backoff.next_s())
 
     def _ended(self, unit: TaskUnit, exit_: ExitStatus, stop_reason: str) -> None:
         unit.stop_probes()

@@ -318,7 +318,7 @@ def assumed_failures(run: int, policy: RestartPolicy) -> int:
 
 
 def restart_backoff_s(failures: int) -> float:
-    """1, 2, 4, … seconds, bounded. Without jitter: the restarts of one node are no thundering herd."""
+    """1, 2, 4, … seconds, bounded. Without jitter: the tasks of one node are too few for a thundering herd."""
     if failures <= 0:
         return 0.0
     doublings = min(failures - 1, 32)

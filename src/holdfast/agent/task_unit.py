@@ -10,14 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import structlog
 
 from holdfast.agent.drivers.contract import Driver, Task
+from holdfast.agent.limits import AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.agent.probes import Prober, ProbeTarget, TaskProbes
 from holdfast.agent.task_decision import TaskObservation, TaskState
-from holdfast.foundation.ports import Clock
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.ports import Clock, Ports
+from holdfast.model import times
 from holdfast.model.binding import Binding
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import ExitStatus
+from holdfast.model.replica import ExecutionBlock, ExitStatus
+
+_log = structlog.get_logger()
 
 
 class TaskUnit:
@@ -46,6 +52,26 @@ class TaskUnit:
 
     def set(self, **changes: Any) -> None:
         self.observation = msgspec.structs.replace(self.observation, **changes)
+
+    def restore_report(self, reported: ExecutionBlock | None) -> None:
+        """Takes readiness and last exit of this run from the region's record, if the record is about this attempt."""
+        assert self._binding is not None
+        if reported is None or reported.attempt != self._binding.spec.intent.attempt:
+            return
+        if self.observation.state is TaskState.RUNNING:
+            ready_since_s = times.parse_time(reported.ready_since) if reported.ready_since else 0.0
+            self.set(ready_since_s=ready_since_s, exit=reported.last_exit)
+
+    async def stop(self, grace_s: float, ports: Ports) -> ExitStatus:
+        """Retries until the driver confirms that nothing runs: a stop is never given up."""
+        assert self.driver is not None
+        backoff = Backoff(ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
+        while True:
+            try:
+                return await self.driver.stop(self.id, grace_s)
+            except Exception:
+                _log.exception("task_stop_crashed", task=self.id, failures=backoff.failures)
+                await ports.clock.sleep(backoff.next_s())
 
     def schedule_recheck(self, in_s: float | None, act: Callable[[TaskUnit], None]) -> None:
         """Replaces the timer; at most one is set."""

@@ -150,7 +150,7 @@ class BackgroundJobs:
         return step
 
     async def remove_ended(self) -> None:
-        """Removes Bindings with released quota whose task cannot run any more."""
+        """Removes Bindings whose quota is released and whose task cannot run any more."""
         state = self._state
         ended = [c for c in state.ledger.quota_released.values() if self._has_ended(c)]
         await self._run("clean", ended, self.plan_removal)

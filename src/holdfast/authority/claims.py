@@ -1,8 +1,8 @@
 """A claim: the node resources and quota of one attempt of one replica. Pure.
 
 A claim is read from a Binding, or from a Reservation that is not bound yet. Both have the same name, so one attempt
-never holds two claims. A claim has two legs: the quota leg is released at the stop or the fence, the node leg
-(capacity, devices, ports) only on proof that the task has ended.
+never holds two claims. Its quota is released at the stop or the fence, its node resources (capacity,
+devices, ports) only on proof that the task has ended.
 """
 
 from __future__ import annotations

@@ -206,7 +206,9 @@ class Commits:
         except Conflict as conflict:
             if await self._compare_failed(txn):
                 raise
-            raise Unavailable("what is in the way is not durable yet, and may be the commit itself") from conflict
+            raise Unavailable(
+                "the conflicting write is not durable yet, and may be this commit; next: retry"
+            ) from conflict
 
     async def _read_back(self, probe: CommitProbe) -> Committed | NoProof:
         entry = await self._store.get(probe.key)

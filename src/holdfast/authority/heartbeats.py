@@ -197,7 +197,7 @@ class Heartbeats:
     def _page_writes(
         self, leases: dict[str, NodeLease | None]
     ) -> tuple[dict[str, int], dict[str, int], list[Put | Remove]]:
-        """The page of each node, the compared revisions of the pages, and the new pages."""
+        """The LeasePage number of each node, the revision to compare for each page, and the writes of the pages."""
         book, now = self._state.leases, self._state.now()
         by_page: dict[int, dict[str, NodeLease | None]] = {}
         page_of: dict[str, int] = {}

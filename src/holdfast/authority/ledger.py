@@ -42,7 +42,7 @@ class Ledger:
         self.unbound: dict[str, Claim] = {}
         """Reservations that are not bound: they may expire, or wait for victims."""
         self.quota_released: dict[str, Claim] = {}
-        """Bound claims with released quota, whose node leg waits for proof of the stop."""
+        """Bound claims with released quota, whose node resources wait for proof of the stop."""
 
     def account(self, node: str) -> NodeAccount:
         found = self.nodes.get(node)

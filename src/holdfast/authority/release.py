@@ -1,8 +1,8 @@
 """release: STOP asks the agent to stop the task; FREE releases the claim, as far as the evidence allows.
 
-- The node leg of a claim (capacity, devices, ports) is released only on proof: the agent reports that the task ended or
-  never started, or the node was removed.
-- The quota leg is also released at the fence, and the replica may then be rescheduled.
+- Node resources of a claim (capacity, devices, ports) are released only on proof: the agent reports that the task ended
+  or never started, or the node was removed.
+- The quota is also released at the fence, and the replica may then be rescheduled.
 - FREE raises the attempt in the same transaction, so that a delayed duplicate of the old attempt is refused.
 """
 
@@ -138,7 +138,7 @@ def is_fenced(state: AuthorityState, binding: Binding) -> bool:
 
 
 def free_step(state: AuthorityState, replica: Replica, binding: Binding | None, reason: str) -> CommitStep:
-    """Releases both legs: the task has ended, or never started."""
+    """Releases node resources and quota: the task has ended, or never started."""
     placement = replica.status.placement
     namespace, name = replica.metadata.namespace, placement.binding or placement.reservation
     compares, writes = clear_placement(state, replica, reason)
@@ -151,7 +151,7 @@ def free_step(state: AuthorityState, replica: Replica, binding: Binding | None, 
 
 
 def free_at_fence_step(state: AuthorityState, replica: Replica, binding: Binding, reason: str) -> CommitStep:
-    """Releases the quota leg and the replica; the Binding keeps the node leg until the stop is proven."""
+    """Releases quota and replica. The Binding keeps the node resources until the stop is proven."""
     namespace, name = replica.metadata.namespace, binding.metadata.name
     compares, writes = clear_placement(state, replica, reason)
     spec = msgspec.structs.replace(

@@ -310,17 +310,7 @@ class ReserveJob:
             "create",
             BINDING if binds else RESERVATION,
             stored.attached.metadata,
-            PlacementResult(
-                result=PlacementOutcome.ACCEPTED,
-                reason=precondition,
-                node=claim.node,
-                devices=claim.devices,
-                ports=claim.ports,
-                reservation=placement.reservation,
-                binding=placement.binding,
-                attempt=claim.attempt,
-                epoch=claim.attempt,
-            ),
+            _accepted(claim, placement, precondition),
             writes,
             compares=compares,
             claim=claim,
@@ -437,4 +427,18 @@ def already_placed(state: AuthorityState, replica: Replica, devices_named: tuple
         binding=placement.binding,
         attempt=placement.attempt,
         epoch=placement.epoch,
+    )
+
+
+def _accepted(claim: Claim, placement: PlacementBlock, precondition: str) -> PlacementResult:
+    return PlacementResult(
+        result=PlacementOutcome.ACCEPTED,
+        reason=precondition,
+        node=claim.node,
+        devices=claim.devices,
+        ports=claim.ports,
+        reservation=placement.reservation,
+        binding=placement.binding,
+        attempt=claim.attempt,
+        epoch=claim.attempt,
     )

@@ -90,7 +90,7 @@ def _restored_global(item: Object, incarnation: int) -> Object | None:
         )
     if isinstance(item, Grant):
         # This quota may have been granted to another region since the backup. Each region reports its usage and is
-        # granted again; until then the peak of what it may enforce counts.
+        # granted again; until then the highest limit that it may enforce counts against the quota.
         peak, epoch = dict(amounts_text(max_enforced_limit(item))), _epoch_in(incarnation, item.spec.epoch)
         granted = msgspec.structs.replace(item.spec, limit={}, provisional={}, unacknowledged_peak=peak, epoch=epoch)
         return msgspec.structs.replace(item, metadata=_next_generation(item.metadata, incarnation), spec=granted)

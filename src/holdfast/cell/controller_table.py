@@ -234,7 +234,7 @@ def _incident_controllers() -> tuple[Controller, ...]:
 
 
 def _release_controllers() -> tuple[Controller, ...]:
-    """Release of replicas, and drains."""
+    """Controllers that release replicas and drain nodes."""
     return (
         Controller(
             name="release",
@@ -320,7 +320,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
 
 
 def _capacity_controllers(region: str) -> tuple[Controller, ...]:
-    """Nodes of pools, and slots that stay free for a recovery."""
+    """Controllers of NodePools and RecoverySlots."""
     return (
         Controller(
             name="node-pool",
@@ -336,7 +336,7 @@ def _capacity_controllers(region: str) -> tuple[Controller, ...]:
             keys=slot_requests.keys,
             wakes={
                 RecoveryBudget: slot_requests.woken_by_budget,
-                RecoverySlot: slot_requests.woken_by_hold,
+                RecoverySlot: slot_requests.woken_by_slot,
                 Node: slot_requests.woken_by_node,
             },
             reads=(Binding, Reservation, Tenant),

@@ -1,8 +1,8 @@
 """Read-back of a commit without a response: whether it happened, and in which form it may be repeated.
 
-A commit is one transaction, so what one of its writes shows holds for all of them. A repeated write has a precondition:
-a Create requires absence, an Update and a Delete name the object they replace, and a SetStatus is tied to the revision
-that was read. `foundation.unknown_outcome` decides when to read and when to repeat.
+A commit is one transaction, so proof about one write is proof about all. A repeated write has a precondition: a Create
+requires absence, an Update and a Delete name the object they replace, and a SetStatus is tied to the revision that was
+read. `foundation.unknown_outcome` decides when to read and when to repeat.
 
 All clients use it: in process, over HTTP, and in the simulation.
 """
@@ -38,7 +38,7 @@ class SingleShotClient(Protocol):
 
 
 class ReadBackResult(enum.StrEnum):
-    """What one read shows about one write."""
+    """Evidence of one read about one write."""
 
     DONE = "Done"
     """Its effect is present, and another writer is very unlikely to have made it."""
@@ -99,7 +99,7 @@ class _UnansweredCommit:
 
 
 def _combined_result(verdicts: Sequence[ReadBackResult]) -> ReadBackResult:
-    """The result of the transaction: what one write proves holds for all."""
+    """The result of the transaction: proof about one write is proof about all."""
     if ReadBackResult.NOT_DONE in verdicts:
         return ReadBackResult.NOT_DONE
     if ReadBackResult.DONE in verdicts or (verdicts and all(v is ReadBackResult.LOOKS_DONE for v in verdicts)):
@@ -108,7 +108,7 @@ def _combined_result(verdicts: Sequence[ReadBackResult]) -> ReadBackResult:
 
 
 def read_back_result(write: Write, found: Object | None) -> ReadBackResult:
-    """What the object read back shows about a write of it."""
+    """Evidence of the object read back about a write to it."""
     match write:
         case Create():
             if found is None:

@@ -2,9 +2,9 @@
 
 - Reading an undeclared kind raises, because the cache may not hold that kind and would look empty.
 - Decisions of one pass are committed together. Totals include the writes decided earlier in the pass, so that a batch
-  does not spend the same quota twice. Single objects are seen as stored.
-- With `sees_earlier_statuses`, status blocks set earlier in the pass are visible too. A controller
-of the link sees the other cell as `peer`, under the same rules.
+  does not spend the same quota twice. Reads of objects ignore those writes, except that with `sees_earlier_statuses`
+  they include the status blocks set earlier in the pass.
+- A controller of the link reads the other cell through `peer`, under the same rules.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Workqueue:
             self.add(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Adds the key after a delay; of several delays the shortest counts."""
+        """Adds the key after a delay; the shortest of several delays applies."""
         if seconds <= 0.0:
             if key in self._working:
                 self._immediate[key] = None

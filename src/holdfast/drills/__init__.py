@@ -1,1 +1,1 @@
-"""Drills: real failures injected into a running platform, with a clock, invariant checks and a report."""
+"""Drills: real failures injected into a running platform, with timed stages, invariant checks and a report."""

@@ -75,7 +75,7 @@ class RecordedChange(msgspec.Struct, frozen=True):
 
 
 class ChangeRecorder:
-    """Records from `begin` to `end`. Times are seconds since `begin`."""
+    """Records object changes from `start` to `stop`. Times are seconds since `start`."""
 
     def __init__(self, layout: Layout, platform: Platform) -> None:
         self._layout = layout

@@ -1,4 +1,4 @@
-"""Common frame of all drills: records changes, keeps the clock, checks invariants, undoes changes and reports.
+"""Common frame of all drills: records changes, times the stages, checks invariants, undoes changes and reports.
 
 - All changes of a drill are undone in reverse order, however the drill ends. The cleanup check runs last.
 - The answers of the report are computed only from recorded data.
@@ -83,8 +83,8 @@ class DrillRun:
             raise CommandError(text, next_step="holdfast cleanup-check", code=ExitCode.CONFLICT)
 
     def failure_starts(self, subject: str) -> None:
-        """Starts the clock of the failure. First waits until controllers are idle, so that later changes are reactions
-        to the failure."""
+        """Starts the timing of stages. First waits until controllers are idle, so that later changes are reactions to
+        the failure."""
         deadline = time.monotonic() + QUIET_TIMEOUT_S
         while time.monotonic() < deadline:
             recent = self._recorder.changes(since_s=self._recorder.now_s() - QUIET_S)

@@ -1,4 +1,4 @@
-"""Answers the six incident questions from recorded object changes, events, decisions and counters. Pure.
+"""Answers `report.QUESTIONS` about an incident from recorded object changes, events, decisions and counters. Pure.
 
 If nothing was recorded for a question, the answer says so.
 """

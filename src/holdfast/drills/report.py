@@ -1,4 +1,4 @@
-"""The report of a drill: result, clock, violations, and answers to the six incident questions."""
+"""The report of a drill: result, time of each stage, violations, and answers to the six incident `QUESTIONS`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class IncidentAnswers(msgspec.Struct, frozen=True, rename="camel"):
-    """Answers to the six incident questions, as lines of text. Each line is a recorded fact."""
+    """Answers to `QUESTIONS`, as lines of text. Each line is a recorded fact."""
 
     desired_state_changed: list[str]
     acted_first: list[str]
@@ -30,7 +30,7 @@ QUESTIONS = {
 
 
 class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
-    """`facts` are the drill's own findings. In JSON their keys are at the top level."""
+    """`clock`: seconds from the failure to each stage. `facts`: the drill's own findings; in JSON, at the top level."""
 
     drill: str
     passed: bool
@@ -54,7 +54,7 @@ class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
         lines = [f"drill {self.drill}: {'passed' if self.passed else 'FAILED'}"]
         lines += [f"  {_label(name)}: {_fact_text(value)}" for name, value in self.facts.items() if _printable(value)]
         if self.clock:
-            lines.append("  clock (seconds after the failure):")
+            lines.append("  stages (seconds after the failure):")
             lines += [f"    {at_s:7.1f}  {stage}" for stage, at_s in sorted(self.clock.items(), key=lambda x: x[1])]
         for title, items in (
             ("violations", self.violations),

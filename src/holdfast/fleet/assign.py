@@ -37,10 +37,11 @@ from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, U
 REGION_FIRST_REPORT_GRACE_S = 15.0
 
 Shares = dict[str, int]
+"""Size of the Assignment in each region: replicas, or completions of a batch."""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one workload."""
+    """The Assignments of one workload."""
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
         return NO_CHANGES
@@ -105,8 +106,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 def stops_without_contact(workload: Workload, region: Region) -> bool:
     """Whether the workload's exclusive replicas stop in a region that is out of contact, because their tenure expires.
     They may then move."""
-    silent = region.status.health.state in (HealthState.LOST, HealthState.AWAITING_WITNESS)
-    return silent and needs_tenure(workload.spec.exclusive)
+    unreachable = region.status.health.state in (HealthState.LOST, HealthState.AWAITING_WITNESS)
+    return unreachable and needs_tenure(workload.spec.exclusive)
 
 
 def region_refusal_reason(workload: Workload, region: Region) -> str:
@@ -419,7 +420,7 @@ def _runs_everywhere(workload: Workload, view: View) -> bool:
 
 
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
-    """Changes that affect a decision. Mere replica progress and assign's own new Assignments do not."""
+    """Wakes the workload, except for replica progress that affects no decision and for assign's own new Assignments."""
     item = new or old
     if item is None:
         return ()
@@ -463,7 +464,7 @@ _NO_REPORT = AssignmentStatus()
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """A change of health or spec. Heartbeats are ignored, because they would wake every workload every few seconds."""
+    """Wakes all workloads if the region's health or spec changes, but not on the reports every few seconds."""
     if new is not None and old is not None:
         same = new.spec == old.spec and new.status.health.state is old.status.health.state
         first_report = old.status.report is None and new.status.report is not None
@@ -473,7 +474,7 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
 
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
-    """The end of an avoidance: pending replicas may use the region again."""
+    """Wakes all workloads when an avoidance ends: pending replicas may use the region again."""
     if old is None or old.spec.kind not in AVOIDANCES or old.status.phase != ACTIVE:
         return ()
     if new is not None and new.status.phase == ACTIVE:

@@ -49,7 +49,7 @@ class SizeDecision(msgspec.Struct, frozen=True, gc=False):
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one workload."""
+    """The number of replicas of one workload."""
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating:
         return NO_CHANGES
@@ -226,7 +226,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    """A new load or new rules. The next check finds everything else."""
+    """Wakes the workload on a new load or spec. The periodic check covers other changes."""
     if new is None or (new.spec.autoscale is None and new.status.scale is None):
         return ()
     if old is not None and new.spec == old.spec and new.status.load == old.status.load:

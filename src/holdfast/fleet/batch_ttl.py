@@ -12,7 +12,7 @@ from holdfast.model.writes import NO_CHANGES, Delete, Outcome
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one workload."""
+    """Deletes the workload if its TTL has passed; otherwise waits for the rest of it."""
     workload: Workload | None = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.batch is None:
         return NO_CHANGES

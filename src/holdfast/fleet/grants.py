@@ -65,7 +65,7 @@ class QuotaPool(msgspec.Struct, frozen=True):
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one tenant; the key names its Quota."""
+    """The Grants and the Quota status of one tenant; the key names its Quota."""
     quota = view.get(Quota, key.name, key.namespace)
     grants = view.list(Grant, key.namespace)
     if quota is None or quota.metadata.terminating:
@@ -436,7 +436,7 @@ def _within(quota: Quota, used: Amounts, emergency: Amounts) -> Condition:
 
 
 def woken_by_policy(new: PolicyRevision | None, old: PolicyRevision | None, view: View) -> Iterable[Key]:
-    """The partition mode decides how much quota is kept for provisional work."""
+    """Wakes all quotas if a policy allows provisional work: quota is kept for it."""
     modes = {r.spec.rules.partition_mode for r in (new, old) if r is not None}
     return keys(view) if PartitionMode.PROVISIONAL in modes else ()
 
@@ -448,7 +448,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
-    """A change of a Quota, Grant or Assignment. An Assignment with unchanged demand wakes nothing."""
+    """Wakes the tenant's quota on a change of the Quota, a Grant, or the demand of an Assignment."""
     item = new or old
     if isinstance(new, Assignment) and isinstance(old, Assignment):
         same = new.spec == old.spec and quota_demand(new) == quota_demand(old)
@@ -459,7 +459,7 @@ def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """A change of health (Suspect comes before the grant lease ends), or of the response to a restore."""
+    """Wakes all quotas if the region's health, its acknowledgement of a restore or its unknown grants change."""
     if new is None or old is None or new.status.report is None:
         return ()
     if new.status.health.state is not old.status.health.state:

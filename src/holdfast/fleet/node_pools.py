@@ -283,7 +283,7 @@ def woken_by_pool(new: NodePool | None, old: NodePool | None, view: View) -> Ite
 
 
 def woken_by_request(new: SchedulingRequest | None, old: SchedulingRequest | None, view: View) -> Iterable[Key]:
-    """A request that becomes pending. The next check finds everything else."""
+    """Wakes all pools if a request becomes pending. The periodic check covers other changes."""
     if new is None or not new.status.pending or (old is not None and old.status.pending == new.status.pending):
         return ()
     return keys(view)

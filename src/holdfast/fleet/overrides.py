@@ -38,7 +38,7 @@ Wake = Callable[[Override | None, Override | None, View], Iterable[Key]]
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one override."""
+    """The phase and conditions of one override; deletes it when its retention has passed."""
     override = view.get(Override, key.name)
     if override is None or override.metadata.terminating:
         return NO_CHANGES

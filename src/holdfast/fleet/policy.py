@@ -29,7 +29,7 @@ LABEL_POLICY = "holdfast.dev/policy"
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one policy."""
+    """Publishes the newest rules of one policy, or the rollback after a guard breach."""
     policy = view.get(SchedulerPolicy, key.name)
     if policy is None or policy.metadata.terminating:
         return NO_CHANGES

@@ -1,8 +1,8 @@
 """Restrictions on a restored global cell until every region has reported what it holds. Pure.
 
 A backup lacks grants that were created or raised after it. Until every region has acknowledged the new incarnation, no
-grant grows (S3) and no region gets an exclusive ordinal that another one may still run (S7). Limits that regions hold
-beyond the records are adopted first.
+grant grows (S3) and no region gets an exclusive ordinal that another one may still run (S7). Grants that
+regions enforce and the backup lacks are created first.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def adopt_unknown_grants(
 
 
 def without_additions(copy: AssignmentSpec, wanted: AssignmentSpec) -> AssignmentSpec:
-    """The Assignment during a restore: only what the region already has and is still wanted. May be `copy` itself."""
+    """The Assignment during a restore: ordinals and replicas in both `copy` and `wanted`. May be `copy` itself."""
     ordinals = tuple(ordinal for ordinal in copy.ordinals if ordinal in wanted.ordinals)
     replicas = min(copy.replicas, wanted.replicas)
     if (ordinals, replicas) == (copy.ordinals, copy.replicas):

@@ -1,8 +1,8 @@
 """region-health: failure detector for regions. Owns Region.status except `report`, which the region writes.
 
-- Silent region: Suspect. No new Assignments; nothing else changes.
-- Silent, and unreachable for a majority of the regions that still report: Lost.
-- Silent without that majority: AwaitingWitness. Only an operator's override declares it lost.
+- A region that stops reporting is Suspect. It gets no new Assignments; nothing else changes.
+- If it is also unreachable for a majority of the regions that still report, it is Lost.
+- Without that majority it is AwaitingWitness. Only an operator's override declares it lost.
 - No other region reports either: the global cell may be isolated, so the region stays Suspect (GlobalCellIsolated).
 """
 
@@ -24,9 +24,9 @@ from holdfast.model.times import micro_text, parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
-# Fraction of `lostAfterSeconds` after which a silent region is Suspect: 20 s of the default 45 s, four reports.
+# Fraction of `lostAfterSeconds` without a report that makes a region Suspect: 20 s of the default 45 s, four reports.
 REGION_SUSPECT_FRACTION = 4 / 9
-# Interval at which the health of a silent region is assessed again.
+# Interval at which the health of a region that does not report is assessed again.
 REGION_CHECK_EVERY_S = 1.0
 
 CAPACITY_LOST = "CapacityLost"
@@ -40,7 +40,7 @@ class HealthAssessment(msgspec.Struct, frozen=True, gc=False):
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one region."""
+    """The health and the CapacityLost condition of one region."""
     region = view.get(Region, key.name)
     if region is None:
         return NO_CHANGES
@@ -74,18 +74,18 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 
 
 def suspect_after_s(region: Region) -> float:
-    """Silence after which a region is Suspect; at most the maximum age of a region summary."""
+    """Seconds without a report after which a region is Suspect; at most the maximum age of a region summary."""
     return min(region.spec.lost_after_seconds * REGION_SUSPECT_FRACTION, input_freshness.REGION_SUMMARY.seconds)
 
 
 def silence_s(region: Region, now: float) -> float:
     """Time since the report's sequence last changed, by this cell's clock; infinite before the first report."""
-    heard_at = region.status.health.last_contact_at
-    return now - parse_time(heard_at) if heard_at else float("inf")
+    last_contact_at = region.status.health.last_contact_at
+    return now - parse_time(last_contact_at) if last_contact_at else float("inf")
 
 
 def assess(region: Region, silent_s: float, view: View, now: float) -> HealthAssessment:
-    """Health of a region after this silence, and the delay until the next assessment."""
+    """Health of a region that last reported `silent_s` ago, and the delay until the next assessment."""
     silence = f"last report {silent_s:.0f} s ago"
     suspect_s, lost_s = suspect_after_s(region), region.spec.lost_after_seconds
     if silent_s < suspect_s:

@@ -64,7 +64,7 @@ def _last_good_template(block: RolloutBlock | None) -> Template | None:
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one workload."""
+    """The next rollout step of one workload."""
     workload: Workload | None = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.type is WorkloadType.BATCH:
         return NO_CHANGES
@@ -72,11 +72,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     states = {r.metadata.name: r.status.health.state for r in view.list(Region)}
     order = sorted(assignments, key=lambda a: (a.spec.region, a.spec.purpose is not Purpose.NORMAL))
     reachable = [a for a in order if states.get(a.spec.region) is not HealthState.LOST]
-    silent = tuple(dict.fromkeys(a.spec.region for a in order if states.get(a.spec.region) in _OUT_OF_CONTACT))
+    unreachable = tuple(dict.fromkeys(a.spec.region for a in order if states.get(a.spec.region) in _OUT_OF_CONTACT))
     block = workload.status.rollout
     new = _rollout_of(workload, block, reachable, now)
     if new.phase not in _FINAL_PHASES:
-        new = _advanced(workload, _with_silent(new, silent, reachable, now), reachable, now)
+        new = _advanced(workload, _with_unreachable(new, unreachable, reachable, now), reachable, now)
     elif new.phase == RolloutPhase.FAILED and _is_proven(reachable, new.revision):
         new = _finished(new, RolloutPhase.COMPLETE, f"revision {new.revision} serves after its deadline")
     again_s = _deadline_in_s(workload, new, reachable, now) if new.phase not in _FINAL_PHASES else None
@@ -92,16 +92,16 @@ def _is_in_rollout(assignment: Assignment) -> bool:
     return bool(assignment.spec.replicas or assignment.status.replicas)
 
 
-def _with_silent(
-    block: RolloutBlock, silent: tuple[str, ...], reachable: Sequence[Assignment], now: float
+def _with_unreachable(
+    block: RolloutBlock, unreachable: tuple[str, ...], reachable: Sequence[Assignment], now: float
 ) -> RolloutBlock:
     """The rollout with its unreachable regions. When a region is back, the deadline starts again."""
     if block.phase != RolloutPhase.PROGRESSING:
         return block
     regions = {a.spec.region for a in reachable}
-    returned = [name for name in block.unreachable_regions if name not in silent and name in regions]
+    returned = [name for name in block.unreachable_regions if name not in unreachable and name in regions]
     progressed_at = micro_text(now) if returned else block.progressed_at
-    return msgspec.structs.replace(block, unreachable_regions=silent, progressed_at=progressed_at)
+    return msgspec.structs.replace(block, unreachable_regions=unreachable, progressed_at=progressed_at)
 
 
 def _rollout_of(
@@ -299,7 +299,7 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """A change of health: the deadline of workloads in the region stops or restarts."""
+    """Wakes the workloads in a region whose health changed: their progress deadline stops or restarts."""
     item = new or old
     same = new is not None and old is not None and new.status.health.state is old.status.health.state
     if item is None or same:

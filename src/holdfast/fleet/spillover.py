@@ -64,10 +64,11 @@ REGION_CAP_REASONS = frozenset({Reason.QUOTA_EXCEEDED, Reason.NO_GRANT})
 AVOIDANCE_RECORD_FACTOR = 8
 """A record is kept this many times longer than the region is avoided, so that repeated spillover is counted."""
 Shares = dict[str, int]
+"""Size of the Assignment in each region: replicas, or completions of a batch."""
 
 
 class SpilloverDecision(msgspec.Struct, frozen=True):
-    """The new shares. `emptied` regions have nothing bound and are emptied at once. `explanations` go into reasons."""
+    """The new `shares`. `emptied` regions have no bound replicas and lose their share at once."""
 
     shares: Shares
     writes: tuple[Write, ...] = ()
@@ -112,7 +113,7 @@ def spill_over(
     *,
     now: float,
 ) -> SpilloverDecision:
-    """The shares after moving replicas that were pending for long enough to another region."""
+    """Moves replicas that were pending for SPILLOVER_AFTER_S to another region, by changing the shares."""
     left = avoided_regions(workload, now)
     waiting = _pending_shares(workload, stored, shares, view)
     targets = {

@@ -26,7 +26,7 @@ REGIONS_NAMED_MAX = 4
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one workload."""
+    """The counts and conditions of one workload."""
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
         return NO_CHANGES
@@ -304,7 +304,7 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """A change of a region's health or spec: counts of its workloads and reasons of unassigned ones may change."""
+    """Wakes the workloads in a region whose health or spec changed, and all workloads that are not fully assigned."""
     if new is not None and old is not None and _is_unchanged(new, old):
         return ()
     item = new or old

@@ -209,9 +209,7 @@ def _refusal_message(who: Principal, request: AccessRequest) -> str:
 
 
 def path_refusal(who: Principal, path: str, verb: str = "get") -> Refused | None:
-    """Why a path that is no resource is refused; None if allowed. Discovery, health and documents are open to
-    everyone.
-    """
+    """Why a non-resource path is refused; None if allowed. Discovery, health and documents are open to everyone."""
     stem = "/" + path.strip("/").partition("/")[0]
     if verb in ("get", "head") and stem in OPEN_PATHS:
         return None

@@ -1,7 +1,6 @@
-"""The gate's faults: where Kubernetes has a wording (api-contract 1.10), that wording, so that stock clients show it
-well.
+"""Error responses of the gate, with the messages of the Kubernetes API where it has them, as stock clients expect.
 
-Refusals of Holdfast's own start with the object (`quota payments/quota: …`). `facts` become the details of the Status.
+Messages of Holdfast's own start with the object (`quota payments/quota: …`). `facts` become the details of the Status.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class Collector:
         return _outcome([_without_finalizer(tenant, CONTENTS)])
 
     def _clear_leftovers(self, namespace: str, view: View) -> Outcome:
-        """Deletes what a tenant left in a region, once its mirror and its last replica are gone."""
+        """Deletes the remaining objects of a deleted tenant in a region, after its mirrored Tenant and last replica."""
         if any(view.list(BY_NAME[name].type, namespace) for name in _REGION_WAITS_FOR):
             return Outcome(requeue_after_s=GARBAGE_COLLECTION_RETRY_S)
         held = [(kind.name, item) for kind in self._leftovers for item in view.list(kind.type, namespace)]

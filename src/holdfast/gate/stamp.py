@@ -1,4 +1,4 @@
-"""What one write makes of an object: the pure part of the gate, without rules about permission.
+"""Computes the object that a write results in. Pure; checks no permissions.
 
 Owns uid, generation, timestamps, initial finalizers and the steps of deletion. A write that changes nothing returns the
 identical object, so that callers can detect it.

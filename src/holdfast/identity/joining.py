@@ -180,7 +180,7 @@ def _is_retry(token: JoinToken, held: NodeIdentity | None, node: str, key: str) 
     return known and held is not None and not held.revoked and held.spec.key == key
 
 
-def _join_writes(  # noqa: PLR0917 - what a join consists of
+def _join_writes(  # noqa: PLR0917 - the parts of a join
     token: JoinToken,
     held: NodeIdentity | None,
     node: str,

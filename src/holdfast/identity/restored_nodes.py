@@ -1,6 +1,6 @@
-"""Node identities of a restored region: whatever was revoked before the restore stays revoked. Pure.
+"""Node identities of a restored region: identities and tokens revoked before the restore stay revoked. Pure.
 
-A backup is older than reality: it contains certificates that were revoked or replaced since, and join tokens that were
+A backup contains certificates that were revoked or replaced since, and join tokens that were
 used up or revoked. This module merges the revocation journals written since. Without any journal, the operator must say
 whether the nodes of the backup are trusted.
 """

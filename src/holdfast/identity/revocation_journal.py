@@ -160,7 +160,7 @@ def _line(node: str, identity: NodeIdentity) -> bytes:
 
 
 def _generations(identity: NodeIdentity) -> tuple[int, int]:
-    """What a restore must not lose. Renewals change neither."""
+    """The generations that a restore must not lose. A certificate renewal changes neither."""
     return identity.spec.generation, identity.spec.revoked_generation
 
 

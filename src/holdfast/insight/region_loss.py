@@ -1,4 +1,4 @@
-"""Forecast of the loss of a region or zone: recovery targets, nodes, preempted replicas, workloads that stay short.
+"""Forecast of the loss of a region or zone: recovery targets, nodes, preempted replicas, missed recovery objectives.
 
 Runs the recovery decisions of the fleet and the planner of each target region on copies. Writes nothing.
 """
@@ -36,7 +36,7 @@ def region_loss(regions: RegionClients, region: str, zone: str = "") -> dict[str
 
 
 def _workloads(forecast: LossForecast, view: View) -> dict[str, Any]:
-    """Workloads that recover, stay safe or stay short, and those without a recovery objective."""
+    """Workloads that recover, need no recovery, miss their recovery objective (`short`) or have none."""
     lost = forecast.loss
     hit = [a for a in view.list(Assignment) if a.spec.region == lost.region and has_work(a)]
     critical = {w.key for w in view.list(Workload) if w.spec.recovery is not None}

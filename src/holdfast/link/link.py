@@ -63,7 +63,7 @@ class Link:
         override_expiry: OverrideExpiry,
         probe: PeerProbe | None = None,
     ) -> None:
-        """Without a `probe` this region is no witness. `override_expiry` receives samples of the global clock and
+        """Without a `probe` this region is not a witness. `override_expiry` receives samples of the global clock and
         converts expiries to local time."""
         self.region = region
         self.override_expiry = override_expiry
@@ -189,7 +189,7 @@ class Link:
         return asked
 
     async def _decisions(self) -> Sequence[Decision]:
-        """The region's Decisions, if a policy guard needs them."""
+        """The region's Decisions, if a PolicyRevision has a `spec.guard`, which counts them; otherwise none."""
         if not any(r.spec.guard is not None for r in self._here.cache.list(PolicyRevision)):
             return ()
         try:
@@ -198,9 +198,10 @@ class Link:
             return ()
 
     async def _renew_leases(self, sent_s: float) -> None:
-        """Records an answered report and renews grant leases, several times per lease and at once after a silence.
+        """Records an answered report and renews grant leases, several times per lease and at once after missed reports.
 
-        After a silence longer than a lease, the cached Grants must be current first: a share may have been reclaimed.
+        If no report was answered for longer than a lease, a share may have been reclaimed: the cached Grants must be
+        current first.
         """
         mono_s = self._ports.clock.monotonic()
         silent_s = mono_s - self._last_contact_mono_s if self.last_contact_s else math.inf

@@ -126,7 +126,7 @@ def woken_by_any(new: Any, old: Any, view: View) -> Iterable[Key]:
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: ControllerView) -> Iterable[Key]:
-    """A region's acknowledgement of a restore may allow additions to every Assignment."""
+    """Wakes the Region, and until it acknowledges a restore every Assignment: the acknowledgement allows additions."""
     found = list(woken_by_any(new, old, view))
     if new is not None and old is not None and not post_restore.has_acknowledged_restore(old):
         found += (queue_key(Assignment, a.key) for a in view.peer.list(Assignment))

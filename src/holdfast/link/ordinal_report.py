@@ -18,10 +18,10 @@ from holdfast.model.view import View
 
 
 async def refresh_replicas(key: Key, originals: View, here: Informers, client: Client) -> None:
-    """Lists the replicas of an exclusive Assignment into the cache, if its newest epoch is not acknowledged yet.
+    """Refreshes the cached replicas of an exclusive Assignment if its newest epoch is not acknowledged yet.
 
-    `client` is of this region. If it raises a Fault, the caller must not report. The caller must report at once, before
-    the cache changes again."""
+    `client` reads this region's cell. If it raises a Fault, the caller must not report. Otherwise the caller must
+    report at once, before the cache changes again."""
     original = originals.get(Assignment, key.name, key.namespace)
     copy = here.cache.get(Assignment, key.name, key.namespace)
     if original is None or copy is None or copy.spec.exclusive is None:

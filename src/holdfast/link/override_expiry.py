@@ -124,13 +124,13 @@ class OverrideExpiry:
         return ()
 
     def _start_time_s(self, override: Override) -> float:
-        """The start time for measuring a local override. The wall clock may have been stepped next_step while the cell
+        """The start time for measuring a local override. The wall clock may have been stepped back while the cell
         was down, so for permissive overrides it is at least the last contact with any region."""
         now_s = self._ports.clock.now()
         if self._copies is not None or not RULES[override.spec.kind].permissive:
             return now_s
-        heard = (region.status.health.last_contact_at for region in self._here.list(Region))
-        return max([now_s, *(parse_time(at) for at in heard if at)])
+        contacts = (region.status.health.last_contact_at for region in self._here.list(Region))
+        return max([now_s, *(parse_time(at) for at in contacts if at)])
 
     def _is_copy(self, override: Override) -> bool:
         local = override.metadata.name.startswith(break_glass_prefix(self._home.cell))
@@ -165,7 +165,7 @@ OverrideTiming = Callable[[Override, Override | None], Override | None]
 
 
 def _is_expired(copy: Override) -> bool:
-    """Whether the copy expired here. One that ended because its time was unknown may become active again."""
+    """Whether the copy expired here. False if its remaining time was lost: then it may become active again."""
     if copy.status.phase != EXPIRED:
         return False
     return not any(c.type == "Active" and c.reason == Reason.OVERRIDE_TIME_UNKNOWN for c in copy.status.conditions)

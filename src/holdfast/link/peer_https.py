@@ -1,5 +1,4 @@
-"""Probes another region's `/livez` over HTTPS. The endpoint needs no credentials; its certificate must be of the same
-CA."""
+"""Probes another region's `/livez` over HTTPS, without credentials. Its certificate must be of the platform's CA."""
 
 from __future__ import annotations
 

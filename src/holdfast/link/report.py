@@ -63,25 +63,25 @@ def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
 
 
 def woken_by_part(new: Any, old: Any, view: View) -> Iterable[Key]:
-    """The Assignment of a changed Replica or SchedulingRequest."""
+    """Wakes the Assignment of a changed Replica or SchedulingRequest."""
     return _assignments_of([new if new is not None else old])
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
-    """The start or end of a drain changes the pending evictions of the Assignments on the node."""
+    """Wakes the Assignments on a node that starts or ends a drain: their pending evictions change."""
     if new is None or old is None or new.spec.drain == old.spec.drain:
         return ()
     return _assignments_of(view.by(Replica, "node", new.metadata.name))
 
 
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
-    """Nominated victims change the pending evictions of their Assignments."""
+    """Wakes the Assignments of nominated victims: their pending evictions change."""
     item = new if new is not None else old
     return _assignments_of(preempted.victims_of(item, view)) if item is not None and item.spec.victims else ()
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """If the tenant is over its limit, replicas of its Assignments must be evicted."""
+    """Wakes all Assignments of a tenant that is over its limit: their pending evictions change."""
     tenant = next(copy.metadata.namespace for copy in (new, old) if copy is not None)
     return (
         [a.key for a in view.list(Assignment, tenant)] if over_quota.quota_excess(view.list(GrantCopy, tenant)) else ()

@@ -1,7 +1,7 @@
-"""Handshake after a restore: what a region reports to a restored global cell, and which incarnations it refuses. Pure.
+"""Handshake of a region with a global cell that was restored from a backup. Pure.
 
 A region acknowledges a new incarnation once it has acknowledged every grant at its new epoch and runs no exclusive work
-that the restored records assign to other regions. With the acknowledgement it reports limits that the records lack. It
+that the backup assigns to other regions. It also reports the limits it enforces whose Grants are not in the backup. It
 stores the newest incarnation it has seen and exchanges nothing with an older one.
 """
 
@@ -88,7 +88,7 @@ def exclusive_work_agrees(there: View, here: View, *, except_terminating: bool =
 
 
 def unknown_grants(there: View, here: View, region: str) -> tuple[UnknownGrant, ...]:
-    """Limits enforced here without a Grant. Only a restore removes Grants without acknowledgement."""
+    """Limits that the region enforces and the global cell has no Grant for, because a restore lost it."""
     known = there.get(Region, region)
     if known is None or not known.status.restore_incarnation:
         return ()
@@ -108,12 +108,12 @@ def check_incarnations(there: View, here: View, region: str) -> None:
     known = there.get(Region, region)
     if known is None:
         return
-    uid, heard = _seen_incarnation(here)
-    if uid == known.uid and known.status.restore_incarnation < heard:
+    uid, seen = _seen_incarnation(here)
+    if uid == known.uid and known.status.restore_incarnation < seen:
         raise StaleToken(
-            f"global cell: replaced by a restore (expected incarnation {heard}, as region {region} has seen, found "
+            f"global cell: replaced by a restore (expected incarnation {seen}, as region {region} has seen, found "
             f"{known.status.restore_incarnation or 1}); next: stop this server",
-            facts={"heard": heard, "found": known.status.restore_incarnation},
+            facts={"expected": seen, "found": known.status.restore_incarnation},
         )
     mine = own_incarnation(here)
     reported = known.status.report.incarnation if known.status.report is not None else 0
@@ -121,7 +121,7 @@ def check_incarnations(there: View, here: View, region: str) -> None:
         raise StaleToken(
             f"region {region}: replaced by a restore (expected incarnation {reported}, found {mine}); "
             "next: stop this server",
-            facts={"heard": reported, "found": mine},
+            facts={"expected": reported, "found": mine},
         )
 
 

@@ -40,13 +40,13 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fault(Exception):
-    """The root. `code` and `reason` are the status that the HTTP API returns."""
+    """Base class of errors that the HTTP API returns as a Status with this `code` and `reason`."""
 
     code = 500
     reason = "InternalError"
     retryable = False
     retry_after_s = 0.0
-    """How long the other side asks to be left alone."""
+    """Value of the Retry-After header; 0 for none."""
 
     def __init__(self, message: str = "", *, facts: dict[str, Any] | None = None) -> None:
         super().__init__(message or self.reason)

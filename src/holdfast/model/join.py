@@ -120,7 +120,7 @@ class JoinResponse(ApiStruct, frozen=True):
 
 
 def token_text(region: str, secret: str) -> str:
-    """The token as given to an operator. It names its region, so that another region can say so."""
+    """The token as given to an operator. It names its region, so that a refusal by another region can name it."""
     return f"{TOKEN_PREFIX}.{region}.{secret}"
 
 

@@ -124,7 +124,7 @@ class ReleaseBlock(ApiStruct, frozen=True):
 
 
 class RepairBlock(ApiStruct, frozen=True):
-    """What repair found about this attempt, and what it requested. Written by repair."""
+    """The finding of repair about this attempt, and its request. Written by repair."""
 
     reason: str
     attempt: int = visible_default(0)

@@ -74,7 +74,7 @@ _TEXT = Schema(type="string")
 
 
 class RepeatedKeys(dict[str, Any]):
-    """An object with duplicate keys. The last value counts; `repeated` lists the keys."""
+    """An object with duplicate keys. The last value applies; `repeated` lists the keys."""
 
     repeated: tuple[str, ...] = ()
 

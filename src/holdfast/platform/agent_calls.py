@@ -33,14 +33,14 @@ def region_apis(state: str) -> list[tuple[str, CellApi]]:
 def find_replicas(state: str, name: str) -> list[ReplicaLocation]:
     """Replicas of `[TENANT/]REPLICA` or `[TENANT/]WORKLOAD` in all reachable regions."""
     tenant, _, own = name.rpartition("/")
-    found, silent = [], []
+    found, unreachable = [], []
     for region, api in region_apis(state):
         try:
             items = api.list("replicas", tenant)
         except CommandError as stop:
             if stop.code is not ExitCode.UNREACHABLE:
                 raise
-            silent.append(region)
+            unreachable.append(region)
             continue
         for item in items:
             if own in (item["metadata"]["name"], item["spec"]["workload"]):
@@ -48,9 +48,9 @@ def find_replicas(state: str, name: str) -> list[ReplicaLocation]:
                 meta = item["metadata"]
                 found.append(ReplicaLocation(api, region, meta["namespace"], meta["name"], node))
     if not found:
-        unheard = f" (unreachable regions: {', '.join(silent)})" if silent else ""
+        hint = f" (unreachable regions: {', '.join(unreachable)})" if unreachable else ""
         raise CommandError(
-            f"{name}: no such replica or workload in any region{unheard}", next_step="holdfast get replicas"
+            f"{name}: no such replica or workload in any region{hint}", next_step="holdfast get replicas"
         )
     return sorted(found, key=lambda placed: (placed.tenant, placed.name))
 

@@ -1,7 +1,7 @@
 """Applies the region's disruption share: how many replicas of a workload may be unavailable here by voluntary action.
 
 `maxUnavailable` covers all regions of a workload. The global cell gives each region a share in its Assignment
-(`disruptionShare`); without a share, the whole budget applies to this region. The Assignment's current value counts,
+(`disruptionShare`); without a share, the whole budget applies to this region. The Assignment's current value applies,
 not the value a replica was created with.
 """
 

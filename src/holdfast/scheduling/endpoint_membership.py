@@ -126,7 +126,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Only changes that affect serving: pending and starting replicas are skipped until they are ready or removed."""
+    """Wakes the workload if a change affects serving. Replicas are skipped until they are ready or removed."""
     item = new or old
     if item is None or item.spec.type is not WorkloadType.SERVICE:
         return ()

@@ -27,7 +27,7 @@ def newest_lease(node: str, pages: Iterable[LeasePage]) -> NodeLease | None:
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one node."""
+    """The contact state of one node and its replicas."""
     node: Node | None = view.get(Node, key.name)
     replicas: Sequence[Replica] = view.by(Replica, "node", key.name)
     if node is None:
@@ -105,7 +105,7 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
 
 
 def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> Iterable[Key]:
-    """Only new epochs and renewal gaps. A timely renewal changes nothing: the node's own timer checks it."""
+    """Wakes nodes with a new epoch or a late renewal. A timely renewal wakes none: the node's timer checks it."""
     if new is None:
         return
     before = old.spec.leases if old is not None else {}
@@ -120,10 +120,7 @@ def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> I
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """A newly placed replica on a node that is already out of contact must be marked.
-
-    On a node in contact nothing is to be done: a later change of its contact state wakes this controller.
-    """
+    """Wakes the node of a newly placed replica if the node is out of contact already: the replica must be marked."""
     if new is None:
         return ()
     placed = new.status.placement

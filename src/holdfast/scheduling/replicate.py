@@ -370,7 +370,7 @@ _STARTING_STAGES = frozenset({Stage.RESERVED, Stage.BOUND, Stage.STARTING, Stage
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Only changes of stage or attempt, deletion and removal matter. Creation is replicate's own write."""
+    """Wakes the Assignment if the replica's stage or attempt changes or the replica is deleted."""
     item = new or old
     if item is None:
         return ()
@@ -386,7 +386,7 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
 
 
 def woken_by_request(new: SchedulingRequest | None, old: SchedulingRequest | None, view: View) -> Iterable[Key]:
-    """Spec changes by another writer, and removal while replicas are pending. Status writes do not matter."""
+    """Wakes the Assignment if the request's spec changes, or if it is removed while replicas are pending."""
     item = new or old
     if item is None or (new is not None and (old is None or new.spec == old.spec)):
         return ()

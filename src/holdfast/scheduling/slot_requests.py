@@ -229,13 +229,13 @@ def woken_by_budget(new: RecoveryBudget | None, old: RecoveryBudget | None, view
     return (item.key,) if item is not None else ()
 
 
-def woken_by_hold(new: RecoverySlot | None, old: RecoverySlot | None, view: View) -> Iterable[Key]:
+def woken_by_slot(new: RecoverySlot | None, old: RecoverySlot | None, view: View) -> Iterable[Key]:
     item = new or old
     return (Key("", item.spec.budget),) if item is not None else ()
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
-    """Only changes of schedulability, capacity or zone; task reports do not matter here."""
+    """Wakes all budgets if the node's schedulability, capacity or zone changes."""
     if new is not None and old is not None:
         same = unschedulable_reason(new) == unschedulable_reason(old)
         if same and new.spec.capacity == old.spec.capacity and new.spec.zone == old.spec.zone:

@@ -163,7 +163,7 @@ def send_call(app: Application, node: str, call: AgentCall) -> AsyncGenerator[by
 async def _response_chunks(
     app: Application, call_id: str, queue: asyncio.Queue[bytes | None], arguments: AgentCallArguments
 ) -> AsyncGenerator[bytes]:
-    """Runs until the agent is done. A blank line now and then keeps the connection alive."""
+    """Chunks of the agent's response. While there are none, blank lines keep the connection alive."""
     first = True
     try:
         while True:

@@ -41,5 +41,5 @@ async def endpoints(app: Application, request: Request) -> Response:
 def is_expired(app: Application, item: Endpoint) -> bool:
     """Whether the region's last report is older than the entry's TTL, on this cell's clock."""
     region = app.objects.get(_REGION, "", item.spec.region)
-    heard_at = region.status.health.last_contact_at if isinstance(region, Region) else ""
-    return bool(heard_at) and app.ports.clock.now() - parse_time(heard_at) > item.spec.ttl_seconds
+    last_contact_at = region.status.health.last_contact_at if isinstance(region, Region) else ""
+    return bool(last_contact_at) and app.ports.clock.now() - parse_time(last_contact_at) > item.spec.ttl_seconds

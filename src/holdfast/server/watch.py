@@ -149,7 +149,7 @@ class _WatchStream:
             await stream.aclose()
 
     def _safe_position(self, stream: ObjectStream) -> int:
-        """The newest revision up to which everything was sent. If nothing is outstanding, that is the head."""
+        """The newest revision up to which everything was sent. If nothing is outstanding, that is the store's head."""
         if stream.caught_up:
             self._position = max(self._position, self._app.objects.head(self._resource.stored))
         return self._position

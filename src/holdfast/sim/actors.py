@@ -1,7 +1,7 @@
 """Simulated operators and tenants: create the initial objects, and restate the desired state at the end of a run.
 
-A failed call leaves the caller uncertain whether it took effect. `calm` writes every object again, so that the
-convergence check has an unambiguous target. `users.py` acts in between.
+A failed call leaves the caller uncertain whether it took effect. `restate_desired` writes every object again, so
+that the convergence check has an unambiguous target. `users.py` acts in between.
 """
 
 from __future__ import annotations
@@ -174,9 +174,8 @@ async def create_desired(client: Client, desired: DesiredObjects, workload: Work
         desired.batches.add(name)
     else:
         desired.services[name] = workload.spec.replicas
-        desired.workloads[name] = workload_profiles.with_repaired_template(
-            workload
-        )  # `calm` creates the repaired template
+        # `restate_desired` creates the repaired template.
+        desired.workloads[name] = workload_profiles.with_repaired_template(workload)
     await create_object(client, workload)
 
 

@@ -157,7 +157,7 @@ class InCellClient:
             raise Expired("the revision is compacted (simulated): list again")
         reporter = _WatchReporter(self._observer, cell, kind, namespace, after, whole=not namespace and not fields)
         async for batch in self._inner.watch(kind, namespace, after=after, fields=fields):
-            reporter.hear(batch)
+            reporter.report(batch)
             if faults.healed:
                 yield batch
                 continue
@@ -230,7 +230,7 @@ async def _observed_watch(
 ) -> AsyncGenerator[Sequence[WatchEvent[O]], None]:
     reporter = _WatchReporter(observer, client.cell, kind, namespace, after, whole=not namespace and not fields)
     async for batch in client.watch(kind, namespace, after=after, fields=fields):
-        reporter.hear(batch)
+        reporter.report(batch)
         yield batch
 
 
@@ -247,7 +247,7 @@ class _WatchReporter:
         self._after = after
         self._whole = whole
 
-    def hear(self, batch: Sequence[WatchEvent[Any]]) -> None:
+    def report(self, batch: Sequence[WatchEvent[Any]]) -> None:
         namespace = self._namespace
         if namespace:
             others = [

@@ -1,4 +1,4 @@
-"""Result of the checkers on recorded histories: violations, what was checked, and what a history cannot show."""
+"""Result of the checkers on recorded histories: violations, properties checked, and properties not recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_CHECKED = (
     "S8 in true time: the clocks in the records are trusted",
     "convergence and load: a history does not show when the system was to be quiet",
 )
-"""Not visible in a history. Simulations check these."""
+"""Properties that a history does not record. Simulations check them."""
 
 
 class HistoryVerdict(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class HistoryVerdict(msgspec.Struct, frozen=True):
         return f"{self.commits} commits, {self.changes} changes, {len(self.violations)} violations"
 
     def lines(self) -> Iterator[str]:
-        """Violations, what was checked, and what could not be checked."""
+        """The report: violations, properties checked, properties not checked."""
         yield from map(str, self.violations)
         yield f"checked: {len(self.cells)} cells ({', '.join(self.cells)}), {self.objects} objects; at every commit:"
         yield from (f"  {what}" for what in CHECKED)

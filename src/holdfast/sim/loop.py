@@ -99,7 +99,7 @@ class SimulationStuck(RuntimeError):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`steps` counts callbacks. `trace` is a running digest of which process ran when, to compare runs of a seed."""
+    """`steps` counts callbacks. `digest` covers which process ran when, to compare runs of a seed."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()

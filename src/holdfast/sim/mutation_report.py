@@ -46,7 +46,7 @@ class MutationTable:
         )
 
     def sort_by_catalogue(self) -> None:
-        """Sorts rows as in the catalogue. They arrive in the order in which they were caught."""
+        """Sorts rows in the order of `MUTATIONS`. They arrive in the order in which they were caught."""
         known = [mutation.name for mutation in MUTATIONS]
         self.rows.sort(key=lambda row: known.index(row.name))
 

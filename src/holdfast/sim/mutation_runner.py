@@ -75,7 +75,7 @@ def run_mutations(options: MutationRunOptions, print_line: Callable[[str], None]
         print_line(f"{name}: marked equivalent, but caught")
     too_late = options.name == "all" and table.median > MEDIAN_MAX
     if too_late:
-        print_line(f"median of seeds over the catalogue: {table.median:g} (limit {MEDIAN_MAX})")
+        print_line(f"median number of seeds to catch a mutation: {table.median:g} (limit {MEDIAN_MAX})")
     return 1 if table.missed or table.wrongly_equivalent or table.control.failing_seeds or too_late else 0
 
 

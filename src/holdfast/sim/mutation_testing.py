@@ -1,8 +1,8 @@
 """Mutation testing: applies each mutation of `sim/mutations` and counts the seeds until a checker catches it. The same
 seeds without a mutation are the control and must pass.
 
-A mutation with a scenario is tried in those seeds of the ordinary run that start from the scenario. Seeds are counted
-from the first seed of the search, including seeds that were not run, so that the count is an upper bound.
+A mutation may name a scenario. Then only the first seed and seeds whose simulation starts from that scenario are run.
+The skipped seeds are counted too, so that the count is an upper bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEEDS_PER_MUTATION = 25
 SEED_SPAN = 5000
 """Span of seeds that is searched for a scenario."""
 MEDIAN_MAX = 25
-"""Maximum median of seeds over the whole catalogue. A larger median fails the run: the simulation is too weak."""
+"""Maximum median number of seeds to catch a mutation. Above it the run fails: the simulation is too weak."""
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
@@ -48,9 +48,9 @@ class TrialResult(msgspec.Struct, frozen=True):
 
 
 class MutationCaught(msgspec.Struct, frozen=True):
-    """Result of one search. `seed` caught the mutation (None: not caught), `by` is the violated invariant.
+    """Result of one search. `seed` caught the mutation (None: not caught) by the violated `invariant`.
 
-    `tried` are the seeds that were run, `idle` is the number of them in which the mutation was never called.
+    `tried` are the seeds that were run; in `not_executed` of them the mutated code never ran.
     """
 
     name: str
@@ -84,7 +84,7 @@ def run_trial(seed: int, name: str = "") -> TrialResult:
 
 
 class ControlRun:
-    """Runs without mutation. `said` maps each seed to its failure, empty if it passed."""
+    """Runs without mutation. `failures` maps each seed to its failure, empty if it passed."""
 
     def __init__(self) -> None:
         self.failures: dict[int, str] = {}
@@ -123,7 +123,7 @@ def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
 
 
 def seeds_from_scenario(scenario: str, *, first: int = 1, below: int = SEED_SPAN) -> Iterator[int]:
-    """Seeds of the ordinary run that start from a scenario."""
+    """Seeds whose simulation starts from the scenario."""
     for seed in range(first, below):
         base = base_scenario(seed)
         if base is not None and base.title.partition(" (")[0] == scenario:

@@ -94,7 +94,7 @@ class Network:
     # Partitions
 
     def cut(self, source: str, target: str) -> None:
-        """Blocks messages from `source` to `target` until the same number of `join` calls."""
+        """Blocks messages from `source` to `target` until the same number of `restore` calls."""
         self._cut[(source, target)] = self._cut.get((source, target), 0) + 1
 
     def restore(self, source: str, target: str) -> None:

@@ -4,7 +4,7 @@
 - Grants and limits of two cells are compared by epoch, because their clocks may differ.
 - The disruption budget over all cells is ordered by record times, with a clock tolerance
   (`sim/recorded_disruption.py`).
-- The result lists what a history cannot show.
+- The result lists the properties that a history does not record.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class _HistoryChecker:
         return len(self._keys)
 
     def gaps(self) -> Iterator[str]:
-        """What could not be checked for this cell, because its store has no record of it."""
+        """Checks that this cell's store has no records for."""
         cell = self._history.cell
         if self._history.first:
             known = len(self._history.first)

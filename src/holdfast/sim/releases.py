@@ -6,7 +6,7 @@ A process of another release runs the same code. Its messages and stored objects
   unknown condition type, labels and annotations.
 - The previous release neither sends, reads nor stores the fields in `MISSING_FIELDS`.
 
-Decision 0020 says what a release may rely on. The rewrite never adds what that forbids: another value of a closed
+Decision 0020 defines compatible additions. The rewrite never makes the incompatible ones: another value of a closed
 vocabulary, a finalizer, an owner of an unknown kind.
 """
 

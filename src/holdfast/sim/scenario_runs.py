@@ -18,7 +18,7 @@ SEEDS_PER_SCENARIO = 2
 
 
 class ScenarioRun(msgspec.Struct, frozen=True):
-    """One run of one variant. `missed` are its unmet expectations."""
+    """One run of one variant. `unmet` are the expectations that it missed."""
 
     title: str
     subject: RunSpec

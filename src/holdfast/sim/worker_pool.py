@@ -1,7 +1,7 @@
-"""Worker processes: each run is forked from a parent that has everything loaded, and its process ends with it.
+"""Worker processes: each run has its own process, forked from a parent that has all modules loaded.
 
-Forking costs less than a teardown, and no run can affect the next. The parent runs no threads and no event loop. A
-killed worker is reported like any other end.
+Forking costs less than cleaning up after a run, and no run can affect another. The parent runs no threads and no event
+loop. A killed worker is reported as a run without a result.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WorkerPool(Generic[T]):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def files(self) -> list[int]:
-        """File descriptors for a caller that also waits for others."""
+        """Pipes of the workers, for a caller that selects on other file descriptors too."""
         return list(self._children)
 
     def ended(self, timeout_s: float | None = None) -> list[WorkerExit[T]]:

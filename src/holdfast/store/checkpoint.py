@@ -17,7 +17,7 @@ STORE_CHECKPOINT_PAGES = 1_000
 
 
 class Checkpointer:
-    """The writer's thread calls `wal_grown`; `stop` must be called before the writer ends."""
+    """Background thread that checkpoints. The writer calls `wal_grown` after each commit, `stop` before it ends."""
 
     def __init__(self, path: str, name: str) -> None:
         self._path = path

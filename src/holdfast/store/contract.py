@@ -1,8 +1,8 @@
 """The store contract. One conformance suite (tests/store/conformance) checks every implementation.
 
 - Revisions are positive and only increase. Every written key gets one, in the order of the writes.
-- A commit is atomic and durable when it returns. If a compare fails, nothing happens and `Conflict` is raised. It names
-  each key once. Removing a missing key changes nothing.
+- A commit is atomic and durable when it returns. If a compare fails, nothing happens and `Conflict` is raised. A
+  commit names each key once. Removing a missing key changes nothing.
 - Reads see exactly the acknowledged commits, never one in flight. If several processes share a store, `get`, `range`
   and `newest_revision` see every commit that any of them acknowledged.
 - A watch delivers every change after its revision once, in order, all changes of one commit together. It ends with
@@ -76,7 +76,7 @@ class Txn(msgspec.Struct, frozen=True, gc=False):
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """`revisions` has one per write; `revision` is the newest of them, or the head if nothing was written."""
+    """`revisions` has one per write; `revision` is the newest of them, or the store's head if nothing was written."""
 
     revision: int
     revisions: tuple[int, ...]
@@ -118,7 +118,7 @@ class Store(Protocol):
         """Maximum number of writes in one commit. Batchers stay below it."""
 
     async def newest_revision(self) -> int:
-        """The head across all processes that share the store. When it returns, the head here has reached it."""
+        """The newest revision of all processes that share the store. When it returns, `head` has reached it."""
 
     def revision_back(self, changes: int) -> int:
         """A revision about `changes` changes before the head, for compaction. Revisions are not a count of changes."""

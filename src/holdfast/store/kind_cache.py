@@ -1,6 +1,6 @@
 """The objects of one kind in memory: decoded once, in key order, indexed, with the recent changes.
 
-Owned by a `Follower`, which applies the store's changes in order. Between two commits it is one consistent state.
+Owned by a `Follower`, which applies the store's changes in order. Readers never see a part of a commit.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Objects:
         return self._durable.store.max_writes
 
     async def newest_revision(self, kind: Kind) -> int:
-        """The head across all processes that share the store. When it returns, reads of this kind show it."""
+        """The newest revision of all processes that share the store. When it returns, reads of this kind show it."""
         follower = self._follower(kind)
         revision = await follower.store.newest_revision()
         await follower.wait_for(revision)
@@ -176,7 +176,7 @@ class ObjectStream:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything published so far was read; then the head is a safe position to resume from."""
+        """Whether everything published so far was read; then the newest revision is a safe position to resume from."""
         return self._live is not None and not self._live.unread and self._live.fault is None
 
     async def aclose(self) -> None:

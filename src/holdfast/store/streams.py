@@ -1,4 +1,4 @@
-"""Streams of object changes: which stream gets which change of one kind, and what each has not read yet.
+"""Streams of object changes: which stream gets which change of one kind, and the unread changes of each stream.
 
 A change reaches only the streams it concerns: those of its namespace, and those of a field value that it has or had. A
 stream that falls too far behind ends with `Expired`, because its unread changes would otherwise grow without bound.

@@ -180,7 +180,7 @@ def _unpack(artifact: Artifact, part: Path) -> None:
 
 
 def _untar(fetched: Path, content: Path) -> None:
-    """Extracts files, directories and links that stay inside. Owners and setuid bits of the archive are dropped."""
+    """Extracts an archive. Refuses special files and paths or links that leave it; drops owners and setuid bits."""
     with tarfile.open(fetched) as archive:
         members = archive.getmembers()
         for member in members:

@@ -21,6 +21,7 @@ import structlog
 
 from holdfast.agent.cgroups import NoIsolation, TaskIsolation, Usage
 from holdfast.agent.drivers.artifacts import ArtifactCache
+from holdfast.agent.drivers.command_output import wait_and_read
 from holdfast.agent.drivers.contract import (
     PROBE_OUTPUT_BYTES_MAX,
     DiscoveredTask,
@@ -443,7 +444,7 @@ class ProcessDriver(Driver):
         except (OSError, KeyError, ValueError) as error:
             return ExecResult(code=127, output=f"{command[0]}: {error}")
         with process:
-            return await _wait_and_read(process, timeout_s, output_bytes)
+            return await wait_and_read(process, timeout_s, output_bytes)
 
     def _popen_beside(self, folder: TaskDir, task: Task, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -473,36 +474,3 @@ class ProcessDriver(Driver):
 
 def start_failure_reason(error: OSError) -> Reason:
     return Reason.DISK_FULL if error.errno in DISK_FULL_ERRNOS else Reason.START_ERROR
-
-
-async def _wait_and_read(process: subprocess.Popen[bytes], timeout_s: float, output_bytes: int) -> ExecResult:
-    """Waits without a thread, so hanging commands cost nothing. Keeps the beginning of the output."""
-    assert process.stdout is not None
-    out = process.stdout.fileno()
-    os.set_blocking(out, False)
-    loop = asyncio.get_running_loop()
-    pidfd = os.pidfd_open(process.pid)
-    ended = asyncio.Event()
-    kept = bytearray()
-
-    def drain() -> None:
-        with contextlib.suppress(BlockingIOError):
-            data = os.read(out, 65536)
-            kept.extend(data[: output_bytes - len(kept)])
-            if not data:
-                loop.remove_reader(out)
-
-    loop.add_reader(pidfd, ended.set)
-    loop.add_reader(out, drain)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ended.wait()
-        drain()
-    finally:
-        loop.remove_reader(pidfd)
-        loop.remove_reader(out)
-        os.close(pidfd)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the pid is still valid
-        code = process.wait()
-    return ExecResult(code=code, output=kept.decode(errors="replace").strip())

@@ -67,8 +67,9 @@ def run_drill(
 ) -> int:
     """Run one drill and print its report.
 
-    The report has the recovery clock, the checked invariants, and the answers to six incident questions. The answers
-    are computed from recorded object changes, events, decisions and counters. Exits with 0 only if the drill passed.
+    The report has the time of each recovery stage, violated invariants, and an incident summary: what changed, which
+    controller acted first, which telemetry proves it. It uses only recorded changes, events, decisions and counters.
+    Exits with 0 only if the drill passed.
 
     \b
     Examples:

@@ -50,10 +50,10 @@ def explain(subject: str, state: str, output: str) -> int:
         head: list[str] = []
     else:
         head, timelines = workload_timelines(regions, key)
-    silent = sorted(regions.unreachable)
+    unreachable = sorted(regions.unreachable)
     if output == "json":
         documents = [msgspec.to_builtins(s) for s in timelines]
-        print_json({"subject": subject, "summary": head, "timelines": documents, "unreachable": silent})
+        print_json({"subject": subject, "summary": head, "timelines": documents, "unreachable": unreachable})
     else:
         click.echo("\n\n".join([*head, *(as_text(s) for s in timelines)]))
         print_unreachable(regions)

@@ -1,4 +1,4 @@
-"""`holdfast plan --lose-region`: recovery targets, nodes, preempted replicas, and workloads that stay short."""
+"""`holdfast plan --lose-region`: recovery targets, nodes, preempted replicas, and missed recovery objectives."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _as_text(result: dict[str, Any]) -> str:
     for row in result["safe"]:
         parts.append(f"{row['tenant']}/{row['workload']}: still serves minServing in another region")
     for row in result["short"]:
-        parts.append(f"STAYS SHORT: {row['tenant']}/{row['workload']}: {row['why']}")
+        parts.append(f"OBJECTIVE MISSED: {row['tenant']}/{row['workload']}: {row['why']}")
     if result["evicts"]:
         leaving = [(e["region"], e["node"], e["tenant"], e["replica"], e["for"]) for e in result["evicts"]]
         parts.append(table(("REGION", "NODE", "TENANT", "PREEMPTED", "FOR"), leaving))

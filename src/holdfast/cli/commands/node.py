@@ -125,7 +125,7 @@ def revoke(name: str, state: str, output: str) -> None:
     \b
     Example:
       holdfast node revoke us-east-1
-      holdfast token create again --join us-east --node us-east-1
+      holdfast token create rejoin-us-east-1 --join us-east --node us-east-1
     """
     from holdfast.client.sync_api import ApiRefusal
 
@@ -157,7 +157,7 @@ def find_node(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
 
     layout = Layout(state)
     platform = layout.load()
-    silent = []
+    unreachable = []
     for region in platform.regions:
         api = connect_cell(layout, platform, region.name)
         try:
@@ -168,9 +168,9 @@ def find_node(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
         except CommandError as stop:
             if stop.code is not ExitCode.UNREACHABLE:
                 raise
-            silent.append(region.name)
-    unheard = f" (unreachable regions: {', '.join(silent)})" if silent else ""
-    raise CommandError(f"node {name}: not found in any region{unheard}", next_step="holdfast get nodes")
+            unreachable.append(region.name)
+    hint = f" (unreachable regions: {', '.join(unreachable)})" if unreachable else ""
+    raise CommandError(f"node {name}: not found in any region{hint}", next_step="holdfast get nodes")
 
 
 def patch_node_spec(api: CellApi, name: str, spec: dict[str, Any]) -> None:

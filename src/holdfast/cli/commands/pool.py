@@ -80,16 +80,16 @@ def provide(*, once: bool, measure: bool, state: str) -> None:
     apis = {name: connect_cell(layout, platform, name) for name, _ in platform.cells}
     provider = LocalNodeProvider(layout, platform, lambda region: apis[region])
     meter = CpuMetricsPusher(apis, print_note) if measure else None
-    silent: set[str] = set()
+    unreachable: set[str] = set()
     while True:
         for region in platform.regions:
             try:
                 reconcile_pools(apis[region.name], region.name, provider, print_note)
-                silent.discard(region.name)
+                unreachable.discard(region.name)
             except CommandError as stop:
-                if region.name not in silent:
+                if region.name not in unreachable:
                     print_note(f"{stop.message}; retrying")
-                silent.add(region.name)
+                unreachable.add(region.name)
         if meter is not None:
             meter.push_if_due(time.monotonic())
         if once:

@@ -39,25 +39,25 @@ def top(by: str, state: str, output: str) -> None:
     from holdfast.platform.agent_calls import call_node_agent, region_apis
 
     rows: list[dict[str, Any]] = []
-    silent: list[str] = []
+    unreachable: list[str] = []
     for region, api in region_apis(state):
         try:
             nodes = [item["metadata"]["name"] for item in api.list("nodes")]
         except CommandError as stop:
-            silent.append(stop.message)
+            unreachable.append(stop.message)
             continue
         for node in nodes:
             try:
                 rows += [{"region": region, "node": node, **row} for row in call_node_agent(api, node, kind="Usage")]
             except CommandError as stop:
-                silent.append(f"{node}: {stop.message}")
+                unreachable.append(f"{node}: {stop.message}")
     summed = sum_usage(rows, by)
     if output == "json":
-        print_json({"by": by, "rows": summed, "unreachable": silent})
+        print_json({"by": by, "rows": summed, "unreachable": unreachable})
         return
     headers = ("NAME", "REPLICAS", "CPU", "REQUESTED", "MEMORY", "REQUESTED", "PROCESSES")
     click.echo(table(headers, [usage_row(row) for row in summed]))
-    for line in silent:
+    for line in unreachable:
         print_note(f"not measured: {line}")
 
 

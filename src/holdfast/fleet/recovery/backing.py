@@ -153,7 +153,7 @@ def unbacked_objectives(view: View, now: float, budgets: Sequence[RecoveryBudget
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision about all recovery objectives together."""
+    """Sets the backing status of all critical workloads together, because they share recovery slots and allowances."""
     short = unbacked_objectives(view, now)
     writes: list[Write] = []
     for workload in view.list(Workload):
@@ -174,19 +174,19 @@ def keys(view: View) -> Iterable[Key]:
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
     if new is not None and old is not None:
-        places = [r.status.report.recovery_slots if r.status.report is not None else () for r in (new, old)]
-        if places[0] == places[1] and new.status.health.state is old.status.health.state and new.spec == old.spec:
+        slots = [r.status.report.recovery_slots if r.status.report is not None else () for r in (new, old)]
+        if slots[0] == slots[1] and new.status.health.state is old.status.health.state and new.spec == old.spec:
             return ()
     return (ALL_OBJECTIVES,)
 
 
 def woken_by_spec(new: object, old: object, view: View) -> Iterable[Key]:
-    """A change of the spec of a RecoveryBudget or Quota."""
+    """Wakes the controller if the spec of a RecoveryBudget or Quota changes."""
     return () if getattr(new, "spec", None) == getattr(old, "spec", None) else (ALL_OBJECTIVES,)
 
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
-    """The start or end of an avoidance, because an avoided region is no recovery target."""
+    """Wakes the controller when an avoidance starts or ends: an avoided region is not a recovery target."""
     item = new or old
     if item is None or item.spec.kind not in AVOIDANCES:
         return ()
@@ -195,14 +195,14 @@ def woken_by_override(new: Override | None, old: Override | None, view: View) ->
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    """A change of a critical workload."""
+    """Wakes the controller if the spec of a critical workload changes."""
     if all(item is None or item.spec.recovery is None for item in (new, old)):
         return ()
     return woken_by_spec(new, old, view)
 
 
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
-    """A changed Assignment of a critical workload."""
+    """Wakes the controller if an Assignment of a critical workload changes."""
     item = new or old
     if item is None:
         return ()

@@ -1,7 +1,7 @@
-"""Failback: after the lost region is healthy again, returns everything that the recovery borrowed.
+"""Failback: after the lost region is healthy again, returns the replicas, slots and quota of the recovery.
 
 A recovery Assignment shrinks only when the workload's ordinary replicas serve and no other open Recovery uses it. The
-Recovery closes when nothing remains (`remaining`).
+Recovery closes when `remaining_resources` is empty.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 - The Assignments of a lost region are suspended: kept, and no replica is created from them.
 - Every critical workload gets the replicas it lacks in one healthy region, by priority and rate limited.
-- When the region has been healthy for a while, everything borrowed is returned. The Recovery closes after a check that
-  nothing remains.
+- When the region has been healthy for `RECOVERY_STABLE_S`, failback returns the replicas, slots and quota. The Recovery
+  closes after a check that none remain.
 
-Each pass compares state with need over all open recoveries, so a crash, a second lost region or a lost target only
-changes the result of the next pass.
+Each pass recomputes the missing replicas of all open recoveries from current state. After a crash, a second lost region
+or a lost target, the next pass corrects the placement.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LABEL_RECOVERY = "holdfast.dev/recovery"
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one region."""
+    """The next step of the region's Recovery; opens one if the region or its capacity is lost."""
     region = view.get(Region, key.name)
     if region is None:
         return NO_CHANGES
@@ -314,10 +314,10 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
         return ()
     if old is not None:
         same = new.status.health.state is old.status.health.state and new.status.conditions == old.status.conditions
-        places = (new.status.report.recovery_slots if new.status.report else ()) == (
+        same_slots = (new.status.report.recovery_slots if new.status.report else ()) == (
             old.status.report.recovery_slots if old.status.report else ()
         )
-        if same and places:
+        if same and same_slots:
             return ()
     return (new.key,)
 

@@ -26,7 +26,7 @@ RECHECK_AFTER_S = 2.0
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one node."""
+    """The drain status of one node."""
     node: Node | None = view.get(Node, key.name)
     if node is None:
         return NO_CHANGES
@@ -99,7 +99,7 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Only replicas on draining nodes, before or after the change."""
+    """Wakes the replica's node before and after the change, if that node is draining."""
     names = {r.status.placement.node for r in (new, old) if r is not None and r.status.placement.node}
     if not names:
         return ()

@@ -67,7 +67,7 @@ def over_quota_victims(replicas: Sequence[Replica], excess: Amounts) -> list[Rep
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """All bound replicas of the tenant, but only while it exceeds its quota: limits and usage change often."""
+    """Wakes all bound replicas of a tenant that exceeds its quota. Other tenants wake none: usage changes often."""
     if new is None or not quota_excess(view.list(GrantCopy, new.metadata.namespace)):
         return ()
     return [r.key for r in view.list(Replica, new.metadata.namespace) if r.status.placement.binding]

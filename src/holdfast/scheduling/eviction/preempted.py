@@ -180,7 +180,7 @@ def termination_grace_s(replica: Replica, reason: str) -> float:
 
 
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
-    """The victims of a nomination."""
+    """Wakes the victims of a nomination."""
     if new is None or new.status.phase is not ReservationPhase.NOMINATED:
         return ()
     return [victim.key for victim in victims_of(new, view)]

@@ -54,7 +54,7 @@ _NONE: Mapping[str, int] = {}
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """Provisional replicas of the tenant. Most tenants have none, and grants change often."""
+    """Wakes the tenant's provisional replicas. Checks the total first: most tenants have none."""
     if new is None:
         return ()
     tenant = new.metadata.namespace

@@ -37,7 +37,7 @@ BUDGETED_REASONS = frozenset({Reason.DRAINED, Reason.OVER_QUOTA, Reason.PREEMPTE
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
-    """The decision for one replica."""
+    """The next release step of one replica."""
     replica: Replica | None = view.get(Replica, key.name, key.namespace)
     if replica is None:
         return NO_CHANGES
@@ -199,7 +199,7 @@ def _item(replica: Replica, action: ReleaseAction, requested: ReleaseBlock) -> R
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """A changed GrantCopy may leave a tenant over quota, or may not cover its provisional replicas."""
+    """Wakes the replicas of a tenant that is over quota, and its provisional replicas: the grant may not cover them."""
     return [*over_quota.woken_by_copy(new, old, view), *provisional_excess.woken_by_copy(new, old, view)]
 
 
@@ -208,7 +208,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Every change of a replica that is being released, has ended or fails to start; other changes do not matter."""
+    """Wakes a replica that is being released, has ended or fails to start."""
     if new is None:
         return ()
     status = new.status
@@ -232,7 +232,7 @@ def woken_by_binding(new: Binding | None, old: Binding | None, view: View) -> It
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
-    """All replicas of a node that was fenced, drained, quarantined or removed."""
+    """Wakes all replicas of a node that was fenced, drained, quarantined or removed."""
     item = new or old
     if item is None:
         return ()

@@ -1,4 +1,4 @@
-"""Matches node labels against the selector and the expressions, once per distinct label value."""
+"""Matches node labels against the workload's nodeSelector and expressions, once per distinct label value."""
 
 from __future__ import annotations
 

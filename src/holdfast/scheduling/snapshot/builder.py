@@ -36,7 +36,7 @@ _MASK = 2**64 - 1
 
 
 class _Sources(msgspec.Struct):
-    """The sources of one claim. Only the strongest counts, so a Binding and its Reservation are one claim."""
+    """The sources of one claim. Only the strongest is used, so a Binding and its Reservation are one claim."""
 
     binding: SnapshotClaim | None = None
     reservation: SnapshotClaim | None = None

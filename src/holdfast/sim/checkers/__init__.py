@@ -43,8 +43,8 @@ class ObservedChange(msgspec.Struct, frozen=True, gc=False):
 
 
 class ObservedCommit(msgspec.Struct, frozen=True, gc=False):
-    """A transaction when it takes effect. `state` has the cell's decoded objects after it, by key. `way_s` is the time
-    since the commit was sent; its writer could not check anything after that."""
+    """A transaction when it takes effect. `state` has the cell's decoded objects after it, by key. `latency_s` is the
+    time since the commit was sent; its writer could not check anything after that."""
 
     cell: str
     at_s: float

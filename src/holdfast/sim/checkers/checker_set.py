@@ -162,8 +162,8 @@ class CheckerSet:
 
 
 def _as_known_to(release: ReleaseVersion, commit: ObservedCommit) -> ObservedCommit:
-    """The commit without fields that the release does not know. Dropping an unknown field is no write (decision
-    0020)."""
+    """The commit without fields that the release does not know. Dropping an unknown field is not a
+    write (decision 0020)."""
     if release is ReleaseVersion.CURRENT:
         return commit
     changed = tuple(

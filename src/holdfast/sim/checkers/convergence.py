@@ -152,18 +152,19 @@ class ConvergenceCheck:
             elif isinstance(item, Binding) and item.spec.quota_released:
                 self._report(f"{region}: {key} still keeps capacity of a lost node", key)
             elif isinstance(item, Assignment) and key not in self._global:
-                self._report(f"{region}: {key} is a copy of nothing", key)
+                self._report(f"{region}: {key} is a mirror without an original", key)
             elif isinstance(item, GrantCopy) and item.spec.grant_class is GrantClass.NORMAL:
                 self._check_usage(region, key, item, state)
 
     def _check_usage(self, region: str, key: str, copy: GrantCopy, state: dict[str, Any]) -> None:
-        """What the authority says that a tenant uses is what its claims on record add up to."""
+        """The usage that the authority reports for a tenant equals the sum of the tenant's stored claims."""
         reported, found = amounts(copy.status.used), used_by(copy.metadata.namespace, state)
         wrong = [name for name in sorted(reported.keys() | found.keys()) if reported.get(name, 0) != found.get(name, 0)]
         if wrong:
             name = wrong[0]
             self._report(
-                f"{region}: {key} says that {reported.get(name, 0)} of {name} is used, not {found.get(name, 0)}", key
+                f"{region}: {key} reports {reported.get(name, 0)} of {name} as used (expected {found.get(name, 0)})",
+                key,
             )
 
     def _check_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """S1, S2 and S4: one live Binding per replica, one owner per device, no node above its capacity, placement rules met.
 
-Keeps its own sums of stored objects.
+Computes usage itself from the stored Bindings and Reservations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PlacementChecker:
 
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         touched: dict[str, None] = {}
-        """Nodes with additional claims. A node that shrinks below its claims is no violation."""
+        """Nodes with additional claims. A node that shrinks below its claims does not violate S2."""
         bound: list[Binding] = []
         for change in commit.changes:
             name = change.kind.name

@@ -1,7 +1,7 @@
 """S3: usage within the region's limit, limit within the grant, grants within the quota.
 
-Checked on every increase. A quota that is lowered below its usage is drained and is no violation; an increase in that
-state is one.
+Checked on every increase. A quota may be lowered below its usage, which then shrinks; an increase of that usage is a
+violation.
 """
 
 from __future__ import annotations

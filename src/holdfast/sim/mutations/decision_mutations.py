@@ -30,7 +30,7 @@ RULES_KEPT_S = 20.0
 def bind_retried_blindly(patch: Patch) -> None:
     """A commit without a response is repeated without its compares."""
 
-    async def again(self: Any, txn: Any, probe: Any, token: Any, unknown: Any) -> Any:
+    async def again(self: Commits, txn: Any, probe: Any, token: Any, unknown: Any) -> Any:
         await self._clock.sleep(AGAIN_AFTER_S)
         term = tuple(c for c in txn.compares if c.key.startswith("/terms/"))
         return await self._objects.commit(None, Txn(term, txn.writes, txn.appends))

@@ -36,14 +36,14 @@ def watchdog_late(patch: Patch) -> None:
 def _replace_task_deadlines(patch: Patch, allowed: Callable[[float], float]) -> None:
     """Watchdogs get another deadline than the lease, and the agent itself does not stop tasks."""
 
-    def permit(self: Any) -> None:
+    def permit(self: TaskSupervisor) -> None:
         lease = self._registration.lease
         for driver in self._drivers.values():
-            driver.permit(lease.epoch, allowed(lease.until_mono_s))
+            driver.set_lease(lease.epoch, allowed(lease.expires_mono_s))
         for unit in self._units.values():
             end_mono_s = self._tenure_end(unit)
-            if end_mono_s is not None and unit.driver is not None and unit.local.state in ACTIVE_STATES:
-                unit.driver.run_until(unit.id, allowed(end_mono_s))
+            if end_mono_s is not None and unit.driver is not None and unit.observation.state in ACTIVE_STATES:
+                unit.driver.set_run_until(unit.id, allowed(end_mono_s))
 
     patch.set(TaskSupervisor, "_set_leases", permit)
     patch.set(task_decision, "_decide_leased", lambda *_: task_decision.TaskDecision())
@@ -53,7 +53,7 @@ def counted_from_reply(patch: Patch) -> None:
     """The agent measures its lease from the response, and the safety margins of authority and agent are removed."""
     apply_response = Registration.__dict__["_apply_response"]
 
-    def applied_late(self: Any, answer: Any, sent_mono_s: float) -> Any:
+    def applied_late(self: Registration, answer: Any, sent_mono_s: float) -> Any:
         return apply_response(self, answer, self._clock.monotonic())
 
     patch.set(Registration, "_apply_response", applied_late)
@@ -66,10 +66,10 @@ def start_with_fresh_deadline(patch: Patch) -> None:
     """A started task gets a deadline of one minute, whatever remains of the lease."""
     start = TaskSupervisor.__dict__["_start"]
 
-    def of_its_own(self: Any, unit: Any, run: int) -> None:
+    def of_its_own(self: TaskSupervisor, unit: Any, run: int) -> None:
         start(self, unit, run)
         for driver in self._drivers.values():
-            driver.permit(self._registration.lease.epoch, self._clock.monotonic() + FRESH_S)
+            driver.set_lease(self._registration.lease.epoch, self._clock.monotonic() + FRESH_S)
 
     patch.set(TaskSupervisor, "_start", of_its_own)
     patch.set(task_decision, "_can_start", lambda binding, lease, now: True)
@@ -79,9 +79,9 @@ def takeover_fences_at_once(patch: Patch) -> None:
     """A new authority trusts the recorded lease times and fences without waiting a full lease."""
     load = LeaseBook.__dict__["load"]
 
-    def hasty(self: Any, pages: Any, now_s: float, monotonic_s: float) -> None:
+    def hasty(self: LeaseBook, pages: Any, now_s: float, monotonic_s: float) -> None:
         load(self, pages, now_s, monotonic_s)
-        for entry in self.held.values():
+        for entry in self.by_node.values():
             entry.counted_from_s = monotonic_s - FAR_S
 
     patch.set(LeaseBook, "load", hasty)
@@ -91,7 +91,7 @@ def removed_node_unnoticed(patch: Patch) -> None:
     patch.set(Heartbeats, "_was_removed", lambda *_: False)
     ensure = Registration.__dict__["_ensure_node"]
 
-    async def once(self: Any) -> None:
+    async def once(self: Registration) -> None:
         if self.node is None:
             await ensure(self)
 

@@ -54,7 +54,7 @@ def token_not_checked(patch: Patch) -> None:
     """The store does not compare the term of a commit."""
     stage = StoreHead.__dict__["stage"]
 
-    def unchecked(self: Any, txn: Txn) -> Any:
+    def unchecked(self: StoreHead, txn: Txn) -> Any:
         compares = tuple(c for c in txn.compares if not c.key.startswith("/terms/"))
         return stage(self, Txn(compares, txn.writes, txn.appends))
 
@@ -116,7 +116,7 @@ def claimed_twice(patch: Patch) -> None:
         finally:
             self._state = real_state
 
-    def named(self: Any, item: Any, replica: Any) -> Any:
+    def named(self: ReserveJob, item: Any, replica: Any) -> Any:
         found = want(self, item, replica)
         claims = sum(key.startswith(f"{found.namespace}/{found.name}") for key in self._state.ledger.claims)
         return found if not claims else msgspec.structs.replace(found, name=f"{found.name}.{claims + 1}")

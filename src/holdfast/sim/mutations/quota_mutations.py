@@ -47,7 +47,7 @@ def lease_from_the_cache(patch: Patch) -> None:
 
     report = Link.__dict__["_report"]
 
-    async def renewing(self: Any) -> None:
+    async def renewing(self: Link) -> None:
         import asyncio
 
         async def renew() -> None:
@@ -102,7 +102,7 @@ def tenure_ignored(patch: Patch) -> None:
     from holdfast.agent.supervisor import TaskSupervisor
     from holdfast.agent.task_decision import LeaseState
 
-    patch.set(LeaseState, "exclusive_deadline_mono_s", lambda self, binding: self.until_mono_s)
+    patch.set(LeaseState, "exclusive_deadline_mono_s", lambda self, binding: self.expires_mono_s)
     patch.set(TaskSupervisor, "_tenure_end", lambda self, unit: None)
 
 

@@ -34,7 +34,7 @@ def release_repeated(patch: Patch) -> None:
     """A repeated release is applied to the replica's current attempt."""
     plan_release = ReleaseHandler.__dict__["plan"]
 
-    def again(self: Any, item: Any) -> Any:
+    def again(self: ReleaseHandler, item: Any) -> Any:
         replica = self._state.replica(item.namespace, item.replica)
         if replica is not None and replica.uid == item.replica_uid:
             item = msgspec.structs.replace(item, attempt=replica.status.placement.attempt)
@@ -47,7 +47,7 @@ def release_by_name(patch: Patch) -> None:
     """A release is applied by name, whatever the uid."""
     plan_release = ReleaseHandler.__dict__["plan"]
 
-    def named(self: Any, item: Any) -> Any:
+    def named(self: ReleaseHandler, item: Any) -> Any:
         replica = self._state.replica(item.namespace, item.replica)
         if replica is not None:
             attempt = replica.status.placement.attempt
@@ -134,7 +134,7 @@ def status_of_the_past(patch: Patch) -> None:
 def watch_crosses_tenants(patch: Patch) -> None:
     watch = LocalClient.__dict__["watch"]
 
-    def everything(self: Any, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
+    def everything(self: LocalClient, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
         return watch(self, kind, "", after=after, fields=fields)
 
     patch.set(LocalClient, "watch", everything)
@@ -143,7 +143,7 @@ def watch_crosses_tenants(patch: Patch) -> None:
 def drawn_twice(patch: Patch) -> None:
     """A consumed recovery slot is given to another claim."""
 
-    def any_place(self: Any, request: Any, allowed: Any) -> tuple[str, ...]:
+    def any_place(self: NodeAccount, request: Any, allowed: Any) -> tuple[str, ...]:
         known = [name for name in sorted(allowed) if name in self.recovery_slots]
         return tuple(known[:1])
 
@@ -155,7 +155,7 @@ def retried_without_pause(patch: Patch) -> None:
     patch.set(Backoff, "next_s", lambda self: 0.001)
     retry = Workqueue.__dict__["retry"]
 
-    def at_once(self: Any, key: Any, *, least_s: float = 0.0) -> float:
+    def at_once(self: Workqueue, key: Any, *, least_s: float = 0.0) -> float:
         retry(self, key)
         self.add(key)
         return 0.0
@@ -168,7 +168,7 @@ def wake_up_lost(patch: Patch) -> None:
     still wake them."""
     in_vain = RequestQueue.__dict__["record_failure"]
 
-    def unheard(
+    def record_without_quota_wakeup(
         self: Any, waiting: Any, refusals: Any, now: float, *, retry_on: tuple[str, ...] = (), **more: Any
     ) -> float:
         waits_for_quota = RetryEvent.GRANT_CHANGED in retry_on
@@ -181,7 +181,7 @@ def wake_up_lost(patch: Patch) -> None:
             self._set_due(waiting, now + FAR_S)
         return float(pause_s)
 
-    patch.set(RequestQueue, "record_failure", unheard)
+    patch.set(RequestQueue, "record_failure", record_without_quota_wakeup)
 
 
 def nobody_woken(patch: Patch) -> None:
@@ -189,7 +189,7 @@ def nobody_woken(patch: Patch) -> None:
     patch.set(RequestQueue, "retry_on_events", lambda self, events, now: False)
     in_vain = RequestQueue.__dict__["record_failure"]
 
-    def for_ever(self: Any, waiting: Any, refusals: Any, now: float, **more: Any) -> float:
+    def for_ever(self: RequestQueue, waiting: Any, refusals: Any, now: float, **more: Any) -> float:
         pause_s = in_vain(self, waiting, refusals, now, **more)
         waiting.due_at = NEVER
         return float(pause_s)
@@ -218,7 +218,7 @@ def quota_leaked(patch: Patch) -> None:
     """The quota of a removed claim is not released."""
     drop = Ledger.__dict__["drop"]
 
-    def leaking(self: Any, key: str) -> Any:
+    def leaking(self: Ledger, key: str) -> Any:
         dropped = drop(self, key)
         if dropped is not None:
             self.put(msgspec.structs.replace(dropped, amounts=dict(dropped.amounts)))
@@ -231,7 +231,7 @@ def quota_leaked_on_refusal(patch: Patch) -> None:
     """A refused reserve does not release its quota. The planner's quota check is disabled, so that refusals happen."""
     check = Ledger.__dict__["check"]
 
-    def leaking(self: Any, node: Any, request: Any, limit: Any) -> Any:
+    def leaking(self: Ledger, node: Any, request: Any, limit: Any) -> Any:
         found = check(self, node, request, limit)
         if isinstance(found, Refused):
             add(self.used.setdefault((request.namespace, grant_class(request.capacity_class)), {}), request.amounts)

@@ -19,7 +19,7 @@ from holdfast.store.follower import Follower
 def watch_resumes_at_now(patch: Patch) -> None:
     watch = LocalClient.__dict__["watch"]
 
-    def from_now(self: Any, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
+    def from_now(self: LocalClient, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
         return watch(self, kind, namespace, after=self._objects.head(kind_of(kind)), fields=fields)
 
     patch.set(LocalClient, "watch", from_now)
@@ -29,7 +29,7 @@ def compaction_ignored(patch: Patch) -> None:
     """After `Expired` the informer takes only the revision of the list, and it never resyncs."""
     listing = Informer.__dict__["_list"]
 
-    async def skip(self: Any, cause: str) -> int:
+    async def skip(self: Informer[Any], cause: str) -> int:
         if cause == "first":
             return int(await listing(self, cause))
         if cause == "expired":
@@ -44,7 +44,7 @@ def audit_after_commit(patch: Patch) -> None:
     """The audit record is written in a second transaction."""
     commit = Follower.__dict__["commit"]
 
-    async def recorded_later(self: Any, txn: Txn) -> Any:
+    async def recorded_later(self: Follower, txn: Txn) -> Any:
         if not txn.writes or not txn.appends:
             return await commit(self, txn)
         committed = await commit(self, Txn(txn.compares, txn.writes, ()))

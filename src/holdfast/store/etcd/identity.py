@@ -18,7 +18,7 @@ from holdfast.model.errors import Ambiguous, StoreFailed
 from holdfast.store.etcd import wire
 from holdfast.store.etcd.calls import EtcdCalls
 from holdfast.store.etcd.keys import EtcdKeys
-from holdfast.store.etcd.logs import FIRST_EPOCH
+from holdfast.store.etcd.logs import FIRST_SEGMENT
 
 MARK_FILE = "etcd.json"
 
@@ -69,7 +69,10 @@ async def establish_identity(calls: EtcdCalls, keys: EtcdKeys) -> tuple[str, int
     """The identity of the cell's data, created if missing, and the etcd revision at which it was created."""
     request = wire.TxnRequest(
         compare=[wire.at_revision(keys.identity, 0)],
-        success=[wire.put_op(keys.identity, uuid.uuid4().hex.encode()), wire.put_op(keys.epoch, FIRST_EPOCH.encode())],
+        success=[
+            wire.put_op(keys.identity, uuid.uuid4().hex.encode()),
+            wire.put_op(keys.log_segment, FIRST_SEGMENT.encode()),
+        ],
     )
     response = await calls.read("Range", wire.read(keys.identity))
     if not response.kvs:

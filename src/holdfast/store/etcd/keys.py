@@ -3,9 +3,9 @@
     /holdfast/<cell>/cell/head        written last in every commit; its value is the number of keys the commit changed
     /holdfast/<cell>/cell/identity    random identity of this cell's data, written once
     /holdfast/<cell>/cell/compacted   compacted revision
-    /holdfast/<cell>/cell/epoch       log epoch: the directory that new records go to
+    /holdfast/<cell>/cell/epoch       name of the log segment that new records go to
     /holdfast/<cell>/data<key>        the objects
-    /holdfast/<cell>/logs/<log>/<epoch>/<writer>-<n>
+    /holdfast/<cell>/logs/<log>/<segment>/<writer>-<n>
 
 etcd has one revision per transaction; the contract requires one per changed key, in order. Ours is etcd's times 4096
 plus the index of the change in its transaction. A watch reveals the index by event order, reads by the value's first
@@ -49,7 +49,7 @@ class EtcdKeys:
         self.head = self.root + b"cell/head"
         self.identity = self.root + b"cell/identity"
         self.compacted = self.root + b"cell/compacted"
-        self.epoch = self.root + b"cell/epoch"
+        self.log_segment = self.root + b"cell/epoch"
         self.logs = self.root + b"logs/"
         self.logs_end = self.root + b"logs0"
         self._data = f"{root}data"
@@ -91,9 +91,9 @@ class EtcdKeys:
             return revision_of(pair.mod_revision, int(pair.value) - 1)
         return 0
 
-    def log(self, log: str, epoch: str = "") -> bytes:
-        """The directory of a log, or of one of its epochs."""
-        return self.logs + f"{log}/{epoch}{'/' if epoch else ''}".encode()
+    def log(self, log: str, segment: str = "") -> bytes:
+        """The directory of a log, or of one of its segments."""
+        return self.logs + f"{log}/{segment}{'/' if segment else ''}".encode()
 
 
 def prefix_end(prefix: bytes) -> bytes:

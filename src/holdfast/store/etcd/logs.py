@@ -1,8 +1,9 @@
 """Append-only logs in etcd: records in commit order, although many processes append concurrently.
 
-A record's key is chosen before its commit, but its order is known only afterwards. Records therefore go into epochs:
-every appending commit compares the epoch's revision, so all records of one epoch were committed before any of the next.
-Within an epoch, which is short, records are ordered by the etcd revision that wrote them; that is also their sequence.
+A record's key is chosen before its commit, but its order is known only afterwards. A log is therefore divided into
+segments: every appending commit compares the revision of the segment key, so all records of one segment were committed
+before any of the next. Within a segment, records are ordered by the etcd revision that wrote them, which is also the
+record's sequence.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from holdfast.store.etcd import wire
 from holdfast.store.etcd.calls import ETCD_PAGE_KEYS, EtcdCalls
 from holdfast.store.etcd.keys import INDEX_BITS, EtcdKeys, prefix_end
 
-# Records per key prefix (epoch) of a log in etcd. Then a new prefix begins, so that trimming deletes whole prefixes.
-ETCD_LOG_EPOCH_RECORDS = 1_000
+# Records per segment of a log in etcd. Then a new segment begins, so that trimming deletes whole segments.
+ETCD_LOG_SEGMENT_RECORDS = 1_000
 
 _DIGITS = 16
 _DELETES = 100
-FIRST_EPOCH = "0" * _DIGITS
+FIRST_SEGMENT = "0" * _DIGITS
 
 
-class LogEpoch:
-    """`name` sorts by age: the etcd revision at which the previous epoch began. `revision` is that of the epoch key."""
+class LogSegment:
+    """`name` is the etcd revision at which the previous segment began, so names sort by age. `revision` is that of the
+    segment key."""
 
     def __init__(self, name: str, revision: int) -> None:
         self.name = name
@@ -39,64 +41,64 @@ class EtcdLogs:
         self._keys = keys
         self._writer = writer
         self._record_count = 0
-        self.epoch = LogEpoch(FIRST_EPOCH, 0)
-        self._in_epoch = 0
-        self._epoch_task: asyncio.Task[None] | None = None
+        self.segment = LogSegment(FIRST_SEGMENT, 0)
+        self._in_segment = 0
+        self._segment_task: asyncio.Task[None] | None = None
 
     def observe(self, pair: Any) -> None:
-        """The epoch key from a read or the watch."""
-        if pair.mod_revision > self.epoch.revision:
-            self.epoch = LogEpoch(pair.value.decode(), pair.mod_revision)
-            self._in_epoch = 0
+        """The segment key from a read or the watch."""
+        if pair.mod_revision > self.segment.revision:
+            self.segment = LogSegment(pair.value.decode(), pair.mod_revision)
+            self._in_segment = 0
 
     def operations(self, appends: tuple[Append, ...]) -> tuple[list[Any], list[Any]]:
         """The compares and writes that append these records."""
         if not appends:
             return [], []
-        epoch = self.epoch
+        segment = self.segment
         puts = []
         for place, append in enumerate(appends):
             self._record_count += 1
-            key = self._keys.log(append.log, epoch.name) + f"{self._writer}-{self._record_count:08x}".encode()
+            key = self._keys.log(append.log, segment.name) + f"{self._writer}-{self._record_count:08x}".encode()
             puts.append(wire.put_op(key, place.to_bytes(2, "big") + append.value))
-        return [wire.at_revision(self._keys.epoch, epoch.revision)], puts
+        return [wire.at_revision(self._keys.log_segment, segment.revision)], puts
 
     def note_appended(self, records: int) -> None:
-        """Starts a new epoch when this one is full. The first process to notice does it for all."""
-        self._in_epoch += records
-        if self._in_epoch >= ETCD_LOG_EPOCH_RECORDS and self._epoch_task is None:
-            self._epoch_task = asyncio.get_running_loop().create_task(self._start_epoch(), name="log epoch")
+        """Starts a new segment when this one is full. The first process to notice does it for all."""
+        self._in_segment += records
+        if self._in_segment >= ETCD_LOG_SEGMENT_RECORDS and self._segment_task is None:
+            self._segment_task = asyncio.get_running_loop().create_task(self._start_segment(), name="log segment")
 
     async def refresh(self) -> None:
-        response = await self._calls.read("Range", wire.read(self._keys.epoch))
+        response = await self._calls.read("Range", wire.read(self._keys.log_segment))
         for pair in response.kvs:
             self.observe(pair)
 
     async def close(self) -> None:
-        if self._epoch_task is not None:
-            await asyncio.gather(self._epoch_task, return_exceptions=True)
+        if self._segment_task is not None:
+            await asyncio.gather(self._segment_task, return_exceptions=True)
 
-    async def _start_epoch(self) -> None:
-        epoch = self.epoch
-        # The old epoch's key was written at its revision; everything in the new epoch is committed after that.
-        name = f"{epoch.revision:0{_DIGITS}x}"
+    async def _start_segment(self) -> None:
+        segment = self.segment
+        # The old segment's key was written at its revision; everything in the new segment is committed after that.
+        name = f"{segment.revision:0{_DIGITS}x}"
         try:
             await self._calls.write(
                 "Txn",
                 wire.TxnRequest(
-                    compare=[wire.at_revision(self._keys.epoch, epoch.revision)],
-                    success=[wire.put_op(self._keys.epoch, name.encode())],
+                    compare=[wire.at_revision(self._keys.log_segment, segment.revision)],
+                    success=[wire.put_op(self._keys.log_segment, name.encode())],
                 ),
             )
             await self.refresh()
         except Fault:
-            self._in_epoch = 0  # retried when another epoch's worth of records was appended
+            self._in_segment = 0  # retried when another segment's worth of records was appended
         finally:
-            self._epoch_task = None
+            self._segment_task = None
 
     async def read(self, log: str, after: int, limit: int) -> tuple[LogRecord, ...]:
         found: list[LogRecord] = []
-        async for _, pairs in self._epochs(log, await self._epoch_of(log, after)):
+        async for _, pairs in self._segments(log, await self._segment_of(log, after)):
             records = sorted((_record(pair) for pair in pairs), key=lambda record: record.sequence)
             found += (record for record in records if record.sequence > after)
             if len(found) >= limit:
@@ -104,7 +106,7 @@ class EtcdLogs:
         return tuple(found[:limit])
 
     async def trim(self, log: str, keep: int) -> None:
-        """Deletes the oldest records beyond `keep`, whole epochs at once where possible."""
+        """Deletes the oldest records beyond `keep`, whole segments at once where possible."""
         folder = self._keys.log(log)
         counted = await self._calls.read(
             "Range", wire.RangeRequest(key=folder, range_end=prefix_end(folder), count_only=True)
@@ -112,13 +114,13 @@ class EtcdLogs:
         spare = counted.count - keep
         if spare <= 0:
             return
-        async for epoch, pairs in self._epochs(log, "", keys_only=True):
-            if len(pairs) <= spare and epoch < self.epoch.name:
-                low = self._keys.log(log, epoch)
+        async for segment, pairs in self._segments(log, "", keys_only=True):
+            if len(pairs) <= spare and segment < self.segment.name:
+                low = self._keys.log(log, segment)
                 await self._calls.write("DeleteRange", wire.DeleteRangeRequest(key=low, range_end=prefix_end(low)))
                 spare -= len(pairs)
             else:
-                whole = await self._calls.read("Range", wire.read(*_range_of(self._keys.log(log, epoch))))
+                whole = await self._calls.read("Range", wire.read(*_range_of(self._keys.log(log, segment))))
                 oldest = sorted(whole.kvs, key=lambda pair: _record(pair).sequence)[:spare]
                 for start in range(0, len(oldest), _DELETES):
                     some = [wire.delete_op(pair.key) for pair in oldest[start : start + _DELETES]]
@@ -127,11 +129,11 @@ class EtcdLogs:
             if spare <= 0:
                 return
 
-    async def _epoch_of(self, log: str, after: int) -> str:
-        """An epoch from which on every record after this sequence is found; "" for the first.
+    async def _segment_of(self, log: str, after: int) -> str:
+        """A segment from which on every record after this sequence is found; "" for the first.
 
-        An epoch is named by the start of the previous one, so the last epoch named before the record may already follow
-        the record's own epoch. One step further back is safe.
+        A segment is named by the start of the previous one, so the last segment named before the record may already
+        follow the record's own segment. One step further back is safe.
         """
         folder = self._keys.log(log)
         name = f"{after >> INDEX_BITS:0{_DIGITS}x}"
@@ -147,11 +149,11 @@ class EtcdLogs:
             response = await self._calls.read("Range", request)
             if not response.kvs:
                 return ""
-            name = _epoch_name(folder, response.kvs[0].key)
+            name = _segment_name(folder, response.kvs[0].key)
         return name
 
-    async def _epochs(self, log: str, first: str, *, keys_only: bool = False) -> AsyncIterator[tuple[str, list[Any]]]:
-        """Every epoch from `first` on, oldest first, with all its records."""
+    async def _segments(self, log: str, first: str, *, keys_only: bool = False) -> AsyncIterator[tuple[str, list[Any]]]:
+        """Every segment from `first` on, oldest first, with all its records."""
         folder = self._keys.log(log)
         low = self._keys.log(log, first) if first else folder
         end = prefix_end(folder)
@@ -160,7 +162,7 @@ class EtcdLogs:
         while True:
             response = await self._calls.read("Range", wire.read(low, end, limit=ETCD_PAGE_KEYS, keys_only=keys_only))
             for pair in response.kvs:
-                own = _epoch_name(folder, pair.key)
+                own = _segment_name(folder, pair.key)
                 if own != name and held:
                     yield name, held
                     held = []
@@ -178,7 +180,7 @@ def _record(pair: Any) -> LogRecord:
     return LogRecord(pair.mod_revision << INDEX_BITS | place, pair.value[2:])
 
 
-def _epoch_name(folder: bytes, key: bytes) -> str:
+def _segment_name(folder: bytes, key: bytes) -> str:
     name: str = key[len(folder) :].partition(b"/")[0].decode()
     return name
 

@@ -191,7 +191,7 @@ class EtcdStore:
             self._fail(StoreFailed(f"store of cell {self.cell}: the etcd watch crashed ({error})"))
 
     async def _keep_mark(self) -> None:
-        """Saves the cell's head beside the process, so that a wiped cluster is detected at the next start."""
+        """Saves the cell's newest revision on local disk, so that a wiped cluster is detected at the next start."""
         while True:
             await asyncio.sleep(ETCD_MARKER_EVERY_S)
             self._save_mark()
@@ -299,7 +299,7 @@ class EtcdStore:
         return self._keys.head_revision(reply.kvs), reply.header.revision
 
     async def _head_at(self, main: int) -> int:
-        """The cell's head at an etcd revision."""
+        """The cell's newest revision as of an etcd revision."""
         if main < self._first_revision:
             return 0
         reply = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head, revision=main)))
@@ -416,7 +416,7 @@ class EtcdStore:
         for key, pair in commit.facts.items():
             if pair is None:
                 continue
-            if key == keys.epoch:
+            if key == keys.log_segment:
                 self._logs.observe(pair)
             elif key == keys.compacted:
                 self._compacted = max(self._compacted, int(pair.value))

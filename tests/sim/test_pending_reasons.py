@@ -95,7 +95,7 @@ def test_workload_not_serving_without_current_reason_is_reported(conditions: tup
     assert not found(workload_with(*conditions), cell="east"), "the mirrored copy is not checked"
 
 
-def test_workload_serving_or_with_current_reason_is_accepted() -> None:
+def test_workload_that_serves_or_has_a_current_reason_is_accepted() -> None:
     assert not found(workload_with(Condition("Serving", "True")), cell="global")
     assert not found(workload_with(Condition("Serving", "False", "Pending", observed_generation=3)), cell="global")
 
