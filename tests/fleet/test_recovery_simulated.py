@@ -44,7 +44,7 @@ class Loss(Staged):
         for name in self.lost:
             self._revive(name)
         await self.until(self._closed, 400)
-        return await self._settle()
+        return await self._converge()
 
     def work(self):
         yield from self.tenant(recovery_allowance={"cpu": "4", "memory": "16Gi"})

@@ -41,7 +41,7 @@ class Full(Staged):
         self.after = await self._shares()
         await asyncio.sleep(600.0)
         await self._drain(on=False)
-        settled = await self._settle()
+        settled = await self._converge()
         self.at_last = await self._shares()
         return settled
 

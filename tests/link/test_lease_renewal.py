@@ -29,7 +29,7 @@ class Quiet(Staged):
         for region in self.size.regions:
             for copy in (await self.operator_client(region).list(GrantCopy)).items:
                 self.left_s[f"{region}/{copy.key}"] = parse_time(copy.spec.lease_expires_at) - now_s
-        return await self._settle()
+        return await self._converge()
 
     def work(self):
         yield from self.tenant()
