@@ -123,6 +123,13 @@ def test_nomination_is_dropped_when_its_victim_may_not_be_evicted() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(reason="open: docs/bugs.md, seed 482", strict=False)
+def test_request_pending_for_quota_is_retried_when_quota_and_room_suffice() -> None:
+    parallel_runs.silence_logs()
+    assert_ok(Simulation(482).run())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 14])
 def test_simulation_without_watches_converges_by_periodic_lists(seed: int) -> None:
     """Without watches every step waits for a periodic list. Three nodes per region, because with two nodes the pending
