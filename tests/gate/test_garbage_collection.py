@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests import factories
 from tests.gate.conftest import (
     OPERATOR,
     USER,
@@ -23,6 +24,7 @@ from tests.gate.conftest import (
 from holdfast.cell.controller_table import garbage_collection
 from holdfast.controllers.informer import Informers
 from holdfast.controllers.runner import Runner
+from holdfast.gate.garbage_collection import Collector
 from holdfast.gate.local_client import LocalClient
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
@@ -31,8 +33,9 @@ from holdfast.model.decision import Decision, DecisionSpec
 from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import Conflict
 from holdfast.model.kinds import kind_of
-from holdfast.model.meta import Object, ObjectMeta, OwnerReference
-from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.meta import API_VERSION, Key, Object, ObjectMeta, OwnerReference
+from holdfast.model.ownership import TENANT_CONTENTS
+from holdfast.model.quota import Grant, GrantClass, GrantSpec, Quota, QuotaSpec
 from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload
@@ -254,3 +257,16 @@ def test_collector_watches_owners_but_not_claims() -> None:
     controller = garbage_collection("north")
     assert Binding not in controller.wakes, "it does not watch claims"
     assert Assignment in controller.wakes, "mirrors may own objects"
+
+
+def test_grants_are_left_to_their_controller() -> None:
+    """A region may still enforce a Grant whose Quota or Tenant is deleted."""
+    owner = OwnerReference(api_version=API_VERSION, kind="Quota", name="quota", uid="deleted")
+    spec = GrantSpec(region="east", grant_class=GrantClass.NORMAL, limit={"cpu": "1"})
+    grant = Grant(metadata=factories.meta("east.normal", "acme", owner_references=(owner,)), spec=spec)
+    ending = factories.meta("acme", finalizers=(TENANT_CONTENTS,), deletion_timestamp="2026-01-01T00:00:00Z")
+    tenant = Tenant(metadata=ending)
+    view, collector = factories.cache_of(grant, tenant), Collector("global")
+    assert not collector.decide(Key("acme", f"Grant/east.normal/{grant.uid}"), view, 0.0).writes
+    emptied = collector.decide(Key("", f"Tenant/acme/{tenant.uid}"), view, 0.0)
+    assert not emptied.writes and emptied.requeue_after_s, "the tenant waits for its last Grant"
