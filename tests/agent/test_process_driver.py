@@ -330,6 +330,38 @@ asyncio.run(main())
 """
 
 
+async def test_late_shim_starts_nothing_at_any_step_of_deleting_its_run(driver: ProcessDriver, tmp_path: Path) -> None:
+    """A shim of a dead agent comes late: its run was withdrawn, and the next run's preparation is deleting it.
+
+    The records are deleted file by file. Before each deletion the late shim runs for real, to its end.
+    """
+    folder = TaskDir(tmp_path / "a")
+    late = task("a", "sh", "-c", "echo late >> started")
+    folder.prepare(late, {})
+    folder.request_stop(1, 0.0)
+    reports: list[str] = []
+    deleting = True
+
+    def before_each_deletion(event: str, args: tuple[object, ...]) -> None:
+        nonlocal deleting
+        if deleting and event == "os.remove":
+            deleting = False  # what runs here deletes files too
+            read, write = os.pipe()
+            os.waitpid(driver._spawn(folder, 1, write), 0)
+            os.close(write)
+            reports.append(os.read(read, 4096).decode())
+            os.close(read)
+            deleting = True
+
+    sys.addaudithook(before_each_deletion)
+    try:
+        folder.prepare(task("a", "sleep", "60", run=2), {})
+    finally:
+        deleting = False
+    assert len(reports) >= 2 and not any(report.startswith("started") for report in reports), reports
+    assert not (tmp_path / "a" / "work" / "started").exists()
+
+
 @pytest.mark.slow
 async def test_agent_killed_during_start_never_starts_task_twice(tmp_path: Path) -> None:
     """The agent is killed while it starts six tasks, a little later each time; the next agent finds the exact state."""

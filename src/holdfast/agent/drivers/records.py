@@ -81,9 +81,7 @@ class TaskDir:
             work.chmod(0o777)
         for old in self.path.glob("run-*"):
             if old != self.run_dir(task.run):
-                # A late shim of a dead agent may be writing here that it starts nothing. Leftovers do not affect
-                # this run; they are deleted with the next run or with the task.
-                shutil.rmtree(old, ignore_errors=True)
+                self._delete_run(old)
         self.run_dir(task.run).mkdir(exist_ok=True)
         # A task that fills the disk must be stoppable, so the space of the stop request is reserved in advance.
         reserve_record(str(self.run_dir(task.run) / "stop"), STOP_RECORD_BYTES)
@@ -101,6 +99,16 @@ class TaskDir:
         parts = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
         write_atomically(self.run_dir(task.run) / "launch", "\0".join(parts).encode(errors="surrogateescape"))
         self.write(TaskRecord(task))
+
+    def _delete_run(self, run_dir: Path) -> None:
+        """Deletes the records of an earlier run, in an order that never lets a late shim of a dead agent start it.
+
+        A shim starts nothing if it finds `stop` or finds no `launch`, so `launch` goes while `stop` is still there. The
+        late shim may be writing that it starts nothing: what it leaves does not affect the new run, and is deleted with
+        the next run or with the task.
+        """
+        (run_dir / "launch").unlink(missing_ok=True)
+        shutil.rmtree(run_dir, ignore_errors=True)
 
     def run_dir(self, run: int) -> Path:
         return self.path / f"run-{run}"
