@@ -91,7 +91,9 @@ class Renames:
 
 def history(tree: Path, seed: int) -> Iterator[Any]:
     command = [sys.executable, "-c", RECORDER, str(seed)]
-    with subprocess.Popen(command, cwd=tree, env={"PYTHONPATH": str(tree / "src")}, stdout=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        command, cwd=tree, env={"PYTHONPATH": str(tree / "src")}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if line.startswith(b"{"):
@@ -101,14 +103,17 @@ def history(tree: Path, seed: int) -> Iterator[Any]:
 
 
 def compare(before: Path, after: Path, seed: int, renames: Renames) -> int:
-    """Compares the objects written by one seed. Returns how many were written."""
-    count = 0
+    """Compares the objects written by one seed, up to the first difference. Returns how many."""
+    count, found = 0, len(renames.differences)
     for old, new in zip_longest(history(before, seed), history(after, seed)):
         count += 1
         if old is None or new is None:
             renames.differences.append(f"seed {seed}: one history ends after {count - 1} writes")
             break
         renames.compare(old, new, str(old.get("kind", "")))
+        if len(renames.differences) > found:
+            renames.differences[found:] = [f"seed {seed}, write {count}: {renames.differences[found]}"]
+            break  # all that follows may differ
     return count
 
 
@@ -128,13 +133,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", help="commit before the change")
     parser.add_argument("after", nargs="?", default="HEAD", help="commit after the change")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
+    parser.add_argument("--from", dest="first", type=int, default=1, metavar="SEED", help="first seed")
     options = parser.parse_args()
     renames = Renames()
     with tempfile.TemporaryDirectory() as scratch:
         before = check_out(options.before, Path(scratch) / "before")
         after = check_out(options.after, Path(scratch) / "after")
-        for seed in range(1, options.seeds + 1):
+        for seed in range(options.first, options.first + options.seeds):
             writes = compare(before, after, seed, renames)
             say(f"seed {seed}: {writes} writes, {len(renames.differences)} differences so far")
     for line in renames.found():
