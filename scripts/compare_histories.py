@@ -79,7 +79,7 @@ class Renames:
 
     def found(self) -> Iterator[str]:
         """The distinct renames, without the parts of a text that stayed."""
-        pairs = set()
+        pairs: set[str] = set()
         for (_, before), after in self._forward.items():
             old, new = WORD.findall(before), WORD.findall(after)
             if len(old) == len(new):
