@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -253,9 +254,13 @@ def test_scheduler_nominates_no_victim_with_unavailable_siblings() -> None:
 
     async def test(region: Region) -> None:
         cell = region.cell
+
+        def is_bound(name: str) -> bool:
+            return name in region.bound()
+
         for name in "abc":
             await waiting(region, name, 1)
-            await until(lambda name=name: f"{name}-0" in region.bound())
+            await until(partial(is_bound, f"{name}-0"))
             await serving(region, name, 0)
             if name != "c":
                 await cell.replica(f"{name}-1")
