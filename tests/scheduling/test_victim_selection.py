@@ -10,8 +10,8 @@ import pytest
 from tests import factories
 from tests.authority.cell import TENANT
 from tests.controllers.virtual import until
+from tests.insight.test_replay import assert_all_replay
 from tests.scheduling.test_preemption import assigned, binding, nodes, request, waiting
-from tests.scheduling.test_replay import assert_all_replay
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.controllers.informer import Informers
