@@ -109,7 +109,7 @@ async def test_child_above_memory_limit_exits_as_out_of_memory(driver: ProcessDr
     assert (await driver.next_exit()).exit.reason == "OutOfMemory"
 
 
-async def test_fork_bomb_is_stopped_at_process_limit(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_fork_bomb_is_stopped_at_process_limit(driver: ProcessDriver) -> None:
     await driver.start(python("bomb", BOMB))
     await eventually(lambda: "forked" in text(driver, "bomb"), within_s=20)
     forked = int(text(driver, "bomb").split("forked ")[1])

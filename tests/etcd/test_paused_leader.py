@@ -31,7 +31,7 @@ async def until(true: Callable[[], object], within_s: float = 10.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster: Cluster, tmp_path: Path) -> None:
+async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster: Cluster) -> None:
     """The transaction itself is held back in the proxy, out of reach of the process that sent it."""
     member = int(shared_cluster.endpoints[0].rpartition(":")[2])
     wire = await Proxy(member).start()

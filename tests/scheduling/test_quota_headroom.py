@@ -77,10 +77,6 @@ def planned(*requests: tuple[SchedulingRequest, dict[str, int] | None], cpus: st
     ).request_plans
 
 
-def reasons(outcome: RequestPlan) -> list[str]:
-    return [refusal.reason for refusal in outcome.refusals]
-
-
 def test_equivalent_requests_beyond_quota_record_actual_headroom() -> None:
     headroom = {"cpu": 3_000, "memory": 2**40}
     made = planned(
