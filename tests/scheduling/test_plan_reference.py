@@ -273,6 +273,7 @@ placements = st.builds(
             (SpreadRule(topology="zone"),),
             (SpreadRule(topology="node"),),
             (SpreadRule(topology="zone", max_skew=2), SpreadRule(topology="node", max_skew=2)),
+            (SpreadRule(topology="node", preferred=True), SpreadRule(topology="zone")),
         ]
     ),
     affinity=st.sampled_from(
