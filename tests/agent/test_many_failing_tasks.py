@@ -67,7 +67,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
     }
     running = asyncio.create_task(run_agent(config(state_dir=str(tmp_path)), world.agent(), world.ports))
     try:
-        await eventually(lambda: world.node() and present(world.node()).status.execution.reconciled)
+        await eventually(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         await world.bind("well", works["well"])
         await eventually(lambda: world.ready("well"))
         pid = present(world.replica("well").status.execution).pid
@@ -134,7 +134,7 @@ async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, w
     """State directory, tasks and logs are all on the full disk."""
     running = asyncio.create_task(run_agent(config(state_dir=str(small_disk)), world.agent(), world.ports))
     try:
-        await eventually(lambda: world.node() and present(world.node()).status.execution.reconciled)
+        await eventually(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         await world.bind("well", template("sleep", "600"))
         await eventually(lambda: world.ready("well"))
         pid = execution_of(world, "well").pid

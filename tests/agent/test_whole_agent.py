@@ -92,7 +92,7 @@ async def ask(port: int, path: str = "/") -> dict[str, object]:
 async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, tmp_path: Path) -> None:
     ports, made = risk_api()
     async with agent(world, tmp_path):
-        await eventually(lambda: world.node() and present(world.node()).status.execution.reconciled)
+        await eventually(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         await world.bind("a", made, ports=ports, epoch=5)  # type: ignore[arg-type]
         await eventually(lambda: world.ready("a"))
         response = await ask(ports["http"])

@@ -223,13 +223,9 @@ def test_expired_lease_marks_node_and_replica() -> None:
     item = replica(status=serving_status())
     page = leased(MADE_S + 100.0)
     live = node_health.decide(Key("", "n1"), cache_of(machine, page, item), MADE_S + 110.0)
-    assert of_type(live.writes[0], SetStatus).blocks[
-        "contact"
-    ].state is ContactState.LIVE and live.requeue_after_s == pytest.approx(5.05)
-    heard = with_new_revision(
-        machine,
-        status=msgspec.structs.replace(machine.status, contact=of_type(live.writes[0], SetStatus).blocks["contact"]),
-    )
+    contact = of_type(live.writes[0], SetStatus).blocks["contact"]
+    assert contact.state is ContactState.LIVE and live.requeue_after_s == pytest.approx(5.05)
+    heard = with_new_revision(machine, status=msgspec.structs.replace(machine.status, contact=contact))
     late = node_health.decide(Key("", "n1"), cache_of(heard, page, item), MADE_S + 116.0)
     assert of_type(late.writes[0], SetStatus).blocks["contact"].state is ContactState.EXPIRED
     assert of_type(late.writes[1], SetStatus).blocks["contact"].lost is True

@@ -36,13 +36,8 @@ class WatchOnly:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
-        self.get, self.range, self.commit, self.watch, self.compact = (
-            store.get,
-            store.range,
-            store.commit,
-            store.watch,
-            store.compact,
-        )
+        self.get, self.range, self.commit = store.get, store.range, store.commit
+        self.watch, self.compact = store.watch, store.compact
         self.read_log, self.trim_log, self.close = store.read_log, store.trim_log, store.close
         self.newest_revision, self.revision_back = store.newest_revision, store.revision_back
 
