@@ -62,7 +62,7 @@ lint: install-dev ## Static checks: ruff, mypy, import layers
 LINT := types format style layers
 
 .PHONY: types
-types: install-dev ## mypy, strict
+types: install-dev ## mypy, strict, for tests too
 	@$(PY) -m mypy
 
 .PHONY: format

@@ -1,14 +1,10 @@
-"""Lets tests import helper modules, and makes full garbage collections cheap."""
+"""Makes full garbage collections cheap."""
 
 from __future__ import annotations
 
 import gc
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_collection_finish() -> None:

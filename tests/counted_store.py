@@ -35,7 +35,7 @@ class CountedStore:
 
     async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> StorePage:
         page = await self.store.range(prefix, at=self._at(at), after=after, limit=limit)
-        return StorePage(tuple(map(self._entry, page.entries)), self._count(page.revision), page.more)
+        return StorePage(tuple(map(self._renumbered, page.entries)), self._count(page.revision), page.more)
 
     async def commit(self, txn: Txn) -> Committed:
         compares = tuple([await self._compare(compare) for compare in txn.compares])
@@ -83,9 +83,10 @@ class CountedStore:
         real = self._at(compare.revision)
         return Compare(compare.key, real if now is not None and now.revision == real else 1 << 60)
 
-    def _entry(self, entry: StoredEntry | None) -> Any:
-        if entry is None:
-            return None
+    def _entry(self, entry: StoredEntry | None) -> StoredEntry | None:
+        return self._renumbered(entry) if entry is not None else None
+
+    def _renumbered(self, entry: StoredEntry) -> StoredEntry:
         created = self._first[bisect_left(self._real, entry.created)]
         return StoredEntry(entry.key, entry.value, self._count(entry.revision), created)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from holdfast.model.template import Port, Template, template_hash
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Batch, Rollout, Workload, WorkloadSpec, WorkloadType
 
+T = TypeVar("T", bound=Object)
 _revisions = itertools.count(1)
 TEMPLATE = Template(command=("serve",), resources={"cpu": "500m", "memory": "1Gi"}, ports=(Port(name="http"),))
 
@@ -46,7 +47,7 @@ def cache_of(*items: Object) -> Cache:
     return cache
 
 
-def with_new_revision(item: Any, **changes: Any) -> Any:
+def with_new_revision(item: T, **changes: Any) -> T:
     """The same object at a newer revision, with changes at its top level."""
     newer = msgspec.structs.replace(item.metadata, resource_version=str(next(_revisions)))
     return msgspec.structs.replace(item, **{"metadata": newer, **changes})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from tests.expected import of_type, present
 
 from holdfast.agent.cgroups import Usage
 from holdfast.agent.config import AgentConfig
@@ -16,19 +17,20 @@ from holdfast.agent.drivers.contract import DiscoveredTask, Driver, ExecResult, 
 from holdfast.agent.persisted_state import PersistedState, StateStore
 from holdfast.agent.probes import Prober, ProbeResult, ProbeTarget
 from holdfast.authority.lease_book import LeaseBook
+from holdfast.client.contract import CommitReceipt, FencingToken
 from holdfast.foundation.ports import Ports
 from holdfast.gate.gate import Gate
-from holdfast.gate.local_client import LocalClient
+from holdfast.gate.local_client import LocalClient, PlacementService
 from holdfast.model import times
 from holdfast.model.binding import Binding, BindingSpec, DesiredRunState, Intent, claim_name
 from holdfast.model.errors import Refused, Unavailable
-from holdfast.model.kinds import BY_NAME
+from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key, Object, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
 from holdfast.model.placement_api import PlacementOutcome, PlacementResponse, PlacementResult, RenewRequest
 from holdfast.model.principal import NODES, Principal, controller, from_identity
 from holdfast.model.replica import ExitStatus, PlacementBlock, Replica, ReplicaSpec
-from holdfast.model.template import Port, Probe, Template, template_hash
+from holdfast.model.template import Probe, Template, template_hash
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.store.memory import MemoryStore
@@ -36,6 +38,8 @@ from holdfast.store.objects import Objects
 
 REGION = "us-east"
 TENANT = "acme"
+
+T = TypeVar("T", bound=Object)
 
 
 class RenewalService:
@@ -47,6 +51,15 @@ class RenewalService:
         self.ports = ports
         self.requests: list[tuple[str, int]] = []
         self.away = False
+
+    async def reserve(self, who: Principal, request: object) -> PlacementResponse:
+        raise AssertionError("an agent only renews")
+
+    async def bind(self, who: Principal, request: object) -> PlacementResponse:
+        raise AssertionError("an agent only renews")
+
+    async def release(self, who: Principal, request: object, *, token: object = None) -> PlacementResponse:
+        raise AssertionError("an agent only renews")
 
     async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
         if self.away:
@@ -91,9 +104,9 @@ class World:
     async def close(self) -> None:
         await self.objects.close()
 
-    def agent(self, name: str = "n1", *, placement: Any = None) -> LocalClient:
+    def agent(self, name: str = "n1", *, placement: PlacementService | None = None) -> LocalClient:
         who = from_identity(f"holdfast:node:{REGION}:{name}", (NODES,), credential="test")
-        return RecordingClient(self, LocalClient(self.gate, who, placement=placement or self.renewal_service))  # type: ignore[return-value]
+        return RecordingClient(self, who, placement or self.renewal_service)
 
     async def write(self, role: str, *writes: Write) -> tuple[Object | None, ...]:
         done = await self.gate.commit(controller(role, cell=REGION), writes)
@@ -131,13 +144,11 @@ class World:
 
     async def request_stop(self, name: str, **more: Any) -> None:
         binding = self.binding(name)
-        assert binding is not None
         spec = msgspec.structs.replace(binding.spec, desired=DesiredRunState.STOP, **more)
         await self.write("authority", Update(msgspec.structs.replace(binding, spec=spec)))
 
     async def free(self, name: str) -> None:
         binding = self.binding(name)
-        assert binding is not None
         await self.write("authority", Delete("Binding", binding.key, binding.uid))
 
     async def fence(self, epoch: int, name: str = "n1") -> None:
@@ -147,20 +158,18 @@ class World:
         block = FenceBlock(fenced_epoch=epoch, reason="LeaseExpired")
         await self.write("authority", SetStatus("Node", node.key, node.uid, blocks={"fence": block}))
 
-    def _one(self, kind: str, name: str, namespace: str = TENANT) -> Any:
-        return self.objects.get(BY_NAME[kind], namespace, name)
+    def _one(self, kind: type[T], name: str, namespace: str = TENANT) -> T | None:
+        found = self.objects.get(kind_of(kind), namespace, name)
+        return of_type(found, kind) if found is not None else None
 
-    def binding(self, name: str, attempt: int = 1) -> Binding | None:
-        found: Binding | None = self._one("Binding", claim_name(name, attempt))
-        return found
+    def binding(self, name: str, attempt: int = 1) -> Binding:
+        return present(self._one(Binding, claim_name(name, attempt)))
 
     def replica(self, name: str) -> Replica:
-        found: Replica = self._one("Replica", name)
-        return found
+        return present(self._one(Replica, name))
 
     def node(self, name: str = "n1") -> Node | None:
-        found: Node | None = self._one("Node", name, "")
-        return found
+        return self._one(Node, name, "")
 
     def phase(self, name: str) -> str:
         block = self.replica(name).status.execution
@@ -171,20 +180,20 @@ class World:
         return block is not None and block.ready
 
 
-class RecordingClient:
+class RecordingClient(LocalClient):
     """The agent's client. Records every commit, and can be partitioned."""
 
-    def __init__(self, world: World, client: LocalClient) -> None:
-        self._world, self._client = world, client
+    def __init__(self, world: World, who: Principal, placement: PlacementService) -> None:
+        super().__init__(world.gate, who, placement=placement)
+        self._world = world
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def commit(self, writes: Any, *, token: Any = None, brief: bool = False) -> Any:
+    async def commit(
+        self, writes: Sequence[Write], *, token: FencingToken | None = None, brief: bool = False
+    ) -> CommitReceipt:
         if self._world.renewal_service.away:
             raise Unavailable("the region cannot be reached")
         self._world.commits.append(list(writes))
-        return await self._client.commit(writes, token=token, brief=brief)
+        return await super().commit(writes, token=token, brief=brief)
 
 
 class Behaviour(msgspec.Struct):
@@ -320,9 +329,6 @@ def config(name: str = "n1", state_dir: str = "/nowhere") -> AgentConfig:
 
 def template(*command: str, **more: Any) -> Template:
     return Template(command=command or ("serve",), **more)
-
-
-HTTP = (Port(name="http"),)
 
 
 def task(id_: str, *command: str, run: int = 1, env: dict[str, str] | None = None, **more: Any) -> Task:

@@ -1,17 +1,13 @@
-"""Makes `import agent_world` work, and mounts small disks for tests that fill them."""
+"""Mounts small disks for tests that fill them."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.requirements import skip_or_fail
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "controllers"))
 
 
 @pytest.fixture

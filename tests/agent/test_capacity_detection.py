@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_world import config, template
+from tests.agent.agent_world import config, template
 
 from holdfast.agent.capacity_detection import SYSTEM_RESERVED_BYTES, detect_capacity, detect_devices
-from holdfast.agent.config import load
+from holdfast.agent.config import AgentConfig, load
 from holdfast.agent.status_blocks import environment
 from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent
 from holdfast.model.meta import ObjectMeta
@@ -85,7 +85,7 @@ def test_task_environment_shows_only_assigned_gpus() -> None:
     assert seen(config()) == (None, None), "a node without GPUs sets no variable"
 
 
-def seen(node: object, *claimed: str) -> tuple[str | None, str | None]:
+def seen(node: AgentConfig, *claimed: str) -> tuple[str | None, str | None]:
     spec = BindingSpec(
         replica="a",
         intent=Intent(replica_uid="u", template_hash="h", attempt=1),

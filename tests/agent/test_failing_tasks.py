@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from agent_world import eventually, task
+from tests.agent.agent_world import eventually, task
 from tests.requirements import skip_or_fail
 
 from holdfast.agent import logs
 from holdfast.agent.cgroups import TASK_PROCESSES_MAX, TASK_UID_FIRST, CgroupV2, RlimitIsolation, choose_isolation
 from holdfast.agent.drivers.artifacts import ArtifactCache
-from holdfast.agent.drivers.contract import StartFailed
+from holdfast.agent.drivers.contract import StartFailed, Task
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import kill_marked
 from holdfast.foundation.ports import SystemClock
@@ -75,7 +75,7 @@ def _interpreter() -> str:
     return str(system) if system.exists() else sys.executable
 
 
-def python(name: str, script: str, *, memory_bytes: int = 0, run: int = 1, **more: Any) -> Any:
+def python(name: str, script: str, *, memory_bytes: int = 0, run: int = 1, **more: Any) -> Task:
     made = task(name, _interpreter(), "-S", "-c", script, run=run, **more)
     resources = {"cpu": 500, **({"memory": memory_bytes} if memory_bytes else {})}
     return msgspec.structs.replace(made, resources=resources)
@@ -109,7 +109,7 @@ async def test_child_above_memory_limit_exits_as_out_of_memory(driver: ProcessDr
     assert (await driver.next_exit()).exit.reason == "OutOfMemory"
 
 
-async def test_fork_bomb_is_stopped_at_process_limit(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_fork_bomb_is_stopped_at_process_limit(driver: ProcessDriver) -> None:
     await driver.start(python("bomb", BOMB))
     await eventually(lambda: "forked" in text(driver, "bomb"), within_s=20)
     forked = int(text(driver, "bomb").split("forked ")[1])
@@ -149,10 +149,10 @@ def test_cgroup_v2_is_used_when_available(tmp_path: Path) -> None:
         (folder / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     found = choose_isolation("n1", root=tmp_path / "fs", own=own)
     assert isinstance(found, CgroupV2) and not found.limitation
-    ((key, folder),) = found.prepare("t", {"cpu": 1500, "memory": 64 * MIB})
-    assert key == "group" and Path(str(folder)) == home / "holdfast" / "n1" / "t"
-    assert (Path(str(folder)) / "memory.max").read_text() == str(64 * MIB)
-    assert (Path(str(folder)) / "pids.max").read_text() == str(TASK_PROCESSES_MAX)
+    ((key, group),) = found.prepare("t", {"cpu": 1500, "memory": 64 * MIB})
+    assert key == "group" and Path(str(group)) == home / "holdfast" / "n1" / "t"
+    assert (Path(str(group)) / "memory.max").read_text() == str(64 * MIB)
+    assert (Path(str(group)) / "pids.max").read_text() == str(TASK_PROCESSES_MAX)
     assert (home / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import virtual
-from agent_world import REGION, World, template
-from test_with_authority import Reached, elected
+from tests.agent.agent_world import REGION, World, template
+from tests.agent.test_with_authority import Reached, elected
+from tests.controllers import virtual
 
 from holdfast.agent.hollow import DelayRange, HollowConfig, HollowDelays, HollowHost
 from holdfast.authority.authority import Authority
@@ -28,7 +28,7 @@ def run(check: Callable[[World, Authority, HollowHost], Awaitable[None]]) -> Non
         authority = Authority(REGION, world.objects, ports)
         await authority.start(await elected(world))
         who = from_identity(f"holdfast:hollow:{REGION}:{PREFIX}", (HOLLOW_NODES,), credential="test")
-        client = LocalClient(world.gate, who, placement=Reached(authority, world))  # type: ignore[arg-type]
+        client = LocalClient(world.gate, who, placement=Reached(authority, world))
         config = HollowConfig(
             region=REGION,
             prefix=PREFIX,

@@ -9,17 +9,20 @@ import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from agent_world import World, config, eventually, template
-from test_failing_tasks import BOMB, python
+from tests.agent.agent_world import World, config, eventually, template
+from tests.agent.test_failing_tasks import BOMB, python
+from tests.expected import present
 
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, kill_marked
 from holdfast.agent.main import run_agent
 from holdfast.foundation.ports import SystemPorts
-from holdfast.model.template import Artifact, ExecProbe, Port, Probe, Probes
+from holdfast.model.replica import ExecutionBlock
+from holdfast.model.template import Artifact, ExecProbe, Port, Probe, Probes, Template
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -28,7 +31,7 @@ DEAF = "trap '' TERM; while true; do sleep 0.1; done"
 FLOOD = "while True: print('x' * 1000)"
 
 
-def script(text: str):
+def script(text: str) -> Template:
     return python("", text).template
 
 
@@ -64,10 +67,10 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
     }
     running = asyncio.create_task(run_agent(config(state_dir=str(tmp_path)), world.agent(), world.ports))
     try:
-        await eventually(lambda: world.node() and world.node().status.execution.reconciled)
+        await eventually(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         await world.bind("well", works["well"])
         await eventually(lambda: world.ready("well"))
-        pid = world.replica("well").status.execution.pid
+        pid = present(world.replica("well").status.execution).pid
         stranger = socket.create_server(("127.0.0.1", 0))
         given = {"late": {"http": stranger.getsockname()[1]}}
         for name in list(works)[1:]:
@@ -80,7 +83,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
             ("bomb", "TooManyProcesses"),
             ("late", "PortInUse"),
         ):
-            await eventually(lambda n=name, r=reason: reasons(world, n) >= {r}, within_s=40)
+            await eventually(partial(is_reported, world, name, reason), within_s=40)
         await eventually(lambda: "0.3 s" in execution_of(world, "unready").message)
         assert not execution_of(world, "unready").ready and execution_of(world, "unready").restarts == 0
 
@@ -90,7 +93,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         await eventually(lambda: world.ready("deaf"))
         await world.request_stop("deaf", stop_grace_seconds=1.0)
         await eventually(lambda: world.binding("deaf").status.acknowledged_at, within_s=20)
-        ended = world.binding("deaf").status.last_exit
+        ended = present(world.binding("deaf").status.last_exit)
         assert ended.signal == "SIGKILL" and "did not end within" in ended.message
 
         bound = LOG_FILE_BYTES_MAX * (LOG_FILES_MAX + 2)
@@ -100,7 +103,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         requests = len(world.renewal_service.requests)
         await eventually(lambda: len(world.renewal_service.requests) > requests, within_s=30)
         assert not running.done(), "the agent is healthy"
-        assert world.node().status.execution.quarantine is None, "the node is not quarantined"
+        assert present(world.node()).status.execution.quarantine is None, "the node is not quarantined"
         healthy = execution_of(world, "well")
         assert (healthy.ready, healthy.restarts, healthy.pid) == (True, 0, pid), "the healthy task was unaffected"
     finally:
@@ -108,15 +111,19 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         await asyncio.wait_for(running, 30)
 
 
-def execution_of(world: World, name: str):
-    return world.replica(name).status.execution
+def execution_of(world: World, name: str) -> ExecutionBlock:
+    return present(world.replica(name).status.execution)
 
 
 def reasons(world: World, name: str) -> set[str]:
-    block = execution_of(world, name)
+    block = world.replica(name).status.execution
     if block is None:
         return set()
     return {block.reason, block.last_exit.reason if block.last_exit is not None else ""}
+
+
+def is_reported(world: World, name: str, reason: str) -> bool:
+    return reason in reasons(world, name)
 
 
 def logs_of(state: Path, name: str) -> list[Path]:
@@ -127,7 +134,7 @@ async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, w
     """State directory, tasks and logs are all on the full disk."""
     running = asyncio.create_task(run_agent(config(state_dir=str(small_disk)), world.agent(), world.ports))
     try:
-        await eventually(lambda: world.node() and world.node().status.execution.reconciled)
+        await eventually(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         await world.bind("well", template("sleep", "600"))
         await eventually(lambda: world.ready("well"))
         pid = execution_of(world, "well").pid
@@ -135,7 +142,7 @@ async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, w
         await eventually(lambda: shutil.disk_usage(small_disk).free < 4096, within_s=30)
         for name in ("next", "another"):
             await world.bind(name, template("sleep", "600"))
-            await eventually(lambda n=name: "DiskFull" in reasons(world, n), within_s=30)
+            await eventually(partial(is_reported, world, name, "DiskFull"), within_s=30)
         requests = len(world.renewal_service.requests)
         await eventually(lambda: len(world.renewal_service.requests) > requests + 1, within_s=30)
         assert not running.done(), "the agent still renews its lease"
@@ -145,10 +152,12 @@ async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, w
 
         await world.request_stop("flood", stop_grace_seconds=1.0)
         await eventually(lambda: world.binding("flood").status.acknowledged_at, within_s=30)
-        assert "bytes of its output were lost (No space left" in world.binding("flood").status.last_exit.message
+        assert (
+            "bytes of its output were lost (No space left" in present(world.binding("flood").status.last_exit).message
+        )
         await world.free("flood")  # its logs are deleted with it, which frees space
         for name in ("next", "another"):
-            await eventually(lambda n=name: world.ready(n), within_s=60)
+            await eventually(partial(world.ready, name), within_s=60)
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(running, 30)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from agent_world import eventually, task
+from tests.agent.agent_world import eventually, task
 from tests.requirements import skip_or_fail
 
 from holdfast.agent import logs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from agent_world import task
+from tests.agent.agent_world import task
 
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.probes import NetworkProber, ProbeResult, ProbeTarget, TaskProbes, ThresholdCounter
@@ -17,9 +18,11 @@ from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProb
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 12\r\n\r\nstill waking"
 
+Serve = Callable[[bytes | None], Awaitable[int]]
+
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Callable]:
+async def serve() -> AsyncIterator[Serve]:
     servers = []
 
     async def start(answer: bytes | None) -> int:
@@ -58,11 +61,11 @@ def at(port: int) -> ProbeTarget:
     return ProbeTarget(task_id="a", address="127.0.0.1", ports={"http": port})
 
 
-def http(path: str = "/", **more: float) -> Probe:
+def http(path: str = "/", **more: Any) -> Probe:
     return Probe(http=HttpProbe(path=path), timeout_seconds=0.3, **more)
 
 
-async def test_http_probe_passes_only_on_success_status(serve: Callable, driver: ProcessDriver) -> None:
+async def test_http_probe_passes_only_on_success_status(serve: Serve, driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
     good = await prober.check(at(await serve(OK)), http())
     assert good.ok
@@ -78,7 +81,7 @@ async def test_http_probe_passes_only_on_success_status(serve: Callable, driver:
     assert not nobody.ok and "127.0.0.1:1" in nobody.message
 
 
-async def test_tcp_probe_passes_only_when_port_accepts(serve: Callable, driver: ProcessDriver) -> None:
+async def test_tcp_probe_passes_only_when_port_accepts(serve: Serve, driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
     probe = Probe(tcp=TcpProbe(), timeout_seconds=0.3)
     assert (await prober.check(at(await serve(OK)), probe)).ok
@@ -98,7 +101,7 @@ async def test_exec_probe_passes_only_on_exit_code_zero(driver: ProcessDriver) -
     assert not hung.ok and "no response" in hung.message
 
 
-async def test_hanging_probes_do_not_delay_other_probes(serve: Callable, driver: ProcessDriver) -> None:
+async def test_hanging_probes_do_not_delay_other_probes(serve: Serve, driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
     hanging = at(await serve(None))
     good = at(await serve(OK))

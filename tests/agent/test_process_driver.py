@@ -11,9 +11,11 @@ import textwrap
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from agent_world import eventually, task
+from tests.agent.agent_world import eventually, task
+from tests.expected import present
 
 from holdfast.agent import shim
 from holdfast.agent.drivers.contract import PROBE_OUTPUT_BYTES_MAX, Driver, StartFailed
@@ -22,7 +24,7 @@ from holdfast.agent.drivers.records import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, St
 from holdfast.foundation.ports import SystemClock
 
 HERE = Path(__file__).parent
-IMPORT_PATH = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+IMPORT_PATH = [str(HERE.parents[1])]
 
 
 def alive(pid: int) -> bool:
@@ -152,7 +154,7 @@ async def test_orphans_of_ended_task_are_killed(driver: ProcessDriver) -> None:
     ],
 )
 async def test_failed_start_reports_reason_and_later_run_works(
-    driver: ProcessDriver, given: dict, reason: str, expected: str
+    driver: ProcessDriver, given: dict[str, Any], reason: str, expected: str
 ) -> None:
     command = given.pop("command")
     with pytest.raises(StartFailed) as failure:
@@ -214,7 +216,7 @@ CHILD = """
 import asyncio, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from agent_world import task
+from tests.agent.agent_world import task
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.foundation.ports import SystemClock
 
@@ -316,7 +318,7 @@ HASTY = """
 import asyncio, sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from agent_world import task
+from tests.agent.agent_world import task
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.foundation.ports import SystemClock
 
@@ -384,7 +386,7 @@ async def test_agent_killed_during_start_never_starts_task_twice(tmp_path: Path)
             name = f"t{index}"
             if name not in found or found[name].exit is not None:
                 if name in found:
-                    assert found[name].exit.reason == "NeverStarted"
+                    assert present(found[name].exit).reason == "NeverStarted"
                 run = 2 if name in found else 1
                 await second.start(task(name, "sh", "-c", script, run=run))
         await asyncio.sleep(0.2)  # gives late shims of the dead agent time to act

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import virtual
+from tests.controllers import virtual
 
 from holdfast.agent.limits import AGENT_FLUSH_EVERY_S
 from holdfast.agent.reports import ReportQueue

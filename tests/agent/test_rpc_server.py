@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from agent_world import TENANT, eventually, task
+from tests.agent.agent_world import TENANT, eventually, task
 
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.rpc_server import AgentRpcServer

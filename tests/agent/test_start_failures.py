@@ -9,14 +9,14 @@ def failed(book: StartFailures, workload: str, at_s: float, reason: str = "Start
     book.record_failure(workload, reason, "no", mono_s=at_s, wall_s=1_700_000_000.0 + at_s)
 
 
-def test_start_failures_of_one_workload_cause_no_quarantine():
+def test_start_failures_of_one_workload_cause_no_quarantine() -> None:
     book = StartFailures()
     for n in range(20):
         failed(book, "acme/a", float(n))
     assert book.quarantine(20.0) is None
 
 
-def test_start_failures_of_several_workloads_quarantine_until_expiry():
+def test_start_failures_of_several_workloads_quarantine_until_expiry() -> None:
     book = StartFailures()
     for n, name in enumerate(("acme/a", "acme/b", "acme/a")):
         failed(book, name, float(n), "DiskFull")
@@ -26,7 +26,7 @@ def test_start_failures_of_several_workloads_quarantine_until_expiry():
     assert book.quarantine(2.0 + QUARANTINE_S) is None
 
 
-def test_successful_start_ends_quarantine():
+def test_successful_start_ends_quarantine() -> None:
     book = StartFailures()
     for n, name in enumerate(("acme/a", "acme/b", "acme/c")):
         failed(book, name, float(n), "CommandNotFound")
@@ -38,7 +38,7 @@ def test_successful_start_ends_quarantine():
     assert book.quarantine(3.0) is None
 
 
-def test_start_failures_outside_window_do_not_count():
+def test_start_failures_outside_window_do_not_count() -> None:
     book = StartFailures()
     failed(book, "acme/a", 0.0)
     failed(book, "acme/b", 1.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-import virtual
-from agent_world import KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+from tests.agent.agent_world import KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+from tests.controllers import virtual
+from tests.expected import present
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.limits import AGENT_RESYNC_S
@@ -44,16 +45,20 @@ def node_condition_reasons(
         await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         if bound:
             await world.bind("a", template(), resources=bound)
-            await virtual.until(lambda: find_condition(world.node().status.conditions, "Overcommitted") is not None)
-            found["over"] = find_condition(world.node().status.conditions, "Overcommitted").message
+            await virtual.until(
+                lambda: find_condition(present(world.node()).status.conditions, "Overcommitted") is not None
+            )
+            found["over"] = present(find_condition(present(world.node()).status.conditions, "Overcommitted")).message
             await world.request_stop("a", stop_reason="Drained")
             await virtual.until(lambda: world.binding("a").status.acknowledged_at)
             await world.free("a")
             await virtual.until(
-                lambda: find_condition(world.node().status.conditions, "Overcommitted").status == "False"
+                lambda: (
+                    present(find_condition(present(world.node()).status.conditions, "Overcommitted")).status == "False"
+                )
             )
-        await virtual.until(lambda: not traits.isolation or world.node().status.conditions)
-        found.update({c.type: c.reason for c in world.node().status.conditions})
+        await virtual.until(lambda: not traits.isolation or present(world.node()).status.conditions)
+        found.update({c.type: c.reason for c in present(world.node()).status.conditions})
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await world.close()
@@ -114,19 +119,19 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         )
         task = asyncio.create_task(supervisor.run())
         await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
-        first_report = world.node().status.execution
+        first_report = present(world.node()).status.execution
         assert (first_report.cached_artifacts, first_report.isolation) == (("model",), "cgroup2")
         await ports.clock.sleep(2 * NODE_REPORT_EVERY_S)
         kind = BY_NAME["Node"]
-        entry = world.objects.entry(kind, "", "n1")
+        entry = present(world.objects.entry(kind, "", "n1"))
         less = msgspec.json.decode(entry.value)
         del less["status"]["execution"]["cachedArtifacts"], less["status"]["execution"]["isolation"]
         await world.objects.commit(kind, Txn(writes=(Put(entry.key, msgspec.json.encode(less)),)))
-        assert world.node().status.execution.isolation == ""
-        await virtual.until(lambda: world.node().status.execution == first_report)
-        revision = world.node().revision
+        assert present(world.node()).status.execution.isolation == ""
+        await virtual.until(lambda: present(world.node()).status.execution == first_report)
+        revision = present(world.node()).revision
         await ports.clock.sleep(3 * AGENT_RESYNC_S)
-        assert world.node().revision == revision, "nothing is sent after that"
+        assert present(world.node()).revision == revision, "nothing is sent after that"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await world.close()

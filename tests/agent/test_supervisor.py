@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
-import virtual
-from agent_world import Behaviour, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+from tests.agent.agent_world import Behaviour, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+from tests.controllers import virtual
+from tests.expected import present
 
 from holdfast.agent.limits import AGENT_RESYNC_S
 from holdfast.agent.supervisor import TaskSupervisor
@@ -51,6 +53,9 @@ class Scene:
 
     def node(self) -> Node | None:
         return self.world.node()
+
+    def acknowledged(self, name: str) -> str:
+        return self.world.binding(name).status.acknowledged_at
 
     def reconciled(self) -> bool:
         node = self.node()
@@ -106,7 +111,7 @@ def test_task_is_started_reported_stopped_and_acknowledged() -> None:
             await s.world.request_stop("a", stop_reason="Drained")
             await s.until(lambda: s.world.binding("a").status.acknowledged_at)
             status = s.world.binding("a").status
-            assert status.phase is Phase.STOPPED and status.last_exit.signal == "SIGTERM"
+            assert status.phase is Phase.STOPPED and present(status.last_exit).signal == "SIGTERM"
             assert s.driver.running() == []
             assert s.world.phase("a") == Phase.STOPPED
 
@@ -123,7 +128,7 @@ def test_binding_stopped_before_start_is_acknowledged_as_never_started() -> None
         async with s.agent():
             await s.until(lambda: s.world.binding("a").status.acknowledged_at)
             status = s.world.binding("a").status
-            assert (status.phase, status.last_exit.reason) == (Phase.STOPPED, "NeverStarted")
+            assert (status.phase, present(status.last_exit).reason) == (Phase.STOPPED, "NeverStarted")
             assert s.driver.log == []
 
     play(body)
@@ -138,10 +143,10 @@ def test_failing_task_restarts_with_growing_backoff() -> None:
             await s.world.bind("a", template())
             await s.until(lambda: "start a run 5" in s.driver.log)
             assert 1 + 2 + 4 + 8 < s.ports.clock.monotonic() - began < 20
-            await s.until(lambda: s.world.replica("a").status.execution.restarts == 4)
+            await s.until(lambda: present(s.world.replica("a").status.execution).restarts == 4)
             await s.until(lambda: s.world.phase("a") == Phase.BACKING_OFF)
-            block = s.world.replica("a").status.execution
-            assert block.last_exit.code == 1 and "restarts" in block.message
+            block = present(s.world.replica("a").status.execution)
+            assert present(block.last_exit).code == 1 and "restarts" in block.message
 
     play(body)
 
@@ -157,7 +162,7 @@ def test_batch_task_ends_as_succeeded_or_failed_for_good() -> None:
             await s.world.bind("bad", template(restart_policy=RestartPolicy.ON_FAILURE))
             await s.world.bind("once", template(restart_policy=RestartPolicy.NEVER))
             for name, phase in (("good", Phase.SUCCEEDED), ("once", Phase.FAILED), ("bad", Phase.FAILED)):
-                await s.until(lambda name=name: s.world.binding(name).status.acknowledged_at, within_s=600)
+                await s.until(partial(s.acknowledged, name), within_s=600)
                 assert s.world.binding(name).status.phase is phase
                 assert s.world.phase(name) == phase
             runs = [line for line in s.driver.log if line.startswith("start bad")]
@@ -176,7 +181,7 @@ def test_missing_command_is_reported_and_retried() -> None:
             await s.until(s.reconciled)
             await s.world.bind("a", template())
             await s.until(lambda: s.world.phase("a") == Phase.BACKING_OFF)
-            assert s.world.replica("a").status.execution.reason == "CommandNotFound"
+            assert present(s.world.replica("a").status.execution).reason == "CommandNotFound"
             s.driver.acts["a"].fails = ""
             await s.until(lambda: s.world.ready("a"))
 
@@ -203,7 +208,7 @@ def test_readiness_follows_probe_and_failed_liveness_restarts_task() -> None:
             await s.until(lambda: s.world.ready("a"))
             s.driver.acts["a"].well = False
             await s.until(lambda: not s.world.ready("a"))
-            block = s.world.replica("a").status.execution
+            block = present(s.world.replica("a").status.execution)
             assert block.reason == "BecameUnready" and "503" in block.message
 
             s.driver.acts["b"] = Behaviour(well=True)
@@ -214,8 +219,8 @@ def test_readiness_follows_probe_and_failed_liveness_restarts_task() -> None:
             s.driver.acts["b"].well = True
             await s.until(lambda: "start b run 2" in s.driver.log)
             await s.until(lambda: s.world.ready("b"))
-            block = s.world.replica("b").status.execution
-            assert block.last_exit.reason == "LivenessFailed" and block.restarts == 1
+            block = present(s.world.replica("b").status.execution)
+            assert present(block.last_exit).reason == "LivenessFailed" and block.restarts == 1
 
     play(body)
 
@@ -229,9 +234,9 @@ def test_failed_startup_probe_restarts_task_before_other_probes_run() -> None:
             await s.world.bind("a", template(probes=probes, **PROBED), ports={"http": 20001})
             await s.until(lambda: s.world.phase("a") == Phase.STARTING)
             await s.until(lambda: "stop a run 1" in s.driver.log)
-            await s.until(lambda: s.world.replica("a").status.execution.last_exit is not None)
-            block = s.world.replica("a").status.execution
-            assert (block.phase, block.last_exit.reason) == (Phase.BACKING_OFF, "StartupFailed")
+            await s.until(lambda: present(s.world.replica("a").status.execution).last_exit is not None)
+            block = present(s.world.replica("a").status.execution)
+            assert (block.phase, present(block.last_exit).reason) == (Phase.BACKING_OFF, "StartupFailed")
 
     play(body)
 
@@ -244,7 +249,7 @@ def test_fenced_agent_stops_tasks_and_registers_under_new_epoch() -> None:
             await s.until(lambda: s.world.ready("a"))
             fenced = s.world.renewal_service.fence("n1")
             await s.until(lambda: s.driver.running() == [])
-            await s.until(lambda: s.node().status.execution.epoch == fenced + 1 and s.reconciled())
+            await s.until(lambda: present(s.node()).status.execution.epoch == fenced + 1 and s.reconciled())
             # The binding of the fenced epoch is acknowledged, never started again.
             await s.until(lambda: s.world.binding("a").status.acknowledged_at)
             assert s.world.binding("a").status.phase is Phase.STOPPED
@@ -263,10 +268,10 @@ def test_renewal_of_fenced_epoch_is_not_accepted() -> None:
             await s.until(s.reconciled)
             await s.world.bind("a", template())
             await s.until(lambda: s.world.ready("a"))
-            epoch = s.node().status.execution.epoch
+            epoch = present(s.node()).status.execution.epoch
             await s.world.fence(epoch)
             await s.until(lambda: s.driver.running() == [], within_s=2 * AGENT_RESYNC_S)
-            await s.until(lambda: s.node().status.execution.epoch == epoch + 1 and s.reconciled())
+            await s.until(lambda: present(s.node()).status.execution.epoch == epoch + 1 and s.reconciled())
             await s.world.bind("b", template(), node_epoch=epoch + 1)
             await s.until(lambda: s.world.ready("b"))
 
@@ -288,7 +293,7 @@ def test_restarted_agent_keeps_epoch_and_reports_no_unready_task() -> None:
             await s.until(lambda: s.driver.running() == ["a"])
             await asyncio.sleep(10)
             assert s.world.replica("a").status.execution == before, "an agent restart does not look like a task restart"
-            assert s.node().status.execution.epoch == 1
+            assert present(s.node()).status.execution.epoch == 1
             unready = [
                 w
                 for batch in s.world.commits[commits_before:]
@@ -309,7 +314,7 @@ def test_node_is_reconciled_only_after_zombies_are_stopped() -> None:
         await s.world.free("z")
         s.world.renewal_service.fence("n1")
         async with s.agent():
-            await s.until(lambda: s.node().status.execution.epoch == 2 and s.reconciled())
+            await s.until(lambda: present(s.node()).status.execution.epoch == 2 and s.reconciled())
             assert s.driver.running() == []
 
     play(body)
@@ -328,7 +333,7 @@ def test_partitioned_agent_keeps_tasks_running_and_reports_later() -> None:
             assert s.driver.running() == ["a"]
             s.world.renewal_service.away = False
             await s.until(lambda: s.driver.running() == ["a", "x"])  # not fenced in the meantime: it may run again
-            await s.until(lambda: s.world.ready("x") and s.world.replica("x").status.execution.restarts == 1)
+            await s.until(lambda: s.world.ready("x") and present(s.world.replica("x").status.execution).restarts == 1)
 
     play(body)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
-from agent_world import template
+from tests.agent.agent_world import template
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.status_blocks import environment, execution_block, task_id
@@ -57,7 +59,7 @@ def ended(
     )
 
 
-def bound(policy: RestartPolicy = RestartPolicy.ALWAYS, *, acknowledged: bool = False, **spec: object) -> Binding:
+def bound(policy: RestartPolicy = RestartPolicy.ALWAYS, *, acknowledged: bool = False, **spec: Any) -> Binding:
     made = BindingSpec(
         replica="a",
         intent=Intent(replica_uid="u", template_hash="h", attempt=1),

@@ -12,13 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from agent_world import eventually, task
+from tests.agent.agent_world import eventually, task
 from tests.requirements import skip_or_fail
+from tests.witness_intervals import intervals
 
 from holdfast.agent.cgroups import NoIsolation, RlimitIsolation, TaskIsolation, choose_isolation
 from holdfast.agent.drivers.contract import StartFailed
@@ -27,7 +29,6 @@ from holdfast.agent.drivers.records import TaskDir, kill_marked
 from holdfast.agent.task_decision import WATCHDOG_KILL_LEAD_S, WATCHDOG_LEAD_S
 from holdfast.foundation.ports import SystemClock
 from holdfast.samples import witness
-from witness_intervals import intervals
 
 # These compare seconds with leases, so they run alone.
 pytestmark = pytest.mark.e2e
@@ -170,10 +171,14 @@ async def test_killed_guard_is_restarted(driver: ProcessDriver, tmp_path: Path) 
     await driver.start(exclusive(tmp_path))
     await running(tmp_path)
     folder = TaskDir(tmp_path / "tasks" / "only")
+
+    def is_replaced(guard: int) -> bool:
+        return guard_of(driver, folder) not in (0, guard)
+
     for _ in range(3):
         guard = guard_of(driver, folder)
         os.kill(guard, signal.SIGKILL)
-        await eventually(lambda was=guard: guard_of(driver, folder) not in (0, was))
+        await eventually(partial(is_replaced, guard))
     exit_ = await driver.stop("only", 5.0)
     assert exit_.reason == "StoppedOnRequest" and not folder.shim_pid()
 
@@ -228,8 +233,8 @@ async def test_wall_clock_step_does_not_move_the_deadline(tmp_path: Path, step: 
         skip_or_fail("libfaketime is missing; next: make tools")
     script = f"""
 import asyncio, sys
-sys.path[:0] = {[str(d) for d in Path(__file__).parents[:3]]!r}
-import test_watchdog as t
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.agent import test_watchdog as t
 from pathlib import Path
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.foundation.ports import SystemClock

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from agent_world import REGION, TENANT, World, config, eventually, task, template
+from tests.agent.agent_world import REGION, TENANT, World, config, eventually, task, template
+from tests.expected import present
 
 from holdfast.agent import logs
 from holdfast.agent.config import load, merged_node, node_from_config
@@ -91,7 +92,7 @@ async def ask(port: int, path: str = "/") -> dict[str, object]:
 async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, tmp_path: Path) -> None:
     ports, made = risk_api()
     async with agent(world, tmp_path):
-        await eventually(lambda: world.node() and world.node().status.execution.reconciled)
+        await eventually(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         await world.bind("a", made, ports=ports, epoch=5)  # type: ignore[arg-type]
         await eventually(lambda: world.ready("a"))
         response = await ask(ports["http"])
@@ -102,13 +103,13 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
             "a",
             5,
         )
-        pid = world.replica("a").status.execution.pid
+        pid = present(world.replica("a").status.execution).pid
         assert response["pid"] == pid
         # The task is killed from outside: it is reported and restarted.
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: world.ready("a") and world.replica("a").status.execution.restarts == 1)
-        before = world.replica("a").status.execution
-        assert before.last_exit.signal == "SIGKILL" and before.pid != pid
+        await eventually(lambda: world.ready("a") and present(world.replica("a").status.execution).restarts == 1)
+        before = present(world.replica("a").status.execution)
+        assert present(before.last_exit).signal == "SIGKILL" and before.pid != pid
     assert (await ask(ports["http"]))["pid"] == before.pid, "the task outlives the agent"
 
     async with agent(world, tmp_path):
@@ -120,14 +121,14 @@ async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, t
         await world.request_stop("a")
         await eventually(lambda: world.binding("a").status.acknowledged_at)
         assert world.binding("a").status.phase is Phase.STOPPED
-        assert world.binding("a").status.last_exit.code == 0, "the sample exits cleanly on SIGTERM"
+        assert present(world.binding("a").status.last_exit).code == 0, "the sample exits cleanly on SIGTERM"
 
 
 async def test_agent_with_stop_work_on_exit_stops_tasks(world: World, tmp_path: Path) -> None:
     async with agent(world, tmp_path, stop_work=True):
         await world.bind("a", template("sleep", "300"))
         await eventually(lambda: world.ready("a"))
-        pid = world.replica("a").status.execution.pid
+        pid = present(world.replica("a").status.execution).pid
     assert not Path(f"/proc/{pid}").exists()
     assert world.phase("a") == Phase.STOPPED
 

@@ -7,8 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-import virtual
-from agent_world import REGION, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+from tests.agent.agent_world import (
+    REGION,
+    KeptMemory,
+    RenewalService,
+    ScriptedDriver,
+    ScriptedProber,
+    World,
+    config,
+    template,
+)
+from tests.controllers import virtual
 
 from holdfast.agent.persisted_state import PersistedState
 from holdfast.agent.supervisor import TaskSupervisor
@@ -26,10 +35,11 @@ from holdfast.model.replica import Phase
 from holdfast.store.contract import Put, Txn
 
 
-class Reached:
+class Reached(RenewalService):
     """The connection from the agent to the authority, which can be partitioned."""
 
     def __init__(self, authority: Authority, world: World) -> None:
+        super().__init__(world.ports)
         self._authority, self._world = authority, world
 
     async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:

@@ -12,7 +12,8 @@ from typing import Any
 import kubernetes
 import pytest
 from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.exceptions import ApiException, ConflictError, NotFoundError
+from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
+from tests.expected import present
 
 from .conftest import Cell, eventually
 
@@ -64,7 +65,7 @@ def test_dynamic_client_creates_lists_and_reports_errors(workloads: Any) -> None
     workloads.delete(name="dynamic", namespace="shop")
     with pytest.raises(NotFoundError):
         workloads.get(name="missing", namespace="shop")
-    with pytest.raises(ApiException) as refused:
+    with pytest.raises(kubernetes.client.ApiException) as refused:
         workloads.create(body=workload("UPPER"), namespace="shop")
     assert refused.value.status == 422
 
@@ -95,9 +96,9 @@ def test_python_watch_reports_scale(client: Any) -> None:
 def test_typed_clients_use_namespaces_events_and_reviews(client: Any) -> None:
     core = kubernetes.client.CoreV1Api(client)
     core.create_namespace(kubernetes.client.V1Namespace(metadata=kubernetes.client.V1ObjectMeta(name="typed")))
-    assert core.read_namespace("typed").status.phase == "Active"
+    assert present(core.read_namespace("typed").status).phase == "Active"
     core.patch_namespace("typed", {"metadata": {"labels": {"team": "red"}}})
-    assert core.read_namespace("typed").metadata.labels["team"] == "red"
+    assert (present(core.read_namespace("typed").metadata).labels or {})["team"] == "red"
     event = kubernetes.client.CoreV1Event(
         metadata=kubernetes.client.V1ObjectMeta(generate_name="typed."),
         involved_object=kubernetes.client.V1ObjectReference(kind="Workload", name="web", namespace="shop"),
@@ -111,7 +112,7 @@ def test_typed_clients_use_namespaces_events_and_reviews(client: Any) -> None:
         )
     )
     answer = kubernetes.client.AuthorizationV1Api(client).create_self_subject_access_review(review)
-    assert answer.status.allowed is True
+    assert present(answer.status).allowed is True
     assert kubernetes.client.VersionApi(client).get_code().minor == "32"
 
 
@@ -122,8 +123,8 @@ def test_lease_replace_with_stale_revision_conflicts(client: Any) -> None:
         spec=kubernetes.client.V1LeaseSpec(holder_identity="a", lease_duration_seconds=15),
     )
     made = api.create_namespaced_lease("shop", body)
-    made.spec.holder_identity = "b"
-    assert api.replace_namespaced_lease("lock", "shop", made).spec.holder_identity == "b"
+    present(made.spec).holder_identity = "b"
+    assert present(api.replace_namespaced_lease("lock", "shop", made).spec).holder_identity == "b"
     with pytest.raises(kubernetes.client.ApiException) as late:
         api.replace_namespaced_lease("lock", "shop", made)
     assert late.value.status == 409

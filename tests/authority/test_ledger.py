@@ -127,7 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._record(claim)
 
     def _state(self) -> dict[str, Any]:
-        return msgspec.json.decode(msgspec.json.encode(_plain(self.ledger.comparable_state())))
+        return msgspec.json.decode(msgspec.json.encode(_plain(self.ledger.comparable_state())), type=dict[str, Any])
 
     def _fits(self, node: Node, claim: Claim) -> None:
         """Independent check of the capacity rule, the devices and the limit."""

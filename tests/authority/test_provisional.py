@@ -15,7 +15,7 @@ from holdfast.model.binding import Binding
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement_api import PlacementOutcome, PlacementResult
+from holdfast.model.placement_api import PlacementOutcome
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Replica
@@ -89,10 +89,6 @@ async def test_partition_mode_wait_refuses_with_grant_expired(cell: Cell) -> Non
     await partition(cell, mode=PartitionMode.WAIT)
     answer = await cell.place(await reclaimable_replica(cell))
     assert (answer.result, answer.reason) == (PlacementOutcome.REJECTED, "GrantExpired")
-
-
-async def _place_reclaimable(cell: Cell, **spec: Any) -> PlacementResult:
-    return await cell.place(await reclaimable_replica(cell, **spec))
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from bench import __main__ as harness  # noqa: E402 - bench is not an installed package
-from bench import api, authority, openb, pipeline, planner, recovery, store  # noqa: E402
+from bench import __main__ as harness
+from bench import api, authority, openb, pipeline, planner, recovery, store
 
 SMALL = ("singles", "preemption", "arrival")
 """The shapes that differ most. Each starts its own cells."""
@@ -31,12 +28,14 @@ def test_figures_outside_their_bounds_are_reported() -> None:
     assert harness.outside({"gain": 2.0, "missing": 1, "lost": 0}, bounds) == []
 
 
-def test_unknown_benchmark_is_refused_with_known_names(capsys) -> None:
+def test_unknown_benchmark_is_refused_with_known_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert harness.main(["no-such"]) == 2
     assert "pipeline" in capsys.readouterr().err
 
 
-def test_figures_are_saved_with_name_and_revision(tmp_path, monkeypatch, capsys) -> None:
+def test_figures_are_saved_with_name_and_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def run() -> dict[str, object]:
         return {"per_s": 12, "nested": {"ms": 3.5}}
 
@@ -51,13 +50,13 @@ def test_figures_are_saved_with_name_and_revision(tmp_path, monkeypatch, capsys)
     assert "per_s: too low (expected at least 20, found 12)" in capsys.readouterr().err
 
 
-def test_benchmark_without_data_is_skipped_with_reason(tmp_path, capsys) -> None:
+def test_benchmark_without_data_is_skipped_with_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert harness.main(["openb", "--data", str(tmp_path)]) == 0
     assert f"skipped: no trace in {tmp_path}" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-async def test_component_benchmarks_run_at_small_size(monkeypatch) -> None:
+async def test_component_benchmarks_run_at_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("SEQUENTIAL_COMMITS", 5),
         ("COMMITS_PER_WRITER", 2),
@@ -68,14 +67,15 @@ async def test_component_benchmarks_run_at_small_size(monkeypatch) -> None:
     ):
         monkeypatch.setattr(store, name, value)
     assert min((await store.run()).values()) >= 0
-    for module, name, value in (
+    sizes: tuple[tuple[ModuleType, str, object], ...] = (
         (authority, "NODES", 500),
         (authority, "BATCHES", 1),
         (planner, "NODES", (50, 100)),
         (planner, "LIKE_REPLICAS", 512),
         (planner, "DIFFERENT_REPLICAS", 50),
-    ):
-        monkeypatch.setattr(module, name, value)
+    )
+    for module, name, size in sizes:
+        monkeypatch.setattr(module, name, size)
     assert (await authority.run())["sqlite"]["bound_per_s"] > 0
     figures = await planner.run()
     assert min(figures[f"{kind}_per_s_{size}"] for kind in ("like", "different") for size in (50, 100)) > 0
@@ -121,7 +121,9 @@ def test_every_bound_belongs_to_a_figure_of_a_shape() -> None:
         assert name == "bound_per_s" or name.startswith(tuple(f"{shape}_" for shape in pipeline.NAMES)), name
 
 
-def test_partial_run_is_saved_separately_and_has_no_bounds(tmp_path, monkeypatch, capsys) -> None:
+def test_partial_run_is_saved_separately_and_has_no_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def run(nodes: int = 5, shapes: tuple[str, ...] = ()) -> dict[str, object]:
         return {"spread_per_s": 1.0}
 
@@ -135,7 +137,7 @@ def test_partial_run_is_saved_separately_and_has_no_bounds(tmp_path, monkeypatch
     assert harness.main(["pipeline"]) == 1, "a full run checks all bounds"
 
 
-def test_unknown_shape_or_trace_is_refused_with_known_names(capsys) -> None:
+def test_unknown_shape_or_trace_is_refused_with_known_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert harness.main(["pipeline", "--shape", "no-such"]) == 2
     assert "anti-affinity" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ from holdfast.cli.commands.explain import spillover_lines
 from holdfast.model.workload import AvoidedRegion, RegionWait, SpilloverStatus
 
 
-def test_spillover_wait_and_move_have_reason_and_time():
+def test_spillover_wait_and_move_have_reason_and_time() -> None:
     wait = RegionWait(region="east", reason="InsufficientCpu", since="2026-01-01T00:00:00Z")
     left = AvoidedRegion(
         region="north",

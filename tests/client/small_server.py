@@ -10,11 +10,11 @@ import base64
 import json
 import ssl
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from aiohttp import web
-from scripted import ScriptedCell
+from aiohttp.typedefs import Handler
+from tests.controllers.scripted import ScriptedCell
 
 from holdfast.client import wire
 from holdfast.model.codec import object_wire_bytes
@@ -67,7 +67,7 @@ class SmallServer:
         await self._runner.cleanup()
 
     @web.middleware
-    async def _instead(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _instead(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self.requests.append(f"{request.method} {request.path}")
         if self.answers:
             status, reason, headers = self.answers.pop(0)

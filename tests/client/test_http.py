@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from scripted import ScriptedCell, meta
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from small_server import SmallServer
+from tests.client.small_server import SmallServer
+from tests.controllers.scripted import ScriptedCell, meta
 
 from holdfast.client.http import HttpClient
 from holdfast.controllers.informer import Informers

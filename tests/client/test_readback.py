@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import ScriptedCell, ScriptedClient, meta, no_answer
-from virtual import VirtualPorts, run
+from tests.controllers.scripted import ScriptedCell, ScriptedClient, meta, no_answer
+from tests.controllers.virtual import VirtualPorts, run
+from tests.expected import of_type
 
 from holdfast.client.contract import CommitReceipt, FencingToken
 from holdfast.client.readback import ReadBackResult, read_back_result
@@ -133,7 +134,7 @@ def test_one_missing_write_shows_that_commit_did_not_happen() -> None:
         cell, client = setup()
         held = cell.put(endpoint("old"))
         client.before_commit = [no_answer()]
-        writes = [Create(endpoint("new")), Update(moved(held, "east"))]
+        writes: list[Write] = [Create(endpoint("new")), Update(moved(held, "east"))]
         await client.commit(writes)
         assert len(cell.commits) == 1 and len(cell.all(Endpoint)) == 2
 
@@ -240,7 +241,7 @@ def test_counter_with_lost_responses_counts_each_commit_once(seed: int) -> None:
         await asyncio.sleep(10)
         counted = int(cell.all(Endpoint)[0].spec.region)
         assert acknowledged <= counted <= acknowledged + unknown
-        revisions = [int(c[0].object.spec.region) for c in cell.commits if isinstance(c[0], Update)]
+        revisions = [int(of_type(c[0].object, Endpoint).spec.region) for c in cell.commits if isinstance(c[0], Update)]
         assert revisions == sorted(set(revisions))
 
     run(main)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from typing import Any
 
 import msgspec
+from tests.expected import present
 
 from holdfast.client import readback
 from holdfast.client.contract import CommitReceipt, FencingToken, Listing, WatchEvent
@@ -27,6 +28,7 @@ from holdfast.model.placement_api import (
 from holdfast.model.writes import Create, Delete, Notice, SetStatus, Update, Write
 
 Place = tuple[type[Any], Key]
+Faults = list[Fault]
 
 
 class ScriptedCell:
@@ -119,6 +121,7 @@ class ScriptedCell:
             case Create() | Update():
                 return self.put(write.object)
             case SetStatus():
+                current = present(current)
                 status = msgspec.structs.replace(current.status, **write.blocks)
                 if write.conditions:
                     status = msgspec.structs.replace(status, conditions=write.conditions)
@@ -226,7 +229,7 @@ class ScriptedClient:
     async def close(self) -> None:
         pass
 
-    def _fail(self, faults: list[Fault]) -> None:
+    def _fail(self, faults: Faults) -> None:
         if self.down:
             raise Unavailable("the cell is down")
         if faults:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expected import present
 
 from holdfast.controllers.cache import Cache
 from holdfast.controllers.declared_view import DeclaredView
@@ -32,7 +33,7 @@ def class_with_priority(name: str, rank: int, revision: int, namespace: str = "t
         st.tuples(st.sampled_from("abc"), st.sampled_from(("t", "u")), st.integers(0, 5), st.booleans()), max_size=30
     )
 )
-def test_cache_total_equals_recount(steps) -> None:
+def test_cache_total_equals_recount(steps: list[tuple[str, str, int, bool]]) -> None:
     cache = Cache()
     for revision, (name, namespace, rank, removed) in enumerate(steps, 1):
         if removed:
@@ -83,7 +84,7 @@ def test_view_shows_statuses_set_earlier_in_the_pass_only_if_declared() -> None:
         assert [r.status.release is not None for r in view.by(Replica, "workload", "t/w")] == [visible, False]
         assert view.total(Replica, "t", leaving).get("leaving", 0) == int(visible)
         view.begin_pass()
-        assert view.get(Replica, "a", "t").status.release is None, "the next pass starts from stored state"
+        assert present(view.get(Replica, "a", "t")).status.release is None, "the next pass starts from stored state"
 
 
 def test_view_total_of_undeclared_kind_raises_lookup_error() -> None:

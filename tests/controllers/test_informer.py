@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import ScriptedCell, ScriptedClient, meta
-from virtual import VirtualPorts, run, until
+from tests.controllers.scripted import ScriptedCell, ScriptedClient, meta
+from tests.controllers.virtual import VirtualPorts, run, until
 
 from holdfast.client.contract import WatchEvent
 from holdfast.controllers.informer import Cache, CacheChange, Informer, Informers

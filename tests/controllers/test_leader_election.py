@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted import ScriptedCell, ScriptedClient, meta, no_answer
-from virtual import VirtualClock, VirtualPorts, run, until
+from tests.controllers.scripted import ScriptedCell, ScriptedClient, meta, no_answer
+from tests.controllers.virtual import VirtualClock, VirtualPorts, run, until
 
 from holdfast.client.contract import FencingToken
 from holdfast.controllers.leader_election import NAMESPACE, Election

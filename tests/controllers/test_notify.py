@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from holdfast.controllers.lifetime import notify_systemd, notify_watchdog
 
 
-def test_notify_systemd_sends_state_to_notify_socket(tmp_path, monkeypatch):
+def test_notify_systemd_sends_state_to_notify_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -21,7 +22,7 @@ def test_notify_systemd_sends_state_to_notify_socket(tmp_path, monkeypatch):
     notify_systemd("STOPPING=1")
 
 
-async def test_watchdog_keepalive_stops_while_loop_hangs(tmp_path, monkeypatch):
+async def test_watchdog_keepalive_stops_while_loop_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(tmp_path / "notify"))
         receiver.setblocking(False)

@@ -6,13 +6,13 @@ A killed process never returns from its call: the call took effect or not, and n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from tests.controllers.virtual import VirtualPorts, run
 from tests.factories import replica
-from virtual import VirtualPorts, run
 
 from holdfast.cell.controller_table import regional_controllers
 from holdfast.client.contract import CommitReceipt, FencingToken, Listing
@@ -40,6 +40,9 @@ CALLS = 10
 REPAIR = next(c for c in regional_controllers(REGION) if c.name == "repair")
 
 
+T = TypeVar("T")
+
+
 class KillableClient:
     """A client that kills its process at call number `killed_at_call`, before or after the call takes effect."""
 
@@ -49,7 +52,7 @@ class KillableClient:
         self.died = asyncio.Event()
         self.cell = client.cell
 
-    async def _call(self, act: Any) -> Any:
+    async def _call(self, act: Callable[[], Awaitable[T]]) -> T:
         self.calls += 1
         killable = self.calls == self._dies_at
         if self.died.is_set() or (killable and not self._after):
@@ -63,7 +66,9 @@ class KillableClient:
         self.died.set()
         await asyncio.Event().wait()
 
-    async def list(self, kind: type[Any], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing:
+    async def list(
+        self, kind: type[Any], namespace: str = "", *, fields: Mapping[str, str] | None = None
+    ) -> Listing[Any]:
         return await self._call(lambda: self._client.list(kind, namespace, fields=fields))
 
     def watch(self, kind: type[Any], namespace: str = "", **more: Any) -> Any:

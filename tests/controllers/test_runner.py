@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted import ScriptedCell, ScriptedClient, meta, no_answer
-from virtual import VirtualPorts, run, until
+from tests.controllers.scripted import ScriptedCell, ScriptedClient, meta, no_answer
+from tests.controllers.virtual import VirtualPorts, run, until
+from tests.expected import of_type
 
 from holdfast.controllers.controller import Controller
 from holdfast.controllers.informer import Informers
@@ -80,7 +81,7 @@ class Setup:
         await self.informers.stop()
 
     def tenant(self, name: str) -> Tenant:
-        return self.cell.put(Tenant(metadata=ObjectMeta(name=name)))
+        return of_type(self.cell.put(Tenant(metadata=ObjectMeta(name=name))), Tenant)
 
     def creations(self) -> list[str]:
         return [w.object.metadata.name for c in self.cell.commits for w in c if isinstance(w, Create)]

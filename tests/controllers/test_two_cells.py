@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from scripted import ScriptedCell, ScriptedClient, meta
-from virtual import VirtualPorts, run, until
+from tests.controllers.scripted import ScriptedCell, ScriptedClient, meta
+from tests.controllers.virtual import VirtualPorts, run, until
 
 from holdfast.client.contract import CommitReceipt, FencingToken
 from holdfast.controllers.controller import Controller, ControllerView, woken_by_object

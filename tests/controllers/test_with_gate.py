@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
-from virtual import VirtualPorts, run, until
+from tests.controllers.virtual import VirtualPorts, run, until
 
 from holdfast.controllers.controller import Controller
 from holdfast.controllers.informer import Informers

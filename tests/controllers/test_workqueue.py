@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual import VirtualPorts, run, until
+from tests.controllers.virtual import VirtualPorts, run, until
 
 from holdfast.controllers.workqueue import DEBOUNCE_FREE_KEYS_BURST, QueueClosed, Workqueue
 from holdfast.foundation.backoff import delay_s

@@ -10,15 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joined_agent import command, join_token, joined_agent
-from test_agent_kills import exclusive_on, exclusive_overlaps, has_moved, running_replicas, witness_folder, workload
+from tests.e2e.joined_agent import command, join_token, joined_agent
+from tests.e2e.test_agent_kills import (
+    exclusive_on,
+    exclusive_overlaps,
+    has_moved,
+    running_replicas,
+    witness_folder,
+    workload,
+)
 from tests.platforms import TENANCY, RunningPlatform, get_json, holdfast, running_platform, wait_until
+from tests.witness_intervals import intervals
 
 from holdfast.drills import outage
 from holdfast.foundation.exit_codes import ExitCode
 from holdfast.platform.layout import Layout
 from holdfast.samples import witness
-from witness_intervals import intervals
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joined_agent import joined_agent
+from tests.e2e.joined_agent import joined_agent
 from tests.platforms import TENANCY, RunningPlatform, holdfast, running_platform, wait_until
+from tests.witness_intervals import intervals, overlaps
 
 from holdfast.agent.drivers.records import TaskDir
 from holdfast.drills import outage
 from holdfast.platform.layout import Layout
 from holdfast.samples import witness
-from witness_intervals import intervals, overlaps
 
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from drilled import holdfast, platform
+from tests.e2e.drilled import holdfast, platform
 from tests.platforms import V1, wait_until
+
+from holdfast.client.sync_api import CellApi
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
@@ -22,17 +27,18 @@ QUESTIONS = (
     "Which telemetry proves it?",
     "What was the repair or rollback path?",
 )
+Report = dict[str, Any]
 MERGE = "application/merge-patch+json"
 PATH = f"/apis/{V1}"
 LONG = pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="minutes long; set HOLDFAST_PROVE")
 
 
-def drill(state: str, name: str, *more: str) -> dict:
+def drill(state: str, name: str, *more: str) -> Report:
     ran = holdfast(
         "drill", "run", name, "--region", "eu-west", "--state", state, "--quiet", "-o", "json", *more, timeout_s=420
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    report = json.loads(ran.stdout)
+    report: Report = json.loads(ran.stdout)
     assert report["passed"] and report["violations"] == [] and report["unreturned"] == []
     assert tuple(report["questions"]) == QUESTIONS
     assert all(lines and all(isinstance(line, str) for line in lines) for lines in report["questions"].values())
@@ -41,11 +47,11 @@ def drill(state: str, name: str, *more: str) -> dict:
     return report
 
 
-def first_controller(report: dict) -> str:
-    return report["questions"]["Which controller acted first?"][0]
+def first_controller(report: Report) -> str:
+    return str(report["questions"]["Which controller acted first?"][0])
 
 
-def test_stale_cache_drill_is_refused_with_reasons(platform):
+def test_stale_cache_drill_is_refused_with_reasons(platform: str) -> None:
     report = drill(platform, "stale-cache")
     responses = report["responses"]
     assert responses["ended attempt"] == "Rejected StaleAttempt"
@@ -59,27 +65,27 @@ def test_stale_cache_drill_is_refused_with_reasons(platform):
     assert 'reason="StaleAttempt",result="Rejected"' in telemetry
 
 
-def test_timeout_after_commit_drill_commits_once(platform):
+def test_timeout_after_commit_drill_commits_once(platform: str) -> None:
     report = drill(platform, "timeout-after-commit")
     assert report["secondReserve"] == "Already"
     assert " authority (eu-west) created Reservation" in first_controller(report)
 
 
-def test_leader_restart_drill_places_each_replica_once(platform):
+def test_leader_restart_drill_places_each_replica_once(platform: str) -> None:
     report = drill(platform, "leader-restart")
     assert "authority" in report["terms"] and report["processesKilled"] == 1
     assert " assign (global)" in first_controller(report)
     assert any("S1" in line and "0 violation" in line for line in report["questions"]["Which invariant held?"])
 
 
-def test_policy_rollback_drill_keeps_bound_replicas(platform):
+def test_policy_rollback_drill_keeps_bound_replicas(platform: str) -> None:
     report = drill(platform, "policy-rollback")
     assert report["boundBy"] == report["newRevision"] != report["oldRevision"] == report["laterBoundBy"]
     changed = "\n".join(report["questions"]["What desired state changed?"])
     assert "a user changed SchedulerPolicy default" in changed and "policy created PolicyRevision" in changed
 
 
-def test_override_expires_drill_ends_without_global_cell(platform):
+def test_override_expires_drill_ends_without_global_cell(platform: str) -> None:
     report = drill(platform, "override-expires")
     assert report["zonesWhileActive"] == "eu-west-b"
     clock = report["clock"]
@@ -87,7 +93,7 @@ def test_override_expires_drill_ends_without_global_cell(platform):
     assert any("Expired" in line for line in report["questions"]["What was the repair or rollback path?"])
 
 
-def test_zone_loss_drill_recovers_within_the_region(platform):
+def test_zone_loss_drill_recovers_within_the_region(platform: str) -> None:
     report = drill(platform, "zone-loss")
     assert report["clock"]["all replicas serve in other zones"] < 60
     assert " node-health (eu-west)" in first_controller(report)
@@ -107,32 +113,32 @@ def test_zone_loss_drill_recovers_within_the_region(platform):
 
 
 @LONG
-def test_loss_during_recovery_drill_extends_the_recovery(platform):
+def test_loss_during_recovery_drill_extends_the_recovery(platform: str) -> None:
     report = drill(platform, "loss-during-recovery")
     assert report["secondsToMinServing"] < 120
     assert " region-health (global)" in first_controller(report)
 
 
 @LONG
-def test_repair_in_incident_drill_waits_while_paused_and_acts_once(platform):
+def test_repair_in_incident_drill_waits_while_paused_and_acts_once(platform: str) -> None:
     report = drill(platform, "repair-in-incident")
     assert report["repairStates"].startswith("Paused → ReleaseRequested")
 
 
 @LONG
-def test_autoscaler_drill_does_not_scale_unready_replicas(platform):
+def test_autoscaler_drill_does_not_scale_unready_replicas(platform: str) -> None:
     report = drill(platform, "autoscaler")
     assert report["maxDesiredWhileNotReady"] == 2 and report["reason"] == "ScaleUpBlocked"
 
 
 @LONG
-def test_partition_drill_of_ninety_seconds_passes(platform):
+def test_partition_drill_of_ninety_seconds_passes(platform: str) -> None:
     report = drill(platform, "partition", "--seconds", "90")
     assert report["clock"]["replaced without the global cell"] < 90
 
 
-def test_every_drill_has_a_description_and_a_scenario():
-    from holdfast.sim.scenario_runs import scenario_names
+def test_every_drill_has_a_description_and_a_scenario() -> None:
+    from holdfast.sim.scenario_files import scenario_names
 
     listed = json.loads(holdfast("drill", "list", "-o", "json", timeout_s=30).stdout)
     assert {d["name"] for d in listed} >= {
@@ -163,7 +169,7 @@ spec:
 """
 
 
-def cell_api(state: str, cell: str = "global"):
+def cell_api(state: str, cell: str = "global") -> CellApi:
     from holdfast.drills.platform_observer import PlatformObserver
     from holdfast.platform.layout import Layout
 
@@ -171,7 +177,7 @@ def cell_api(state: str, cell: str = "global"):
     return PlatformObserver(layout, layout.load()).api(cell)
 
 
-def workload(name: str, replicas: int, **resources: str) -> dict:
+def workload(name: str, replicas: int, **resources: str) -> dict[str, Any]:
     return {
         "apiVersion": "holdfast.dev/v1",
         "kind": "Workload",
@@ -184,7 +190,7 @@ def workload(name: str, replicas: int, **resources: str) -> dict:
     }
 
 
-def test_shadow_policy_is_compared_and_guarded_policy_rolls_back(platform, tmp_path):
+def test_shadow_policy_is_compared_and_guarded_policy_rolls_back(platform: str, tmp_path: Path) -> None:
     rules = tmp_path / "packing.yaml"
     rules.write_text(PACKING)
     api = cell_api(platform)
@@ -203,7 +209,7 @@ def test_shadow_policy_is_compared_and_guarded_policy_rolls_back(platform, tmp_p
         )
         replica_counts = iter(range(6, 40))
 
-        def compared() -> dict | None:
+        def compared() -> Report | None:
             # Only some batches are planned twice, so scale until one of them was.
             api.apply(workload("tried", next(replica_counts)), "workloads", manager="test")
             found = json.loads(holdfast(*shadow, timeout_s=30).stdout)
@@ -240,7 +246,7 @@ def test_shadow_policy_is_compared_and_guarded_policy_rolls_back(platform, tmp_p
         wait_until(lambda: not remaining(), "the workloads are deleted")
 
 
-def assert_refused(act, *texts: str) -> None:
+def assert_refused(act: Callable[[], object], *texts: str) -> None:
     """The refusal names the object, the found and expected values and the next step."""
     from holdfast.client.sync_api import ApiRefusal
 
@@ -251,7 +257,7 @@ def assert_refused(act, *texts: str) -> None:
     assert not missing, f"{missing} not in: {refused.value.why}"
 
 
-def unsafe_override(name: str, kind: str, scope: dict, **spec) -> dict:
+def unsafe_override(name: str, kind: str, scope: dict[str, str], **spec: Any) -> dict[str, Any]:
     whole = {"kind": kind, "scope": scope, "reason": "a test", "ttlSeconds": 60, **spec}
     return {"apiVersion": V1, "kind": "Override", "metadata": {"name": name}, "spec": whole}
 
@@ -278,12 +284,12 @@ UNSAFE = {
 
 
 @pytest.mark.parametrize("what", UNSAFE)
-def test_unsafe_override_is_refused_with_next_step(platform, what):
+def test_unsafe_override_is_refused_with_next_step(platform: str, what: str) -> None:
     body, texts = UNSAFE[what]
     assert_refused(lambda: cell_api(platform).request("POST", f"{PATH}/overrides", body), *texts)
 
 
-def test_own_override_cannot_be_approved_over_http(platform):
+def test_own_override_cannot_be_approved_over_http(platform: str) -> None:
     api = cell_api(platform)
     api.request("POST", f"{PATH}/overrides", unsafe_override("own", "DeclareRegionLost", REGION))
     approve = {"spec": {"approver": "someone-else"}}
@@ -298,10 +304,10 @@ def test_own_override_cannot_be_approved_over_http(platform):
     assert {r["status"]["health"]["state"] for r in api.list("regions")} == {"Healthy"}
 
 
-def test_unsafe_change_of_used_objects_is_refused_with_next_step(platform):
+def test_unsafe_change_of_used_objects_is_refused_with_next_step(platform: str) -> None:
     api = cell_api(platform)
 
-    def patch(path: str, spec: dict):
+    def patch(path: str, spec: dict[str, Any]) -> Callable[[], object]:
         return lambda: api.request("PATCH", f"{PATH}/{path}", {"spec": spec}, content_type=MERGE)
 
     quota = "namespaces/analytics/quotas/quota"
@@ -325,7 +331,7 @@ def test_unsafe_change_of_used_objects_is_refused_with_next_step(platform):
     )
 
 
-def test_backing_recovery_budget_shrinks_only_with_approved_override(platform):
+def test_backing_recovery_budget_shrinks_only_with_approved_override(platform: str) -> None:
     api = cell_api(platform)
     budgets = sorted(b["metadata"]["name"] for b in api.list("recoverybudgets"))
     workload_path = f"{PATH}/namespaces/payments/workloads/risk-api"
@@ -334,7 +340,7 @@ def test_backing_recovery_budget_shrinks_only_with_approved_override(platform):
     )
     saved = {name: api.get(f"{PATH}/recoverybudgets/{name}") for name in budgets}
 
-    def shrink(name: str, **more: str):
+    def shrink(name: str, **more: str) -> Any:
         # Slots too small for any replica back nothing; the budget itself stays.
         tiny = [{**saved[name]["spec"]["slotShapes"][0], "resources": {"cpu": "1m", "memory": "1Mi"}}]
         path = f"{PATH}/recoverybudgets/{name}"
@@ -371,8 +377,8 @@ def test_backing_recovery_budget_shrinks_only_with_approved_override(platform):
         assert_refused(lambda: shrink(refused), "without recovery capacity")  # requested is not approved
         second = holdfast("token", "create", "second", "--operator", "--state", platform, timeout_s=30)
         assert second.returncode == 0, second.stderr
-        texts = ("override", "approve", "shrink", "--token", second.stdout.strip(), "--state", platform)
-        assert holdfast(*texts, timeout_s=30).returncode == 0
+        approve = ("override", "approve", "shrink", "--token", second.stdout.strip(), "--state", platform)
+        assert holdfast(*approve, timeout_s=30).returncode == 0
         wait_until(lambda: api.get(f"{PATH}/overrides/shrink")["status"].get("phase") == "Active", "it is active")
         shrink(refused)
         wait_until(
@@ -392,7 +398,7 @@ def test_region_loss_drill_recovers_and_returns_all_resources(platform: str) -> 
         "drill", "run", "region-loss", "--region", "eu-central", "--state", platform, "-o", "json", timeout_s=400
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    report = json.loads(ran.stdout)
+    report: Report = json.loads(ran.stdout)
     assert report["secondsToMinServing"] < 60
     assert report["violations"] == [] and report["unreturned"] == []
     assert {"region lost", "assigned", "bound", "serving"} <= set(report["clock"])
@@ -417,7 +423,7 @@ def test_partitioned_region_keeps_serving(platform: str) -> None:
         timeout_s=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    report = json.loads(ran.stdout)
+    report: Report = json.loads(ran.stdout)
     assert report["clock"]["replaced without the global cell"] < 45 and report["violations"] == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from drilled import holdfast
+from tests.e2e.drilled import holdfast
 from tests.platforms import V1, running_platform, wait_until
 
 from holdfast.drills.platform_observer import PlatformObserver, serves
@@ -30,7 +30,7 @@ class Platform:
         self.plan = self.layout.load()
         self.observer = PlatformObserver(self.layout, self.plan)
 
-    def apply(self, kind: str, plural: str, name: str, spec: dict, namespace: str = "") -> None:
+    def apply(self, kind: str, plural: str, name: str, spec: dict[str, Any], namespace: str = "") -> None:
         meta = {"name": name, **({"namespace": namespace} if namespace else {})}
         body = {"apiVersion": V1, "kind": kind, "metadata": meta, "spec": spec}
         self.observer.api().apply(body, plural, manager="test")
@@ -57,7 +57,7 @@ class Platform:
         return {n["metadata"]["name"] for n in found if not unschedulable_reason(msgspec.convert(n, Node))}
 
     def health(self, region: str) -> str:
-        return self.observer.get("regions", region)["status"].get("health", {}).get("state", "")
+        return str(self.observer.get("regions", region)["status"].get("health", {}).get("state", ""))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def start_agent(platform: Platform, name: str, port: int) -> subprocess.Popen[by
         return subprocess.Popen([sys.executable, "-m", "holdfast.cli", *arguments], stdout=log, stderr=log)
 
 
-def test_dedicated_tenant_shares_no_node_and_drain_respects_budget(platform):
+def test_dedicated_tenant_shares_no_node_and_drain_respects_budget(platform: Platform) -> None:
     platform.apply("PriorityClass", "priorityclasses", "standard", {"priority": 100})
     for tenant, isolation in (("vault", "Dedicated"), ("crowd", "Shared")):
         platform.apply("Tenant", "tenants", tenant, {"isolation": isolation})
@@ -150,11 +150,11 @@ def run_command(platform: Platform, *arguments: str, ok: bool = True) -> Any:
     return json.loads(ran.stdout) if ok and "json" in arguments else ran.stderr
 
 
-def credentials(platform: Platform) -> dict[tuple[str, str], dict]:
+def credentials(platform: Platform) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["holder"], row["name"]): row for row in run_command(platform, "credentials", "list", "-o", "json")}
 
 
-def test_rotated_credentials_interrupt_nothing(platform):
+def test_rotated_credentials_interrupt_nothing(platform: Platform) -> None:
     wait_until(lambda: platform.health("us-east") == "Healthy", "the region is healthy")
     record = platform.layout.record("cell-us-east").read_text()
     before = credentials(platform)
@@ -168,19 +168,20 @@ def test_rotated_credentials_interrupt_nothing(platform):
     assert "region atlantis: not found" in override_object and "eu-west" in override_object
 
 
-def test_revoked_node_is_fenced_and_rejoins_only_with_its_token(platform):
+def test_revoked_node_is_fenced_and_rejoins_only_with_its_token(platform: Platform) -> None:
     run_command(platform, "credentials", "revoke", "node", "us-east-2", "-o", "json")
     assert credentials(platform)["node", "us-east-2"]["revoked"]
 
     def contact() -> str:
-        return platform.observer.get("nodes", "us-east-2", cell="us-east")["status"].get("contact", {}).get("state", "")
+        node = platform.observer.get("nodes", "us-east-2", cell="us-east")
+        return str(node["status"].get("contact", {}).get("state", ""))
 
     wait_until(lambda: contact() != "Live", "the region lost contact with the node", 60)
     run_command(platform, "credentials", "rotate", "node", "us-east-2", "-o", "json")
     wait_until(lambda: contact() == "Live", "the node is in contact again", 60)
 
 
-def test_revoked_region_accepts_break_glass_and_reports_it_on_return(platform):
+def test_revoked_region_accepts_break_glass_and_reports_it_on_return(platform: Platform) -> None:
     arguments = ("override", "create", "PauseRepair", "--break-glass", "--region", "us-east", "--yes", "-o", "json")
     error = run_command(platform, *arguments, "--reason", "too early", ok=False)
     assert "is connected to the global cell since" in error
@@ -197,7 +198,7 @@ def test_revoked_region_accepts_break_glass_and_reports_it_on_return(platform):
     run_command(platform, "credentials", "rotate", "region", "us-east", "-o", "json")
     wait_until(lambda: platform.health("us-east") == "Healthy", "the region is in contact with its new credentials")
 
-    def record() -> dict | None:
+    def record() -> dict[str, Any] | None:
         listed = platform.observer.list("overrides")
         return next((o for o in listed if o["metadata"]["name"] == "break-glass-us-east-1"), None)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drilled import holdfast
+from tests.e2e.drilled import holdfast
 from tests.platforms import running_platform, wait_until
 
 from holdfast.drills.platform_observer import PlatformObserver

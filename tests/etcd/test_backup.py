@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import msgspec
 import pytest
 from tests.authority.cell import START_S, TENANT, Cell, ManualClock
+from tests.etcd_cluster import Cluster
+from tests.expected import present
 
 from holdfast.agent.task_decision import LeaseState, Now, desired_state
 from holdfast.authority import restore_records
@@ -20,26 +23,26 @@ from holdfast.model.kinds import kind_of
 from holdfast.model.placement_api import PlacementOutcome
 from holdfast.model.reasons import Reason
 from holdfast.store import backup
-from holdfast.store.contract import Append, Put, Txn
+from holdfast.store.contract import Append, Put, Store, Txn
 from holdfast.store.etcd.store import open_store
 from holdfast.store.etcd.target import EtcdTarget
 from holdfast.store.sqlite import SqliteStore
 
 
-async def opened(place: StoreLocation):
+async def opened(place: StoreLocation) -> Store:
     if place.etcd is not None:
         return await open_store(place.cell, place.etcd, place.state)
     return SqliteStore(place.file)
 
 
 @pytest.fixture(params=["sqlite", "etcd"])
-def place(request, tmp_path, shared_cluster):
+def place(request: pytest.FixtureRequest, tmp_path: Path, shared_cluster: Cluster) -> StoreLocation:
     (tmp_path / "state").mkdir()
     etcd = EtcdTarget(endpoints=shared_cluster.endpoints) if request.param == "etcd" else None
     return StoreLocation(cell=f"b-{request.param}-{abs(hash(tmp_path)):x}", state=tmp_path / "state", etcd=etcd)
 
 
-async def some_content(store) -> None:
+async def some_content(store: Store) -> None:
     for start in range(0, 300, 50):
         await store.commit(
             Txn(
@@ -49,7 +52,9 @@ async def some_content(store) -> None:
         )
 
 
-async def test_backup_of_running_cell_restores_to_other_store(place, tmp_path, shared_cluster):
+async def test_backup_of_running_cell_restores_to_other_store(
+    place: StoreLocation, tmp_path: Path, shared_cluster: Cluster
+) -> None:
     store = await opened(place)
     await some_content(store)
     whole = {e.key: e.value for e in (await store.range("")).entries}
@@ -68,7 +73,7 @@ async def test_backup_of_running_cell_restores_to_other_store(place, tmp_path, s
         await storage.copy_store(place, target)
 
 
-async def test_move_of_running_cell_is_refused(tmp_path, shared_cluster):
+async def test_move_of_running_cell_is_refused(tmp_path: Path, shared_cluster: Cluster) -> None:
     source = StoreLocation(cell="runs", state=tmp_path)
     store = SqliteStore(source.file)
     target = StoreLocation(cell="runs", state=tmp_path / "other", etcd=EtcdTarget(endpoints=shared_cluster.endpoints))
@@ -77,7 +82,7 @@ async def test_move_of_running_cell_is_refused(tmp_path, shared_cluster):
     await store.close()
 
 
-async def test_damaged_backup_is_refused(tmp_path):
+async def test_damaged_backup_is_refused(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite")
     await some_content(store)
     await store.close()
@@ -108,7 +113,7 @@ async def region(place: StoreLocation, clock: object = None) -> Cell:
     return cell
 
 
-async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_path):
+async def test_old_backup_under_running_work_keeps_claims_and_quota(place: StoreLocation, tmp_path: Path) -> None:
     """Since the backup more was bound and less was granted: the restored cell must not trust the old state."""
     here = place
     cell = await region(here)
@@ -130,7 +135,8 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
     cell = await region(here, cell.clock)
     await cell.lead()
     assert cell.objects.head(kind_of(Binding)) > seen, "a revision was assigned twice"
-    assert cell.authority.restore_in_progress
+    restoring = cell.authority.restore_in_progress
+    assert restoring
     (known,) = cell.every(Binding)
     assert (known.spec.desired, known.spec.stop_reason) == (DesiredRunState.STOP, Reason.RESTORE_IN_PROGRESS), (
         "an agent would start it"
@@ -170,7 +176,7 @@ async def test_old_backup_under_running_work_keeps_claims_and_quota(place, tmp_p
     await cell.close()
 
 
-async def test_agent_does_not_start_bindings_of_a_backup(tmp_path):
+async def test_agent_does_not_start_bindings_of_a_backup(tmp_path: Path) -> None:
     """The agent reconnects before its lease expires, and reads its Bindings before it learns that it was fenced."""
     cell = await Cell.open(tmp_path / "store.sqlite")
     await cell.node()
@@ -182,7 +188,7 @@ async def test_agent_does_not_start_bindings_of_a_backup(tmp_path):
     live, now = LeaseState(epoch=1, expires_mono_s=1010.0), Now(wall_s=START_S, mono_s=1000.0)
     assert desired_state(binding, live, now).run, "before the restore it would start"
     kind = kind_of(Binding)
-    stored = Put(kind.store_key(TENANT, "web-0.1"), codec.encode(binding))
+    stored = Put(kind.store_key(TENANT, "web-0.1"), codec.encode(present(binding)))
     (put, _), incarnation = restore_records.restored_entries("us-east", [stored], START_S, "uid", 1)
     assert incarnation == 2
     back = codec.decode(kind, put.value, 1)
@@ -192,7 +198,7 @@ async def test_agent_does_not_start_bindings_of_a_backup(tmp_path):
     )
 
 
-async def test_each_restore_increases_incarnation(tmp_path):
+async def test_each_restore_increases_incarnation(tmp_path: Path) -> None:
     here = StoreLocation(cell="us-east", state=tmp_path)
     cell = await Cell.open(here.file)
     await cell.node()

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from tests.etcd.fleet import REGION, Fleet
 from tests.etcd.linear import NEVER, UNKNOWN, Call, Read, Write, linearizable, register
+from tests.etcd_cluster import Cluster
 
 from holdfast.model.errors import Ambiguous, Conflict, Fault
 from holdfast.sim.recorded_history import check_histories, read_etcd, read_sqlite
@@ -289,7 +290,7 @@ async def _placed(fleet: Fleet, workload_name: str, wanted: int) -> bool:
 
 async def _labelled(fleet: Fleet, value: str) -> bool:
     found = (await fleet.ask("front", "/apis/holdfast.dev/v1/nodes"))["items"]
-    return sum(item["metadata"].get("labels", {}).get("apart") == value for item in found) == 2
+    return len([item for item in found if item["metadata"].get("labels", {}).get("apart") == value]) == 2
 
 
 async def _has(log: Path, text: bytes) -> bool:
@@ -323,7 +324,7 @@ async def check_history(store: EtcdStore, folder: Path) -> str:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900 * ROUNDS)
-async def test_region_survives_faults_of_all_components(own_cluster, tmp_path):
+async def test_region_survives_faults_of_all_components(own_cluster: Cluster, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, own_cluster)
     ended = asyncio.Event()
     clients: list[Client] = []

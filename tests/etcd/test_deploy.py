@@ -18,7 +18,7 @@ UNIT = DEPLOY / "systemd" / "holdfast-cell@.service"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
-def test_systemd_unit_is_valid_and_hardened(tmp_path):
+def test_systemd_unit_is_valid_and_hardened(tmp_path: Path) -> None:
     # The operator chooses the path of the program; here it only has to exist.
     unit = tmp_path / "holdfast-cell@us-east.service"
     unit.write_text(UNIT.read_text().replace("/opt/holdfast/bin/holdfast", sys.executable))
@@ -36,14 +36,14 @@ def test_systemd_unit_is_valid_and_hardened(tmp_path):
     assert float(found[1]) < 3.0, analyzed.stdout
 
 
-def test_example_options_exist():
+def test_example_options_exist() -> None:
     options = (DEPLOY / "example" / "us-east.env").read_text().split("HOLDFAST_OPTIONS=")[1].split()
     named = {word for word in options if word.startswith("--")}
     known = {option for parameter in serve.params for option in parameter.opts}
     assert named <= known
 
 
-def test_etcd_example_uses_tls_everywhere():
+def test_etcd_example_uses_tls_everywhere() -> None:
     held = yaml.safe_load((DEPLOY / "example" / "etcd.conf.yml").read_text())
     urls = [held[key] for key in held if key.endswith("urls")]
     assert urls and all(url.startswith("https://") for url in urls)

@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import os
 import time
+from pathlib import Path
 
 import pytest
+from tests.etcd_cluster import Cluster
 
 from holdfast.model.errors import Ambiguous, Conflict, Fault
 from holdfast.store.contract import Compare, Put, Txn
@@ -62,7 +64,9 @@ async def follow(store: EtcdStore, seen: list[tuple[str, int]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("_", range(ROUNDS))
-async def test_member_failures_under_load_lose_no_acknowledged_write(own_cluster, tmp_path, _):
+async def test_member_failures_under_load_lose_no_acknowledged_write(
+    own_cluster: Cluster, tmp_path: Path, _: int
+) -> None:
     target = EtcdTarget(endpoints=own_cluster.endpoints)
     store, other = await open_store("here", target, tmp_path), await open_store("here", target)
     seen: list[tuple[str, int]] = []

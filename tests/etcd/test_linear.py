@@ -31,7 +31,7 @@ def sequential_history(seed: int, calls: int) -> tuple[list[Call], str]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 30))
-def test_history_of_register_is_linearizable(seed, calls):
+def test_history_of_register_is_linearizable(seed: int, calls: int) -> None:
     history, value = sequential_history(seed, calls)
     assert linearizable(history, "", register)
     assert linearizable([*history, Call(Read(), value, 100.0, 101.0)], "", register) or any(
@@ -41,7 +41,7 @@ def test_history_of_register_is_linearizable(seed, calls):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(4, 30), st.data())
-def test_history_impossible_for_register_is_rejected(seed, calls, data):
+def test_history_impossible_for_register_is_rejected(seed: int, calls: int, data: st.DataObject) -> None:
     """A lost write, a value never written, or a stale value: each breaks a valid history."""
     history, _ = sequential_history(seed, calls)
     known = [Call(c.operation, c.result, c.sent, c.answered) for c in history if c.result is not UNKNOWN]
@@ -60,7 +60,7 @@ def test_history_impossible_for_register_is_rejected(seed, calls, data):
     assert not linearizable(broken, "", register)
 
 
-def test_unknown_write_may_happen_late_or_never_but_once():
+def test_unknown_write_may_happen_late_or_never_but_once() -> None:
     late = Call(Write("a", ""), UNKNOWN, 0.0, NEVER)
     assert linearizable([late, Call(Read(), "", 5, 6), Call(Read(), "a", 7, 8)], "", register)
     assert linearizable([late, Call(Read(), "", 5, 6)], "", register)
@@ -88,7 +88,7 @@ def test_unknown_write_may_happen_late_or_never_but_once():
         ([Call(Place("", reserve=False), ("Accepted", "n1"), 0, 1)], False),
     ],
 )
-def test_replica_history_with_two_nodes_is_rejected(calls, possible):
+def test_replica_history_with_two_nodes_is_rejected(calls: list[Call], possible: bool) -> None:
     assert linearizable(calls, ("", ""), replica) is possible
 
 
@@ -101,5 +101,5 @@ def test_replica_history_with_two_nodes_is_rejected(calls, possible):
         ([Call(Take("b"), "Rejected", 2, 3)], False),
     ],
 )
-def test_device_history_with_two_owners_is_rejected(calls, possible):
+def test_device_history_with_two_owners_is_rejected(calls: list[Call], possible: bool) -> None:
     assert linearizable(calls, "", device) is possible

@@ -14,6 +14,7 @@ import pytest
 from tests.authority.cell import WHO, Cell, devices
 from tests.etcd.fleet import Proxy
 from tests.etcd.linear import NEVER, UNKNOWN, Call, Place, Take, device, linearizable, replica
+from tests.etcd_cluster import Cluster
 
 from holdfast.foundation.ports import SystemPorts
 from holdfast.model.binding import Intent
@@ -154,7 +155,7 @@ async def set_up(cell: Cell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_reserve_and_bind_are_linearizable_under_faults(own_cluster):
+async def test_reserve_and_bind_are_linearizable_under_faults(own_cluster: Cluster) -> None:
     pair = await Pair.open(own_cluster.endpoints)
     clients = Clients(pair)
     beating: asyncio.Task[None] | None = None

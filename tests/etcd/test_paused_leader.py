@@ -7,11 +7,13 @@ import json
 import signal
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.authority.cell import Cell, ManualClock
 from tests.etcd.fleet import REGION, Fleet, Proxy
 from tests.etcd.test_chaos import all_nodes, apply, lease, manifests
+from tests.etcd_cluster import Cluster
 
 from holdfast.model.binding import Binding
 from holdfast.model.errors import Fault
@@ -29,7 +31,7 @@ async def until(true: Callable[[], object], within_s: float = 10.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp_path):
+async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster: Cluster) -> None:
     """The transaction itself is held back in the proxy, out of reach of the process that sent it."""
     member = int(shared_cluster.endpoints[0].rpartition(":")[2])
     wire = await Proxy(member).start()
@@ -66,7 +68,7 @@ async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp
         wire.end()
 
 
-async def test_new_leader_waits_full_ttl_before_fencing(shared_cluster):
+async def test_new_leader_waits_full_ttl_before_fencing(shared_cluster: Cluster) -> None:
     """The nodes were silent long before the takeover; only the time since the takeover counts."""
     clock = ManualClock()
     target = EtcdTarget(endpoints=shared_cluster.endpoints)
@@ -93,7 +95,7 @@ async def test_new_leader_waits_full_ttl_before_fencing(shared_cluster):
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_writes_of_suspended_former_leader_are_refused(own_cluster, tmp_path):
+async def test_writes_of_suspended_former_leader_are_refused(own_cluster: Cluster, tmp_path: Path) -> None:
     """SIGSTOP with a write in flight, beyond the lease; another process leads; then process and proxy continue."""
     fleet = Fleet(tmp_path, own_cluster)
     try:

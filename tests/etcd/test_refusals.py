@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import subprocess
 import time
+from collections.abc import Awaitable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from tests import etcd_cluster
 
-from holdfast.identity.certificates import issue, make_ca
+from holdfast.identity.certificates import IssuedCertificate, issue, make_ca
 from holdfast.model.errors import BadRequest, Conflict, Fault, StoreFailed, Unavailable
-from holdfast.store.contract import Append, Compare, Put, Txn
+from holdfast.store.contract import Append, Compare, Put, Store, Txn
 from holdfast.store.etcd.calls import OLDEST_VERSION
 from holdfast.store.etcd.store import open_store
 from holdfast.store.etcd.target import EtcdTarget
@@ -29,7 +30,7 @@ async def refused(target: EtcdTarget, folder: Path | None = None, cell: str = "h
     return found.value.message
 
 
-async def test_unreachable_endpoint_is_reported():
+async def test_unreachable_endpoint_is_reported() -> None:
     (port,) = etcd_cluster.free_ports(1)
     message = await refused(EtcdTarget(endpoints=(f"http://127.0.0.1:{port}",)))
     assert "connection refused, check --etcd-endpoints" in message
@@ -46,12 +47,12 @@ async def test_unreachable_endpoint_is_reported():
         (("https://a:1",), "/missing/ca.crt", "--etcd-ca /missing/ca.crt: cannot read it"),
     ],
 )
-async def test_invalid_endpoints_are_refused(endpoints, ca, message):
+async def test_invalid_endpoints_are_refused(endpoints: tuple[str, ...], ca: str, message: str) -> None:
     assert message in await refused(EtcdTarget(endpoints=endpoints, ca=ca))
 
 
-async def test_endpoint_that_is_not_etcd_is_reported():
-    async def other(reader, writer):
+async def test_endpoint_that_is_not_etcd_is_reported() -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -62,14 +63,16 @@ async def test_endpoint_that_is_not_etcd_is_reported():
         assert f"127.0.0.1:{port}" in await refused(EtcdTarget(endpoints=(f"http://127.0.0.1:{port}",)))
 
 
-async def test_old_etcd_version_is_refused(shared_cluster, monkeypatch):
+async def test_old_etcd_version_is_refused(
+    shared_cluster: etcd_cluster.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.store.etcd.calls.OLDEST_VERSION", (9, 0))
     assert OLDEST_VERSION == (3, 4)
     assert "version too old (expected 9.0 or newer" in await refused(EtcdTarget(endpoints=shared_cluster.endpoints))
 
 
 @pytest.fixture
-def tls(tmp_path):
+def tls(tmp_path: Path) -> Iterator[tuple[etcd_cluster.Cluster, IssuedCertificate, IssuedCertificate]]:
     """A cluster that requires client certificates, with the files of a client."""
     now = time.time()
     make_ca(tmp_path / "pki", now_s=now)
@@ -88,7 +91,9 @@ def tls(tmp_path):
         yield cluster, server, client
 
 
-async def test_tls_with_wrong_certificates_is_refused(tls, tmp_path):
+async def test_tls_with_wrong_certificates_is_refused(
+    tls: tuple[etcd_cluster.Cluster, IssuedCertificate, IssuedCertificate], tmp_path: Path
+) -> None:
     cluster, server, client = tls
     right = EtcdTarget(
         endpoints=cluster.endpoints, ca=str(server.ca), cert=str(client.certificate), key=str(client.key)
@@ -110,7 +115,7 @@ async def test_tls_with_wrong_certificates_is_refused(tls, tmp_path):
     assert "expected both" in await refused(EtcdTarget(endpoints=cluster.endpoints, ca=right.ca, cert=right.cert))
 
 
-async def test_wrong_user_or_password_is_refused(tmp_path):
+async def test_wrong_user_or_password_is_refused(tmp_path: Path) -> None:
     with etcd_cluster.running_cluster(tmp_path / "etcd", 1) as cluster:
         for command in (
             ("user", "add", "root:secret"),
@@ -140,13 +145,13 @@ async def test_wrong_user_or_password_is_refused(tmp_path):
         assert "grant it the prefix" in await refused(other)
 
 
-async def test_endpoints_of_two_clusters_are_refused(shared_cluster, tmp_path):
+async def test_endpoints_of_two_clusters_are_refused(shared_cluster: etcd_cluster.Cluster, tmp_path: Path) -> None:
     with etcd_cluster.running_cluster(tmp_path / "other", 1) as other:
         both = EtcdTarget(endpoints=(*shared_cluster.endpoints, *other.endpoints))
         assert "--etcd-endpoints: several clusters" in await refused(both)
 
 
-async def test_other_cluster_at_next_start_is_refused(shared_cluster, tmp_path):
+async def test_other_cluster_at_next_start_is_refused(shared_cluster: etcd_cluster.Cluster, tmp_path: Path) -> None:
     store = await open_store("moved", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     await store.commit(put("/k"))
     await store.close()
@@ -155,7 +160,7 @@ async def test_other_cluster_at_next_start_is_refused(shared_cluster, tmp_path):
         assert other.ctl("get", "--prefix", "/holdfast/") == ""
 
 
-async def test_wiped_cell_at_next_start_is_refused(shared_cluster, tmp_path):
+async def test_wiped_cell_at_next_start_is_refused(shared_cluster: etcd_cluster.Cluster, tmp_path: Path) -> None:
     target = EtcdTarget(endpoints=shared_cluster.endpoints)
     store = await open_store("wiped", target, tmp_path)
     await store.commit(put("/k"))
@@ -165,7 +170,7 @@ async def test_wiped_cell_at_next_start_is_refused(shared_cluster, tmp_path):
     assert shared_cluster.ctl("get", "--prefix", "/holdfast/wiped/") == ""
 
 
-async def fails(store) -> str:
+async def fails(store: Store) -> str:
     """Waits until the store has stopped. Returns the message."""
     for _ in range(200):
         try:
@@ -178,7 +183,7 @@ async def fails(store) -> str:
     raise AssertionError("the store goes on")
 
 
-async def test_deleted_data_stops_running_cell(shared_cluster, tmp_path):
+async def test_deleted_data_stops_running_cell(shared_cluster: etcd_cluster.Cluster, tmp_path: Path) -> None:
     store = await open_store("deleted", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     await store.commit(put("/k"))
     shared_cluster.ctl("del", "--prefix", "/holdfast/deleted/")
@@ -189,7 +194,7 @@ async def test_deleted_data_stops_running_cell(shared_cluster, tmp_path):
     assert shared_cluster.ctl("get", "--prefix", "/holdfast/deleted/") == ""
 
 
-async def test_foreign_write_under_prefix_stops_cell(shared_cluster, tmp_path):
+async def test_foreign_write_under_prefix_stops_cell(shared_cluster: etcd_cluster.Cluster, tmp_path: Path) -> None:
     store = await open_store("shared", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     await store.commit(put("/k"))
     shared_cluster.ctl("put", "/holdfast/shared/data/k", "from a stranger")
@@ -197,7 +202,7 @@ async def test_foreign_write_under_prefix_stops_cell(shared_cluster, tmp_path):
     await store.close()
 
 
-async def test_wiped_cluster_stops_running_cell(tmp_path):
+async def test_wiped_cluster_stops_running_cell(tmp_path: Path) -> None:
     with etcd_cluster.running_cluster(tmp_path / "etcd", 1) as cluster:
         store = await open_store("here", EtcdTarget(endpoints=cluster.endpoints), tmp_path)
         for _ in range(20):
@@ -212,7 +217,7 @@ async def test_wiped_cluster_stops_running_cell(tmp_path):
         assert cluster.ctl("get", "--prefix", "/holdfast/") == ""
 
 
-async def test_cluster_out_of_space_refuses_writes_until_resolved(tmp_path):
+async def test_cluster_out_of_space_refuses_writes_until_resolved(tmp_path: Path) -> None:
     with etcd_cluster.running_cluster(
         tmp_path / "etcd", 1, options=("--quota-backend-bytes", str(2 * 1024 * 1024))
     ) as cluster:
@@ -230,7 +235,7 @@ async def test_cluster_out_of_space_refuses_writes_until_resolved(tmp_path):
         await store.close()
 
 
-async def _accepted(store, txn: Txn) -> int:
+async def _accepted(store: Store, txn: Txn) -> int:
     """Retries until every member has cleared the alarm."""
     for _ in range(100):
         with contextlib.suppress(Unavailable):
@@ -239,7 +244,7 @@ async def _accepted(store, txn: Txn) -> int:
     raise AssertionError("writes are still refused")
 
 
-async def _in_turn(commits) -> None:
+async def _in_turn(commits: Iterable[Awaitable[object]]) -> None:
     for commit in commits:
         await commit
 
@@ -257,7 +262,7 @@ def _make_room(cluster: etcd_cluster.Cluster) -> None:
     cluster.ctl("alarm", "disarm")
 
 
-async def test_commit_above_transaction_limit_is_refused(shared_cluster, tmp_path):
+async def test_commit_above_transaction_limit_is_refused(shared_cluster: etcd_cluster.Cluster, tmp_path: Path) -> None:
     store = await open_store("large", EtcdTarget(endpoints=shared_cluster.endpoints), tmp_path)
     with pytest.raises(BadRequest, match="split"):
         await store.commit(Txn(writes=tuple(Put(f"/k/{n}", b"") for n in range(store.max_writes + 1))))

@@ -8,7 +8,7 @@ import os
 import pytest
 from tests import etcd_cluster
 from tests.authority.cell import Cell
-from tests.scheduling.test_replay import assert_all_replay, replay_random_load_in
+from tests.insight.test_replay import assert_all_replay, replay_random_load_in
 
 from holdfast.foundation.ports import SystemPorts
 from holdfast.store.etcd.store import open_store

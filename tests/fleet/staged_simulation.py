@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+from tests.expected import present
 
 from holdfast.model.errors import Fault
-from holdfast.model.meta import ObjectMeta
+from holdfast.model.meta import Object, ObjectMeta
+from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template
@@ -15,7 +21,7 @@ from holdfast.sim import actors
 from holdfast.sim.ports import random_stream
 from holdfast.sim.simulation import Simulation
 
-ASKS = {"cpu": "100m", "memory": "64Mi"}
+ASKS: dict[str, Amount] = {"cpu": "100m", "memory": "64Mi"}
 REPLICAS = 6
 
 
@@ -34,18 +40,18 @@ class Staged(Simulation):
         )
         await self.until(self.all_healthy, 60)
         for item in self.work():
-            await self._persist(lambda item=item: actors.create_object(self.operator, item))
+            await self._persist(partial(actors.create_object, self.operator, item))
         await self.until(self.all_serve, 120)
 
-    def work(self):
+    def work(self) -> Iterator[Object]:
         raise NotImplementedError
 
-    def tenant(self, **quota):
+    def tenant(self, **quota: Any) -> Iterator[Object]:
         yield Tenant(metadata=ObjectMeta(name="pay"))
         spec = QuotaSpec(hard={"cpu": "6", "memory": "24Gi"}, **quota)
         yield Quota(metadata=ObjectMeta(name="quota", namespace="pay"), spec=spec)
 
-    async def until(self, true, most_s):
+    async def until(self, true: Callable[[], Awaitable[bool]], most_s: float) -> None:
         deadline = self.loop.time() + most_s
         while self.loop.time() < deadline:
             try:
@@ -56,17 +62,17 @@ class Staged(Simulation):
             await asyncio.sleep(1.0)
         raise AssertionError(f"{true.__name__} did not come true within {most_s} s: {await self.standing()}")
 
-    async def standing(self):
+    async def standing(self) -> object:
         """State to print when a wait fails."""
         return [w.status for w in (await self.operator.list(Workload)).items if w.metadata.name == "risk"]
 
-    async def all_healthy(self):
+    async def all_healthy(self) -> bool:
         found = [r.status for r in (await self.operator.list(Region)).items]
         nodes = [s.report.live_nodes for s in found if s.report is not None and s.health.state is HealthState.HEALTHY]
         return nodes == [self.size.nodes_per_region] * len(self.size.regions)
 
-    async def all_serve(self):
-        risk = await self.operator.get(Workload, "risk", "pay")
+    async def all_serve(self) -> bool:
+        risk = present(await self.operator.get(Workload, "risk", "pay"))
         return risk.status.summary.serving >= REPLICAS
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 RULES = yaml.safe_load((ROOT / "deploy/alerts/holdfast.rules.yaml").read_text())
 
 
-def test_every_alert_uses_a_known_metric_and_names_a_runbook():
+def test_every_alert_uses_a_known_metric_and_names_a_runbook() -> None:
     collectors = [item for item in vars(metrics).values() if isinstance(item, MetricWrapperBase)]
     known = {family.name for item in collectors for family in item.describe()}
     rules = [rule for group in RULES["groups"] for rule in group["rules"]]
@@ -35,12 +35,12 @@ def promtool(*words: str, where: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *words], cwd=where, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_promtool_accepts_the_alert_rules():
+def test_promtool_accepts_the_alert_rules() -> None:
     ran = promtool("check", "rules", "--lint=all", "--lint-fatal", "holdfast.rules.yaml", where=ROOT / "deploy/alerts")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_alerts_fire_only_when_expected(tmp_path):
+def test_alerts_fire_only_when_expected(tmp_path: Path) -> None:
     for source in (ROOT / "deploy/alerts/holdfast.rules.yaml", Path(__file__).parent / "alerts.test.yaml"):
         shutil.copy(source, tmp_path)
     ran = promtool("test", "rules", "alerts.test.yaml", where=tmp_path)

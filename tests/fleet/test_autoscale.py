@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expected import present
 from tests.factories import assignment, cache_of, meta, with_new_revision, workload
 
 from holdfast.controllers.cache import Cache
@@ -221,14 +222,16 @@ looks = st.lists(st.tuples(st.floats(0, 500), st.integers(1, 40), st.integers(0,
 
 @settings(max_examples=150, deadline=None)
 @given(looks, st.integers(1, 12), st.integers(0, 100), st.integers(0, 90))
-def test_scaling_respects_rate_limits_and_bounds(story, per_minute, percent, window_s):
+def test_scaling_respects_rate_limits_and_bounds(
+    story: list[tuple[float, int, int, bool]], per_minute: int, percent: int, window_s: int
+) -> None:
     side = ScaleLimits(replicas_per_minute=per_minute, percent_per_minute=percent, stabilization_seconds=window_s)
     rules = Autoscale(max_replicas=30, min_replicas=2, scale_up=side, scale_down=side)
     world = World(rules)
     moves: list[tuple[float, int, int]] = []
     for load, passed_s, missing, waits in story:
         world.now += passed_s
-        before = world.workload.status.scale.replicas
+        before = present(world.workload.status.scale).replicas
         world.regions(ready=max(0, before - missing), queued=missing if waits else 0, reason="NoNodes" if waits else "")
         world.push(load)
         block = world.run_controller()

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expected import only, present
 from tests.factories import assignment, cache_of, meta, priority, region, with_new_revision, workload
 
+from holdfast.controllers.cache import Cache
 from holdfast.fleet.recovery import backing
 from holdfast.fleet.recovery.backing import Loss
-from holdfast.fleet.recovery.slot_matching import RecoveryDemand, SlotGroup, match_slots
+from holdfast.fleet.recovery.slot_matching import MatchResult, RecoveryDemand, SlotGroup, match_slots
 from holdfast.model.assignment import AssignmentStatus
-from holdfast.model.meta import Key
+from holdfast.model.meta import Key, Object
+from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
-from holdfast.model.region import RecoverySlotReport
+from holdfast.model.region import RecoverySlotReport, Region
 from holdfast.model.workload import RecoveryObjective
+from holdfast.model.writes import SetStatus
 
-CPU = {"cpu": "500m", "memory": "1Gi"}
+CPU: dict[str, Amount] = {"cpu": "500m", "memory": "1Gi"}
 NOW = 1_767_225_600.0
 
 
-def with_places(name: str, *, a: int, b: int, shape=CPU):
+def with_places(name: str, *, a: int, b: int, shape: dict[str, Amount] = CPU) -> Region:
     there = region(name)
     places = tuple(
         RecoverySlotReport(budget=name, zone=f"{name}-{zone}", resources=shape, admitted=count)
         for zone, count in (("a", a), ("b", b))
     )
-    report = msgspec.structs.replace(there.status.report, recovery_slots=places)
+    report = msgspec.structs.replace(present(there.status.report), recovery_slots=places)
     return with_new_revision(there, status=msgspec.structs.replace(there.status, report=report))
 
 
-def budget(name: str, count: int, tenants=("acme",)):
+def budget(name: str, count: int, tenants: tuple[str, ...] = ("acme",)) -> RecoveryBudget:
     slots = (SlotShape(resources=CPU, count=count),)
     return RecoveryBudget(metadata=meta(name), spec=RecoveryBudgetSpec(region=name, slot_shapes=slots, tenants=tenants))
 
 
-def world(*more, allowance="8", kept=4, tenants=("acme",)):
+def world(*more: Object, allowance: str = "8", kept: int = 4, tenants: tuple[str, ...] = ("acme",)) -> Cache:
     serving = AssignmentStatus(observed_epoch=1, replicas=3, bound=3, ready=3, serving=3)
     return cache_of(
         priority(),
@@ -56,13 +61,13 @@ def world(*more, allowance="8", kept=4, tenants=("acme",)):
     )
 
 
-def test_objective_is_backed_by_enough_slots():
+def test_objective_is_backed_by_enough_slots() -> None:
     assert backing.unbacked_objectives(world(), NOW) == {}
-    (write,) = backing.decide(backing.ALL_OBJECTIVES, world(), 1.0).writes
+    write = only(backing.decide(backing.ALL_OBJECTIVES, world(), 1.0).writes, SetStatus)
     assert write.blocks["backing"].backed
 
 
-def test_unbacked_objective_names_the_bottleneck():
+def test_unbacked_objective_names_the_bottleneck() -> None:
     short = backing.unbacked_objectives(world(kept=0), NOW)
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
     short = backing.unbacked_objectives(world(allowance="100m"), NOW)
@@ -71,11 +76,10 @@ def test_unbacked_objective_names_the_bottleneck():
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
 
 
-def test_zone_loss_removes_its_slots():
+def test_zone_loss_removes_its_slots() -> None:
     seen = backing.forecast_loss(Loss("z", "z-a"), world(), world().list(RecoveryBudget), NOW)
     assert [
-        g.count
-        for g in backing.surviving_slots(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
+        g.count for g in backing.surviving_slots(world().list(Region)[2], world().list(RecoveryBudget), seen.loss)
     ] == [2]
 
 
@@ -93,7 +97,7 @@ groups = st.lists(
 
 
 @st.composite
-def items(draw):
+def items(draw: st.DrawFn) -> list[RecoveryDemand]:
     found = []
     for number in range(draw(st.integers(0, 4))):
         options = tuple((r, draw(st.integers(1, 3))) for r in draw(st.sampled_from([("a",), ("b",), ("a", "b"), ()])))
@@ -101,11 +105,11 @@ def items(draw):
     return found
 
 
-def possible(chosen, places):
+def possible(chosen: Iterable[tuple[RecoveryDemand, str, int]], places: Sequence[SlotGroup]) -> bool:
     """Exhaustive search: every replica in its own slot."""
     units = [(item, region) for item, region, count in chosen for _ in range(count)]
 
-    def place(at, left):
+    def place(at: int, left: list[int]) -> bool:
         if at == len(units):
             return True
         item, where = units[at]
@@ -121,7 +125,7 @@ def possible(chosen, places):
 
 @settings(max_examples=150, deadline=None)
 @given(items(), groups)
-def test_slot_matching_is_exact(wanted, places):
+def test_slot_matching_is_exact(wanted: list[RecoveryDemand], places: Sequence[SlotGroup]) -> None:
     plenty = {tenant: {"cpu": 10**6, "memory": 10**6} for tenant in ("s", "t")}
     found = match_slots(wanted, places, plenty)
     assert possible(found.placements, places)
@@ -134,11 +138,13 @@ def test_slot_matching_is_exact(wanted, places):
 
 @settings(max_examples=100, deadline=None)
 @given(items(), groups, st.integers(1, 12), st.integers(1, 12))
-def test_slot_matching_is_exact_with_allowances(wanted, places, cpu, memory):
+def test_slot_matching_is_exact_with_allowances(
+    wanted: list[RecoveryDemand], places: Sequence[SlotGroup], cpu: int, memory: int
+) -> None:
     allowed = {tenant: {"cpu": cpu, "memory": memory} for tenant in ("s", "t")}
     found = match_slots(wanted, places, allowed)
 
-    def paid(choice):
+    def paid(choice: Sequence[tuple[RecoveryDemand, str, int]]) -> bool:
         for tenant in ("s", "t"):
             for name, most in allowed[tenant].items():
                 if sum(i.shape[name] * count for i, _, count in choice if i.tenant == tenant) > most:
@@ -155,12 +161,14 @@ SMALL, LARGE = {"cpu": 1}, {"cpu": 2}
 PLENTY = {"t": {"cpu": 10**9}}
 
 
-def many(count, options, shape=SMALL, name="w"):
+def many(
+    count: int, options: tuple[tuple[str, int], ...], shape: dict[str, int] = SMALL, name: str = "w"
+) -> list[RecoveryDemand]:
     return [RecoveryDemand("t", f"{name}{number}", shape, options) for number in range(count)]
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_slot_matching_handles_hundreds_of_identical_workloads(spare):
+def test_slot_matching_handles_hundreds_of_identical_workloads(spare: int) -> None:
     """The greedy choice fills region a with workloads that could use either region."""
     either = many(250, (("a", 4), ("b", 4)), name="either")
     only = many(250, (("a", 4),), name="only")
@@ -173,11 +181,11 @@ def test_slot_matching_handles_hundreds_of_identical_workloads(spare):
         assert len(found.placements) == 500 and possible_by_count(found, places)
 
 
-def possible_by_count(found, places):
+def possible_by_count(found: MatchResult, places: Sequence[SlotGroup]) -> bool:
     return all(sum(n for _, where, n in found.placements if where == g.region) <= g.count for g in places)
 
 
-def test_slot_matching_searches_after_the_greedy_choice_fails():
+def test_slot_matching_searches_after_the_greedy_choice_fails() -> None:
     """Small workloads take the large slots first; the search finds another placement."""
     wanted = [*many(1, (("a", 2), ("b", 2)), name="small"), *many(1, (("a", 2),), LARGE, name="large")]
     places = [SlotGroup("a", LARGE, (), 2), SlotGroup("b", SMALL, (), 2)]
@@ -188,7 +196,7 @@ def test_slot_matching_searches_after_the_greedy_choice_fails():
     }
 
 
-def test_slot_matching_beyond_its_bound_is_marked_inexact(monkeypatch):
+def test_slot_matching_beyond_its_bound_is_marked_inexact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.fleet.recovery.slot_matching.SLOT_SEARCH_STEPS_MAX", 3)
     wanted = [item for n in range(6) for item in many(1, (("a", n + 1), ("b", n + 1)), name=f"k{n}-")]
     found = match_slots(wanted, [SlotGroup("a", SMALL, (), 10), SlotGroup("b", SMALL, (), 10)], PLENTY)

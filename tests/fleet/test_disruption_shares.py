@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any
 
 import msgspec
 import pytest
+from tests.expected import present
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet import assign
@@ -96,7 +98,7 @@ class Fleet:
 
     @property
     def workload(self) -> Workload:
-        return self.cache.get(Workload, "api", "acme")
+        return present(self.cache.get(Workload, "api", "acme"))
 
     def stored(self, where: str, purpose: Purpose) -> Assignment | None:
         return self.cache.get(Assignment, assignment_name("api", where, purpose), "acme")
@@ -116,7 +118,7 @@ class Fleet:
                 case Delete():
                     self.cache.remove(Assignment, write.key, int(meta("gone").resource_version))
                 case SetStatus(kind="Recovery"):
-                    item = self.cache.get(Recovery, write.key.name)
+                    item = present(self.cache.get(Recovery, write.key.name))
                     names = {f.encode_name: f.name for f in msgspec.structs.fields(item.status)}
                     status = replace(item.status, **{names[k]: v for k, v in write.blocks.items()})
                     self.cache.put(with_new_revision(item, status=status))
@@ -125,7 +127,7 @@ class Fleet:
         self.carry_out(assign.decide(WORKLOAD, self.cache, self.now).writes)
 
     def health(self, where: str, state: HealthState) -> None:
-        item = self.cache.get(Region, where)
+        item = present(self.cache.get(Region, where))
         if item.status.health.state is not state:
             at = micro_text(self.now)
             health = RegionHealth(
@@ -237,7 +239,7 @@ def test_random_walks_detect_uncounted_unavailable_replicas(monkeypatch: pytest.
 @pytest.mark.slow
 def test_random_walks_detect_a_recovery_with_a_separate_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: recovery Assignments get the whole budget and assign ignores them."""
-    plain = recover.assignment_spec
+    plain = assign.assignment_spec
     monkeypatch.setattr(
         recover, "assignment_spec", lambda *a, **given: plain(*a, **{**given, "disruption_share": None})
     )
@@ -358,7 +360,7 @@ def test_share_is_kept_until_pending_evictions_are_released() -> None:
     """A region that just received its share is not blocked any more, but has not used the share yet."""
     wl = workload(replicas=9, disruption=Disruption(max_unavailable=1))
 
-    def stored(where: str, share: int, **status: int) -> Assignment:
+    def stored(where: str, share: int, **status: Any) -> Assignment:
         said = AssignmentStatus(observed_epoch=1, replicas=EACH, serving=EACH, **status)
         disruption = Disruption(max_unavailable=1)
         return assignment(where=where, replicas=EACH, disruption_share=share, disruption=disruption, status=said)

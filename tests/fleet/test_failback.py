@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.expected import of_type
 from tests.factories import assignment, cache_of, meta, region, workload
 
 from holdfast.fleet.recovery import failback
-from holdfast.model.assignment import Purpose
+from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.recovery import Recovery, RecoveryPhase, RecoverySpec, RecoveryStatus
 from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Update
@@ -25,4 +26,4 @@ def test_failback_without_ordinary_replicas_needs_zero_desired_replicas(replicas
     borrowed = assignment(where="west", replicas=2, purpose=Purpose.RECOVERY)
     seen = cache_of(incident, made, borrowed, region("east"), region("west"))
     writes = failback.return_borrowed(incident, seen)
-    assert [w.object.spec.replicas for w in writes if isinstance(w, Update)] == emptied
+    assert [of_type(w.object, Assignment).spec.replicas for w in writes if isinstance(w, Update)] == emptied

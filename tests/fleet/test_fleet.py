@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expected import of_type, only, present
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet import assign, grants, policy, region_health, workload_status
-from holdfast.model.assignment import AssignmentStatus, PendingReason
+from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
 from holdfast.model.meta import Key
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.region import HealthState, RegionReport
@@ -24,12 +25,13 @@ THREE = (region("eu-central", residency=("eu",)), region("eu-west", residency=("
 COMMON = (tenant(), priority())
 
 
-def test_deleted_workload_is_drained_everywhere_before_removal():
+def test_deleted_workload_is_drained_everywhere_before_removal() -> None:
     wl = workload(replicas=2)
     wl = with_new_revision(wl, metadata=msgspec.structs.replace(wl.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
     there = assignment(replicas=2)
     (shrink,) = assign.decide(wl.key, cache_of(wl, there), 1.0).writes
-    assert isinstance(shrink, Update) and shrink.object.spec.replicas == 0 and shrink.object.spec.epoch == 2
+    assert isinstance(shrink, Update) and isinstance(shrink.object, Assignment)
+    assert shrink.object.spec.replicas == 0 and shrink.object.spec.epoch == 2
     busy = with_new_revision(shrink.object, status=AssignmentStatus(observed_epoch=2, replicas=1))
     assert assign.decide(wl.key, cache_of(wl, busy), 2.0).writes == ()
     empty = with_new_revision(busy, status=AssignmentStatus(observed_epoch=2, replicas=0))
@@ -39,20 +41,25 @@ def test_deleted_workload_is_drained_everywhere_before_removal():
     assert isinstance(free, Update) and free.object.metadata.finalizers == ()
 
 
-def test_batch_is_divided_by_completions():
+def test_batch_is_divided_by_completions() -> None:
     wl = workload(type=WorkloadType.BATCH, batch=Batch(completions=5, parallelism=2), replicas=1)
     (write,) = [w for w in assign.decide(wl.key, cache_of(wl, *THREE, *COMMON), 1.0).writes]
-    assert write.object.spec.batch.completions == 5 and write.object.spec.replicas == 2
+    spec = of_type(of_type(write, Create).object, Assignment).spec
+    assert present(spec.batch).completions == 5 and spec.replicas == 2
 
 
-def test_serving_condition_needs_the_newest_generation():
+def test_serving_condition_needs_the_newest_generation() -> None:
     wl = workload(replicas=2)
     good = AssignmentStatus(observed_epoch=1, replicas=2, bound=2, ready=2, serving=2)
-    (write,) = workload_status.decide(wl.key, cache_of(wl, assignment(replicas=2, status=good)), 1.0).writes
+    write = only(
+        workload_status.decide(wl.key, cache_of(wl, assignment(replicas=2, status=good)), 1.0).writes, SetStatus
+    )
     conditions = {c.type: c for c in write.conditions}
     assert conditions["Serving"].status == "True" and write.observed_generation == 1
     newer = with_new_revision(wl, metadata=msgspec.structs.replace(wl.metadata, generation=2))
-    (write,) = workload_status.decide(wl.key, cache_of(newer, assignment(replicas=2, status=good)), 1.0).writes
+    write = only(
+        workload_status.decide(wl.key, cache_of(newer, assignment(replicas=2, status=good)), 1.0).writes, SetStatus
+    )
     assert {c.type: c.status for c in write.conditions}["Serving"] == "False"
 
 
@@ -96,7 +103,7 @@ class Shrinking:
         self.here = with_new_revision(self.here, status=msgspec.structs.replace(self.here.status, **status))
 
 
-def test_serving_condition_stays_true_while_scaling_down():
+def test_serving_condition_stays_true_while_scaling_down() -> None:
     there = Shrinking()
     assert there.serving_status() == "True"
     there.scale(3)
@@ -110,7 +117,7 @@ def test_serving_condition_stays_true_while_scaling_down():
     assert {c.type: c.message for c in there.workload.status.conditions}["Serving"] == "3 of 3 replicas serve"
 
 
-def test_serving_condition_is_false_if_too_few_serve_while_scaling_down():
+def test_serving_condition_is_false_if_too_few_serve_while_scaling_down() -> None:
     there = Shrinking()
     there.scale(3)
     there.assign(replicas=3)
@@ -119,7 +126,7 @@ def test_serving_condition_is_false_if_too_few_serve_while_scaling_down():
 
 
 @pytest.mark.parametrize("acted", [False, True])
-def test_serving_condition_waits_for_a_new_template_while_scaling_down(acted: bool):
+def test_serving_condition_waits_for_a_new_template_while_scaling_down(acted: bool) -> None:
     there = Shrinking()
     other = msgspec.structs.replace(there.workload.spec.template, command=("another",))
     there.scale(3, template=other)
@@ -128,7 +135,7 @@ def test_serving_condition_waits_for_a_new_template_while_scaling_down(acted: bo
     assert there.serving_status() == "False"
 
 
-def test_serving_condition_stays_false_until_the_region_has_scaled_down():
+def test_serving_condition_stays_false_until_the_region_has_scaled_down() -> None:
     there = Shrinking()
     there.report(serving=4, updated_serving=4, ready=4)
     assert there.serving_status() == "False"
@@ -139,16 +146,18 @@ def test_serving_condition_stays_false_until_the_region_has_scaled_down():
     assert there.serving_status() == "True"
 
 
-def test_serving_condition_names_pending_reasons():
+def test_serving_condition_names_pending_reasons() -> None:
     wl = workload(replicas=1)
     waiting = AssignmentStatus(
         observed_epoch=1, replicas=1, queued=1, pending=(PendingReason(reason="InsufficientCpu", count=1),)
     )
-    (write,) = workload_status.decide(wl.key, cache_of(wl, assignment(replicas=1, status=waiting)), 1.0).writes
+    write = only(
+        workload_status.decide(wl.key, cache_of(wl, assignment(replicas=1, status=waiting)), 1.0).writes, SetStatus
+    )
     assert "InsufficientCpu" in {c.type: c.message for c in write.conditions}["Serving"]
 
 
-def test_assigned_condition_of_unassigned_workload_has_reason():
+def test_assigned_condition_of_unassigned_workload_has_reason() -> None:
     nowhere = workload(replicas=2, placement=PlacementRules(regions=("moon",)))
     silent = region("eu-west", state=HealthState.LOST)
     for wl, there, reason, named in (
@@ -156,7 +165,7 @@ def test_assigned_condition_of_unassigned_workload_has_reason():
         (workload(replicas=2), silent, "RegionNotHealthy", silent.metadata.name),
         (workload(replicas=2), THREE[0], "PartlyAssigned", "0 of 2"),
     ):
-        (write,) = workload_status.decide(wl.key, cache_of(wl, there), 1.0).writes
+        write = only(workload_status.decide(wl.key, cache_of(wl, there), 1.0).writes, SetStatus)
         assigned = {c.type: c for c in write.conditions}["Assigned"]
         assert assigned.reason == reason and named in assigned.message
 
@@ -167,7 +176,9 @@ tables = st.dictionaries(regions, st.fixed_dictionaries({"cpu": amounts}), max_s
 
 
 @given(hard=amounts, wanted=tables, shrinks=st.lists(st.tuples(regions, amounts), max_size=6))
-def test_grants_never_exceed_the_quota_for_any_acknowledgement(hard, wanted, shrinks):
+def test_grants_never_exceed_the_quota_for_any_acknowledgement(
+    hard: int, wanted: dict[str, dict[str, int]], shrinks: list[tuple[str, int]]
+) -> None:
     """Regions apply their grants at different times; the sum of enforced limits never exceeds the quota."""
     names = ("a", "b", "c")
     full = {n: wanted.get(n, {}) for n in names}
@@ -182,7 +193,7 @@ def test_grants_never_exceed_the_quota_for_any_acknowledgement(hard, wanted, shr
         assert sum(e.get("cpu", 0) for e in enforced.values()) <= hard
 
 
-def test_grant_is_raised_only_after_another_region_acknowledges_less():
+def test_grant_is_raised_only_after_another_region_acknowledges_less() -> None:
     hard, wanted = {"cpu": 10}, {"a": {"cpu": 2}, "b": {"cpu": 8}}
     new = grants.divide_quota(hard, {}, wanted, {"a": {"cpu": 10}}, {"a": {"cpu": 10}})
     assert new == {"a": {"cpu": 2}, "b": {}}
@@ -190,7 +201,7 @@ def test_grant_is_raised_only_after_another_region_acknowledges_less():
     assert later == {"a": {"cpu": 2}, "b": {"cpu": 8}}
 
 
-def test_returning_to_old_rules_increases_the_sequence():
+def test_returning_to_old_rules_increases_the_sequence() -> None:
     first = SchedulerPolicy(metadata=meta("default"))
     created = [w.object for w in policy.decide(first.key, cache_of(first), 1.0).writes if isinstance(w, Create)]
     (one,) = created
@@ -202,19 +213,19 @@ def test_returning_to_old_rules_increases_the_sequence():
     status = msgspec.structs.replace(first.status, revision="default-other", sequence=2)
     back = with_new_revision(first, status=status)
     writes = policy.decide(first.key, cache_of(back, stored, other), 2.0).writes
-    assert [w.object.spec.sequence for w in writes if isinstance(w, Update)] == [3]
+    assert [of_type(w.object, PolicyRevision).spec.sequence for w in writes if isinstance(w, Update)] == [3]
 
 
-def test_region_health_uses_only_the_global_clock():
+def test_region_health_uses_only_the_global_clock() -> None:
     there = region("us-east")
     skewed = with_new_revision(
         there, status=msgspec.structs.replace(there.status, report=RegionReport(at="1999-01-01T00:00:00Z", sequence=7))
     )
-    (write,) = region_health.decide(Key("", "us-east"), cache_of(skewed), 1000.0).writes
+    write = only(region_health.decide(Key("", "us-east"), cache_of(skewed), 1000.0).writes, SetStatus)
     health = write.blocks["health"]
     assert health.state is HealthState.HEALTHY and health.last_sequence == 7
     silent = with_new_revision(skewed, status=msgspec.structs.replace(skewed.status, health=health))
-    (write,) = region_health.decide(Key("", "us-east"), cache_of(silent), 1030.0).writes
+    write = only(region_health.decide(Key("", "us-east"), cache_of(silent), 1030.0).writes, SetStatus)
     assert write.blocks["health"].state is HealthState.SUSPECT
-    (write,) = region_health.decide(Key("", "us-east"), cache_of(silent), 1100.0).writes
+    write = only(region_health.decide(Key("", "us-east"), cache_of(silent), 1100.0).writes, SetStatus)
     assert write.blocks["health"].state is HealthState.AWAITING_WITNESS

@@ -6,12 +6,14 @@ authority's limit are real; the network is random. Planted bugs show that the se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.expected import present
 from tests.factories import assignment, meta, region, with_new_revision
 
 from holdfast.controllers.cache import Cache
@@ -23,7 +25,7 @@ from holdfast.model.grant_limit import spending_limit
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts, amounts_text
-from holdfast.model.quota import Grant, GrantClass, Quota, QuotaSpec, grant_name
+from holdfast.model.quota import Grant, GrantClass, GrantSpec, Quota, QuotaSpec, grant_name, max_enforced_limit
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text, parse_time
@@ -274,7 +276,7 @@ def run_events(events: list[tuple[str, str, int]]) -> PartitionedQuota:
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
-def test_enforced_limits_never_exceed_the_quota(events):
+def test_enforced_limits_never_exceed_the_quota(events: list[tuple[str, str, int]]) -> None:
     run_events(events)
 
 
@@ -287,15 +289,15 @@ def test_enforced_limits_never_exceed_the_quota(events):
     ],
     ids=["granted again as normal", "granted to two regions", "reported by no region"],
 )
-def test_emergency_usage_counts_as_emergency_after_its_limit_ended(events):
+def test_emergency_usage_counts_as_emergency_after_its_limit_ended(events: list[tuple[str, str, int]]) -> None:
     run_events(events)
 
 
 @pytest.mark.slow
-def test_search_detects_dropped_unacknowledged_peak(monkeypatch):
+def test_search_detects_dropped_unacknowledged_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a region acknowledges an epoch, it may enforce the old limit. Without the peak, quota is granted twice."""
 
-    def without_peak(stored, limit):
+    def without_peak(stored: Grant, limit: Mapping[str, int]) -> GrantSpec:
         text = dict(amounts_text(limit))
         return msgspec.structs.replace(stored.spec, limit=text, unacknowledged_peak={}, epoch=stored.spec.epoch + 1)
 
@@ -303,7 +305,7 @@ def test_search_detects_dropped_unacknowledged_peak(monkeypatch):
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
-    def search(events):
+    def search(events: list[tuple[str, str, int]]) -> None:
         run_events(events)
 
     with pytest.raises(AssertionError, match="regions may enforce"):
@@ -312,14 +314,14 @@ def test_search_detects_dropped_unacknowledged_peak(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [GrantClass.RECOVERY, GrantClass.EMERGENCY])
-def test_search_detects_a_grant_class_granted_twice(monkeypatch, cls):
+def test_search_detects_a_grant_class_granted_twice(monkeypatch: pytest.MonkeyPatch, cls: GrantClass) -> None:
     """Planted bug: enforced limits of that class are not counted."""
-    honest = grants.max_enforced_limit
+    honest = max_enforced_limit
     monkeypatch.setattr(grants, "max_enforced_limit", lambda g: {} if g.spec.grant_class is cls else honest(g))
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
-    def search(events):
+    def search(events: list[tuple[str, str, int]]) -> None:
         run_events(events)
 
     with pytest.raises(AssertionError, match=f"of class {cls.value}"):
@@ -327,29 +329,29 @@ def test_search_detects_a_grant_class_granted_twice(monkeypatch, cls):
 
 
 @pytest.mark.slow
-def test_search_detects_recovery_quota_spent_beyond_its_limit(monkeypatch):
-    def careless(wanted, current, used):
+def test_search_detects_recovery_quota_spent_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(wanted: Mapping[str, dict[str, int]], current: object, used: object) -> dict[str, dict[str, int]]:
         return dict(wanted)
 
     monkeypatch.setattr(grant_sync, "_not_below_use", careless)
 
     @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(steps)
-    def search(events):
+    def search(events: list[tuple[str, str, int]]) -> None:
         run_events(events)
 
     with pytest.raises(AssertionError, match="for recovery"):
         search()
 
 
-def test_incident_uses_every_grant_class():
+def test_incident_uses_every_grant_class() -> None:
     world = run_events([("want", "a", 12), ("incident", "a", 6), ("sync", "b", 12)])
     assert world.most[GrantClass.RECOVERY] > 0 and world.most[GrantClass.NORMAL] > 0
     copies = world.here["a"].list(GrantCopy, "acme")
     assert {c.spec.grant_class for c in copies} == set(GrantClass)
 
 
-def test_unacknowledged_limit_counts_after_grant_is_lowered():
+def test_unacknowledged_limit_counts_after_grant_is_lowered() -> None:
     """The region may enforce the higher limit although it did not acknowledge it."""
     world = PartitionedQuota()
     world.set_demand("a", 8, Purpose.NORMAL)
@@ -363,7 +365,7 @@ def test_unacknowledged_limit_counts_after_grant_is_lowered():
         world.fetch("b")
         world.enforce("b")
         world.check()
-    assert amounts(world.here["b"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0) <= 2000
+    assert amounts(present(world.here["b"].get(GrantCopy, "normal", "acme")).spec.limit).get("cpu", 0) <= 2000
 
 
 def record_report(world: PartitionedQuota, name: str) -> None:
@@ -383,14 +385,14 @@ def spend_all(world: PartitionedQuota, name: str, cpus: int) -> None:
     world.acknowledge(name)
 
 
-def test_expired_grant_lease_still_counts_in_full():
+def test_expired_grant_lease_still_counts_in_full() -> None:
     world = PartitionedQuota()
     spend_all(world, "a", 8)
     record_report(world, "a")
     world.now += 1000
     world.set_demand("b", 8, Purpose.NORMAL)
     world.decide()
-    quota = world.home.get(Quota, "quota", "acme")
+    quota = present(world.home.get(Quota, "quota", "acme"))
     outcome = grants.decide(quota.key, world.home, world.now)
     (status,) = [w for w in outcome.writes if isinstance(w, SetStatus)]
     rows = {r.region: r for r in status.blocks["regions"] if r.grant_class is GrantClass.NORMAL}
@@ -399,7 +401,7 @@ def test_expired_grant_lease_still_counts_in_full():
 
 
 @pytest.mark.parametrize("skew_s", [-600.0, 600.0])
-def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float):
+def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float) -> None:
     """`renewedAt` is a time of the region's clock; only arriving reports show contact."""
     world = PartitionedQuota()
     world.skew_s["a"] = skew_s
@@ -412,7 +414,7 @@ def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float)
     assert grants.is_lease_expired(grant, known, world.now + grant.spec.lease_seconds + 1)
 
 
-def test_region_contact_changes_wake_the_grant_controller():
+def test_region_contact_changes_wake_the_grant_controller() -> None:
     world = PartitionedQuota()
     well, silent = region("a"), region("a", state=HealthState.SUSPECT)
     for new, old in ((silent, well), (well, silent)):

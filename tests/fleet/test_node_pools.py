@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expected import present
 from tests.factories import cache_of, meta, node, with_new_revision
 
 from holdfast.controllers.cache import Cache
@@ -92,7 +93,7 @@ class World:
             self.drop(item)
 
 
-def test_pending_work_adds_exactly_the_needed_nodes():
+def test_pending_work_adds_exactly_the_needed_nodes() -> None:
     world = World()
     world.set_pending(5)
     world.run_controller()
@@ -104,7 +105,7 @@ def test_pending_work_adds_exactly_the_needed_nodes():
     assert world.pool.status.reason == "PoolGrowing"
 
 
-def test_pending_reason_that_nodes_cannot_fix_adds_no_node():
+def test_pending_reason_that_nodes_cannot_fix_adds_no_node() -> None:
     for reason in (
         "QuotaExceeded",
         "GrantExpired",
@@ -118,7 +119,7 @@ def test_pending_reason_that_nodes_cannot_fix_adds_no_node():
         assert not world.names, reason
 
 
-def test_work_bound_to_an_empty_pool_adds_one_node():
+def test_work_bound_to_an_empty_pool_adds_one_node() -> None:
     world = World()
     world.set_pending(2, "PoolNotAllowed", placement=PlacementRules(pools=("burst",)))
     world.run_controller()
@@ -128,7 +129,7 @@ def test_work_bound_to_an_empty_pool_adds_one_node():
     assert world.names == ["burst-1"], "the pool has a node now, so PoolNotAllowed no longer counts"
 
 
-def test_first_pool_node_stays_while_its_work_is_pending():
+def test_first_pool_node_stays_while_its_work_is_pending() -> None:
     """Other nodes still report PoolNotAllowed, so a removed node would be added again at once."""
     world = World()
     seen = []
@@ -151,7 +152,7 @@ def test_first_pool_node_stays_while_its_work_is_pending():
     assert not world.names, "work that no node would fix adds none"
 
 
-def test_unused_new_nodes_stop_further_growth():
+def test_unused_new_nodes_stop_further_growth() -> None:
     """For example, it needs a label that the pool's nodes lack, and the nodes with the label are full."""
     world = World()
     world.set_pending(1)
@@ -165,7 +166,7 @@ def test_unused_new_nodes_stop_further_growth():
     assert len(world.names) == 4, "the additional need, minus the empty nodes"
 
 
-def test_unschedulable_empty_node_does_not_stop_growth():
+def test_unschedulable_empty_node_does_not_stop_growth() -> None:
     world = World()
     world.set_pending(1)
     for _ in range(40):
@@ -177,7 +178,7 @@ def test_unschedulable_empty_node_does_not_stop_growth():
     assert len(world.names) == 5
 
 
-def test_new_empty_node_counts_as_coming_capacity():
+def test_new_empty_node_counts_as_coming_capacity() -> None:
     world = World()
     world.set_pending(1)
     world.run_controller()
@@ -187,7 +188,7 @@ def test_new_empty_node_counts_as_coming_capacity():
     assert world.names == ["burst-1"]
 
 
-def test_work_that_does_not_fit_the_pool_adds_no_node():
+def test_work_that_does_not_fit_the_pool_adds_no_node() -> None:
     for case in (
         {"template": Template(command=("x",), resources={"cpu": "8"})},
         {"template": Template(command=("x",), resources={"cpu": "1", "gpu": "1"})},
@@ -200,14 +201,14 @@ def test_work_that_does_not_fit_the_pool_adds_no_node():
         assert not world.names, case
 
 
-def test_pool_at_max_nodes_has_reason_pool_at_max_nodes():
+def test_pool_at_max_nodes_has_reason_pool_at_max_nodes() -> None:
     world = World(max_nodes=2)
     world.set_pending(50)
     world.run_controller()
     assert len(world.names) == 2 and world.pool.status.reason == "PoolAtMaxNodes"
 
 
-def test_idle_node_is_cordoned_then_removed():
+def test_idle_node_is_cordoned_then_removed() -> None:
     world = World()
     world.set_pending(4)
     world.run_controller()
@@ -228,7 +229,7 @@ def test_idle_node_is_cordoned_then_removed():
     assert world.names == ["burst-1"]
 
 
-def test_new_pending_work_uncordons_a_node_being_removed():
+def test_new_pending_work_uncordons_a_node_being_removed() -> None:
     world = World()
     world.set_pending(2)
     world.run_controller()
@@ -236,23 +237,23 @@ def test_new_pending_work_uncordons_a_node_being_removed():
     world.set_pending(0)
     world.run_controller()
     world.run_controller(after_s=61)
-    assert world.cache.get(Node, "burst-1").spec.unschedulable
+    assert present(world.cache.get(Node, "burst-1")).spec.unschedulable
     world.set_pending(1)
     world.run_controller()
-    assert not world.cache.get(Node, "burst-1").spec.unschedulable and world.names == ["burst-1"]
+    assert not present(world.cache.get(Node, "burst-1")).spec.unschedulable and world.names == ["burst-1"]
 
 
-def test_operator_cordon_is_left_alone():
+def test_operator_cordon_is_left_alone() -> None:
     world = World(min_nodes=1)
     world.run_controller()
     world.provide()
-    stored = world.cache.get(Node, "burst-1")
+    stored = present(world.cache.get(Node, "burst-1"))
     world.cache.put(with_new_revision(stored, spec=msgspec.structs.replace(stored.spec, unschedulable=True)))
     world.run_controller(after_s=500)
-    assert world.cache.get(Node, "burst-1").spec.unschedulable
+    assert present(world.cache.get(Node, "burst-1")).spec.unschedulable
 
 
-def test_node_that_never_registers_is_requested_again():
+def test_node_that_never_registers_is_requested_again() -> None:
     world = World()
     world.set_pending(2)
     world.run_controller()
@@ -260,7 +261,7 @@ def test_node_that_never_registers_is_requested_again():
     assert world.pool.status.nodes[0].since != "" and len(world.names) == 1
 
 
-def test_recovery_slots_add_nodes_and_keep_them():
+def test_recovery_slots_add_nodes_and_keep_them() -> None:
     world = World()
     slot = SlotShape(resources={"cpu": "2"}, count=4)
     world.cache.put(
@@ -283,7 +284,7 @@ def test_recovery_slots_add_nodes_and_keep_them():
     assert len(world.names) == 2
 
 
-def test_invalid_node_pools_are_refused():
+def test_invalid_node_pools_are_refused() -> None:
     made = NodePool(metadata=meta("burst"), spec=NodePoolSpec(min_nodes=5, max_nodes=2))
     fields = {cause.field for cause in validate_node_pool(made, None)}
     assert {"spec.zones", "spec.capacity", "spec.maxNodes"} <= fields
@@ -297,7 +298,7 @@ acts = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(acts, st.integers(0, 2))
-def test_pool_bounds_hold_and_occupied_nodes_stay(story, least):
+def test_pool_bounds_hold_and_occupied_nodes_stay(story: list[tuple[str, int]], least: int) -> None:
     world = World(min_nodes=least)
     for act, number in story:
         match act:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.expected import present
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet import assign, ordinals
@@ -32,16 +33,16 @@ class World:
         self.there: dict[str, set[int]] = {name: set() for name in REGIONS}
 
     def allow(self, names: tuple[str, ...]) -> None:
-        found = self.home.get(Workload, "one", "acme")
+        found = present(self.home.get(Workload, "one", "acme"))
         spec = msgspec.structs.replace(found.spec, placement=PlacementRules(regions=names))
         self.home.put(with_new_revision(found, spec=spec))
 
     def scale(self, replicas: int) -> None:
-        found = self.home.get(Workload, "one", "acme")
+        found = present(self.home.get(Workload, "one", "acme"))
         self.home.put(with_new_revision(found, spec=msgspec.structs.replace(found.spec, replicas=replicas)))
 
     def health(self, where: str, state: HealthState) -> None:
-        found = self.home.get(Region, where)
+        found = present(self.home.get(Region, where))
         health = msgspec.structs.replace(found.status.health, state=state)
         self.home.put(with_new_revision(found, status=msgspec.structs.replace(found.status, health=health)))
 

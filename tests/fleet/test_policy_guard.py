@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from tests.expected import of_type, present
 from tests.factories import cache_of, meta, region, with_new_revision
 
 from holdfast.fleet import policy, policy_guard
 from holdfast.link.policy_trial import count_outcomes
-from holdfast.model.active_policy import active_policy
+from holdfast.model.active_policy import ActivePolicy, active_policy
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
-from holdfast.model.region import HealthState, PolicyTrial
+from holdfast.model.meta import Object
+from holdfast.model.region import HealthState, PolicyTrial, Region
 from holdfast.model.scheduler_policy import (
     GuardAction,
     PolicyGuard,
@@ -27,7 +31,7 @@ from holdfast.model.scheduler_policy import (
 from holdfast.model.scheduling_request import SchedulingRequest, SchedulingRequestSpec, SchedulingRequestStatus
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text
-from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.model.writes import Create, Notice, SetStatus, Update, Write
 
 GOOD = PolicyRules()
 BAD = PolicyRules(scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
@@ -37,20 +41,20 @@ NOW = 1_800_000_000.0
 class PolicyHarness:
     """The policy controller and its objects. Its writes are applied at once."""
 
-    def __init__(self, *regions):
-        self.items = {r.key: r for r in regions}
-        self.notices = []
+    def __init__(self, *regions: Region) -> None:
+        self.items: dict[tuple[str, str], Object] = {("Region", r.metadata.name): r for r in regions}
+        self.notices: list[Notice] = []
 
-    def put(self, item):
+    def put(self, item: Object) -> None:
         self.items[type(item).__name__, item.metadata.name] = item
 
-    def write(self, spec, generation):
+    def write(self, spec: SchedulerPolicySpec, generation: int) -> None:
         known = self.items.get(("SchedulerPolicy", "default"))
-        status = known.status if known is not None else SchedulerPolicy(meta("x")).status
+        status = known.status if isinstance(known, SchedulerPolicy) else SchedulerPolicy(meta("x")).status
         self.put(SchedulerPolicy(metadata=meta("default", generation=generation), spec=spec, status=status))
         self.settle()
 
-    def settle(self):
+    def settle(self) -> None:
         for _ in range(5):
             found = self.policy
             outcome = policy.decide(found.key, cache_of(*self.items.values()), NOW)
@@ -61,7 +65,7 @@ class PolicyHarness:
                 self.apply(write)
         raise AssertionError("the policy controller does not come to rest")
 
-    def apply(self, write):
+    def apply(self, write: Write) -> None:
         match write:
             case Create(object=made):
                 self.put(with_new_revision(made, metadata=meta(made.metadata.name)))
@@ -73,25 +77,25 @@ class PolicyHarness:
                 self.put(with_new_revision(known, status=status))
 
     @property
-    def policy(self):
-        return self.items["SchedulerPolicy", "default"]
+    def policy(self) -> SchedulerPolicy:
+        return of_type(self.items["SchedulerPolicy", "default"], SchedulerPolicy)
 
-    def revision(self, rules):
-        return self.items["PolicyRevision", f"default-{rules_hash(rules)}"]
+    def revision(self, rules: PolicyRules) -> PolicyRevision:
+        return of_type(self.items["PolicyRevision", f"default-{rules_hash(rules)}"], PolicyRevision)
 
-    def decides(self, where):
+    def decides(self, where: str) -> ActivePolicy:
         return active_policy([i for i in self.items.values() if isinstance(i, PolicyRevision)], (), where, NOW)
 
-    def report(self, where, **trial):
-        found = self.items[region(where).key]
+    def report(self, where: str, **trial: Any) -> None:
+        found = of_type(self.items["Region", where], Region)
         deciding = self.decides(where).revision
         said = PolicyTrial(revision=deciding, **trial)
-        report = msgspec.structs.replace(found.status.report, policy=deciding, policy_trial=said)
-        self.items[found.key] = with_new_revision(found, status=msgspec.structs.replace(found.status, report=report))
+        report = msgspec.structs.replace(present(found.status.report), policy=deciding, policy_trial=said)
+        self.put(with_new_revision(found, status=msgspec.structs.replace(found.status, report=report)))
         self.settle()
 
 
-def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
+def on_trial(action: GuardAction, stage: PromotionStage = PromotionStage.ACTIVE, **guard: Any) -> PolicyHarness:
     harness = PolicyHarness(region("east"), region("west"))
     harness.write(SchedulerPolicySpec(rules=GOOD), 1)
     harness.report("east")
@@ -110,7 +114,7 @@ def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
         {"decisions": 20, "proposed": 10, "unplaced": 30},
     ],
 )
-def test_breached_revision_is_rolled_back_with_a_higher_sequence(trial):
+def test_breached_revision_is_rolled_back_with_a_higher_sequence(trial: dict[str, Any]) -> None:
     harness = on_trial(GuardAction.ROLLBACK, min_placed_percent=50)
     before = harness.decides("east")
     assert before.revision == harness.revision(BAD).metadata.name
@@ -120,17 +124,18 @@ def test_breached_revision_is_rolled_back_with_a_higher_sequence(trial):
         assert after.revision == harness.revision(GOOD).metadata.name and after.sequence > before.sequence
     assert harness.revision(BAD).spec.stage is PromotionStage.DRAFT
     assert (
-        harness.policy.status.stopped.action is GuardAction.ROLLBACK
-        and "region east" in harness.policy.status.stopped.message
+        present(harness.policy.status.stopped).action is GuardAction.ROLLBACK
+        and "region east" in present(harness.policy.status.stopped).message
     )
     assert [n.reason for n in harness.notices] == ["GuardBreached"]
 
 
-def test_policy_stop_lasts_until_the_policy_changes():
+def test_policy_stop_lasts_until_the_policy_changes() -> None:
     harness = on_trial(GuardAction.ROLLBACK)
     harness.report("east", decisions=20, proposed=40, refused=40)
     harness.report("east", decisions=20, proposed=40, refused=0)
-    assert harness.policy.status.stopped is not None and harness.revision(BAD).spec.stage is PromotionStage.DRAFT
+    present(harness.policy.status.stopped)
+    assert harness.revision(BAD).spec.stage is PromotionStage.DRAFT
     held_at = harness.decides("east").sequence
     harness.write(msgspec.structs.replace(harness.policy.spec, guard=PolicyGuard(max_conflict_percent=90)), 3)
     assert harness.policy.status.stopped is None
@@ -140,14 +145,14 @@ def test_policy_stop_lasts_until_the_policy_changes():
     )
 
 
-def test_paused_canary_is_not_promoted():
+def test_paused_canary_is_not_promoted() -> None:
     harness = on_trial(GuardAction.PAUSE, PromotionStage.CANARY)
     harness.report("east", decisions=20, proposed=40, refused=40)
     assert harness.revision(BAD).spec.stage is PromotionStage.CANARY and harness.revision(BAD).spec.regions == ("east",)
     assert harness.decides("west").revision == harness.revision(GOOD).metadata.name
 
 
-def test_paused_active_revision_stays_in_its_regions():
+def test_paused_active_revision_stays_in_its_regions() -> None:
     harness = on_trial(GuardAction.PAUSE)
     harness.report("east", decisions=20, proposed=40, refused=40)
     assert harness.revision(BAD).spec.regions == ("east",)
@@ -162,13 +167,13 @@ def test_paused_active_revision_stays_in_its_regions():
         {"decisions": 50, "proposed": 100, "unplaced": 300},
     ],
 )
-def test_guard_ignores_few_decisions_and_small_violations(trial):
+def test_guard_ignores_few_decisions_and_small_violations(trial: dict[str, Any]) -> None:
     harness = on_trial(GuardAction.ROLLBACK)
     harness.report("east", **trial)
     assert harness.policy.status.stopped is None and harness.revision(BAD).spec.stage is PromotionStage.ACTIVE
 
 
-def test_guard_ignores_regions_out_of_contact_or_on_another_revision():
+def test_guard_ignores_regions_out_of_contact_or_on_another_revision() -> None:
     guard = PolicyGuard(min_decisions=1)
     wanted = SchedulerPolicy(meta("default"), SchedulerPolicySpec(rules=BAD, guard=guard))
     name = f"default-{rules_hash(BAD)}"
@@ -176,13 +181,13 @@ def test_guard_ignores_regions_out_of_contact_or_on_another_revision():
     silent = region("east", state=HealthState.SUSPECT)
     behind = region("west")
     for found, deciding in ((silent, name), (behind, "default-other")):
-        report = msgspec.structs.replace(found.status.report, policy=deciding, policy_trial=bad)
+        report = msgspec.structs.replace(present(found.status.report), policy=deciding, policy_trial=bad)
         told = with_new_revision(found, status=msgspec.structs.replace(found.status, report=report))
         assert policy_guard.detect_breach(wanted, name, [told], NOW) is None
 
 
-def test_policy_trial_counts_authority_results_in_the_window():
-    def decision(name, at, *entries, revision="r"):
+def test_policy_trial_counts_authority_results_in_the_window() -> None:
+    def decision(name: str, at: float, *entries: DecisionEntry, revision: str = "r") -> Decision:
         spec = DecisionSpec(
             request="q", workload="w", policy_revision=revision, decided_at=micro_text(at), entries=entries
         )
@@ -211,7 +216,7 @@ def test_policy_trial_counts_authority_results_in_the_window():
     assert found.oldest_pending_seconds == 90.0, "pending since before the revision was used"
 
 
-def test_invalid_guard_is_refused():
+def test_invalid_guard_is_refused() -> None:
     wrong = SchedulerPolicy(
         meta("p"), SchedulerPolicySpec(guard=PolicyGuard(max_conflict_percent=101, min_decisions=0))
     )

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.expected import of_type, only, present
 from tests.factories import assignment, cache_of, meta, region, replica, with_new_revision
 from tests.fleet.test_grants_partitioned import HARD, REGIONS, PartitionedQuota
 
@@ -143,7 +144,12 @@ def run_events(world: Restored, events: list[tuple[str, str, int]]) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(PART, PART, PART, PART)
-def test_restored_global_cell_never_overspends_quota(before, between, after, later):
+def test_restored_global_cell_never_overspends_quota(
+    before: list[tuple[str, str, int]],
+    between: list[tuple[str, str, int]],
+    after: list[tuple[str, str, int]],
+    later: list[tuple[str, str, int]],
+) -> None:
     world = Restored()
     run_events(world, before)
     world.save()
@@ -156,7 +162,7 @@ def test_restored_global_cell_never_overspends_quota(before, between, after, lat
     assert not post_restore.regions_not_restored(world.home, world.now), "every region reported, and it still waits"
 
 
-def test_share_moved_after_the_backup_is_not_granted_twice():
+def test_share_moved_after_the_backup_is_not_granted_twice() -> None:
     world = Restored()
     world.set_demand("a", 8, Purpose.NORMAL)
     world.decide()
@@ -177,7 +183,7 @@ def test_share_moved_after_the_backup_is_not_granted_twice():
     (status,) = [w for w in decided.writes if isinstance(w, SetStatus)]
     assert (status.conditions[0].reason, "a, b, c" in status.conditions[0].message) == ("RestoreInProgress", True)
     world.settle()
-    limit = amounts(world.here["a"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0)
+    limit = amounts(present(world.here["a"].get(GrantCopy, "normal", "acme")).spec.limit).get("cpu", 0)
     assert limit <= (HARD - 9) * 1000, "the backup grants eight to a, but b uses nine"
     world.set_demand("b", 1, Purpose.NORMAL)
     world.spend("b", 1)
@@ -188,7 +194,7 @@ def test_share_moved_after_the_backup_is_not_granted_twice():
     assert used == {"a": 8, "b": 1, "c": 0}, "once returned, it goes to the region of the backup"
 
 
-def test_grant_missing_from_the_backup_is_counted():
+def test_grant_missing_from_the_backup_is_counted() -> None:
     world = Restored()
     world.save()
     world.set_demand("b", 9, Purpose.NORMAL)
@@ -208,33 +214,33 @@ def test_grant_missing_from_the_backup_is_counted():
 
 def awaited(name: str, incarnation: int, answered: int) -> Region:
     known = region(name)
-    report = msgspec.structs.replace(known.status.report, restore_acknowledged=answered)
+    report = msgspec.structs.replace(present(known.status.report), restore_acknowledged=answered)
     return with_new_revision(
         known, status=msgspec.structs.replace(known.status, report=report, restore_incarnation=incarnation)
     )
 
 
-def test_assignments_only_shrink_until_all_regions_acknowledge():
-    exclusive = {"exclusive": Exclusivity(), "type": "Service"}
+def test_assignments_only_shrink_until_all_regions_acknowledge() -> None:
+    exclusive: dict[str, Any] = {"exclusive": Exclusivity(), "type": "Service"}
     copy = assignment("db", "us-east", ordinals=(0, 1), replicas=2, **exclusive)
     source = assignment("db", "us-east", ordinals=(1, 2), replicas=2, epoch=1_000_001, **exclusive)
     fresh = assignment("new", "us-east", replicas=3)
     waiting = (awaited("us-east", 2, 2), awaited("eu-west", 2, 0))
     there, here = cache_of(source, fresh, *waiting), cache_of(copy)
     (write,) = mirror.mirror_writes((Assignment, copy.key), there, here, 0.0)
-    assert isinstance(write, Update) and write.object.spec.ordinals == (1,)
+    assert isinstance(write, Update) and isinstance(write.object, Assignment) and write.object.spec.ordinals == (1,)
     assert 1 < write.object.spec.epoch < source.spec.epoch
     assert mirror.mirror_writes((Assignment, fresh.key), there, here, 0.0) == ()
     stray = assignment("gone", "us-east")
     (gone,) = mirror.mirror_writes((Assignment, stray.key), there, cache_of(stray), 0.0)
     assert isinstance(gone, Delete)
     heard = cache_of(source, fresh, awaited("us-east", 2, 2), awaited("eu-west", 2, 2))
-    (whole,) = mirror.mirror_writes((Assignment, copy.key), heard, here, 0.0)
-    assert whole.object.spec.ordinals == (1, 2)
-    assert isinstance(mirror.mirror_writes((Assignment, fresh.key), heard, here, 0.0)[0], Create)
+    whole = only(mirror.mirror_writes((Assignment, copy.key), heard, here, 0.0), Update)
+    assert of_type(whole.object, Assignment).spec.ordinals == (1, 2)
+    only(mirror.mirror_writes((Assignment, fresh.key), heard, here, 0.0), Create)
 
 
-def test_region_acknowledges_only_without_foreign_exclusive_work():
+def test_region_acknowledges_only_without_foreign_exclusive_work() -> None:
     mine = assignment("db", "us-east", ordinals=(0,), exclusive=Exclusivity())
     running = replica(1, mine)
     assert running.spec.exclusive is not None and running.spec.ordinal == 1
@@ -252,7 +258,7 @@ def test_region_acknowledges_only_without_foreign_exclusive_work():
     )
 
 
-def test_restored_region_spends_nothing_with_foreign_exclusive_work():
+def test_restored_region_spends_nothing_with_foreign_exclusive_work() -> None:
     mine = assignment("db", "us-east", ordinals=(0,), exclusive=Exclusivity())
     copy = GrantCopy(metadata=meta("normal", "acme"), spec=GrantCopySpec(lease_expires_at=NOT_RENEWED))
     waiting = replica(0, mine)
@@ -273,15 +279,16 @@ def test_restored_region_spends_nothing_with_foreign_exclusive_work():
     )
 
 
-def test_previous_incarnation_is_refused_on_both_sides():
+def test_previous_incarnation_is_refused_on_both_sides() -> None:
     here = Cache()
     for write in restore_handshake.record_incarnation(cache_of(awaited("us-east", 3, 0)), here, "us-east"):
+        assert isinstance(write, Create)
         here.put(with_new_revision(write.object, metadata=meta(write.object.metadata.name)))
     restore_handshake.check_incarnations(cache_of(awaited("us-east", 3, 0)), here, "us-east")
     with pytest.raises(StaleToken, match="expected incarnation 3"):
         restore_handshake.check_incarnations(cache_of(awaited("us-east", 2, 0)), here, "us-east")
     known = awaited("us-east", 3, 3)
-    report = msgspec.structs.replace(known.status.report, incarnation=4)
+    report = msgspec.structs.replace(present(known.status.report), incarnation=4)
     there = cache_of(with_new_revision(known, status=msgspec.structs.replace(known.status, report=report)))
     here.put(Term(metadata=meta(INCARNATION_TERM), spec=TermSpec(holder="joined", term=4)))
     restore_handshake.check_incarnations(there, here, "us-east")

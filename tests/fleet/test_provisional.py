@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.expected import of_type, only, present
 from tests.factories import assignment, cache_of, meta, region, with_new_revision
 
 from holdfast.controllers.cache import Cache
@@ -81,12 +82,12 @@ def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
     return {g.spec.region: g for g in cache.list(Grant)}
 
 
-def test_provisional_share_comes_from_unneeded_quota():
+def test_provisional_share_comes_from_unneeded_quota() -> None:
     found = decided(world(reclaimable_assignment("a", 2)))
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "6"}, {"cpu": "3"})
 
 
-def test_partition_mode_wait_has_no_provisional_share():
+def test_partition_mode_wait_has_no_provisional_share() -> None:
     found = decided(world(reclaimable_assignment("a", 2), mode=PartitionMode.WAIT))
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
 
@@ -94,11 +95,11 @@ def test_partition_mode_wait_has_no_provisional_share():
 @pytest.mark.parametrize(
     "spec", [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": PlacementRules(residency=("eu",))}]
 )
-def test_firm_exclusive_and_residency_work_gets_no_provisional_share(spec: dict[str, Any]):
+def test_firm_exclusive_and_residency_work_gets_no_provisional_share(spec: dict[str, Any]) -> None:
     assert not decided(world(reclaimable_assignment("a", 2, **spec)))["a"].spec.provisional
 
 
-def test_provisional_share_is_withdrawn_first():
+def test_provisional_share_is_withdrawn_first() -> None:
     cache = world(reclaimable_assignment("a", 2))
     decided(cache)
     cache.put(assignment("api", "b", replicas=6, template=UNIT))
@@ -107,7 +108,7 @@ def test_provisional_share_is_withdrawn_first():
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
 
 
-def test_ordinary_share_covers_the_demand():
+def test_ordinary_share_covers_the_demand() -> None:
     for hard in range(1, 12):
         for grant in decided(
             world(reclaimable_assignment("a", 2), reclaimable_assignment("b", 1), hard=str(hard))
@@ -119,7 +120,7 @@ def test_ordinary_share_covers_the_demand():
 def out_of_contact(name: str, silent_s: float, *, unseen: bool = False) -> Region:
     made = region(name)
     health = msgspec.structs.replace(made.status.health, last_contact_at=micro_text(NOW - silent_s), last_sequence=1)
-    report = msgspec.structs.replace(made.status.report, sequence=2 if unseen else 1)
+    report = msgspec.structs.replace(present(made.status.report), sequence=2 if unseen else 1)
     return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, health=health, report=report))
 
 
@@ -134,7 +135,7 @@ def reclaimable_grant(*, used: str = "2", acknowledged: int = 4) -> Grant:
 LONG_S = limits.PROVISIONAL_MAX_S + PROVISIONAL_RECLAIM_MARGIN_S + 1.0
 
 
-def test_provisional_share_is_reclaimed_by_time():
+def test_provisional_share_is_reclaimed_by_time() -> None:
     back = reclaim_provisional(reclaimable_grant(), out_of_contact("a", LONG_S), NOW)
     assert back is not None
     assert (back.spec.limit, back.spec.provisional, back.spec.epoch) == ({"cpu": "3"}, {}, 5)
@@ -154,20 +155,20 @@ def test_provisional_share_is_reclaimed_by_time():
         (reclaimable_grant(), None),
     ],
 )
-def test_provisional_share_is_not_reclaimed_on_weak_evidence(grant: Grant, where: Region | None):
+def test_provisional_share_is_not_reclaimed_on_weak_evidence(grant: Grant, where: Region | None) -> None:
     assert reclaim_provisional(grant, where, NOW) is None
 
 
-def test_used_provisional_share_is_not_reclaimed():
+def test_used_provisional_share_is_not_reclaimed() -> None:
     back = reclaim_provisional(reclaimable_grant(used="5"), out_of_contact("a", LONG_S), NOW)
     assert back is not None and back.spec.limit == {"cpu": "5"}
 
 
-def test_reclaimed_share_is_committed_before_it_is_granted_again():
+def test_reclaimed_share_is_committed_before_it_is_granted_again() -> None:
     cache = world(reclaimable_grant(), assignment("api", "b", replicas=9, template=UNIT), hard="6")
     cache.put(with_new_revision(out_of_contact("a", LONG_S)))
-    writes = grants.decide(QUOTA, cache, NOW).writes
-    assert [type(w) for w in writes] == [Update] and writes[0].object.spec.region == "a"
+    write = only(grants.decide(QUOTA, cache, NOW).writes, Update)
+    assert of_type(write.object, Grant).spec.region == "a"
 
 
 def copy(*, last_contact_s: float, used: str = "0", limit: str = "6", generation: int = 1) -> GrantCopy:
@@ -184,24 +185,24 @@ def copy(*, last_contact_s: float, used: str = "0", limit: str = "6", generation
     )
 
 
-def test_grant_lease_is_renewed_by_responses_only():
+def test_grant_lease_is_renewed_by_responses_only() -> None:
     key, grants_there = Key("acme", "normal"), cache_of(reclaimable_grant())
     here = cache_of(copy(last_contact_s=NOW))
     for _ in range(3):
         assert not list(grant_sync.copy_writes(key, grants_there, here, "a", NOW))
     (write,) = grant_sync.copy_writes(key, grants_there, here, "a", NOW + 100)
-    assert isinstance(write, Update)
+    assert isinstance(write, Update) and isinstance(write.object, GrantCopy)
     assert parse_time(write.object.spec.lease_expires_at) == NOW + 100 + reclaimable_grant().spec.lease_seconds
 
 
-def test_late_response_does_not_shorten_the_grant_lease():
+def test_late_response_does_not_shorten_the_grant_lease() -> None:
     key, here = Key("acme", "normal"), cache_of(copy(last_contact_s=NOW, limit="2"))
     (write,) = grant_sync.copy_writes(key, cache_of(reclaimable_grant()), here, "a", NOW - 50)
-    assert isinstance(write, Update)
+    assert isinstance(write, Update) and isinstance(write.object, GrantCopy)
     assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.last_contact_at) == NOW
 
 
-def test_only_uncovered_provisional_work_is_withdrawn():
+def test_only_uncovered_provisional_work_is_withdrawn() -> None:
     assert provisional_excess.provisional_excess([copy(last_contact_s=NOW, used="5")], NOW) == {"cpu": 2000}
     assert not provisional_excess.provisional_excess([copy(last_contact_s=NOW, used="3")], NOW)
     assert not provisional_excess.provisional_excess([copy(last_contact_s=NOW - 1000, used="5")], NOW), (
@@ -212,7 +213,7 @@ def test_only_uncovered_provisional_work_is_withdrawn():
     )
 
 
-def test_quota_status_sums_all_shares():
+def test_quota_status_sums_all_shares() -> None:
     cache = world(reclaimable_assignment("a", 2))
     decided(cache)
     (status,) = [w for w in grants.decide(QUOTA, cache, NOW).writes if isinstance(w, SetStatus)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from tests.expected import of_type, present
 from tests.factories import assignment, cache_of, meta, region, with_new_revision
 
 from holdfast.fleet import grants
 from holdfast.fleet.protected_shares import protected_shares
 from holdfast.link import grant_sync
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose, assignment_name
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts
@@ -27,11 +31,11 @@ STILL = Rollout(max_surge=0)
 class Tenant:
     """One tenant's quota in two regions that acknowledge every grant at once."""
 
-    def __init__(self, **spec: object) -> None:
+    def __init__(self, **spec: Any) -> None:
         quota = Quota(metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": "12"}, **spec))
         self.cache = cache_of(quota, region("a"), region("b"))
         self.now = NOW
-        self.status: dict[str, object] = {}
+        self.status: dict[str, Any] = {}
         self.conditions: dict[str, str] = {}
 
     def need(self, where: str, replicas: int, purpose: Purpose = Purpose.NORMAL) -> None:
@@ -127,13 +131,16 @@ def test_protected_share_changes_without_an_epoch() -> None:
     assert after.spec.protected == {"cpu": "2"} and after.spec.epoch == before.spec.epoch
     key, here = Key("acme", "normal"), cache_of()
     (made,) = grant_sync.copy_writes(key, cache_of(before), here, "a", NOW)
-    assert isinstance(made, Create) and made.object.spec.protected == {"cpu": "6"}
+    assert (
+        isinstance(made, Create) and isinstance(made.object, GrantCopy) and made.object.spec.protected == {"cpu": "6"}
+    )
     here.put(with_new_revision(made.object, metadata=meta("normal", "acme")))
     (lowered,) = grant_sync.copy_writes(key, cache_of(after), here, "a", NOW)
-    assert isinstance(lowered, Update) and lowered.object.spec.protected == {"cpu": "2"}
+    assert isinstance(lowered, Update) and isinstance(lowered.object, GrantCopy)
+    assert lowered.object.spec.protected == {"cpu": "2"}
     assert lowered.object.spec.limit == made.object.spec.limit
     (closed,) = grant_sync.copy_writes(key, cache_of(), here, "a", NOW)
-    assert isinstance(closed, Update) and not closed.object.spec.protected
+    assert isinstance(closed, Update) and not of_type(closed.object, GrantCopy).spec.protected
 
 
 @pytest.mark.parametrize("whole", [0, 1, 5, 7, 12])
@@ -210,13 +217,13 @@ def test_unneeded_recovery_quota_is_returned_at_once() -> None:
     assert tenant.granted(GrantClass.RECOVERY) == {"b": 0}
 
 
-def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance():
+def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance() -> None:
     tenant = Tenant(recovery_allowance={"cpu": "6"})
     tenant.need("a", 4, Purpose.RECOVERY)
     tenant.settle()
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 4}
     name = assignment_name("api", "a", Purpose.RECOVERY)
-    stored = tenant.cache.get(Assignment, name, "acme")
+    stored = present(tenant.cache.get(Assignment, name, "acme"))
     spec = msgspec.structs.replace(stored.spec, rollout=Rollout(max_surge=1), revision="next")
     tenant.cache.put(with_new_revision(stored, spec=spec, status=AssignmentStatus(replicas=4, bound=4, serving=4)))
     tenant.settle()
@@ -226,7 +233,7 @@ def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance():
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 2}, "recovery demand comes first"
     turned = AssignmentStatus(replicas=4, bound=4, serving=4, updated=4, updated_serving=4)
     tenant.need("b", 0, Purpose.RECOVERY)
-    tenant.cache.put(with_new_revision(tenant.cache.get(Assignment, name, "acme"), status=turned))
+    tenant.cache.put(with_new_revision(present(tenant.cache.get(Assignment, name, "acme")), status=turned))
     tenant.settle()
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 0}
 
@@ -237,7 +244,8 @@ def test_grant_of_deleted_quota_is_deleted_only_when_its_region_enforces_nothing
     tenant.settle()
     tenant.cache.remove(Quota, Key("acme", "quota"), 10**6)
     [lowered] = grants.decide(Key("acme", "quota"), tenant.cache, NOW).writes
-    assert isinstance(lowered, Update) and not lowered.object.spec.limit, "first the limit is withdrawn"
+    assert isinstance(lowered, Update) and isinstance(lowered.object, Grant)
+    assert not lowered.object.spec.limit, "first the limit is withdrawn"
     tenant.cache.put(with_new_revision(lowered.object))
     assert not grants.decide(Key("acme", "quota"), tenant.cache, NOW).writes, "the region may still enforce the limit"
     status = GrantStatus(acknowledged_epoch=lowered.object.spec.epoch)

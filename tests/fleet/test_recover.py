@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.expected import present
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet.recovery import recover
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
-from holdfast.model.meta import Key
+from holdfast.model.meta import Key, Object
 from holdfast.model.quota import Grant
 from holdfast.model.recovery import Recovery, RecoveryPhase
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
@@ -23,7 +24,7 @@ NOW = 1_800_000_000.0
 class Fleet:
     """The global cell's objects; writes of recover are applied at once."""
 
-    def __init__(self, *items: object) -> None:
+    def __init__(self, *items: Object) -> None:
         self.cache = cache_of(tenant(), priority("critical", 1000), priority(), *items)
         self.now = NOW
 
@@ -46,7 +47,7 @@ class Fleet:
             case Delete():
                 self.cache.remove(Assignment, write.key, int(meta("gone").resource_version))
             case SetStatus(kind="Recovery"):
-                item = self.cache.get(Recovery, write.key.name)
+                item = present(self.cache.get(Recovery, write.key.name))
                 names = {f.encode_name: f.name for f in msgspec.structs.fields(item.status)}
                 status = msgspec.structs.replace(item.status, **{names[k]: v for k, v in write.blocks.items()})
                 self.cache.put(
@@ -56,7 +57,7 @@ class Fleet:
     def health(self, name: str, state: HealthState) -> None:
         from holdfast.model.region import Region
 
-        item = self.cache.get(Region, name)
+        item = present(self.cache.get(Region, name))
         health = RegionHealth(
             state=state,
             since=micro_text(self.now),
@@ -84,9 +85,12 @@ class Fleet:
         (found,) = self.cache.list(Recovery)
         return found
 
+    def phase(self) -> RecoveryPhase:
+        return self.recovery.status.phase
 
-def fleet(count: int = 1, *more: object) -> Fleet:
-    items: list[object] = [region(name) for name in ("a", "b", "c")]
+
+def fleet(count: int = 1, *more: Object) -> Fleet:
+    items: list[Object] = [region(name) for name in ("a", "b", "c")]
     for number in range(count):
         name = f"api{number}"
         items.append(
@@ -104,19 +108,19 @@ def fleet(count: int = 1, *more: object) -> Fleet:
     return Fleet(*items, *more)
 
 
-def test_no_recovery_opens_while_regions_are_healthy():
+def test_no_recovery_opens_while_regions_are_healthy() -> None:
     f = fleet()
     assert f.step("a") == [] and not f.cache.list(Recovery)
 
 
 @pytest.mark.parametrize("state", [HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthState.UNKNOWN])
-def test_suspect_region_opens_no_recovery(state):
+def test_suspect_region_opens_no_recovery(state: HealthState) -> None:
     f = fleet()
     f.health("a", state)
     assert f.step("a") == []
 
 
-def test_lost_region_is_recovered_where_fewest_replicas_are_missing():
+def test_lost_region_is_recovered_where_fewest_replicas_are_missing() -> None:
     f = fleet()
     f.health("a", HealthState.LOST)
     f.step("a")
@@ -134,7 +138,7 @@ def test_lost_region_is_recovered_where_fewest_replicas_are_missing():
     assert f.recovery.status.phase is RecoveryPhase.RECOVERED and f.recovery.status.clock.serving_at
 
 
-def test_one_incident_opens_one_recovery():
+def test_one_incident_opens_one_recovery() -> None:
     f = fleet()
     f.health("a", HealthState.LOST)
     f.step("a")
@@ -142,7 +146,7 @@ def test_one_incident_opens_one_recovery():
     assert len(f.cache.list(Recovery)) == 1
 
 
-def test_second_lost_region_adds_only_missing_replicas():
+def test_second_lost_region_adds_only_missing_replicas() -> None:
     f = fleet()
     f.health("a", HealthState.LOST)
     f.step("a")
@@ -156,7 +160,7 @@ def test_second_lost_region_adds_only_missing_replicas():
     assert sum(n for (_, where), n in made.items() if where == "c") == 4
 
 
-def test_recovery_starts_follow_rate_limit_and_priority():
+def test_recovery_starts_follow_rate_limit_and_priority() -> None:
     slots = (SlotShape(resources={"cpu": "500m", "memory": "1Gi"}, count=100),)
     pace = RecoveryBudget(
         metadata=meta("b"), spec=RecoveryBudgetSpec(region="b", slot_shapes=slots, starts_per_second=2.0)
@@ -185,14 +189,14 @@ def lose_recover_and_heal(f: Fleet) -> None:
     f.step("a")
 
 
-def test_failback_waits_returns_everything_and_closes():
+def test_failback_waits_returns_everything_and_closes() -> None:
     f = fleet()
     lose_recover_and_heal(f)
-    assert f.recovery.status.stable_since and f.recovery.status.phase is RecoveryPhase.RECOVERED
+    assert f.recovery.status.stable_since and f.phase() is RecoveryPhase.RECOVERED
     assert f.assignments(Purpose.NORMAL)[("api0", "a")].spec.suspended
     f.now += 31
     f.step("a")
-    assert f.recovery.status.phase is RecoveryPhase.FAILING_BACK
+    assert f.phase() is RecoveryPhase.FAILING_BACK
     f.step("a")
     assert not f.assignments(Purpose.NORMAL)[("api0", "a")].spec.suspended
     # The home region has not applied its newest epoch, so nothing is returned yet.
@@ -204,7 +208,7 @@ def test_failback_waits_returns_everything_and_closes():
     assert f.recovery.status.phase is RecoveryPhase.CLOSED and f.recovery.status.remaining == ()
 
 
-def test_region_lost_again_during_failback_is_recovered_again():
+def test_region_lost_again_during_failback_is_recovered_again() -> None:
     f = fleet()
     lose_recover_and_heal(f)
     f.now += 31
@@ -217,7 +221,7 @@ def test_region_lost_again_during_failback_is_recovered_again():
     assert f.assignments(Purpose.RECOVERY)[("api0", "b")].spec.replicas == 1
 
 
-def test_recovery_stays_open_while_a_recovery_grant_is_in_use():
+def test_recovery_stays_open_while_a_recovery_grant_is_in_use() -> None:
     from holdfast.model.quota import GrantClass, GrantSpec, GrantStatus
 
     grant = Grant(

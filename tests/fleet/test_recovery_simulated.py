@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import msgspec
 import pytest
+from tests.expected import present
 from tests.fleet.staged_simulation import ASKS, REPLICAS, Staged, template
 
 from holdfast.model.assignment import Assignment, Purpose
-from holdfast.model.meta import ObjectMeta
+from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.reasons import Reason
@@ -19,7 +21,8 @@ from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Disruption, RecoveryObjective, Rollout, RolloutPhase, Workload, WorkloadSpec
 from holdfast.model.writes import Update
-from holdfast.sim.simulation import SimulationSize
+from holdfast.sim.checkers.convergence import ConvergenceCheck
+from holdfast.sim.scenario_files import SimulationSize
 from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, NEVER_READY
 
 REGIONS = ("east", "west", "north")
@@ -32,7 +35,7 @@ class Loss(Staged):
     seconds: float = 0.0
     closed: int = 0
 
-    async def _run_phases(self):
+    async def _run_phases(self) -> tuple[float, ConvergenceCheck | None]:
         await self.bring_up()
         await self.until(self._backed, 60)
         died = self.loop.time()
@@ -46,7 +49,7 @@ class Loss(Staged):
         await self.until(self._closed, 400)
         return await self._converge()
 
-    def work(self):
+    def work(self) -> Iterator[Object]:
         yield from self.tenant(recovery_allowance={"cpu": "4", "memory": "16Gi"})
         for name in REGIONS:
             slots = (SlotShape(resources=ASKS, count=4, min_zones=2),)
@@ -64,7 +67,7 @@ class Loss(Staged):
             ),
         )
 
-    def _kill(self, name):
+    def _kill(self, name: str) -> None:
         host = self.cell(name)
         host.held_down = True
         host.crash()
@@ -73,7 +76,7 @@ class Loss(Staged):
                 agent.held_down = True
                 agent.lose_power()
 
-    def _revive(self, name):
+    def _revive(self, name: str) -> None:
         host = self.cell(name)
         host.held_down = False
         host.boot()
@@ -82,14 +85,14 @@ class Loss(Staged):
                 agent.held_down = False
                 agent.boot()
 
-    async def standing(self):
+    async def standing(self) -> object:
         return [r.status for r in (await self.operator.list(Recovery)).items], await super().standing()
 
-    async def _backed(self):
-        risk = await self.operator.get(Workload, "risk", "pay")
+    async def _backed(self) -> bool:
+        risk = present(await self.operator.get(Workload, "risk", "pay"))
         return risk.status.backing is not None and risk.status.backing.backed
 
-    async def _recovered(self):
+    async def _recovered(self) -> bool:
         found = (await self.operator.list(Recovery)).items
         done = (RecoveryPhase.RECOVERED, RecoveryPhase.FAILING_BACK)
         held = (await self.operator.list(Assignment)).items
@@ -101,7 +104,7 @@ class Loss(Staged):
                 return all(r.status.phase in done for r in found)
         return False
 
-    async def _closed(self):
+    async def _closed(self) -> bool:
         found = (await self.operator.list(Recovery)).items
         borrowed = [a for a in (await self.operator.list(Assignment)).items if a.spec.purpose is Purpose.RECOVERY]
         return not borrowed and all(r.status.phase is RecoveryPhase.CLOSED for r in found)
@@ -110,7 +113,7 @@ class Loss(Staged):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("lost", [("east",), ("east", "west")])
-def test_simulated_region_loss_is_recovered_and_fails_back(seed, lost):
+def test_simulated_region_loss_is_recovered_and_fails_back(seed: int, lost: tuple[str, ...]) -> None:
     world = Loss(seed, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = lost
     outcome = world.run()
@@ -125,7 +128,7 @@ class Renewed(Loss):
     allowance = "4"
     revisions: frozenset[str] = frozenset()
 
-    def work(self):
+    def work(self) -> Iterator[Object]:
         replace = msgspec.structs.replace
         for item in super().work():
             match item:
@@ -137,7 +140,7 @@ class Renewed(Loss):
                 case _:
                     yield item
 
-    async def _recovered(self):
+    async def _recovered(self) -> bool:
         if not await super()._recovered():
             return False
         if not self.revisions:
@@ -148,9 +151,9 @@ class Renewed(Loss):
         now = await self._running()
         return len(now) == 1 and not now & self.revisions
 
-    async def _change(self, env, *, deadline_s):
-        async def change():
-            risk = await self.operator.get(Workload, "risk", "pay")
+    async def _change(self, env: dict[str, str], *, deadline_s: float) -> None:
+        async def change() -> None:
+            risk = present(await self.operator.get(Workload, "risk", "pay"))
             template = msgspec.structs.replace(risk.spec.template, env=env)
             rollout = Rollout(progress_deadline_seconds=deadline_s)
             spec = msgspec.structs.replace(risk.spec, template=template, rollout=rollout)
@@ -158,11 +161,11 @@ class Renewed(Loss):
 
         await self._persist(change)
 
-    async def _gone_back(self):
-        risk = await self.operator.get(Workload, "risk", "pay")
-        return risk.status.rollout.phase == RolloutPhase.ROLLED_BACK
+    async def _gone_back(self) -> bool:
+        risk = present(await self.operator.get(Workload, "risk", "pay"))
+        return present(risk.status.rollout).phase == RolloutPhase.ROLLED_BACK
 
-    async def _running(self):
+    async def _running(self) -> frozenset[str]:
         """The revisions that all reachable Assignments fully serve."""
         held = [a for a in (await self.operator.list(Assignment)).items if a.spec.workload == "risk"]
         heard = [a for a in held if a.spec.region not in self.lost]
@@ -173,7 +176,7 @@ class Renewed(Loss):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowance", ["4", "100m"], ids=["with surge", "in place"])
-def test_simulated_rollout_reaches_recovery_replicas(allowance):
+def test_simulated_rollout_reaches_recovery_replicas(allowance: str) -> None:
     world = Renewed(1, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost, world.allowance = ("east",), allowance
     outcome = world.run()
@@ -190,18 +193,18 @@ class Stuck(Loss):
     left: tuple[str, ...] = ()
     serving: tuple[int, ...] = ()
 
-    async def _backed(self):
+    async def _backed(self) -> bool:
         held = (await self.operator.list(Assignment)).items
         dies, self.stuck = sorted({a.spec.region for a in held if a.spec.workload == "risk"})
         self.lost = (dies,)
         return await super()._backed()
 
-    def _kill(self, name):
+    def _kill(self, name: str) -> None:
         super()._kill(name)
         for agent in self.agents:
             agent.machine.start_disabled = agent.region.name == self.stuck
 
-    async def _recovered(self):
+    async def _recovered(self) -> bool:
         held = (await self.operator.list(Assignment)).items
         here = [a for a in held if (a.spec.workload, a.spec.region) == ("risk", self.stuck)]
         self.serving += (sum(a.status.serving for a in here),)
@@ -212,7 +215,7 @@ class Stuck(Loss):
         self.target, self.left = row.target, tuple(left.region for left in row.abandoned_targets)
         return True
 
-    def _revive(self, name):
+    def _revive(self, name: str) -> None:
         for agent in self.agents:
             agent.machine.start_disabled = False
         super()._revive(name)
@@ -220,7 +223,7 @@ class Stuck(Loss):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_simulated_stalled_target_is_abandoned(seed):
+def test_simulated_stalled_target_is_abandoned(seed: int) -> None:
     world = Stuck(seed, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
@@ -234,7 +237,7 @@ class OnLoan(Loss):
 
     lent: frozenset[str] = frozenset()
 
-    def work(self):
+    def work(self) -> Iterator[Object]:
         yield from super().work()
         yield Tenant(metadata=ObjectMeta(name="spare"))
         yield Quota(
@@ -252,17 +255,17 @@ class OnLoan(Loss):
                 ),
             )
 
-    async def _backed(self):
+    async def _backed(self) -> bool:
         """Waits until every region is full and has pending replicas."""
         for region in REGIONS:
-            held = await self.operator.get(Assignment, f"filler-{region}.{region}.normal", "spare")
+            held = present(await self.operator.get(Assignment, f"filler-{region}.{region}.normal", "spare"))
             if not held.status.queued or held.status.bound < 10:
                 return False
         return await super()._backed()
 
 
 @pytest.mark.slow
-def test_simulated_recovery_evicts_only_reclaimable_work():
+def test_simulated_recovery_evicts_only_reclaimable_work() -> None:
     world = OnLoan(3, SimulationSize(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = ("east",)
     court = world.checkers

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.expected import of_type
 from tests.factories import assignment, meta, region, with_new_revision, workload
 from tests.fleet.test_recover import NOW, Fleet, fleet
 
 from holdfast.fleet.recovery import recover
 from holdfast.fleet.recovery.targets import RECOVERY_STALL_FRACTION, RECOVERY_STALL_MIN_S
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose
-from holdfast.model.meta import Key
+from holdfast.model.meta import Key, Object
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import RecoveryPhase, StartRateLimit, WorkloadProgress
 from holdfast.model.region import HealthState
@@ -40,7 +41,7 @@ def report_counts(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: 
 
 def opened_recovery(promise: RecoveryObjective | None = None) -> Fleet:
     """A workload that ran only in `a`, which is lost; the target is `b`."""
-    items: list[object] = [region(name) for name in ("a", "b", "c")]
+    items: list[Object] = [region(name) for name in ("a", "b", "c")]
     items.append(
         workload(
             "api0", replicas=4, priority_class_name="critical", recovery=promise or RecoveryObjective(min_serving=4)
@@ -70,7 +71,7 @@ def wait(f: Fleet, seconds: float) -> None:
     f.step("a")
 
 
-def test_stalled_target_is_abandoned_in_time():
+def test_stalled_target_is_abandoned_in_time() -> None:
     f = opened_recovery()
     report_counts(f, "b", bound=4)
     f.step("a")
@@ -88,17 +89,17 @@ def test_stalled_target_is_abandoned_in_time():
 
 
 @pytest.mark.parametrize("stage", ["bound", "ready", "serving"])
-def test_progress_in_any_stage_keeps_the_target(stage):
+def test_progress_in_any_stage_keeps_the_target(stage: str) -> None:
     f = opened_recovery()
     reached = {"bound": 1, "ready": 0, "serving": 0}
     for count in range(1, 5):
         reached = {"bound": max(reached["bound"], count), **{k: reached[k] for k in ("ready", "serving")}, stage: count}
-        report_counts(f, "b", **reached)
+        report_counts(f, "b", bound=reached["bound"], ready=reached["ready"], serving=reached["serving"])
         wait(f, STUCK_S * 0.8)
     assert progress_row(f).target == "b" and not progress_row(f).abandoned_targets
 
 
-def test_flapping_replica_is_not_counted_as_progress():
+def test_flapping_replica_is_not_counted_as_progress() -> None:
     f = opened_recovery()
     began = f.now
     while not progress_row(f).abandoned_targets and f.now < began + STUCK_S * 3:
@@ -108,7 +109,7 @@ def test_flapping_replica_is_not_counted_as_progress():
     assert [left.region for left in progress_row(f).abandoned_targets] == ["b"] and progress_row(f).target == "c"
 
 
-def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves():
+def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves() -> None:
     f = opened_recovery()
     report_counts(f, "b", bound=4, ready=2, serving=2)
     f.step("a")
@@ -118,7 +119,7 @@ def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves()
     report_counts(f, "b", bound=2, ready=2, serving=2)
     report_counts(f, "c", bound=4, ready=3, serving=3)
     f.step("a")
-    assert recovery_replicas(f) == {"b": 2, "c": 4} and f.recovery.status.phase is RecoveryPhase.OPEN
+    assert recovery_replicas(f) == {"b": 2, "c": 4} and f.phase() is RecoveryPhase.OPEN
     report_counts(f, "c", bound=4, ready=4, serving=4)
     f.step("a")
     assert recovery_replicas(f) == {"b": 0, "c": 4} and f.recovery.status.phase is RecoveryPhase.RECOVERED
@@ -127,7 +128,7 @@ def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves()
     assert recovery_replicas(f) == {"c": 4}, "its Assignment is deleted once it is drained"
 
 
-def test_old_target_without_allowance_for_both_is_emptied_when_new_target_serves_as_many():
+def test_old_target_without_allowance_for_both_is_emptied_when_new_target_serves_as_many() -> None:
     f = opened_recovery()
     report_counts(f, "b", bound=4, ready=2, serving=2)
     f.step("a")
@@ -141,7 +142,7 @@ def test_old_target_without_allowance_for_both_is_emptied_when_new_target_serves
     assert recovery_replicas(f) == {"b": 0, "c": 4}
 
 
-def test_each_target_is_abandoned_once_and_the_last_one_stays():
+def test_each_target_is_abandoned_once_and_the_last_one_stays() -> None:
     f = opened_recovery()
     for _ in range(40):
         for where in recovery_replicas(f):
@@ -152,7 +153,7 @@ def test_each_target_is_abandoned_once_and_the_last_one_stays():
     assert recovery_replicas(f) == {"c": 4}
 
 
-def test_waiting_for_start_rate_is_not_a_stall():
+def test_waiting_for_start_rate_is_not_a_stall() -> None:
     f = opened_recovery()
     stored = f.assignments(Purpose.RECOVERY)[("api0", "b")]
     f.cache.remove(Assignment, stored.key, int(with_new_revision(stored).metadata.resource_version))
@@ -170,7 +171,7 @@ def test_waiting_for_start_rate_is_not_a_stall():
     )
 
 
-def test_shorter_deadline_abandons_the_target_sooner():
+def test_shorter_deadline_abandons_the_target_sooner() -> None:
     quick = opened_recovery(RecoveryObjective(min_serving=4, deadline_seconds=30.0))
     report_counts(quick, "b", bound=4)
     quick.step("a")
@@ -180,7 +181,7 @@ def test_shorter_deadline_abandons_the_target_sooner():
     assert progress_row(quick).target == "c"
 
 
-def test_abandoned_target_is_used_again_if_it_is_the_only_one():
+def test_abandoned_target_is_used_again_if_it_is_the_only_one() -> None:
     """Second failure during a recovery: it continues from the present state and creates nothing twice."""
     f = opened_recovery()
     report_counts(f, "b", bound=4)
@@ -199,7 +200,7 @@ def test_abandoned_target_is_used_again_if_it_is_the_only_one():
     assert recovery_replicas(f) == {"b": 4, "c": 0}, "replicas of the lost region are not needed when it returns"
 
 
-def test_recovered_service_that_fails_again_gets_the_full_stall_time():
+def test_recovered_service_that_fails_again_gets_the_full_stall_time() -> None:
     f = opened_recovery()
     report_counts(f, "b", bound=4, ready=4, serving=4)
     f.step("a")
@@ -213,7 +214,7 @@ def test_recovered_service_that_fails_again_gets_the_full_stall_time():
     assert progress_row(f).target == "c" and recovery_replicas(f) == {"b": 3, "c": 4}
 
 
-def test_ordinary_replicas_of_an_abandoned_target_stay():
+def test_ordinary_replicas_of_an_abandoned_target_stay() -> None:
     f = fleet(1)
     f.health("a", HealthState.LOST)
     for _ in range(2):
@@ -227,7 +228,7 @@ def test_ordinary_replicas_of_an_abandoned_target_stay():
     assert f.assignments(Purpose.NORMAL)[("api0", "b")].spec.replicas == 3
 
 
-def test_target_used_by_another_recovery_is_not_emptied():
+def test_target_used_by_another_recovery_is_not_emptied() -> None:
     f = opened_recovery()
     report_counts(f, "b", bound=4)
     f.step("a")
@@ -237,5 +238,5 @@ def test_target_used_by_another_recovery_is_not_emptied():
     f.cache.put(other)
     f.now += STUCK_S + 1
     outcome = recover.decide(Key("", "a"), f.cache, f.now)
-    changed = {w.object.spec.region for w in outcome.writes if isinstance(w, Create | Update)}
+    changed = {of_type(w.object, Assignment).spec.region for w in outcome.writes if isinstance(w, Create | Update)}
     assert changed == {"c"}, "the other recovery abandons b by its own clock; then b is released"

@@ -7,13 +7,14 @@ import random
 
 import msgspec
 import pytest
+from tests.expected import present
 from tests.factories import assignment, region, with_new_revision, workload
 from tests.fleet.test_recover import Fleet
 
 from holdfast.fleet.recovery import recover, targets
 from holdfast.fleet.recovery.need import critical_workloads
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
-from holdfast.model.meta import Key
+from holdfast.model.meta import Key, Object
 from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
 from holdfast.model.region import HealthState, Region
 from holdfast.model.workload import RecoveryObjective
@@ -28,7 +29,7 @@ class Walk(Fleet):
     """`stuck` regions accept replicas and never serve them."""
 
     def __init__(self) -> None:
-        items: list[object] = [region(name) for name in NAMES]
+        items: list[Object] = [region(name) for name in NAMES]
         promise = RecoveryObjective(min_serving=PROMISED)
         for name, parts in WORKLOADS.items():
             count = sum(parts.values())
@@ -41,7 +42,7 @@ class Walk(Fleet):
         self.moved = 0
 
     def state(self, where: str) -> HealthState:
-        return self.cache.get(Region, where).status.health.state
+        return present(self.cache.get(Region, where)).status.health.state
 
     def decide(self, where: str) -> None:
         """One decision of recover, checked before it is applied."""
@@ -52,13 +53,14 @@ class Walk(Fleet):
             if isinstance(write, Create | Update) and isinstance(item, Assignment):
                 self._judge(item)
             elif isinstance(write, Delete):
-                gone = self.cache.get(Assignment, write.key.name, write.key.namespace)
+                gone = present(self.cache.get(Assignment, write.key.name, write.key.namespace))
                 assert gone.spec.purpose is Purpose.RECOVERY and not gone.status.replicas, "deletes only drained ones"
             self._do(write)
 
     def _judge(self, new: Assignment) -> None:
         old = self.cache.get(Assignment, new.metadata.name, new.metadata.namespace)
         if new.spec.purpose is Purpose.NORMAL:
+            old = present(old)
             same = msgspec.structs.replace(
                 new.spec,
                 suspended=old.spec.suspended,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
+from tests.expected import of_type, only
 from tests.factories import TEMPLATE, assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
+from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign, batch_ttl, rollout, workload_status
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose, assignment_name
 from holdfast.model.meta import Condition, Key
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template, template_hash
-from holdfast.model.workload import Batch, Rollout, Summary, Workload, WorkloadStatus, WorkloadType
+from holdfast.model.workload import Batch, Rollout, RolloutBlock, Summary, Workload, WorkloadStatus, WorkloadType
 from holdfast.model.writes import Create, Delete, SetStatus, Update
 
 KEY = Key("acme", "api")
@@ -30,7 +34,7 @@ def named(item: Assignment) -> str:
 class RolloutHarness:
     """Repeats assign and rollout; regions serve their replicas when the test says so."""
 
-    def __init__(self, **rules) -> None:
+    def __init__(self, **rules: Any) -> None:
         self.now = T0
         self.items = {r: region(r) for r in REGIONS}
         self.workload = workload(replicas=6, rollout=Rollout(progress_deadline_seconds=60, **rules))
@@ -38,7 +42,7 @@ class RolloutHarness:
         self.bad: set[str] = set()
         self.held: dict[str, int] = {}
 
-    def view(self):
+    def view(self) -> Cache:
         return cache_of(self.workload, tenant(), priority(), *self.items.values(), *self.assignments.values())
 
     def step(self, seconds: float = 1.0) -> None:
@@ -49,7 +53,7 @@ class RolloutHarness:
             self.workload = with_new_revision(self.workload, status=status)
         for write in assign.decide(KEY, self.view(), self.now).writes:
             if isinstance(write, Create):
-                made = write.object
+                made = of_type(write.object, Assignment)
                 self.assignments[named(made)] = with_new_revision(made, metadata=meta(made.metadata.name, "acme"))
             elif isinstance(write, Update) and isinstance(write.object, Assignment):
                 self.assignments[named(write.object)] = with_new_revision(write.object)
@@ -85,7 +89,7 @@ class RolloutHarness:
             self.step()
             self.serve()
 
-    def change(self, template: Template, **rules) -> None:
+    def change(self, template: Template, **rules: Any) -> None:
         spec = msgspec.structs.replace(
             self.workload.spec, template=template, rollout=msgspec.structs.replace(self.workload.spec.rollout, **rules)
         )
@@ -93,7 +97,7 @@ class RolloutHarness:
         self.workload = with_new_revision(msgspec.structs.replace(self.workload, metadata=newer), spec=spec)
 
     @property
-    def block(self):
+    def block(self) -> RolloutBlock:
         assert self.workload.status.rollout is not None
         return self.workload.status.rollout
 
@@ -101,7 +105,7 @@ class RolloutHarness:
         return {name: a.spec.revision for name, a in sorted(self.assignments.items())}
 
 
-def test_first_revision_rolls_out_to_all_regions_at_once():
+def test_first_revision_rolls_out_to_all_regions_at_once() -> None:
     harness = RolloutHarness()
     harness.step()
     harness.step()
@@ -110,7 +114,7 @@ def test_first_revision_rolls_out_to_all_regions_at_once():
     assert (harness.block.phase, harness.block.last_good_revision) == ("Complete", template_hash(TEMPLATE))
 
 
-def test_next_revision_rolls_out_region_by_region():
+def test_next_revision_rolls_out_region_by_region() -> None:
     harness = RolloutHarness()
     harness.settle()
     old, new = template_hash(TEMPLATE), template_hash(other(2))
@@ -132,7 +136,7 @@ def test_next_revision_rolls_out_region_by_region():
     assert [r.outcome for r in harness.block.history] == ["Complete", "Complete"]
 
 
-def test_report_about_old_revision_is_not_counted_as_progress():
+def test_report_about_old_revision_is_not_counted_as_progress() -> None:
     """A region out of contact has not received the new revision and still serves the old one."""
     harness = RolloutHarness()
     harness.settle()
@@ -148,7 +152,7 @@ def test_report_about_old_revision_is_not_counted_as_progress():
     assert harness.block.serving == held.spec.replicas
 
 
-def test_wave_regions_sets_the_wave_size():
+def test_wave_regions_sets_the_wave_size() -> None:
     harness = RolloutHarness(wave_regions=2)
     harness.settle()
     harness.change(other(2))
@@ -157,7 +161,7 @@ def test_wave_regions_sets_the_wave_size():
     assert list(harness.running().values()).count(template_hash(other(2))) == 2
 
 
-def test_failing_revision_is_rolled_back_before_other_regions():
+def test_failing_revision_is_rolled_back_before_other_regions() -> None:
     harness = RolloutHarness()
     harness.settle()
     good, bad = template_hash(TEMPLATE), template_hash(other(2))
@@ -181,7 +185,7 @@ def test_failing_revision_is_rolled_back_before_other_regions():
     assert harness.block.phase == "Complete" and set(harness.running().values()) == {template_hash(other(3))}
 
 
-def test_failed_rollout_completes_if_it_serves_later():
+def test_failed_rollout_completes_if_it_serves_later() -> None:
     harness = RolloutHarness(auto_rollback=False)
     harness.settle()
     bad = template_hash(other(2))
@@ -192,7 +196,7 @@ def test_failed_rollout_completes_if_it_serves_later():
     assert harness.block.phase == "Failed" and "automatic rollback is off" in harness.block.message
 
 
-def test_paused_rollout_stops_the_deadline():
+def test_paused_rollout_stops_the_deadline() -> None:
     harness = RolloutHarness()
     harness.settle()
     harness.change(other(2), paused=True)
@@ -206,7 +210,7 @@ def test_paused_rollout_stops_the_deadline():
     assert harness.block.phase == "Complete"
 
 
-def test_undo_during_a_failing_rollout_completes():
+def test_undo_during_a_failing_rollout_completes() -> None:
     harness = RolloutHarness()
     harness.settle()
     harness.bad.add(template_hash(other(2)))
@@ -217,7 +221,7 @@ def test_undo_during_a_failing_rollout_completes():
     assert harness.block.phase == "Complete" and set(harness.running().values()) == {template_hash(TEMPLATE)}
 
 
-def test_lost_region_does_not_block_a_rollout():
+def test_lost_region_does_not_block_a_rollout() -> None:
     harness = RolloutHarness()
     harness.settle()
     lost = harness.items["ap-south"]
@@ -232,7 +236,7 @@ def test_lost_region_does_not_block_a_rollout():
     assert harness.running()["eu-west"] == harness.running()["us-east"] == template_hash(other(2))
 
 
-def test_recovery_replicas_are_updated_with_their_region():
+def test_recovery_replicas_are_updated_with_their_region() -> None:
     harness = RolloutHarness()
     harness.settle()
     harness.health("us-east", HealthState.LOST)
@@ -256,7 +260,7 @@ def test_recovery_replicas_are_updated_with_their_region():
     assert harness.block.phase == "Complete"
 
 
-def test_region_with_only_recovery_replicas_is_a_wave():
+def test_region_with_only_recovery_replicas_is_a_wave() -> None:
     harness = RolloutHarness()
     harness.workload = with_new_revision(
         harness.workload, spec=msgspec.structs.replace(harness.workload.spec, replicas=1)
@@ -272,7 +276,7 @@ def test_region_with_only_recovery_replicas_is_a_wave():
     assert set(harness.running().values()) == {template_hash(other(2))} and harness.block.phase == "Complete"
 
 
-def test_rollback_includes_recovery_replicas():
+def test_rollback_includes_recovery_replicas() -> None:
     harness = RolloutHarness()
     harness.settle()
     harness.recover("ap-south", 2)
@@ -285,7 +289,7 @@ def test_rollback_includes_recovery_replicas():
     assert harness.block.phase == "RolledBack" and set(harness.running().values()) == {template_hash(TEMPLATE)}
 
 
-def test_pending_recovery_replicas_do_not_block_a_rollout():
+def test_pending_recovery_replicas_do_not_block_a_rollout() -> None:
     harness = RolloutHarness()
     harness.settle()
     harness.recover("ap-south", 4)
@@ -305,7 +309,7 @@ def test_pending_recovery_replicas_do_not_block_a_rollout():
     assert harness.block.phase == "Complete"
 
 
-def test_pending_recovery_replicas_prove_no_revision():
+def test_pending_recovery_replicas_prove_no_revision() -> None:
     harness = RolloutHarness(auto_rollback=False)
     harness.recover("ap-south", 4)
     item = harness.assignments["ap-south recovers"]
@@ -320,7 +324,7 @@ def test_pending_recovery_replicas_prove_no_revision():
 
 
 @pytest.mark.parametrize("state", [HealthState.LOST, HealthState.SUSPECT, HealthState.AWAITING_WITNESS])
-def test_deadline_stops_for_a_region_out_of_contact(state):
+def test_deadline_stops_for_a_region_out_of_contact(state: HealthState) -> None:
     harness = RolloutHarness()
     harness.workload = with_new_revision(
         harness.workload, spec=msgspec.structs.replace(harness.workload.spec, replicas=1)
@@ -332,7 +336,7 @@ def test_deadline_stops_for_a_region_out_of_contact(state):
     harness.step()
     harness.health(only, state)
     harness.step()
-    assert only in harness.block.message and harness.block.unreachable_regions == (only,)
+    assert only in harness.block.message and list(harness.block.unreachable_regions) == [only]
     for _ in range(20):
         harness.step(30.0)
         assert harness.block.phase == "Progressing", "it had 60 s before it was out of contact"
@@ -345,7 +349,7 @@ def test_deadline_stops_for_a_region_out_of_contact(state):
     assert harness.block.phase == "Complete"
 
 
-def test_deadline_counts_for_reachable_regions():
+def test_deadline_counts_for_reachable_regions() -> None:
     harness = RolloutHarness(wave_regions=3)
     harness.settle()
     harness.bad.add(template_hash(other(2)))
@@ -357,7 +361,7 @@ def test_deadline_counts_for_reachable_regions():
     assert harness.block.phase == "RollingBack"
 
 
-def test_returned_region_gets_the_full_deadline():
+def test_returned_region_gets_the_full_deadline() -> None:
     harness = RolloutHarness()
     harness.workload = with_new_revision(
         harness.workload, spec=msgspec.structs.replace(harness.workload.spec, replicas=1)
@@ -380,7 +384,7 @@ def test_returned_region_gets_the_full_deadline():
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_revision_is_not_proven_while_every_region_is_lost(back):
+def test_revision_is_not_proven_while_every_region_is_lost(back: bool) -> None:
     """Otherwise a failed revision would become the last good one, and the next rollback would return to it."""
     harness = RolloutHarness(auto_rollback=back)
     harness.settle()
@@ -398,7 +402,7 @@ def test_revision_is_not_proven_while_every_region_is_lost(back):
     assert harness.block.last_good_revision == template_hash(TEMPLATE)
 
 
-def test_revision_history_is_bounded_and_keeps_the_last_good_one():
+def test_revision_history_is_bounded_and_keeps_the_last_good_one() -> None:
     harness = RolloutHarness(auto_rollback=False)
     harness.settle()
     good = template_hash(TEMPLATE)
@@ -413,14 +417,14 @@ def test_revision_history_is_bounded_and_keeps_the_last_good_one():
 # Batch
 
 
-def batch(*, succeeded: int, conditions=(), **given) -> Workload:
+def batch(*, succeeded: int, conditions: tuple[Condition, ...] = (), **given: Any) -> Workload:
     shape = Batch(**{"completions": 10, "parallelism": 2, "deadline_seconds": 100.0, **given})
     made = workload(type=WorkloadType.BATCH, batch=shape)
     return with_new_revision(made, status=WorkloadStatus(summary=Summary(succeeded=succeeded), conditions=conditions))
 
 
 def on_time(item: Workload, at_s: float) -> Condition:
-    (write,) = workload_status.decide(KEY, cache_of(item), T0 + at_s).writes
+    write = only(workload_status.decide(KEY, cache_of(item), T0 + at_s).writes, SetStatus)
     return next(c for c in write.conditions if c.type == "OnTime")
 
 
@@ -436,12 +440,12 @@ def on_time(item: Workload, at_s: float) -> Condition:
         (10, 90, "True", "OnTime"),
     ],
 )
-def test_batch_deadline_at_risk_is_reported_early(succeeded, at_s, status, reason):
+def test_batch_deadline_at_risk_is_reported_early(succeeded: int, at_s: int, status: str, reason: str) -> None:
     found = on_time(batch(succeeded=succeeded), at_s)
     assert (found.status, found.reason) == (status, reason)
 
 
-def test_finished_batch_is_deleted_after_its_ttl():
+def test_finished_batch_is_deleted_after_its_ttl() -> None:
     done = Condition(type="Complete", status="True", reason="Complete", last_transition_time="2026-01-01T00:00:30Z")
     item = batch(succeeded=10, conditions=(done,), ttl_after_finished_seconds=60.0)
     assert batch_ttl.decide(KEY, cache_of(item), T0 + 80).requeue_after_s == pytest.approx(10.0)

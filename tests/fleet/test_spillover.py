@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.expected import present
 from tests.factories import cache_of, meta, priority, region, tenant, with_new_revision, workload
 from tests.fleet.test_scripts import Fleet, decide, shares_text
 
@@ -20,13 +21,13 @@ from holdfast.model.workload import Workload
 T0 = 1_767_225_600.0
 
 
-def test_spillover_of_many_pending_replicas_moves_only_those_that_fit():
+def test_spillover_of_many_pending_replicas_moves_only_those_that_fit() -> None:
     """Each decision counts the earlier ones, so that the target is not overfilled."""
     cache = cache_of(tenant(), priority(), region("east"), region("west", cpu="4"))
     for n in range(20):
         cache.put(workload(f"w{n}", replicas=1, placement=PlacementRules(spread_regions=1)))
         item = workload(f"w{n}", replicas=1)
-        made = assign.assignment_spec(cache.get(Workload, f"w{n}", "acme"), "east", 1, cache)
+        made = present(assign.assignment_spec(present(cache.get(Workload, f"w{n}", "acme")), "east", 1, cache))
         waits = AssignmentStatus(
             observed_epoch=1,
             replicas=1,
@@ -53,7 +54,7 @@ def full_region(*more: str, reason: str = "InsufficientCpu", room: int = 1) -> F
     return fleet
 
 
-def test_spillover_is_rechecked_while_replicas_are_pending():
+def test_spillover_is_rechecked_while_replicas_are_pending() -> None:
     fleet = full_region()
     outcome = assign.decide(Key("acme", "api"), fleet.cache, fleet.now)
     assert outcome.requeue_after_s is not None and outcome.requeue_after_s <= SPILLOVER_CHECK_EVERY_S
@@ -72,13 +73,15 @@ def test_spillover_is_rechecked_while_replicas_are_pending():
     ],
     ids=["capped here", "short as a whole", "capped everywhere", "others capped", "partitioned", "never", "no nodes"],
 )
-def test_spillover_for_quota_needs_a_region_cap_and_respects_caps(reason: Reason, region_caps: str, moves: bool):
+def test_spillover_for_quota_needs_a_region_cap_and_respects_caps(
+    reason: Reason, region_caps: str, moves: bool
+) -> None:
     quota = f"quota quota hard={{cpu: 100, memory: 100Gi}} regionCaps={region_caps}"
     fleet = full_region(quota, reason=reason)
     assert ("SpilledOver" in fleet.run(["200", "notices"], [])) is moves
 
 
-def test_rollout_surge_does_not_spill_over():
+def test_rollout_surge_does_not_spill_over() -> None:
     fleet = full_region(room=2)
     item = next(a for a in fleet.cache.list(Assignment) if a.spec.region == "east")
     surge = msgspec.structs.replace(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.expected import present
 from tests.factories import cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.agent.task_decision import LeaseState as NodeLease
@@ -46,7 +47,7 @@ class World:
         return NOW + (self.now - NOW) * self.rate[where]
 
     def health(self, where: str, state: HealthState) -> None:
-        found = self.home.get(Region, where)
+        found = present(self.home.get(Region, where))
         health = msgspec.structs.replace(found.status.health, state=state)
         self.home.put(with_new_revision(found, status=msgspec.structs.replace(found.status, health=health)))
 
@@ -57,7 +58,7 @@ class World:
             elif isinstance(write, Update) and isinstance(write.object, Assignment):
                 self.home.put(with_new_revision(write.object))
             elif isinstance(write, Delete):
-                gone = self.home.get(Assignment, write.key.name, "acme")
+                gone = present(self.home.get(Assignment, write.key.name, "acme"))
                 self.home.remove(Assignment, write.key, int(with_new_revision(gone).metadata.resource_version))
 
     def at_home(self, where: str) -> Assignment | None:
@@ -165,12 +166,12 @@ def run_events(events: list[tuple[str, str, int]]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(stories)
-def test_no_ordinal_has_a_tenure_in_two_regions(events):
+def test_no_ordinal_has_a_tenure_in_two_regions(events: list[tuple[str, str, int]]) -> None:
     run_events(events)
 
 
 @pytest.mark.parametrize("bug", ["not waited for", "covers everything"])
-def test_search_detects_a_planted_tenure_bug(monkeypatch, bug):
+def test_search_detects_a_planted_tenure_bug(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     if bug == "not waited for":
         monkeypatch.setattr(ordinals, "has_tenure_expired", lambda a: a.spec.withdrawal is not None)
     else:
@@ -178,14 +179,14 @@ def test_search_detects_a_planted_tenure_bug(monkeypatch, bug):
 
     @settings(max_examples=800, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
     @given(stories)
-    def search(events):
+    def search(events: list[tuple[str, str, int]]) -> None:
         run_events(events)
 
     with pytest.raises(AssertionError, match="runnable twice"):
         search()
 
 
-def test_ordinal_moves_without_contact_only_after_the_tenure_wait():
+def test_ordinal_moves_without_contact_only_after_the_tenure_wait() -> None:
     world = World()
     for _ in range(3):
         world.decide()
@@ -209,7 +210,7 @@ def test_ordinal_moves_without_contact_only_after_the_tenure_wait():
     assert TENURE_WAIT_S <= world.now - began <= TENURE_WAIT_S + 20
 
 
-def test_response_without_a_binding_neither_extends_nor_shortens_its_tenure():
+def test_response_without_a_binding_neither_extends_nor_shortens_its_tenure() -> None:
     lease = NodeLease(epoch=1, expires_mono_s=100.0).with_tenures({"u1": 40.0}, 10.0)
     assert lease.tenures == {"u1": 50.0}
     assert lease.with_tenures({"u2": 40.0}, 20.0).tenures == {"u1": 50.0, "u2": 60.0}

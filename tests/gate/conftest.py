@@ -24,7 +24,7 @@ from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload, WorkloadSpec
 from holdfast.model.writes import Create, Write
-from holdfast.store.contract import Put, Txn
+from holdfast.store.contract import Put, Store, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
@@ -83,7 +83,7 @@ def link_at_global(region: str = "north") -> Principal:
 class World:
     """One cell, with helpers to create and read objects."""
 
-    def __init__(self, cell: str, store: MemoryStore, objects: Objects, ports: TestPorts) -> None:
+    def __init__(self, cell: str, store: Store, objects: Objects, ports: TestPorts) -> None:
         self.cell, self.store, self.objects, self.ports = cell, store, objects, ports
         self.gate = Gate(cell, objects, ports)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.expected import of_type
 from tests.gate.conftest import OPERATOR, USER, TestPorts, World, assignment, by, tenant, with_meta, with_spec, workload
 
 from holdfast.client.contract import FencingToken
@@ -30,7 +31,7 @@ from holdfast.model.priority_class import PriorityClass
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Summary, Workload, WorkloadStatus
 from holdfast.model.writes import Create, Delete, SetStatus, Update
-from holdfast.store.contract import Txn
+from holdfast.store.contract import Committed, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 from holdfast.store.sqlite import SqliteStore
@@ -197,7 +198,7 @@ async def test_older_condition_never_replaces_newer(world: World) -> None:
     async def set_condition(status: str, generation: int = 0) -> Condition:
         condition = Condition(type="Available", status=status, observed_generation=generation)
         after = await world.do(who, SetStatus("Workload", made.key, made.uid, conditions=(condition,)))
-        return next(c for c in after.status.conditions if c.type == "Available")
+        return of_type(next(c for c in after.status.conditions if c.type == "Available"), Condition)
 
     first = await set_condition("False")
     world.ports.clock.now_s += 60
@@ -294,7 +295,7 @@ class _AnswerLost(MemoryStore):
 
     lose = ""
 
-    async def commit(self, txn: Txn):  # type: ignore[no-untyped-def]
+    async def commit(self, txn: Txn) -> Committed:
         lost, self.lose = self.lose, ""
         if lost == "before":
             raise Ambiguous("no answer")
@@ -305,8 +306,13 @@ class _AnswerLost(MemoryStore):
 
 
 @pytest.fixture
-async def lossy() -> World:
-    store = _AnswerLost()
+def losing() -> _AnswerLost:
+    return _AnswerLost()
+
+
+@pytest.fixture
+async def lossy(losing: _AnswerLost) -> World:
+    store = losing
     objects = Objects(store, MemoryStore())
     await objects.start()
     made = World("global", store, objects, TestPorts())
@@ -314,13 +320,15 @@ async def lossy() -> World:
     return made
 
 
-async def test_ambiguous_commit_is_read_back(lossy: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ambiguous_commit_is_read_back(
+    lossy: World, losing: _AnswerLost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.gate.gate.READ_BACK_TIMEOUT_S", 0.05)
-    lossy.store.lose = "after"
+    losing.lose = "after"
     made = await lossy.create(OPERATOR, tenant("known"))
-    assert made.revision == lossy.store.head
+    assert made.revision == losing.head
     assert lossy.get(Tenant, "known") == made
-    lossy.store.lose = "before"
+    losing.lose = "before"
     with pytest.raises(Ambiguous):
         await lossy.create(OPERATOR, tenant("unknown"))
 

@@ -14,7 +14,7 @@ from holdfast.model.meta import Condition, is_condition_true
 from holdfast.model.workload import Workload
 from holdfast.model.writes import SetStatus, Update
 from holdfast.sim.releases import UNKNOWN, ReleaseVersion, stored_by
-from holdfast.store.contract import Committed, Txn
+from holdfast.store.contract import Committed, Store, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
@@ -26,7 +26,7 @@ WORKLOAD = BY_NAME["Workload"]
 class TomorrowsStore:
     """The store as a process of the next release uses it."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def __getattr__(self, name: str) -> Any:

@@ -36,7 +36,7 @@ def test_issued_token_is_stored_as_hash(tmp_path: Path, ports: TestPorts) -> Non
     assert token not in text and json.loads(text)[0]["user"] == "robot"
     assert stat.S_IMODE((tmp_path / "tokens.json").stat().st_mode) == 0o600
     who = Authenticator("global", ports, tokens=file).from_bearer(f"Bearer {token}")
-    assert (who.name, who.tenants, who.roles) == ("robot", {"shop"}, {"user"})
+    assert (who.name, who.tenants, who.roles) == ("robot", frozenset({"shop"}), frozenset({"user"}))
     assert who.credential == "token:ci"
     with pytest.raises(ValueError, match="exists"):
         file.issue("ci", "robot")
@@ -106,7 +106,7 @@ async def test_certificate_maps_to_principal_until_revoked(tmp_path: Path, ports
     assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
     auth = Authenticator("north", ports, revoked=RevokedSerials(tmp_path / "revoked.json"))
     who = auth.from_certificate(_peer(made))
-    assert (who.node, who.region, who.roles) == ("n1", "north", {"agent"})
+    assert (who.node, who.region, who.roles) == ("n1", "north", frozenset({"agent"}))
     assert who.credential == f"certificate:{_peer(made)['serialNumber']}"
     revoke(tmp_path, "n1")
     await asyncio.sleep(REVOCATION_CACHE_S)

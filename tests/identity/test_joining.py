@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.expected import of_type, present
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.identity import AgentIdentity
@@ -277,7 +278,7 @@ async def test_reports_of_revoked_agent_are_kept_until_it_joins_again(region: Re
     reports = ReportQueue(client, region.ports)
     try:
         await client.commit([Create(a_node("n1"))])
-        uid = region.objects.get(BY_NAME["Node"], "", "n1").uid
+        uid = present(region.objects.get(BY_NAME["Node"], "", "n1")).uid
         await region.revoke("n1")
         block = NodeExecution(epoch=1, running=3)
         reports.put(SetStatus("Node", Key("", "n1"), uid, blocks={"execution": block}))
@@ -285,7 +286,7 @@ async def test_reports_of_revoked_agent_are_kept_until_it_joins_again(region: Re
         (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
         keeping = asyncio.create_task(identity.keep_valid(client))
         await _until_async(reports.flush)
-        assert region.objects.get(BY_NAME["Node"], "", "n1").status.execution == block
+        assert of_type(region.objects.get(BY_NAME["Node"], "", "n1"), Node).status.execution == block
         keeping.cancel()
     finally:
         await client.close()

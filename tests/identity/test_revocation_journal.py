@@ -114,7 +114,8 @@ def test_restored_identities_keep_revocations_and_later_joins() -> None:
 
 
 def test_restore_without_journal_requires_operator_choice() -> None:
-    for nothing in ([], [{}]):
+    no_journals: tuple[list[dict[str, NodeIdentity]], ...] = ([], [{}])
+    for nothing in no_journals:
         with pytest.raises(StoreFailed, match=r"contains 2 nodes.*--node-journal.*--distrust-nodes.*--trust-nodes"):
             restore_identities(SAVED, nothing, None)
     assert facts(identities_in_backup(restore_identities(SAVED, [], trusted=True))) == {"a": (5, 0), "b": (7, 0)}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from tests.fleet.staged_simulation import REPLICAS, Staged, template
 
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.meta import ObjectMeta
+from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.times import parse_time
 from holdfast.model.workload import Workload, WorkloadSpec
+from holdfast.sim.checkers.convergence import ConvergenceCheck
 from holdfast.sim.ports import EPOCH_S
-from holdfast.sim.simulation import SimulationSize
+from holdfast.sim.scenario_files import SimulationSize
 
 
 class Quiet(Staged):
@@ -21,7 +23,7 @@ class Quiet(Staged):
 
     left_s: dict[str, float]
 
-    async def _run_phases(self):
+    async def _run_phases(self) -> tuple[float, ConvergenceCheck | None]:
         await self.bring_up()
         await asyncio.sleep(5 * limits.GRANT_LEASE_S)
         now_s = EPOCH_S + self.loop.time()
@@ -31,14 +33,14 @@ class Quiet(Staged):
                 self.left_s[f"{region}/{copy.key}"] = parse_time(copy.spec.lease_expires_at) - now_s
         return await self._converge()
 
-    def work(self):
+    def work(self) -> Iterator[Object]:
         yield from self.tenant()
         meta = ObjectMeta(name="risk", namespace="pay")
         yield Workload(metadata=meta, spec=WorkloadSpec(replicas=REPLICAS, template=template()))
 
 
 @pytest.mark.slow
-def test_grant_leases_are_renewed_by_region_reports_only():
+def test_grant_leases_are_renewed_by_region_reports_only() -> None:
     world = Quiet(1, SimulationSize(nodes_per_region=3, resync_enabled=False), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.unconverged == ()

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.expected import present
 from tests.gate.conftest import World, assignment, by, make_world, replica, tenant, with_spec
 
 from holdfast.controllers.cache import Cache
@@ -75,7 +76,7 @@ async def test_replica_missed_by_the_watch_is_reported(region: Region) -> None:
 async def test_list_older_than_the_assignment_is_not_reported(region: Region) -> None:
     await region.assigned_ordinals(0)
     ahead = msgspec.structs.replace(
-        region.here.cache.get(Assignment, "web.north.normal", "shop"),
+        present(region.here.cache.get(Assignment, "web.north.normal", "shop")),
         metadata=msgspec.structs.replace(assignment().metadata, resource_version="999"),
     )
     region.here.of(Assignment).apply_commit([ahead])

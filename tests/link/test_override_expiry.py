@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.controllers.scripted import ScriptedCell, ScriptedClient
+from tests.expected import of_type, only, present
 from tests.factories import cache_of, meta, region, with_new_revision
 
 from holdfast.client.contract import CommitReceipt
 from holdfast.controllers.cache import Cache
+from holdfast.foundation.ports import SystemIds, SystemPorts
 from holdfast.link import break_glass, grant_sync, mirror
 from holdfast.link.global_clock import GlobalClock
 from holdfast.link.override_expiry import OverrideExpiry
 from holdfast.model import limits
-from holdfast.model.meta import Key
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.meta import Key, Object
 from holdfast.model.override import (
     ACTIVE,
     EXPIRED,
@@ -56,13 +61,16 @@ class Ports:
     def __init__(self) -> None:
         self.clock = Clock()
         self.random = random.Random(1)
-        self.ids = None
+        self.ids = SystemIds()
 
 
-class UnusedClient:
+class UnusedClient(ScriptedClient):
     """A client that must not be used: the tests only read the writes that are due."""
 
     cell = "east"
+
+    def __init__(self) -> None:
+        super().__init__(ScriptedCell(), SystemPorts())
 
     async def commit(self, writes: object, **more: object) -> CommitReceipt:
         raise AssertionError("nothing is committed here")
@@ -98,7 +106,7 @@ class RegionHarness:
             assert isinstance(write, Create | Update)
             self.put(write.object)
 
-    def put(self, item: Override) -> None:
+    def put(self, item: Object) -> None:
         self.revision += 1
         self.here.put(
             with_new_revision(
@@ -127,7 +135,9 @@ def override_created_at(true_s: float, ttl_s: float, kind: OverrideKind = Overri
     ttl_s=st.floats(5, 3600),
     steps=st.lists(st.tuples(st.floats(0.1, 400), st.floats(-3600, 3600), st.booleans()), max_size=12),
 )
-def test_override_expires_in_time_whatever_the_wall_clock_does(skew_s, ttl_s, steps):
+def test_override_expires_in_time_whatever_the_wall_clock_does(
+    skew_s: float, ttl_s: float, steps: list[tuple[float, float, bool]]
+) -> None:
     east = RegionHarness(skew_s)
     east.report()
     source = override_created_at(0.0, ttl_s)
@@ -146,7 +156,7 @@ def test_override_expires_in_time_whatever_the_wall_clock_does(skew_s, ttl_s, st
             assert east.acts(), "a clock step does not end it early"
 
 
-def test_override_is_not_mirrored_as_active_without_global_clock():
+def test_override_is_not_mirrored_as_active_without_global_clock() -> None:
     east = RegionHarness()
     east.mirror(override_created_at(0.0, 60.0))
     assert east.here.get(Override, "o") is None
@@ -155,7 +165,7 @@ def test_override_is_not_mirrored_as_active_without_global_clock():
     assert east.acts()
 
 
-def test_remaining_time_counts_from_sending_the_report():
+def test_remaining_time_counts_from_sending_the_report() -> None:
     clock = GlobalClock()
     assert clock.remaining_s(TRUE_S + 100, 0.0) is None
     clock.record_sent(7, 1_000.0)
@@ -168,7 +178,7 @@ def test_remaining_time_counts_from_sending_the_report():
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
-def test_restart_ends_permissive_overrides_and_keeps_forbidding_ones(kind):
+def test_restart_ends_permissive_overrides_and_keeps_forbidding_ones(kind: OverrideKind) -> None:
     east = RegionHarness()
     east.report()
     source = override_created_at(0.0, 600.0, kind)
@@ -188,7 +198,7 @@ def test_restart_ends_permissive_overrides_and_keeps_forbidding_ones(kind):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_revoked_override_stays_ended_while_global_status_lags(lost):
+def test_revoked_override_stays_ended_while_global_status_lags(lost: bool) -> None:
     """Otherwise the copy would alternate between ended and active while the global controllers are down."""
     east = RegionHarness()
     east.report()
@@ -210,11 +220,11 @@ def test_revoked_override_stays_ended_while_global_status_lags(lost):
     assert east.here.get(Override, "o") is ended, "nothing more is written"
     final = with_new_revision(source, status=msgspec.structs.replace(source.status, phase=REVOKED))
     east.mirror(final)
-    assert east.here.get(Override, "o").status.phase == REVOKED
+    assert present(east.here.get(Override, "o")).status.phase == REVOKED
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
-def test_expired_override_stays_ended_if_global_clock_steps_back(kind):
+def test_expired_override_stays_ended_if_global_clock_steps_back(kind: OverrideKind) -> None:
     """The global cell restarted with its clock stepped back, so its status still shows remaining time."""
     east = RegionHarness()
     east.report()
@@ -234,7 +244,7 @@ def test_expired_override_stays_ended_if_global_clock_steps_back(kind):
     assert not east.acts() and east.here.get(Override, "o") is ended
 
 
-def test_global_clock_stepped_back_does_not_extend_an_override():
+def test_global_clock_stepped_back_does_not_extend_an_override() -> None:
     ports, here = Ports(), Cache()
     home = OverrideExpiry(here, UnusedClient(), ports)
     here.put(override_created_at(0.0, 60.0))
@@ -245,7 +255,7 @@ def test_global_clock_stepped_back_does_not_extend_an_override():
 
 
 @pytest.mark.parametrize("skew_s", [-26.0, 26.0])
-def test_stored_expiry_follows_global_clock_stepped_back(skew_s):
+def test_stored_expiry_follows_global_clock_stepped_back(skew_s: float) -> None:
     ports, here = Ports(), Cache()
     home = OverrideExpiry(here, UnusedClient(), ports)
     here.put(override_created_at(0.0, 60.0))
@@ -255,21 +265,21 @@ def test_stored_expiry_follows_global_clock_stepped_back(skew_s):
     if skew_s > 0:
         assert writes == [], "an expiry is never extended, whatever the clock says"
         return
-    (write,) = writes
+    write = only(writes, SetStatus)
     assert write.blocks == {"phase": ACTIVE, "expiresAt": micro_text(TRUE_S + 60.0 + skew_s)}
-    status = msgspec.structs.replace(here.get(Override, "o").status, expires_at=write.blocks["expiresAt"])
-    here.put(with_new_revision(here.get(Override, "o"), status=status))
+    status = msgspec.structs.replace(present(here.get(Override, "o")).status, expires_at=write.blocks["expiresAt"])
+    here.put(with_new_revision(present(here.get(Override, "o")), status=status))
     assert home.due_writes() == [], "written once"
     following = OverrideExpiry(here, UnusedClient(), ports)
     following.reset()
     ports.clock.true_s = 59.0
     assert following.due_writes() == []
     ports.clock.true_s = 61.0
-    assert [w.blocks["phase"] for w in following.due_writes()] == [EXPIRED]
+    assert [of_type(w, SetStatus).blocks["phase"] for w in following.due_writes()] == [EXPIRED]
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
-def test_clock_stepped_back_while_down_extends_no_permissive_override(kind):
+def test_clock_stepped_back_while_down_extends_no_permissive_override(kind: OverrideKind) -> None:
     ports, here = Ports(), Cache()
     here.put(override_created_at(0.0, 60.0, kind))
     own = region("east")
@@ -280,13 +290,13 @@ def test_clock_stepped_back_while_down_extends_no_permissive_override(kind):
     ports.clock.true_s, ports.clock.skew_s = 61.0, -30.0
     following.due_writes()
     ports.clock.true_s = 63.0
-    ended = [w.blocks["phase"] for w in following.due_writes()] == [EXPIRED]
+    ended = [of_type(w, SetStatus).blocks["phase"] for w in following.due_writes()] == [EXPIRED]
     assert ended is (kind is OverrideKind.RAISE_PRIORITY)
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
 @pytest.mark.parametrize("skew_s", [0.0, -3600.0])
-def test_permissive_break_glass_override_ends_with_a_restart(kind, skew_s):
+def test_permissive_break_glass_override_ends_with_a_restart(kind: OverrideKind, skew_s: float) -> None:
     """The wall clock may have been stepped back meanwhile, so the time in force is unknown."""
     ports, here = Ports(), Cache()
     override = override_created_at(0.0, 600.0, kind)
@@ -297,7 +307,8 @@ def test_permissive_break_glass_override_ends_with_a_restart(kind, skew_s):
     ports.clock.true_s, ports.clock.skew_s = 100.0, skew_s
     writes = home.due_writes()
     if kind is OverrideKind.AVOID_REGION:
-        ends = [(w.blocks["phase"], w.blocks["expiresAt"]) for w in writes]
+        blocks = [of_type(w, SetStatus).blocks for w in writes]
+        ends = [(block["phase"], block["expiresAt"]) for block in blocks]
         whole = (ACTIVE, micro_text(TRUE_S + 100.0 + skew_s + 600.0))
         assert ends == ([whole] if skew_s else []), "a forbidding override stays, for its full time at most"
         return
@@ -306,7 +317,7 @@ def test_permissive_break_glass_override_ends_with_a_restart(kind, skew_s):
     assert "create it again" in write.conditions[0].message
 
 
-def test_break_glass_override_lasts_its_full_time():
+def test_break_glass_override_lasts_its_full_time() -> None:
     ports, here = Ports(), Cache()
     home = OverrideExpiry(here, UnusedClient(), ports, UnusedClient())
     home.reset()
@@ -321,7 +332,7 @@ def test_break_glass_override_lasts_its_full_time():
 
 
 @given(skew_s=st.floats(-7200, 7200), sent_ago_s=st.floats(0, 30))
-def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s, sent_ago_s):
+def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s: float, sent_ago_s: float) -> None:
     east = RegionHarness(skew_s)
     ends = micro_text(TRUE_S + 90.0)
     meant = Grant(
@@ -333,7 +344,7 @@ def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s, sent_ago_s):
         (write,) = grant_sync.copy_writes(
             Key("acme", "emergency"), cache_of(meant), cache_of(), "east", last_contact_s, ends_s=east.expiry.to_local_s
         )
-        return parse_time(write.object.spec.lease_expires_at)
+        return parse_time(of_type(of_type(write, Create).object, GrantCopy).spec.lease_expires_at)
 
     assert until_s(east.ports.clock.now()) < east.ports.clock.now(), "nothing is spent before the global clock is known"
     east.report()
@@ -346,7 +357,7 @@ def test_emergency_grant_ends_in_time_with_a_skewed_clock(skew_s, sent_ago_s):
 # Break-glass overrides
 
 
-def local_override(**status: str) -> Override:
+def local_override(**status: Any) -> Override:
     spec = OverrideSpec(
         kind=OverrideKind.PAUSE_REPAIR,
         scope=OverrideScope(region="east"),
@@ -357,14 +368,15 @@ def local_override(**status: str) -> Override:
     return Override(metadata=meta("break-glass-east-1"), spec=spec, status=Status(**status))
 
 
-def test_break_glass_record_carries_the_remaining_time():
+def test_break_glass_record_carries_the_remaining_time() -> None:
     now = TRUE_S + 200
     mine = local_override(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600))
     assert not list(break_glass.record_writes(mine.key, cache_of(), cache_of(local_override()), "east", now)), (
         "not active yet"
     )
-    (write,) = break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", now)
-    told = write.object.spec
+    write = only(break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", now), Create)
+    told = of_type(write.object, Override).spec
+    assert told.break_glass is not None
     assert (told.requester, told.ttl_seconds, told.revoked) == ("ann", 400.0, False)
     assert (told.break_glass.region, told.break_glass.uid, told.break_glass.requested_ttl_seconds) == (
         "east",
@@ -373,26 +385,29 @@ def test_break_glass_record_carries_the_remaining_time():
     )
 
 
-def test_break_glass_override_ended_before_contact_is_recorded_as_ended():
+def test_break_glass_override_ended_before_contact_is_recorded_as_ended() -> None:
     over = local_override(phase=EXPIRED, expires_at=micro_text(TRUE_S + 600))
-    (write,) = break_glass.record_writes(over.key, cache_of(), cache_of(over), "east", TRUE_S + 900)
-    assert write.object.spec.revoked
+    write = only(break_glass.record_writes(over.key, cache_of(), cache_of(over), "east", TRUE_S + 900), Create)
+    assert of_type(write.object, Override).spec.revoked
     long_ago = TRUE_S + 600 + limits.ENDED_OVERRIDE_RETENTION_S
     assert not list(break_glass.record_writes(over.key, cache_of(), cache_of(over), "east", long_ago))
 
 
-def test_revoking_either_side_of_a_break_glass_override_ends_both():
+def test_revoking_either_side_of_a_break_glass_override_ends_both() -> None:
     mine = local_override(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600))
-    (made,) = break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", TRUE_S)
-    record = with_new_revision(made.object, status=Status(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600)))
+    made = only(break_glass.record_writes(mine.key, cache_of(), cache_of(mine), "east", TRUE_S), Create)
+    record = with_new_revision(
+        of_type(made.object, Override), status=Status(phase=ACTIVE, expires_at=micro_text(TRUE_S + 600))
+    )
     key = (Override, mine.key)
     assert not list(mirror.mirror_writes(key, cache_of(record), cache_of(mine), 0.0, region="east"))
     assert not list(mirror.mirror_writes(key, cache_of(), cache_of(mine), 0.0, region="east")), (
         "unreported is not deleted"
     )
     revoked = with_new_revision(record, spec=msgspec.structs.replace(record.spec, revoked=True))
-    (write,) = mirror.mirror_writes(key, cache_of(revoked), cache_of(mine), 0.0, region="east")
-    assert write.object.spec.revoked and write.object.spec.reason == mine.spec.reason
+    write = only(mirror.mirror_writes(key, cache_of(revoked), cache_of(mine), 0.0, region="east"), Update)
+    mirrored = of_type(write.object, Override).spec
+    assert mirrored.revoked and mirrored.reason == mine.spec.reason
     ended = local_override(phase="Revoked", expires_at=micro_text(TRUE_S + 5))
-    (write,) = break_glass.record_writes(mine.key, cache_of(record), cache_of(ended), "east", TRUE_S + 5)
-    assert write.object.spec.revoked
+    write = only(break_glass.record_writes(mine.key, cache_of(record), cache_of(ended), "east", TRUE_S + 5), Update)
+    assert of_type(write.object, Override).spec.revoked

@@ -11,7 +11,7 @@ def region(incarnation: int) -> Region:
     return Region(ObjectMeta(name="us-east"), RegionSpec(zones=("a",)), RegionStatus(report=report))
 
 
-def test_report_of_lower_incarnation_is_refused():
+def test_report_of_lower_incarnation_is_refused() -> None:
     assert not list(validate_region(region(2), region(1)))
     assert not list(validate_region(region(2), region(2)))
     (cause,) = validate_region(region(1), region(2))

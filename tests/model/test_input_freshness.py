@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.expected import of_type, only
 from tests.factories import cache_of, meta, node, priority, region, tenant, with_new_revision, workload
 
 from holdfast.authority import placement_checks
 from holdfast.fleet import assign, region_health
 from holdfast.link import grant_sync
 from holdfast.model import input_freshness, limits
+from holdfast.model.assignment import Assignment
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideSpec, OverrideStatus
-from holdfast.model.quota import Grant, GrantSpec
+from holdfast.model.quota import Grant, GrantSpec, grant_name
 from holdfast.model.region import HealthState
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.writes import Create
@@ -23,13 +25,13 @@ NOW = 1_800_000_000.0
 TESTED = {"NODE_REPORT", "REGION_SUMMARY", "GRANT", "POLICY", "OVERRIDE"}
 
 
-def test_every_freshness_row_has_a_test():
+def test_every_freshness_row_has_a_test() -> None:
     rows = {name: row for name, row in vars(input_freshness).items() if isinstance(row, input_freshness.MaxAge)}
     assert set(rows) == TESTED
     assert all(row.seconds > 0 and row.since and row.judge and row.after for row in rows.values())
 
 
-def test_bind_to_node_with_expired_lease_is_refused():
+def test_bind_to_node_with_expired_lease_is_refused() -> None:
     assert input_freshness.NODE_REPORT.seconds == limits.NODE_LEASE_TTL_S
     assert placement_checks.node_refusal(node("n1"), "n1", 1, live=True) is None
     refused = placement_checks.node_refusal(node("n1"), "n1", 1, live=False)
@@ -37,7 +39,7 @@ def test_bind_to_node_with_expired_lease_is_refused():
 
 
 @pytest.mark.parametrize("lost_after_s", [45.0, 3600.0])
-def test_region_with_stale_summary_gets_no_new_replicas_for_any_lost_after(lost_after_s):
+def test_region_with_stale_summary_gets_no_new_replicas_for_any_lost_after(lost_after_s: float) -> None:
     there = region("east")
     patient = with_new_revision(there, spec=msgspec.structs.replace(there.spec, lost_after_seconds=lost_after_s))
     heard = msgspec.structs.replace(patient.status.health, last_contact_at=micro_text(NOW), last_sequence=1)
@@ -50,20 +52,20 @@ def test_region_with_stale_summary_gets_no_new_replicas_for_any_lost_after(lost_
         known, status=msgspec.structs.replace(known.status, health=msgspec.structs.replace(heard, state=verdict.state))
     )
     made = assign.decide(workload().key, cache_of(workload(), suspect, tenant(), priority()), NOW + old_s).writes
-    assert not [w for w in made if isinstance(w, Create) and w.object.spec.replicas]
+    assert not [w for w in made if isinstance(w, Create) and of_type(w.object, Assignment).spec.replicas]
 
 
-def test_expired_grant_lease_refuses_placements():
+def test_expired_grant_lease_refuses_placements() -> None:
     assert input_freshness.GRANT.seconds == input_freshness.POLICY.seconds == limits.GRANT_LEASE_S
     grant = Grant(metadata=meta("east.normal", "acme"), spec=GrantSpec(region="east", limit={"cpu": "4"}))
-    named = with_new_revision(grant, metadata=meta(grant_sync.grant_name("east", grant.spec.grant_class), "acme"))
-    (write,) = grant_sync.copy_writes(Key("acme", "normal"), cache_of(named), cache_of(), "east", NOW)
-    until_s = parse_time(write.object.spec.lease_expires_at)
+    named = with_new_revision(grant, metadata=meta(grant_name("east", grant.spec.grant_class), "acme"))
+    write = only(grant_sync.copy_writes(Key("acme", "normal"), cache_of(named), cache_of(), "east", NOW), Create)
+    until_s = parse_time(of_type(write.object, GrantCopy).spec.lease_expires_at)
     assert until_s == pytest.approx(NOW + input_freshness.GRANT.seconds)
 
 
-def test_permissive_override_needs_contact_and_forbidding_override_does_not():
-    def made(kind):
+def test_permissive_override_needs_contact_and_forbidding_override_does_not() -> None:
+    def made(kind: OverrideKind) -> Override:
         status = OverrideStatus(phase="Active", expires_at=micro_text(NOW + 3600))
         return Override(metadata=meta(kind.value.lower()), spec=OverrideSpec(kind=kind, reason="x"), status=status)
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from tests.factories import replica, serving_status
 
-from holdfast.model.replica import ExecutionBlock, Phase, validate_replica
+from holdfast.model.replica import ExecutionBlock, Phase, Replica, validate_replica
 
 
-def report(phase: Phase, attempt: int):
+def report(phase: Phase, attempt: int) -> Replica:
     made = replica(status=serving_status())
     block = ExecutionBlock(phase=phase, attempt=attempt)
     return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, execution=block))
@@ -27,6 +27,8 @@ def report(phase: Phase, attempt: int):
         ((Phase.BACKING_OFF, 1), (Phase.STARTING, 1), False),
     ],
 )
-def test_report_older_than_the_stored_one_is_refused(old, new, refused):
+def test_report_older_than_the_stored_one_is_refused(
+    old: tuple[Phase, int], new: tuple[Phase, int], refused: bool
+) -> None:
     causes = [c.field for c in validate_replica(report(*new), report(*old))]
     assert causes == (["status.execution"] if refused else [])

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from tests import factories
 from tests.authority.cell import START_S, TENANT, Cell
+from tests.expected import present
 
 from holdfast.fleet import assign, node_pools
 from holdfast.fleet.recovery import backing, recover
@@ -28,6 +29,7 @@ from holdfast.model.node_pool import NodePool, NodePoolSpec
 from holdfast.model.override import Override, has_emergency_quota
 from holdfast.model.placement_api import PlacementOutcome
 from holdfast.model.placement_rules import PlacementRules
+from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
@@ -54,7 +56,7 @@ REGION, ZONE, WORKLOAD = "us-east", "us-east-a", "web"
 OTHER = "us-west"
 """A region that the workload may always use: the one that is full, or lost, or whose loss is foreseen."""
 KEY = Key(TENANT, WORKLOAD)
-SHAPE = {"cpu": "1", "memory": "1Gi"}
+SHAPE: dict[str, Amount] = {"cpu": "1", "memory": "1Gi"}
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -86,7 +88,7 @@ class Situation(msgspec.Struct, frozen=True):
     def region(self) -> Region:
         known = factories.region(REGION)
         slots = (RecoverySlotReport(budget="budget", zone=ZONE, resources=SHAPE, admitted=4),)
-        report = msgspec.structs.replace(known.status.report, recovery_slots=slots)
+        report = msgspec.structs.replace(present(known.status.report), recovery_slots=slots)
         status = msgspec.structs.replace(known.status, report=report)
         return factories.with_new_revision(
             known, spec=RegionSpec(zones=(ZONE,), residency=self.residency), status=status

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests import factories
-from tests.authority.cell import WHO, Cell
+from tests.authority.cell import TENANT, WHO, Cell
+from tests.expected import only, present
 from tests.rules.consumers import (
     EVERYWHERE,
     IN_REGION,
     NOW,
     OTHER,
     REGION,
-    TENANT,
     WORKLOAD,
     ZONE,
     Situation,
@@ -51,19 +51,20 @@ from holdfast.model.override import (
     validate_override,
 )
 from holdfast.model.placement_rules import PlacementRules
+from holdfast.model.quantity import Amount
 from holdfast.model.quota import Grant, GrantClass, Quota, QuotaSpec, grant_name
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PolicyRules, PromotionStage
 from holdfast.model.template import DriverName
 from holdfast.model.workload import Autoscale, RecoveryObjective
-from holdfast.model.writes import Create
+from holdfast.model.writes import Create, SetStatus
 
 YES, NO = True, False
 AVOID_REGION, AVOID_ZONE = OverrideKind.AVOID_REGION, OverrideKind.AVOID_ZONE
 Consumer = Callable[[Situation], bool]
 
 
-def table(rows: dict[str, tuple[Situation, bool]], consumers: Iterable[Consumer]) -> Any:
+def table(rows: dict[str, tuple[Situation, bool]], consumers: Iterable[Consumer]) -> pytest.MarkDecorator:
     """One test per row and consumer, named after both."""
     cases = [
         pytest.param(consumer, asked, allowed, id=f"{name}-{consumer.__name__}")
@@ -279,7 +280,7 @@ def test_why_not_names_the_override_that_closes_the_zone_of_the_node() -> None:
 
 
 def grant(cpu: str, kind: GrantClass = GrantClass.NORMAL, **spec: Any) -> GrantCopy:
-    given = {"memory": "64Gi", "cpu": cpu}
+    given: dict[str, Amount] = {"memory": "64Gi", "cpu": cpu}
     return GrantCopy(factories.meta(grant_name(REGION, kind), TENANT), GrantCopySpec(kind, given, **spec))
 
 
@@ -337,7 +338,7 @@ def test_autoscaler_is_paused_where_the_scope_covers_the_workload(scope: Overrid
     scaled = Situation().workload(replicas=2, autoscale=Autoscale(min_replicas=1, max_replicas=9))
     held = factories.assignment(WORKLOAD, REGION, namespace=TENANT, replicas=2)
     paused = override(OverrideKind.PAUSE_AUTOSCALER, scope)
-    (write,) = autoscale.decide(scaled.key, factories.cache_of(scaled, held, paused), NOW).writes
+    write = only(autoscale.decide(scaled.key, factories.cache_of(scaled, held, paused), NOW).writes, SetStatus)
     assert ("override" in write.blocks["scale"].message) is covered
 
 
@@ -373,7 +374,7 @@ def test_avoided_recovery_target_stays_only_with_all_its_replicas_bound(bound: i
     work = asked.workload(replicas=4, recovery=RecoveryObjective(min_serving=4))
     held = AssignmentStatus(observed_epoch=1, replicas=4, bound=bound)
     there = factories.assignment(WORKLOAD, REGION, namespace=TENANT, replicas=4, status=held)
-    critical = critical_workload(work, work.spec.recovery, asked.fleet(work, there))
+    critical = critical_workload(work, present(work.spec.recovery), asked.fleet(work, there))
     targets = TargetSelector([asked.region], active_avoidances(asked.overrides, NOW), reported_headroom)
     assert bool(targets.refusal(critical, REGION)) is not stays
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.expected import of_type, only, present
 from tests.factories import (
     assignment,
     binding,
@@ -22,9 +23,9 @@ from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
-from holdfast.model.node import ContactState, FenceBlock
+from holdfast.model.node import ContactState, FenceBlock, Node
 from holdfast.model.placement_api import ReleaseAction
-from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaContact
+from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, Replica, ReplicaContact
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.workload import Disruption
 from holdfast.model.writes import Create, SetStatus, Update
@@ -37,16 +38,16 @@ serve_here = endpoint_membership.decider("us-east")
 MADE_S = parse_time(node().metadata.creation_timestamp)
 
 
-def leased(at_s):
+def leased(at_s: float) -> LeasePage:
     return LeasePage(metadata=meta("0"), spec=LeasePageSpec(page=0, leases={"n1": NodeLease(1, at_s, 15.0)}))
 
 
-def released(item, reason="ScaledDown"):
+def released(item: Replica, reason: str = "ScaledDown") -> Replica:
     block = ReleaseBlock(attempt=item.status.placement.attempt, reason=reason)
     return with_new_revision(item, status=msgspec.structs.replace(item.status, release=block))
 
 
-def test_release_of_healthy_replica_writes_nothing():
+def test_release_of_healthy_replica_writes_nothing() -> None:
     item = replica(status=serving_status())
     assert release.decide(item.key, cache_of(item, binding(item), node()), 1.0).writes == ()
 
@@ -58,27 +59,28 @@ def test_release_of_healthy_replica_writes_nothing():
         ("NodeLost", replica(status=serving_status()), None),
     ],
 )
-def test_release_records_decision_before_acting(why, item, machine):
+def test_release_records_decision_before_acting(why: str, item: Replica, machine: Node | None) -> None:
     items = [item, binding(item), *([machine] if machine else [])]
     outcome = release.decide(item.key, cache_of(*items), 1.0)
     (write,) = outcome.writes
     assert isinstance(write, SetStatus) and write.blocks["release"].reason == why and outcome.releases == ()
 
 
-def test_release_reason_of_deleted_replica_depends_on_assignment():
+def test_release_reason_of_deleted_replica_depends_on_assignment() -> None:
     going = replica(status=serving_status(), terminating=True)
     for web_assignment, why in ((1, "Deleted"), (0, "OwnerDeleted")):
         items = [going, binding(going), node(), assignment(replicas=web_assignment)]
-        (write,) = release.decide(going.key, cache_of(*items), 1.0).writes
+        write = only(release.decide(going.key, cache_of(*items), 1.0).writes, SetStatus)
         assert write.blocks["release"].reason == why
     mate = replica(1, status=serving_status())
-    (write,) = release.decide(
-        going.key, cache_of(going, binding(going), node(), assignment(replicas=1), mate), 1.0
-    ).writes
+    write = only(
+        release.decide(going.key, cache_of(going, binding(going), node(), assignment(replicas=1), mate), 1.0).writes,
+        SetStatus,
+    )
     assert write.blocks["release"].reason == "ScaledDown"
 
 
-def test_unconfirmed_provisional_replica_is_released():
+def test_unconfirmed_provisional_replica_is_released() -> None:
     now = 1_800_000_000.0
     item = replica(status=serving_status())
     claim = binding(item, run_until=micro_text(now + 60))
@@ -87,13 +89,13 @@ def test_unconfirmed_provisional_replica_is_released():
         status = GrantCopyStatus(used={"cpu": used}, observed_generation=1)
         copy = GrantCopy(metadata=meta("normal", "acme", generation=1), spec=spec, status=status)
         writes = release.decide(item.key, cache_of(item, claim, node(), copy), now).writes
-        assert [w.blocks["release"].reason for w in writes] == ([why] if why else [])
+        assert [of_type(w, SetStatus).blocks["release"].reason for w in writes] == ([why] if why else [])
     over = msgspec.structs.replace(claim, status=BindingStatus(phase=Phase.STOPPED))
-    (write,) = release.decide(item.key, cache_of(item, over, node()), now + 61).writes
+    write = only(release.decide(item.key, cache_of(item, over, node()), now + 61).writes, SetStatus)
     assert write.blocks["release"].reason == "ProvisionalExpired"
 
 
-def test_release_withdraws_traffic_before_stop():
+def test_release_withdraws_traffic_before_stop() -> None:
     item = released(replica(status=serving_status()))
     claim = binding(item)
     assert release.decide(item.key, cache_of(item, claim, node()), 1.0).releases == ()
@@ -104,7 +106,7 @@ def test_release_withdraws_traffic_before_stop():
     assert ask.action is ReleaseAction.STOP and ask.attempt == 1
 
 
-def test_release_frees_claims_only_after_stop_acknowledged():
+def test_release_frees_claims_only_after_stop_acknowledged() -> None:
     item = released(replica(status=bound_status()))
     stopping = binding(item, desired=DesiredRunState.STOP)
     assert release.decide(item.key, cache_of(item, stopping, node()), 1.0).releases == ()
@@ -113,48 +115,48 @@ def test_release_frees_claims_only_after_stop_acknowledged():
     assert ask.action is ReleaseAction.FREE
 
 
-def test_release_for_lost_node_requires_fence():
+def test_release_for_lost_node_requires_fence() -> None:
     item = replica(status=bound_status())
     claim = binding(item, node_epoch=3)
     silent = node(epoch=3, contact=ContactState.EXPIRED)
     assert release.decide(item.key, cache_of(item, claim, silent), 1.0).writes == ()
     fenced = with_new_revision(silent, status=msgspec.structs.replace(silent.status, fence=FenceBlock(fenced_epoch=3)))
-    (write,) = release.decide(item.key, cache_of(item, claim, fenced), 1.0).writes
+    write = only(release.decide(item.key, cache_of(item, claim, fenced), 1.0).writes, SetStatus)
     assert write.blocks["release"].reason == "NodeLost"
 
 
-def test_release_removes_finalizer_of_unplaced_terminating_replica():
+def test_release_removes_finalizer_of_unplaced_terminating_replica() -> None:
     item = replica(terminating=True)
     (write,) = release.decide(item.key, cache_of(item), 1.0).writes
     assert isinstance(write, Update) and write.object.metadata.finalizers == ()
 
 
-def test_failed_service_replica_is_released():
+def test_failed_service_replica_is_released() -> None:
     ran = ExecutionBlock(attempt=1, phase=Phase.FAILED, message="gave up")
     item = replica(status=bound_status(execution=ran))
-    (write,) = release.decide(item.key, cache_of(item, binding(item), node()), 1.0).writes
+    write = only(release.decide(item.key, cache_of(item, binding(item), node()), 1.0).writes, SetStatus)
     assert write.blocks["release"].reason == "Exited"
 
 
-def test_drain_releases_second_replica_only_after_first():
+def test_drain_releases_second_replica_only_after_first() -> None:
     web_assignment = assignment(replicas=2)
     both = [replica(n, web_assignment, status=serving_status(name=f"api-us-east-{n}")) for n in range(2)]
     draining = node(drain=True)
     claims = [binding(r) for r in both]
-    (write,) = release.decide(both[0].key, cache_of(*both, *claims, draining), 1.0).writes
+    write = only(release.decide(both[0].key, cache_of(*both, *claims, draining), 1.0).writes, SetStatus)
     assert write.blocks["release"].reason == "Drained"
     first_gone = released(both[0])
     waits = release.decide(both[1].key, cache_of(first_gone, both[1], *claims, draining), 1.0)
     assert waits.writes == () and waits.requeue_after_s
 
 
-def test_eviction_beyond_disruption_share_is_blocked():
+def test_eviction_beyond_disruption_share_is_blocked() -> None:
     """The disruption budget covers all regions; a region uses only its share."""
     web_assignment = assignment(replicas=3, disruption=Disruption(max_unavailable=2))
     all_ = [replica(n, web_assignment, status=serving_status(name=f"api-us-east-{n}")) for n in range(3)]
     draining = node(drain=True)
 
-    def why(share, *replicas):
+    def why(share: int | None, *replicas: Replica) -> tuple[str, int]:
         given = with_new_revision(
             web_assignment, spec=msgspec.structs.replace(web_assignment.spec, disruption_share=share)
         )
@@ -178,7 +180,7 @@ def test_eviction_beyond_disruption_share_is_blocked():
     ), "the Assignment's current value counts"
 
 
-def test_endpoint_lists_only_eligible_replicas():
+def test_endpoint_lists_only_eligible_replicas() -> None:
     web_assignment = assignment(replicas=5)
     good = replica(0, web_assignment, status=serving_status(serving=False))
     lost = replica(1, web_assignment, status=serving_status(contact=ReplicaContact(lost=True, attempt=1)))
@@ -187,7 +189,7 @@ def test_endpoint_lists_only_eligible_replicas():
     stale = with_new_revision(
         stale,
         status=msgspec.structs.replace(
-            stale.status, execution=msgspec.structs.replace(stale.status.execution, attempt=1)
+            stale.status, execution=msgspec.structs.replace(present(stale.status.execution), attempt=1)
         ),
     )
     bound = replica(4, web_assignment, status=bound_status())
@@ -196,7 +198,7 @@ def test_endpoint_lists_only_eligible_replicas():
     assert isinstance(slice_, Endpoint) and [a.replica for a in slice_.spec.addresses] == ["api-us-east-0"]
 
 
-def test_lost_mark_of_former_node_does_not_stop_serving():
+def test_lost_mark_of_former_node_does_not_stop_serving() -> None:
     web_assignment = assignment(replicas=1)
     moved = replica(
         0, web_assignment, status=serving_status(attempt=2, contact=ReplicaContact(lost=True, attempt=1, node="n0"))
@@ -205,35 +207,36 @@ def test_lost_mark_of_former_node_does_not_stop_serving():
     assert endpoint_membership.serving_eligibility(moved, 10.0) == (True, None)
     page = leased(MADE_S + 100.0)
     heard = node_health.decide(Key("", "n1"), cache_of(node(), page, moved), MADE_S + 110.0)
-    assert not [w for w in heard.writes if w.kind == "Replica"], "the mark of the former node does not count"
+    assert not [w for w in heard.writes if of_type(w, SetStatus).kind == "Replica"], (
+        "the mark of the former node does not count"
+    )
     (_, marked) = node_health.decide(Key("", "n1"), cache_of(node(), page, moved), MADE_S + 116.0).writes
-    contact = marked.blocks["contact"]
+    contact = of_type(marked, SetStatus).blocks["contact"]
     assert (contact.lost, contact.attempt, contact.node) == (True, 2, "n1")
     assert node_health.woken_by_replica(
         moved, replica(0, web_assignment, status=serving_status(attempt=1)), cache_of()
     ) == (Key("", "n1"),)
 
 
-def test_expired_lease_marks_node_and_replica():
+def test_expired_lease_marks_node_and_replica() -> None:
     machine = node(contact=ContactState.NO_LEASE)
     item = replica(status=serving_status())
     page = leased(MADE_S + 100.0)
     live = node_health.decide(Key("", "n1"), cache_of(machine, page, item), MADE_S + 110.0)
-    assert live.writes[0].blocks["contact"].state is ContactState.LIVE and live.requeue_after_s == pytest.approx(5.05)
-    heard = with_new_revision(
-        machine, status=msgspec.structs.replace(machine.status, contact=live.writes[0].blocks["contact"])
-    )
+    contact = of_type(live.writes[0], SetStatus).blocks["contact"]
+    assert contact.state is ContactState.LIVE and live.requeue_after_s == pytest.approx(5.05)
+    heard = with_new_revision(machine, status=msgspec.structs.replace(machine.status, contact=contact))
     late = node_health.decide(Key("", "n1"), cache_of(heard, page, item), MADE_S + 116.0)
-    assert late.writes[0].blocks["contact"].state is ContactState.EXPIRED
-    assert late.writes[1].blocks["contact"].lost is True
+    assert of_type(late.writes[0], SetStatus).blocks["contact"].state is ContactState.EXPIRED
+    assert of_type(late.writes[1], SetStatus).blocks["contact"].lost is True
 
 
-def test_lease_of_removed_node_does_not_affect_new_node_of_same_name():
+def test_lease_of_removed_node_does_not_affect_new_node_of_same_name() -> None:
     machine = node(contact=ContactState.NO_LEASE)
     before = replica(status=serving_status(contact=ReplicaContact(lost=True, attempt=1, node="n1")))
     early = node_health.decide(Key("", "n1"), cache_of(machine, leased(MADE_S - 100.0), before), MADE_S + 1.0)
     assert early.writes == (), "the old lease marks neither the node nor its replicas"
     late = node_health.decide(Key("", "n1"), cache_of(machine, leased(MADE_S - 10.0), before), MADE_S + 6.0)
-    assert late.writes[0].blocks["contact"].state is ContactState.EXPIRED, (
+    assert of_type(late.writes[0], SetStatus).blocks["contact"].state is ContactState.EXPIRED, (
         "a lease that expires after the creation counts"
     )

@@ -11,7 +11,7 @@ from holdfast.model.scheduler_policy import FilterExpression, PolicyRules, Score
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
 from holdfast.scheduling import policy_expressions
-from holdfast.scheduling.plan import plan, requirements_of
+from holdfast.scheduling.plan import RequestPlan, plan, requirements_of
 from holdfast.scheduling.snapshot.builder import build_snapshot
 
 ENDLESS = "[0,1,2,3,4,5,6,7,8,9].all(a, [0,1,2].exists(b, [0,1,2].exists(c, a + b + c > 100)))"
@@ -37,7 +37,7 @@ def request(count: int = 1) -> SchedulingRequest:
     )
 
 
-def planned(rules: PolicyRules, count: int = 1):  # type: ignore[no-untyped-def]
+def planned(rules: PolicyRules, count: int = 1) -> RequestPlan:
     return plan(build_snapshot("us-east", nodes()), [requirements_of(request(count))], rules, 0.0, 1).request_plans[0]
 
 

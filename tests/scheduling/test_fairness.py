@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from holdfast.model.scheduler_policy import QueueKey
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
 from holdfast.model.times import parse_time
+from holdfast.model.workload import Gang
 from holdfast.scheduling.queue_order import (
     FAIR_QUEUE_SLICE,
     QueueSlice,
@@ -33,7 +35,7 @@ KEYS = tuple(QueueKey)
 TOTAL = amounts({"cpu": "1000", "memory": "4000Gi"})
 
 
-def request(tenant: str, name: str, count: int, *, cpu: str = "1", priority: int = 0, **spec: str) -> SchedulingRequest:
+def request(tenant: str, name: str, count: int, *, cpu: str = "1", priority: int = 0, **spec: Any) -> SchedulingRequest:
     template = Template(command=("x",), resources={"cpu": cpu, "memory": "1Gi"})
     members = tuple(RequestMember(f"{name}-{i}", f"{tenant}-{name}-{i}") for i in range(count))
     return SchedulingRequest(
@@ -98,9 +100,7 @@ def test_gang_is_one_slice() -> None:
     assert [t.members for t in given_out if t.request.metadata.name == "ring"] == [200]
 
 
-def gang_status():  # type: ignore[no-untyped-def]
-    from holdfast.model.workload import Gang
-
+def gang_status() -> Gang:
     return Gang(min_available=200)
 
 

@@ -7,6 +7,7 @@ from tests.factories import cache_of, meta, region, replica, tenant, with_new_re
 
 from holdfast.model import limits
 from holdfast.model.core import Lease, LeaseSpec
+from holdfast.model.meta import Object
 from holdfast.model.ownership import FINALIZERS
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.scheduling.eviction import stuck_finalizers
@@ -15,7 +16,7 @@ from holdfast.scheduling.eviction.stuck_finalizers import UNKNOWN_FINALIZER_DEAD
 NOW = 1_800_000_000.0
 
 
-def terminating(item, *names: str, for_s: float):
+def terminating(item: Object, *names: str, for_s: float) -> Object:
     deletion_fields = {"finalizers": names, "deletion_timestamp": seconds_text(NOW - for_s)}
     return with_new_revision(item, metadata=meta(item.metadata.name, item.metadata.namespace, **deletion_fields))
 
@@ -26,7 +27,7 @@ def lease(ago_s: float) -> Lease:
 
 
 @pytest.mark.parametrize("name", sorted(FINALIZERS))
-def test_known_finalizer_past_deadline_is_stuck_with_owner(name):
+def test_known_finalizer_past_deadline_is_stuck_with_owner(name: str) -> None:
     owner, deadline_s = FINALIZERS[name]
     assert owner and deadline_s > 0
     early = terminating(workload(), name, for_s=deadline_s - 5)
@@ -41,7 +42,7 @@ def test_known_finalizer_past_deadline_is_stuck_with_owner(name):
     ("cell", "item"),
     [("global", workload()), ("global", tenant()), ("global", region("east")), ("eu-west", replica(0))],
 )
-def test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner(cell, item):
+def test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner(cell: str, item: Object) -> None:
     late = terminating(item, "holdfast.dev/release", for_s=5000)
     decide = stuck_finalizers.decider(cell)
     outcome = decide(stuck_finalizers.SINGLE_KEY, cache_of(late, lease(1)), NOW)
@@ -53,7 +54,7 @@ def test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner(cell, item):
     assert "its owner release is out of contact" in silent.notices[0].message
 
 
-def test_foreign_finalizer_past_deadline_has_unknown_owner():
+def test_foreign_finalizer_past_deadline_has_unknown_owner() -> None:
     item = terminating(workload(), "example.com/hook", for_s=UNKNOWN_FINALIZER_DEADLINE_S + 1)
     (found,) = stuck_finalizers.stuck_finalizers([item], [lease(1)], NOW)
     assert (
@@ -62,6 +63,6 @@ def test_foreign_finalizer_past_deadline_has_unknown_owner():
     )
 
 
-def test_object_not_being_deleted_is_not_stuck():
+def test_object_not_being_deleted_is_not_stuck() -> None:
     assert stuck_finalizers.stuck_finalizers([workload()], [lease(1)], NOW) == []
     assert stuck_finalizers.decider("global")(stuck_finalizers.SINGLE_KEY, cache_of(workload()), NOW).notices == ()

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from tests.authority.cell import TENANT, WHO
 from tests.controllers.virtual import until
+from tests.insight.test_replay import assert_all_replay
 from tests.scheduling.test_preemption import assigned, waiting
-from tests.scheduling.test_replay import assert_all_replay
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.authority import bind_preconditions

@@ -12,6 +12,7 @@ from tests import factories
 
 from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent
 from holdfast.model.node import Device, Node
+from holdfast.model.quantity import Amount
 from holdfast.model.scheduler_policy import PolicyRules, ScoreName, WeightedScore
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
@@ -32,7 +33,7 @@ def gpu_node(name: str, cpu: int, gpus: int) -> Node:
 
 
 def gpu_requirements(number: int, cpu_milli: int, gpu_milli: int) -> ReplicaRequirements:
-    resources = {"cpu": f"{cpu_milli}m", **({"gpu": f"{gpu_milli}m"} if gpu_milli else {})}
+    resources: dict[str, Amount] = {"cpu": f"{cpu_milli}m", **({"gpu": f"{gpu_milli}m"} if gpu_milli else {})}
     name = f"w{number:04}"
     spec = SchedulingRequestSpec(
         workload=name,

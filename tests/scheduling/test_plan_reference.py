@@ -23,7 +23,7 @@ from holdfast.model.placement_rules import (
     matches_expression,
     tolerates,
 )
-from holdfast.model.quantity import amounts
+from holdfast.model.quantity import Amount, amounts
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec
 from holdfast.model.scheduler_policy import PolicyRules, ScoreName, WeightedScore
@@ -273,6 +273,7 @@ placements = st.builds(
             (SpreadRule(topology="zone"),),
             (SpreadRule(topology="node"),),
             (SpreadRule(topology="zone", max_skew=2), SpreadRule(topology="node", max_skew=2)),
+            (SpreadRule(topology="node", preferred=True), SpreadRule(topology="zone")),
         ]
     ),
     affinity=st.sampled_from(
@@ -331,7 +332,7 @@ def old_bindings(draw: Any, nodes: list[Node]) -> list[Binding]:
     made = []
     for number in range(draw(st.integers(0, 6))):
         where = draw(st.sampled_from(nodes))
-        devices = ()
+        devices: tuple[DeviceClaim, ...] = ()
         if where.spec.devices and draw(st.booleans()):
             devices = (DeviceClaim(id=where.spec.devices[0].id, milli=100),)
         spec = BindingSpec(
@@ -371,7 +372,7 @@ def test_plan_equals_reference_planner(
     data: st.DataObject, nodes: list[Node], requests: list[SchedulingRequest], rules: PolicyRules, seed: int
 ) -> None:
     bindings = data.draw(old_bindings(nodes))
-    reserved = data.draw(st.sampled_from([{}, {"cpu": "1"}]))
+    reserved: dict[str, Amount] = data.draw(st.sampled_from([{}, {"cpu": "1"}]))
     slots = (
         [RecoverySlot(metadata=factories.meta("h0"), spec=RecoverySlotSpec(budget="b", node="n0", resources=reserved))]
         if reserved
@@ -397,7 +398,7 @@ def test_plan_equals_reference_planner(
     slow = ReferencePlanner(nodes, claims, slots)
     for request, outcome in zip(requests, made.request_plans, strict=True):
         template = request.spec.template
-        needs = {
+        needs: dict[str, Any] = {
             "amounts": amounts(template.resources),
             "placement": request.spec.placement,
             "labels": template.labels,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import factories
 from tests.authority.cell import TENANT
 from tests.controllers.virtual import until
-from tests.scheduling.test_replay import assert_all_replay
+from tests.insight.test_replay import assert_all_replay
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose

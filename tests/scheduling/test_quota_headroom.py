@@ -13,6 +13,7 @@ from tests.scheduling.test_scheduler import Region, in_region
 from holdfast.model.assignment import Purpose
 from holdfast.model.binding import CapacityClass
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.quantity import Amount
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import PolicyRules
@@ -29,7 +30,7 @@ LATER, BEFORE = "2026-01-01T01:00:00Z", "2025-12-31T23:00:00Z"
 ENOUGH = {"cpu": 8_000, "memory": 2**40}
 
 
-def copy(limit: dict[str, str], kind: GrantClass = GrantClass.NORMAL, **spec: Any) -> GrantCopy:
+def copy(limit: dict[str, Amount], kind: GrantClass = GrantClass.NORMAL, **spec: Any) -> GrantCopy:
     return GrantCopy(factories.meta(kind.value.lower(), "acme"), GrantCopySpec(kind, limit, **spec))
 
 
@@ -74,10 +75,6 @@ def planned(*requests: tuple[SchedulingRequest, dict[str, int] | None], cpus: st
     return plan(
         snapshot, [requirements_of(item, quota_headroom=headroom) for item, headroom in requests], PolicyRules(), NOW, 1
     ).request_plans
-
-
-def reasons(outcome: RequestPlan) -> list[str]:
-    return [refusal.reason for refusal in outcome.refusals]
 
 
 def test_equivalent_requests_beyond_quota_record_actual_headroom() -> None:

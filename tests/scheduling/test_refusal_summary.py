@@ -19,6 +19,7 @@ from holdfast.model.meta import Condition, Object
 from holdfast.model.node import ContactState, Device, FenceBlock, Node, Quarantine
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.placement_rules import AffinityRule, PlacementRules, SpreadRule, Taint
+from holdfast.model.quantity import Amount
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import FilterExpression, PolicyRules
 from holdfast.model.scheduling_request import (
@@ -34,10 +35,10 @@ from holdfast.scheduling.plan import plan, requirements_of
 from holdfast.scheduling.refusal_summary import pending_summary, retry_events
 from holdfast.scheduling.snapshot.builder import build_snapshot
 
-CPU = {"cpu": "1", "memory": "1Gi"}
+CPU: dict[str, Amount] = {"cpu": "1", "memory": "1Gi"}
 
 
-def request(resources: dict[str, str] | None = None, template: dict[str, Any] | None = None, **spec: Any) -> Any:
+def request(resources: dict[str, Amount] | None = None, template: dict[str, Any] | None = None, **spec: Any) -> Any:
     shape = Template(command=("x",), resources=resources or CPU, **(template or {}))
     members = tuple(RequestMember(f"m{i}", f"m{i}") for i in range(spec.pop("count", 1)))
     return SchedulingRequest(

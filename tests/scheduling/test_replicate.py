@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.expected import of_type, only
 from tests.factories import (
     assignment,
     batch_assignment,
@@ -17,24 +20,26 @@ from tests.factories import (
 
 from holdfast.model.assignment import Purpose
 from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.meta import Object
 from holdfast.model.replica import ExecutionBlock, Phase, Replica, ReplicaStatus
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.workload import Disruption, Exclusivity, Rollout
-from holdfast.model.writes import Create, Delete, Update
+from holdfast.model.writes import Create, Delete, Outcome, Update
 from holdfast.scheduling import replicate
 
+T = TypeVar("T", bound=Object)
 decide = replicate.decider("us-east")
 
 
-def made(outcome, kind):
+def made(outcome: Outcome, kind: type[T]) -> list[T]:
     return [w.object for w in outcome.writes if isinstance(w, Create) and isinstance(w.object, kind)]
 
 
-def deleted(outcome, kind):
+def deleted(outcome: Outcome, kind: str) -> list[str]:
     return [w.key.name for w in outcome.writes if isinstance(w, Delete) and w.kind == kind]
 
 
-def test_replicate_creates_missing_replicas_and_their_request():
+def test_replicate_creates_missing_replicas_and_their_request() -> None:
     desired = assignment(replicas=3)
     outcome = decide(desired.key, cache_of(desired), 100.0)
     replicas = made(outcome, Replica)
@@ -43,20 +48,20 @@ def test_replicate_creates_missing_replicas_and_their_request():
     assert [(m.name, m.uid) for m in request.spec.members] == [(r.metadata.name, r.uid) for r in replicas]
 
 
-def test_recreated_replica_has_new_uid():
+def test_recreated_replica_has_new_uid() -> None:
     desired = assignment(replicas=1)
     first = made(decide(desired.key, cache_of(desired), 100.0), Replica)[0]
     later = made(decide(desired.key, cache_of(desired), 200.0), Replica)[0]
     assert first.metadata.name == later.metadata.name and first.uid != later.uid
 
 
-def test_replicate_with_desired_replicas_writes_nothing():
+def test_replicate_with_desired_replicas_writes_nothing() -> None:
     desired = assignment(replicas=2)
     there = [replica(n, desired, status=serving_status()) for n in range(2)]
     assert decide(desired.key, cache_of(desired, *there), 1.0).writes == ()
 
 
-def test_scale_down_removes_least_useful_replicas():
+def test_scale_down_removes_least_useful_replicas() -> None:
     desired = assignment(replicas=1)
     there = [
         replica(0, desired, status=bound_status()),
@@ -69,7 +74,7 @@ def test_scale_down_removes_least_useful_replicas():
     ]
 
 
-def test_name_of_terminating_replica_is_not_reused():
+def test_name_of_terminating_replica_is_not_reused() -> None:
     desired = assignment(replicas=1)
     going = replica(0, desired, status=bound_status(), terminating=True)
     assert [r.metadata.name for r in made(decide(desired.key, cache_of(desired, going), 1.0), Replica)] == [
@@ -77,19 +82,19 @@ def test_name_of_terminating_replica_is_not_reused():
     ]
 
 
-def test_suspended_assignment_creates_and_removes_nothing():
+def test_suspended_assignment_creates_and_removes_nothing() -> None:
     desired = assignment(replicas=5, suspended=True)
     there = replica(0, desired, status=serving_status())
     assert decide(desired.key, cache_of(desired, there), 1.0).writes == ()
 
 
-def test_deleted_assignment_deletes_its_replicas():
+def test_deleted_assignment_deletes_its_replicas() -> None:
     gone = assignment(replicas=2)
     there = [replica(0, gone, status=serving_status()), replica(1, gone)]
     assert deleted(decide(gone.key, cache_of(*there), 1.0), "Replica") == ["api-us-east-0", "api-us-east-1"]
 
 
-def test_update_surges_and_removes_only_covered_replicas():
+def test_update_surges_and_removes_only_covered_replicas() -> None:
     desired = assignment(replicas=3, rollout=Rollout(max_surge=1, max_unavailable=0))
     old = [replica(n, desired, status=serving_status(), revision="older") for n in range(3)]
     first = decide(desired.key, cache_of(desired, *old), 1.0)
@@ -99,13 +104,13 @@ def test_update_surges_and_removes_only_covered_replicas():
     assert len(deleted(second, "Replica")) == 1
 
 
-def test_update_removes_old_replicas_that_do_not_serve():
+def test_update_removes_old_replicas_that_do_not_serve() -> None:
     desired = assignment(replicas=2)
     stuck = [replica(n, desired, revision="older") for n in range(2)]
     assert len(deleted(decide(desired.key, cache_of(desired, *stuck), 1.0), "Replica")) == 2
 
 
-def test_update_replaces_exclusive_ordinals_one_at_a_time():
+def test_update_replaces_exclusive_ordinals_one_at_a_time() -> None:
     desired = assignment(replicas=2, ordinals=(0, 1), exclusive=Exclusivity())
     old = [replica(n, desired, status=serving_status(), revision="older") for n in range(2)]
     outcome = decide(desired.key, cache_of(desired, *old), 1.0)
@@ -117,7 +122,9 @@ def _ended(phase: Phase) -> ReplicaStatus:
 
 
 @given(st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.integers(1, 4))
-def test_batch_never_runs_more_than_remaining_completions(done, running, completions, parallelism):
+def test_batch_never_runs_more_than_remaining_completions(
+    done: int, running: int, completions: int, parallelism: int
+) -> None:
     desired = batch_assignment(completions, parallelism)
     there = [replica(n, desired, status=_ended(Phase.SUCCEEDED)) for n in range(done)]
     there += [replica(done + n, desired, status=bound_status()) for n in range(running)]
@@ -127,7 +134,7 @@ def test_batch_never_runs_more_than_remaining_completions(done, running, complet
     assert after <= parallelism
 
 
-def test_batch_beyond_backoff_limit_stops():
+def test_batch_beyond_backoff_limit_stops() -> None:
     desired = batch_assignment(5, 2, backoff_limit=1)
     there = [replica(n, desired, status=_ended(Phase.FAILED)) for n in range(2)]
     there.append(replica(2, desired, status=bound_status()))
@@ -135,7 +142,7 @@ def test_batch_beyond_backoff_limit_stops():
     assert made(outcome, Replica) == [] and deleted(outcome, "Replica") == ["api-us-east-2"]
 
 
-def test_request_follows_attempt_and_is_deleted_when_placed():
+def test_request_follows_attempt_and_is_deleted_when_placed() -> None:
     desired = assignment(replicas=1)
     first = replica(0, desired)
     outcome = decide(desired.key, cache_of(desired, first), 1.0)
@@ -145,8 +152,8 @@ def test_request_follows_attempt_and_is_deleted_when_placed():
     )
     moved = msgspec.structs.replace(first.status.placement, attempt=2)
     second = with_new_revision(first, status=msgspec.structs.replace(first.status, placement=moved))
-    (update,) = decide(desired.key, cache_of(desired, second, request), 2.0).writes
-    assert isinstance(update, Update) and update.object.spec.members[0].attempt == 2
+    update = only(decide(desired.key, cache_of(desired, second, request), 2.0).writes, Update)
+    assert of_type(update.object, SchedulingRequest).spec.members[0].attempt == 2
     placed = with_new_revision(second, status=bound_status(attempt=2))
     assert stage(placed) is Stage.BOUND
     assert deleted(decide(desired.key, cache_of(desired, placed, request), 3.0), "SchedulingRequest") == [
@@ -154,7 +161,13 @@ def test_request_follows_attempt_and_is_deleted_when_placed():
     ]
 
 
-def removals_during_update(*, purpose=Purpose.RECOVERY, max_unavailable=1, pending=True, siblings=()):
+def removals_during_update(
+    *,
+    purpose: Purpose = Purpose.RECOVERY,
+    max_unavailable: int = 1,
+    pending: bool = True,
+    siblings: tuple[Replica, ...] = (),
+) -> list[str]:
     """Removals for three serving replicas of an old revision and one new replica that is pending or starting."""
     desired = assignment(replicas=3, purpose=purpose, disruption=Disruption(max_unavailable=max_unavailable))
     old = [replica(n, desired, status=serving_status(), revision="old") for n in range(3)]
@@ -162,7 +175,7 @@ def removals_during_update(*, purpose=Purpose.RECOVERY, max_unavailable=1, pendi
     return deleted(decide(desired.key, cache_of(desired, *old, beside, *siblings), 1.0), "Replica")
 
 
-def test_recovery_update_without_quota_replaces_in_place():
+def test_recovery_update_without_quota_replaces_in_place() -> None:
     assert len(removals_during_update()) == 1
     assert len(removals_during_update(max_unavailable=2)) == 2
     assert removals_during_update(max_unavailable=0) == [], "the budget is zero"
@@ -170,7 +183,7 @@ def test_recovery_update_without_quota_replaces_in_place():
     assert removals_during_update(purpose=Purpose.NORMAL) == [], "ordinary replicas wait for quota"
 
 
-def test_recovery_update_in_place_counts_unavailable_siblings():
+def test_recovery_update_in_place_counts_unavailable_siblings() -> None:
     ordinary = assignment(replicas=3)
     unready = with_new_revision(replica(7, ordinary, status=bound_status()))
     assert removals_during_update(siblings=(unready,)) == []

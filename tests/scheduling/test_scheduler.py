@@ -223,7 +223,7 @@ def test_unschedulable_request_reports_reason_and_is_placed_on_new_node() -> Non
         assert status.attempts >= 1 and status.next_retry_at and "NodeAdded" in status.retry_on
         await until(lambda: bool(region.cell.objects.list(kind_of(Event))[0]), within_s=5)
         (event, *_) = region.cell.objects.list(kind_of(Event))[0]
-        assert event.reason == Reason.UNSCHEDULABLE and "needs 20 cpu" in event.message
+        assert isinstance(event, Event) and event.reason == Reason.UNSCHEDULABLE and "needs 20 cpu" in event.message
         await asyncio.sleep(30)
         assert not region.bound()
         began = asyncio.get_running_loop().time()

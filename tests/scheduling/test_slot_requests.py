@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import Any
 
 import msgspec
+from tests.expected import present
 from tests.factories import binding, bound_status, cache_of, meta, node, replica, with_new_revision
 
 from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
-from holdfast.model.meta import Key
+from holdfast.model.meta import Key, Object
 from holdfast.model.node import ContactState, Node
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotStatus, SlotAdmissionStatus, SlotConsumer
@@ -25,12 +27,12 @@ def budget(count: int = 4, cpu: str = "2", region: str = "east") -> RecoveryBudg
     return RecoveryBudget(metadata=meta("b"), spec=RecoveryBudgetSpec(region=region, slot_shapes=slots))
 
 
-def nodes(*names: str, **more) -> list[Node]:
+def nodes(*names: str, **more: Any) -> list[Node]:
     return [node(name, zone=f"z{name[0]}", **more) for name in names]
 
 
 class SlotRegion:
-    def __init__(self, *items: object) -> None:
+    def __init__(self, *items: Object) -> None:
         self.cache = cache_of(*items)
 
     def run_controller(self, passes: int = 6) -> dict[str, RecoverySlot]:
@@ -46,22 +48,22 @@ class SlotRegion:
         return {h.metadata.name: h for h in self.cache.list(RecoverySlot)}
 
 
-def test_slots_are_spread_over_zones_and_nodes():
+def test_slots_are_spread_over_zones_and_nodes() -> None:
     found = SlotRegion(budget(), *nodes("a1", "a2", "b1", "b2")).run_controller()
     assert sorted(h.spec.node for h in found.values()) == ["a1", "a2", "b1", "b2"]
 
 
-def test_budget_of_other_region_creates_no_slots():
+def test_budget_of_other_region_creates_no_slots() -> None:
     assert SlotRegion(budget(region="west"), *nodes("a1")).run_controller() == {}
 
 
-def test_slots_are_requested_only_on_nodes_with_room_beside_firm_work():
+def test_slots_are_requested_only_on_nodes_with_room_beside_firm_work() -> None:
     busy = binding(replica(status=bound_status("a1")), "a1", resources={"cpu": "7"})
     found = SlotRegion(budget(), *nodes("a1", "b1"), busy).run_controller()
     assert {h.spec.node for h in found.values()} == {"b1"} and len(found) == 4
 
 
-def test_slot_moves_off_node_out_of_contact_and_back():
+def test_slot_moves_off_node_out_of_contact_and_back() -> None:
     world = SlotRegion(budget(), *nodes("a1", "b1"))
     world.run_controller()
     world.cache.put(with_new_revision(node("a1", zone="za", contact=ContactState.EXPIRED)))
@@ -70,18 +72,18 @@ def test_slot_moves_off_node_out_of_contact_and_back():
     assert sorted(h.spec.node for h in world.run_controller(12).values()) == ["a1", "a1", "b1", "b1"]
 
 
-def test_consumed_slot_on_draining_node_stays_until_claim_is_released():
+def test_consumed_slot_on_draining_node_stays_until_claim_is_released() -> None:
     world = SlotRegion(budget(1), *nodes("a1", "b1"))
     (first,) = world.run_controller().values()
     drawn = msgspec.structs.replace(ADMITTED, consumer=SlotConsumer(replica_uid="u", claim="acme/x.1"))
     world.cache.put(with_new_revision(first, status=drawn))
     world.cache.put(with_new_revision(node(first.spec.node, zone=first.spec.zone, drain=True)))
     assert world.run_controller()[first.metadata.name].spec.node == first.spec.node
-    world.cache.put(with_new_revision(world.cache.get(RecoverySlot, first.metadata.name), status=ADMITTED))
+    world.cache.put(with_new_revision(present(world.cache.get(RecoverySlot, first.metadata.name)), status=ADMITTED))
     assert world.run_controller()[first.metadata.name].spec.node != first.spec.node
 
 
-def test_slot_with_consuming_reservation_on_draining_node_is_kept():
+def test_slot_with_consuming_reservation_on_draining_node_is_kept() -> None:
     world = SlotRegion(budget(1), *nodes("a1", "b1"))
     (first,) = world.run_controller().values()
     intent = Intent(replica_uid="u", template_hash="h", attempt=1)
@@ -92,14 +94,14 @@ def test_slot_with_consuming_reservation_on_draining_node_is_kept():
     assert world.run_controller()[first.metadata.name].spec.node == first.spec.node
 
 
-def test_deleted_budget_deletes_its_slots():
+def test_deleted_budget_deletes_its_slots() -> None:
     world = SlotRegion(budget(), *nodes("a1"))
     assert world.run_controller()
     world.cache.remove(RecoveryBudget, Key("", "b"), int(meta("gone").resource_version))
     assert world.run_controller() == {}
 
 
-def test_pass_with_400_slots_on_600_nodes_takes_under_two_seconds():
+def test_pass_with_400_slots_on_600_nodes_takes_under_two_seconds() -> None:
     """CPU time of a pass is proportional to nodes plus new slots, not to nodes times slots."""
     many = [node(f"{'abc'[n % 3]}{n}", zone=f"z{n % 3}") for n in range(600)]
     world = SlotRegion(budget(count=400, cpu="500m"), *many)

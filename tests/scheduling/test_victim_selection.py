@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,8 +10,8 @@ import pytest
 from tests import factories
 from tests.authority.cell import TENANT
 from tests.controllers.virtual import until
+from tests.insight.test_replay import assert_all_replay
 from tests.scheduling.test_preemption import assigned, binding, nodes, request, waiting
-from tests.scheduling.test_replay import assert_all_replay
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.controllers.informer import Informers
@@ -253,9 +254,13 @@ def test_scheduler_nominates_no_victim_with_unavailable_siblings() -> None:
 
     async def test(region: Region) -> None:
         cell = region.cell
+
+        def is_bound(name: str) -> bool:
+            return name in region.bound()
+
         for name in "abc":
             await waiting(region, name, 1)
-            await until(lambda name=name: f"{name}-0" in region.bound())
+            await until(partial(is_bound, f"{name}-0"))
             await serving(region, name, 0)
             if name != "c":
                 await cell.replica(f"{name}-1")

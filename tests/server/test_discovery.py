@@ -146,7 +146,14 @@ async def test_access_and_token_reviews_match_authorization(api: Api, world: Wor
     assert good.json["status"]["user"]["username"] == "tina"
     bad = await api.post(f"{AUTHN}/tokenreviews", {"spec": {"token": "nonsense"}})
     assert bad.json["status"]["authenticated"] is False
-    for broken in ({}, {"spec": {}}, {"spec": 5}, {"kind": "Other"}, {"spec": {"resourceAttributes": 3}}):
+    bodies: tuple[dict[str, Any], ...] = (
+        {},
+        {"spec": {}},
+        {"spec": 5},
+        {"kind": "Other"},
+        {"spec": {"resourceAttributes": 3}},
+    )
+    for broken in bodies:
         assert (await tim.post(f"{AUTHZ}/selfsubjectaccessreviews", broken)).code == 400, broken
 
 

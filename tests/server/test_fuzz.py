@@ -105,9 +105,29 @@ def seeds_of_bodies() -> list[Any]:
     ]
 
 
-def body_of(chance: random.Random) -> bytes:
-    value = chance.choice(seeds_of_bodies())
-    for _ in range(chance.randrange(4)):
+JSON, MERGE = "application/json", "application/merge-patch+json"
+
+
+def valid_requests(number: int) -> list[tuple[str, str, str, Any]]:
+    """Requests that the server accepts: method, path, type and body."""
+    labels = [{"op": "add", "path": "/metadata/labels/x", "value": "y"}]
+    named = {"metadata": {"name": f"n{number}"}}
+    return [
+        ("POST", WORKLOADS, JSON, workload(f"n{number}")),
+        ("PATCH", f"{WORKLOADS}/web", MERGE, {"spec": {"replicas": number}}),
+        ("PATCH", f"{WORKLOADS}/web", "application/json-patch+json", labels),
+        ("PATCH", f"{WORKLOADS}/web", "application/strategic-merge-patch+json", {"metadata": {"labels": {"a": "b"}}}),
+        ("PATCH", f"{WORKLOADS}/web/scale", MERGE, {"spec": {"replicas": number}}),
+        ("PUT", f"{WORKLOADS}/web", JSON, workload(replicas=number)),
+        ("POST", f"{V1}/tenants", JSON, named),
+        ("POST", "/api/v1/namespaces", JSON, named),
+        ("POST", "/apis/coordination.k8s.io/v1/namespaces/shop/leases", JSON, named),
+        ("DELETE", f"{WORKLOADS}/n{number - 1}", JSON, None),
+    ]
+
+
+def body_of(chance: random.Random, value: Any, mutations: int) -> bytes:
+    for _ in range(mutations):
         value = mutated(chance, value)
     try:
         data = json.dumps(value, ensure_ascii=chance.random() < 0.5).encode()
@@ -125,20 +145,29 @@ def body_of(chance: random.Random) -> bytes:
 
 
 async def storm(api: Api, world: World, seed: int, requests: int) -> None:
+    """Half of the requests are valid ones with up to two errors; in the others no part fits another."""
     chance = random.Random(seed)
+    accepted = dry_runs = 0
     await api.post(WORKLOADS, workload())
     users = [api] * 6 + [api.as_user("tim"), api.as_user("holdfast:controller:workload-status"), api.as_user("")]
     for number in range(requests):
-        method, path = chance.choice(METHODS), chance.choice(PATHS)
-        query = "&".join(chance.sample(QUERIES, chance.randrange(3))).replace(" ", "%20")
+        if chance.random() < 0.5:
+            user, accept = api, chance.choice(["", JSON])
+            method, path, type_, value = chance.choice(valid_requests(number))
+            query = chance.choice(["", "", "dryRun=All", chance.choice(QUERIES)])
+            body = body_of(chance, value, chance.randrange(3)) if value is not None else None
+        else:
+            user, accept, type_ = chance.choice(users), chance.choice(ACCEPTS), chance.choice(TYPES)
+            method, path = chance.choice(METHODS), chance.choice(PATHS)
+            query = "&".join(chance.sample(QUERIES, chance.randrange(3)))
+            has_body = method not in ("GET", "HEAD") or chance.random() < 0.1
+            body = body_of(chance, chance.choice(seeds_of_bodies()), chance.randrange(4)) if has_body else None
+        query = query.replace(" ", "%20")
         if "watch=true" in query:
             query += "&timeoutSeconds=1&resourceVersion=abc"
-        body = body_of(chance) if method not in ("GET", "HEAD") or chance.random() < 0.1 else None
         before = world.objects.head(BY_NAME["Workload"])
         began = world.ports.clock.monotonic()
-        reply = await chance.choice(users).call(
-            method, f"{path}?{query}", body, type=chance.choice(TYPES), accept=chance.choice(ACCEPTS)
-        )
+        reply = await user.call(method, f"{path}?{query}", body, type=type_, accept=accept)
         what = f"seed {seed}, request {number}: {method} {path}?{query} {body!r:.400}"
         assert reply.code < 500, what
         watched = "watch=true" in query and reply.code == 200
@@ -147,7 +176,11 @@ async def storm(api: Api, world: World, seed: int, requests: int) -> None:
             assert reply.json["kind"] == "Status" and reply.json["code"] == reply.code and reply.json["message"], what
             assert world.objects.head(BY_NAME["Workload"]) == before, f"stored something: {what}"
         elif "dryRun=All" in query and method in ("POST", "PUT", "PATCH") and path.startswith(("/api/", "/apis/")):
+            dry_runs += 1
             assert world.objects.head(BY_NAME["Workload"]) == before, f"a dry run stored something: {what}"
+        elif method in ("POST", "PUT", "PATCH"):
+            accepted += 1
+    assert accepted > requests / 50 and dry_runs > requests / 100, "too few requests pass the first checks"
     alive = await api.get("/readyz")
     assert alive.code == 200
 

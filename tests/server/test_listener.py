@@ -161,7 +161,7 @@ async def test_responses_are_single_writes_in_request_order(plain: Listener, mon
             written.append(bytes(data))
             send(data)
 
-        self.transport = _Overheard(transport, write)
+        monkeypatch.setattr(self, "transport", _Overheard(transport, write))
 
     monkeypatch.setattr(listener.Connection, "connection_made", listening)
     client = await Client.to(plain.port)

@@ -65,13 +65,16 @@ async def test_old_update_managers_are_merged_into_one(api: Api) -> None:
 
 # The rules on plain data -----------------------------------------------------------------------------------------
 
-ports = st.fixed_dictionaries({"name": st.sampled_from("hk")}, optional={"port": st.integers(1, 3)})
+ports: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"name": st.sampled_from("hk")}, optional={"port": st.integers(1, 3)}
+)
+port_lists = st.lists(ports, max_size=2, unique_by=lambda port: str(port["name"]))
 templates = st.fixed_dictionaries(
     {},
     optional={
         "env": st.dictionaries(st.sampled_from("xy"), st.sampled_from("12")),
         "command": st.lists(st.sampled_from("pq"), max_size=2),
-        "ports": st.lists(ports, max_size=2, unique_by=lambda port: str(port["name"])),
+        "ports": port_lists,
     },
 )
 recoveries = st.fixed_dictionaries({}, optional={"minServing": st.integers(1, 2)})

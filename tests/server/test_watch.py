@@ -96,6 +96,7 @@ async def test_bookmarks_are_sent_only_on_request(api: Api, monkeypatch: pytest.
         head = int((await api.get(f"{V1}/tenants")).json["metadata"]["resourceVersion"])
         while int((mark := await events.next())["object"]["metadata"]["resourceVersion"]) < head:
             assert mark["type"] == "BOOKMARK"
+        assert mark["type"] == "BOOKMARK"
         assert set(mark["object"]) == {"kind", "apiVersion", "metadata"}
     async with api.watch(f"{WORKLOADS}?watch=true&timeoutSeconds=1") as events:
         await asyncio.wait_for(events.ended.wait(), 5)

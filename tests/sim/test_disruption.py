@@ -47,14 +47,14 @@ class CheckedHistory:
         return new, self.commit(cell, Replica, old, new)
 
 
-def test_evictions_of_two_regions_count_together():
+def test_evictions_of_two_regions_count_together() -> None:
     history = CheckedHistory(1)
     east, west = history.serves("east", 0), history.serves("west", 1)
     assert not history.evict("east", east)[1]
     assert history.evict("west", west)[1], "two evicted at once, budget 1"
 
 
-def test_replica_serving_again_or_deleted_is_not_unavailable():
+def test_replica_serving_again_or_deleted_is_not_unavailable() -> None:
     history = CheckedHistory(1)
     evicted, found = history.evict("east", history.serves("east", 0))
     assert not found
@@ -68,19 +68,19 @@ def test_replica_serving_again_or_deleted_is_not_unavailable():
 @pytest.mark.parametrize(
     "reason", [Reason.NODE_LOST, Reason.EXITED, Reason.RESCHEDULED_BY_REPAIR, Reason.REVISION_REPLACED]
 )
-def test_failures_do_not_count_against_the_budget(reason):
+def test_failures_do_not_count_against_the_budget(reason: Reason) -> None:
     history = CheckedHistory(0)
     assert not history.evict("east", history.serves("east", 0), reason)[1]
 
 
-def test_reclaimable_replica_is_evicted_regardless_of_budget():
+def test_reclaimable_replica_is_evicted_regardless_of_budget() -> None:
     history = CheckedHistory(0)
     assert not history.evict("east", history.serves("east", 0, reclaimable=True), Reason.PREEMPTED)[1]
     assert history.evict("east", history.serves("east", 1))[1]
 
 
 @pytest.mark.slow
-def test_budget_per_region_mutation_violates_budget():
+def test_budget_per_region_mutation_violates_budget() -> None:
     scenario = load_scenario("drained-in-turn")
     with applied_mutation("budget-per-region") as patch:
         (played,) = run_variants(scenario, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.fleet.grants import quota_demand
+from holdfast.fleet.grant_demand import quota_demand
 from holdfast.fleet.ordinals import assign_ordinals
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus
 from holdfast.model.meta import ObjectMeta
@@ -21,7 +21,7 @@ def assignment(region: str, **spec: object) -> Assignment:
         template=Template(resources={"cpu": "1"}),
         epoch=2,
     )
-    spec_object = msgspec.structs.replace(spec_object, **spec)  # type: ignore[arg-type]
+    spec_object = msgspec.structs.replace(spec_object, **spec)
     return Assignment(metadata=ObjectMeta(name=f"job.{region}.normal", namespace="acme"), spec=spec_object)
 
 

@@ -56,7 +56,8 @@ def test_order_is_asyncio_within_a_process_and_seeded_between_processes() -> Non
 
 
 def test_crash_runs_no_cleanup_and_sent_messages_arrive() -> None:
-    loop, recorded = new_loop(), []
+    loop = new_loop()
+    recorded: list[object] = []
     process = Process("cell", 1)
 
     async def work() -> None:
@@ -78,7 +79,8 @@ def test_crash_runs_no_cleanup_and_sent_messages_arrive() -> None:
 
 
 def test_paused_process_runs_its_due_timers_after_resume() -> None:
-    loop, recorded = new_loop(), []
+    loop = new_loop()
+    recorded: list[object] = []
     process = Process("agent", 1)
 
     async def tick() -> None:
@@ -118,7 +120,8 @@ def test_loop_refuses_threads() -> None:
 
 
 def test_sleep_future_is_ordered_with_timers_and_stops_with_its_process() -> None:
-    loop, recorded = new_loop(), []
+    loop = new_loop()
+    recorded: list[object] = []
     process = Process("cell", 1)
 
     async def sleeper() -> None:
@@ -143,7 +146,8 @@ def test_sleep_future_is_ordered_with_timers_and_stops_with_its_process() -> Non
 
 
 def test_callback_from_environment_after_sender_crashed_still_runs() -> None:
-    loop, recorded = new_loop(), []
+    loop = new_loop()
+    recorded: list[object] = []
     process = Process("cell", 1)
 
     def breaks() -> None:

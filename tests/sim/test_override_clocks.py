@@ -19,6 +19,7 @@ from holdfast.sim import parallel_runs, scenario_runs
 from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.expiry import WRITE_DELAY_MAX_S, ExpiryChecker
 from holdfast.sim.mutations import applied_mutation
+from holdfast.sim.scenario_files import load_scenario
 from holdfast.store.contract import Txn
 
 
@@ -26,7 +27,7 @@ from holdfast.store.contract import Txn
 def test_region_trusting_its_wall_clock_violates_s8() -> None:
     parallel_runs.silence_logs()
     with applied_mutation("override-by-wall-clock"):
-        (played,) = scenario_runs.run_variants(scenario_runs.load_scenario("override-by-skewed-clock"), 1)
+        (played,) = scenario_runs.run_variants(load_scenario("override-by-skewed-clock"), 1)
     found = played.outcome.violations
     assert any(violation.invariant == "S8" and "in true time" in violation.message for violation in found), found
 

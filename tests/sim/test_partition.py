@@ -6,9 +6,10 @@ import os
 
 import pytest
 
-from holdfast.sim import failure_report, parallel_runs, scenario_runs
+from holdfast.sim import failure_report, parallel_runs
 from holdfast.sim.checkers.checker_set import CheckerSet
 from holdfast.sim.mutations import applied_mutation
+from holdfast.sim.scenario_files import load_scenario
 from holdfast.sim.simulation import RunOutcome, Simulation
 
 pytestmark = pytest.mark.slow
@@ -18,7 +19,7 @@ SEED = 1
 
 def run_variant(variant: int, seed: int = SEED) -> tuple[RunOutcome, CheckerSet]:
     parallel_runs.silence_logs()
-    declared = scenario_runs.load_scenario("cut-off-provisional")
+    declared = load_scenario("cut-off-provisional")
     _, planned = list(declared.variants())[variant]
     simulation = Simulation(seed, declared.size, enabled=declared.operation_faults, planned=planned)
     checkers = simulation.checkers

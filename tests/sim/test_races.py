@@ -30,7 +30,7 @@ def test_race_fails_only_with_its_mutation_and_deterministically(name: str) -> N
     declared = load_scenario(name)
     (plain,) = scenario_runs.run_variants(declared, seed=1)
     assert plain.ok, "\n".join(plain.failure_lines())
-    failed = []
+    failed: list[scenario_runs.ScenarioRun] = []
     for _ in range(2):
         with applied_mutation(declared.mutation):
             failed += scenario_runs.run_variants(declared, seed=1)

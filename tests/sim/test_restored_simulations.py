@@ -13,8 +13,11 @@ import pytest
 
 from holdfast.authority import restore_records
 from holdfast.sim import parallel_runs
+from holdfast.sim.checkers.convergence import ConvergenceCheck
+from holdfast.sim.hosts import CellHost
 from holdfast.sim.ports import EPOCH_S, random_stream
-from holdfast.sim.simulation import Simulation, SimulationSize
+from holdfast.sim.scenario_files import SimulationSize
+from holdfast.sim.simulation import Simulation
 from holdfast.store.contract import Put, Remove, Txn
 
 SEEDS = range(1, 41 if os.environ.get("HOLDFAST_PROVE") else 5)
@@ -30,14 +33,14 @@ class RestoredSimulation(Simulation):
         self.restored: list[str] = []
         self.attempts = 0
 
-    async def _run_phases(self):
+    async def _run_phases(self) -> tuple[float, ConvergenceCheck | None]:
         restores = [self.loop.create_task(self._restore_later(number)) for number in range(3)]
         try:
             return await super()._run_phases()
         finally:
             await asyncio.gather(*restores)
 
-    async def _converge(self):
+    async def _converge(self) -> tuple[float, ConvergenceCheck | None]:
         """Desired state and backup may differ, so only safety is checked, for two more minutes."""
         await asyncio.sleep(120.0)
         bound = [e.key for host in self.cells() for e in (await host.disk.store.range("/bindings/")).entries]
@@ -58,11 +61,11 @@ class RestoredSimulation(Simulation):
         self.restored.append(host.name)
         host.boot()
 
-    async def _value(self, host, key: str) -> bytes | None:
+    async def _value(self, host: CellHost, key: str) -> bytes | None:
         entry = await host.disk.store.get(key)
         return entry.value if entry is not None else None
 
-    async def _replace(self, host, entries: list[Put]) -> None:
+    async def _replace(self, host: CellHost, entries: list[Put]) -> None:
         """Replaces the whole state in one commit. No watch continues across it."""
         restored_keys = {put.key for put in entries}
         removals = [Remove(e.key) for e in (await host.disk.store.range("")).entries if e.key not in restored_keys]

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from holdfast.sim import failure_report, parallel_runs
-from holdfast.sim.simulation import RunOutcome, Simulation, SimulationSize
+from holdfast.sim.scenario_files import SimulationSize
+from holdfast.sim.simulation import RunOutcome, Simulation
 
 SMALL = SimulationSize(nodes_per_region=2, faults_s=60.0, stable_s=60.0)
 SEED_COUNT = 40 if not os.environ.get("HOLDFAST_PROVE") else 80

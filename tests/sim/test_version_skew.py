@@ -19,6 +19,7 @@ from holdfast.model.template import Template
 from holdfast.sim import failure_report, parallel_runs
 from holdfast.sim.fault_injection import ENABLED_FRACTION, SEPARATELY_DRAWN, FaultInjector, FaultKind
 from holdfast.sim.fault_schedule import ScheduledFault
+from holdfast.sim.hosts import AgentHost, CellHost
 from holdfast.sim.mutations import applied_mutation
 from holdfast.sim.ports import random_stream
 from holdfast.sim.releases import (
@@ -33,7 +34,8 @@ from holdfast.sim.releases import (
     stored_by,
     written_by,
 )
-from holdfast.sim.simulation import RunOutcome, Simulation, SimulationSize
+from holdfast.sim.scenario_files import SimulationSize
+from holdfast.sim.simulation import RunOutcome, Simulation
 from holdfast.store.contract import Put, Txn
 
 SMALL = SimulationSize(nodes_per_region=2, faults_s=60.0, stable_s=60.0)
@@ -135,7 +137,8 @@ def test_upgraded_cell_and_agent_leave_unknown_fields_and_roll_back() -> None:
         )
     with finished(simulation) as outcome:
         assert_ok(outcome)
-        assert all(host.release is ReleaseVersion.CURRENT for host in (*simulation.cells(), *simulation.agents))
+        hosts: list[CellHost | AgentHost] = [*simulation.cells(), *simulation.agents]
+        assert all(host.release is ReleaseVersion.CURRENT for host in hosts)
         east_objects, global_objects = values(simulation, "east"), values(simulation, "global")
     assert simulation.faults.injected_counts[FaultKind.NEXT_RELEASE] == 4
     assert sum(UNKNOWN.encode() in value for value in written) > 50
@@ -160,7 +163,7 @@ def test_mixed_releases_converge(kind: FaultKind, targets: tuple[str, ...]) -> N
     simulation = simulation_of(kind, *targets, for_s=LONG_S, mixed=True)
     with finished(simulation) as outcome:
         assert_ok(outcome)
-        hosts = (*simulation.cells(), *simulation.agents)
+        hosts: list[CellHost | AgentHost] = [*simulation.cells(), *simulation.agents]
         assert {host.name for host in hosts if host.release is not ReleaseVersion.CURRENT} == set(targets)
 
 

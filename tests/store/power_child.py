@@ -12,8 +12,7 @@ import random
 import sys
 from pathlib import Path
 
-import power
-import writing_child
+from tests.store import power, writing_child
 
 from holdfast.store import checkpoint, writer
 from holdfast.store.sqlite import SqliteStore

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
 import pytest_asyncio
 from tests import factories
+from tests.expected import of_type, present
 
 from holdfast.model import codec, kinds, limits
+from holdfast.model.binding import Binding
 from holdfast.model.core import Event
 from holdfast.model.errors import BadRequest, Conflict, Expired, Unavailable
 from holdfast.model.kinds import kind_of
-from holdfast.model.meta import ObjectMeta
-from holdfast.store.contract import Compare, Put, Remove, Txn
+from holdfast.model.meta import Object, ObjectMeta
+from holdfast.model.workload import Workload
+from holdfast.store.contract import Change, Compare, Put, Remove, Store, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 from holdfast.store.sqlite import SqliteStore
+from holdfast.store.streams import ObjectChange
 
 BINDING = kinds.BY_NAME["Binding"]
 WORKLOAD = kinds.BY_NAME["Workload"]
-NODE = kinds.BY_NAME["Node"]
 EVENT = kinds.BY_NAME["Event"]
 
 
@@ -31,9 +36,10 @@ class WatchOnly:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
-        names = "get range commit watch compact read_log trim_log close newest_revision revision_back"
-        for name in names.split():
-            setattr(self, name, getattr(store, name))
+        self.get, self.range, self.commit = store.get, store.range, store.commit
+        self.watch, self.compact = store.watch, store.compact
+        self.read_log, self.trim_log, self.close = store.read_log, store.trim_log, store.close
+        self.newest_revision, self.revision_back = store.newest_revision, store.revision_back
 
     @property
     def head(self) -> int:
@@ -49,14 +55,14 @@ class WatchOnly:
 
 
 @pytest.fixture(params=["memory", "sqlite", "watched"])
-def backing(request, tmp_path):
+def backing(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "sqlite":
         return SqliteStore(tmp_path / "cell.db")
     return MemoryStore() if request.param == "memory" else WatchOnly(MemoryStore())
 
 
 @pytest_asyncio.fixture
-async def objects(backing):
+async def objects(backing: Store) -> AsyncIterator[Objects]:
     made = Objects(backing, MemoryStore(keep=limits.EVENTS_MAX))
     await made.start()
     yield made
@@ -64,38 +70,38 @@ async def objects(backing):
     await backing.close()
 
 
-def put(item) -> Put:
+def put(item: Object) -> Put:
     kind, meta = kind_of(item), item.metadata
     fresh = msgspec.structs.replace(item, metadata=msgspec.structs.replace(meta, resource_version=""))
     return Put(kind.store_key(meta.namespace, meta.name), codec.encode(fresh), fresh)
 
 
-async def save(objects: Objects, *items) -> int:
+async def save(objects: Objects, *items: Object) -> int:
     return (await objects.commit(kind_of(items[0]), Txn(writes=tuple(map(put, items))))).revision
 
 
-async def drop(objects: Objects, *items) -> int:
+async def drop(objects: Objects, *items: Object) -> int:
     keys = [kind_of(item).store_key(item.metadata.namespace, item.metadata.name) for item in items]
     return (await objects.commit(kind_of(items[0]), Txn(writes=tuple(map(Remove, keys))))).revision
 
 
-def binding(name: str, node: str, namespace: str = "acme"):
+def binding(name: str, node: str, namespace: str = "acme") -> Binding:
     made = factories.binding(factories.replica(status=factories.bound_status(node, name=name)), node)
     return msgspec.structs.replace(made, metadata=ObjectMeta(name=name, namespace=namespace, uid=f"uid-{name}"))
 
 
-def names(items) -> list[str]:
+def names(items: Iterable[Object]) -> list[str]:
     return [item.metadata.name for item in items]
 
 
-async def read(stream, count: int):
-    found = []
+async def read(stream: AsyncIterator[Sequence[ObjectChange]], count: int) -> list[ObjectChange]:
+    found: list[ObjectChange] = []
     while len(found) < count:
         found += await asyncio.wait_for(anext(stream), 5)
     return found
 
 
-async def is_quiet(stream) -> bool:
+async def is_quiet(stream: AsyncIterator[Sequence[ObjectChange]]) -> bool:
     try:
         await asyncio.wait_for(anext(stream), 0.05)
     except TimeoutError:
@@ -103,23 +109,23 @@ async def is_quiet(stream) -> bool:
     return False
 
 
-async def test_commit_is_readable_when_it_returns(objects):
+async def test_commit_is_readable_when_it_returns(objects: Objects) -> None:
     for i in range(20):
         revision = await save(objects, factories.workload(replicas=i))
-        found = objects.get(WORKLOAD, "acme", "api")
+        found = of_type(objects.get(WORKLOAD, "acme", "api"), Workload)
         assert (found.spec.replicas, found.revision, objects.head(WORKLOAD)) == (i, revision, revision)
-        entry = objects.entry(WORKLOAD, "acme", "api")
+        entry = present(objects.entry(WORKLOAD, "acme", "api"))
         assert codec.decode(WORKLOAD, entry.value, entry.revision) == found
     await drop(objects, factories.workload())
     assert objects.get(WORKLOAD, "acme", "api") is None
 
 
-async def test_commit_with_failed_compare_raises_conflict(objects):
+async def test_commit_with_failed_compare_raises_conflict(objects: Objects) -> None:
     with pytest.raises(Conflict):
         await objects.commit(None, Txn((Compare("/workloads/acme/api", 7),), (put(factories.workload()),)))
 
 
-async def test_list_is_in_key_order_and_filtered(objects):
+async def test_list_is_in_key_order_and_filtered(objects: Objects) -> None:
     await save(objects, *(binding(f"b{i}", f"n{i % 3}", ns) for ns in ("zeta", "acme") for i in range(6)))
     listed, revision = objects.list(BINDING)
     assert revision == objects.head(BINDING)
@@ -138,21 +144,21 @@ async def test_list_is_in_key_order_and_filtered(objects):
         objects.list(BINDING, fields={"colour": "red"})
 
 
-async def test_modified_list_does_not_affect_next_list(objects):
+async def test_modified_list_does_not_affect_next_list(objects: Objects) -> None:
     await save(objects, binding("a", "n1"), binding("b", "n1"), binding("b", "n1", "zeta"))
     for _ in range(2):
         listed, _ = objects.list(BINDING, "acme")
         assert names(listed) == ["a", "b"]
         listed.clear()
     await save(objects, binding("b", "n2"))
-    assert [item.spec.node for item in objects.list(BINDING, "acme")[0]] == ["n1", "n2"]
+    assert [of_type(item, Binding).spec.node for item in objects.list(BINDING, "acme")[0]] == ["n1", "n2"]
     await drop(objects, binding("a", "n1"))
     assert (names(objects.list(BINDING, "acme")[0]), len(objects.list(BINDING)[0])) == (["b"], 2)
     await save(objects, binding("c", "n1"))
     assert names(objects.list(BINDING, "acme")[0]) == ["b", "c"]
 
 
-async def test_index_follows_changes(objects):
+async def test_index_follows_changes(objects: Objects) -> None:
     await save(objects, binding("b", "n1"))
     await save(objects, binding("b", "n2"))
     assert objects.list(BINDING, fields={"node": "n1"})[0] == []
@@ -161,7 +167,7 @@ async def test_index_follows_changes(objects):
     assert objects.list(BINDING, fields={"node": "n2"})[0] == []
 
 
-async def test_stream_after_list_delivers_exactly_later_changes(objects):
+async def test_stream_after_list_delivers_exactly_later_changes(objects: Objects) -> None:
     await save(objects, factories.workload("one"))
     listed, revision = objects.list(WORKLOAD)
     stream = objects.stream(WORKLOAD, after=revision)
@@ -180,19 +186,19 @@ async def test_stream_after_list_delivers_exactly_later_changes(objects):
     assert codec.decode(WORKLOAD, changes[2].value, changes[0].revision) == changes[0].new
     assert await is_quiet(stream)
     await save(objects, factories.workload("three"))
-    assert [c.new.metadata.name for c in await read(stream, 1)] == ["three"]
+    assert [present(c.new).metadata.name for c in await read(stream, 1)] == ["three"]
 
 
-async def test_namespace_stream_delivers_only_its_namespace(objects):
+async def test_namespace_stream_delivers_only_its_namespace(objects: Objects) -> None:
     stream = objects.stream(WORKLOAD, "acme", after=0)
     await save(objects, factories.workload("x", "other"), factories.workload("a"), factories.workload("y", "other"))
-    assert [c.new.metadata.name for c in await read(stream, 1)] == ["a"]
+    assert [present(c.new).metadata.name for c in await read(stream, 1)] == ["a"]
     await save(objects, factories.workload("z", "other"), factories.workload("b"))
-    assert [c.new.metadata.name for c in await read(stream, 1)] == ["b"]
+    assert [present(c.new).metadata.name for c in await read(stream, 1)] == ["b"]
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "caught-up"])
-async def test_field_stream_reports_objects_that_start_or_stop_matching(objects, live):
+async def test_field_stream_reports_objects_that_start_or_stop_matching(objects: Objects, live: bool) -> None:
     start = await save(objects, binding("other", "n9"))
     one = objects.stream(BINDING, after=start, fields={"node": "n1"})
     if live:
@@ -203,32 +209,32 @@ async def test_field_stream_reports_objects_that_start_or_stop_matching(objects,
     back = await save(objects, binding("b", "n1"))
     gone = await drop(objects, binding("b", "n1"))
     changes = await read(one, 5)
-    seen = [(c.new and c.new.spec.node, c.old and c.old.spec.node) for c in changes]
+    seen = [(c.new and of_type(c.new, Binding).spec.node, c.old and of_type(c.old, Binding).spec.node) for c in changes]
     assert seen == [("n1", None), ("n1", "n1"), (None, "n1"), ("n1", None), (None, "n1")]
     assert [c.revision for c in changes[2:]] == [moved, back, gone]
     assert codec.decode(BINDING, changes[2].value, moved).spec.node == "n1"
     assert await is_quiet(one)
 
 
-async def test_field_change_is_delivered_only_to_matching_streams(objects):
+async def test_field_change_is_delivered_only_to_matching_streams(objects: Objects) -> None:
     streams = [objects.stream(BINDING, after=0, fields={"node": f"n{i}"}) for i in range(200)]
     for stream in streams:
         assert await asyncio.wait([asyncio.ensure_future(anext(stream))], timeout=0)
     await save(objects, binding("b", "n7"))
-    unread = [len(stream._live.unread) for stream in streams]
+    unread = [len(present(stream._live).unread) for stream in streams]
     assert sum(unread) <= 1
     assert unread[7] == sum(unread)
 
 
-async def test_stream_with_several_fields_requires_all(objects):
+async def test_stream_with_several_fields_requires_all(objects: Objects) -> None:
     stream = objects.stream(BINDING, "acme", after=0, fields={"node": "n1", "metadata.name": "b"})
     await save(objects, binding("a", "n1"), binding("b", "n1", "zeta"), binding("b", "n2"))
     await save(objects, binding("b", "n1"))
     (change,) = await read(stream, 1)
-    assert (change.new.spec.node, change.old) == ("n1", None)
+    assert (of_type(change.new, Binding).spec.node, change.old) == ("n1", None)
 
 
-async def test_slow_stream_reader_gets_expired(objects, monkeypatch):
+async def test_slow_stream_reader_gets_expired(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.store.streams.WATCHER_BACKLOG_EVENTS_MAX", 50)
     slow, quick = objects.stream(WORKLOAD, after=0), objects.stream(WORKLOAD, after=0)
     assert await is_quiet(slow) and await is_quiet(quick)
@@ -241,19 +247,21 @@ async def test_slow_stream_reader_gets_expired(objects, monkeypatch):
         await anext(slow)
 
 
-async def test_stream_resumes_from_any_revision(objects, monkeypatch):
+async def test_stream_resumes_from_any_revision(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects._durable.cache(WORKLOAD).recent, "_keep_events", 5)
     revisions = [await save(objects, factories.workload(replicas=i), factories.node(f"n{i}")) for i in range(20)]
     for after in (0, revisions[2], revisions[17], revisions[19]):
         stream = objects.stream(WORKLOAD, after=after)
         expected = [i for i, revision in enumerate(revisions) if revision > after]
         changes = await read(stream, len(expected))
-        assert [c.new.spec.replicas for c in changes] == expected
-        assert [c.old and c.old.spec.replicas for c in changes] == [i - 1 if i else None for i in expected]
+        assert [of_type(c.new, Workload).spec.replicas for c in changes] == expected
+        assert [c.old and of_type(c.old, Workload).spec.replicas for c in changes] == [
+            i - 1 if i else None for i in expected
+        ]
         assert await is_quiet(stream)
 
 
-async def test_stream_of_unchanged_kind_is_live_at_once(objects, backing):
+async def test_stream_of_unchanged_kind_is_live_at_once(objects: Objects, backing: Store) -> None:
     """History before this process started has no change of the kind."""
     for i in range(5):
         await save(objects, factories.node(f"n{i}"))
@@ -267,7 +275,7 @@ async def test_stream_of_unchanged_kind_is_live_at_once(objects, backing):
     await second.close()
 
 
-async def test_stream_from_compacted_revision_expires(objects):
+async def test_stream_from_compacted_revision_expires(objects: Objects) -> None:
     for i in range(5):
         await save(objects, factories.workload(replicas=i))
     objects._durable.cache(WORKLOAD).recent.drop_through(objects.head(WORKLOAD))
@@ -276,7 +284,7 @@ async def test_stream_from_compacted_revision_expires(objects):
         await anext(objects.stream(WORKLOAD, after=1))
 
 
-async def test_closed_stream_releases_its_subscription(objects):
+async def test_closed_stream_releases_its_subscription(objects: Objects) -> None:
     streams = objects._durable.cache(BINDING).streams
     kept, dropped = (objects.stream(BINDING, after=0, fields={"node": "n1"}) for _ in range(2))
     assert await is_quiet(kept) and await is_quiet(dropped)
@@ -288,7 +296,7 @@ async def test_closed_stream_releases_its_subscription(objects):
     assert streams._by_field == {}
 
 
-async def test_pages_of_past_revision_show_one_state(objects):
+async def test_pages_of_past_revision_show_one_state(objects: Objects) -> None:
     await save(objects, *(factories.workload(f"w{i}") for i in range(7)))
     first = await objects.page(WORKLOAD, "acme", at=None, after="", limit=3)
     assert (names(first.items), first.more, first.remaining) == (["w0", "w1", "w2"], True, 4)
@@ -304,12 +312,12 @@ async def test_pages_of_past_revision_show_one_state(objects):
         assert page.remaining > 0
         after = WORKLOAD.store_key("acme", page.items[-1].metadata.name)
     assert names(found) == [f"w{i}" for i in range(7)]
-    assert found[3].spec.replicas == 3 and found[3].revision <= first.revision
+    assert of_type(found[3], Workload).spec.replicas == 3 and found[3].revision <= first.revision
     assert found[4] is objects.get(WORKLOAD, "acme", "w4")
     assert (await objects.page(WORKLOAD, at=None, after="", limit=0)).remaining == 0
 
 
-async def test_wait_for_revision_returns_when_reached_or_timed_out(objects):
+async def test_wait_for_revision_returns_when_reached_or_timed_out(objects: Objects) -> None:
     head = await save(objects, factories.workload())
     assert await objects.wait_for(WORKLOAD, head, timeout_s=0.01)
     assert not await objects.wait_for(WORKLOAD, head + 1, timeout_s=0.01)
@@ -319,7 +327,7 @@ async def test_wait_for_revision_returns_when_reached_or_timed_out(objects):
     assert await waiting
 
 
-async def test_wait_for_revision_cancelled_with_result_is_cancelled(objects):
+async def test_wait_for_revision_cancelled_with_result_is_cancelled(objects: Objects) -> None:
     """Cancelled in the same iteration of the event loop as the result: a swallowed cancellation would never end the
     task.
     """
@@ -335,7 +343,7 @@ async def test_wait_for_revision_cancelled_with_result_is_cancelled(objects):
     assert waiting.cancelled()
 
 
-async def test_events_are_in_volatile_store_with_own_revisions(objects):
+async def test_events_are_in_volatile_store_with_own_revisions(objects: Objects) -> None:
     await save(objects, factories.workload(), factories.node())
     event = Event(metadata=ObjectMeta(name="e", namespace="acme", uid="1"), reason="Tested")
     assert await save(objects, event) == 1
@@ -345,7 +353,7 @@ async def test_events_are_in_volatile_store_with_own_revisions(objects):
     assert change.new == objects.get(EVENT, "acme", "e")
 
 
-async def test_second_objects_on_store_loads_same_state(objects, backing):
+async def test_second_objects_on_store_loads_same_state(objects: Objects, backing: Store) -> None:
     await save(objects, *(binding(f"b{i}", "n1") for i in range(5)))
     second = Objects(backing, MemoryStore())
     await second.start()
@@ -353,13 +361,13 @@ async def test_second_objects_on_store_loads_same_state(objects, backing):
     assert second.list(BINDING, fields={"node": "n1"}) == objects.list(BINDING, fields={"node": "n1"})
     stream = second.stream(BINDING, after=second.head(BINDING))
     await save(objects, binding("b9", "n1"))
-    assert [c.new.metadata.name for c in await read(stream, 1)] == ["b9"]
+    assert [present(c.new).metadata.name for c in await read(stream, 1)] == ["b9"]
     await second.close()
 
 
-async def test_close_ends_streams_and_reads(objects):
+async def test_close_ends_streams_and_reads(objects: Objects) -> None:
     stream = objects.stream(WORKLOAD, after=0)
-    waiting = asyncio.create_task(anext(stream))
+    waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     await objects.close()
     with pytest.raises(Unavailable):
@@ -368,7 +376,7 @@ async def test_close_ends_streams_and_reads(objects):
         objects.list(WORKLOAD)
 
 
-async def test_objects_reload_after_expired_watch():
+async def test_objects_reload_after_expired_watch() -> None:
     class Forgetful(WatchOnly):
         """Its first watch ends with `Expired` on request of the test."""
 
@@ -379,7 +387,7 @@ async def test_objects_reload_after_expired_watch():
             super().__init__(store)
             self.watch = self._watch
 
-        async def _watch(self, prefix: str, *, after: int):
+        async def _watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
             if not self.expired:
                 self.expired = True
                 await self.forget.wait()

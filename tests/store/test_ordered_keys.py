@@ -16,7 +16,7 @@ key = st.text(alphabet="ab/é\U0010ffff", max_size=5)
 
 
 @given(first=st.sets(key), steps=st.lists(key, max_size=60), prefix=key, after=key)
-def test_ordered_keys_behave_like_sorted_set(first, steps, prefix, after):
+def test_ordered_keys_behave_like_sorted_set(first: set[str], steps: list[str], prefix: str, after: str) -> None:
     size, ordered_keys.BUCKET_KEYS = ordered_keys.BUCKET_KEYS, 3
     try:
         keys, expected = OrderedKeys(first), sorted(first)
@@ -35,14 +35,14 @@ def test_ordered_keys_behave_like_sorted_set(first, steps, prefix, after):
 
 
 @given(prefix=st.text(max_size=4), rest=st.text(max_size=3), other=st.text(max_size=6))
-def test_upper_bound_separates_prefix_from_larger_keys(prefix, rest, other):
+def test_upper_bound_separates_prefix_from_larger_keys(prefix: str, rest: str, other: str) -> None:
     bound = upper_bound(prefix)
     assert bound is None or prefix + rest < bound
     if bound is not None and other >= prefix and not other.startswith(prefix):
         assert other >= bound
 
 
-async def test_bounded_store_removes_least_recently_written_keys():
+async def test_bounded_store_removes_least_recently_written_keys() -> None:
     store = MemoryStore(keep=3)
     for name in ("a", "b", "c", "a", "d"):
         await store.commit(Txn(writes=(Put(f"/{name}", b""),)))

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.expected import present
 from tests.store.witness import Witness
 
 from holdfast.model.errors import StoreFailed
@@ -25,18 +26,18 @@ def start(path: Path, *arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-async def test_sigkill_at_any_moment_loses_no_acknowledged_commit(tmp_path):
+async def test_sigkill_at_any_moment_loses_no_acknowledged_commit(tmp_path: Path) -> None:
     path, witness, chance = tmp_path / "cell.db", Witness(), random.Random(11)
     for kill in range(KILLS):
         child = start(path, kill)
-        lines = [child.stdout.readline()]
+        lines = [present(child.stdout).readline()]
         assert lines[0].startswith("open")
         deadline = time.monotonic() + chance.uniform(0.0, 0.15)
         while time.monotonic() < deadline:
-            lines.append(child.stdout.readline())
+            lines.append(present(child.stdout).readline())
         child.kill()
-        lines += child.stdout.read().splitlines(keepends=True)
-        child.stdout.close()
+        lines += present(child.stdout).read().splitlines(keepends=True)
+        present(child.stdout).close()
         child.wait()
         # The last line may be truncated.
         witness.read([line for line in lines if line.endswith("\n")])
@@ -44,7 +45,7 @@ async def test_sigkill_at_any_moment_loses_no_acknowledged_commit(tmp_path):
     assert witness.acknowledgements > KILLS
 
 
-async def test_full_disk_stops_store_without_losing_commits(tmp_path):
+async def test_full_disk_stops_store_without_losing_commits(tmp_path: Path) -> None:
     path, witness = tmp_path / "cell.db", Witness()
     child = start(path, "full", 300_000)
     lines = child.communicate(timeout=60)[0].splitlines(keepends=True)
@@ -55,12 +56,12 @@ async def test_full_disk_stops_store_without_losing_commits(tmp_path):
     await witness.check(path)
 
 
-async def test_second_process_on_store_file_is_refused(tmp_path):
+async def test_second_process_on_store_file_is_refused(tmp_path: Path) -> None:
     child = start(tmp_path / "cell.db", "lock")
-    assert child.stdout.readline().startswith("open")
+    assert present(child.stdout).readline().startswith("open")
     with pytest.raises(StoreFailed, match=f"in use by process {child.pid}"):
         SqliteStore(tmp_path / "cell.db")
     child.kill()
-    child.stdout.close()
+    present(child.stdout).close()
     child.wait()
     await SqliteStore(tmp_path / "cell.db").close()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import apsw
 import pytest
+from tests.expected import present
 
 from holdfast.model.errors import StoreFailed
-from holdfast.store.contract import Append, Put, Remove, Txn
+from holdfast.store.contract import Append, Change, Put, Remove, Txn
 from holdfast.store.sqlite import SqliteStore
 
 
-async def fill(store, count: int, keys: int = 10) -> None:
+async def fill(store: SqliteStore, count: int, keys: int = 10) -> None:
     await asyncio.gather(*(store.commit(Txn(writes=(Put(f"/k/{i % keys}", b"%d" % i),))) for i in range(count)))
 
 
-async def test_second_store_on_file_is_refused_naming_holder(tmp_path):
+async def test_second_store_on_file_is_refused_naming_holder(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "cell.db")
     with pytest.raises(StoreFailed, match="in use by process"):
         SqliteStore(tmp_path / "cell.db")
@@ -24,7 +26,7 @@ async def test_second_store_on_file_is_refused_naming_holder(tmp_path):
     await SqliteStore(tmp_path / "cell.db").close()
 
 
-async def test_foreign_file_is_refused_and_not_modified(tmp_path):
+async def test_foreign_file_is_refused_and_not_modified(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("these are notes, not a database\n" * 100)
     with pytest.raises(StoreFailed, match="not a Holdfast store"):
@@ -46,7 +48,7 @@ async def test_foreign_file_is_refused_and_not_modified(tmp_path):
         SqliteStore(tmp_path)
 
 
-async def test_file_of_other_schema_version_is_refused(tmp_path):
+async def test_file_of_other_schema_version_is_refused(tmp_path: Path) -> None:
     await SqliteStore(tmp_path / "cell.db").close()
     connection = apsw.Connection(str(tmp_path / "cell.db"))
     connection.execute("PRAGMA user_version = 99")
@@ -55,7 +57,7 @@ async def test_file_of_other_schema_version_is_refused(tmp_path):
         SqliteStore(tmp_path / "cell.db")
 
 
-async def test_damaged_file_is_refused(tmp_path):
+async def test_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cell.db"
     store = SqliteStore(path)
     await fill(store, 500, keys=500)
@@ -68,7 +70,7 @@ async def test_damaged_file_is_refused(tmp_path):
         SqliteStore(path)
 
 
-async def test_schema_refuses_second_write_on_same_state(tmp_path):
+async def test_schema_refuses_second_write_on_same_state(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 3, keys=1)
     await store.close()
@@ -78,7 +80,7 @@ async def test_schema_refuses_second_write_on_same_state(tmp_path):
     connection.close()
 
 
-async def test_store_uses_wal_and_full_synchronous(tmp_path):
+async def test_store_uses_wal_and_full_synchronous(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "cell.db")
     connection = store._writer._connection
     assert connection.pragma("journal_mode") == "wal"
@@ -86,7 +88,7 @@ async def test_store_uses_wal_and_full_synchronous(tmp_path):
     await store.close()
 
 
-async def test_visible_revision_is_on_disk(tmp_path):
+async def test_visible_revision_is_on_disk(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "cell.db")
     disk = apsw.Connection(str(tmp_path / "cell.db"), flags=apsw.SQLITE_OPEN_READONLY)
     writing = [asyncio.create_task(fill(store, 40)) for _ in range(4)]
@@ -100,12 +102,12 @@ async def test_visible_revision_is_on_disk(tmp_path):
     await store.close()
 
 
-async def test_failed_write_stops_store_for_all_callers(tmp_path):
+async def test_failed_write_stops_store_for_all_callers(tmp_path: Path) -> None:
     """A row inserted behind the store's back violates the schema; it stands for any disk error."""
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 3, keys=1)
     watch = store.watch("", after=store.head)
-    waiting = asyncio.create_task(anext(watch))
+    waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
     intruder = apsw.Connection(str(tmp_path / "cell.db"))
     intruder.execute("INSERT INTO history VALUES (4, '/intruder', x'00', 4, 0, 4)")
@@ -119,17 +121,19 @@ async def test_failed_write_stops_store_for_all_callers(tmp_path):
     await store.close()
 
 
-async def test_cancelled_caller_does_not_cancel_its_commit(tmp_path):
+async def test_cancelled_caller_does_not_cancel_its_commit(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "cell.db")
     leaving = asyncio.create_task(store.commit(Txn(writes=(Put("/k", b"1"),))))
     await asyncio.sleep(0)
     leaving.cancel()
     await store.commit(Txn(writes=(Put("/l", b"2"),)))
-    assert (await store.get("/k")).value == b"1"
+    assert present(await store.get("/k")).value == b"1"
     await store.close()
 
 
-async def test_compaction_deletes_rows_in_steps_and_survives_restart(tmp_path, monkeypatch):
+async def test_compaction_deletes_rows_in_steps_and_survives_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.store.sqlite.COMPACT_CHUNK_REVISIONS", 50)
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 400)
@@ -152,7 +156,7 @@ async def test_compaction_deletes_rows_in_steps_and_survives_restart(tmp_path, m
     connection.close()
 
 
-async def test_log_is_trimmed_in_steps(tmp_path, monkeypatch):
+async def test_log_is_trimmed_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.store.sqlite.COMPACT_CHUNK_REVISIONS", 7)
     store = SqliteStore(tmp_path / "cell.db")
     await store.commit(Txn(appends=tuple(Append("audit", b"%d" % i) for i in range(50))))
@@ -161,19 +165,18 @@ async def test_log_is_trimmed_in_steps(tmp_path, monkeypatch):
     await store.close()
 
 
-async def test_watch_continues_from_disk_to_memory_without_gap(tmp_path, monkeypatch):
+async def test_watch_continues_from_disk_to_memory_without_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.store.sqlite.WATCH_RING_EVENTS", 40)
     monkeypatch.setattr("holdfast.store.feed.WATCH_CHUNK_EVENTS", 16)
     monkeypatch.setattr("holdfast.store.history.WATCH_CHUNK_EVENTS", 16)
     store = SqliteStore(tmp_path / "cell.db")
-    watch, seen = store.watch("", after=0), []
+    watch = store.watch("", after=0)
+    seen: list[Change] = []
     for round_ in range(10):
         await fill(store, 30 + round_)
         if round_ % 3 == 0:
             while not seen or seen[-1].revision < store.head:
                 seen += await anext(watch)
-    while seen[-1].revision < store.head:
-        seen += await anext(watch)
     assert [change.revision for change in seen] == list(range(1, store.head + 1))
     assert all(change.previous is None or change.previous.revision < change.revision for change in seen)
     await store.close()

@@ -18,7 +18,7 @@ import pytest
 from tests.store.power import Disk, Event
 from tests.store.witness import Witness
 
-CHILD = Path(__file__).with_name("power_child.py")
+ROOT = Path(__file__).parents[2]
 LOSSES = int(os.environ.get("HOLDFAST_POWER_LOSSES", "1000"))
 LOSSES_PER_LIFE = 100
 COMMITS_PER_LIFE = 120
@@ -30,8 +30,10 @@ def live(folder: Path, seed: int, synchronous: str = "FULL") -> list[Event]:
     """Runs one process on the files in `folder` and returns its disk record."""
     record = folder.with_name("record")
     arguments = [folder / "cell.db", record, seed, COMMITS_PER_LIFE, synchronous]
-    subprocess.run([sys.executable, str(CHILD), *map(str, arguments)], check=True, timeout=120)
-    return pickle.loads(record.read_bytes())
+    command = [sys.executable, "-m", "tests.store.power_child", *map(str, arguments)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    events: list[Event] = pickle.loads(record.read_bytes())
+    return events
 
 
 class PowerLossRun:

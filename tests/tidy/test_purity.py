@@ -46,11 +46,12 @@ def test_decisions_import_no_effects(root: Path, sources: dict[Path, ast.Module]
     found = []
     for name, tree in pure_sources(root, sources).items():
         for node in ast.walk(tree):
-            modules = []
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 modules = [node.module or ""]
+            else:
+                continue
             found += [f"{name}:{node.lineno} imports {m}" for m in modules if m.split(".")[0] in EFFECT_MODULES]
     assert not found, found
 

@@ -27,9 +27,13 @@ class Ids(Protocol):
 class Ports(Protocol):
     """The ports of one process."""
 
-    clock: Clock
-    ids: Ids
     random: random.Random
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def ids(self) -> Ids: ...
 
 
 class SystemClock:

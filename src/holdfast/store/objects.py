@@ -118,7 +118,7 @@ class Objects:
 
     def stream(
         self, kind: Kind, namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Sequence[ObjectChange]]:
+    ) -> ObjectStream:
         """Changes after a revision. Raises Expired if they are compacted or the reader fell too far behind."""
         cache = self._cache(kind)
         return ObjectStream(self._follower(kind), cache, _filter(cache, namespace, fields), after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.counted_store import CountedStore
+from tests.store.conformance.conftest import Subject
 
 from holdfast.model.errors import BadRequest, Conflict, Expired
 from holdfast.store.contract import Append, Change, Compare, Put, Remove, StoredEntry, Txn
@@ -144,7 +146,8 @@ class Run:
             assert found == self.reference.state(at).get(key)
 
     async def pages(self, prefix: str, where: float, limit: int) -> None:
-        at, after, found, more = self._at(where), "", [], True
+        at, after, more = self._at(where), "", True
+        found: list[StoredEntry] = []
         while more:
             try:
                 page = await self.store.range(prefix, at=at, after=after, limit=limit)
@@ -189,13 +192,13 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def runner():
+def runner() -> Iterator[asyncio.Runner]:
     """One event loop for all examples: a gRPC channel needs the loop it was created on."""
     with asyncio.Runner() as made:
         yield made
 
 
-def check(runner, subject, operations):
+def check(runner: asyncio.Runner, subject: Subject, operations: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as place:
         runner.run(Run(subject, Path(place)).all(operations))
 
@@ -208,7 +211,9 @@ histories = st.lists(operation, min_size=8, max_size=40)
 @settings(max_examples=400 if PROVE else 40, deadline=None, suppress_health_check=quiet)
 @given(operations=histories)
 @pytest.mark.parametrize("subject", ["memory", "sqlite"], indirect=True)
-def test_random_operations_match_reference(runner, subject, operations):
+def test_random_operations_match_reference(
+    runner: asyncio.Runner, subject: Subject, operations: list[tuple[Any, ...]]
+) -> None:
     check(runner, subject, operations)
 
 
@@ -216,5 +221,7 @@ def test_random_operations_match_reference(runner, subject, operations):
 @given(operations=histories)
 @pytest.mark.slow
 @pytest.mark.parametrize("subject", ["etcd", "etcd-3", "etcd-3.5"], indirect=True)
-def test_random_operations_on_cluster_match_reference(runner, subject, operations):
+def test_random_operations_on_cluster_match_reference(
+    runner: asyncio.Runner, subject: Subject, operations: list[tuple[Any, ...]]
+) -> None:
     check(runner, subject, operations)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
+from tests.expected import present
+from tests.store.conformance.conftest import Subject
 
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Conflict, Expired, Unavailable
-from holdfast.store.contract import Append, Compare, Put, Remove, Store, Txn
+from holdfast.store.contract import Append, Change, Compare, Put, Remove, Store, StoredEntry, Txn
 
 
 def puts(*pairs: tuple[str, bytes]) -> Txn:
@@ -19,11 +23,11 @@ async def put(store: Store, key: str, value: bytes = b"x") -> int:
     return (await store.commit(puts((key, value)))).revision
 
 
-async def next_item(watch):
+async def next_item(watch: AsyncIterator[Sequence[Change]]) -> Sequence[Change]:
     return await asyncio.wait_for(anext(watch), 5)
 
 
-async def is_quiet(watch) -> bool:
+async def is_quiet(watch: AsyncIterator[Sequence[Change]]) -> bool:
     """Whether a watch has nothing to deliver, on a store that has published everything."""
     try:
         await asyncio.wait_for(anext(watch), 0.05)
@@ -32,8 +36,8 @@ async def is_quiet(watch) -> bool:
     return False
 
 
-async def collect(watch, through: int):
-    changes = []
+async def collect(watch: AsyncIterator[Sequence[Change]], through: int) -> list[Change]:
+    changes: list[Change] = []
     while not changes or changes[-1].revision < through:
         changes += await next_item(watch)
     return changes
@@ -42,52 +46,52 @@ async def collect(watch, through: int):
 # Revisions
 
 
-async def test_new_store_is_empty_at_revision_0(store):
+async def test_new_store_is_empty_at_revision_0(store: Store) -> None:
     assert (store.head, store.compacted) == (0, 0)
     page = await store.range("")
     assert (page.entries, page.revision, page.more) == ((), 0, False)
 
 
-async def test_revisions_are_positive_and_increase(store):
+async def test_revisions_are_positive_and_increase(store: Store) -> None:
     revisions = [await put(store, f"/k/{i % 3}") for i in range(10)]
     assert revisions[0] > 0
     assert revisions == sorted(set(revisions))
     assert store.head == revisions[-1]
 
 
-async def test_each_write_has_revision_in_write_order(store):
+async def test_each_write_has_revision_in_write_order(store: Store) -> None:
     committed = await store.commit(puts(("/b", b"1"), ("/a", b"2"), ("/c", b"3")))
     assert len(committed.revisions) == 3
     assert list(committed.revisions) == sorted(committed.revisions)
     assert len(set(committed.revisions)) == 3
     assert committed.revision == committed.revisions[-1] == store.head
-    assert (await store.get("/a")).revision == committed.revisions[1]
+    assert present(await store.get("/a")).revision == committed.revisions[1]
 
 
-async def test_created_revision_is_that_of_first_write_since_removal(store):
+async def test_created_revision_is_that_of_first_write_since_removal(store: Store) -> None:
     first = await put(store, "/k")
     second = await put(store, "/k", b"y")
-    entry = await store.get("/k")
+    entry = present(await store.get("/k"))
     assert (entry.created, entry.revision, entry.value) == (first, second, b"y")
     await store.commit(Txn(writes=(Remove("/k"),)))
     again = await put(store, "/k")
-    assert (await store.get("/k")).created == again
+    assert present(await store.get("/k")).created == again
 
 
-async def test_commit_without_writes_returns_head(store):
+async def test_commit_without_writes_returns_head(store: Store) -> None:
     head = await put(store, "/k")
     assert await store.commit(Txn(compares=(Compare("/k", head),))) == await store.commit(Txn())
     assert (await store.commit(Txn())).revision == head == store.head
 
 
-async def test_removal_of_missing_key_changes_nothing(store):
+async def test_removal_of_missing_key_changes_nothing(store: Store) -> None:
     head = await put(store, "/k")
     committed = await store.commit(Txn(writes=(Remove("/missing"),)))
     assert (committed.revision, len(committed.revisions), store.head) == (head, 1, head)
     assert await is_quiet(store.watch("", after=head))
 
 
-async def test_commit_with_duplicate_key_is_refused(store):
+async def test_commit_with_duplicate_key_is_refused(store: Store) -> None:
     with pytest.raises(BadRequest, match="twice"):
         await store.commit(Txn(writes=(Put("/k", b"1"), Remove("/k"))))
     with pytest.raises(BadRequest, match="split"):
@@ -98,7 +102,7 @@ async def test_commit_with_duplicate_key_is_refused(store):
 # Atomic, compare-and-swap
 
 
-async def test_failed_compare_changes_nothing(store):
+async def test_failed_compare_changes_nothing(store: Store) -> None:
     at = await put(store, "/a")
     await put(store, "/b")
     watch = store.watch("", after=store.head)
@@ -119,16 +123,16 @@ async def test_failed_compare_changes_nothing(store):
     assert await is_quiet(watch)
 
 
-async def test_compare_with_0_requires_missing_key(store):
+async def test_compare_with_0_requires_missing_key(store: Store) -> None:
     created = await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"1"),)))
     with pytest.raises(Conflict):
         await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"2"),)))
     await store.commit(Txn(compares=(Compare("/k", created.revision),), writes=(Remove("/k"),)))
     await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"3"),)))
-    assert (await store.get("/k")).value == b"3"
+    assert present(await store.get("/k")).value == b"3"
 
 
-async def test_exactly_one_of_racing_writers_wins(store):
+async def test_exactly_one_of_racing_writers_wins(store: Store) -> None:
     at = await put(store, "/k", b"start")
     for _ in range(5):
         txns = [Txn(compares=(Compare("/k", at),), writes=(Put("/k", b"%d" % i),)) for i in range(8)]
@@ -139,7 +143,7 @@ async def test_exactly_one_of_racing_writers_wins(store):
         at = won[0].revision
 
 
-async def test_losing_writer_can_read_the_winning_value(store):
+async def test_losing_writer_can_read_the_winning_value(store: Store) -> None:
     """Otherwise a loser would read the old state, decide the same, and spin until the winner is on disk."""
     at = await put(store, "/k", b"0")
 
@@ -148,14 +152,14 @@ async def test_losing_writer_can_read_the_winning_value(store):
         try:
             await store.commit(Txn(compares=(Compare("/k", at),), writes=(Put("/k", value),)))
         except Conflict:
-            return (await store.get("/k")).value
+            return present(await store.get("/k")).value
         return value
 
     one, other = await asyncio.gather(write(b"1"), write(b"2"))
-    assert one == other == (await store.get("/k")).value
+    assert one == other == present(await store.get("/k")).value
 
 
-async def test_concurrent_writers_get_distinct_revisions(store):
+async def test_concurrent_writers_get_distinct_revisions(store: Store) -> None:
     async def writer(name: int) -> list[int]:
         return [await put(store, f"/w/{name}/{i}") for i in range(20)]
 
@@ -168,19 +172,19 @@ async def test_concurrent_writers_get_distinct_revisions(store):
 # Reads
 
 
-async def test_read_after_commit_returns_new_value(store):
+async def test_read_after_commit_returns_new_value(store: Store) -> None:
     for i in range(20):
         at = await put(store, "/k", b"%d" % i)
-        assert (await store.get("/k")).value == b"%d" % i
+        assert present(await store.get("/k")).value == b"%d" % i
         assert store.head == at
 
 
-async def test_commit_in_flight_is_not_visible(store):
+async def test_commit_in_flight_is_not_visible(store: Store) -> None:
     """Head, reads and watches advance together, and only with the commit."""
     for i in range(30):
         key, head = f"/k/{i}", store.head
         watch = store.watch("/k/", after=head)
-        watching = asyncio.create_task(anext(watch))
+        watching = asyncio.ensure_future(anext(watch))
         writing = asyncio.create_task(put(store, key))
         while not writing.done():
             # A store over the network may advance during the call: the result lies between before and after.
@@ -196,7 +200,7 @@ async def test_commit_in_flight_is_not_visible(store):
         await watching
 
 
-async def test_range_is_in_key_order_within_prefix(store):
+async def test_range_is_in_key_order_within_prefix(store: Store) -> None:
     keys = ["/a/2", "/a/10", "/a/1", "/b/1", "/a", "/ab", "/a/é", "/a/\U0001f600", "/a/\uffff", "/a/1/x"]
     for key in keys:
         await put(store, key)
@@ -206,13 +210,14 @@ async def test_range_is_in_key_order_within_prefix(store):
 
 
 @pytest.mark.parametrize("past", [False, True])
-async def test_pages_join_to_list_of_one_revision(store, past):
+async def test_pages_join_to_list_of_one_revision(store: Store, past: bool) -> None:
     for i in range(25):
         await put(store, f"/k/{i:02}", b"old")
     await put(store, "/l/other")
     whole = await store.range("/k/")
     at = whole.revision if past else None
-    after, joined = "", []
+    after = ""
+    joined: list[StoredEntry] = []
     while True:
         page = await store.range("/k/", at=at, after=after, limit=7)
         joined += page.entries
@@ -226,7 +231,7 @@ async def test_pages_join_to_list_of_one_revision(store, past):
     assert tuple(joined) == whole.entries
 
 
-async def test_last_page_has_no_more(store):
+async def test_last_page_has_no_more(store: Store) -> None:
     for i in range(4):
         await put(store, f"/k/{i}")
     assert (await store.range("/k/", limit=4)).more is False
@@ -235,7 +240,7 @@ async def test_last_page_has_no_more(store):
     assert [e.key for e in (await store.range("/k/", after="/a")).entries] == ["/k/0", "/k/1", "/k/2", "/k/3"]
 
 
-async def test_read_at_past_revision_returns_past_value(store):
+async def test_read_at_past_revision_returns_past_value(store: Store) -> None:
     first = await put(store, "/k", b"1")
     second = await put(store, "/k", b"2")
     removed = (await store.commit(Txn(writes=(Remove("/k"),)))).revision
@@ -247,7 +252,7 @@ async def test_read_at_past_revision_returns_past_value(store):
         assert (await store.range("/", at=at)).revision == at
 
 
-async def test_read_at_future_revision_is_refused(store):
+async def test_read_at_future_revision_is_refused(store: Store) -> None:
     head = await put(store, "/k")
     with pytest.raises(BadRequest, match="future"):
         await store.get("/k", at=head + 1)
@@ -258,7 +263,7 @@ async def test_read_at_future_revision_is_refused(store):
 # Watches
 
 
-async def test_watch_delivers_each_change_once_in_order(store):
+async def test_watch_delivers_each_change_once_in_order(store: Store) -> None:
     start = await put(store, "/before")
     watch = store.watch("/k/", after=start)
     created = await put(store, "/k/1", b"a")
@@ -271,11 +276,11 @@ async def test_watch_delivers_each_change_once_in_order(store):
         ("/k/1", updated, b"b", b"a"),
         ("/k/1", removed, None, b"b"),
     ]
-    assert changes[2].previous.created == created
+    assert present(changes[2].previous).created == created
     assert await is_quiet(watch)
 
 
-async def test_waiting_watch_wakes_on_commit(store):
+async def test_waiting_watch_wakes_on_commit(store: Store) -> None:
     watch = store.watch("/k/", after=0)
     waiting = asyncio.create_task(next_item(watch))
     await asyncio.sleep(0)
@@ -283,13 +288,14 @@ async def test_waiting_watch_wakes_on_commit(store):
     assert [change.revision for change in await waiting] == [at]
 
 
-async def test_watch_never_splits_a_commit(store):
+async def test_watch_never_splits_a_commit(store: Store) -> None:
     for after_commits in (0, 3):
         start = store.head
         sizes = [min(size, store.max_writes) for size in (1, 5, 2, 900, 700, 3, limits.MAX_WRITES_PER_COMMIT, 1)]
         for n, size in enumerate(sizes):
             await store.commit(puts(*((f"/c/{after_commits}/{n}/{i}", b"") for i in range(size))))
-        watch, counts = store.watch("/c/", after=start), {}
+        watch = store.watch("/c/", after=start)
+        counts: dict[str, int] = {}
         while sum(counts.values()) < sum(sizes):
             item = await next_item(watch)
             commits = {change.key.split("/")[3] for change in item}
@@ -300,13 +306,13 @@ async def test_watch_never_splits_a_commit(store):
         assert list(counts.values()) == sizes
 
 
-async def test_watch_can_start_inside_a_commit(store):
+async def test_watch_can_start_inside_a_commit(store: Store) -> None:
     committed = await store.commit(puts(("/a", b""), ("/b", b""), ("/c", b"")))
     changes = await next_item(store.watch("", after=committed.revisions[0]))
     assert [change.key for change in changes] == ["/b", "/c"]
 
 
-async def test_watch_from_future_revision_waits_for_it(store):
+async def test_watch_from_future_revision_waits_for_it(store: Store) -> None:
     head = await put(store, "/k")
     step = await put(store, "/k", b"") - head
     watch = store.watch("/k", after=head + 3 * step)
@@ -317,14 +323,14 @@ async def test_watch_from_future_revision_waits_for_it(store):
     assert [change.revision for change in await next_item(watch)] == [at]
 
 
-async def test_cancelled_watch_wait_loses_no_change(store):
+async def test_cancelled_watch_wait_loses_no_change(store: Store) -> None:
     watch = store.watch("", after=0)
     assert await is_quiet(watch)
     at = await put(store, "/k")
     assert [change.revision for change in await next_item(watch)] == [at]
 
 
-async def test_watchers_receive_all_changes_independently(store):
+async def test_watchers_receive_all_changes_independently(store: Store) -> None:
     watches = [store.watch("/k/", after=0) for _ in range(5)]
     for i in range(30):
         await put(store, f"/k/{i}")
@@ -335,7 +341,7 @@ async def test_watchers_receive_all_changes_independently(store):
 # Compaction
 
 
-async def test_compaction_removes_history_and_keeps_current_values(store):
+async def test_compaction_removes_history_and_keeps_current_values(store: Store) -> None:
     for value in (b"1", b"2", b"3"):
         await put(store, "/k", value)
     await put(store, "/gone")
@@ -343,21 +349,21 @@ async def test_compaction_removes_history_and_keeps_current_values(store):
     last = await put(store, "/k", b"4")
     await store.compact(middle)
     assert store.compacted == middle
-    assert (await store.get("/k")).value == b"4"
+    assert present(await store.get("/k")).value == b"4"
     with pytest.raises(Expired):
         await store.get("/k", at=middle - 1)
     with pytest.raises(Expired):
         await store.range("/", at=middle - 1)
     with pytest.raises(Expired):
         await next_item(store.watch("/", after=middle - 1))
-    assert (await store.get("/k", at=middle)).value == b"3"
+    assert present(await store.get("/k", at=middle)).value == b"3"
     assert (await store.get("/gone", at=middle)) is None
     assert [e.key for e in (await store.range("/", at=middle)).entries] == ["/k"]
     (change,) = await next_item(store.watch("/", after=middle))
-    assert (change.revision, change.entry.value, change.previous.value) == (last, b"4", b"3")
+    assert (change.revision, present(change.entry).value, present(change.previous).value) == (last, b"4", b"3")
 
 
-async def test_compaction_at_head_is_idempotent_and_future_is_refused(store):
+async def test_compaction_at_head_is_idempotent_and_future_is_refused(store: Store) -> None:
     for i in range(10):
         await put(store, "/k", b"%d" % i)
     head = store.head
@@ -365,13 +371,13 @@ async def test_compaction_at_head_is_idempotent_and_future_is_refused(store):
     await store.compact(head - 3)
     await store.compact(head)
     assert (store.compacted, store.head) == (head, head)
-    assert (await store.get("/k")).value == b"9"
+    assert present(await store.get("/k")).value == b"9"
     with pytest.raises(BadRequest):
         await store.compact(head + 1)
     assert await put(store, "/k") > head
 
 
-async def test_watch_overtaken_by_compaction_expires(store):
+async def test_watch_overtaken_by_compaction_expires(store: Store) -> None:
     await put(store, "/k")
     watch = store.watch("/", after=0)
     await next_item(watch)
@@ -382,7 +388,7 @@ async def test_watch_overtaken_by_compaction_expires(store):
         await next_item(watch)
 
 
-async def test_key_can_be_recreated_around_compaction(store):
+async def test_key_can_be_recreated_around_compaction(store: Store) -> None:
     for round_ in range(6):
         await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"%d" % round_), Put("/l", b""))))
         await store.commit(Txn(writes=(Remove("/k"),)))
@@ -391,7 +397,7 @@ async def test_key_can_be_recreated_around_compaction(store):
     assert await store.get("/k") is None
 
 
-async def test_commits_succeed_during_compaction(store):
+async def test_commits_succeed_during_compaction(store: Store) -> None:
     for i in range(300):
         await put(store, f"/k/{i % 20}")
     compacting = asyncio.create_task(store.compact(store.head))
@@ -404,7 +410,7 @@ async def test_commits_succeed_during_compaction(store):
 # Logs
 
 
-async def test_log_is_ordered_paged_and_separate(store):
+async def test_log_is_ordered_paged_and_separate(store: Store) -> None:
     for i in range(10):
         await store.commit(Txn(writes=(Put("/k", b""),), appends=(Append("audit", b"%d" % i), Append("other", b"x"))))
     records = await store.read_log("audit")
@@ -415,13 +421,13 @@ async def test_log_is_ordered_paged_and_separate(store):
     assert await store.read_log("nothing") == ()
 
 
-async def test_append_only_commit_keeps_the_revision(store):
+async def test_append_only_commit_keeps_the_revision(store: Store) -> None:
     head = await put(store, "/k")
     assert (await store.commit(Txn(appends=(Append("audit", b"1"),)))).revision == head == store.head
     assert len(await store.read_log("audit")) == 1
 
 
-async def test_trim_keeps_newest_records_and_never_reuses_sequence(store):
+async def test_trim_keeps_newest_records_and_never_reuses_sequence(store: Store) -> None:
     for i in range(10):
         await store.commit(Txn(appends=(Append("audit", b"%d" % i), Append("other", b"%d" % i))))
     last = (await store.read_log("audit"))[-1].sequence
@@ -437,15 +443,15 @@ async def test_trim_keeps_newest_records_and_never_reuses_sequence(store):
 # Attached objects, close, reopen
 
 
-async def test_attached_object_is_returned_or_dropped(store):
+async def test_attached_object_is_returned_or_dropped(store: Store) -> None:
     attached = object()
     await store.commit(Txn(writes=(Put("/k", b"1", attached),)))
-    assert (await store.get("/k")).attached in (attached, None)
+    assert present(await store.get("/k")).attached in (attached, None)
     (change,) = await next_item(store.watch("/", after=0))
-    assert change.entry.attached in (attached, None)
+    assert present(change.entry).attached in (attached, None)
 
 
-async def test_closed_store_refuses_all_calls(subject, tmp_path):
+async def test_closed_store_refuses_all_calls(subject: Subject, tmp_path: Path) -> None:
     store = await subject.open(tmp_path)
     await put(store, "/k")
     watch = store.watch("/", after=store.head)
@@ -461,7 +467,7 @@ async def test_closed_store_refuses_all_calls(subject, tmp_path):
         await store.get("/k")
 
 
-async def test_close_completes_commits_in_flight(subject, tmp_path):
+async def test_close_completes_commits_in_flight(subject: Subject, tmp_path: Path) -> None:
     store = await subject.open(tmp_path)
     tasks = [asyncio.create_task(put(store, f"/k/{i}")) for i in range(20)]
     await asyncio.sleep(0)
@@ -470,7 +476,7 @@ async def test_close_completes_commits_in_flight(subject, tmp_path):
     assert sorted(revisions) == list(range(1, 21)) or (not subject.in_process and len(set(revisions)) == 20)
 
 
-async def test_reopened_store_has_same_content(subject, tmp_path):
+async def test_reopened_store_has_same_content(subject: Subject, tmp_path: Path) -> None:
     if not subject.durable:
         pytest.skip("a volatile store")
     store = await subject.open(tmp_path)

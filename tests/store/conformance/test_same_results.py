@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.counted_store import CountedStore
+from tests.store.conformance.conftest import Subject
 
 from holdfast.model.errors import Fault
 from holdfast.store.contract import Append, Change, Compare, Put, Remove, Store, Txn
@@ -20,7 +22,7 @@ CLUSTER_OPERATIONS = OPERATIONS if os.environ.get("HOLDFAST_PROVE") else OPERATI
 FAST_OPERATIONS = OPERATIONS if os.environ.get("HOLDFAST_PROVE") else OPERATIONS // 4
 
 
-async def answers(store: Store, seed: int, operations: int) -> list[Any]:
+async def answers(store: CountedStore, seed: int, operations: int) -> list[Any]:
     """Runs the script; each step depends only on the seed and on earlier results."""
     chance = random.Random(seed)
     found: list[Any] = []
@@ -57,7 +59,7 @@ async def answers(store: Store, seed: int, operations: int) -> list[Any]:
     return found
 
 
-async def _changes(store: Store, after: int) -> list[Change]:
+async def _changes(store: CountedStore, after: int) -> list[Change]:
     """Everything after a revision, independent of how the watch batches it."""
     changes: list[Change] = []
     watch = store.watch("/k/", after=after)
@@ -67,19 +69,19 @@ async def _changes(store: Store, after: int) -> list[Change]:
     return changes
 
 
-async def test_memory_and_sqlite_give_same_results(tmp_path):
+async def test_memory_and_sqlite_give_same_results(tmp_path: Path) -> None:
     await compare(SqliteStore(tmp_path / "cell.db"), FAST_OPERATIONS)
 
 
 @pytest.mark.slow
-async def test_memory_and_sqlite_give_same_results_in_long_run(tmp_path):
+async def test_memory_and_sqlite_give_same_results_in_long_run(tmp_path: Path) -> None:
     await compare(SqliteStore(tmp_path / "cell.db"), OPERATIONS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(max(1800, CLUSTER_OPERATIONS // 20))
 @pytest.mark.parametrize("subject", ["etcd", "etcd-3", "etcd-3.5"], indirect=True)
-async def test_memory_and_etcd_give_same_results(subject, tmp_path):
+async def test_memory_and_etcd_give_same_results(subject: Subject, tmp_path: Path) -> None:
     await compare(await subject.open(tmp_path), CLUSTER_OPERATIONS)
 
 

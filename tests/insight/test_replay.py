@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.authority.cell import TENANT, Cell
 from tests.controllers.virtual import VirtualClock, run, until
-from tests.scheduling.replay_state import fetch
+from tests.insight.replay_state import fetch
 from tests.scheduling.test_scheduler import Region, in_region
 
 from holdfast.foundation.ports import SystemClock

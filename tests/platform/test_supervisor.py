@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -154,7 +153,7 @@ def test_foreground_platform_stops_with_its_parent(prepared: Layout) -> None:
     assert list(platform_processes(prepared.root)) == []
 
 
-def test_down_stops_processes_of_a_killed_supervisor(prepared: Layout, tmp_path: Path) -> None:
+def test_down_stops_processes_of_a_killed_supervisor(prepared: Layout) -> None:
     prepared.platform.write_text("{}")
     # An unrecorded process, such as a task of a dead agent: it is found by its environment mark.
     spawning = textwrap.dedent("""

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from tests.scheduling.replay_state import fetch
+from tests.insight.replay_state import fetch
 
 from holdfast.insight.replay import NotReplayable, replay
 from holdfast.model.decision import Decision

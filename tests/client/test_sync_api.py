@@ -50,7 +50,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif parts.path == "/hangup":
             self.connection.close()
         else:
-            cert: Any = self.connection.getpeercert()  # type: ignore[attr-defined]
+            cert: Any = self.connection.getpeercert()
             self._json(
                 200, {"token": self.headers.get("Authorization"), "peer": str(cert.get("subject")) if cert else ""}
             )

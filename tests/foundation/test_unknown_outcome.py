@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import pytest
-from virtual import VirtualPorts, run
+from tests.controllers.virtual import VirtualPorts, run
 
 from holdfast.foundation.unknown_outcome import NoProof, resolve
 from holdfast.model import limits
@@ -26,11 +26,17 @@ class Script:
 
     async def read(self) -> str | NoProof:
         self.looked += 1
-        return _next(self.reads)
+        entry = _next(self.reads)
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
 
     async def repeat(self) -> str | None:
         self.repeated += 1
-        return _next(self.repeats)
+        entry = _next(self.repeats)
+        if isinstance(entry, Exception):
+            raise entry
+        return entry
 
     async def _resolve(self, *, repeats: bool) -> str:
         began_s = self.ports.clock.monotonic()
@@ -56,11 +62,8 @@ class Script:
         return found[0]
 
 
-def _next(entries: list[T | Exception]) -> T:
-    entry = entries.pop(0) if len(entries) > 1 else entries[0]
-    if isinstance(entry, Exception):
-        raise entry
-    return entry
+def _next(entries: list[T]) -> T:
+    return entries.pop(0) if len(entries) > 1 else entries[0]
 
 
 def test_observed_effect_is_not_repeated() -> None:

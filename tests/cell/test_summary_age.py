@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from virtual import VirtualPorts, run
+from tests.controllers.virtual import VirtualPorts, run
 
 from holdfast.cell.cell import GLOBAL, Cell
 from holdfast.model import input_freshness

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual import run
+from tests.controllers.virtual import run
 
 from holdfast.foundation.batches import batches, send_divided
 from holdfast.model.errors import Conflict, Unavailable

@@ -1,8 +1,0 @@
-"""Lets tests in this folder import its helper modules."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
