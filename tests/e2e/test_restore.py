@@ -215,14 +215,18 @@ def _incarnation(platform: RestorePlatform, cell: str) -> str:
     return ""
 
 
-def assert_alone(beats: Path) -> None:
-    """No two processes of the exclusive replica were alive at the same time, by their own records."""
+def spans_of(beats: Path) -> list[tuple[float, float, tuple[str, str]]]:
+    """First and last record of each process of the exclusive replica, by region and pid."""
     lives: dict[tuple[str, str], list[float]] = {}
     for line in beats.read_text().splitlines():
         replica, region, pid, at, _ = line.split()
         assert replica.endswith("-0"), f"{replica} is another ordinal, so the first is not checked"
         lives.setdefault((region, pid), []).append(float(at))
-    spans = sorted((min(times), max(times), who) for who, times in lives.items())
-    assert len(spans) >= 3, "it moved there and back"
-    for (_, ended, one), (began, _, other) in itertools.pairwise(spans):
+    return sorted((min(times), max(times), who) for who, times in lives.items())
+
+
+def assert_alone(beats: Path) -> None:
+    """No two processes of the exclusive replica were alive at the same time, by their own records."""
+    wait_until(lambda: len(spans_of(beats)) >= 3, within_s=WITHIN_S, what="it moved there and back")
+    for (_, ended, one), (began, _, other) in itertools.pairwise(spans_of(beats)):
         assert ended < began, f"{one} ran until {ended}, {other} from {began}"
