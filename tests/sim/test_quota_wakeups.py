@@ -11,6 +11,7 @@ from tests.factories import TEMPLATE, binding, bound_status, meta, node, replica
 
 from holdfast.model import limits
 from holdfast.model.assignment import Purpose
+from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object
@@ -74,6 +75,21 @@ def test_replica_pending_for_free_quota_is_overdue_and_reported_once() -> None:
     (what,) = region.late(LATE_S)
     assert "acme/" in what and "is pending for quota in east" in what
     assert not region.late(LATE_S + 60.0)
+
+
+@pytest.mark.parametrize("phase", list(ReservationPhase))
+def test_capacity_of_a_reservation_is_not_free(phase: ReservationPhase) -> None:
+    """Seed 482: the last room was held by a nomination, which the planner counts and this checker did not. A consumed
+    Reservation holds nothing: its Binding does."""
+    region = RegionState()
+    spec = ReservationSpec(
+        replica="other",
+        intent=Intent(replica_uid="other", attempt=1, template_hash=""),
+        node=node().metadata.name,
+        resources=node().spec.capacity,
+    )
+    region.put(Reservation(metadata=meta("other.1", "globex"), spec=spec, status=ReservationStatus(phase=phase)))
+    assert bool(region.late(LATE_S)) == (phase is ReservationPhase.CONSUMED)
 
 
 def test_overdue_time_restarts_when_quota_was_used_in_between() -> None:

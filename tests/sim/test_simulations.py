@@ -56,6 +56,7 @@ RECORDED_SEEDS = (
     410,
     439,
     470,
+    482,
     480,
     542,
     584,
@@ -121,13 +122,6 @@ def test_recorded_seeds_of_past_bugs_violate_no_invariant() -> None:
 def test_nomination_is_dropped_when_its_victim_may_not_be_evicted() -> None:
     parallel_runs.silence_logs()
     assert_ok(Simulation(912).run())
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(reason="open: docs/bugs.md, seed 482", strict=False)
-def test_request_pending_for_quota_is_retried_when_quota_and_room_suffice() -> None:
-    parallel_runs.silence_logs()
-    assert_ok(Simulation(482).run())
 
 
 @pytest.mark.slow

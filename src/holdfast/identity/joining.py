@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.foundation import metrics
 from holdfast.gate.gate import Gate
-from holdfast.identity.node_certificates import NodeCertificateAuthority, RequestedKey, SignedCertificate, parse_csr
+from holdfast.identity.node_certificates import NodeCertificateAuthority, SignedCertificate, parse_csr
 from holdfast.identity.tokens import token_hash
 from holdfast.model.errors import BadRequest, Forbidden, Refused, Unauthorized, Unavailable
 from holdfast.model.join import (
@@ -86,7 +86,11 @@ class JoinService:
         generation = held.spec.generation if again and held is not None else self._next_generation(held)
         seconds = token.spec.certificate_seconds
         made = authority.certify(key, join_request.node, generation, now_s=now_s, seconds=seconds)
-        writes = tuple(_join_writes(token, held, join_request.node, key, made, generation, now_s, again=again))
+        if again and held is not None:
+            writes: tuple[Write, ...] = (_renewal_write(held, made),)
+        else:
+            use = JoinUse(node=join_request.node, key=key.digest, at=seconds_text(now_s))
+            writes = tuple(_join_writes(token, held, use, made, generation))
         await self._gate.commit(who, (*writes, *self._expired_tokens(now_s)), request=request)
         metrics.GATE_JOINS.labels("Joined").inc()
         return JoinResponse(made.certificate, generation, seconds_text(made.expires_s))
@@ -180,23 +184,10 @@ def _is_retry(token: JoinToken, held: NodeIdentity | None, node: str, key: str) 
     return known and held is not None and not held.revoked and held.spec.key == key
 
 
-def _join_writes(  # noqa: PLR0917 - the parts of a join
-    token: JoinToken,
-    held: NodeIdentity | None,
-    node: str,
-    key: RequestedKey,
-    made: SignedCertificate,
-    generation: int,
-    now_s: float,
-    *,
-    again: bool,
+def _join_writes(
+    token: JoinToken, held: NodeIdentity | None, use: JoinUse, made: SignedCertificate, generation: int
 ) -> Iterator[Write]:
-    if again:
-        assert held is not None
-        yield _renewal_write(held, made)
-        return
-    now = seconds_text(now_s)
-    use = JoinUse(node=node, key=key.digest, at=now)
+    """The use of the token, and the identity that it gives the node."""
     yield SetStatus(
         kind="JoinToken",
         key=token.key,
@@ -206,16 +197,16 @@ def _join_writes(  # noqa: PLR0917 - the parts of a join
     )
     spec = NodeIdentitySpec(
         generation=generation,
-        key=key.digest,
+        key=use.key,
         token=token.metadata.name,
-        joined_at=now,
+        joined_at=use.at,
         serial=made.serial,
         expires_at=seconds_text(made.expires_s),
         certificate_seconds=token.spec.certificate_seconds,
         revoked_generation=held.spec.revoked_generation if held is not None else 0,
     )
     if held is None:
-        yield Create(NodeIdentity(metadata=ObjectMeta(name=node), spec=spec))
+        yield Create(NodeIdentity(metadata=ObjectMeta(name=use.node), spec=spec))
     else:
         yield Update(msgspec.structs.replace(held, spec=spec))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.model.binding import Binding
+from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.node import Node, unschedulable_reason
 from holdfast.model.placement_rules import Operator, TaintEffect
 from holdfast.model.quantity import GPU, Amounts, add, amounts
@@ -30,7 +30,10 @@ class CapacityOracle:
             if isinstance(item, Node):
                 self._nodes.append(item)
                 add(self._free.setdefault(item.metadata.name, {}), amounts(item.spec.capacity))
-            elif isinstance(item, Binding):
+            elif isinstance(item, Binding) or (
+                isinstance(item, Reservation) and item.status.phase is not ReservationPhase.CONSUMED
+            ):
+                # A nomination keeps its capacity while it waits for its victims, and they keep theirs.
                 self._claim(item)
             elif (
                 isinstance(item, RecoverySlot)
@@ -39,12 +42,12 @@ class CapacityOracle:
             ):
                 add(self._allocated.setdefault(item.spec.node, {}), amounts(item.spec.resources))
 
-    def _claim(self, binding: Binding) -> None:
-        node = binding.spec.node
-        add(self._free.setdefault(node, {}), amounts(binding.spec.resources), times=-1)
-        self._ports.setdefault(node, set()).update(binding.spec.ports.values())
+    def _claim(self, claim: Binding | Reservation) -> None:
+        node = claim.spec.node
+        add(self._free.setdefault(node, {}), amounts(claim.spec.resources), times=-1)
+        self._ports.setdefault(node, set()).update(claim.spec.ports.values())
         used = self._devices.setdefault(node, {})
-        for device in binding.spec.devices:
+        for device in claim.spec.devices:
             used[device.id] = used.get(device.id, 0) + device.milli
 
     def has_no_room(self, replica: Replica, together: int = 1) -> bool:
