@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decision_modules import GROUPS, ROOT, SOURCE, modules
+from terminal import say
 
 SHARE_MIN = 0.95
 EXEMPTIONS = Path(__file__).with_name("branch_exemptions.txt")
@@ -75,6 +77,7 @@ def measure(first: int, seeds: int, workers: int, scratch: Path) -> dict[str, An
                 *seeds_of(worker),
             ],
             cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         )
         for worker in range(workers)
     ]
@@ -105,11 +108,6 @@ def judge(report: dict[str, Any]) -> list[ModuleCoverage]:
                 missing.append(f"{line} → {target if target > 0 else 'end'}: {source}")
         found.append(ModuleCoverage(name, len(row["executed_branches"]), missing, exempted))
     return found
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def main() -> int:

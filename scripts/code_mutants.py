@@ -2,6 +2,7 @@
 
 A mutant is one change at one place: another comparison, `and` for `or`, a negated condition, a number one larger, a
 statement left out. Text for people is not changed: strings, docstrings, log lines, messages, `__repr__`, annotations.
+Neither are figures that a module declares by name (`RETURNS_PER_PASS = 16`): one more or less decides nothing else.
 """
 
 from __future__ import annotations
@@ -86,15 +87,30 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes that decide something, in reading order."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in TEXT_METHODS:
         return
-    if isinstance(node, ast.JoinedStr | ast.Assert | ast.Raise) or _is_silent_call(node):
+    if isinstance(node, ast.JoinedStr | ast.Assert | ast.Raise) or _is_silent_call(node) or _is_figure(node):
         return
     yield node
-    annotations = ("annotation", "returns", "decorator_list", "bases")
+    annotations = (
+        "annotation",
+        "returns",
+        "decorator_list",
+        "bases",
+        *(("keywords",) * isinstance(node, ast.ClassDef)),
+    )
     for name, value in ast.iter_fields(node):
         if name not in annotations:
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from _code(child)
+
+
+def _is_figure(node: ast.AST) -> bool:
+    """Whether the statement names a number: `NAME = 16`."""
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and all(isinstance(target, ast.Name) and target.id.isupper() for target in node.targets)
+    )
 
 
 def _is_silent_call(node: ast.AST) -> bool:

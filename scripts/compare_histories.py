@@ -21,6 +21,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from terminal import say
+
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_FIELDS = frozenset({"message", "detail", "details", "summary", "text", "note", "sentence"})
 """Fields that hold sentences. Their words may change without a change of behaviour."""
@@ -99,7 +101,10 @@ def history(tree: Path, seed: int) -> Iterator[Any]:
             if line.startswith(b"{"):
                 yield json.loads(line)
     if run.returncode:
-        raise SystemExit(f"error: seed {seed} of {tree.name}: the simulation exited with {run.returncode}")
+        raise SystemExit(
+            f"error: seed {seed} of {tree.name}: the simulation exited with {run.returncode}\n"
+            f"next: run python -m holdfast.sim --seed {seed} in that commit"
+        )
 
 
 def compare(before: Path, after: Path, seed: int, renames: Renames) -> int:
@@ -119,14 +124,13 @@ def compare(before: Path, after: Path, seed: int, renames: Renames) -> int:
 
 def check_out(commit: str, folder: Path) -> Path:
     folder.mkdir()
-    archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+    archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        raise SystemExit(
+            f"error: commit {commit}: {archive.stderr.decode().strip()}\nnext: git log --oneline lists commits"
+        )
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
     return folder
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def main() -> int:

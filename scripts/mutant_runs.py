@@ -54,7 +54,7 @@ from holdfast.sim import parallel_runs
 from holdfast.sim.simulation import Simulation
 parallel_runs.silence_logs()
 for seed in range(1, {seeds} + 1):
-    if Simulation(seed).run().violations:
+    if not Simulation(seed).run().ok:
         sys.exit(1)
 """
 
@@ -101,7 +101,7 @@ def _passes(program: str, timeout_s: float) -> bool:
         run = subprocess.Popen(
             [sys.executable, "-c", program],
             cwd=ROOT,
-            env={**os.environ, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -130,21 +130,31 @@ def covering_tests(say: Callable[[str], None]) -> CoveringTests:
             return CoveringTests(by_line, cached["durations"])
     say("running the tests under coverage, to learn which reach which line (minutes)")
     with tempfile.TemporaryDirectory() as scratch:
-        found = _measure(Path(scratch))
+        found = _measure(Path(scratch), say)
     CACHE.parent.mkdir(exist_ok=True)
     CACHE.write_text(json.dumps({"state": state, "by_line": found.by_line, "durations": found.durations}))
     return found
 
 
-def _measure(scratch: Path) -> CoveringTests:
+def _measure(scratch: Path, say: Callable[[str], None]) -> CoveringTests:
     included = [str(path) for group in GROUPS for path in modules(group)]
     (scratch / "contexts.py").write_text(CONTEXTS)
     data = scratch / "data"
     words = [sys.executable, "-m", "coverage", "run", f"--data-file={data}", f"--include={','.join(included)}"]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "contexts", "-m", MARKS]
     folders = [f"tests/{folder}" for folder in TEST_FOLDERS]
-    env = {**os.environ, "PYTHONPATH": str(scratch), "HOLDFAST_DURATIONS": str(scratch / "durations.json")}
-    subprocess.run([*words, *tests, *folders], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=True)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(scratch), str(ROOT / "src"))),
+        "HOLDFAST_DURATIONS": str(scratch / "durations.json"),
+    }
+    ran = subprocess.run([*words, *tests, *folders], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False)
+    if ran.returncode not in (0, 1):
+        raise SystemExit(f"error: the tests could not run (pytest exited with {ran.returncode})")
+    results = json.loads((scratch / "durations.json").read_text())
+    failed = frozenset(results["failed"])
+    for test in sorted(failed):
+        say(f"left out, because it fails without a mutant: {test}")
 
     from coverage import CoverageData
 
@@ -154,22 +164,24 @@ def _measure(scratch: Path) -> CoveringTests:
     for path in store.measured_files():
         name = str(Path(path).relative_to(ROOT))
         for line, contexts in store.contexts_by_lineno(path).items():
-            by_line[name][line] = sorted(context for context in contexts if context)
-    return CoveringTests(by_line, json.loads((scratch / "durations.json").read_text()))
+            by_line[name][line] = sorted(context for context in contexts if context and context not in failed)
+    return CoveringTests(by_line, results["durations"])
 
 
-# A plugin of pytest: one coverage context per test, and how long each took.
+# A plugin of pytest: one coverage context per test, how long each took, and which failed.
 CONTEXTS = """
 import json, os
 import coverage
-durations = {}
+durations, failed = {}, set()
 def pytest_runtest_setup(item):
     coverage.Coverage.current().switch_context(item.nodeid)
 def pytest_runtest_logreport(report):
     durations[report.nodeid] = durations.get(report.nodeid, 0.0) + report.duration
+    if report.failed:
+        failed.add(report.nodeid)
 def pytest_sessionfinish():
     with open(os.environ["HOLDFAST_DURATIONS"], "w") as f:
-        json.dump(durations, f)
+        json.dump({"durations": durations, "failed": sorted(failed)}, f)
 """
 
 

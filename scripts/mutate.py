@@ -23,6 +23,7 @@ from typing import NamedTuple
 from code_mutants import Mutant, mutants_of
 from decision_modules import GROUPS, ROOT, modules
 from mutant_runs import TEST_FOLDERS, MutantRun, covering_tests, run_mutant
+from terminal import say
 
 SCORE_MIN = 0.90
 JUDGED = Path(__file__).with_name("mutants_judged.txt")
@@ -53,11 +54,6 @@ def draw(groups: Iterable[str], sample: int, seed: int) -> list[Mutant]:
         if mutant.key not in known
     ]
     return random.Random(seed).sample(every, min(sample, len(every)))
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def report(outcomes: list[Outcome]) -> int:

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from staged import Command, Say, Stage, run_stages
+from terminal import say
 
 LOGS = Path(".prove")
 PYTHON = ".venv/bin/python"
@@ -137,10 +138,5 @@ def main(arguments: list[str], say: Say) -> int:
     return run_stages([known[name] for name in names], LOGS, say)
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], _say))
+    sys.exit(main(sys.argv[1:], say))
