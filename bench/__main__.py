@@ -1,7 +1,7 @@
 """Runs benchmarks: `python -m bench` runs all, `python -m bench NAME…` some. Options select a part of one.
 
 Each benchmark is a module with `async def run() -> dict`. Its figures are printed as a table and stored in
-`bench/out/NAME.json` with the Git revision. Figures outside the module's `BOUNDS` exit with 1. A partial run
+`bench/out/NAME.json` with Git revision and time. Figures outside the module's `BOUNDS` exit with 1. A partial run
 (`--shape spread`) has its own file, and only its figures are checked. A run of another size is not checked.
 """
 
@@ -12,14 +12,28 @@ import asyncio
 import importlib
 import inspect
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NAMES = ("store", "authority", "etcd", "planner", "api", "pipeline", "recovery", "openb")
+from holdfast.model.times import seconds_text
+from holdfast.readiness.revision import checkout_revision
+
+NAMES = (
+    "store",
+    "authority",
+    "conflicts",
+    "etcd",
+    "planner",
+    "regions",
+    "api",
+    "pipeline",
+    "recovery",
+    "losses",
+    "openb",
+)
 """In the order in which they run."""
 OUT = Path(__file__).parent / "out"
 
@@ -30,21 +44,6 @@ class Unknown(Exception):
 
 class Skipped(Exception):
     """A benchmark cannot run, because data or a program is missing. The message names it."""
-
-
-def revision() -> str:
-    """The measured commit, with a `+` if the tree has uncommitted changes."""
-    try:
-        head = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head + ("+" if changed else "")
-
-
-def _git(*arguments: str) -> str:
-    folder = Path(__file__).parent
-    return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def flat(figures: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -92,7 +91,8 @@ def measure(name: str, options: dict[str, Any]) -> list[str]:
     figures = flat(asyncio.run(module.run(**options)))
     print(table(name, figures, time.monotonic() - began), flush=True)
     OUT.mkdir(exist_ok=True)
-    result = {"name": name, "revision": revision(), "figures": figures}
+    revision, measured_at = checkout_revision(OUT.parent), seconds_text(time.time())
+    result = {"name": name, "revision": revision, "measuredAt": measured_at, "figures": figures}
     (OUT / f"{name}{_suffix(options)}.json").write_text(json.dumps(result, indent=2) + "\n")
     if any(size in options for size in SIZES):
         print(f"{name}: bounds not checked, because the size is not the default", flush=True)

@@ -34,7 +34,7 @@ BATCHES = 8
 WHO = controller("scheduler", cell="bench")
 
 
-async def _fill(objects: Objects, items: list[Object]) -> None:
+async def fill(objects: Objects, items: list[Object]) -> None:
     size = min(1000, objects.max_writes)
     for start in range(0, len(items), size):
         part = items[start : start + size]
@@ -70,7 +70,7 @@ async def measure(store: Store) -> dict[str, Any]:
     limit = GrantCopySpec(limit={"cpu": 10**6, "memory": "1Pi"})
     copy = GrantCopy(ObjectMeta(name="bench.normal", namespace="t", uid="g"), limit)
     term = Term(ObjectMeta(name="authority", uid="t"), TermSpec("bench"))
-    await _fill(objects, [*nodes, *pages, *replicas, copy, term])
+    await fill(objects, [*nodes, *pages, *replicas, copy, term])
     found = objects.get(kind_of(Term), "", "authority")
     assert found is not None
     authority = Authority("bench", objects, ports, lease_ttl_s=60.0)

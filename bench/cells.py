@@ -22,10 +22,11 @@ import msgspec
 from holdfast.client.http import HttpClient
 from holdfast.client.resources import client_tls_context
 from holdfast.foundation.ports import SystemPorts
+from holdfast.identity.cell_record import IdentityFile, initialize
 from holdfast.identity.certificates import issue, make_ca
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.principal import HOLLOW_NODES, OPERATORS, REGIONS, TENANT_PREFIX
-from holdfast.model.priority_class import PriorityClass
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import HealthState, Region, RegionSpec
@@ -135,6 +136,10 @@ class BenchCells:
             dns=("localhost",),
             ips=("127.0.0.1",),
         )
+        record = IdentityFile(self.place / cell)
+        record.path.parent.mkdir(parents=True, exist_ok=True)
+        if record.read() is None:
+            initialize(record, cell)
         port = free_port()
         self.urls[cell] = f"https://127.0.0.1:{port}"
         arguments = [
@@ -239,7 +244,10 @@ async def until_ready(bench: BenchCells, cell: str) -> None:
 async def first_objects(client: HttpClient, *, region: bool) -> None:
     """Creates a tenant with ample quota, and optionally the region."""
     ample: dict[str, Amount] = {"cpu": "1000000", "memory": "1000Ti", "gpu": "100000"}
-    writes = [Create(Tenant(ObjectMeta(name=TENANT))), Create(PriorityClass(ObjectMeta(name="standard")))]
+    writes = [
+        Create(Tenant(ObjectMeta(name=TENANT))),
+        Create(PriorityClass(ObjectMeta(name="standard"), PriorityClassSpec(tenants=("*",)))),
+    ]
     if region:
         writes.append(Create(Region(ObjectMeta(name=REGION), RegionSpec(zones=ZONES))))
     await client.commit(writes)

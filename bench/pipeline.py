@@ -104,7 +104,11 @@ async def _beside(client: HttpClient) -> None:
     await client.commit(
         [
             Create(Tenant(ObjectMeta(name=BESIDE))),
-            Create(PriorityClass(ObjectMeta(name="urgent"), PriorityClassSpec(priority=1_000, may_preempt=True))),
+            Create(
+                PriorityClass(
+                    ObjectMeta(name="urgent"), PriorityClassSpec(priority=1_000, may_preempt=True, tenants=("*",))
+                )
+            ),
             Create(SchedulerPolicy(ObjectMeta(name="default"), SchedulerPolicySpec(rules=rules))),
         ]
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.cell.process import keep_freed_memory
+from holdfast.cell.freed_memory import keep_freed_memory
 from holdfast.model.binding import claim_name
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import ContactBlock, ContactState, Node, NodeExecution, NodeSpec, NodeStatus

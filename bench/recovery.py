@@ -21,12 +21,13 @@ from holdfast.client.http import HttpClient
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
+from holdfast.model.probe import Probe, TcpProbe
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery import Recovery
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.region import HealthState, Region, RegionSpec
-from holdfast.model.template import DriverName, Probe, Probes, TcpProbe, Template
+from holdfast.model.template import DriverName, Probes, Template
 from holdfast.model.template import Port as TemplatePort
 from holdfast.model.tenant import Tenant
 from holdfast.model.times import parse_time
@@ -121,7 +122,7 @@ async def build(
     client = bench.client("global")
     first: list[Write] = [
         Create(Tenant(ObjectMeta(name="pay"))),
-        Create(PriorityClass(ObjectMeta(name="critical"), PriorityClassSpec(priority=1_000))),
+        Create(PriorityClass(ObjectMeta(name="critical"), PriorityClassSpec(priority=1_000, tenants=("*",)))),
     ]
     first += [
         Create(

@@ -26,17 +26,26 @@ TEST_TIMEOUT_S = 3600
 
 NAMED = {
     "drills": (
+        "tests/e2e/test_double_restore.py",
         "tests/e2e/test_drill_failures.py",
+        "tests/e2e/test_full_disk.py",
         "tests/e2e/test_isolation.py",
         "tests/e2e/test_reclaim.py",
         "tests/e2e/test_restore.py",
         "tests/e2e/test_tenure.py",
     ),
     "kills": ("tests/e2e/test_agent_kills.py",),
-    "disks": ("tests/store/test_sqlite_crash.py", "tests/store/test_sqlite_power.py"),
+    "disks": (
+        "tests/store/test_sqlite_crash.py",
+        "tests/store/test_sqlite_damage.py",
+        "tests/store/test_sqlite_power.py",
+    ),
     "stores": ("tests/store/conformance",),
     "chaos": ("tests/etcd",),
+    "runbooks": ("tests/e2e/test_runbooks.py",),
+    "upgrade": ("tests/e2e/test_rolling_upgrade.py",),
     "requests": ("tests/api/test_bad_input.py", "tests/server/test_fuzz.py"),
+    "install": ("tests/e2e/test_install.py", "tests/e2e/test_install_fleet.py"),
     "thousand": ("tests/e2e/test_agent_thousand.py", "tests/e2e/test_agent_serving.py"),
 }
 """Tests by stage."""
@@ -77,11 +86,23 @@ def stages(workers: int) -> tuple[Stage, ...]:
             (module("holdfast.sim", "--mutation", "all", "--seeds", "25", *several),),
             5,
         ),
+        Stage(
+            "coverage",
+            "branches of the deciding modules that 200 simulations take, 95 % expected",
+            (Command((PYTHON, "scripts/branch_coverage.py", "--seeds", "200", *several)),),
+            15,
+        ),
+        Stage(
+            "mutants",
+            "100 small code changes, of which tests and simulations notice 90 %",
+            (Command((PYTHON, "scripts/mutate.py", "--sample", "100", *several)),),
+            45,
+        ),
         Stage("slow", "slow tests in their long size", (rest("slow and not e2e", "-n", str(workers)),), 40),
         Stage(
             "disks",
             "20,000 power losses, 1,000 kills of SQLite",
-            (tests("slow or not slow", *NAMED["disks"], POWER_LOSSES=20_000, KILLS=1_000),),
+            (tests("slow or not slow", *NAMED["disks"], POWER_LOSSES=20_000, KILLS=1_000, FLIPS=10_000),),
             15,
         ),
         Stage(
@@ -109,7 +130,21 @@ def stages(workers: int) -> tuple[Stage, ...]:
             40,
         ),
         Stage("drills", "regions lost, partitioned and restored", (tests("e2e", *NAMED["drills"]),), 30),
+        Stage("runbooks", "every runbook, on a platform of its own", (tests("e2e", *NAMED["runbooks"]),), 6),
+        Stage(
+            "install",
+            "three regions installed by the page, through a CA rotation, a restore and the loss of a region",
+            (tests("e2e", *NAMED["install"]),),
+            15,
+        ),
+        Stage("upgrade", "a region upgraded and back while its tasks run", (tests("e2e", *NAMED["upgrade"]),), 2),
         Stage("thousand", "a thousand replicas, and a rollout of forty", (tests("e2e", *NAMED["thousand"]),), 25),
+        Stage(
+            "clients",
+            "every kubectl of this machine and the clients of PyPI and npm, with a table of the results",
+            (Command((PYTHON, "scripts/client_table.py")),),
+            10,
+        ),
         Stage("platforms", "all other tests with platforms", (rest("e2e"),), 25),
         Stage(
             "bench",

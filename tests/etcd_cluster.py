@@ -132,16 +132,23 @@ class Cluster:
         assert completed.returncode == 0, completed.stderr
         return completed.stdout
 
-    def leader(self) -> Member:
-        for member in self.members:
-            if member.process is None:
-                continue
-            with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-                fields = self.ctl("endpoint", "status", "-w", "fields", endpoint=member.client)
-                status = dict(line.split(" : ") for line in fields.splitlines() if " : " in line)
-                if status['"MemberID"'] == status['"Leader"']:
-                    return member
-        raise AssertionError("no member is the leader")
+    def leader(self, timeout_s: float = 60.0) -> Member:
+        """The present leader. Waits for an election."""
+        found: list[Member] = []
+
+        def elected() -> bool:
+            found[:] = [member for member in self.members if member.process is not None and self._leads(member)]
+            return bool(found)
+
+        wait_for(elected, "etcd to elect a leader", timeout_s)
+        return found[0]
+
+    def _leads(self, member: Member) -> bool:
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+            fields = self.ctl("endpoint", "status", "-w", "fields", endpoint=member.client)
+            status = dict(line.split(" : ") for line in fields.splitlines() if " : " in line)
+            return status['"MemberID"'] == status['"Leader"']
+        return False
 
 
 @contextlib.contextmanager
@@ -153,7 +160,7 @@ def running_cluster(folder: Path, size: int, **options: object) -> Iterator[Clus
         cluster.end()
 
 
-def wait_for(condition: object, what: str, timeout_s: float = 20.0) -> None:
+def wait_for(condition: object, what: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"

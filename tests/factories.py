@@ -12,6 +12,7 @@ from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStat
 from holdfast.model.binding import Binding, BindingSpec, Intent, claim_name
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import ContactBlock, ContactState, Node, NodeExecution, NodeSpec, NodeStatus
+from holdfast.model.override import ACTIVE, Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.region import HealthState, Region, RegionHealth, RegionReport, RegionSpec, RegionStatus
@@ -192,6 +193,14 @@ def binding(of: Replica, node: str = "n1", *, node_epoch: int = 1, **more: Any) 
         ),
     )
     return msgspec.structs.replace(item, status=status) if status is not None else item
+
+
+def confirm_deletion(region: str, *, tenant: str = "", workload: str = "") -> Override:
+    """A ConfirmDeletion override that is in force."""
+    scope = OverrideScope(region=region, tenant=tenant, workload=workload)
+    spec = OverrideSpec(kind=OverrideKind.CONFIRM_DELETION, scope=scope, approver="another")
+    status = OverrideStatus(phase=ACTIVE, expires_at="2036-01-01T00:00:00.000000Z")
+    return Override(metadata=meta(f"confirm-{region}-{tenant}-{workload}"), spec=spec, status=status)
 
 
 def node(name: str = "n1", *, epoch: int = 1, contact: ContactState = ContactState.LIVE, **spec: Any) -> Node:

@@ -27,7 +27,12 @@ ROOT = Path(__file__).resolve().parents[1]
 V1 = "holdfast.dev/v1"
 TENANCY: tuple[dict[str, Any], ...] = (
     {"apiVersion": V1, "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {}},
-    {"apiVersion": V1, "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"priority": 100}},
+    {
+        "apiVersion": V1,
+        "kind": "PriorityClass",
+        "metadata": {"name": "standard"},
+        "spec": {"priority": 100, "tenants": ["*"]},
+    },
     {
         "apiVersion": V1,
         "kind": "Quota",
@@ -109,6 +114,16 @@ class RunningPlatform:
         self.base = base
         self.up_output = up_output
         self.took_s = took_s
+
+    def shared_file(self, name: str) -> Path:
+        """A file that every task can append to, though each has a user of its own."""
+        folder = self.state / "shared"
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o1777)
+        path = folder / name
+        path.touch()
+        path.chmod(0o666)
+        return path
 
     def status(self) -> dict[str, Any]:
         completed = holdfast("status", "--state", str(self.state), "-o", "json", check=False)

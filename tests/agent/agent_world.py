@@ -29,8 +29,9 @@ from holdfast.model.meta import Key, Object, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
 from holdfast.model.placement_api import PlacementOutcome, PlacementResponse, PlacementResult, RenewRequest
 from holdfast.model.principal import NODES, Principal, controller, from_identity
+from holdfast.model.probe import Probe
 from holdfast.model.replica import ExitStatus, PlacementBlock, Replica, ReplicaSpec
-from holdfast.model.template import Probe, Template, template_hash
+from holdfast.model.template import Template, template_hash
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.store.memory import MemoryStore
@@ -51,6 +52,8 @@ class RenewalService:
         self.ports = ports
         self.requests: list[tuple[str, int]] = []
         self.away = False
+        self.identity = ""
+        self.confirms_deletion = False
 
     async def reserve(self, who: Principal, request: object) -> PlacementResponse:
         raise AssertionError("an agent only renews")
@@ -81,7 +84,7 @@ class RenewalService:
             answers.append(
                 PlacementResult(result=PlacementOutcome.ACCEPTED, epoch=granted.epoch, ttl_seconds=granted.ttl_s)
             )
-        return PlacementResponse(tuple(answers))
+        return PlacementResponse(tuple(answers), identity=self.identity, confirms_deletion=self.confirms_deletion)
 
     def fence(self, node: str) -> int:
         self.floor[node] = self.book.epoch(node)
@@ -197,9 +200,11 @@ class RecordingClient(LocalClient):
 
 
 class Behaviour(msgspec.Struct):
-    """How a scripted task behaves: when it ends by itself, how long a stop takes, when its probes pass."""
+    """How a scripted task behaves: when it ends by itself, how long its artifacts and a stop take, when its probes
+    pass."""
 
     start_s: float = 0.02
+    fetch_s: float = 0.0
     run_s: float | None = None
     code: int = 0
     stop_s: float = 0.5
@@ -232,6 +237,10 @@ class ScriptedDriver(Driver):
 
     async def inspect(self) -> list[DiscoveredTask]:
         return [self.found[name] for name in sorted(self.found)]
+
+    async def fetch(self, task: Task) -> None:
+        """Nothing is fetched; it only takes its time."""
+        await self.ports.clock.sleep(self.act(task).fetch_s)
 
     async def start(self, task: Task) -> StartedTask:
         act = self.act(task)
@@ -321,9 +330,14 @@ class KeptMemory(StateStore):
         self.facts = facts
 
 
-def config(name: str = "n1", state_dir: str = "/nowhere") -> AgentConfig:
+def unnumbered(block: Any) -> Any:
+    """An execution block without the number of its report."""
+    return msgspec.structs.replace(block, sequence=0)
+
+
+def config(name: str = "n1", state_dir: str = "/nowhere", **more: Any) -> AgentConfig:
     return AgentConfig(
-        name=name, region=REGION, zone="z-a", state_dir=state_dir, capacity={"cpu": "4", "memory": "8Gi"}
+        name=name, region=REGION, zone="z-a", state_dir=state_dir, capacity={"cpu": "4", "memory": "8Gi"}, **more
     )
 
 

@@ -14,8 +14,9 @@ from holdfast.authority.authority import Authority
 from holdfast.gate.local_client import LocalClient
 from holdfast.model.node import Node
 from holdfast.model.principal import HOLLOW_NODES, from_identity
+from holdfast.model.probe import Probe, TcpProbe
 from holdfast.model.replica import Phase
-from holdfast.model.template import Probe, Probes, RestartPolicy, TcpProbe
+from holdfast.model.template import Probes, RestartPolicy
 
 PREFIX = "h-"
 COUNT = 7

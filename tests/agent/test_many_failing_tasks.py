@@ -17,12 +17,15 @@ from tests.agent.agent_world import World, config, eventually, template
 from tests.agent.test_failing_tasks import BOMB, python
 from tests.expected import present
 
+from holdfast.agent.drivers.artifact_sources import ArtifactSources
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.records import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, kill_marked
+from holdfast.agent.drivers.records import LOG_FILE_BYTES_MAX, LOG_FILES_MAX
 from holdfast.agent.main import run_agent
 from holdfast.foundation.ports import SystemPorts
+from holdfast.model.artifact import Artifact
+from holdfast.model.probe import ExecProbe, Probe
 from holdfast.model.replica import ExecutionBlock
-from holdfast.model.template import Artifact, ExecProbe, Port, Probe, Probes, Template
+from holdfast.model.template import Port, Probes, Template
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -44,7 +47,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         driver = ProcessDriver(state / "tasks", SystemPorts().clock)
         for found in await driver.inspect():
             await driver.stop(found.task.id, 0.0)
-            kill_marked(found.task.id)
         await driver.close()
 
 
@@ -65,7 +67,9 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
         "flood": script(FLOOD),
         "bomb": script(bomb),
     }
-    running = asyncio.create_task(run_agent(config(state_dir=str(tmp_path)), world.agent(), world.ports))
+    sources = ArtifactSources(directories=(str(tmp_path),))
+    settings = config(state_dir=str(tmp_path), artifacts=sources)
+    running = asyncio.create_task(run_agent(settings, world.agent(), world.ports))
     try:
         await eventually(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
         await world.bind("well", works["well"])

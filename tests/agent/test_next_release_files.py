@@ -23,11 +23,13 @@ def rewritten(path: Path, kind: type[msgspec.Struct]) -> None:
 
 def test_persisted_state_of_next_release_is_read(tmp_path: Path) -> None:
     first = FileStateStore(tmp_path)
-    first.save(PersistedState(epoch=7, fenced_epoch=6, lease_until_mono_s=5.0, incarnation=2))
+    first.save(
+        PersistedState(epoch=7, fenced_epoch=6, lease_until_mono_s=5.0, incarnation=2, identity="one", started_s=9)
+    )
     first.close()
     rewritten(tmp_path / "agent.json", PersistedState)
     again = FileStateStore(tmp_path)
-    assert again.load().durable_fields == (7, 6, 2)
+    assert again.load().durable_fields == (7, 6, 2, "one", 9)
     again.close()
 
 

@@ -13,7 +13,8 @@ from tests.agent.agent_world import task
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.probes import NetworkProber, ProbeResult, ProbeTarget, TaskProbes, ThresholdCounter
 from holdfast.foundation.ports import SystemClock
-from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProbe
+from holdfast.model.probe import ExecProbe, HttpProbe, Probe, TcpProbe
+from holdfast.model.template import Probes
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 12\r\n\r\nstill waking"
@@ -61,8 +62,8 @@ def at(port: int) -> ProbeTarget:
     return ProbeTarget(task_id="a", address="127.0.0.1", ports={"http": port})
 
 
-def http(path: str = "/", **more: Any) -> Probe:
-    return Probe(http=HttpProbe(path=path), timeout_seconds=0.3, **more)
+def http(path: str = "/", *, timeout_s: float = 30.0, **more: Any) -> Probe:
+    return Probe(http=HttpProbe(path=path), timeout_seconds=timeout_s, **more)
 
 
 async def test_http_probe_passes_only_on_success_status(serve: Serve, driver: ProcessDriver) -> None:
@@ -71,7 +72,7 @@ async def test_http_probe_passes_only_on_success_status(serve: Serve, driver: Pr
     assert good.ok
     bad = await prober.check(at(await serve(BUSY)), http("/readyz"))
     assert not bad.ok and "503" in bad.message and "/readyz" in bad.message and "still waking" in bad.message
-    hung = await prober.check(at(await serve(None)), http())
+    hung = await prober.check(at(await serve(None)), http(timeout_s=0.3))
     assert not hung.ok and "no response within 0.3 s" in hung.message
     rude = await prober.check(at(await serve(b"SSH-2.0-nope\r\n")), http())
     assert not rude.ok and "not an HTTP response" in rude.message
@@ -83,7 +84,7 @@ async def test_http_probe_passes_only_on_success_status(serve: Serve, driver: Pr
 
 async def test_tcp_probe_passes_only_when_port_accepts(serve: Serve, driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
-    probe = Probe(tcp=TcpProbe(), timeout_seconds=0.3)
+    probe = Probe(tcp=TcpProbe(), timeout_seconds=30.0)
     assert (await prober.check(at(await serve(OK)), probe)).ok
     assert not (await prober.check(at(1), probe)).ok
 
@@ -91,13 +92,13 @@ async def test_tcp_probe_passes_only_when_port_accepts(serve: Serve, driver: Pro
 async def test_exec_probe_passes_only_on_exit_code_zero(driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
 
-    def run(*command: str) -> Probe:
-        return Probe(exec=ExecProbe(command=command), timeout_seconds=0.3)
+    def run(*command: str, timeout_s: float = 30.0) -> Probe:
+        return Probe(exec=ExecProbe(command=command), timeout_seconds=timeout_s)
 
     assert (await prober.check(at(0), run("true"))).ok
     bad = await prober.check(at(0), run("sh", "-c", "echo why; exit 9"))
     assert not bad.ok and "code 9" in bad.message and "why" in bad.message
-    hung = await prober.check(at(0), run("sleep", "60"))
+    hung = await prober.check(at(0), run("sleep", "60", timeout_s=0.3))
     assert not hung.ok and "no response" in hung.message
 
 

@@ -21,6 +21,7 @@ from holdfast.agent import shim
 from holdfast.agent.drivers.contract import PROBE_OUTPUT_BYTES_MAX, Driver, StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import LOG_FILE_BYTES_MAX, LOG_FILES_MAX, StartedRecord, TaskDir
+from holdfast.agent.drivers.shim_processes import spawn_shim
 from holdfast.foundation.ports import SystemClock
 
 HERE = Path(__file__).parent
@@ -149,8 +150,9 @@ async def test_orphans_of_ended_task_are_killed(driver: ProcessDriver) -> None:
     [
         ({"command": ("no-such-program",)}, "CommandNotFound", "no-such-program"),
         ({"command": ("/etc",)}, "CommandNotFound", "Permission denied"),
-        ({"command": ("true",), "working_dir": "/no/such/place"}, "StartError", "/no/such/place"),
-        ({"command": ("true",), "user": "nobody-of-that-name"}, "StartError", "nobody-of-that-name"),
+        ({"command": ("true",), "working_dir": "/no/such/place"}, "TemplateUnusable", "/no/such/place"),
+        ({"command": ("true",), "working_dir": "/etc/passwd"}, "TemplateUnusable", "Not a directory"),
+        ({"command": ("true",), "user": "root"}, "UserNotAllowed", "root"),
     ],
 )
 async def test_failed_start_reports_reason_and_later_run_works(
@@ -175,10 +177,10 @@ async def test_task_log_stays_within_size_limits(driver: ProcessDriver, tmp_path
     assert log_text(driver, "a").rstrip().endswith("the end")
 
 
-def shim_status(driver: ProcessDriver, folder: TaskDir) -> str:
+def shim_status(folder: TaskDir) -> str:
     """The start report of a second shim for run 1, after it has exited."""
     read, write = os.pipe()
-    pid = driver._spawn(folder, 1, write)
+    pid = spawn_shim(folder.path, 1, write)
     os.close(write)
     os.waitpid(pid, 0)
     with open(read, "rb") as expected:
@@ -192,7 +194,7 @@ async def test_repeated_start_of_same_run_returns_running_task(driver: ProcessDr
     with pytest.raises(StartFailed, match="is still running"):
         await driver.start(task("a", "sleep", "60", run=2))
     # A second shim for the run, as an agent without its records would start, does nothing.
-    assert shim_status(driver, TaskDir(tmp_path / "a")) == "already started"
+    assert shim_status(TaskDir(tmp_path / "a")) == "already started"
     record = TaskDir(tmp_path / "a").started(1)
     assert record is not None and record.pid == started.pid and alive(started.pid)
 
@@ -205,7 +207,7 @@ async def test_recorded_start_without_shim_is_withdrawn(driver: ProcessDriver, t
     second = ProcessDriver(tmp_path / "tasks", SystemClock())
     (found,) = await second.inspect()
     assert found.exit is not None and found.exit.reason == "NeverStarted"
-    assert shim_status(second, folder) == "withdrawn"
+    assert shim_status(folder) == "withdrawn"
     assert not marker.exists()
     await second.start(task("a", "touch", str(marker), run=2))
     await second.next_exit()
@@ -332,6 +334,22 @@ asyncio.run(main())
 """
 
 
+async def test_commands_run_again_after_their_helper_was_killed(driver: ProcessDriver) -> None:
+    await driver.start(task("a", "sleep", "60"))
+    slow = asyncio.create_task(driver.execute("a", ("sleep", "60"), 30.0))
+    assert (await driver.execute("a", ("echo", "one"), 10.0)).output == "one"
+    helper = driver._commands._server
+    assert helper is not None
+    helper.kill()
+    failed = await slow
+    assert failed.code == 127 and "ended" in failed.output
+    assert (await driver.execute("a", ("echo", "two"), 10.0)).output == "two"
+    with pytest.raises(TimeoutError):
+        await driver.execute("a", ("sh", "-c", "echo $$ > pid; sleep 60"), 1.0)
+    pid = int((driver._root / "a" / "work" / "pid").read_text())
+    await eventually(lambda: not alive(pid))
+
+
 async def test_late_shim_starts_nothing_at_any_step_of_deleting_its_run(driver: ProcessDriver, tmp_path: Path) -> None:
     """A shim of a dead agent comes late: its run was withdrawn, and the next run's preparation is deleting it.
 
@@ -349,7 +367,7 @@ async def test_late_shim_starts_nothing_at_any_step_of_deleting_its_run(driver: 
         if deleting and event == "os.remove":
             deleting = False  # what runs here deletes files too
             read, write = os.pipe()
-            os.waitpid(driver._spawn(folder, 1, write), 0)
+            os.waitpid(spawn_shim(folder.path, 1, write), 0)
             os.close(write)
             reports.append(os.read(read, 4096).decode())
             os.close(read)

@@ -6,19 +6,23 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+from tests.agent.agent_world import KeptMemory, World, template
 from tests.controllers import virtual
 
 from holdfast.agent.limits import AGENT_FLUSH_EVERY_S
-from holdfast.agent.reports import ReportQueue
-from holdfast.agent.status_blocks import STARTING_REPORT_DELAY_S, max_delay_s
+from holdfast.agent.persisted_state import record_start
+from holdfast.agent.reports import REPORT_RESEND_AFTER_S, ReportQueue
+from holdfast.agent.status_blocks import STARTING_REPORT_DELAY_S, execution_write, max_delay_s
 from holdfast.client.contract import CommitReceipt
-from holdfast.model.errors import Ambiguous
+from holdfast.model.errors import Ambiguous, Invalid
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, Phase
 from holdfast.model.writes import SetStatus
 
 STARTING = ExecutionBlock(phase=Phase.STARTING, attempt=1, reason=Reason.STARTED)
+STARTING_AGAIN = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
 READY = ExecutionBlock(phase=Phase.RUNNING, attempt=1, ready=True, reason=Reason.BECAME_READY)
 
 
@@ -100,3 +104,52 @@ def test_identical_report_does_not_cancel_the_resend() -> None:
     received = [phase for _, phase in delivered]
     assert received.count(Phase.BACKING_OFF) == 1 and received[-1] is Phase.RUNNING, delivered
     assert len(delivered) <= len(timed_blocks) + 1, "there is one resend only"
+
+
+class DelayingClient:
+    """Passes commits to a real gate. The first one arrives there only after `late_s`, and the agent gets no answer."""
+
+    def __init__(self, client: Any, late_s: float) -> None:
+        self._client, self._late_s, self._first = client, late_s, True
+        self.late: asyncio.Task[Any] | None = None
+
+    async def commit(self, writes: Sequence[SetStatus], **more: Any) -> Any:
+        if self._first:
+            self._first = False
+            self.late = asyncio.create_task(self._commit_late(writes, more))
+            raise Ambiguous("no answer; it is carried out late")
+        return await self._client.commit(writes, **more)
+
+    async def _commit_late(self, writes: Sequence[SetStatus], more: dict[str, Any]) -> Any:
+        await asyncio.sleep(self._late_s)
+        return await self._client.commit(writes, **more)
+
+
+@pytest.mark.parametrize("late_s", [3.0, REPORT_RESEND_AFTER_S + 30.0])
+def test_report_that_arrives_late_never_replaces_a_newer_one(late_s: float) -> None:
+    async def main() -> None:
+        ports = virtual.VirtualPorts()
+        world = await World(ports).start()
+        binding = await world.bind("a", template())
+        client = DelayingClient(world.agent(), late_s)
+        reports = ReportQueue(client, ports)  # type: ignore[arg-type]
+        running = asyncio.create_task(reports.run())
+        reports.put(execution_write(binding, STARTING_AGAIN))
+        await asyncio.sleep(0.2)
+        reports.put(execution_write(binding, READY))
+        await asyncio.sleep(late_s + 20.0)
+        assert client.late is not None
+        assert world.ready("a") and world.phase("a") == "Running", "the report of the past has replaced the present"
+        with pytest.raises(Invalid, match="older than the stored one"):
+            await client.late
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await world.close()
+
+    virtual.run(main)
+
+
+def test_reports_of_a_restarted_agent_have_higher_numbers_even_if_its_clock_went_back() -> None:
+    memory = KeptMemory()
+    starts = [record_start(memory, now_s) for now_s in (1000.0, 1000.5, 400.0, 2000.0)]
+    assert starts == [1000, 1001, 1002, 2000] and memory.facts.started_s == 2000

@@ -16,7 +16,7 @@ from holdfast.agent.rpc_server import AgentRpcServer
 from holdfast.foundation.ports import SystemPorts
 from holdfast.gate.authorize import access_refusal
 from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind
-from holdfast.model.principal import Principal
+from holdfast.model.principal import Principal, from_identity
 
 
 class Wire:
@@ -57,7 +57,9 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     one = msgspec.structs.replace(one, replica="a")
     made = Wire()
     await driver.start(one)
-    server = AgentRpcServer("n1", made, (tmp_path,), ports, lambda: [(one, driver)])
+    own = msgspec.structs.replace(one, resources={"cpu": 100})
+    others = [msgspec.structs.replace(own, namespace="bank", workload="vault", replica=name) for name in ("s", "t")]
+    server = AgentRpcServer("n1", made, (tmp_path,), ports, lambda: [(each, driver) for each in (own, *others)])
     running = asyncio.create_task(server.run())
     yield made
     running.cancel()
@@ -102,13 +104,24 @@ async def test_logs_call_for_unknown_replica_returns_error(wire: Wire) -> None:
     )
     await eventually(lambda: "5" in wire.ended)
     assert "no logs on node n1" in wire.responses["5"][0]["error"]
-    (row,) = await wire.call("6", kind=AgentCallKind.USAGE)
-    assert row["replica"] == "a" and row["cpu"] == 0
 
 
-def test_exec_is_allowed_for_operators_only() -> None:
-    user = Principal(name="dev", tenants=frozenset({TENANT}), roles=frozenset({"user"}))
-    assert access_refusal(user, "get", "replicas", "", TENANT, "a") is None
-    assert access_refusal(user, "create", "replicas", "exec", TENANT, "a") is not None
+async def test_usage_for_a_tenant_names_no_replica_of_others(wire: Wire) -> None:
+    own, others = await wire.call("6", kind=AgentCallKind.USAGE)
+    assert (own["namespace"], own["replica"]) == (TENANT, "a")
+    assert (others["namespace"], others["workload"], others["replica"]) == ("", "", "")
+    assert (own["cpuRequested"], others["cpuRequested"]) == (100, 200)
+    wire.calls.put_nowait(AgentCall(id="7", arguments=AgentCallArguments(kind=AgentCallKind.USAGE)))
+    await eventually(lambda: "7" in wire.ended)
+    assert [row["replica"] for row in wire.responses["7"]] == ["a", "s", "t"], "an operator sees the whole node"
+
+
+def test_exec_is_allowed_for_operators_and_own_users_only() -> None:
+    user = from_identity("dev", (f"holdfast:tenant:{TENANT}",), credential="t")
+    assert access_refusal(user, "create", "replicas", "exec", TENANT, "a") is None
+    assert access_refusal(user, "create", "replicas", "exec", "other", "a") is not None
+    viewer = Principal(name="eye", groups=("holdfast:viewers",))
+    assert access_refusal(viewer, "get", "replicas", "", TENANT, "a") is None
+    assert access_refusal(viewer, "create", "replicas", "exec", TENANT, "a") is not None
     operator = Principal(name="op", groups=("holdfast:operators",), roles=frozenset({"operator"}))
     assert access_refusal(operator, "create", "replicas", "exec", TENANT, "a") is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.agent.start_failures import QUARANTINE_S, START_FAILURES_WINDOW_S, StartFailures
 
 
@@ -44,3 +46,11 @@ def test_start_failures_outside_window_do_not_count() -> None:
     failed(book, "acme/b", 1.0)
     failed(book, "acme/a", START_FAILURES_WINDOW_S + 2.0)
     assert book.quarantine(START_FAILURES_WINDOW_S + 3.0) is None
+
+
+@pytest.mark.parametrize("reason", ["CommandNotFound", "TemplateUnusable", "UserNotAllowed", "ArtifactMissing"])
+def test_failures_that_templates_cause_never_quarantine(reason: str) -> None:
+    book = StartFailures()
+    for n in range(20):
+        failed(book, f"acme/{n}", float(n), reason)
+    assert book.quarantine(20.0) is None

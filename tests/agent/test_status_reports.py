@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-from tests.agent.agent_world import KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+import pytest
+from tests.agent.agent_world import KeptMemory, ScriptedDriver, ScriptedProber, World, config, template, unnumbered
 from tests.controllers import virtual
 from tests.expected import present
 
@@ -68,11 +69,22 @@ def node_condition_reasons(
 
 
 def test_node_reports_resource_limits_condition() -> None:
-    assert node_condition_reasons(NodeTraits(isolation="cgroup2"), config()) == {
-        "ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_ENFORCED
-    }
+    found = node_condition_reasons(NodeTraits(isolation="cgroup2"), config())
+    assert found["ResourceLimitsEnforced"] == Reason.RESOURCE_LIMITS_ENFORCED
     weak = NodeTraits(isolation="rlimits", limitation="memory is not held")
-    assert node_condition_reasons(weak, config()) == {"ResourceLimitsEnforced": Reason.RESOURCE_LIMITS_PARTIAL}
+    assert node_condition_reasons(weak, config())["ResourceLimitsEnforced"] == Reason.RESOURCE_LIMITS_PARTIAL
+
+
+@pytest.mark.parametrize(
+    ("traits", "reason"),
+    [
+        (NodeTraits(isolation="cgroup2"), Reason.TASKS_ISOLATED),
+        (NodeTraits(isolation="cgroup2", exposure="the agent is not root"), Reason.TASKS_NOT_ISOLATED),
+        (NodeTraits(isolation="none", exposure="x", unconfirmed="task a"), Reason.END_UNCONFIRMED),
+    ],
+)
+def test_node_reports_how_far_tasks_are_separated(traits: NodeTraits, reason: str) -> None:
+    assert node_condition_reasons(traits, config())["TasksIsolated"] == reason
 
 
 def test_overcommitted_node_reports_condition_until_claims_fit() -> None:
@@ -128,7 +140,7 @@ def test_node_report_lost_by_cell_is_sent_again() -> None:
         del less["status"]["execution"]["cachedArtifacts"], less["status"]["execution"]["isolation"]
         await world.objects.commit(kind, Txn(writes=(Put(entry.key, msgspec.json.encode(less)),)))
         assert present(world.node()).status.execution.isolation == ""
-        await virtual.until(lambda: present(world.node()).status.execution == first_report)
+        await virtual.until(lambda: unnumbered(present(world.node()).status.execution) == unnumbered(first_report))
         revision = present(world.node()).revision
         await ports.clock.sleep(3 * AGENT_RESYNC_S)
         assert present(world.node()).revision == revision, "nothing is sent after that"

@@ -7,7 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from tests.agent.agent_world import Behaviour, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+import msgspec
+from tests.agent.agent_world import (
+    Behaviour,
+    KeptMemory,
+    ScriptedDriver,
+    ScriptedProber,
+    World,
+    config,
+    template,
+    unnumbered,
+)
 from tests.controllers import virtual
 from tests.expected import present
 
@@ -15,12 +25,15 @@ from holdfast.agent.limits import AGENT_RESYNC_S
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.agent.task_decision import RESTARTS_ON_FAILURE_MAX
 from holdfast.model import limits, times
-from holdfast.model.meta import Key
+from holdfast.model.artifact import Artifact
+from holdfast.model.binding import Binding, DesiredRunState
+from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node
+from holdfast.model.probe import HttpProbe, Probe
 from holdfast.model.replica import Phase, PlacementBlock
-from holdfast.model.template import HttpProbe, Port, Probe, Probes, RestartPolicy
+from holdfast.model.template import Port, Probes, RestartPolicy
 from holdfast.model.workload import Exclusivity
-from holdfast.model.writes import SetStatus
+from holdfast.model.writes import Create, SetStatus
 
 PROBED = {"ports": (Port(name="http"),)}
 
@@ -121,6 +134,27 @@ def test_task_is_started_reported_stopped_and_acknowledged() -> None:
     play(body)
 
 
+def test_slow_artifacts_and_a_slow_start_are_reported_apart() -> None:
+    async def body(s: Scene) -> None:
+        def starting_because(name: str) -> str:
+            block = s.world.replica(name).status.execution
+            return str(block.reason) if block is not None and block.phase is Phase.STARTING else ""
+
+        async with s.agent():
+            await s.until(s.reconciled)
+            s.driver.acts["a"] = Behaviour(fetch_s=20, start_s=20)
+            s.driver.acts["b"] = Behaviour(start_s=20)
+            data = (Artifact(name="data", source="https://example.com/data"),)
+            await s.world.bind("a", template(artifacts=data))
+            await s.world.bind("b", template())
+            await s.until(lambda: starting_because("a") and starting_because("b"), within_s=10)
+            assert (starting_because("a"), starting_because("b")) == ("FetchingArtifacts", "Started")
+            await s.until(lambda: starting_because("a") == "Started", within_s=30)
+            await s.until(lambda: s.world.ready("a"))
+
+    play(body)
+
+
 def test_binding_stopped_before_start_is_acknowledged_as_never_started() -> None:
     async def body(s: Scene) -> None:
         await s.world.bind("a", template())
@@ -169,7 +203,7 @@ def test_batch_task_ends_as_succeeded_or_failed_for_good() -> None:
             assert len(runs) == RESTARTS_ON_FAILURE_MAX + 1
             before = len(s.driver.log)
             await asyncio.sleep(400)
-            assert len(s.driver.log) == before, "a task that ended for good is not restarted"
+            assert len(s.driver.log) == before, "a task that ended permanently is not restarted"
 
     play(body)
 
@@ -283,16 +317,15 @@ def test_restarted_agent_keeps_epoch_and_reports_no_unready_task() -> None:
         async with s.agent():
             await s.until(s.reconciled)
             await s.world.bind("a", template(probes=probed(readiness=check()), **PROBED), ports={"http": 20001})
-            await s.world.bind("gone", template())
-            await s.until(lambda: s.world.ready("a") and s.world.ready("gone"))
-        before = s.world.replica("a").status.execution
-        assert s.driver.running() == ["a", "gone"], "tasks outlive their agent"
-        await s.world.free("gone")
+            await s.until(lambda: s.world.ready("a"))
+        before = unnumbered(s.world.replica("a").status.execution)
+        assert s.driver.running() == ["a"], "tasks outlive their agent"
         commits_before = len(s.world.commits)
         async with s.agent():
-            await s.until(lambda: s.driver.running() == ["a"])
             await asyncio.sleep(10)
-            assert s.world.replica("a").status.execution == before, "an agent restart does not look like a task restart"
+            assert unnumbered(s.world.replica("a").status.execution) == before, (
+                "an agent restart does not look like a task restart"
+            )
             assert present(s.node()).status.execution.epoch == 1
             unready = [
                 w
@@ -334,6 +367,110 @@ def test_partitioned_agent_keeps_tasks_running_and_reports_later() -> None:
             s.world.renewal_service.away = False
             await s.until(lambda: s.driver.running() == ["a", "x"])  # not fenced in the meantime: it may run again
             await s.until(lambda: s.world.ready("x") and present(s.world.replica("x").status.execution).restarts == 1)
+
+    play(body)
+
+
+def test_task_whose_binding_the_region_lost_keeps_running() -> None:
+    """The region deletes a Binding after the acknowledged end of its task. A missing one is no order to stop."""
+
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.world.bind("x", template(), exclusive=Exclusivity())
+            await s.until(lambda: s.world.ready("a") and s.world.ready("x"))
+        await s.world.free("a")
+        await s.world.free("x")
+        async with s.agent():
+            await asyncio.sleep(3 * AGENT_RESYNC_S)
+            assert s.driver.running() == ["a", "x"], "the lease of the exclusive task is renewed"
+            assert "2 tasks have no Binding" in present(s.node()).status.execution.message
+            s.world.renewal_service.away = True
+            await s.until(lambda: s.driver.running() == ["a"])  # it ends with the lease, with or without a Binding
+            s.world.renewal_service.away = False
+            s.world.renewal_service.fence("n1")
+            await s.until(lambda: s.driver.running() == [])
+
+    play(body)
+
+
+def test_task_whose_binding_was_seen_deleted_is_stopped() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.until(lambda: s.world.ready("a"))
+            await s.world.free("a")
+            await s.until(lambda: s.driver.running() == [])
+
+    play(body)
+
+
+def test_lost_binding_written_again_is_acknowledged_only_when_its_task_has_stopped() -> None:
+    """The new Binding has another uid. The agent must not report that it runs nothing while the old task runs."""
+
+    async def body(s: Scene) -> None:
+        s.driver.acts["a"] = Behaviour(stop_s=20.0)
+        async with s.agent():
+            await s.until(s.reconciled)
+            lost = await s.world.bind("a", template())
+            await s.until(lambda: s.world.ready("a"))
+        await s.world.free("a")
+        async with s.agent():
+            await asyncio.sleep(AGENT_RESYNC_S)
+            assert s.driver.running() == ["a"]
+            spec = msgspec.structs.replace(
+                lost.spec, desired=DesiredRunState.STOP, stop_reason="ClaimLost", stop_grace_seconds=30.0
+            )
+            meta = ObjectMeta(name=lost.metadata.name, namespace=lost.metadata.namespace)
+            await s.world.write("authority", Create(Binding(metadata=meta, spec=spec)))
+            assert s.world.binding("a").uid != lost.uid
+            while not s.acknowledged("a"):
+                await asyncio.sleep(0.5)
+                assert not (s.acknowledged("a") and s.driver.running())
+            assert s.driver.running() == [] and s.world.phase("a") == "Stopped"
+
+    play(body)
+
+
+def test_fence_by_another_cell_stops_no_task() -> None:
+    """A region whose store was lost fences every epoch that it does not know."""
+
+    async def body(s: Scene) -> None:
+        service = s.world.renewal_service
+        service.identity = "first"
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.world.bind("x", template(), exclusive=Exclusivity())
+            await s.until(lambda: s.world.ready("a") and s.world.ready("x"))
+        service.identity = "another"
+        service.fence("n1")
+        async with s.agent():
+            await asyncio.sleep(2 * AGENT_RESYNC_S)
+            assert s.driver.running() == ["a"], "the exclusive task ends with the lease"
+            service.identity = "first"
+            await s.until(lambda: s.driver.running() == [])  # the known cell is obeyed
+
+    play(body)
+
+
+def test_confirmed_new_cell_is_obeyed() -> None:
+    async def body(s: Scene) -> None:
+        service = s.world.renewal_service
+        service.identity = "first"
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.until(lambda: s.world.ready("a"))
+            service.identity = "another"
+            fenced = service.fence("n1")
+            await asyncio.sleep(60)
+            assert s.driver.running() == ["a"]
+            service.confirms_deletion = True
+            await s.until(lambda: s.driver.running() == [])
+            await s.until(lambda: present(s.node()).status.execution.epoch == fenced + 1)
 
     play(body)
 

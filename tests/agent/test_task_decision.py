@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.agent.agent_world import template
 
-from holdfast.agent.config import AgentConfig
+from holdfast.agent.config import AgentConfig, load
 from holdfast.agent.status_blocks import environment, execution_block, task_id
 from holdfast.agent.task_decision import (
     RESTART_BACKOFF_MAX_S,
@@ -25,11 +25,12 @@ from holdfast.agent.task_decision import (
     TaskState,
     assumed_failures,
     decide,
-    decide_before_first_list,
+    decide_without_binding,
     failures_after_exit,
     restart_backoff_s,
 )
 from holdfast.model.binding import Binding, BindingSpec, BindingStatus, DesiredRunState, DeviceClaim, Intent
+from holdfast.model.errors import Invalid
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.replica import ExitStatus, Phase
 from holdfast.model.template import Port, RestartPolicy
@@ -271,12 +272,19 @@ def test_decide_never_starts_without_lease_nor_acknowledges_while_running(
         (True, RUNNING, LAPSED, TaskDecision(StopTask(0.0, "LeaseExpired"))),
         (False, RUNNING, FENCED, TaskDecision(StopTask(0.0, "Fenced"))),
         (True, ended(), LAPSED, TaskDecision()),
+        (True, STOPPING, LAPSED, TaskDecision()),
+        (False, STOPPING, LIVE, TaskDecision()),
     ],
 )
-def test_decide_before_first_list_keeps_tasks_running_while_lease_allows(
+def test_decide_without_binding_keeps_tasks_running_while_lease_allows(
     exclusive: bool, local: TaskObservation, lease: LeaseState, expected: TaskDecision
 ) -> None:
-    assert decide_before_first_list(exclusive, local, lease, NOW) == expected
+    assert decide_without_binding(exclusive, local, lease, NOW) == expected
+
+
+def test_task_that_was_never_observed_had_no_run_failure_or_process() -> None:
+    unseen = TaskObservation()
+    assert (unseen.state, unseen.run, unseen.failures, unseen.pid) == (TaskState.ABSENT, 0, 0, 0)
 
 
 def test_restart_backoff_doubles_up_to_its_maximum() -> None:
@@ -317,6 +325,22 @@ def test_environment_contains_ports_and_identity_overriding_template() -> None:
     assert task_id(binding) == "acme_a.1_b"
 
 
+def test_environment_names_the_name_server_of_the_node_and_no_other() -> None:
+    made = template(env={"HOLDFAST_DNS": "192.0.2.1:53"})
+    binding = msgspec.structs.replace(bound(), spec=msgspec.structs.replace(bound().spec, template=made))
+    assert "HOLDFAST_DNS" not in environment(binding, CONFIG)
+    named = msgspec.structs.replace(CONFIG, dns="10.0.0.2:53")
+    assert environment(binding, named)["HOLDFAST_DNS"] == "10.0.0.2:53"
+
+
+@pytest.mark.parametrize("text", ["10.0.0.2", "10.0.0.2:", ":53", "10.0.0.2:70000", "fd00::2:53", "ns:dns"])
+def test_settings_with_an_unusable_name_server_are_refused(text: str) -> None:
+    node = {"name": "n1", "region": "us-east", "zone": "us-east-a", "state_dir": "/x"}
+    with pytest.raises(Invalid, match="expected HOST:PORT"):
+        load(**node, dns=text)
+    assert load(**node, dns="[fd00::2]:53").dns == "[fd00::2]:53"
+
+
 @pytest.mark.parametrize(
     ("local", "phase", "ready"),
     [
@@ -340,6 +364,11 @@ def test_execution_block_for_each_task_state_has_expected_phase(
 def test_execution_block_of_adopted_task_before_first_probe_is_none() -> None:
     assert execution_block(bound(), msgspec.structs.replace(RUNNING, ready=None), CONFIG) is None
     assert execution_block(bound(), ABSENT, CONFIG) is None
+
+
+def test_execution_block_of_stopping_task_without_probe_is_reported() -> None:
+    block = execution_block(bound(), msgspec.structs.replace(STOPPING, ready=None), CONFIG)
+    assert block is not None and block.phase is Phase.STOPPING
 
 
 def test_failure_count_after_lost_shim_is_unchanged() -> None:

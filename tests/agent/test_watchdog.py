@@ -25,8 +25,9 @@ from tests.witness_intervals import intervals
 from holdfast.agent.cgroups import NoIsolation, RlimitIsolation, TaskIsolation, choose_isolation
 from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.records import TaskDir, kill_marked
+from holdfast.agent.drivers.records import TaskDir
 from holdfast.agent.task_decision import WATCHDOG_KILL_LEAD_S, WATCHDOG_LEAD_S
+from holdfast.agent.task_users import TaskUsers
 from holdfast.foundation.ports import SystemClock
 from holdfast.samples import witness
 
@@ -45,13 +46,22 @@ def held(request: pytest.FixtureRequest) -> TaskIsolation:
 
 
 @pytest.fixture
-async def driver(tmp_path: Path, held: TaskIsolation) -> AsyncIterator[ProcessDriver]:
-    made = ProcessDriver(tmp_path / "tasks", SystemClock(), confinement=held)
+def seen(tmp_path: Path) -> Path:
+    """Where witnesses write: tasks have users of their own, so it is open to all."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture
+async def driver(tmp_path: Path, held: TaskIsolation, seen: Path) -> AsyncIterator[ProcessDriver]:
+    users = TaskUsers(tmp_path, registry=tmp_path / "registry", host_paths=(str(seen),))
+    made = ProcessDriver(tmp_path / "tasks", SystemClock(), confinement=held, users=users)
     yield made
     for path in (tmp_path / "tasks").iterdir():
         if path.is_dir():
             await made.stop(path.name, 0.0)
-            kill_marked(path.name)
     await made.close()
     held.close()
 
@@ -82,10 +92,10 @@ async def running(tmp_path: Path, count: int = 1) -> None:
 
 def guard_of(driver: ProcessDriver, folder: TaskDir) -> int:
     """The guard process of a shim."""
-    shim, work = folder.shim_pid(), folder.started(1)
-    assert work is not None
+    shim = folder.shim_pid()
     children = Path(f"/proc/{shim}/task/{shim}/children").read_text().split()
-    return next((int(pid) for pid in children if int(pid) != work.pid), 0)
+    own = (int(pid) for pid in children if b"shim.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return next(own, 0)
 
 
 async def test_exclusive_task_without_renewal_ends_before_lease_expiry(driver: ProcessDriver, tmp_path: Path) -> None:
@@ -135,7 +145,7 @@ async def test_start_after_lease_expiry_is_refused(driver: ProcessDriver, tmp_pa
     with pytest.raises(StartFailed) as failure:
         await driver.start(exclusive(tmp_path))
     assert failure.value.reason == "NeverStarted" and "LeaseExpired" in failure.value.message
-    assert not (tmp_path / "seen").exists()
+    assert not list((tmp_path / "seen").iterdir())
 
 
 async def test_exclusive_task_with_suspended_shim_ends_before_lease_expiry(
@@ -151,6 +161,27 @@ async def test_exclusive_task_with_suspended_shim_ends_before_lease_expiry(
     assert last_seen(tmp_path) < end
     os.kill(shim, signal.SIGCONT)
     assert (await driver.next_exit()).exit.reason in ("LeaseExpired", "Killed")
+
+
+async def test_work_of_a_node_paused_beyond_its_lease_is_killed_when_the_node_goes_on(
+    driver: ProcessDriver, tmp_path: Path
+) -> None:
+    """Shim, guard and work are paused together, and the work resumes first: the worst order."""
+    end = now() + LEASE_S
+    driver.set_lease(7, end)
+    started = await driver.start(exclusive(tmp_path))
+    await running(tmp_path)
+    folder = TaskDir(tmp_path / "tasks" / "only")
+    paused = [started.pid, guard_of(driver, folder), folder.shim_pid()]
+    for pid in reversed(paused):
+        os.kill(pid, signal.SIGSTOP)
+    await eventually(lambda: now() > end + 1.0)
+    assert last_seen(tmp_path) < end
+    resumed = now()
+    for pid in paused:
+        os.kill(pid, signal.SIGCONT)
+    assert (await driver.next_exit()).exit.reason == "LeaseExpired"
+    assert last_seen(tmp_path) < resumed + 1.0, "a node that resumes ends the work of its expired lease at once"
 
 
 async def test_sigkill_of_shim_kills_processes_in_other_sessions(driver: ProcessDriver, tmp_path: Path) -> None:

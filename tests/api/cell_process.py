@@ -22,12 +22,13 @@ from holdfast.identity.certificates import issue, make_ca
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.principal import CONTROLLERS, OPERATORS, TENANT_PREFIX, from_identity
-from holdfast.model.priority_class import PriorityClass
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create
 from holdfast.server.app import Application
+from holdfast.server.console import ConsoleService
 from holdfast.server.listener import Listener, TlsFiles, serve
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
@@ -49,7 +50,7 @@ async def first_objects(gate: Gate) -> None:
         [
             Create(Tenant(metadata=ObjectMeta(name="default"))),
             Create(Tenant(metadata=ObjectMeta(name="shop"))),
-            Create(PriorityClass(metadata=ObjectMeta(name="standard"))),
+            Create(PriorityClass(metadata=ObjectMeta(name="standard"), spec=PriorityClassSpec(tenants=("*",)))),
             Create(Region(metadata=ObjectMeta(name="us-east"), spec=RegionSpec(zones=("us-east-a",)))),
         ]
     )
@@ -79,7 +80,9 @@ async def main(folder: Path, cell: str) -> None:
     gate = Gate(cell, objects, ports)
     if cell == "global":
         await first_objects(gate)
-    app = Application(cell, objects, gate, Authenticator(cell, ports, tokens=tokens), ports)
+    authenticator = Authenticator(cell, ports, tokens=tokens)
+    console = ConsoleService(objects, authenticator, ports, None) if cell == "global" else None
+    app = Application(cell, objects, gate, authenticator, ports, console=console)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 

@@ -33,8 +33,8 @@ def found_kubectls() -> dict[str, str]:
         for place in places:
             if (place / f"kubectl.{minor}").exists():
                 found.setdefault(minor, str(place / f"kubectl.{minor}"))
-    old = HERE.parents[1] / ".tools" / "usr" / "bin" / "kubectl"
-    if old.exists():
+    old = HERE.parents[1] / ".tools" / "bin" / "kubectl"
+    if old.exists() and "v1.20" in subprocess.run([old, "version", "--client"], capture_output=True, text=True).stdout:
         found["1.20"] = str(old)
     plain = shutil.which("kubectl")
     if not found and plain:

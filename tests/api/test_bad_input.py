@@ -96,7 +96,9 @@ def test_requests_generated_from_schema_never_cause_server_error(cell: Cell, lin
             data = None if body is None else json.dumps(body).encode()
             headers = {"Content-Type": case.media_type or "application/json"}
             code, response = line.call(case.method, f"{path}?{query}", data, headers)
-            assert code < 500, (case.method, path, query, data, response)
+            # The regions of this cell do not run, so the global cell cannot know whether an object of theirs exists.
+            out_of_touch = code == 503 and '": not found, but region' in response["message"]
+            assert code < 500 or out_of_touch, (case.method, path, query, data, response)
             if code >= 400 and case.method != "HEAD":
                 assert response["kind"] == "Status" and response["message"]
 
@@ -132,7 +134,8 @@ def test_random_names_never_cause_server_error(cell: Cell, line: Line) -> None:
         (b"\xff\xfe", "application/json", 400),
         (b"[]", "application/json", 400),
         (b'{"a":' * 2000 + b"1" + b"}" * 2000, "application/json", 400),
-        (b"[" * 1_000_000, "application/json", 400),
+        (b"[" * 4_000, "application/json", 400),
+        (b"[" * 1_000_000, "application/json", 413),
         (b'{"metadata":{"name":"x"},"spec":{"replicas":' + b"9" * 6000 + b"}}", "application/json", 400),
         (b'{"a":"' + b"x" * (4 << 20) + b'"}', "application/json", 413),
         (b"x", "image/png", 415),
@@ -140,9 +143,14 @@ def test_random_names_never_cause_server_error(cell: Cell, line: Line) -> None:
         (b"k8s\0\xff\xff\xff", "application/vnd.kubernetes.protobuf", 400),
         (b'{"metadata":{"name":"x","labels":{"a":5}}}', "application/json", 422),
         (
-            b'{"metadata":{"name":"x"},"spec":{"template":{"command":' + json.dumps([7] * 50_000).encode() + b"}}}",
+            b'{"metadata":{"name":"x"},"spec":{"template":{"command":' + json.dumps([7] * 4_000).encode() + b"}}}",
             "application/json",
             422,
+        ),
+        (
+            b'{"metadata":{"name":"x"},"spec":{"template":{"command":' + json.dumps([7] * 50_000).encode() + b"}}}",
+            "application/json",
+            413,
         ),
     ],
 )

@@ -29,17 +29,21 @@ async def test_semaphore_cancelled_waiter_does_not_block_others() -> None:
     semaphore = ItemSemaphore(2)
     done: list[str] = []
 
-    async def work(name: str, count: int, seconds: float) -> None:
+    async def work(name: str, count: int, until: asyncio.Event | None = None) -> None:
         async with semaphore.acquire(count):
-            await asyncio.sleep(seconds)
+            if until is not None:
+                await until.wait()
             done.append(name)
 
-    first = asyncio.create_task(work("first", 1, 0.02))
+    small_done = asyncio.Event()
+    first = asyncio.create_task(work("first", 1, small_done))
     await asyncio.sleep(0)
-    large = asyncio.create_task(work("large", 2, 0.0))
-    small = asyncio.create_task(work("small", 1, 0.0))
+    large = asyncio.create_task(work("large", 2))
+    small = asyncio.create_task(work("small", 1))
     await asyncio.sleep(0)
     large.cancel()
-    await asyncio.gather(first, large, small, return_exceptions=True)
+    await asyncio.wait_for(small, 60.0)
+    small_done.set()
+    await asyncio.gather(first, large, return_exceptions=True)
     assert done == ["small", "first"]
-    await asyncio.wait_for(work("all", 2, 0.0), 1.0)
+    await asyncio.wait_for(work("all", 2), 60.0)

@@ -8,10 +8,9 @@ import msgspec
 import pytest
 from tests.authority.cell import WHO, Cell, yield_to_loop
 
-from holdfast.authority import restore_records
 from holdfast.authority.heartbeats import REPORTED_EPOCH_MAX
 from holdfast.model import limits
-from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
+from holdfast.model.election_term import INCARNATION_TERM, RESTORE_COMPLETE, Term, TermSpec
 from holdfast.model.errors import Unavailable
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import ObjectMeta
@@ -32,9 +31,7 @@ async def test_registration_issues_increasing_epochs_without_node(cell: Cell) ->
 
 async def test_restored_region_issues_epochs_above_previous_incarnations(cell: Cell) -> None:
     """An agent remembers every epoch at which it was fenced, also those after the backup."""
-    await cell.put(
-        Term(metadata=ObjectMeta(name=INCARNATION_TERM), spec=TermSpec(holder=restore_records.RESTORE_COMPLETE, term=3))
-    )
+    await cell.put(Term(metadata=ObjectMeta(name=INCARNATION_TERM), spec=TermSpec(holder=RESTORE_COMPLETE, term=3)))
     for node in ("n1", "unknown to the backup"):
         assert (await cell.renew(node, 1)).reason == "NodeFenced"
         given = (await cell.renew(node, 0)).epoch

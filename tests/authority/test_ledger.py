@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.authority.claims import Claim, ClaimRequest, grant_class
 from holdfast.authority.ledger import Ledger, rebuild_ledger
+from holdfast.authority.records import claim_meta
 from holdfast.model.binding import (
     Binding,
     BindingSpec,
@@ -28,6 +30,7 @@ from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, node_capacity
 from holdfast.model.quantity import add, amounts_text
 from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec, RecoverySlotStatus, SlotAdmissionStatus
 from holdfast.model.template import Template
 
@@ -130,7 +133,8 @@ class LedgerMachine(RuleBasedStateMachine):
         return msgspec.json.decode(msgspec.json.encode(_plain(self.ledger.comparable_state())), type=dict[str, Any])
 
     def _fits(self, node: Node, claim: Claim) -> None:
-        """Independent check of the capacity rule, the devices and the limit."""
+        """Independent check of the capacity rule, the devices and the limit. A node may have shrunk below its claims in
+        a resource that this claim does not ask for."""
         capacity = node_capacity(node)
         firm: dict[str, int] = {}
         loose: dict[str, int] = {}
@@ -156,7 +160,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 if each.capacity_class != "Reclaimable":
                     add(leaving_firm, each.amounts)
         solid = claim.nominated or claim.capacity_class != "Reclaimable"
-        for name in sorted({*firm, *loose, *nominated}):
+        for name in sorted(name for name, amount in claim.amounts.items() if amount):
             f, k, n, cap = firm.get(name, 0), loose.get(name, 0), nominated.get(name, 0), capacity.get(name, 0)
             if solid:
                 assert f + slot_amounts.get(name, 0) + n - leaving_firm.get(name, 0) <= cap
@@ -258,6 +262,33 @@ LedgerMachine.TestCase.settings = settings(
 TestLedger = LedgerMachine.TestCase
 
 
+@pytest.mark.parametrize("held", ["firm claim", "nominated claim", "recovery slot"])
+def test_claim_on_overcommitted_node_is_checked_only_for_requested_resources(held: str) -> None:
+    """The node's capacity shrank below its claims. Found by `LedgerMachine`: a claim without cpu was refused beside a
+    firm claim, and accepted beside a nomination or recovery slot. The planner too checks only requested resources."""
+    ledger, limit = Ledger(), SpendingLimit(LIMIT, LIMIT, ("x",))
+    whole, shrunk = make_node("n1", 1, 3000, 1), make_node("n1", 2, 1000, 1)
+
+    def request(name: str, sums: dict[str, int], *, victims: tuple[str, ...] = ()) -> ClaimRequest:
+        firm = CapacityClass.FIRM
+        return ClaimRequest("a", name, name, name, 1, sums, firm, (), (), (), victims, (), bool(victims))
+
+    if held == "recovery slot":
+        admitted = RecoverySlotStatus(admission=SlotAdmissionStatus(admitted=True))
+        spec = RecoverySlotSpec("b", "n1", resources={"cpu": "3000m"})
+        ledger.account_for(whole)
+        ledger.set_slots("n1", [RecoverySlot(ObjectMeta(name="s"), spec, admitted)])
+    else:
+        victims = ("a/gone",) if held == "nominated claim" else ()
+        found = ledger.check(whole, request("r1", {"cpu": 3000}, victims=victims), limit)
+        assert isinstance(found, Claim)
+        ledger.put(found)
+    for sums in ({}, {"cpu": 0}, {"gpu": 1000}):
+        assert isinstance(ledger.check(shrunk, request("r2", sums), limit), Claim), sums
+    refused = ledger.check(shrunk, request("r2", {"cpu": 1}), limit)
+    assert isinstance(refused, Refused) and refused.reason == Reason.INSUFFICIENT_CPU
+
+
 @given(st.lists(st.tuples(st.sampled_from(list(GrantClass)), st.integers(0, 5), st.booleans()), max_size=5))
 def test_spending_limit_is_sum_of_live_grants_of_class(rows: list[tuple[GrantClass, int, bool]]) -> None:
     copies = [
@@ -275,3 +306,40 @@ def test_spending_limit_is_sum_of_live_grants_of_class(rows: list[tuple[GrantCla
         limit = spending_limit(copies, spent_as, now)
         assert limit.spendable.get("cpu", 0) == 1000 * sum(n for c, n, e in rows if c in classes and not e)
         assert limit.with_expired.get("cpu", 0) == 1000 * sum(n for c, n, _ in rows if c in classes)
+
+
+def ported(name: str, port: int, **more: Any) -> Claim:
+    return Claim(f"a/{name}", "a", name, name, name, 1, "n1", {}, CapacityClass.FIRM, ports={"http": port}, **more)
+
+
+def test_search_for_ports_continues_after_the_newest_claim() -> None:
+    """A promoted nomination gets ports when it is stored again. A stopping claim gives its ports back, so the search
+    does not continue there."""
+    ledger = Ledger()
+    account = ledger.account_for(make_node("n1", 1, 3000, 0))
+    ledger.put(ported("r1", 3000))
+    ledger.put(msgspec.structs.replace(ported("r2", 3000), ports={}, nominated=True))
+    ledger.put(ported("r2", 3002))
+    assert account.port_cursor == 3003
+    ledger.put(ported("r1", 3000, stopping=True))
+    assert account.port_cursor == 3003
+    rebuilt = Ledger()
+    account = rebuilt.account_for(make_node("n1", 1, 3000, 0))
+    rebuilt.put(ported("r1", 3000, stopping=True))
+    assert account.port_cursor == 3001, "a rebuilt ledger does not know the order"
+
+
+@pytest.mark.parametrize(("ports", "cursor"), [((3000, 3004), 3003), ((3003, 3009), 3003), ((4000, 4009), 4000)])
+def test_search_for_ports_starts_again_only_outside_the_node_s_range(ports: tuple[int, int], cursor: int) -> None:
+    ledger = Ledger()
+    account = ledger.account_for(make_node("n1", 1, 3000, 0))
+    ledger.put(ported("r1", 3002))
+    changed = make_node("n1", 2, 3000, 0)
+    ledger.account_for(msgspec.structs.replace(changed, spec=msgspec.structs.replace(changed.spec, port_range=ports)))
+    assert account.port_range == ports and account.port_cursor == cursor
+
+
+@pytest.mark.parametrize(("length", "labelled"), [(63, True), (64, False)])
+def test_claim_is_labelled_with_its_workload_unless_the_name_is_too_long(length: int, labelled: bool) -> None:
+    meta = claim_meta(ported("r1", 3000), "w" * length, "uid", "2027-01-01T00:00:00Z")
+    assert ("w" * length in meta.labels.values()) is labelled and "n1" in meta.labels.values()

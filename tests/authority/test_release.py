@@ -213,6 +213,22 @@ async def test_nominated_reservation_is_promoted_after_victims_are_released(cell
     cell.check_ledger()
 
 
+async def test_nomination_waits_for_its_victims_even_if_there_is_room_meanwhile(cell: Cell) -> None:
+    """Bound beside its victim, the replica would run, and its victim would be evicted for nothing."""
+    victim = await cell.replica("low", template={"resources": {"cpu": "4"}})
+    other = await cell.replica("other", template={"resources": {"cpu": "4"}})
+    await cell.place(victim)
+    await cell.place(other)
+    high = await cell.replica("high", priority=10, template={"resources": {"cpu": "4"}})
+    await cell.reserve(cell.item(high, victims=("low.1",)), bind=False)
+    await cell.acknowledge("other.1")
+    await cell.release(other, FREE)
+    await cell.authority.tick()
+    (nomination,) = cell.every(Reservation)
+    assert nomination.status.phase is ReservationPhase.NOMINATED and nomination.spec.victims == ("low.1",)
+    cell.check_ledger()
+
+
 async def put_admitted_slot(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
     """Creates an admitted recovery slot of a budget that all tenants may use."""
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))

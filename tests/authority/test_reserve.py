@@ -21,7 +21,7 @@ from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quota import GrantClass
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.replica import Replica
-from holdfast.model.template import Port
+from holdfast.model.template import Port, Protocol
 from holdfast.model.tenant import Isolation, Tenant, TenantSpec
 from holdfast.model.times import micro_text
 
@@ -230,12 +230,14 @@ async def test_reserve_beyond_capacity_is_refused_with_shortfall(cell: Cell) -> 
     assert refused(await cell.place(odd), "InsufficientResource")["shortfall"] == {"example.com/dongle": "1"}
 
 
-async def test_overcommitted_node_keeps_claims_and_refuses_new_ones(cell: Cell) -> None:
+async def test_overcommitted_node_keeps_claims_and_refuses_more_of_the_resource(cell: Cell) -> None:
     await cell.place(await cell.replica(template={"resources": {"cpu": "6"}}))
     await cell.change_node(capacity={"cpu": "4", "memory": "16Gi"})
-    small = await cell.replica("a", template={"resources": {"memory": "1Mi"}})
+    small = await cell.replica("a", template={"resources": {"cpu": "1m", "memory": "1Mi"}})
     refused(await cell.place(small), "InsufficientCpu")
     assert len(cell.authority.ledger.claims) == 1
+    other = await cell.replica("b", template={"resources": {"cpu": "0", "memory": "1Mi"}})
+    assert (await cell.place(other)).result is PlacementOutcome.ACCEPTED, "docs/decisions/0029"
     cell.check_ledger()
 
 
@@ -338,4 +340,29 @@ async def test_300_items_are_committed_in_two_batches(cell: Cell) -> None:
     answers = await cell.reserve(*(cell.item(r, "big") for r in replicas))
     assert all(a.result is PlacementOutcome.ACCEPTED for a in answers)
     assert cell.store.commits == before + 2
+    cell.check_ledger()
+
+
+async def test_ports_of_different_protocols_do_not_conflict(cell: Cell) -> None:
+    """Also after the ledger is rebuilt from the records of bound and of reserved claims."""
+    tcp, udp = Port("p", 53), Port("p", 53, Protocol.UDP)
+    first = await cell.replica("a-0", template={"ports": (tcp,)})
+    assert (await cell.place(first)).result is PlacementOutcome.ACCEPTED
+    second = await cell.replica("b-0", template={"ports": (udp,)})
+    (answer,) = await cell.reserve(cell.item(second), bind=False)
+    assert (answer.result, answer.ports) == (PlacementOutcome.ACCEPTED, {"p": 53})
+    cell.check_ledger()
+    for name, port in (("c-0", tcp), ("d-0", udp)):
+        refused(await cell.place(await cell.replica(name, template={"ports": (port,)})), "PortInUse")
+    cell.check_ledger()
+
+
+async def test_dynamic_port_takes_a_number_that_no_protocol_uses(cell: Cell) -> None:
+    await cell.change_node("n1", port_range=(20000, 20001))
+    fixed = await cell.replica("a-0", template={"ports": (Port("p", 20000, Protocol.UDP),)})
+    assert (await cell.place(fixed)).result is PlacementOutcome.ACCEPTED
+    answer = await cell.place(await cell.replica("b-0", template={"ports": (Port("p"),)}))
+    assert answer.ports == {"p": 20001}
+    open_udp = await cell.replica("c-0", template={"ports": (Port("p", 0, Protocol.UDP),)})
+    refused(await cell.place(open_udp), "PortsExhausted")
     cell.check_ledger()

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from bench import __main__ as harness
-from bench import api, authority, openb, pipeline, planner, recovery, store
+from bench import api, authority, conflicts, openb, pipeline, planner, recovery, regions, store
 
 SMALL = ("singles", "preemption", "arrival")
 """The shapes that differ most. Each starts its own cells."""
@@ -80,6 +80,36 @@ async def test_component_benchmarks_run_at_small_size(monkeypatch: pytest.Monkey
     figures = await planner.run()
     assert min(figures[f"{kind}_per_s_{size}"] for kind in ("like", "different") for size in (50, 100)) > 0
     assert set(await planner.run(nodes=70)) >= {"like_per_s_70", "different_per_s_70"}
+
+
+@pytest.mark.slow
+async def test_conflicts_benchmark_counts_proposals_that_came_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflicts, "SCHEDULERS", (1, 4))
+    figures = harness.flat(await conflicts.run(replicas=600))
+    for load in conflicts.LOADS:
+        assert figures[f"{load}.one.conflicts_per_1000"] == 0, "one scheduler never conflicts with itself"
+        assert figures[f"{load}.four.bound_per_s"] > 0
+    assert figures["free.four.conflicts_per_1000"] > 0, "four schedulers that plan the same requests do"
+
+
+async def test_regions_benchmark_keeps_its_bounds_at_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("WORLDS", 2), ("NODES_PER_REGION", (5, 25)), ("COST_WORLDS", 20), ("SEQUENCES", 6)):
+        monkeypatch.setattr(regions, name, size)
+    figures = harness.flat(await regions.run())
+    assert set(regions.BOUNDS) <= set(figures)
+    assert figures["after.hint_error_max"] == 1.0 < figures["before.hint_error_max"]
+    assert figures["after.large_sent_where_full_pct"] == 0
+    assert figures["after.cost_over_optimum_pct"] < 3 < figures["before.cost_over_optimum_pct"]
+    assert figures["after.sequence_packing_placed_pct"] >= figures["before.sequence_packing_placed_pct"]
+
+
+def test_exact_references_of_the_regions_benchmark_are_exact() -> None:
+    assert regions.most_placed((3, 4), (1, 2, 2, 3)) == 3, "6 of 7 units fit only without the largest"
+    assert regions.most_placed((4, 4), (1, 2, 2, 3)) == 4
+    rooms, costs = {"a": 2, "b": 9, "c": 9}, {"a": 1, "b": 5, "c": 9}
+    assert regions.optimum(rooms, costs, 4, 1) == {"b": 4}
+    assert regions.optimum(rooms, costs, 4, 2) == {"a": 2, "b": 2}
+    assert regions.optimum(rooms, costs, 6, 2) == {"b": 3, "c": 3}, "even shares come before cost"
 
 
 @pytest.mark.e2e

@@ -77,7 +77,7 @@ def test_region_with_stale_summary_gets_no_new_assignment(old: bool) -> None:
         await fleet.workload("first")
         await until_assigned(fleet, "first")
         await fleet.advance(
-            input_freshness.REGION_SUMMARY.seconds + 5 if old else input_freshness.REGION_SUMMARY.seconds - 20
+            input_freshness.REGION_SUMMARY.seconds + 5 if old else input_freshness.REGION_SUMMARY.seconds - 4
         )
         await fleet.workload("second")
         await fleet.advance(10)

@@ -61,7 +61,7 @@ def test_command_without_platform_names_next_step(run: Run, arguments: tuple[str
     assert "\nnext: holdfast up" in completed.stderr
 
 
-def test_down_without_platform_succeeds(run: Run) -> None:
+def test_down_of_a_platform_that_does_not_run_succeeds(run: Run, platform: Platform) -> None:
     completed = run("down", "-o", "json")
     assert completed.returncode == ExitCode.OK
     assert json.loads(completed.stdout)["stopped"] is False
@@ -71,7 +71,7 @@ def test_down_refuses_a_directory_without_platform(run: Run, tmp_path: Path) -> 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not delete\n")
     completed = run("down", "--state", "mine", "--purge")
-    assert completed.returncode == ExitCode.USAGE
+    assert completed.returncode == ExitCode.UNREACHABLE
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
@@ -136,6 +136,9 @@ def test_token_is_shown_once_and_revoked(run: Run, platform: Platform, layout: L
     assert [token["name"] for token in listed] == ["ci"]
     assert listed[0]["groups"] == ["holdfast:tenant:payments"]
     assert "ci" in run("token", "list").stdout
+    assert run("token", "create", "prometheus", "--monitor").returncode == ExitCode.OK
+    listed = json.loads(run("token", "list", "-o", "json").stdout)
+    assert {token["name"]: token["groups"] for token in listed}["prometheus"] == ["holdfast:monitors"]
     assert run("token", "revoke", "ci").returncode == ExitCode.OK
     assert run("token", "revoke", "ci").returncode == ExitCode.FAILED
     assert run("token", "create", "x", "--viewer", "--expires", "soon").returncode == ExitCode.USAGE
@@ -188,3 +191,17 @@ def test_state_directory_is_read_from_environment(run: Run, platform: Platform, 
     os.rename(layout.root, layout.root.with_name("elsewhere"))
     assert run("kubeconfig").returncode == ExitCode.UNREACHABLE
     assert run("kubeconfig", HOLDFAST_STATE=str(layout.root.with_name("elsewhere"))).returncode == ExitCode.OK
+
+
+def test_watched_rows_are_printed_when_they_change_and_not_when_time_passes() -> None:
+    from holdfast.cli.commands.get import changed_rows
+
+    headers = ["CELL", "NAME", "STATUS", "AGE", "ANSWERED"]
+    before: dict[tuple[str, ...], list[str]] = {("nodes", "west", "n1"): ["west", "n1", "Ready", "5s", "now"]}
+    older: dict[tuple[str, ...], list[str]] = {("nodes", "west", "n1"): ["west", "n1", "Ready", "9s", "4s ago"]}
+    assert changed_rows(headers, before, older) == []
+    lost: dict[tuple[str, ...], list[str]] = {
+        ("nodes", "west", "n1"): ["west", "n1", "NotReady", "9s", "now"],
+        ("nodes", "west", "n2"): ["w"] * 5,
+    }
+    assert changed_rows(headers, before, lost) == list(lost.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cli.commands.explain import spillover_lines
+from holdfast.insight.explain import spillover_lines
 from holdfast.model.workload import AvoidedRegion, RegionWait, SpilloverStatus
 
 

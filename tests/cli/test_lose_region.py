@@ -34,13 +34,16 @@ PENDING = PlannedPlacement(
         ({"lost": {"region": "east", "zone": "east-a"}}, "if zone east-a of region east is lost:"),
         ({"safe": [{"tenant": "pay", "workload": "risk"}]}, "pay/risk: still serves minServing in another region"),
         (
-            {"short": [{"tenant": "pay", "workload": "risk", "why": "west: 0 of 4 recovery places"}]},
+            {"short": [{"tenant": "pay", "workload": "risk", "why": "west: 0 of 4 recovery places", "region": "west"}]},
             "OBJECTIVE MISSED: pay/risk: west: 0 of 4 recovery places",
         ),
         (replica_rows([PLACED]), "fill-west-3"),
         (replica_rows([PENDING]), "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)"),
         ({"decided": False}, "the search reached its limit"),
-        ({"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2}]}, "NO OBJECTIVE"),
+        (
+            {"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2, "reassignAfterSeconds": 900.0}]},
+            "after 900 s",
+        ),
     ],
 )
 def test_region_loss_text_names_every_part(changes: dict[str, Any], expected: str) -> None:

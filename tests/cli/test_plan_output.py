@@ -36,14 +36,15 @@ def test_scale_down_is_a_change_without_placements(capsys: Any) -> None:
     """Regression: a file that only removes replicas was reported as no change."""
     outlook = WhatIfResult(
         changes=(workload_change(workload(replicas=1), workload(replicas=2)),),
-        removals=(PlannedRemoval("us-east", "api-1", "n1"),),
+        removals=(PlannedRemoval("us-east", "api-1", "n1", "shop", "api"),),
     )
     assert print_what_if("text", outlook) == ExitCode.PLAN_CHANGES
     output = capsys.readouterr().out
     assert "replicas 2 → 1" in output and "REMOVED REPLICA" in output and "api-1" in output
     assert print_what_if("json", outlook) == ExitCode.PLAN_CHANGES
     document = json.loads(capsys.readouterr().out)
-    assert document["removals"] == [{"region": "us-east", "replica": "api-1", "node": "n1"}] and document["placed"] == 0
+    removal = {"region": "us-east", "replica": "api-1", "node": "n1", "tenant": "shop", "workload": "api"}
+    assert document["removals"] == [removal] and document["placed"] == 0
 
 
 def test_workload_refused_by_admission_cannot_be_placed(capsys: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from tests.factories import cache_of, meta, with_new_revision
 
-from holdfast.cli.commands.policy import replaced_revisions
+from holdfast.cli.commands.policy import replaced_revisions, replacing_patch
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import policy
 from holdfast.model.scheduler_policy import (
@@ -19,6 +20,7 @@ from holdfast.model.scheduler_policy import (
     SchedulerPolicySpec,
 )
 from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.server.patches import merge_patch
 
 PLAIN, NONE, FEW = (PolicyRules(preemption=PreemptionRules(per_tenant_per_minute=n)) for n in (60, 0, 3))
 
@@ -66,7 +68,7 @@ def test_one_revision_is_active_after_rollback() -> None:
     assert cell.shown() == {old: "Active", new: "Replaced"}
 
 
-def test_canary_revision_keeps_active_revision() -> None:
+def test_promoting_a_canary_leaves_the_active_revision_active() -> None:
     cell = GlobalCell()
     old = cell.promote(PLAIN)
     canary = cell.promote(FEW, PromotionStage.CANARY)
@@ -79,3 +81,22 @@ def test_draft_revision_without_active_revision_is_listed_as_draft() -> None:
     cell = GlobalCell()
     draft = cell.promote(PLAIN, PromotionStage.DRAFT)
     assert cell.shown() == {draft: "Draft"}
+
+
+EXPRESSION = {"name": "x", "expression": "true"}
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted"),
+    [
+        ({"filterExpressions": [EXPRESSION], "queue": ["Age"]}, {"queue": ["Age"]}),
+        ({"preemption": {"enabled": False, "perTenantPerMinute": 1}}, {"preemption": {"perTenantPerMinute": 60}}),
+        ({"scores": [{"name": "Spread", "weight": 2}]}, {"scores": [], "filters": ["Taints"]}),
+        ({}, {"queue": ["Age"]}),
+        ({"queue": ["Age"]}, {}),
+    ],
+)
+def test_patch_that_replaces_rules_leaves_none_of_the_former_rules(
+    before: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    assert merge_patch(before, replacing_patch(before, wanted)) == wanted

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast.cli.app import run
+from holdfast.client.cell_access import access_of, contexts
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.layout import Layout
-from holdfast.platform.remote_access import cell_access, contexts
 
 
 def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **user: str) -> Path:
@@ -34,11 +34,11 @@ def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **use
 
 def test_cell_uses_its_context_or_its_region_endpoint(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, ("global", "eu-west"), token="secret")
-    assert cell_access(path, "eu-west", "https://other:1").url == "https://eu-west.example:7400"
-    far = cell_access(path, "us-east", "https://us-east.elsewhere:7401")
+    assert access_of(path, "eu-west", "https://other:1").url == "https://eu-west.example:7400"
+    far = access_of(path, "us-east", "https://us-east.elsewhere:7401")
     assert (far.url, far.token, far.ca) == ("https://us-east.elsewhere:7401", "secret", tmp_path / "ca.crt")
     with pytest.raises(CommandError, match="no context us-east"):
-        cell_access(path, "us-east")
+        access_of(path, "us-east")
     assert Layout(path).remote and not Layout(tmp_path).remote
 
 
@@ -73,3 +73,10 @@ def test_process_commands_need_the_state_directory(tmp_path: Path, capsys: Any) 
     for arguments in (["up"], ["down"], ["drill", "run", "zone-loss"], ["token", "list"], ["credentials", "list"]):
         assert run([*arguments, "--state", str(path)]) == ExitCode.USAGE, arguments
         assert "is a file" in capsys.readouterr().err
+
+
+def test_rotated_kubeconfig_is_read_again(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path, ("global",), token="old")
+    assert contexts(path)["global"].token == "old"
+    kubeconfig(tmp_path, ("global",), token="new")
+    assert contexts(path)["global"].token == "new"

@@ -22,7 +22,7 @@ def completions(*arguments: str, incomplete: str = "") -> list[str]:
 def test_completion_offers_commands_kinds_and_drills() -> None:
     assert "drill" in completions(incomplete="dr")
     assert completions("get", incomplete="nodep") == ["nodepools"]
-    assert completions("drill", "run", incomplete="region") == ["region-loss"]
+    assert completions("drill", "run", incomplete="region-l") == ["region-loss"]
 
 
 def test_completion_without_platform_offers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,9 +122,18 @@ def test_api_with_token_sends_it_as_bearer(url: str, pki: Path) -> None:
 def test_apply_sends_object_path_and_field_manager(api: CellApi) -> None:
     item = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "w", "namespace": "t"}}
     received = api.apply(item, "workloads", manager="me")
-    assert received["path"] == "/apis/holdfast.dev/v1/namespaces/t/workloads/w?fieldManager=me&force=true"
+    assert (
+        received["path"]
+        == "/apis/holdfast.dev/v1/namespaces/t/workloads/w?fieldValidation=Strict&fieldManager=me&force=true"
+    )
     assert received["type"] == "application/apply-patch+yaml"
     assert received["body"] == item
+
+
+def test_apply_of_a_core_kind_uses_the_core_path(api: CellApi) -> None:
+    item = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "t"}}
+    received = api.apply(item, "secrets", manager="me")
+    assert received["path"] == "/api/v1/namespaces/t/secrets/s?fieldValidation=Strict&fieldManager=me&force=true"
 
 
 def test_refusal_contains_the_api_message(api: CellApi) -> None:
@@ -166,3 +175,11 @@ def test_foreign_server_on_port_differs_from_refused_connection(url: str, pki: P
     assert caught.value.code == ExitCode.UNREACHABLE
     with pytest.raises(CommandError, match=r"global cell: unreachable \(connection refused\)"):
         CellApi("https://127.0.0.1:1", name="global", ca=pki / "ca.crt").get("/who")
+
+
+@pytest.mark.parametrize("kind", ["application/merge-patch+json", "application/json-patch+json", "application/json"])
+def test_write_to_a_resource_asks_for_strict_fields(api: CellApi, kind: str) -> None:
+    path = "/apis/holdfast.dev/v1/namespaces/acme/quotas/quota"
+    sent = api.request("PATCH", path, {"spec": {"typo": 1}}, content_type=kind)
+    assert parse_qs(urlsplit(sent["path"]).query) == {"fieldValidation": ["Strict"]}
+    assert urlsplit(api.request("PATCH", "/placement/v1/reserve", {"items": []})["path"]).query == ""

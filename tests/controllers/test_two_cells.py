@@ -24,7 +24,7 @@ from holdfast.model.writes import Create, Outcome, Write
 
 
 class RefusingClient(ScriptedClient):
-    """Refuses every commit that creates the object named `refused`, for good; counts the calls."""
+    """Refuses every commit that creates the object named `refused`, every time; counts the calls."""
 
     refused = ""
     calls = 0

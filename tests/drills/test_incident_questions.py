@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.drills import counters, history_checks, incident_questions
+import msgspec
+
+from holdfast.drills import counters, history_checks, incident_questions, platform_observer
+from holdfast.drills.audited_writers import Author, index_records, with_authors
 from holdfast.drills.change_recorder import RecordedChange, changed_groups, in_commit_order, writer_roles
+from holdfast.drills.recovery_path import recovery_path
 from holdfast.drills.report import QUESTIONS, DrillReport, IncidentAnswers
+from holdfast.gate.audit import AuditEntry, AuditRecord
+from holdfast.model.times import micro_text
+
+BEGAN_AT = 1_800_000_000.0
 
 
 def step(
@@ -108,3 +116,148 @@ def test_drill_report_prints_every_question_with_its_answer() -> None:
     assert len(QUESTIONS) == len(IncidentAnswers.__struct_fields__)
     assert all(question in text and f"answer {field}" in text for field, question in QUESTIONS.items())
     assert list(report.as_json()["questions"]) == list(QUESTIONS.values())
+
+
+def test_changes_of_a_replaced_store_keep_their_times() -> None:
+    """A restored store counts from older revisions, which say nothing about the order with the lost store."""
+    gone = msgspec.structs.replace(step(5.0, "Workload", {"metadata": {"name": "w"}}, revision=2), lineage=1)
+    before = step(1.0, "Workload", {"metadata": {"name": "w"}}, revision=90)
+    assert [s.at_s for s in in_commit_order([gone, before])] == [1.0, 5.0]
+
+
+def test_objects_lost_with_a_store_are_summed_and_no_action_of_a_controller() -> None:
+    held = {"metadata": {"uid": "u", "name": "w"}, "spec": {"replicas": 1}}
+    lost = [
+        msgspec.structs.replace(step(3.0, "Workload", None, held, cell="global", name=name, op="lost"), lineage=1)
+        for name in ("a", "b")
+    ]
+    found = msgspec.structs.replace(step(9.0, "Workload", held, cell="global", op="found"), lineage=2)
+    assert incident_questions.desired_state_changes([*lost, found]) == [
+        "+3.0 s global: the store was replaced and lacks 2 Workload",
+        "+9.0 s global: the replaced store has again 1 Workload",
+    ]
+    assert incident_questions.first_controllers([*lost, found]) == [
+        "none: no controller wrote",
+        "not observed: some changes in global before +9.0 s, because its store was replaced",
+    ]
+
+
+def test_use_above_a_lowered_limit_is_a_violation_only_if_it_grows() -> None:
+    def used(*names: str) -> list[dict[str, Any]]:
+        meta = {"namespace": "acme"}
+        return [{"metadata": {**meta, "name": n}, "spec": {"node": "n", "resources": {"cpu": "1"}}} for n in names]
+
+    def copies(cpu: str) -> list[dict[str, Any]]:
+        return [{"metadata": {"namespace": "acme"}, "spec": {"grantClass": "Normal", "limit": {"cpu": cpu}}}]
+
+    known: platform_observer.UsedBefore = {}
+    assert platform_observer._limits("east", used("a", "b"), copies("2"), known) == []
+    assert platform_observer._limits("east", used("a", "b"), copies("1"), known) == [], "the limit was lowered"
+    (grown,) = platform_observer._limits("east", used("a", "b", "c"), copies("1"), known)
+    assert grown.startswith("S3: tenant acme exceeds its Normal limit in east")
+    assert len(platform_observer._limits("east", used("a", "b"), copies("1"), {})) == 1, "seen for the first time"
+
+
+# Batches that proceed by themselves
+
+
+def batch_replica(name: str, *, phase: str = "", **status: Any) -> dict[str, Any]:
+    execution = {"execution": {"phase": phase, "attempt": 1}} if phase else {}
+    spec = {"workload": "fraud", "assignment": "fraud.east.normal", "type": "Batch"}
+    placed = {"placement": {"attempt": 1, "binding": f"{name}.1"}}
+    return {"metadata": {"uid": name, "name": name}, "spec": spec, "status": {**placed, **execution, **status}}
+
+
+def finished_batch_steps() -> list[RecordedChange]:
+    """A replica succeeds, is released, and the next one is created and placed, as replicate, release, scheduler and
+    authority write it."""
+    running, ended = batch_replica("f-0", phase="Running"), batch_replica("f-0", phase="Succeeded")
+    asked = batch_replica("f-0", phase="Succeeded", release={"reason": "Finished", "attempt": 1})
+    released = {**asked, "status": {**asked["status"], "placement": {"attempt": 2}}}
+    request = {"metadata": {"uid": "q", "name": "fraud"}, "spec": {"workload": "fraud"}}
+    bound = {**binding("f-1.1", "n1", replica="f-1")}
+    bound["spec"] = {**bound["spec"], "workload": "fraud"}
+    return [
+        step(1.0, "Replica", ended, running, name="f-0"),
+        step(1.1, "Replica", batch_replica("f-1"), name="f-1"),
+        step(1.1, "SchedulingRequest", request, name="fraud"),
+        step(1.2, "Replica", asked, ended, name="f-0"),
+        step(1.3, "Replica", released, asked, name="f-0"),
+        step(1.4, "Binding", bound, name="f-1.1"),
+    ]
+
+
+def lost_node_step() -> RecordedChange:
+    def node(state: str) -> dict[str, Any]:
+        return {"metadata": {"uid": "n", "name": "n1"}, "spec": {}, "status": {"contact": {"state": state}}}
+
+    return step(9.0, "Node", node("Lost"), node("Live"), cell="west", name="n1")
+
+
+def test_batch_that_ends_by_itself_is_not_the_first_controller() -> None:
+    (line,) = incident_questions.first_controllers([*finished_batch_steps(), lost_node_step()])
+    assert line.startswith("+9.0 s node-health (west) changed Node acme/n1")
+
+
+def test_release_of_a_replica_that_succeeded_before_the_failure_is_no_reaction() -> None:
+    (line,) = incident_questions.first_controllers([*finished_batch_steps()[1:], lost_node_step()])
+    assert " node-health (west) " in line
+
+
+def test_batch_whose_node_is_lost_is_a_reaction() -> None:
+    lost = batch_replica("f-2", phase="Running", contact={"lost": True, "attempt": 1})
+    moved = batch_replica("f-2", phase="Running", contact={"lost": True}, release={"reason": "NodeLost"})
+    steps = [
+        *finished_batch_steps(),
+        step(2.0, "Replica", lost, batch_replica("f-2", phase="Running"), name="f-2"),
+        step(2.5, "Replica", moved, lost, name="f-2"),
+    ]
+    lines = incident_questions.first_controllers(steps)
+    assert any(line.startswith("+2.0 s node-health (east) changed Replica acme/f-2") for line in lines)
+    assert any(line.startswith("+2.5 s release (east) changed Replica acme/f-2") for line in lines)
+    assert any(line.startswith("+1.1 s replicate (east) created Replica acme/f-1") for line in lines)
+
+
+# Writers of changes that a watch showed only together
+
+
+def region_item(revision: int, *, sequence: int, state: str) -> dict[str, Any]:
+    status = {"health": {"state": state}, "report": {"sequence": sequence}}
+    meta = {"uid": "r", "name": "east", "resourceVersion": str(revision)}
+    return {"metadata": meta, "spec": {}, "status": status}
+
+
+def region_record(principal: str, at_s: float, replaced: int) -> AuditRecord:
+    entry = AuditEntry("update", "Region", "east", uid="r", before=replaced)
+    return AuditRecord(micro_text(BEGAN_AT + at_s), principal, "update", "Committed", entries=(entry,))
+
+
+def merged_region_change() -> RecordedChange:
+    """What a watch records that had to list again: two versions of the Region were not observed."""
+    old, new = region_item(5, sequence=1, state="Lost"), region_item(9, sequence=2, state="Healthy")
+    groups = tuple(changed_groups("Region", old, new))
+    return RecordedChange(4.0, "global", 9, "Region", "", "east", "changed", groups, (), old, new, lineage=1)
+
+
+def test_change_with_unobserved_versions_in_between_is_divided_among_their_writers() -> None:
+    authors: dict[Any, list[Author]] = {}
+    records = [
+        region_record("holdfast:region:east", 3.0, 5),
+        region_record("holdfast:controller:region-health", 3.5, 7),
+        region_record("holdfast:region:east", 8.0, 9),
+    ]
+    index_records(authors, "global", records, since_s=BEGAN_AT)
+    found = with_authors([merged_region_change()], authors, began_at=BEGAN_AT)
+    assert [(s.roles, s.groups, round(s.at_s, 1)) for s in found] == [
+        (("region",), ("status.report",), 3.0),
+        (("region-health",), ("status",), 3.5),
+    ]
+    (line,) = [line for line in recovery_path(found, {}, [], []) if "Region" in line]
+    assert line == "+3.5 s region-health (global): Region east state Lost → Healthy"
+
+
+def test_change_whose_first_version_has_no_record_has_the_writer_of_the_next() -> None:
+    authors: dict[Any, list[Author]] = {}
+    index_records(authors, "global", [region_record("holdfast:controller:region-health", 3.5, 7)], since_s=BEGAN_AT)
+    (found,) = with_authors([merged_region_change()], authors, began_at=BEGAN_AT)
+    assert found.audited and found.roles == ("region-health",)

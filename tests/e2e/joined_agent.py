@@ -52,6 +52,8 @@ def command(
         "cpu=4",
         "--capacity",
         "memory=4Gi",
+        "--host-path",
+        str(layout.shared),
         "--stop-work-on-exit",
     )
 

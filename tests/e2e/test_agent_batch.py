@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.platforms import TENANCY, V1, RunningPlatform, running_platform, wait_until
+from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
@@ -68,7 +68,7 @@ def workload(name: str, script: str, cpu: str = "10m", **spec: Any) -> dict[str,
 
 
 def notes(up: RunningPlatform, name: str) -> Path:
-    return up.state / f"{name}.notes"
+    return up.shared_file(f"{name}.notes")
 
 
 def lines(up: RunningPlatform, name: str) -> list[list[str]]:
@@ -167,3 +167,43 @@ def test_reclaimable_batch_checkpoints_yields_and_returns(platform: RunningPlatf
     assert float(events[-1][2]) < float(lines(platform, "urgent")[0][2]), "it stopped before"
     platform.kubectl("--context", "global", "delete", "workload", "-n", "acme", "urgent", "--timeout=60s")
     wait_until(lambda: len(lines(platform, "spare")) == 4, within_s=60, what="it runs again")
+
+
+def test_array_runs_every_index_once_and_names_the_one_that_failed(platform: RunningPlatform) -> None:
+    script = (
+        f'echo "$HOLDFAST_INDEX $JOB_COMPLETION_INDEX 0" >> {notes(platform, "array")}; test "$HOLDFAST_INDEX" != 2'
+    )
+    batch = {"completions": 4, "parallelism": 2, "completionMode": "Indexed", "backoffLimitPerIndex": 1}
+    platform.apply(workload("array", script, batch=batch))
+    platform.kubectl("-n", "acme", "wait", "workload/array", "--for=condition=Failed", "--timeout=120s")
+    summary = json.loads(platform.kubectl("-n", "acme", "get", "workload", "array", "-o", "json"))["status"]["summary"]
+    assert (summary["succeededIndexes"], summary["failedIndexes"]) == ("0-1,3", "2")
+    (failure,) = summary["indexFailures"]
+    assert (failure["index"], failure["exitCode"], failure["failures"]) == (2, 1, 2)
+    ran = [(line[0], line[1]) for line in lines(platform, "array")]
+    assert sorted(ran) == [("0", "0"), ("1", "1"), ("2", "2"), ("2", "2"), ("3", "3")]
+
+
+def test_cron_workload_run_by_hand_completes_and_is_in_its_history(platform: RunningPlatform) -> None:
+    batch = {"completions": 1, "parallelism": 1}
+    run = workload("unused", f'echo "ran $HOLDFAST_REPLICA 0" >> {notes(platform, "cron")}', batch=batch)
+    cron = {
+        "apiVersion": V1,
+        "kind": "CronWorkload",
+        "metadata": {"name": "yearly", "namespace": "acme"},
+        "spec": {"schedule": "@yearly", "timeZone": "Europe/Berlin", "workload": {"spec": run["spec"]}},
+    }
+    platform.apply(cron)
+    state = ("--state", str(platform.state))
+    assert "Complete" in holdfast("cron", "run", "acme/yearly", "--wait", "--timeout", "120", *state).stdout
+    assert [line[0] for line in lines(platform, "cron")] == ["ran"]
+    history = json.loads(holdfast("cron", "history", "acme/yearly", "-o", "json", *state).stdout)
+    assert [entry["state"] for entry in history["runs"]] == ["Complete"] and not history["missed"]
+    assert history["next"].endswith("-12-31T23:00:00Z"), "midnight in Berlin"
+    shown = platform.kubectl("-n", "acme", "get", "cron", "yearly")
+    assert "@yearly" in shown and "Europe/Berlin" in shown
+    platform.kubectl("-n", "acme", "delete", "cwl", "yearly")
+    wait_until(
+        lambda: "yearly-run" not in platform.kubectl("-n", "acme", "get", "workloads"),
+        "the runs are deleted with their CronWorkload",
+    )

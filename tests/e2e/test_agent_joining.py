@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from tests.e2e.joined_agent import command, join_token, joined_agent
 from tests.e2e.test_agent_kills import (
     exclusive_on,
@@ -19,7 +22,7 @@ from tests.e2e.test_agent_kills import (
     witness_folder,
     workload,
 )
-from tests.platforms import TENANCY, RunningPlatform, get_json, holdfast, running_platform, wait_until
+from tests.platforms import TENANCY, V1, RunningPlatform, get_json, holdfast, running_platform, wait_until
 from tests.witness_intervals import intervals
 
 from holdfast.drills import outage
@@ -38,6 +41,8 @@ FEW_PORTS_NODE, FIRST_PORT, PORTS, EXCESS = "us-east-6", 29890, 3, 2
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     state = tmp_path_factory.mktemp("joining") / "state"
     with running_platform(state, "--regions", "us-east", "--agents", "1", "--no-samples") as running:
+        witness_folder(running).mkdir()
+        witness_folder(running).chmod(0o1777)
         running.apply(*TENANCY)
         yield running
 
@@ -68,6 +73,35 @@ def test_agents_of_the_platform_joined_with_tokens(platform: RunningPlatform) ->
         holdfast("token", "list", "--join", "us-east", "--state", str(platform.state), "-o", "json").stdout
     )
     assert [(r["name"], r["used"]) for r in rows] == [("up-us-east-1", ["us-east-1"])]
+
+
+def test_node_has_no_private_key_but_its_own_and_tasks_cannot_read_any(platform: RunningPlatform) -> None:
+    """Scans the data directory of a node, then lets a task with a tenant's rights look for keys on the machine."""
+    folder = platform.state / "agents" / "us-east-1"
+    held = [path for path in folder.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert held == [folder / "identity" / "node.pem"]
+    own = serialization.load_pem_private_key(held[0].read_bytes(), None).public_key()
+    certificate = held[0].read_bytes()
+    named = x509.load_pem_x509_certificate(certificate[certificate.index(b"-----BEGIN CERTIFICATE") :])
+    assert named.public_key() == own, "it is the key of the node's certificate"
+    assert "holdfast:node:us-east:us-east-1" in named.subject.rfc4514_string()
+    keys = [*platform.state.rglob("*.key"), *platform.state.rglob("*.pem")]
+    assert len(keys) >= 3 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys), keys
+    tried = " ".join(str(path) for path in (*keys, platform.state / "pki", platform.state / "kubeconfig"))
+    template = {
+        "command": ["sh", "-c", f"id -u; for f in {tried}; do cat $f || ls $f; done 2>/dev/null; echo end; sleep 600"],
+        "resources": {"cpu": "10m", "memory": "32Mi"},
+    }
+    spec = {"replicas": 1, "template": template}
+    meta = {"name": "spy", "namespace": "acme"}
+    platform.apply(*TENANCY, {"apiVersion": V1, "kind": "Workload", "metadata": meta, "spec": spec})
+
+    def printed() -> list[str]:
+        found = [log for log in platform.state.glob("agents/*/tasks/acme_spy-*/output.log") if "end" in log.read_text()]
+        return [line.split(" ", 2)[2] for line in found[0].read_text().splitlines()] if found else []
+
+    uid, *read = wait_until(printed, "the task has looked")
+    assert int(uid) > 0 and read == ["end"], "a task reads no key of the platform"
 
 
 def test_used_join_token_is_refused_with_reason(platform: RunningPlatform) -> None:

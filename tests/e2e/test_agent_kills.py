@@ -38,6 +38,8 @@ MOVED_WITHIN_S = 60.0
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     state = tmp_path_factory.mktemp("kills") / "state"
     with running_platform(state, "--regions", "us-east", "--no-samples") as running:
+        witness_folder(running).mkdir()
+        witness_folder(running).chmod(0o1777)
         running.apply(
             *TENANCY,
             workload("only", running, EXCLUSIVE, exclusive={"scope": "Region"}),
@@ -63,7 +65,7 @@ def workload(name: str, running: RunningPlatform, replicas: int, **spec: Any) ->
 
 
 def witness_folder(running: RunningPlatform) -> Path:
-    return running.state / "seen"
+    return running.state / "shared"
 
 
 def running_replicas(running: RunningPlatform) -> dict[str, list[int]]:
@@ -89,13 +91,20 @@ def shims(running: RunningPlatform) -> list[int]:
 
 def guards(running: RunningPlatform) -> list[int]:
     """Watchdogs: the children of shims that are not tasks."""
+    return [guard for shim in shims(running) for guard in guards_of(shim)]
+
+
+def guards_of(shim: int) -> list[int]:
     found = []
-    for shim in shims(running):
-        with contextlib.suppress(OSError):
-            for child in Path(f"/proc/{shim}/task/{shim}/children").read_text().split():
-                if b"shim.py" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{shim}/task/{shim}/children").read_text().split():
+            if b"shim.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
     return found
+
+
+def guarded_shims(running: RunningPlatform) -> list[int]:
+    return [shim for shim in shims(running) if guards_of(shim)]
 
 
 def processes(running: RunningPlatform, kind: str) -> list[int]:
@@ -113,15 +122,20 @@ def test_killed_processes_lose_and_duplicate_nothing(platform: RunningPlatform) 
         "agent": lambda: processes(platform, "agent-"),
         "shim": lambda: shims(platform),
         "guard": lambda: guards(platform),
+        "shim and guard": lambda: guarded_shims(platform),
         "cell": lambda: processes(platform, "cell-us-east"),
     }
     killed: dict[str, int] = {}
     for index in range(ROUNDS):
         # The supervisor restarts agents and cells with a growing backoff, so they are killed less often.
-        kind = ("shim", "guard", "agent", "shim", "guard", "cell")[index % 6]
+        kind = ("shim", "guard", "agent", "shim and guard", "guard", "cell")[index % 6]
         pids = wait_until(targets[kind], within_s=120, what=f"there is a {kind} to kill")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(rng.choice(pids), signal.SIGKILL)
+            pid = rng.choice(pids)
+            for other in guards_of(pid) if kind == "shim and guard" else ():
+                os.kill(pid, signal.SIGSTOP)  # neither sees the death of the other
+                os.kill(other, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             killed[kind] = killed.get(kind, 0) + 1
         time.sleep(rng.uniform(0.1, 1.5))
         doubled = {replica: pids for replica, pids in running_replicas(platform).items() if len(pids) > 1}

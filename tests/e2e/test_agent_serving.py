@@ -222,7 +222,7 @@ def test_failing_revision_rolls_back_while_old_one_serves(platform: RunningPlatf
     with Load(shop) as load:
         platform.apply(manifest_with(SHOP="three", WARM_UP_SECONDS="100000"))
         began = time.monotonic()
-        while "RolledBack" not in rollout(platform, "status", NAME, "--no-wait", "-o", "json").stdout:
+        while "RolledBack" not in rollout(platform, "status", NAME, "--no-wait", "-o", "json", check=False).stdout:
             fewest = min(fewest, len(platform.addresses(NAME)))
             assert time.monotonic() - began < 180, "it is rolled back in time"
         took_s = time.monotonic() - began

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -50,14 +51,20 @@ def workload(name: str, replicas: int, region: str, command: list[str], **more: 
     return manifest("Workload", name, spec, "acme")
 
 
+def last_beat(beats: Path, field: int) -> str:
+    """One field of the newest record; empty before the first."""
+    lines = beats.read_text().splitlines()
+    return lines[-1].split()[field] if lines else ""
+
+
 class RestorePlatform:
     """A platform of two regions and its desired state."""
 
-    def __init__(self, running: RunningPlatform, folder: Path) -> None:
+    def __init__(self, running: RunningPlatform) -> None:
         self.up = running
         self.layout = Layout(running.state)
-        self.beats = folder / "beats"
-        self.pins = folder / "pins"
+        self.beats = running.shared_file("beats")
+        self.pins = running.shared_file("pins")
 
     def apply_desired(self, east: int, west: int, lock: str) -> None:
         """`lock` is the region of the exclusive replica; empty for none."""
@@ -90,7 +97,7 @@ class RestorePlatform:
     def settled(self, east: int, west: int, lock: str) -> bool:
         if (self.running("east"), self.running("west"), self.running("lock")) != (east, west, 1):
             return False
-        return self.beats.read_text().splitlines()[-1].split()[1] == lock
+        return last_beat(self.beats, 1) == lock
 
     def until_settled(self, east: int, west: int, lock: str, what: str) -> None:
         def counts() -> tuple[int, ...]:
@@ -110,7 +117,7 @@ class RestorePlatform:
         wait_until(lambda: self.pin_at() not in ("", node), within_s=WITHIN_S, what=f"it has left {node}")
 
     def pin_at(self) -> str:
-        return self.pins.read_text().splitlines()[-1].split()[4] if self.pins.exists() else ""
+        return last_beat(self.pins, 4)
 
     def save(self, cell: str, path: Path) -> None:
         holdfast("backup", "--cell", cell, "--state", str(self.layout.cell(cell)), "--to", str(path))
@@ -122,6 +129,22 @@ class RestorePlatform:
         assert outage.kill_processes(self.layout, [name]) == 1
         holdfast("restore", "--cell", cell, "--state", str(self.layout.cell(cell)), "--from", str(path), "--replace")
         outage.allow_restart(self.layout, [name])
+
+    def confirm_deletion(self, region: str, workload: str) -> None:
+        """The region holds the workload that moved there after the backup, until two operators confirm its deletion."""
+
+        def holds_work() -> bool:
+            shown = self.up.kubectl("--context", region, "get", "region", region, "-o", "json")
+            conditions = json.loads(shown).get("status", {}).get("conditions", [])
+            return any(c["type"] == "HoldsWork" and c["status"] == "True" for c in conditions)
+
+        wait_until(holds_work, within_s=WITHIN_S, what=f"{region} says that it holds {workload}")
+        state = ("--state", str(self.up.state))
+        scope = ("--region", region, "--tenant", "acme", "--workload", workload)
+        made = ("create", "ConfirmDeletion", "--name", "confirm", *scope, "--reason", "moved after the backup")
+        holdfast("override", *made, "--yes", *state)
+        second = holdfast("token", "create", "second", "--operator", *state).stdout.strip()
+        holdfast("override", "approve", "confirm", "--token", second, *state)
 
 
 class QuotaObserver(threading.Thread):
@@ -167,7 +190,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestorePlatfo
     folder = tmp_path_factory.mktemp("restored")
     state = folder / "state"
     with running_platform(state, "--regions", f"{EAST},{WEST}", "--no-samples") as running:
-        yield RestorePlatform(running, folder)
+        yield RestorePlatform(running)
     assert processes_of(state) == []
 
 
@@ -187,10 +210,13 @@ def test_restore_of_old_backups_runs_nothing_twice(platform: RestorePlatform, tm
     try:
         platform.restore(EAST, tmp_path / EAST)
         wait_until(
-            lambda: _incarnation(platform, EAST) == "joined 2", within_s=WITHIN_S, what="the region has rejoined"
+            lambda: _incarnation(platform, EAST).startswith("joined "),
+            within_s=WITHIN_S,
+            what="the region has rejoined",
         )
         platform.until_settled(1, 7, WEST, "the region has followed the global cell again")
         platform.restore("global", tmp_path / "global")
+        platform.confirm_deletion(WEST, "lock")
         # The backup has the old desired state: everything moves back, and no quota is granted before its release.
         platform.until_settled(7, 1, EAST, "everything matches the restored global cell")
     finally:

@@ -30,6 +30,8 @@ from holdfast.sim.recorded_history import check_platform
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
 SERVING_WITHIN_S = 60.0
+NODES = 8
+"""Two shared nodes per region, and one of tenant billing in each European region."""
 HEALED_WITHIN_S = 90.0
 
 
@@ -45,7 +47,7 @@ def test_new_platform_serves_in_time(platform: RunningPlatform) -> None:
     assert platform.up_output["url"] == f"https://127.0.0.1:{platform.base}"
     status = platform.status()
     assert all(cell["ready"] for cell in status["cells"])
-    assert len(status["nodes"]) == 6
+    assert len(status["nodes"]) == NODES
     assert all(node["schedulable"] for node in status["nodes"])
     names = {w["name"] for w in status["workloads"]}
     assert names == {"risk-api", "billing-api", "search-indexer", "fraud-batch", "analytics"}
@@ -54,6 +56,31 @@ def test_new_platform_serves_in_time(platform: RunningPlatform) -> None:
     assert len(risk["regions"]) >= 2
     billing = platform.workload("billing-api")
     assert set(billing["regions"]) <= {"eu-central", "eu-west"}
+
+
+def test_regions_measure_the_latency_between_them(platform: RunningPlatform) -> None:
+    def measured() -> dict[str, float]:
+        found = json.loads(platform.kubectl("get", "regions", "-o", "json"))["items"]
+        return {
+            f"{region['metadata']['name']} to {peer['region']}": peer.get("latencyMs", 0.0)
+            for region in found
+            for peer in region["status"]["report"].get("peers", ())
+        }
+
+    wait_until(lambda: sum(ms > 0 for ms in measured().values()) == 6, within_s=30, what="six latencies are measured")
+
+
+def test_billing_shares_no_node_with_other_tenants(platform: RunningPlatform) -> None:
+    placed: dict[str, set[str]] = {}
+    for region in ("us-east", "eu-central", "eu-west"):
+        found = json.loads(platform.kubectl("--context", region, "get", "bindings.holdfast.dev", "-A", "-o", "json"))
+        for item in found["items"]:
+            placed.setdefault(item["spec"]["node"], set()).add(item["metadata"]["namespace"])
+    assert {node for node, tenants in placed.items() if "billing" in tenants} == {
+        "eu-central-billing",
+        "eu-west-billing",
+    }
+    assert all(tenants == {"billing"} for tenants in placed.values() if "billing" in tenants)
 
 
 def test_request_is_answered_by_a_replica(platform: RunningPlatform) -> None:
@@ -104,7 +131,7 @@ def test_killed_agent_returns_without_stopping_its_tasks(platform: RunningPlatfo
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: platform.pid("agent-us-east-1") != killed, within_s=30, what="the agent is started again")
     wait_until(
-        lambda: len(nodes := platform.status()["nodes"]) == 6 and all(n["schedulable"] for n in nodes),
+        lambda: len(nodes := platform.status()["nodes"]) == NODES and all(n["schedulable"] for n in nodes),
         within_s=HEALED_WITHIN_S,
         what="its node is schedulable again",
     )
@@ -114,10 +141,14 @@ def test_killed_agent_returns_without_stopping_its_tasks(platform: RunningPlatfo
 
 @pytest.mark.parametrize("cell", ["cell-eu-west", "cell-global"])
 def test_killed_cell_returns_with_its_state(platform: RunningPlatform, cell: str) -> None:
-    addresses = platform.addresses("payments/risk-api")
+    def addresses() -> list[str]:
+        return sorted(platform.addresses("payments/risk-api"))
+
+    wait_until(lambda: len(addresses()) == 6, within_s=HEALED_WITHIN_S, what="six replicas serve")
+    before = addresses()
     killed = platform.pid(cell)
     os.kill(killed, signal.SIGKILL)
-    for address in addresses:
+    for address in before:
         assert get_json(address)["workload"] == "risk-api"  # tasks keep running
     wait_until(lambda: platform.pid(cell) != killed, within_s=30, what="the cell is started again")
     wait_until(
@@ -127,7 +158,7 @@ def test_killed_cell_returns_with_its_state(platform: RunningPlatform, cell: str
         within_s=HEALED_WITHIN_S,
         what="everything serves again",
     )
-    assert sorted(platform.addresses("payments/risk-api")) == sorted(addresses)
+    wait_until(lambda: addresses() == before, within_s=HEALED_WITHIN_S, what="the same replicas serve")
 
 
 def test_killed_task_is_restarted(platform: RunningPlatform) -> None:

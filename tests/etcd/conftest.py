@@ -16,6 +16,13 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[etcd_cl
 
 
 @pytest.fixture
+def other_cluster(tmp_path: Path) -> Iterator[etcd_cluster.Cluster]:
+    """A second cluster of one member, used by this test alone."""
+    with etcd_cluster.running_cluster(tmp_path / "other-etcd", 1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[etcd_cluster.Cluster]:
     """Three members used by this test alone."""
     with etcd_cluster.running_cluster(tmp_path / "etcd", 3) as cluster:

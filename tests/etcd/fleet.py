@@ -21,6 +21,7 @@ import aiohttp
 from tests import etcd_cluster
 
 from holdfast.client.resources import client_tls_context
+from holdfast.identity.cell_record import IdentityFile, initialize
 from holdfast.identity.certificates import issue, make_ca
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.principal import HOLLOW_NODES, OPERATORS, REGIONS, SERVERS
@@ -130,6 +131,9 @@ class Fleet:
         TokenFile(self.folder / "tokens.json").issue("unused", "unused", ())
         self.front = await Proxy(self.ports["api-1"], self.ports["api-2"]).start()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=32))
+        for name, cell in (("global", "global"), (names[0], REGION)):
+            (self.folder / name).mkdir()
+            initialize(IdentityFile(self.folder / name), cell)
         self.run("global", self._serve("global", "global"))
         for name in names:
             members = [int(url.rpartition(":")[2]) for url in self.cluster.endpoints]

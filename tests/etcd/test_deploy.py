@@ -12,16 +12,18 @@ import pytest
 import yaml
 
 from holdfast.cli.commands.serve import serve
+from holdfast.cli.commands.storage import backup
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-UNIT = DEPLOY / "systemd" / "holdfast-cell@.service"
+UNITS = DEPLOY / "systemd"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
-def test_systemd_unit_is_valid_and_hardened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["holdfast-cell", "holdfast-backup"])
+def test_systemd_unit_is_valid_and_hardened(tmp_path: Path, name: str) -> None:
     # The operator chooses the path of the program; here it only has to exist.
-    unit = tmp_path / "holdfast-cell@us-east.service"
-    unit.write_text(UNIT.read_text().replace("/opt/holdfast/bin/holdfast", sys.executable))
+    unit = tmp_path / f"{name}@us-east.service"
+    unit.write_text((UNITS / f"{name}@.service").read_text().replace("/opt/holdfast/bin/holdfast", sys.executable))
     verified = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
     assert "holdfast" not in verified.stderr, verified.stderr
     analyzed = subprocess.run(
@@ -34,6 +36,24 @@ def test_systemd_unit_is_valid_and_hardened(tmp_path: Path) -> None:
     if found is None:
         pytest.skip(f"this systemd judges no unit offline: {analyzed.stderr[:200]}")
     assert float(found[1]) < 3.0, analyzed.stdout
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
+def test_backup_timer_is_valid_and_runs_every_hour(tmp_path: Path) -> None:
+    for name in ("holdfast-backup@.service", "holdfast-backup@.timer"):
+        text = (UNITS / name).read_text().replace("/opt/holdfast/bin/holdfast", sys.executable)
+        (tmp_path / name.replace("@", "@us-east")).write_text(text)
+    timer = tmp_path / "holdfast-backup@us-east.timer"
+    verified = subprocess.run(["systemd-analyze", "verify", str(timer)], capture_output=True, text=True, timeout=60)
+    assert "holdfast" not in verified.stderr, verified.stderr
+    assert "OnCalendar=hourly" in timer.read_text()
+
+
+def test_backup_unit_uses_existing_options() -> None:
+    command = re.search(r"^ExecStart=(.*)$", (UNITS / "holdfast-backup@.service").read_text(), re.MULTILINE)
+    assert command is not None
+    named = {word for word in command[1].split() if word.startswith("--")}
+    assert {"--verify", "--keep"} <= named <= {option for parameter in backup.params for option in parameter.opts}
 
 
 def test_example_options_exist() -> None:

@@ -13,10 +13,13 @@ from tests.etcd_cluster import Cluster
 
 from holdfast.model.errors import Ambiguous, Conflict, Fault
 from holdfast.store.contract import Compare, Put, Txn
-from holdfast.store.etcd.store import EtcdStore, open_store
+from holdfast.store.etcd.startup import wait_for_store
+from holdfast.store.etcd.store import EtcdStore
 from holdfast.store.etcd.target import EtcdTarget
 
 WRITERS = 6
+# Time for the load to continue after a fault. Failover takes a few seconds; a loaded machine is much slower.
+PATIENCE_S = 90
 ROUNDS = int(os.environ.get("HOLDFAST_FAILOVER_ROUNDS", "2"))
 """Each with four faults, on a cluster of its own."""
 
@@ -68,7 +71,7 @@ async def test_member_failures_under_load_lose_no_acknowledged_write(
     own_cluster: Cluster, tmp_path: Path, _: int
 ) -> None:
     target = EtcdTarget(endpoints=own_cluster.endpoints)
-    store, other = await open_store("here", target, tmp_path), await open_store("here", target)
+    store, other = await wait_for_store("here", target, tmp_path), await wait_for_store("here", target)
     seen: list[tuple[str, int]] = []
     following = asyncio.create_task(follow(other, seen))
     load = Load(store)
@@ -86,7 +89,7 @@ async def test_member_failures_under_load_lose_no_acknowledged_write(
             await asyncio.sleep(4)
             member.resume()
         before = len(load.acknowledged)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while len(load.acknowledged) < before + 50:
                 await asyncio.sleep(0.05)
     load.ended = True
@@ -98,7 +101,7 @@ async def test_member_failures_under_load_lose_no_acknowledged_write(
     assert not lost
     assert not load.refused & held.keys(), "a definitely refused write happened"
     assert all(f"{key}/b" in held for key in held if not key.endswith("/b")), "a commit was torn"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(seen) < len(held):
             await asyncio.sleep(0.05)
     assert len(seen) == len(set(seen)) == len(held)
@@ -112,3 +115,28 @@ async def test_member_failures_under_load_lose_no_acknowledged_write(
     await asyncio.gather(following, return_exceptions=True)
     await store.close()
     await other.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["leader", "follower"])
+async def test_hung_member_stops_commits_for_less_than_ten_seconds(own_cluster: Cluster, which: str) -> None:
+    """Its connections stay open and nothing is answered, for longer than every timeout of a call."""
+    store = await wait_for_store("hung", EtcdTarget(endpoints=own_cluster.endpoints))
+    load = Load(store)
+    working = asyncio.create_task(load.run())
+    await asyncio.sleep(1)
+    leader = await asyncio.to_thread(own_cluster.leader)
+    member = leader if which == "leader" else next(m for m in own_cluster.members if m is not leader)
+    member.stop()
+    try:
+        await asyncio.sleep(12)
+        before = len(load.acknowledged)
+        await asyncio.sleep(2)
+        assert len(load.acknowledged) > before, "no commit while the member hangs"
+    finally:
+        member.resume()
+    load.ended = True
+    await working
+    await store.close()
+    print(f"hung {which}: worst gap {load.worst_gap_s:.1f} s")
+    assert load.worst_gap_s < 10.0 + 2.0, "with two seconds for a busy machine"

@@ -60,7 +60,7 @@ def test_history_impossible_for_register_is_rejected(seed: int, calls: int, data
     assert not linearizable(broken, "", register)
 
 
-def test_unknown_write_may_happen_late_or_never_but_once() -> None:
+def test_write_with_unknown_outcome_takes_effect_once_late_or_never() -> None:
     late = Call(Write("a", ""), UNKNOWN, 0.0, NEVER)
     assert linearizable([late, Call(Read(), "", 5, 6), Call(Read(), "a", 7, 8)], "", register)
     assert linearizable([late, Call(Read(), "", 5, 6)], "", register)

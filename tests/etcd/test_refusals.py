@@ -180,7 +180,7 @@ async def fails(store: Store) -> str:
         except Fault:
             pass
         await asyncio.sleep(0.05)
-    raise AssertionError("the store goes on")
+    raise AssertionError("the store continues")
 
 
 async def test_deleted_data_stops_running_cell(shared_cluster: etcd_cluster.Cluster, tmp_path: Path) -> None:

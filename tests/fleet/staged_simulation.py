@@ -11,10 +11,11 @@ from tests.expected import present
 
 from holdfast.model.errors import Fault
 from holdfast.model.meta import Object, ObjectMeta
+from holdfast.model.probe import Probe, TcpProbe
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import HealthState, Region
-from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template
+from holdfast.model.template import Port, Probes, Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload
 from holdfast.sim import actors

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
+from tests.factories import cache_of, meta
 from tests.requirements import skip_or_fail
 
+from holdfast.cell import fleet_gauges
 from holdfast.foundation import metrics
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, RecoveryBudgetStatus, SlotShape
+from holdfast.model.workload import RecoveryObjective
 
 ROOT = Path(__file__).parents[2]
 RULES = yaml.safe_load((ROOT / "deploy/alerts/holdfast.rules.yaml").read_text())
@@ -24,8 +28,31 @@ def test_every_alert_uses_a_known_metric_and_names_a_runbook() -> None:
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
     for rule in rules:
         for name in re.findall(r"holdfast_[a-z_]+", rule["expr"]):
-            assert name in known, f"{rule['alert']}: {name}"
+            assert name.removesuffix("_bucket").removesuffix("_total") in known, f"{rule['alert']}: {name}"
         assert (ROOT / rule["annotations"]["runbook"]).is_file() and rule["annotations"]["summary"]
+
+
+def test_pending_alert_fires_before_the_default_recovery_deadline() -> None:
+    rules = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+    seconds = float(rules["HoldfastPendingTooLong"]["expr"].rpartition(">")[2])
+    assert seconds <= RecoveryObjective(min_serving=1).deadline_seconds / 2
+
+
+def test_recovery_slot_gauges_are_per_region_and_vanish_with_the_budget() -> None:
+    def budget(where: str, admitted: int) -> RecoveryBudget:
+        shapes = (SlotShape(resources={"cpu": "1"}, count=4),)
+        status = RecoveryBudgetStatus(admitted=admitted, consumed=admitted)
+        return RecoveryBudget(meta(where), RecoveryBudgetSpec(region=where, slot_shapes=shapes), status)
+
+    def read() -> dict[tuple[str, str], float]:
+        (family,) = metrics.FLEET_RECOVERY_SLOTS.collect()
+        return {(s.labels["region"], s.labels["state"]): s.value for s in family.samples}
+
+    fleet_gauges.update_gauges(cache_of(budget("east", 4), budget("west", 1)), 0.0)
+    found = read()
+    assert (found["east", "Consumed"], found["west", "Consumed"], found["west", "Requested"]) == (4, 1, 4)
+    fleet_gauges.update_gauges(cache_of(budget("east", 4)), 0.0)
+    assert {region for region, _ in read()} == {"east"}
 
 
 def promtool(*words: str, where: Path) -> subprocess.CompletedProcess[str]:

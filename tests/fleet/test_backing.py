@@ -67,6 +67,14 @@ def test_objective_is_backed_by_enough_slots() -> None:
     assert write.blocks["backing"].backed
 
 
+@pytest.mark.parametrize(("admitted", "usable"), [("250m", 250), ("4", 500)])
+def test_slot_counts_with_the_smaller_of_budget_and_admitted_shape(admitted: str, usable: int) -> None:
+    """While a budget's shape is changed, its slots in the region still have the old one."""
+    there = with_places("x", a=1, b=1, shape={"cpu": admitted, "memory": "1Gi"})
+    (group,) = backing.surviving_slots(there, [budget("x", 2)], Loss("x", "x-a"))
+    assert group.shape["cpu"] == usable and group.count == 1
+
+
 def test_unbacked_objective_names_the_bottleneck() -> None:
     short = backing.unbacked_objectives(world(kept=0), NOW)
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.expected import of_type, only, present
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
-from holdfast.fleet import assign, grants, policy, region_health, workload_status
+from holdfast.fleet import assign, policy, region_health, workload_status
+from holdfast.fleet.quota_division import divide_quota
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
 from holdfast.model.meta import Key
 from holdfast.model.placement_rules import PlacementRules
@@ -68,6 +69,31 @@ def served(count: int, **more: Any) -> AssignmentStatus:
     counts = dict.fromkeys(("replicas", "bound", "started", "ready", "serving", "updated", "updated_serving"), count)
     revision = assignment().spec.revision
     return AssignmentStatus(**{"observed_epoch": 1, "revision": revision, **counts, **more})
+
+
+def test_workload_that_serves_elsewhere_is_serving_after_a_region_is_excluded() -> None:
+    """The excluded region may be unreachable, so that its last report stays. It says nothing about the workload."""
+    wl = workload(replicas=3, template=assignment().spec.template)
+    there = assignment("api", "eu-west", replicas=3, status=served(3))
+    left = assignment("api", "us-east", replicas=0, status=served(2, observed_epoch=0))
+    write = only(workload_status.decide(wl.key, cache_of(wl, there, left), 1.0).writes, SetStatus)
+    (found,) = [c for c in write.conditions if c.type == "Serving"]
+    assert (found.status, found.reason) == ("True", "AllServing")
+
+
+def test_enough_serving_replicas_of_an_older_generation_are_not_called_some() -> None:
+    wl = workload(replicas=3, template=assignment().spec.template)
+    stays = assignment("api", "eu-west", replicas=3, status=served(1))
+    leaves = assignment("api", "us-east", replicas=0, status=served(2))
+    write = only(workload_status.decide(wl.key, cache_of(wl, stays, leaves), 1.0).writes, SetStatus)
+    (found,) = [c for c in write.conditions if c.type == "Serving"]
+    assert (found.status, found.reason) == ("False", "UpdatePending")
+    assert "3 of 3 replicas serve; us-east serves replicas that leave it" in found.message
+    newer = with_new_revision(wl, metadata=msgspec.structs.replace(wl.metadata, generation=2))
+    old = assignment("api", "eu-west", replicas=3, status=served(3))
+    write = only(workload_status.decide(wl.key, cache_of(newer, old), 1.0).writes, SetStatus)
+    (found,) = [c for c in write.conditions if c.type == "Serving"]
+    assert found.reason == "UpdatePending" and "eu-west has not applied the newest generation" in found.message
 
 
 class Shrinking:
@@ -186,7 +212,7 @@ def test_grants_never_exceed_the_quota_for_any_acknowledgement(
     enforced: dict[str, dict[str, int]] = {}
     for where, demand in [("a", 0), *shrinks]:
         full[where] = {"cpu": demand} if demand else full[where]
-        current = grants.divide_quota({"cpu": hard}, {}, full, current, enforced)
+        current = divide_quota({"cpu": hard}, {}, full, current, enforced)
         spendable = sum(max(current.get(n, {}).get("cpu", 0), enforced.get(n, {}).get("cpu", 0)) for n in names)
         assert spendable <= hard
         enforced = {**enforced, where: dict(current.get(where, {}))}  # only one region has applied its grant
@@ -195,9 +221,9 @@ def test_grants_never_exceed_the_quota_for_any_acknowledgement(
 
 def test_grant_is_raised_only_after_another_region_acknowledges_less() -> None:
     hard, wanted = {"cpu": 10}, {"a": {"cpu": 2}, "b": {"cpu": 8}}
-    new = grants.divide_quota(hard, {}, wanted, {"a": {"cpu": 10}}, {"a": {"cpu": 10}})
+    new = divide_quota(hard, {}, wanted, {"a": {"cpu": 10}}, {"a": {"cpu": 10}})
     assert new == {"a": {"cpu": 2}, "b": {}}
-    later = grants.divide_quota(hard, {}, wanted, new, {"a": {"cpu": 2}})
+    later = divide_quota(hard, {}, wanted, new, {"a": {"cpu": 2}})
     assert later == {"a": {"cpu": 2}, "b": {"cpu": 8}}
 
 

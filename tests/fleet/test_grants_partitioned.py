@@ -1,4 +1,5 @@
-"""S3 under partitions: grants and acknowledgements arrive late, in any order, or never; processes crash.
+"""S3 under partitions: grants and acknowledgements arrive late, in any order, or never; processes crash, and regions
+are restored from backups.
 
 All classes take part: normal, recovery and emergency quota. The grant controller, both directions of grant-sync and the
 authority's limit are real; the network is random. Planted bugs show that the search detects violations.
@@ -16,12 +17,16 @@ from hypothesis import strategies as st
 from tests.expected import present
 from tests.factories import assignment, meta, region, with_new_revision
 
+from holdfast.authority import restore_records
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import grants
+from holdfast.fleet.tenant_demand import is_lease_expired
 from holdfast.link import grant_sync
+from holdfast.model import codec
 from holdfast.model.assignment import Purpose, assignment_name
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.grant_limit import spending_limit
+from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts, amounts_text
@@ -30,6 +35,7 @@ from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.store.contract import Put
 
 REGIONS = ("a", "b", "c")
 UNIT = Template(command=("x",), resources={"cpu": "1"})
@@ -58,6 +64,7 @@ class PartitionedQuota:
         self.last_contact_s: dict[str, float] = dict.fromkeys(REGIONS, 0.0)
         self.on_the_way: list[tuple[str, SetStatus]] = []
         self.most: dict[GrantClass, int] = dict.fromkeys(SPENT, 0)
+        self._backups: dict[str, list[Put]] = {name: [] for name in REGIONS}
 
     def set_demand(self, where: str, replicas: int, purpose: Purpose) -> None:
         item = assignment("api", where, replicas=replicas, template=UNIT, purpose=purpose)
@@ -79,6 +86,23 @@ class PartitionedQuota:
     def crash(self, where: str) -> None:
         """The region's process restarts: its cache of grants is lost, its store is not."""
         self.seen[where] = Cache()
+
+    def back_up_region(self, where: str) -> None:
+        """Backs up the copies of the region's grants."""
+        self._backups[where] = [
+            Put(kind_of(item).store_key("acme", item.metadata.name), codec.encode(item))
+            for item in self.here[where].list(GrantCopy)
+        ]
+
+    def restore_region(self, where: str) -> None:
+        """The region is restored from its last backup. Its work stops, and its cache of grants is lost."""
+        self.crash(where)
+        self.here[where] = Cache()
+        for put in restore_records.restored_entries(where, self._backups[where], self.now, "uid", 1)[0]:
+            if put.key.startswith("/grantcopies/"):
+                self.here[where].put(codec.decode(kind_of(GrantCopy), put.value, 1))
+        for cls in SPENT:
+            self.used[where, cls] = 0
 
     def fetch(self, where: str) -> None:
         """The region's watch catches up; its grant lease counts from now."""
@@ -203,6 +227,9 @@ ACTS = (
     "time",
     "skew",
     "crash",
+    "back up",
+    "restore",
+    "rejoin",
 )
 steps = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 12)), max_size=60)
 
@@ -270,6 +297,17 @@ def run_events(events: list[tuple[str, str, int]]) -> PartitionedQuota:
                 world.skew_s[where] = number - 6.0
             case "crash":
                 world.crash(where)
+            case "back up":
+                world.back_up_region(where)
+            case "restore":
+                world.restore_region(where)
+            case "rejoin":  # it acknowledges what it enforces after a restore, and enforces its grant again
+                world.back_up_region(where)
+                world.restore_region(where)
+                world.fetch(where)
+                world.spend(where, 0)
+                world.acknowledge(where)
+                world.enforce(where)
         world.check()
     return world
 
@@ -291,6 +329,11 @@ def test_enforced_limits_never_exceed_the_quota(events: list[tuple[str, str, int
 )
 def test_emergency_usage_counts_as_emergency_after_its_limit_ended(events: list[tuple[str, str, int]]) -> None:
     run_events(events)
+
+
+def test_region_that_enforces_its_limit_again_after_a_restore_keeps_it_counted() -> None:
+    """Region a acknowledges that it enforces nothing, and then enforces the limit of the same epoch again."""
+    run_events([("want", "a", 10), ("sync", "a", 9), ("sync", "a", 9), ("rejoin", "a", 0), ("shift", "a", 10)])
 
 
 @pytest.mark.slow
@@ -410,8 +453,8 @@ def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float)
     record_report(world, "a")
     known = world.home.get(Region, "a")
     assert abs(parse_time(grant.status.renewed_at) - world.now - skew_s) < 1
-    assert not grants.is_lease_expired(grant, known, world.now + grant.spec.lease_seconds - 1)
-    assert grants.is_lease_expired(grant, known, world.now + grant.spec.lease_seconds + 1)
+    assert not is_lease_expired(grant, known, world.now + grant.spec.lease_seconds - 1)
+    assert is_lease_expired(grant, known, world.now + grant.spec.lease_seconds + 1)
 
 
 def test_region_contact_changes_wake_the_grant_controller() -> None:

@@ -21,7 +21,8 @@ from holdfast.fleet import grants, post_restore
 from holdfast.link import mirror, restore_handshake
 from holdfast.model import codec
 from holdfast.model.assignment import Assignment, Purpose
-from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
+from holdfast.model.cell_identity import CellIdentity, identity_term
+from holdfast.model.election_term import INCARNATION_TERM, RESTORE_IN_PROGRESS, Term, TermSpec
 from holdfast.model.errors import StaleToken
 from holdfast.model.grant_copy import NOT_RENEWED, GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of, kind_of_store_key
@@ -54,7 +55,7 @@ class Restored(PartitionedQuota):
     def save(self) -> None:
         self.saved = self._save()
 
-    def restore(self) -> None:
+    def restore_global(self) -> None:
         puts, self._incarnation = restoring.restored_entries("global", self.saved, self.now, "uid", self._incarnation)
         self.home = Cache()
         for revision, put in enumerate(puts, 1):
@@ -154,9 +155,9 @@ def test_restored_global_cell_never_overspends_quota(
     run_events(world, before)
     world.save()
     run_events(world, between)
-    world.restore()
+    world.restore_global()
     run_events(world, after)
-    world.restore()  # the same backup once more
+    world.restore_global()  # the same backup once more
     run_events(world, later)
     world.settle()
     assert not post_restore.regions_not_restored(world.home, world.now), "every region reported, and it still waits"
@@ -177,7 +178,7 @@ def test_share_moved_after_the_backup_is_not_granted_twice() -> None:
     world.spend("b", 9)
     world.settle()
     assert world.used["b", GrantClass.NORMAL] == 9
-    world.restore()
+    world.restore_global()
     decided = grants.decide(Key("acme", "quota"), world.home, world.now)
     assert not [w for w in decided.writes if isinstance(w, Create | Update)], "no region reported, and it grants"
     (status,) = [w for w in decided.writes if isinstance(w, SetStatus)]
@@ -202,7 +203,7 @@ def test_grant_missing_from_the_backup_is_counted() -> None:
     world.settle()
     world.spend("b", 9)
     world.settle()
-    world.restore()
+    world.restore_global()
     world.set_demand("a", 9, Purpose.NORMAL)
     world.settle()
     held = {g.spec.region: amounts(g.spec.unacknowledged_peak or g.status.limit) for g in world.home.list(Grant)}
@@ -232,7 +233,9 @@ def test_assignments_only_shrink_until_all_regions_acknowledge() -> None:
     assert 1 < write.object.spec.epoch < source.spec.epoch
     assert mirror.mirror_writes((Assignment, fresh.key), there, here, 0.0) == ()
     stray = assignment("gone", "us-east")
-    (gone,) = mirror.mirror_writes((Assignment, stray.key), there, cache_of(stray), 0.0)
+    assert mirror.mirror_writes((Assignment, stray.key), there, cache_of(stray), 0.0) == (), "no deletion was ordered"
+    empty = assignment("gone", "us-east", replicas=0)
+    (gone,) = mirror.mirror_writes((Assignment, stray.key), there, cache_of(empty), 0.0)
     assert isinstance(gone, Delete)
     heard = cache_of(source, fresh, awaited("us-east", 2, 2), awaited("eu-west", 2, 2))
     whole = only(mirror.mirror_writes((Assignment, copy.key), heard, here, 0.0), Update)
@@ -249,6 +252,11 @@ def test_region_acknowledges_only_without_foreign_exclusive_work() -> None:
     assert restore_handshake.acknowledged_incarnation(there, cache_of(mine, running), "us-east", there) == 0
     assert restore_handshake.acknowledged_incarnation(there, own, "us-east", there) == 2
     assert restore_handshake.acknowledged_incarnation(there, own, "us-east") == 0, "the global cell was not read"
+    restoring_term = Term(meta(INCARNATION_TERM), TermSpec(holder=RESTORE_IN_PROGRESS, term=2))
+    restored = cache_of(mine, replica(0, mine), restoring_term)
+    assert restore_handshake.acknowledged_incarnation(there, restored, "us-east", there) == 0, (
+        "the region was restored too, and its agents may run what its backup does not contain"
+    )
     moved = cache_of(awaited("us-east", 2, 0))
     assert restore_handshake.acknowledged_incarnation(there, own, "us-east", moved) == 0, (
         "the link still uses deleted objects"
@@ -295,3 +303,25 @@ def test_previous_incarnation_is_refused_on_both_sides() -> None:
     here.put(Term(metadata=meta(INCARNATION_TERM), spec=TermSpec(holder="joined", term=3)))
     with pytest.raises(StaleToken, match="expected incarnation 4, found 3"):
         restore_handshake.check_incarnations(there, here, "us-east")
+
+
+def test_region_with_the_store_of_another_cell_does_not_exchange() -> None:
+    """A swapped store: the region reported another identity before."""
+    known = awaited("us-east", 0, 0)
+    report = msgspec.structs.replace(present(known.status.report), identity="one", era="first")
+    there = cache_of(with_new_revision(known, status=msgspec.structs.replace(known.status, report=report)))
+    for identity, refused in (("one", False), ("two", True)):
+        here = Cache()
+        here.put(with_new_revision(identity_term(CellIdentity("us-east", identity, "second"), 0.0)))
+        if refused:
+            with pytest.raises(StaleToken, match=r"store is that of another cell .expected identity one"):
+                restore_handshake.check_incarnations(there, here, "us-east")
+        else:
+            restore_handshake.check_incarnations(there, here, "us-east")
+    restore_handshake.check_incarnations(there, Cache(), "us-east")
+
+
+def test_incarnation_is_read_from_its_term_and_is_one_without_it() -> None:
+    term = Term(metadata=meta(INCARNATION_TERM), spec=TermSpec(term=4))
+    assert restoring.incarnation_in([Put(restoring.incarnation_key(), codec.encode(term))]) == 4
+    assert restoring.incarnation_in([]) == 1

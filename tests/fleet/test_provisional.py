@@ -9,10 +9,12 @@ import pytest
 from tests.expected import of_type, only, present
 from tests.factories import assignment, cache_of, meta, region, with_new_revision
 
+from holdfast.authority.grant_leases import GrantLeases
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import grants
 from holdfast.fleet.grant_epochs import PROVISIONAL_RECLAIM_MARGIN_S, reclaim_provisional
 from holdfast.link import grant_sync
+from holdfast.link.contact_clock import ContactClock
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
 from holdfast.model.meta import Key
@@ -27,6 +29,7 @@ from holdfast.model.quota import (
     QuotaSpec,
     grant_name,
     max_enforced_limit,
+    validate_grant,
 )
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import (
@@ -84,7 +87,7 @@ def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
 
 def test_provisional_share_comes_from_unneeded_quota() -> None:
     found = decided(world(reclaimable_assignment("a", 2)))
-    assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "6"}, {"cpu": "3"})
+    assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "5"}, {"cpu": "2"})
 
 
 def test_partition_mode_wait_has_no_provisional_share() -> None:
@@ -106,6 +109,18 @@ def test_provisional_share_is_withdrawn_first() -> None:
     found = decided(cache)
     assert found["b"].spec.limit == {"cpu": "7"}
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
+
+
+def test_grants_of_a_deleted_quota_are_withdrawn_with_their_provisional_share() -> None:
+    cache = world(reclaimable_assignment("a", 2))
+    held = decided(cache)["a"]
+    assert held.spec.provisional
+    cache.remove(Quota, QUOTA, held.revision + 1)
+    updates = [of_type(write, Update).object for write in grants.decide(QUOTA, cache, NOW).writes]
+    lowered = next(grant for grant in updates if isinstance(grant, Grant) and grant.spec.region == "a")
+    spec = lowered.spec
+    assert (spec.limit, spec.provisional, spec.unacknowledged_peak) == ({}, {}, held.spec.limit)
+    assert [cause.message for cause in validate_grant(lowered, held)] == []
 
 
 def test_ordinary_share_covers_the_demand() -> None:
@@ -195,9 +210,35 @@ def test_grant_lease_is_renewed_by_responses_only() -> None:
     assert parse_time(write.object.spec.lease_expires_at) == NOW + 100 + reclaimable_grant().spec.lease_seconds
 
 
-def test_late_response_does_not_shorten_the_grant_lease() -> None:
+@pytest.mark.parametrize("stepped_s", [0.5, 5.0, 30.0, 50.0, 59.0, 61.0, 102.5, 500.0])
+@pytest.mark.parametrize("at_s", [10, 50, 61, 100, 110, 119])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_grant_lease_is_renewed_in_time_after_the_clock_was_stepped_back(
+    stepped_s: float, at_s: int, restarts: bool
+) -> None:
+    """A report is answered every second. The authority measures the age of the lease on its monotonic clock."""
+    key, there, here, leases = Key("acme", "normal"), cache_of(reclaimable_grant()), Cache(), GrantLeases()
+    lease_s = reclaimable_grant().spec.lease_seconds
+    contacts, ages, writes = ContactClock(), list[float](), 0
+    for second in range(int(5 * lease_s)):
+        wall_s, mono_s = NOW + second + (stepped_s if second < at_s else 0.0), float(second)
+        if restarts and second == at_s:
+            contacts = ContactClock()
+        contacts.observe(wall_s, mono_s)
+        steady_since_s = contacts.steady_since_s
+        for write in grant_sync.copy_writes(key, there, here, "a", wall_s, steady_since_s=steady_since_s):
+            assert isinstance(write, Create | Update)
+            here.put(with_new_revision(of_type(write.object, GrantCopy)))
+            writes += 1
+        (held,) = here.list(GrantCopy)
+        leases.observe([held], wall_s, mono_s)
+        ages.append(leases.age_s(held, wall_s, mono_s))
+    assert max(ages) < 0.6 * lease_s and writes <= 15
+
+
+def test_grant_lease_without_contact_since_the_start_is_kept() -> None:
     key, here = Key("acme", "normal"), cache_of(copy(last_contact_s=NOW, limit="2"))
-    (write,) = grant_sync.copy_writes(key, cache_of(reclaimable_grant()), here, "a", NOW - 50)
+    (write,) = grant_sync.copy_writes(key, cache_of(reclaimable_grant()), here, "a", 0.0)
     assert isinstance(write, Update) and isinstance(write.object, GrantCopy)
     assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.last_contact_at) == NOW
 
@@ -217,5 +258,5 @@ def test_quota_status_sums_all_shares() -> None:
     cache = world(reclaimable_assignment("a", 2))
     decided(cache)
     (status,) = [w for w in grants.decide(QUOTA, cache, NOW).writes if isinstance(w, SetStatus)]
-    assert status.blocks["granted"] == {"cpu": "6"}
+    assert status.blocks["granted"] == {"cpu": "5"}
     assert {r.grant_class for r in status.blocks["regions"]} == {GrantClass.NORMAL}

@@ -143,6 +143,19 @@ def test_protected_share_changes_without_an_epoch() -> None:
     assert isinstance(closed, Update) and not of_type(closed.object, GrantCopy).spec.protected
 
 
+def test_unused_rollout_surge_does_not_keep_quota_from_replicas_of_another_region() -> None:
+    tenant = Tenant()
+    for number in range(6):
+        item = assignment(f"api{number}", "a", replicas=1, template=UNIT, rollout=Rollout(max_surge=1))
+        named = msgspec.structs.replace(item.metadata, name=assignment_name(f"api{number}", "a", Purpose.NORMAL))
+        tenant.cache.put(msgspec.structs.replace(item, metadata=named))
+    tenant.settle({("a", GrantClass.NORMAL): 6})
+    tenant.need("b", 1)
+    tenant.settle({("a", GrantClass.NORMAL): 6})
+    given = {g.spec.region: amounts(g.spec.limit).get("cpu", 0) for g in tenant.cache.list(Grant)}
+    assert given.get("b", 0) >= 1000, "6 of 12 are used, and no rollout runs"
+
+
 @pytest.mark.parametrize("whole", [0, 1, 5, 7, 12])
 @pytest.mark.parametrize("need", [{}, {"a": 1}, {"a": 3, "b": 4}, {"a": 9, "b": 1, "c": 5}])
 def test_protected_shares_never_exceed_the_protected_quota(whole: int, need: dict[str, int]) -> None:
@@ -231,7 +244,7 @@ def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance() -> None:
     tenant.need("b", 2, Purpose.RECOVERY)
     tenant.settle()
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 2}, "recovery demand comes first"
-    turned = AssignmentStatus(replicas=4, bound=4, serving=4, updated=4, updated_serving=4)
+    turned = AssignmentStatus(revision="next", replicas=4, bound=4, serving=4, updated=4, updated_serving=4)
     tenant.need("b", 0, Purpose.RECOVERY)
     tenant.cache.put(with_new_revision(present(tenant.cache.get(Assignment, name, "acme")), status=turned))
     tenant.settle()

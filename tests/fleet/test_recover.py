@@ -7,13 +7,13 @@ import pytest
 from tests.expected import present
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
-from holdfast.fleet.recovery import recover
+from holdfast.fleet.recovery import recover, recovery_status
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
 from holdfast.model.meta import Key, Object
 from holdfast.model.quota import Grant
 from holdfast.model.recovery import Recovery, RecoveryPhase
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
-from holdfast.model.region import HealthState, RegionHealth
+from holdfast.model.region import HealthState, RecoverySlotReport, RegionHealth
 from holdfast.model.times import micro_text
 from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Create, Delete, SetStatus, Update
@@ -179,6 +179,16 @@ def test_recovery_starts_follow_rate_limit_and_priority() -> None:
     assert f.now - begun < 60
 
 
+def test_recovery_pass_writes_a_bounded_number_of_assignments() -> None:
+    count = recover.RECOVERY_WRITES_PER_PASS_MAX + 6
+    slots = (SlotShape(resources={"cpu": "500m", "memory": "1Gi"}, count=2 * count),)
+    spec = RecoveryBudgetSpec(region="b", slot_shapes=slots, starts_per_second=1000.0)
+    f = fleet(count, RecoveryBudget(metadata=meta("b"), spec=spec))
+    f.health("a", HealthState.LOST)
+    created = [sum(isinstance(w, Create) and isinstance(w.object, Assignment) for w in f.step("a")) for _ in range(6)]
+    assert max(created) == recover.RECOVERY_WRITES_PER_PASS_MAX and sum(created) == count
+
+
 def lose_recover_and_heal(f: Fleet) -> None:
     """Region a is lost, its workloads serve elsewhere, and it is healthy again."""
     f.health("a", HealthState.LOST)
@@ -206,6 +216,28 @@ def test_failback_waits_returns_everything_and_closes() -> None:
         f.step("a")
     assert not f.assignments(Purpose.RECOVERY)
     assert f.recovery.status.phase is RecoveryPhase.CLOSED and f.recovery.status.remaining == ()
+
+
+def test_recovery_records_who_borrowed_and_when_it_was_returned() -> None:
+    f = fleet(2)
+    f.health("a", HealthState.LOST)
+    for _ in range(3):
+        f.step("a")
+        f.all_serve()
+    (share,) = f.recovery.status.borrowed
+    assert (share.tenant, share.region, share.peak_replicas) == ("acme", "b", 2), "one replica of each workload"
+    assert share.peak == {"cpu": "1", "memory": "2Gi"}
+    assert share.percent_of_region == 6.25, "1 of 16 CPUs; memory is the smaller share"
+    assert share.since and not share.returned_at
+    f.health("a", HealthState.HEALTHY)
+    f.step("a")
+    f.now += 31
+    for _ in range(8):
+        f.step("a")
+        f.all_serve()
+    assert f.phase() is RecoveryPhase.CLOSED
+    (closed,) = f.recovery.status.borrowed
+    assert closed.returned_at == f.recovery.status.closed_at and closed.since == share.since
 
 
 def test_region_lost_again_during_failback_is_recovered_again() -> None:
@@ -237,3 +269,31 @@ def test_recovery_stays_open_while_a_recovery_grant_is_in_use() -> None:
         f.step("a")
     assert f.recovery.status.phase is RecoveryPhase.FAILING_BACK
     assert f.recovery.status.remaining == ("grant acme/b.recovery: recovery quota in use",)
+
+
+def test_recovery_is_decided_again_when_health_conditions_or_slots_of_a_region_change() -> None:
+    old = region("b")
+    report = present(old.status.report)
+    slots = (RecoverySlotReport(budget="b", zone="b-a", resources={"cpu": "1"}, admitted=1),)
+    changes = {
+        "report": (msgspec.structs.replace(report, sequence=report.sequence + 1), ()),
+        "slots": (msgspec.structs.replace(report, recovery_slots=slots), ("b",)),
+        "no report": (None, ()),
+    }
+    for what, (new_report, woken) in changes.items():
+        new = with_new_revision(old, status=msgspec.structs.replace(old.status, report=new_report))
+        assert tuple(key.name for key in recover.woken_by_region(new, old, cache_of())) == woken, what
+    lost = msgspec.structs.replace(old.status.health, state=HealthState.LOST)
+    new = with_new_revision(old, status=msgspec.structs.replace(old.status, health=lost))
+    assert [key.name for key in recover.woken_by_region(new, old, cache_of())] == ["b"]
+    assert [key.name for key in recover.woken_by_region(new, None, cache_of())] == ["b"]
+    assert not recover.woken_by_region(None, old, cache_of())
+
+
+def test_assignments_of_a_lost_region_are_suspended_in_bounded_passes() -> None:
+    count = recovery_status.SUSPENSIONS_PER_PASS + 2
+    seen = cache_of(*(assignment(f"web{number}", "a") for number in range(count)))
+    assert (
+        len(list(recovery_status.suspension_writes("a", seen, suspended=True))) == recovery_status.SUSPENSIONS_PER_PASS
+    )
+    assert not list(recovery_status.suspension_writes("a", seen, suspended=False))

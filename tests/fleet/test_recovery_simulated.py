@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Disruption, RecoveryObjective, Rollout, RolloutPhase, Workload, WorkloadSpec
 from holdfast.model.writes import Update
+from holdfast.sim import actors
 from holdfast.sim.checkers.convergence import ConvergenceCheck
 from holdfast.sim.scenario_files import SimulationSize
 from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, NEVER_READY
@@ -233,22 +235,24 @@ def test_simulated_stalled_target_is_abandoned(seed: int) -> None:
 
 
 class OnLoan(Loss):
-    """Reclaimable work uses every recovery slot and fills the regions."""
+    """Reclaimable work uses every recovery slot and fills the regions, once the workload with a promise serves."""
 
-    lent: frozenset[str] = frozenset()
+    async def bring_up(self) -> None:
+        await super().bring_up()
+        for item in self.fillers():
+            await self._persist(partial(actors.create_object, self.operator, item))
 
-    def work(self) -> Iterator[Object]:
-        yield from super().work()
+    def fillers(self) -> Iterator[Object]:
         yield Tenant(metadata=ObjectMeta(name="spare"))
         yield Quota(
-            metadata=ObjectMeta(name="quota", namespace="spare"), spec=QuotaSpec(hard={"cpu": "18", "memory": "64Gi"})
+            metadata=ObjectMeta(name="quota", namespace="spare"), spec=QuotaSpec(hard={"cpu": "30", "memory": "64Gi"})
         )
         template = Template(command=("serve",), resources={"cpu": "100m", "memory": "16Mi"})
         for region in REGIONS:
             yield Workload(
                 metadata=ObjectMeta(name=f"filler-{region}", namespace="spare"),
                 spec=WorkloadSpec(
-                    replicas=60,
+                    replicas=90,
                     template=template,
                     priority_class_name="spare",
                     placement=PlacementRules(regions=(region,)),

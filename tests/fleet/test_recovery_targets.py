@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.expected import of_type
+from tests.expected import of_type, present
 from tests.factories import assignment, meta, region, with_new_revision, workload
 from tests.fleet.test_recover import NOW, Fleet, fleet
 
@@ -14,7 +14,7 @@ from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReaso
 from holdfast.model.meta import Key, Object
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import RecoveryPhase, StartRateLimit, WorkloadProgress
-from holdfast.model.region import HealthState
+from holdfast.model.region import HealthState, Region
 from holdfast.model.times import micro_text
 from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import Create, Update
@@ -86,6 +86,18 @@ def test_stalled_target_is_abandoned_in_time() -> None:
     )
     (left,) = progress_row(f).abandoned_targets
     assert (left.region, left.reason) == ("b", Reason.TARGET_STALLED) and "no progress" in left.message
+
+
+def test_target_without_a_live_node_is_replaced_at_once() -> None:
+    """All agents of the target hang after the recovery began: its cell still reports, so it stays Healthy."""
+    f = opened_recovery()
+    report_counts(f, "b", bound=0, why=Reason.NODE_UNREACHABLE)
+    target = present(f.cache.get(Region, "b"))
+    report = msgspec.structs.replace(present(target.status.report), nodes=2, live_nodes=0)
+    f.cache.put(with_new_revision(target, status=msgspec.structs.replace(target.status, report=report)))
+    wait(f, 1.0)
+    wait(f, 1.0)
+    assert progress_row(f).target == "c" and recovery_replicas(f) == {"b": 0, "c": 4}
 
 
 @pytest.mark.parametrize("stage", ["bound", "ready", "serving"])

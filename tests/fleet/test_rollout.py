@@ -185,15 +185,42 @@ def test_failing_revision_is_rolled_back_before_other_regions() -> None:
     assert harness.block.phase == "Complete" and set(harness.running().values()) == {template_hash(other(3))}
 
 
-def test_failed_rollout_completes_if_it_serves_later() -> None:
+def test_failed_rollout_reaches_the_other_regions_if_it_serves_later() -> None:
+    """Seed 1500142: the first region served after the deadline, and the other one kept a broken revision forever."""
     harness = RolloutHarness(auto_rollback=False)
     harness.settle()
-    bad = template_hash(other(2))
-    harness.bad.add(bad)
+    slow = template_hash(other(2))
+    harness.bad.add(slow)
     harness.change(other(2))
     harness.settle(3)
     harness.step(100.0)
     assert harness.block.phase == "Failed" and "automatic rollback is off" in harness.block.message
+    assert list(harness.running().values()).count(slow) == 1, "the revision is still in the first wave"
+    harness.bad.clear()
+    harness.settle()
+    assert harness.block.phase == "Complete" and set(harness.running().values()) == {slow}
+
+
+def test_failed_rollout_that_fails_again_stays_failed() -> None:
+    harness = RolloutHarness(auto_rollback=False)
+    harness.settle()
+    slow = template_hash(other(2))
+    harness.bad.add(slow)
+    harness.change(other(2))
+    harness.settle(3)
+    harness.step(100.0)
+    (first,) = harness.block.regions
+    harness.bad.clear()
+    harness.serve(first)
+    harness.bad.add(slow)
+    for _ in range(5):
+        harness.step()
+        harness.serve(*(name for name in harness.running() if name != first))
+    assert harness.block.phase == "Progressing" and len(harness.block.regions) == 2
+    harness.step(100.0)
+    for _ in range(5):
+        harness.step()
+    assert harness.block.phase == "Failed" and len(harness.block.regions) == 2, "the third region is not tried"
 
 
 def test_paused_rollout_stops_the_deadline() -> None:

@@ -1,4 +1,4 @@
-"""Decisions above regions as scripts: regions, workloads, quotas and assignments, then `assign` or `run`.
+"""Decisions of the global cell as scripts: regions, workloads, quotas and assignments, then `assign` or `run`.
 
 fleet [more]             states objects; `more` keeps the earlier ones and the time
 assign                   assigns each workload alone
@@ -142,7 +142,7 @@ def stated(line: str) -> list[Object]:
 
 
 @pytest.mark.parametrize("script", scripts_beside(__file__), ids=lambda path: path.stem)
-def test_script(script: Path, rewrite: bool) -> None:
+def test_script_of_decisions_prints_the_expected_output(script: Path, rewrite: bool) -> None:
     state = Fleet()
     commands = {"fleet": state.fleet, "assign": state.assign, "room": state.set_room, "run": state.run}
     run_script(script, commands, rewrite=rewrite)

@@ -63,11 +63,11 @@ def test_spillover_is_rechecked_while_replicas_are_pending() -> None:
 @pytest.mark.parametrize(
     ("reason", "region_caps", "moves"),
     [
-        (Reason.QUOTA_EXCEEDED, "{east: {cpu: 1}}", True),
+        (Reason.QUOTA_EXCEEDED, "{east: {cpu: 500m}}", True),
         (Reason.QUOTA_EXCEEDED, "{}", False),
-        (Reason.QUOTA_EXCEEDED, "{east: {cpu: 1}, north: {cpu: 1}, west: {cpu: 1}}", False),
+        (Reason.QUOTA_EXCEEDED, "{east: {cpu: 500m}, north: {cpu: 1}, west: {cpu: 1}}", False),
         (Reason.INSUFFICIENT_CPU, "{north: {cpu: 1}, west: {cpu: 1}}", False),
-        (Reason.GRANT_EXPIRED, "{east: {cpu: 1}}", False),
+        (Reason.GRANT_EXPIRED, "{east: {cpu: 500m}}", False),
         (Reason.LABELS_DO_NOT_MATCH, "{}", False),
         (Reason.NO_NODES, "{}", True),
     ],

@@ -17,7 +17,7 @@ from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node, NodeSpec
 from holdfast.model.principal import OPERATORS, Principal, agent, controller, from_identity
-from holdfast.model.priority_class import PriorityClass
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.replica import PlacementBlock, Replica, ReplicaSpec, ReplicaStatus
 from holdfast.model.template import Template
@@ -131,7 +131,9 @@ async def world() -> AsyncIterator[World]:
     """The global cell, with tenant `shop`, class `standard` and region `north`."""
     made = await make_world("global")
     await made.create(OPERATOR, tenant("shop"))
-    await made.create(OPERATOR, PriorityClass(metadata=ObjectMeta(name="standard")))
+    await made.create(
+        OPERATOR, PriorityClass(metadata=ObjectMeta(name="standard"), spec=PriorityClassSpec(tenants=("*",)))
+    )
     await made.create(OPERATOR, Region(metadata=ObjectMeta(name="north"), spec=RegionSpec(zones=("a",))))
     yield made
     await made.gate.close()

@@ -36,6 +36,7 @@ NAMESPACED = {
     "quotas",
     "grants",
     "workloads",
+    "cronworkloads",
     "assignments",
     "grantcopies",
     "replicas",
@@ -46,22 +47,25 @@ NAMESPACED = {
     "endpoints",
     "events",
     "leases",
+    "roles",
+    "rolebindings",
 }
 PLACES = ("", "shop", "bank")
 
 # principal → (resources, verbs, namespaces) allowed without a name or selector; "" is the cluster scope.
 _ALL_NAMESPACED = " ".join(sorted(NAMESPACED))
+_NOT_SECRETS = " ".join(plural for plural in PLURALS if plural != "secrets")
 ALLOWED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "operator": [("*", " ".join(VERBS), PLACES)],
-    "viewer": [("*", READS, PLACES)],
+    "viewer": [(_NOT_SECRETS, READS, PLACES)],
     "shop user": [
-        ("workloads events", " ".join(VERBS), ("shop",)),
+        ("workloads cronworkloads events secrets configmaps", " ".join(VERBS), ("shop",)),
         (_ALL_NAMESPACED, READS, ("shop",)),
         ("replicas", "delete", ("shop",)),
         ("regions priorityclasses", READS, PLACES),
     ],
     "two tenants": [
-        ("workloads events", " ".join(VERBS), ("shop", "bank")),
+        ("workloads cronworkloads events secrets configmaps", " ".join(VERBS), ("shop", "bank")),
         (_ALL_NAMESPACED, READS, ("shop", "bank")),
         ("replicas", "delete", ("shop", "bank")),
         ("regions priorityclasses", READS, PLACES),
@@ -71,10 +75,15 @@ ALLOWED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "node n1": [("events", "create update patch", PLACES)],
     "node of south": [],
     "region north": [],
-    "scheduler": [("*", READS, PLACES), ("events leases terms", " ".join(VERBS), PLACES)],
+    "scheduler": [
+        (_NOT_SECRETS, READS, PLACES),
+        ("events leases", " ".join(VERBS), PLACES),
+        ("terms", "create update patch", PLACES),
+    ],
     "replicate": [
-        ("*", READS, PLACES),
-        ("events leases terms", " ".join(VERBS), PLACES),
+        (_NOT_SECRETS, READS, PLACES),
+        ("events leases", " ".join(VERBS), PLACES),
+        ("terms", "create update patch", PLACES),
         ("replicas schedulingrequests", "create update patch delete", PLACES),
     ],
 }
@@ -101,6 +110,12 @@ def test_authorization_matrix_in_region_matches_table() -> None:
 @pytest.mark.parametrize(
     ("who", "verb", "resource", "sub", "ns", "name", "fields", "cell", "allowed"),
     [
+        # Regions: the identity of the global cell, no other election record.
+        ("region north", "get", "terms", "", "", "identity", {}, "global", True),
+        ("region north", "watch", "terms", "", "", "", {"metadata.name": "identity"}, "global", True),
+        ("region north", "get", "terms", "", "", "authority", {}, "global", False),
+        ("region north", "list", "terms", "", "", "", {}, "global", False),
+        ("region north", "update", "terms", "", "", "identity", {}, "global", False),
         # Tenants: their own by name, never a list of all.
         ("shop user", "get", "tenants", "", "", "shop", {}, "global", True),
         ("shop user", "get", "tenants", "", "", "bank", {}, "global", False),
@@ -220,18 +235,27 @@ def test_path_access_depends_on_role() -> None:
     for path in ("/api", "/apis/holdfast.dev/v1", "/openapi/v3", "/version/", "/healthz"):
         assert path_refusal(PRINCIPALS["nobody"], path) is None
     assert path_refusal(PRINCIPALS["nobody"], "/metrics") is not None
+    assert path_refusal(from_identity("prom", ("holdfast:monitors",), credential="t"), "/metrics") is None
+    assert path_refusal(from_identity("prom", ("holdfast:monitors",), credential="t"), "/metrics", "post") is not None
+    assert path_refusal(from_identity("prom", ("holdfast:monitors",), credential="t"), "/endpoints/shop") is not None
     assert path_refusal(PRINCIPALS["viewer"], "/metrics") is None
     assert path_refusal(PRINCIPALS["viewer"], "/debug", "post") is not None
 
 
 def test_rules_review_matches_authorization() -> None:
     rules = rules_for(PRINCIPALS["shop user"], "shop", cell="global")["resourceRules"]
-    assert {
-        "verbs": sorted(VERBS),
-        "apiGroups": ["holdfast.dev"],
-        "resources": ["workloads", "workloads/scale"],
-    } in rules
+    writable = [rule for rule in rules if "workloads" in rule["resources"] and rule["apiGroups"] == ["holdfast.dev"]]
+    assert [rule["verbs"] for rule in writable] == [sorted(VERBS)]
     assert any(rule.get("resourceNames") == ["shop"] for rule in rules)
     elsewhere = rules_for(PRINCIPALS["shop user"], "bank", cell="global")["resourceRules"]
     assert not any("workloads" in rule["resources"] for rule in elsewhere)
     assert {"verbs": ["*"], "nonResourceURLs": ["*"]} in rules_for(PRINCIPALS["operator"])["nonResourceRules"]
+
+
+def test_notices_are_for_components_and_operators() -> None:
+    allowed = {
+        cell: {name for name, who in PRINCIPALS.items() if call_refusal(who, "notify", cell=cell) is None}
+        for cell in ("global", "north")
+    }
+    assert allowed["global"] == {"operator", "region north", "scheduler", "replicate"}
+    assert allowed["north"] == {"operator", "node n1", "scheduler", "replicate"}

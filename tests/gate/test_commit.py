@@ -27,7 +27,7 @@ from holdfast.model.errors import (
     StaleToken,
 )
 from holdfast.model.meta import Condition, ObjectMeta
-from holdfast.model.priority_class import PriorityClass
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Summary, Workload, WorkloadStatus
 from holdfast.model.writes import Create, Delete, SetStatus, Update
@@ -341,7 +341,9 @@ async def test_concurrent_writers_on_sqlite_all_succeed(tmp_path: Path) -> None:
     world = World("global", store, objects, TestPorts())
     try:
         await world.create(OPERATOR, tenant("shop"))
-        await world.create(OPERATOR, PriorityClass(metadata=ObjectMeta(name="standard")))
+        await world.create(
+            OPERATOR, PriorityClass(metadata=ObjectMeta(name="standard"), spec=PriorityClassSpec(tenants=("*",)))
+        )
         made = await world.create(USER, workload())
         for number in range(1, 6):
             await asyncio.gather(
@@ -366,15 +368,16 @@ async def test_concurrent_writers_on_sqlite_all_succeed(tmp_path: Path) -> None:
         await store.close()
 
 
-async def test_event_updates_leave_no_audit_record(world: World) -> None:
+async def test_event_writes_are_audited(world: World) -> None:
     about = ObjectReference(kind="Workload", name="web", namespace="shop", uid="u")
     made = await world.create(
         USER, Event(metadata=ObjectMeta(name="e", namespace="shop"), involved_object=about, count=1)
     )
-    records = len(await world.audit())
     more = await world.do(USER, Update(msgspec.structs.replace(made, count=2)))
     assert (more.count, more.metadata.generation) == (2, 0)
     assert await world.do(USER, Delete("Event", made.key, made.uid)) is None
-    assert len(await world.audit()) == records, "events have no audit record"
+    records = [r for r in await world.audit() if r.resource == "events/shop"]
+    assert [(r.verb, r.result, r.count) for r in records] == [(v, "Allowed", 1) for v in ("create", "update", "delete")]
+    assert {r.message for r in records} == {"about Workload shop/web"} and {r.principal for r in records} == {USER.name}
     with pytest.raises(BadRequest, match="commit them separately"):
         await world.do(USER, Create(with_meta(made, name="f", resource_version="")), Create(workload()))

@@ -43,7 +43,7 @@ async def test_ordinary_replica_needs_no_assignment(north: World) -> None:
 async def test_replica_creation_in_flight_fails_after_ordinal_withdrawal(north: World) -> None:
     """Planned while the region held the ordinal, committed after the region reported that it does not."""
     held = await north.create(LINK, given(0))
-    plan = WritePlan("north", north.objects, north.ports, REPLICATE)
+    plan = WritePlan("north", north.objects, north.ports, REPLICATE, north.gate.sealer)
     plan.add([Create(exclusive(0))], None)
     late = plan.transaction(())
     taken = msgspec.structs.replace(held.spec, ordinals=(), replicas=0, epoch=2)

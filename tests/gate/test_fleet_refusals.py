@@ -6,21 +6,25 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.expected import of_type, present
+from tests.factories import cache_of
 
+from holdfast.link import break_glass
 from holdfast.model import connectivity
 from holdfast.model.assignment import Assignment, AssignmentSpec, assignment_name
 from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.errors import Fault, Forbidden, Invalid
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.override import BreakGlass, Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.override import BreakGlass, Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.principal import OPERATORS, from_identity
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.scheduler_policy import FilterExpression, PolicyRules, SchedulerPolicy, SchedulerPolicySpec
+from holdfast.model.tenant import Tenant, TenantSpec
 from holdfast.model.times import micro_text
 from holdfast.model.workload import LoadBlock, LoadMetric, ScaleBlock, Workload, WorkloadSpec
-from holdfast.model.writes import Delete, SetStatus, Update
+from holdfast.model.writes import Create, Delete, SetStatus, Update
 
 from .conftest import OPERATOR, TEMPLATE, USER, World, by, link_at_global
 
@@ -93,6 +97,22 @@ async def test_override_spec_is_immutable(world: World) -> None:
         await world.do(OPERATOR, Update(msgspec.structs.replace(stored, spec=longer)))
 
 
+@pytest.mark.parametrize("phase", ["", "Pending", "Active"])
+async def test_override_in_force_is_revoked_not_deleted(world: World, phase: str) -> None:
+    """An active exception must not vanish without a trace. After its end it may be deleted."""
+    made = await world.create(OPERATOR, override())
+    if phase:
+        made = await world.do(by("override"), SetStatus("Override", made.key, made.uid, blocks={"phase": phase}))
+    with pytest.raises(Fault, match="can only be revoked; next: holdfast override revoke o1"):
+        await world.do(OPERATOR, Delete("Override", made.key, made.uid))
+    revoked = await world.do(
+        OPERATOR, Update(msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, revoked=True)))
+    )
+    assert revoked.spec.revoked
+    ended = await world.do(by("override"), SetStatus("Override", made.key, made.uid, blocks={"phase": "Revoked"}))
+    assert await world.do(OPERATOR, Delete("Override", ended.key, ended.uid)) is None
+
+
 def given_in_region(name: str = "break-glass-north-1", **spec: Any) -> Override:
     given = {"kind": OverrideKind.PAUSE_REPAIR, "scope": OverrideScope(region="north"), "reason": "cut off", **spec}
     return Override(ObjectMeta(name=name), OverrideSpec(**{"ttl_seconds": 600.0, **given}))
@@ -133,6 +153,22 @@ async def test_break_glass_override_is_accepted_only_while_partitioned(north: Wo
             await north.create(other, given_in_region("break-glass-north-2"))
 
 
+async def test_insisted_break_glass_override_is_accepted_with_contact_and_recorded(north: World) -> None:
+    """A hung global cell is noticed after seconds. A person who sees it does not have to wait, and says so."""
+    await north.plant(Region(ObjectMeta(name="north"), RegionSpec(zones=("a",))))
+    await north.plant(connectivity.connectivity_lease(north.ports.clock.now(), connected=True))
+    with pytest.raises(Fault, match="add --insist if the global cell does not answer you"):
+        await north.create(OPERATOR, given_in_region())
+    insisted = BreakGlass(region="south", uid="made up", insisted=True)
+    taken = await north.create(OPERATOR, given_in_region(break_glass=insisted))
+    assert taken.spec.break_glass == BreakGlass(region="north", insisted=True)
+    with pytest.raises(Fault, match=r"reason|explain why"):
+        await north.create(OPERATOR, given_in_region("break-glass-north-2", break_glass=insisted, reason=""))
+    local = msgspec.structs.replace(taken, status=OverrideStatus(phase="Active", expires_at="2027-01-01T00:00:00Z"))
+    (record,) = break_glass.record_writes(local.key, cache_of(), cache_of(local), "north", 0.0)
+    assert present(of_type(of_type(record, Create).object, Override).spec.break_glass).insisted
+
+
 async def test_region_can_report_only_its_own_break_glass_overrides(world: World) -> None:
     break_glass_record = BreakGlass(region="north", uid="u", requested_ttl_seconds=600.0)
     record = await world.create(link_at_global(), given_in_region(requester="ann", break_glass=break_glass_record))
@@ -163,6 +199,26 @@ async def test_quota_below_current_use_is_refused(world: World) -> None:
         await world.do(OPERATOR, Update(lower))
     enough = msgspec.structs.replace(stored, spec=QuotaSpec(hard={"cpu": "5"}))
     assert (await world.do(OPERATOR, Update(enough))).spec.hard == {"cpu": "5"}
+
+
+async def test_template_user_is_refused_unless_its_tenant_allows_it(world: World) -> None:
+    def workload(user: str) -> Workload:
+        spec = WorkloadSpec(template=msgspec.structs.replace(TEMPLATE, user=user))
+        return Workload(ObjectMeta(name=f"as-{user}", namespace="shop"), spec)
+
+    for user in ("root", "postgres"):
+        with pytest.raises(
+            Invalid, match=rf"spec.template.user.*{user}.*may not choose this user.*each task has a user"
+        ):
+            await world.create(USER, workload(user))
+    tenant = world.get(Tenant, "shop")
+    allowed = msgspec.structs.replace(tenant, spec=TenantSpec(allowed_users=("postgres",)))
+    with pytest.raises(Forbidden):
+        await world.do(USER, Update(allowed))
+    await world.do(OPERATOR, Update(allowed))
+    assert (await world.create(USER, workload("postgres"))).spec.template.user == "postgres"
+    with pytest.raises(Invalid, match=r"spec\.template\.user"):
+        await world.create(USER, workload("root"))
 
 
 async def test_delete_of_region_with_assignments_is_refused(world: World) -> None:

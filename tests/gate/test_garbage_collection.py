@@ -36,7 +36,7 @@ from holdfast.model.kinds import kind_of
 from holdfast.model.meta import API_VERSION, Key, Object, ObjectMeta, OwnerReference
 from holdfast.model.ownership import TENANT_CONTENTS
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, Quota, QuotaSpec
-from holdfast.model.replica import Replica
+from holdfast.model.replica import ExecutionBlock, Phase, Replica, ReplicaStatus
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Delete, Update
@@ -244,13 +244,34 @@ async def test_resync_finds_leftovers_without_event(north: World) -> None:
     await running.stop()
 
 
-async def test_replicas_of_deleted_assignment_are_collected(collected_north: World) -> None:
-    north = collected_north
-    link = by("link", "north")
-    held = await north.create(link, with_meta(assignment(), uid="global-uid"))
-    await north.create(by("replicate", "north"), with_meta(replica(), owner_references=owned_by(held)))
-    await north.do(link, Delete("Assignment", held.key, held.uid))
-    await until(lambda: north.get(Replica, "web-north-0", "shop").metadata.terminating, "its owner is gone")
+def test_replica_without_its_assignment_is_collected_only_when_it_has_ended() -> None:
+    lost = factories.batch_assignment(completions=2, parallelism=2)
+    done = ReplicaStatus(execution=ExecutionBlock(attempt=1, phase=Phase.SUCCEEDED))
+    kept, ended = factories.replica(0, lost), factories.replica(1, lost, status=done)
+    kept, ended = (with_meta(r, owner_references=owned_by(lost)) for r in (kept, ended))
+    view, collector = factories.cache_of(kept, ended), Collector("us-east")
+    assert not _writes(collector, kept, view), "its Assignment is deleted only after it has ended"
+    assert [type(write) for write in _writes(collector, ended, view)] == [Delete]
+    confirmed = factories.cache_of(kept, factories.confirm_deletion("us-east", tenant="acme"))
+    assert [type(write) for write in _writes(collector, kept, confirmed)] == [Delete]
+    assert not _writes(collector, kept, factories.cache_of(kept, factories.confirm_deletion("eu-west")))
+
+
+def test_assignment_without_its_workload_is_collected_only_when_it_is_empty() -> None:
+    """A global cell that lost its Workloads must not order the end of their replicas."""
+    gone = OwnerReference(api_version=API_VERSION, kind="Workload", name="api", uid="lost")
+    work, empty = factories.assignment("api"), factories.assignment("web", replicas=0)
+    work, empty = (with_meta(a, owner_references=(gone,)) for a in (work, empty))
+    view, collector = factories.cache_of(work, empty), Collector("global")
+    assert not _writes(collector, work, view)
+    assert [type(write) for write in _writes(collector, empty, view)] == [Delete]
+    confirmed = factories.cache_of(work, factories.confirm_deletion("us-east"))
+    assert [type(write) for write in _writes(collector, work, confirmed)] == [Delete]
+
+
+def _writes(collector: Collector, item: Any, view: Any) -> list[Any]:
+    kind, meta = type(item).__name__, item.metadata
+    return list(collector.decide(Key(meta.namespace, f"{kind}/{meta.name}/{item.uid}"), view, 0.0).writes)
 
 
 def test_collector_watches_owners_but_not_claims() -> None:

@@ -14,7 +14,7 @@ from tests.gate.conftest import OPERATOR, USER, World, by, make_world, tenant, w
 from holdfast.model.errors import Fault
 from holdfast.model.kinds import ALL, Home
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.priority_class import PriorityClass
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Create, Delete, SetStatus, Update
 
@@ -41,7 +41,9 @@ _steps = st.lists(
 async def _fresh() -> World:
     world = await make_world("global")
     await world.create(OPERATOR, tenant("shop"))
-    await world.create(OPERATOR, PriorityClass(metadata=ObjectMeta(name="standard")))
+    await world.create(
+        OPERATOR, PriorityClass(metadata=ObjectMeta(name="standard"), spec=PriorityClassSpec(tenants=("*",)))
+    )
     return world
 
 

@@ -29,11 +29,11 @@ from holdfast.gate.metadata import MAX_OBJECT_BYTES
 from holdfast.model.assignment import Assignment
 from holdfast.model.core import Event, Lease, ObjectReference
 from holdfast.model.endpoint import Endpoint, EndpointSpec
-from holdfast.model.errors import Conflict, Forbidden, Invalid, NotFound, Overloaded
-from holdfast.model.meta import Condition, ObjectMeta, OwnerReference
+from holdfast.model.errors import Conflict, Fault, Forbidden, Invalid, NotFound, Overloaded
+from holdfast.model.meta import Condition, Key, ObjectMeta, OwnerReference
 from holdfast.model.node import Node
 from holdfast.model.principal import HOLLOW_NODES, VIEWERS, from_identity
-from holdfast.model.priority_class import PriorityClass
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
@@ -47,7 +47,7 @@ from holdfast.model.writes import Create, Delete, SetStatus, Update
 @pytest.mark.parametrize("role", ["assign", "workload-status", "scheduler", "replicate", "collect"])
 async def test_spec_write_by_non_owner_is_forbidden_and_audited(world: World, role: str) -> None:
     made = await world.create(USER, workload())
-    with pytest.raises(Forbidden, match=re.escape("spec.replicas (owned by operator, user)")):
+    with pytest.raises(Forbidden, match=re.escape("spec.replicas (owned by cron, operator, user)")):
         await world.do(by(role), Update(with_spec(made, replicas=3)), request="PUT /x")
     last = (await world.audit())[-1]
     assert (last.result, last.reason, last.principal) == ("Refused", "NotOwner", f"holdfast:controller:{role}")
@@ -181,11 +181,16 @@ async def test_agent_can_write_only_replicas_on_its_node(north: World) -> None:
     ran = {"execution": {"phase": "Running", "attempt": 1}}
     await north.do(node_agent(), SetStatus("Replica", here.key, here.uid, ran))
     for item in (there, nowhere):
-        with pytest.raises(Forbidden, match="only for node n1 "):
+        with pytest.raises(NotFound) as existing:
             await north.do(node_agent(), SetStatus("Replica", item.key, item.uid, ran))
+        last = (await north.audit())[-1]
+        assert (last.principal, last.reason, last.result) == (node_agent().name, "OutOfScope", "Refused")
+        with pytest.raises(NotFound) as missing:
+            await north.do(node_agent(), SetStatus("Replica", Key("shop", "none"), item.uid, ran))
+        assert existing.value.message == missing.value.message.replace("none", item.metadata.name)
     bound, elsewhere = await north.plant(binding("b1", "n1")), await north.plant(binding("b2", "n2"))
     await north.do(node_agent(), SetStatus("Binding", bound.key, bound.uid, {"phase": "Stopped"}))
-    with pytest.raises(Forbidden):
+    with pytest.raises(NotFound):
         await north.do(node_agent(), SetStatus("Binding", elsewhere.key, elsewhere.uid, {"phase": "Stopped"}))
     with pytest.raises(Forbidden, match=r"status\.placement"):
         await north.do(
@@ -203,12 +208,13 @@ async def test_hollow_host_can_write_only_nodes_of_its_prefix(north: World) -> N
 async def test_region_link_can_write_only_its_own_status(world: World) -> None:
     made = await world.create(by("assign"), assignment("north"))
     await world.do(link_at_global("north"), SetStatus("Assignment", made.key, made.uid, {"serving": 1}))
-    with pytest.raises(Forbidden, match="found region north"):
+    with pytest.raises(NotFound):
         await world.do(link_at_global("south"), SetStatus("Assignment", made.key, made.uid, {"serving": 9}))
     region = world.get(Region, "north")
     await world.do(link_at_global(), SetStatus("Region", region.key, region.uid, {"report": {"nodes": 3}}))
     with pytest.raises(Forbidden):
         await world.do(link_at_global("south"), SetStatus("Region", region.key, region.uid, {"report": {"nodes": 9}}))
+    assert [r.reason for r in (await world.audit())[-2:]] == ["OutOfScope", "WrongRegion"]
     with pytest.raises(Forbidden):
         await world.create(link_at_global(), workload())
 
@@ -222,6 +228,71 @@ async def test_user_can_write_only_in_own_tenant(world: World) -> None:
         await world.do(USER, Delete("Workload", theirs.key, theirs.uid))
     with pytest.raises(Forbidden):
         await world.do(USER, Update(theirs))
+
+
+async def test_refusal_of_another_tenants_object_does_not_reveal_whether_it_exists(world: World) -> None:
+    await world.create(OPERATOR, tenant("bank"))
+    theirs = await world.create(OPERATOR, workload(namespace="bank"))
+    for write in (
+        lambda name: Create(workload(name, namespace="bank")),
+        lambda name: Update(with_meta(theirs, name=name)),
+        lambda name: Delete("Workload", Key("bank", name), "some-uid"),
+        lambda name: SetStatus("Workload", Key("bank", name), "some-uid", {"load": {}}),
+    ):
+        refusals = []
+        for name in ("web", "missing"):
+            with pytest.raises(Fault) as refused:
+                await world.do(USER, write(name))
+            refusals.append((type(refused.value), refused.value.message.replace(name, "NAME")))
+        assert refusals[0] == refusals[1] and refusals[0][0] is Forbidden
+
+
+async def test_agent_writes_events_only_about_objects_of_its_node(north: World) -> None:
+    own, other = await north.plant(binding("b1", "n1")), await north.plant(binding("b2", "n2"))
+
+    def event(name: str, about: str, namespace: str = "shop", kind: str = "Binding") -> Event:
+        ref = ObjectReference(kind=kind, name=about, namespace="shop" if kind == "Binding" else "")
+        return Event(metadata=ObjectMeta(name=name, namespace=namespace), involved_object=ref)
+
+    made = await north.create(node_agent(), event("e1", own.metadata.name))
+    await north.do(node_agent(), Update(msgspec.structs.replace(made, count=2)))
+    await north.create(node_agent("n2"), node("n2"))
+    messages = set()
+    for wrong in (
+        event("e2", other.metadata.name),
+        event("e2", "missing"),
+        event("e2", own.metadata.name, namespace="bank"),
+        event("e2", "n2", namespace="default", kind="Node"),
+        event("e2", "shop", kind="Tenant"),
+    ):
+        with pytest.raises(Forbidden, match="only about existing objects of node n1") as refused:
+            await north.create(node_agent(), wrong)
+        messages.add(refused.value.message.partition(": ")[2])
+    assert len(messages) == 1, "the refusal reveals nothing"
+    theirs = await north.create(OPERATOR, event("e3", other.metadata.name))
+    for write in (Update(msgspec.structs.replace(theirs, count=2)), Delete("Event", theirs.key, theirs.uid)):
+        with pytest.raises(NotFound):
+            await north.do(node_agent(), write)
+
+
+async def test_tenant_needs_permission_for_a_priority_class(world: World) -> None:
+    for name, tenants in (("critical", ()), ("high", ("shop",)), ("urgent", ("bank",)), ("normal", ("*",))):
+        spec = PriorityClassSpec(priority=1000, may_preempt=True, tenants=tenants)
+        await world.create(OPERATOR, PriorityClass(metadata=ObjectMeta(name=name), spec=spec))
+    for name in ("high", "normal"):
+        await world.create(USER, workload(f"by-{name}", priority_class_name=name))
+    for name in ("critical", "urgent"):
+        with pytest.raises(Forbidden, match=f'may not use priority class "{name}"; next: .*adds shop to spec.tenants'):
+            await world.create(USER, workload(f"by-{name}", priority_class_name=name))
+    last = (await world.audit())[-1]
+    assert (last.reason, last.result) == ("PriorityClassNotPermitted", "Refused")
+    theirs = await world.create(OPERATOR, workload("by-operator", priority_class_name="critical"))
+    smaller = msgspec.structs.replace(theirs.spec, replicas=1)
+    await world.do(USER, Update(msgspec.structs.replace(theirs, spec=smaller)))
+    own = world.get(Workload, "by-high", "shop")
+    promoted = msgspec.structs.replace(own, spec=msgspec.structs.replace(own.spec, priority_class_name="critical"))
+    with pytest.raises(Forbidden, match="may not use priority class"):
+        await world.do(USER, Update(promoted))
 
 
 async def test_lease_renewal_leaves_no_audit_record(world: World) -> None:

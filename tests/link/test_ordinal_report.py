@@ -10,14 +10,16 @@ from tests.expected import present
 from tests.gate.conftest import World, assignment, by, make_world, replica, tenant, with_spec
 
 from holdfast.controllers.cache import Cache
-from holdfast.controllers.informer import Informers
+from holdfast.controllers.informer import CacheChange, Informers
 from holdfast.gate.local_client import LocalClient
 from holdfast.link.ordinal_report import refresh_replicas
-from holdfast.link.report import assignment_writes
+from holdfast.link.report import assignment_writes, woken_by_restore
 from holdfast.model.assignment import Assignment
+from holdfast.model.election_term import INCARNATION_TERM, RESTORE_COMPLETE, RESTORE_IN_PROGRESS, Term, TermSpec
 from holdfast.model.errors import Unavailable
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.workload import Exclusivity
-from holdfast.model.writes import SetStatus, Update
+from holdfast.model.writes import SetStatus, Update, Write
 
 
 class Region:
@@ -47,12 +49,23 @@ class Region:
         self.here.of(Assignment).apply_commit([copy])
         self.there.put(copy)
 
-    async def reported_ordinals(self) -> Any:
+    async def reports(self) -> list[Write]:
         key = assignment().key
         await refresh_replicas(key, self.there, self.here, self.client)
-        (write,) = assignment_writes(key, self.there, self.here.cache)
+        return list(assignment_writes(key, self.there, self.here.cache))
+
+    async def reported_ordinals(self) -> Any:
+        (write,) = await self.reports()
         assert isinstance(write, SetStatus)
         return write.blocks
+
+    def becomes(self, holder: str, revision: int) -> CacheChange[Term]:
+        """The state of this region's own restore changes."""
+        meta = ObjectMeta(name=INCARNATION_TERM, resource_version=str(revision))
+        old = self.here.cache.get(Term, INCARNATION_TERM)
+        new = Term(metadata=meta, spec=TermSpec(holder=holder, term=2))
+        self.here.of(Term).apply_commit([new])
+        return CacheChange(new, old)
 
 
 @pytest.fixture
@@ -82,3 +95,18 @@ async def test_list_older_than_the_assignment_is_not_reported(region: Region) ->
     region.here.of(Assignment).apply_commit([ahead])
     with pytest.raises(Unavailable, match="expected revision 999"):
         await region.reported_ordinals()
+
+
+async def test_restored_region_reports_exclusive_work_only_when_its_agents_hold_no_earlier_lease(
+    region: Region,
+) -> None:
+    """The backup has no replica of the withdrawn ordinal, but an agent may still run it."""
+    began = region.becomes(RESTORE_IN_PROGRESS, 900)
+    await region.assigned_ordinals(0)
+    await region.assigned_ordinals()
+    assert not await region.reports()
+    ended = region.becomes(RESTORE_COMPLETE, 901)
+    said = await region.reported_ordinals()
+    assert (said["observedEpoch"], said["ordinals"]) == (2, ())
+    assert not woken_by_restore(began.new, began.old, region.here.cache)
+    assert list(woken_by_restore(ended.new, ended.old, region.here.cache)) == [assignment().key]

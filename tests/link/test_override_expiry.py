@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -12,16 +13,19 @@ from hypothesis import strategies as st
 from tests.controllers.scripted import ScriptedCell, ScriptedClient
 from tests.expected import of_type, only, present
 from tests.factories import cache_of, meta, region, with_new_revision
+from tests.gate.conftest import OPERATOR, World, by, make_world
 
 from holdfast.client.contract import CommitReceipt
 from holdfast.controllers.cache import Cache
 from holdfast.foundation.ports import SystemIds, SystemPorts
+from holdfast.gate.local_client import LocalClient
 from holdfast.link import break_glass, grant_sync, mirror
 from holdfast.link.global_clock import GlobalClock
 from holdfast.link.override_expiry import OverrideExpiry
 from holdfast.model import limits
+from holdfast.model.errors import Invalid
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.meta import Key, Object
+from holdfast.model.meta import Key, Object, ObjectMeta
 from holdfast.model.override import (
     ACTIVE,
     EXPIRED,
@@ -34,7 +38,7 @@ from holdfast.model.override import (
 )
 from holdfast.model.override import OverrideStatus as Status
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, grant_name
-from holdfast.model.region import RegionHealth
+from holdfast.model.region import Region, RegionHealth, RegionSpec
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.writes import Create, SetStatus, Update
 
@@ -411,3 +415,55 @@ def test_revoking_either_side_of_a_break_glass_override_ends_both() -> None:
     ended = local_override(phase="Revoked", expires_at=micro_text(TRUE_S + 5))
     write = only(break_glass.record_writes(mine.key, cache_of(record), cache_of(ended), "east", TRUE_S + 5), Update)
     assert of_type(write.object, Override).spec.revoked
+
+
+@pytest.fixture
+async def global_cell() -> AsyncIterator[World]:
+    """A global cell with an override `o` that is active for 60 s."""
+    world = await make_world("global")
+    await world.create(OPERATOR, Region(metadata=ObjectMeta(name="east"), spec=RegionSpec(zones=("a",))))
+    requested = msgspec.structs.replace(override_created_at(0.0, 60.0), status=Status(), metadata=ObjectMeta(name="o"))
+    await world.create(OPERATOR, requested)
+    await set_status(world, ACTIVE, 60.0)
+    yield world
+    await world.gate.close()
+    await world.objects.close()
+
+
+async def set_status(world: World, phase: str, ends_s: float) -> None:
+    """Writes phase and expiry as the override controller does."""
+    stored = world.get(Override, "o")
+    blocks = {"phase": phase, "expiresAt": micro_text(TRUE_S + ends_s)}
+    await world.do(by("override"), SetStatus("Override", stored.key, stored.uid, blocks=blocks))
+
+
+async def test_expiry_is_not_prolonged_from_a_view_whose_watch_stalled(global_cell: World) -> None:
+    """Seed 700076: an earlier end was stored, the view still had the later one, and the later one was written again."""
+    ports, stalled = Ports(), Cache()
+    home = OverrideExpiry(stalled, LocalClient(global_cell.gate, by("override")), ports)
+    stalled.put(global_cell.get(Override, "o"))
+    await home.commit_due()
+    ports.clock.true_s, ports.clock.skew_s = 20.0, -30.0
+    await home.commit_due()
+    earlier = global_cell.get(Override, "o").status.expires_at
+    assert earlier == micro_text(TRUE_S + 30.0)
+    ports.clock.skew_s = -10.0
+    await home.commit_due()
+    assert global_cell.get(Override, "o").status.expires_at == earlier, "the view still has the first expiry"
+    ports.clock.true_s = 61.0
+    await home.commit_due()
+    ended = global_cell.get(Override, "o").status
+    assert (ended.phase, ended.expires_at) == (EXPIRED, earlier), "the end is written in spite of the stalled view"
+
+
+@pytest.mark.parametrize("phase", [ACTIVE, EXPIRED])
+async def test_gate_refuses_a_later_expiry_from_any_writer(global_cell: World, phase: str) -> None:
+    with pytest.raises(Invalid, match="must not be later"):
+        await set_status(global_cell, phase, 61.0)
+
+
+@pytest.mark.parametrize("phase", [EXPIRED, REVOKED])
+async def test_gate_refuses_to_activate_an_ended_override(global_cell: World, phase: str) -> None:
+    await set_status(global_cell, phase, 60.0)
+    with pytest.raises(Invalid, match=f"is {phase} cannot become Active"):
+        await set_status(global_cell, ACTIVE, 60.0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.expected import of_type, only
+from tests.expected import of_type, only, present
 from tests.factories import cache_of, meta, node, priority, region, tenant, with_new_revision, workload
 
 from holdfast.authority import placement_checks
-from holdfast.fleet import assign, region_health
+from holdfast.fleet import assign, region_health, region_latency
 from holdfast.link import grant_sync
 from holdfast.model import input_freshness, limits
 from holdfast.model.assignment import Assignment
@@ -16,13 +16,13 @@ from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideSpec, OverrideStatus
 from holdfast.model.quota import Grant, GrantSpec, grant_name
-from holdfast.model.region import HealthState
+from holdfast.model.region import HealthState, PeerProbeResult
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.writes import Create
 from holdfast.scheduling.last_contact import is_effective_here, last_contact_s
 
 NOW = 1_800_000_000.0
-TESTED = {"NODE_REPORT", "REGION_SUMMARY", "GRANT", "POLICY", "OVERRIDE"}
+TESTED = {"NODE_REPORT", "REGION_SUMMARY", "PEER_LATENCY", "GRANT", "POLICY", "OVERRIDE"}
 
 
 def test_every_freshness_row_has_a_test() -> None:
@@ -44,7 +44,7 @@ def test_region_with_stale_summary_gets_no_new_replicas_for_any_lost_after(lost_
     patient = with_new_revision(there, spec=msgspec.structs.replace(there.spec, lost_after_seconds=lost_after_s))
     heard = msgspec.structs.replace(patient.status.health, last_contact_at=micro_text(NOW), last_sequence=1)
     known = with_new_revision(patient, status=msgspec.structs.replace(patient.status, health=heard))
-    fresh_s, old_s = 15.0, input_freshness.REGION_SUMMARY.seconds + 1
+    fresh_s, old_s = input_freshness.REGION_SUMMARY.seconds - 1, input_freshness.REGION_SUMMARY.seconds + 1
     assert region_health.assess(known, fresh_s, cache_of(known), NOW + fresh_s).state is HealthState.HEALTHY
     verdict = region_health.assess(known, old_s, cache_of(known), NOW + old_s)
     assert verdict.state is not HealthState.HEALTHY
@@ -53,6 +53,17 @@ def test_region_with_stale_summary_gets_no_new_replicas_for_any_lost_after(lost_
     )
     made = assign.decide(workload().key, cache_of(workload(), suspect, tenant(), priority()), NOW + old_s).writes
     assert not [w for w in made if isinstance(w, Create) and of_type(w.object, Assignment).spec.replicas]
+
+
+def test_old_latency_counts_as_unknown() -> None:
+    probe = PeerProbeResult(region="west", reachable=True, at=micro_text(NOW), latency_ms=10.0)
+    there = region("east")
+    status = msgspec.structs.replace(
+        there.status, report=msgspec.structs.replace(present(there.status.report), peers=(probe,))
+    )
+    view, old_s = cache_of(with_new_revision(there, status=status)), input_freshness.PEER_LATENCY.seconds + 1
+    assert region_latency.latency_ms("east", "west", view, NOW + old_s - 2) == 10.0
+    assert region_latency.latency_ms("east", "west", view, NOW + old_s) is None
 
 
 def test_expired_grant_lease_refuses_placements() -> None:

@@ -12,8 +12,9 @@ from holdfast.model import codec, kinds, lifecycle, ownership
 from holdfast.model.lifecycle import TRANSITIONS, Stage
 from holdfast.model.meta import Condition, Object, ObjectMeta, with_condition
 from holdfast.model.ownership import OWNERS, UNOWNED
+from holdfast.model.probe import Probe, TcpProbe
 from holdfast.model.reasons import Reason
-from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template, template_hash
+from holdfast.model.template import Port, Probes, Template, template_hash
 from holdfast.model.workload import Batch, Rollout, Workload, WorkloadSpec, default_workload, validate_workload
 
 

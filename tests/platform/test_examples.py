@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from holdfast.model.kinds import BY_NAME
+from holdfast.platform.layout import design_platform
 from holdfast.platform.sample_manifests import FILES, LAST_APPLIED, examples_folder, with_last_applied
 
 FOLDER = examples_folder()
@@ -24,7 +25,11 @@ def documents(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_example_is_valid_and_applies_alone(path: Path) -> None:
     samples = {d["metadata"]["name"] for d in documents(FOLDER / "tenants.yaml")}
-    tenants = {d["metadata"]["name"] for d in documents(path) if d["kind"] == "Tenant"}
+    # The parts of an application are applied together, with the file of its tenant first.
+    files = [path, *(f for f in path.parent.glob("*.yaml") if f.name == "01-tenant.yaml")]
+    if path.parent.parent != FOLDER.parent:
+        files += path.parent.parent.glob("01-tenant.yaml")
+    tenants = {d["metadata"]["name"] for file in files for d in documents(file) if d["kind"] == "Tenant"}
     for document in documents(path):
         kind = BY_NAME[document["kind"]]
         assert document["apiVersion"] == kind.api_version
@@ -53,3 +58,21 @@ def test_samples_are_applied_like_kubectl() -> None:
             applied = with_last_applied(document)
             assert msgspec.json.decode(applied["metadata"]["annotations"][LAST_APPLIED]) == document
             assert LAST_APPLIED not in document["metadata"].get("annotations", {}), "the manifest itself is unchanged"
+
+
+def test_billing_sample_limits_its_disruption() -> None:
+    (billing,) = [d for d in documents(FOLDER / "workloads.yaml") if d["metadata"]["name"] == "billing-api"]
+    assert billing["spec"]["disruption"] == {"maxUnavailable": 1}
+    assert billing["spec"]["placement"] == {"residency": ["eu"]}
+
+
+def test_billing_sample_has_nodes_and_quota_of_its_own() -> None:
+    (tenant,) = [d for d in documents(FOLDER / "tenants.yaml") if d["metadata"]["name"] == "billing"]
+    assert tenant["spec"]["isolation"] == "Dedicated"
+    assert [d["metadata"]["name"] for d in documents(FOLDER / "quotas.yaml") if d["metadata"]["namespace"] == "billing"]
+    names = ("us-east", "eu-central", "eu-west")
+    platform = design_platform(names, agents_per_region=2, port_base=7400, samples=True)
+    dedicated = {region.name: [a.name for a in region.agents if a.tenant == "billing"] for region in platform.regions}
+    assert dedicated == {"us-east": [], "eu-central": ["eu-central-billing"], "eu-west": ["eu-west-billing"]}
+    plain = design_platform(names, agents_per_region=2, port_base=7400, samples=False)
+    assert not any(agent.tenant for region in plain.regions for agent in region.agents)

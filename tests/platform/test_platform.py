@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import click
 import msgspec
 import pytest
 
+from holdfast.cli.commands.up import up
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.model import kinds
 from holdfast.platform.layout import Layout, Platform, design_platform
 from holdfast.platform.programs import programs
 from holdfast.platform.sample_manifests import (
+    EXAMPLES,
     FILES,
+    example_manifests,
     examples_folder,
+    front_workload,
     load_manifests,
     region_manifests,
     sample_manifests,
@@ -129,8 +136,44 @@ def test_regions_are_valid_objects() -> None:
 def test_programs_start_global_cell_first_and_agents_last(layout: Layout) -> None:
     started = programs(default_platform(), layout)
     assert [p.start_order for p in started] == sorted(p.start_order for p in started)
-    assert len(started) == 1 + 3 + 6 + 1
+    assert len(started) == 1 + 3 + 6 + 2 + 1 + 1
     without = msgspec.structs.replace(default_platform(), provider=False)
     assert {p.name for p in started} - {p.name for p in programs(without, layout)} == {"provider"}
     assert len({p.name for p in started}) == len(started)
     assert all(argument.startswith("/") for p in started for argument in p.argv if argument.endswith((".crt", ".key")))
+
+
+def test_agents_tell_tasks_the_local_name_server(tmp_path: Path) -> None:
+    platform = default_platform()
+    agents = [p.argv for p in programs(platform, Layout(tmp_path)) if p.name.startswith("agent-")]
+    assert agents and all(argv[argv.index("--dns") + 1] == "127.0.0.1:7499" for argv in agents)
+
+
+def test_examples_of_the_command_are_those_of_the_platform() -> None:
+    (option,) = [p for p in up.params if p.name == "example"]
+    assert isinstance(option.type, click.Choice) and set(option.type.choices) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_is_applied_tenant_first_and_without_its_variants(name: str) -> None:
+    platform = design_platform(THREE, agents_per_region=2, port_base=7400, samples=False, example=name)
+    manifests, remarks = example_manifests(platform, name)
+    kinds_applied = [m["kind"] for m in manifests if m["kind"] != "PriorityClass"]
+    names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
+    assert not remarks and kinds_applied[0] == "Tenant" and len(set(names)) == len(names)
+    tenant, _, workload = front_workload(platform).partition("/")
+    (front,) = [m for m in manifests if m["kind"] == "Workload" and m["metadata"]["name"] == workload]
+    assert front["metadata"]["namespace"] == tenant and "image" not in front["spec"]["template"]
+
+
+def test_example_fits_a_platform_of_one_region() -> None:
+    platform = design_platform(("us-east",), agents_per_region=1, port_base=7400, samples=False, example="shop")
+    manifests, remarks = example_manifests(platform, "shop")
+    (web,) = [m for m in manifests if m["metadata"]["name"] == "web"]
+    assert web["spec"]["placement"]["spreadRegions"] == 1
+    assert any("RecoveryBudget shop-eu-west omitted" in remark for remark in remarks)
+
+
+def test_platform_without_samples_has_no_workload_to_call() -> None:
+    plain = design_platform(THREE, agents_per_region=2, port_base=7400, samples=False)
+    assert front_workload(plain) == "" and front_workload(default_platform()) == "payments/risk-api"

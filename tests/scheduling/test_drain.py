@@ -11,6 +11,7 @@ from holdfast.model.binding import DesiredRunState
 from holdfast.model.meta import Key
 from holdfast.model.node import DrainBlock, NodeExecution, Quarantine
 from holdfast.model.placement_api import ReleaseAction
+from holdfast.model.placement_rules import PlacementRules, Taint, TaintEffect, Toleration
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, Replica, TrafficBlock
 from holdfast.model.workload import Disruption
 from holdfast.model.writes import SetStatus
@@ -45,6 +46,42 @@ def test_drain_evicts_within_disruption_budget() -> None:
     assert not is_evicted(serving(0), with_release_requested(siblings[0]), siblings[1])
     assert not is_evicted(serving(0), siblings[0], starting(2))
     assert is_evicted(serving(0, away=2), siblings[0], starting(2))
+
+
+def is_evicted_by_taint(item: Replica, *others: Replica, effect: TaintEffect = TaintEffect.NO_EXECUTE) -> str:
+    """The reason of the release; empty if the replica stays."""
+    items = (item, *others)
+    tainted = node(taints=(Taint(key="dirty", effect=effect),))
+    found = release.decide(item.key, cache_of(*items, *(binding(i) for i in items), tainted, node("n2")), T0)
+    if not found.writes:
+        assert found.requeue_after_s or effect is not TaintEffect.NO_EXECUTE, "a blocked eviction is tried again"
+    return of_type(only(found.writes, SetStatus).blocks["release"], ReleaseBlock).reason if found.writes else ""
+
+
+def test_no_execute_taint_evicts_within_disruption_budget() -> None:
+    siblings = [serving(n, "n2") for n in (1, 2)]
+    assert is_evicted_by_taint(serving(0), *siblings) == "EvictedByTaint"
+    assert is_evicted_by_taint(starting(0, "n1"), *siblings) == "EvictedByTaint"
+    assert not is_evicted_by_taint(serving(0), with_release_requested(siblings[0]), siblings[1])
+    assert not is_evicted_by_taint(serving(0, away=0), *siblings)
+    assert not is_evicted_by_taint(serving(0), *siblings, effect=TaintEffect.NO_SCHEDULE)
+
+
+def test_no_execute_taint_spares_replicas_that_tolerate_it() -> None:
+    item = serving(0)
+    tolerant = PlacementRules(tolerations=(Toleration(key="dirty", exists=True),))
+    item = with_new_revision(item, spec=msgspec.structs.replace(item.spec, placement=tolerant))
+    tainted = node(taints=(Taint(key="dirty", effect=TaintEffect.NO_EXECUTE),))
+    assert not release.decide(item.key, cache_of(item, binding(item), tainted), T0).writes
+
+
+def test_node_that_gets_a_taint_wakes_its_replicas() -> None:
+    item = serving(0)
+    plain, tainted = node(), node(taints=(Taint(key="dirty", effect=TaintEffect.NO_EXECUTE),))
+    view = cache_of(item, tainted)
+    assert list(release.woken_by_node(tainted, plain, view)) == [item.key]
+    assert not list(release.woken_by_node(tainted, tainted, view))
+    assert list(release.woken_by_node(tainted, None, view)) == [item.key]
 
 
 def test_drain_with_zero_budget_evicts_nothing() -> None:

@@ -162,7 +162,7 @@ def test_eviction_beyond_disruption_share_is_blocked() -> None:
         )
         return disruption_budget.eviction_blocked_reason(
             replicas[0], cache_of(given, *replicas, draining)
-        ), disruption_budget.blocked_drain_evictions(replicas, cache_of(given, *replicas, draining))
+        ), disruption_budget.blocked_node_evictions(replicas, cache_of(given, *replicas, draining))
 
     assert why(None, *all_) == ("", 0), "without a share the whole budget applies"
     assert why(1, *all_) == ("", 0)
@@ -218,12 +218,36 @@ def test_lost_mark_of_former_node_does_not_stop_serving() -> None:
     ) == (Key("", "n1"),)
 
 
+def test_late_renewal_is_told_once_and_stops_nothing() -> None:
+    """A hung agent is visible before its lease ends."""
+    machine = node()
+    item = replica(status=serving_status())
+    page = leased(MADE_S + 100.0)
+    timely = node_health.decide(Key("", "n1"), cache_of(machine, page, item), MADE_S + 107.0)
+    assert timely.writes == () and timely.requeue_after_s == pytest.approx(1.05)
+    late = node_health.decide(Key("", "n1"), cache_of(machine, page, item), MADE_S + 108.1)
+    contact = of_type(only(late.writes, SetStatus), SetStatus).blocks["contact"]
+    assert (contact.state, contact.reason) == (ContactState.LIVE, "RenewalLate")
+    assert late.notices[0].warning and "no heartbeat for 8 s" in late.notices[0].message
+    told = with_new_revision(machine, status=msgspec.structs.replace(machine.status, contact=contact))
+    assert node_health.decide(Key("", "n1"), cache_of(told, page, item), MADE_S + 109.0).writes == ()
+    renewed = leased(MADE_S + 109.5)
+    assert list(node_health.woken_by_page(renewed, page, cache_of())) == [Key("", "n1")]
+    held = node_health.decide(Key("", "n1"), cache_of(told, renewed, item), MADE_S + 109.6)
+    assert held.writes == () and held.requeue_after_s == pytest.approx(7.95), "often late renewals are told once"
+    renewed = leased(MADE_S + 165.0)
+    again = node_health.decide(Key("", "n1"), cache_of(told, renewed, item), MADE_S + 168.2)
+    assert of_type(only(again.writes, SetStatus), SetStatus).blocks["contact"].reason == "LeaseRenewed"
+
+
 def test_expired_lease_marks_node_and_replica() -> None:
     machine = node(contact=ContactState.NO_LEASE)
     item = replica(status=serving_status())
     page = leased(MADE_S + 100.0)
     live = node_health.decide(Key("", "n1"), cache_of(machine, page, item), MADE_S + 110.0)
-    contact = of_type(live.writes[0], SetStatus).blocks["contact"]
+    write = of_type(live.writes[0], SetStatus)
+    assert write.observed_generation == machine.metadata.generation == 1
+    contact = write.blocks["contact"]
     assert contact.state is ContactState.LIVE and live.requeue_after_s == pytest.approx(5.05)
     heard = with_new_revision(machine, status=msgspec.structs.replace(machine.status, contact=contact))
     late = node_health.decide(Key("", "n1"), cache_of(heard, page, item), MADE_S + 116.0)

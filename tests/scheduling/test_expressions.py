@@ -113,3 +113,21 @@ def test_score_expression_with_invalid_name_weight_or_size_is_rejected() -> None
         "spec.rules.scoreExpressions[1].weight",
         "spec.rules.scoreExpressions[long].expression",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("!('gpu' in node.capcity) || 'gpu' in request.resources", "node.capcity: unknown"),
+        ("node.zone == 'z1' || request.teant == 'a'", "request.teant: unknown"),
+        ("!('gpu' in node.capacity) || request.resources", "evaluation for a sample node failed"),
+    ],
+)
+def test_error_in_a_part_that_is_skipped_for_some_nodes_is_found(text: str, found: str) -> None:
+    error = policy_expressions.find_error(text, score=False)
+    assert error is not None and found in error.text
+
+
+def test_field_names_in_strings_are_not_fields() -> None:
+    text = "node.labels['node.kubernetes.io/role'] == 'x' || node.pool == \"request.it\""
+    assert policy_expressions.find_error(text, score=False) is None

@@ -74,6 +74,35 @@ def test_workload_serving_condition_names_failure_reason() -> None:
     assert write.blocks["summary"].regions[0].pending_reason == "Exited"
 
 
+def start_of(*stages: ReplicaStatus) -> str:
+    """The Serving condition's message of a workload with one replica in each of these states."""
+    workload = factories.workload(replicas=len(stages))
+    desired = factories.assignment(replicas=len(stages), namespace=workload.metadata.namespace)
+    replicas = [factories.replica(n, desired, status=status) for n, status in enumerate(stages)]
+    desired = msgspec.structs.replace(desired, status=assignment_status(desired, replicas, ()))
+    view = factories.cache_of(workload, desired, factories.region("us-east"))
+    (write,) = workload_status.decide(workload.key, view, 0.0).writes
+    assert isinstance(write, SetStatus)
+    return next(c for c in write.conditions if c.type == "Serving").message
+
+
+def starting_status(reason: Reason, phase: Phase = Phase.STARTING) -> ReplicaStatus:
+    return factories.bound_status(execution=ExecutionBlock(attempt=1, phase=phase, reason=reason))
+
+
+def test_workload_tells_slow_artifacts_from_slow_starts_and_slow_readiness() -> None:
+    fetching = starting_status(Reason.FETCHING_ARTIFACTS)
+    assert start_of(fetching, fetching) == (
+        "0 of 2 replicas serve; starting: 2 in us-east: FetchingArtifacts; 2 bound, not running"
+    )
+    assert "starting: 1 in us-east: ImagePulling" in start_of(starting_status(Reason.IMAGE_PULLING))
+    assert start_of(starting_status(Reason.STARTED)) == "0 of 1 replicas serve; 1 bound, not running"
+    running = starting_status(Reason.STARTED, Phase.RUNNING)
+    assert start_of(running, running) == "0 of 2 replicas serve; 2 running, not ready"
+    probe_fails = starting_status(Reason.BECAME_UNREADY, Phase.RUNNING)
+    assert start_of(probe_fails) == "0 of 1 replicas serve; failing: 1 in us-east: BecameUnready"
+
+
 def test_timeline_of_crashing_replica_names_reason_and_logs_command() -> None:
     shown = replica_timeline(factories.replica(0, status=crashed_status(7)), Evidence())
     assert shown.reasons == ("Exited: process 7 exited",)

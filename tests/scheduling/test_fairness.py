@@ -14,6 +14,7 @@ from tests.controllers.virtual import until
 from tests.scheduling.test_preemption import waiting
 from tests.scheduling.test_scheduler import Region, in_region
 
+from holdfast.model.binding import CapacityClass
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.quantity import amounts
 from holdfast.model.reasons import Reason
@@ -27,9 +28,11 @@ from holdfast.scheduling.queue_order import (
     QueueSlice,
     deadline_reason,
     dominant_share,
+    dominant_shares,
     fair_slices,
     order_requests,
 )
+from holdfast.scheduling.snapshot import SnapshotBuilder
 
 KEYS = tuple(QueueKey)
 TOTAL = amounts({"cpu": "1000", "memory": "4000Gi"})
@@ -50,6 +53,26 @@ def slices_of(requests: list[SchedulingRequest], shares: dict[str, int] | None =
     ordered = order_requests(requests, KEYS, shares or {}, {})
     counts = {r.key: len(r.spec.members) for r in ordered}
     return list(fair_slices(ordered, counts, KEYS, shares or {}, TOTAL))
+
+
+def test_tenant_with_recovery_replicas_yields_in_the_queue_until_they_are_returned() -> None:
+    """The fairness window of a disaster: recovery use counts in the dominant share, although no quota pays for it."""
+    borrowed = factories.replica(0, factories.assignment("risk", "us-east", namespace="pay"))
+    borrowed = msgspec.structs.replace(borrowed, status=factories.bound_status("n1", name="risk-0"))
+    claim = factories.binding(borrowed, resources={"cpu": "4", "memory": "1Gi"}, capacity_class=CapacityClass.RECOVERY)
+    builder = SnapshotBuilder("us-east")
+    builder.upsert(factories.node())
+    builder.upsert(claim)
+    older, newer = request("pay", "web", 1), request("shop", "web", 1)
+
+    def first() -> str:
+        shares = dominant_shares(builder.tenant_use(), builder.total_capacity())
+        return order_requests([older, newer], KEYS, shares, {})[0].metadata.namespace
+
+    assert builder.ordinary_use("pay") == {}, "it costs no ordinary quota"
+    assert first() == "shop", "the tenant with recovery replicas goes second"
+    builder.delete(claim)
+    assert first() == "pay", "after the return the order is as before"
 
 
 demand = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 300), st.sampled_from(["500m", "1", "4"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.factories import assignment, binding, cache_of, meta, node, replica, serving_status, with_new_revision
 
@@ -10,10 +11,13 @@ from holdfast.link.report import assignment_writes
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.placement_rules import Taint, TaintEffect
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ReleaseBlock, Replica
-from holdfast.model.workload import Batch, WorkloadType
+from holdfast.model.times import parse_time
+from holdfast.model.workload import Batch, Disruption, WorkloadType
 from holdfast.model.writes import SetStatus
 from holdfast.scheduling import disruption_budget
 from holdfast.scheduling.eviction import release
@@ -29,13 +33,22 @@ def count_pending(cache: Cache, of: Assignment) -> int:
     return pending_evictions(of, cache.by(Replica, "assignment", str(of.key)), cache)
 
 
+def test_pending_evictions_count_serving_replicas_that_do_not_tolerate_a_taint() -> None:
+    desired = assignment(replicas=2, disruption_share=0)
+    web = [serving(0, desired), serving(1, desired, "n2")]
+    tainted = node(taints=(Taint(key="dirty", effect=TaintEffect.NO_EXECUTE),))
+    cache = cache_of(desired, *web, tainted, node("n2"))
+    assert count_pending(cache, desired) == 1
+    assert disruption_budget.blocked_node_evictions(web, cache) == 1
+
+
 @pytest.mark.parametrize("share", [0, 1])
 def test_pending_evictions_count_serving_replicas_on_draining_node(share: int) -> None:
     desired = assignment(replicas=3, disruption_share=share)
     web = [serving(0, desired), serving(1, desired), serving(2, desired, "n2")]
     cache = cache_of(desired, *web, node(drain=True), node("n2"))
     assert count_pending(cache, desired) == 2
-    assert disruption_budget.blocked_drain_evictions(web, cache) == (0 if share else 2), (
+    assert disruption_budget.blocked_node_evictions(web, cache) == (0 if share else 2), (
         "blocked evictions are counted separately"
     )
     let_go = with_new_revision(
@@ -77,6 +90,52 @@ def test_over_quota_replica_is_pending_and_released_with_share() -> None:
     cache.put(given)
     (write,) = release.decide(web[1].key, cache, 1.0).writes
     assert isinstance(write, SetStatus) and write.blocks["release"].reason == Reason.OVER_QUOTA
+
+
+def over_quota_world(share: int, *waiting: Replica) -> tuple[Cache, Replica]:
+    """Two serving replicas, of which the quota covers one; the emergency quota ended at 08:00 with 60 s to drain."""
+    desired = assignment(replicas=2 + len(waiting), disruption_share=share, disruption=Disruption(max_unavailable=1))
+    web = [serving(0, desired), serving(1, desired)]
+    copies = [
+        GrantCopy(
+            meta("normal", "acme"),
+            GrantCopySpec(limit={"cpu": "100"}),
+            GrantCopyStatus(used={"cpu": f"{100_000 + 1}m"}),
+        ),
+        GrantCopy(meta("emergency", "acme"), GrantCopySpec(grant_class=GrantClass.EMERGENCY)),
+    ]
+    spec = OverrideSpec(
+        kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"), quota={"cpu": "1"}, drain_seconds=60.0
+    )
+    ended = Override(meta("more"), spec, OverrideStatus(phase="Expired", expires_at="2027-01-15T08:00:00Z"))
+    return cache_of(desired, *web, *waiting, *(binding(r) for r in web), node(), *copies, ended), web[1]
+
+
+def queued(ordinal: int, evicted_for: str = "") -> Replica:
+    made = replica(ordinal, assignment(replicas=3))
+    release = ReleaseBlock(reason=evicted_for, attempt=1) if evicted_for else None
+    return with_new_revision(made, status=msgspec.structs.replace(made.status, release=release))
+
+
+@pytest.mark.parametrize(
+    ("evicted_for", "leaves"), [("", True), (Reason.OVER_QUOTA, True), (Reason.DRAINED, False)], ids=str
+)
+def test_replica_waiting_for_quota_uses_no_budget_of_an_over_quota_eviction(evicted_for: str, leaves: bool) -> None:
+    """A replica that was drained still counts: it was made unavailable by choice and may come back."""
+    cache, victim = over_quota_world(1, queued(2, evicted_for))
+    assert bool(release.decide(victim.key, cache, parse_time("2027-01-15T08:00:10Z")).writes) is leaves
+
+
+@pytest.mark.parametrize(("at", "leaves"), [("2027-01-15T08:00:59Z", False), ("2027-01-15T08:01:00Z", True)])
+def test_over_quota_eviction_ignores_the_budget_after_its_deadline(at: str, leaves: bool) -> None:
+    cache, victim = over_quota_world(0)
+    outcome = release.decide(victim.key, cache, parse_time(at))
+    assert bool(outcome.writes) is leaves
+    if leaves:
+        (write,) = outcome.writes
+        assert isinstance(write, SetStatus) and "drain deadline has passed" in write.blocks["release"].message
+    else:
+        assert outcome.requeue_after_s, "checked again, whatever wakes it"
 
 
 @pytest.mark.parametrize("purpose", Purpose)

@@ -36,7 +36,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, Phase, Replica, TrafficBlock
 from holdfast.model.scheduler_policy import PolicyRules, PreemptionRules
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
-from holdfast.model.template import Template
+from holdfast.model.template import Port, Template
 from holdfast.model.writes import SetStatus
 from holdfast.scheduling.eviction import preempted, release
 from holdfast.scheduling.plan import SchedulePlan, plan, requirements_of
@@ -85,6 +85,97 @@ def planned(
 
 def nodes(count: int, cpu: int = 4) -> list[Node]:
     return [factories.node(f"n{i}", capacity={"cpu": str(cpu), "memory": "64Gi"}) for i in range(count)]
+
+
+@st.composite
+def full_nodes(draw: Any) -> tuple[list[Binding], list[tuple[int, int, int, bool, str]], int, int, bool]:
+    """One node full of weaker replicas: bindings, their (cpu, memory, priority, owns port 80, workload), and a request
+    of cpu, memory and perhaps port 80. Each workload may lose one replica."""
+    drawn = draw(
+        st.lists(
+            st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.sampled_from(["a", "b", "c", "d"])),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    port_owner = draw(st.integers(0, len(drawn) - 1))
+    rows = [
+        (cpu, memory, priority, n == port_owner, workload) for n, (cpu, memory, priority, workload) in enumerate(drawn)
+    ]
+    bindings = []
+    for number, (cpu, memory, priority, owns, workload) in enumerate(rows):
+        made = binding(number, (0, cpu, priority, False), workload=workload, budget=1)
+        spec = msgspec.structs.replace(
+            made.spec, resources={"cpu": str(cpu), "memory": f"{memory}Gi"}, ports={"http": 80} if owns else {}
+        )
+        bindings.append(msgspec.structs.replace(made, spec=spec))
+    return bindings, rows, draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.booleans())
+
+
+@settings(max_examples=300, deadline=None)
+@given(full_nodes())
+def test_victims_are_the_best_set_found_by_exhaustive_search(drawn: Any) -> None:
+    bindings, rows, cpu, memory, wants_port = drawn
+    capacity = {"cpu": str(sum(r[0] for r in rows)), "memory": f"{sum(r[1] for r in rows)}Gi"}
+    item = request(cpu)
+    template = msgspec.structs.replace(
+        item.spec.template,
+        resources={"cpu": str(cpu), "memory": f"{memory}Gi"},
+        ports=(Port(name="http", port=80),) if wants_port else (),
+    )
+    item = msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, template=template))
+    made = planned([factories.node("n0", capacity=capacity)], bindings, item).request_plans[0]
+    best = min(
+        (
+            (len(chosen), max(rows[i][2] for i in chosen), sum(rows[i][2] for i in chosen))
+            for size in range(1, len(rows) + 1)
+            for chosen in combinations(range(len(rows)), size)
+            if sum(rows[i][0] for i in chosen) >= cpu
+            and sum(rows[i][1] for i in chosen) >= memory
+            and (not wants_port or any(rows[i][3] for i in chosen))
+            and len({rows[i][4] for i in chosen}) == len(chosen)
+        ),
+        default=None,
+    )
+    if best is None:
+        assert not made.proposals
+        return
+    priority = {f"acme/low-{n}.1": row[2] for n, row in enumerate(rows)}
+    victims = [priority[name] for name in made.proposals[0].victims]
+    assert (len(victims), max(victims), sum(victims)) == best
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=33, max_size=45), st.integers(8, 20))
+def test_fewest_victims_are_found_among_more_than_32_replicas(drawn: list[tuple[int, int]], cpu: int) -> None:
+    """One replica in nine is large; the others are small. The fewest victims are those of an exhaustive search."""
+    sizes = [(size if large == 9 else 1) for size, large in drawn]
+    bindings = [binding(n, (0, size, 0, False)) for n, size in enumerate(sizes)]
+    made = planned([factories.node("n0", capacity={"cpu": str(sum(sizes)), "memory": "1Gi"})], bindings, request(cpu))
+    freed, fewest = 0, 0
+    for size in sorted(sizes, reverse=True):
+        if freed >= cpu:
+            break
+        freed, fewest = freed + size, fewest + 1
+    proposals = made.request_plans[0].proposals
+    assert [len(p.victims) for p in proposals] == ([fewest] if fewest <= 16 else [])
+
+
+def test_victims_are_found_behind_many_nodes_without_a_sufficient_set() -> None:
+    """On 100 nodes the port belongs to stronger work. The only possible victims are on the last, larger-bound node."""
+    cluster = nodes(101, 4)
+    bindings = []
+    for number in range(100):
+        weak = binding(number, (number, 3, 0, False))
+        strong = binding(1000 + number, (number, 1, 9, False))
+        spec = msgspec.structs.replace(strong.spec, ports={"http": 80})
+        bindings += [weak, msgspec.structs.replace(strong, spec=spec)]
+    bindings += [binding(2000 + n, (100, 1, 1, False)) for n in range(4)]
+    item = request(2)
+    template = msgspec.structs.replace(item.spec.template, ports=(Port(name="http", port=80),))
+    item = msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, template=template))
+    (proposal,) = planned(cluster, bindings, item).request_plans[0].proposals
+    assert proposal.node == "n100" and len(proposal.victims) == 2
 
 
 @settings(max_examples=150, deadline=None)

@@ -11,7 +11,15 @@ from tests import factories
 
 from holdfast.model.active_policy import BUILT_IN, active_policy
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
-from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PolicyRules, PromotionStage, QueueKey
+from holdfast.model.scheduler_policy import (
+    DEFAULT_QUEUE,
+    PolicyRevision,
+    PolicyRevisionSpec,
+    PolicyRules,
+    PromotionStage,
+    QueueKey,
+    validate_rules,
+)
 from holdfast.model.scheduling_request import RefusalCount, RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
 from holdfast.scheduler.request_queue import NEVER, RequestQueue
@@ -51,6 +59,32 @@ def test_queue_order_is_priority_deadline_fairness_age() -> None:
     assert names(queued, shares=shares) == ["vip", "due-first", "due", "old", "new", "greedy"]
     assert names(queued, (QueueKey.AGE,), shares=shares)[0] == "greedy"
     assert names(queued, shares=shares, ranks={("rich", "greedy"): 99})[0] == "greedy"
+
+
+def test_large_replicas_go_first_within_a_tenant_if_the_policy_says_so() -> None:
+    def sized(name: str, tenant: str = "acme", **resources: str) -> SchedulingRequest:
+        age = f"2026-01-0{len(resources) + 1}T00:00:00Z"
+        return request(name, tenant, age=age, template=Template(resources={**resources}))
+
+    queued = [
+        sized("small", cpu="1"),
+        sized("large", cpu="8", memory="1Gi"),
+        sized("gpu", cpu="1", memory="1Gi", gpu="1"),
+        sized("huge-of-rich", "rich", cpu="64"),
+    ]
+    shares = {"rich": 900_000, "acme": 10}
+    assert names(queued, shares=shares) == ["gpu", "large", "small", "huge-of-rich"]
+    assert names(queued, DEFAULT_QUEUE, shares=shares) == ["small", "large", "gpu", "huge-of-rich"]
+
+
+def test_policy_with_size_before_fairness_is_refused() -> None:
+    def causes(*queue: QueueKey) -> list[str]:
+        return [cause.field for cause in validate_rules("spec.rules", PolicyRules(queue=queue))]
+
+    assert causes(QueueKey.SIZE, QueueKey.FAIRNESS, QueueKey.AGE) == ["spec.rules.queue"]
+    assert not causes(QueueKey.FAIRNESS, QueueKey.SIZE, QueueKey.AGE)
+    assert not causes(QueueKey.SIZE, QueueKey.AGE)
+    assert PolicyRules().queue == DEFAULT_QUEUE
 
 
 def test_equal_requests_are_ordered_by_name() -> None:

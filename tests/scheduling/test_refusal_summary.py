@@ -30,6 +30,7 @@ from holdfast.model.scheduling_request import (
     SchedulingRequestStatus,
 )
 from holdfast.model.template import DriverName, Port, Template
+from holdfast.model.template_volume import HostPathVolume, TemplateVolume
 from holdfast.model.workload import Gang
 from holdfast.scheduling.plan import plan, requirements_of
 from holdfast.scheduling.refusal_summary import pending_summary, retry_events
@@ -93,6 +94,7 @@ def avoid_override() -> Override:
 
 
 NODE = factories.node()
+HOST_PATH = TemplateVolume(name="m", mount_path="/models", host_path=HostPathVolume("/srv/models"))
 Case = tuple[list[Object], Any, str]
 """Objects, request, and a part of the suggested fix."""
 
@@ -106,6 +108,7 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
     Reason.NODE_QUARANTINED: lambda: ([quarantined()], request(), "repair node n1"),
     Reason.NODE_EXCLUDED_BY_OVERRIDE: lambda: ([NODE, avoid_override()], request(), "end override too-warm"),
     Reason.DRIVER_MISSING: lambda: ([NODE], request(template={"driver": DriverName.OCI}), "driver"),
+    Reason.HOST_PATH_NOT_ALLOWED: lambda: ([NODE], request(template={"volumes": (HOST_PATH,)}), "volume_paths"),
     Reason.INSUFFICIENT_CPU: lambda: (
         [NODE, placed("a", resources={"cpu": "7500m"})],
         request(),
@@ -180,6 +183,16 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
         [NODE, placed("a", resources={"cpu": "8"}, priority=9)],
         request(priority=5, may_preempt=True),
         "raise the priority",
+    ),
+    Reason.VICTIMS_WITHIN_BUDGET: lambda: (
+        [NODE, *(placed(f"a{n}", workload="a", resources={"cpu": "4"}, max_unavailable=1) for n in range(2))],
+        request({"cpu": "7", "memory": "1Gi"}, priority=5, may_preempt=True),
+        "raise their maxUnavailable",
+    ),
+    Reason.TOO_MANY_VICTIMS: lambda: (
+        [NODE, *(placed(f"a{n}", resources={"cpu": "400m"}) for n in range(20))],
+        request({"cpu": "7", "memory": "1Gi"}, priority=5, may_preempt=True),
+        "ask for less",
     ),
     Reason.PREEMPTION_BUDGET_SPENT: lambda: (
         [NODE, placed("a", resources={"cpu": "8"})],
@@ -262,15 +275,18 @@ EXPLAINED = {
 }
 REFUSING = ("scheduling/filters/*.py", "scheduling/plan/*.py", "scheduling/quota_headroom.py", "authority/*.py")
 NOT_WAITED_WITH = {
+    Reason.CLAIM_LOST: "the reason of a release",
     Reason.UNSCHEDULABLE: "a summary; the specific reason is listed beside it",
     Reason.REPLICA_NOT_FOUND: "the member is dropped",
     Reason.REPLICA_TERMINATING: "the member is dropped",
     Reason.TEMPLATE_CHANGED: "the member is dropped",
     Reason.STALE_ATTEMPT: "the attempt is read, and the member is proposed again at once",
+    Reason.OVERRIDE_EXPIRED: "the request is planned again without the override",
     Reason.INTENT_MISMATCH: "the committed claim is adopted",
     Reason.RESERVATION_EXPIRED: "response to a bind, not to a proposal",
     Reason.RESERVATION_MISSING: "response to a bind, not to a proposal",
     Reason.OWNER_DELETED: "reason of a release",
+    Reason.CLAIM_LOST: "reason of a stop order or a release",
     Reason.STOP_NOT_CONFIRMED: "response to a release",
     Reason.LEASE_EXPIRED: "response to a heartbeat",
     Reason.SLOT_ADMITTED: "about recovery slots",
@@ -320,4 +336,5 @@ def test_retry_events_follow_refusal_reasons() -> None:
     assert "CapacityFreed" in retry_events([Reason.INSUFFICIENT_CPU])
     assert "CapacityFreed" not in retry_events([Reason.LABELS_DO_NOT_MATCH])
     assert "ReplicaPlaced" in retry_events([Reason.AFFINITY_NOT_MET])
+    assert "ReplicaPlaced" in retry_events([Reason.PORT_IN_USE]), "a commit gives dynamic ports their numbers"
     assert {"NodeAdded", "PolicyChanged"} <= set(retry_events([]))

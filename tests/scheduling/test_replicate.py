@@ -88,10 +88,21 @@ def test_suspended_assignment_creates_and_removes_nothing() -> None:
     assert decide(desired.key, cache_of(desired, there), 1.0).writes == ()
 
 
-def test_deleted_assignment_deletes_its_replicas() -> None:
-    gone = assignment(replicas=2)
-    there = [replica(0, gone, status=serving_status()), replica(1, gone)]
-    assert deleted(decide(gone.key, cache_of(*there), 1.0), "Replica") == ["api-us-east-0", "api-us-east-1"]
+def test_suspended_assignment_deletes_replicas_of_withdrawn_ordinals() -> None:
+    """Otherwise the region never acknowledges a restore of the global cell (simulation seed 127)."""
+    desired = assignment(replicas=1, ordinals=(1,), exclusive=Exclusivity(), suspended=True)
+    there = [replica(n, desired, status=serving_status()) for n in (0, 1)]
+    assert deleted(decide(desired.key, cache_of(desired, *there), 1.0), "Replica") == ["api-us-east-0"]
+
+
+def test_missing_assignment_deletes_only_ended_replicas() -> None:
+    gone = batch_assignment(completions=3, parallelism=3)
+    there = [
+        replica(0, gone, status=serving_status()),
+        replica(1, gone),
+        replica(2, gone, status=_ended(Phase.SUCCEEDED)),
+    ]
+    assert deleted(decide(gone.key, cache_of(*there), 1.0), "Replica") == ["api-us-east-2"]
 
 
 def test_update_surges_and_removes_only_covered_replicas() -> None:

@@ -9,17 +9,20 @@ from typing import Any
 import msgspec
 from tests.authority.cell import TENANT, Cell
 from tests.controllers.virtual import VirtualClock, run, until
+from tests.expected import of_type
 
+from holdfast.authority.reserve import RESERVATION_TTL_S
 from holdfast.client.contract import Client
 from holdfast.controllers.informer import Informers
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient
 from holdfast.model import limits
 from holdfast.model.active_policy import shadow_policy
-from holdfast.model.binding import Binding
+from holdfast.model.binding import Binding, Reservation
 from holdfast.model.core import Event
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Ambiguous, Unavailable
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
@@ -48,11 +51,14 @@ from holdfast.model.scheduling_request import (
     SchedulingRequestSpec,
     SchedulingRequestStatus,
 )
+from holdfast.model.times import seconds_text
 from holdfast.model.workload import Gang
 from holdfast.scheduler.proposals import ASSUMED_TTL_S
+from holdfast.scheduler.request_queue import EXPIRED_VICTIM_BACKOFF_S
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.scheduling.replica_requirements import requirements_of
 from holdfast.scheduling.snapshot import claim_of_binding
+from holdfast.store.contract import Remove, Txn
 
 PROPOSED_MAX = 2000
 
@@ -116,13 +122,19 @@ class Region:
                 await self.cell.renew(node.metadata.name, node.status.execution.epoch)
 
     async def request(
-        self, name: str, replicas: list[Replica], *, status: SchedulingRequestStatus | None = None, **spec: Any
+        self,
+        name: str,
+        replicas: list[Replica],
+        *,
+        status: SchedulingRequestStatus | None = None,
+        created: str = "2026-01-01T00:00:00Z",
+        **spec: Any,
     ) -> None:
         members = tuple(RequestMember(r.metadata.name, r.uid, r.status.placement.attempt) for r in replicas)
         spec = {"template": replicas[0].spec.template, **spec}
         await self.cell.put(
             SchedulingRequest(
-                ObjectMeta(name=name, namespace=TENANT, generation=1, creation_timestamp="2026-01-01T00:00:00Z"),
+                ObjectMeta(name=name, namespace=TENANT, generation=1, creation_timestamp=created),
                 SchedulingRequestSpec(workload="web", assignment="a", revision="1", members=members, **spec),
                 status or SchedulingRequestStatus(),
             )
@@ -232,6 +244,27 @@ def test_unschedulable_request_reports_reason_and_is_placed_on_new_node() -> Non
         assert asyncio.get_running_loop().time() - began < 5, "the NodeAdded event triggered a retry"
         await until(lambda: region.stored().status.pending == 0)
         assert region.stored().status.reasons == ()
+
+    in_region(test)
+
+
+def test_missing_grant_is_announced_only_if_it_does_not_arrive() -> None:
+    """An Assignment and its Grant reach a region separately, so a request is often a moment older than its grant."""
+
+    async def test(region: Region) -> None:
+        copies = region.cell.every(GrantCopy)
+        for copy in copies:
+            await region.cell.remove(copy)
+        now = seconds_text(region.cell.ports.clock.now())
+        for name in ("web", "late"):
+            replica = await region.cell.replica(f"{name}-0")
+            await region.request(name, [replica], created=now)
+        await until(lambda: [r.reason for r in region.stored().status.reasons] == [Reason.NO_GRANT])
+        await asyncio.sleep(5)
+        assert not region.cell.objects.list(kind_of(Event))[0]
+        await asyncio.sleep(60)
+        events = [of_type(event, Event) for event in region.cell.objects.list(kind_of(Event))[0]]
+        assert events and all("no Normal grant" in event.message for event in events)
 
     in_region(test)
 
@@ -388,6 +421,34 @@ def test_outcompeted_request_is_placed_soon_after_rejected_proposal() -> None:
         ]
 
     in_region(test, nodes=1)
+
+
+def test_victim_of_an_expired_nomination_is_not_nominated_again_soon() -> None:
+    """Seed 912: the victim may not be evicted, which the planner cannot see. It was nominated every minute, forever."""
+
+    async def test(region: Region) -> None:
+        low = await region.cell.replica("low-0", template={"resources": {"cpu": "6"}})
+        await region.request("low", [low])
+        await until(lambda: region.bound() == {"low-0": "n0"})
+        high = await region.cell.replica("web-0", priority=9, template={"resources": {"cpu": "6"}})
+        await region.request("web", [high], priority=9, may_preempt=True)
+        await until(lambda: len(region.cell.every(Reservation)) == 1)
+        assert region.cell.every(Reservation)[0].spec.victims
+        await until(lambda: not region.cell.every(Reservation), within_s=RESERVATION_TTL_S + 10)
+        began_s = asyncio.get_running_loop().time()
+        # As `replicate` does: the request was deleted while its replica had a nomination, and is created again.
+        stored = region.stored()
+        await region.cell.objects.commit(None, Txn(writes=(Remove(kind_of(stored).store_key(TENANT, "web")),)))
+        released = region.cell.objects.get(kind_of(Replica), TENANT, "web-0")
+        assert isinstance(released, Replica) and released.status.placement.attempt == 2
+        await region.request("web", [released], priority=9, may_preempt=True)
+        await until(lambda: "NoVictims" in {r.reason for r in region.stored().status.reasons}, within_s=30)
+        assert "could not be evicted lately" in str(region.stored().status.reasons)
+        await until(lambda: bool(region.cell.every(Reservation)), within_s=2 * EXPIRED_VICTIM_BACKOFF_S)
+        waited_s = asyncio.get_running_loop().time() - began_s
+        assert waited_s >= EXPIRED_VICTIM_BACKOFF_S - 10, "tried again, but not soon"
+
+    in_region(test, nodes=1, chores=True)
 
 
 def test_two_schedulers_bind_each_replica_once() -> None:

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from tests import factories
 
+from holdfast.model.artifact import Artifact
 from holdfast.model.binding import Binding, BindingSpec, CapacityClass, Intent
 from holdfast.model.meta import Object
-from holdfast.model.node import Device, Node
+from holdfast.model.node import Device, Node, NodeImage
 from holdfast.model.placement_rules import AffinityRule, PlacementRules, Taint, TaintEffect
 from holdfast.model.scheduler_policy import PolicyRules, ScoreName, WeightedScore
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
-from holdfast.model.template import Artifact, Template
+from holdfast.model.template import DriverName, Template
 from holdfast.scheduling.plan import plan, requirements_of, tie_number
 from holdfast.scheduling.snapshot.builder import build_snapshot
 
@@ -95,6 +96,20 @@ def test_cost_score_is_relative_to_cheapest_node() -> None:
     assert value(ScoreName.COST, factories.node("n")) == 50
 
 
+def test_image_locality_prefers_nodes_that_have_the_digest() -> None:
+    digest = "sha256:" + "ab" * 32
+    made = factories.node("n1", drivers=("process", "oci", "oci-image"))
+    held = NodeImage(names=(f"r.example/web@{digest}", "r.example/web:1"), size_bytes=5)
+    execution = msgspec.structs.replace(made.status.execution, images=(held,))
+    warm = msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, execution=execution))
+    template = {"command": (), "driver": DriverName.OCI, "image": "r.example/web:1", "image_digest": digest}
+    assert value(ScoreName.IMAGE_LOCALITY, warm, request_item=request(template)) == 100
+    assert value(ScoreName.IMAGE_LOCALITY, made, request_item=request(template)) == 0
+    pinned = {**template, "image": f"r.example/web@{digest}", "image_digest": ""}
+    assert value(ScoreName.IMAGE_LOCALITY, warm, request_item=request(pinned)) == 100
+    assert value(ScoreName.IMAGE_LOCALITY, warm, request_item=request()) == 0
+
+
 def test_artifact_score_is_percentage_of_cached_artifacts() -> None:
     node = factories.node("n")
     warm = msgspec.structs.replace(
@@ -142,7 +157,7 @@ def test_evictions_score_falls_with_reclaimable_work() -> None:
     assert value(ScoreName.EVICTIONS, node, loose, request_item=request(reclaimable=True)) == 100
 
 
-def test_equal_scores_are_ordered_by_tie_number() -> None:
+def test_equal_scores_are_ordered_by_seeded_hash_of_node_name() -> None:
     nodes = [factories.node(f"n{i}") for i in range(20)]
     for seed in range(5):
         made = plan(

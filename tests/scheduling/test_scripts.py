@@ -137,7 +137,7 @@ def node_explanation(query: WhyNotQuery, node: str) -> str:
 
 
 @pytest.mark.parametrize("script", scripts_beside(__file__), ids=lambda path: path.stem)
-def test_script(script: Path, rewrite: bool) -> None:
+def test_script_of_decisions_prints_the_expected_output(script: Path, rewrite: bool) -> None:
     state = Cluster()
     commands = {"cluster": state.cluster, "plan": state.plan, "why-not": state.why_not}
     run_script(script, commands, rewrite=rewrite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,23 @@ from holdfast.gate.local_client import LocalClient
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.principal import CONTROLLERS, NODES, OPERATORS, TENANT_PREFIX, controller
-from holdfast.model.priority_class import PriorityClass
+from holdfast.model.principal import (
+    CONTROLLERS,
+    MONITORS,
+    NODES,
+    OPERATORS,
+    REGIONS,
+    TENANT_PREFIX,
+    VIEWERS,
+    controller,
+)
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create, Write
 from holdfast.server.app import Application
+from holdfast.server.console import ConsoleService
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
@@ -33,7 +43,10 @@ GROUPS = {
     "holdfast:controller:assign": (CONTROLLERS,),
     "holdfast:controller:scheduler": (CONTROLLERS,),
     "holdfast:node:west:n1": (NODES,),
+    "holdfast:region:near": (REGIONS,),
+    "vera": (VIEWERS,),
     "nobody": (),
+    "prometheus": (MONITORS,),
 }
 V1 = "/apis/holdfast.dev/v1"
 WORKLOADS = f"{V1}/namespaces/shop/workloads"
@@ -86,7 +99,7 @@ class Api:
     ) -> Reply:
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         given = [(name.replace("_", "-"), value) for name, value in headers.items()]
-        if body is not None and type:
+        if body is not None and type and "content-type" not in dict(self.headers):
             given.append(("content-type", type))
         if data:
             given.append(("content-length", str(len(data))))
@@ -191,13 +204,14 @@ class World:
         self.gate = Gate(cell, self.objects, self.ports)
         self.tokens = TokenFile(folder / "tokens.json")
         authenticator = Authenticator(cell, self.ports, tokens=self.tokens)
-        self.app = Application(cell, self.objects, self.gate, authenticator, self.ports)
+        console = ConsoleService(self.objects, authenticator, self.ports, folder) if cell == "global" else None
+        self.app = Application(cell, self.objects, self.gate, authenticator, self.ports, console=console)
 
     async def commit(self, *writes: Write, role: str = "assign") -> Any:
         return await LocalClient(self.gate, controller(role, cell=self.cell)).commit(writes)
 
 
-async def running(cell: str, folder: Path) -> AsyncIterator[World]:
+async def running(cell: str, folder: Path) -> AsyncGenerator[World]:
     world = World(cell, folder)
     await world.objects.start()
     api = Api(world.app)
@@ -205,7 +219,7 @@ async def running(cell: str, folder: Path) -> AsyncIterator[World]:
         for item in (
             Tenant(metadata=ObjectMeta(name="shop")),
             Tenant(metadata=ObjectMeta(name="other")),
-            PriorityClass(metadata=ObjectMeta(name="standard")),
+            PriorityClass(metadata=ObjectMeta(name="standard"), spec=PriorityClassSpec(tenants=("*",))),
             Region(metadata=ObjectMeta(name="west"), spec=RegionSpec(zones=("west-a",))),
         ):
             await world.gate.commit(_operator(world, api), [Create(item)])

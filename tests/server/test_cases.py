@@ -81,7 +81,7 @@ def parts(reply: Reply, expected: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
-async def test_case(api: Api, file: Path) -> None:
+async def test_requests_of_case_file_get_the_expected_responses(api: Api, file: Path) -> None:
     saved: dict[str, Any] = {"v1": V1}
     for case in yaml.safe_load(file.read_text()):
         for each in case.get("each", [None]):

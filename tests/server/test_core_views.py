@@ -103,7 +103,6 @@ async def test_pods_of_node_are_its_bindings(api: Api) -> None:
 async def test_write_to_pod_is_not_allowed(api: Api, region: World) -> None:
     pod = (await api.get(POD)).json
     for method, path, body in (
-        ("DELETE", POD, None),
         ("PUT", POD, pod),
         ("PATCH", POD, {}),
         ("POST", "/api/v1/namespaces/shop/pods", pod),
@@ -114,7 +113,13 @@ async def test_write_to_pod_is_not_allowed(api: Api, region: World) -> None:
     assert region.objects.get(BY_NAME["Binding"], "shop", "web-0.1") is not None
 
 
-async def test_eviction_sets_drain_on_the_node(api: Api, region: World) -> None:
+async def cordon(api: Api) -> None:
+    done = await api.call("PATCH", "/api/v1/nodes/n1", {"spec": {"unschedulable": True}}, type=STRATEGIC)
+    assert done.code == 200
+
+
+async def test_eviction_sets_drain_on_a_cordoned_node(api: Api, region: World) -> None:
+    await cordon(api)
     assert (await api.post(f"{POD}/eviction", {**EVICTION, "deleteOptions": {"dryRun": ["All"]}})).code == 201
     assert not node(region).spec.drain
     assert (await api.post(f"{POD}/eviction", EVICTION)).code == 201
@@ -125,14 +130,15 @@ async def test_eviction_sets_drain_on_the_node(api: Api, region: World) -> None:
     assert gone.code == 404
 
 
-async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: Api, region: World) -> None:
+async def serving_replica(region: World, max_unavailable: int) -> None:
+    """The replica of the pod serves."""
     made = factories.replica(
         0, factories.assignment("web", "west", namespace="shop"), status=factories.serving_status()
     )
     status = msgspec.structs.replace(
         made.status, placement=PlacementBlock(attempt=1, node="n1", binding="web-0.1", reservation="web-0.1")
     )
-    spec = msgspec.structs.replace(made.spec, disruption=Disruption(max_unavailable=0))
+    spec = msgspec.structs.replace(made.spec, disruption=Disruption(max_unavailable=max_unavailable))
     await region.commit(
         Create(Replica(metadata=ObjectMeta(name="web-0", namespace="shop"), spec=spec)), role="replicate"
     )
@@ -143,6 +149,11 @@ async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: A
         await region.commit(SetStatus("Replica", stored.key, stored.uid, blocks=blocks), role=role)
     response = SetStatus("Replica", stored.key, stored.uid, blocks={"execution": status.execution})
     await region.gate.commit(agent("n1", region="west"), [response])
+
+
+async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: Api, region: World) -> None:
+    await serving_replica(region, 0)
+    await cordon(api)
     waits = await api.post(f"{POD}/eviction", EVICTION)
     assert waits.code == 429
     assert "shop/web-0: disruption budget: disruption.maxUnavailable is 0" in waits.json["message"]
@@ -151,14 +162,41 @@ async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: A
     assert "retry-after" not in waits.headers and "retryAfterSeconds" not in waits.json["details"]
 
 
+@pytest.mark.parametrize("user", ["ada", "tim"])
+async def test_eviction_from_a_schedulable_node_deletes_only_the_replica(api: Api, region: World, user: str) -> None:
+    await serving_replica(region, 1)
+    dry = {**EVICTION, "deleteOptions": {"dryRun": ["All"]}}
+    assert (await api.as_user(user).post(f"{POD}/eviction", dry)).code == 201
+    assert not terminating(region)
+    assert (await api.as_user(user).post(f"{POD}/eviction", EVICTION)).code == 201
+    assert terminating(region) and not node(region).spec.drain
+
+
+async def test_pod_deletion_respects_the_budget_unless_forced(api: Api, region: World) -> None:
+    await serving_replica(region, 0)
+    blocked = await api.as_user("tim").delete(POD)
+    assert blocked.code == 429 and "disruption budget" in blocked.json["message"] and not terminating(region)
+    assert (await api.as_user("nobody").delete(POD)).code == 403
+    assert (await api.as_user("tim").delete(POD, {"gracePeriodSeconds": 0})).code == 200
+    assert terminating(region) and region.objects.get(BY_NAME["Binding"], "shop", "web-0.1") is not None
+
+
+def terminating(region: World) -> bool:
+    found = region.objects.get(BY_NAME["Replica"], "shop", "web-0")
+    return found is None or found.metadata.terminating
+
+
 async def test_concurrent_evictions_of_one_node_all_succeed(api: Api, region: World) -> None:
+    await cordon(api)
     answers = await asyncio.gather(*(api.post(f"{POD}/eviction", EVICTION) for _ in range(12)))
     assert {a.code for a in answers} == {201} and node(region).spec.drain
 
 
-async def test_eviction_by_user_is_forbidden(api: Api, region: World) -> None:
+async def test_eviction_by_user_never_drains_a_node(api: Api, region: World) -> None:
+    await cordon(api)
+    assert (await api.as_user("tim").post(f"{POD}/eviction", EVICTION)).code == 404, "the pod has no replica"
+    assert (await api.as_user("nobody").post(f"{POD}/eviction", EVICTION)).code == 403
     for user in ("tim", "nobody"):
-        assert (await api.as_user(user).post(f"{POD}/eviction", EVICTION)).code == 403
         assert (await api.as_user(user).get("/api/v1/pods")).code == 403
     assert not node(region).spec.drain
 
@@ -174,7 +212,7 @@ async def test_discovery_lists_eviction_subresource(api: Api) -> None:
         "group": "policy",
         "version": "v1",
     }
-    assert "delete" not in rows["pods"]["verbs"] and rows["nodes"]["verbs"] == [
+    assert "deletecollection" not in rows["pods"]["verbs"] and rows["nodes"]["verbs"] == [
         "get",
         "list",
         "watch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -141,6 +142,26 @@ async def test_body_announced_too_large_is_refused_before_transfer(plain: Listen
     stranger.close()
 
 
+async def test_client_that_stops_in_the_middle_of_a_refused_body_is_disconnected(plain: Listener) -> None:
+    client = await Client.to(plain.port)
+    await client.send(b"POST /join/v1 HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n" + b"x" * 100_000)
+    assert (await client.answer())[0] == 413
+    with contextlib.suppress(ConnectionResetError):
+        assert await client.closed(listener.LINGER_S + 5) == b""
+    assert not plain._state.connections
+
+
+async def test_client_that_sends_its_whole_body_first_can_read_the_refusal(plain: Listener) -> None:
+    client = await Client.to(plain.port)
+    head = b"POST /join/v1 HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n"
+    async with asyncio.timeout(10):
+        await client.send(head)
+        for _ in range(80):
+            await client.send(b"x" * 100_000)
+    assert (await client.answer())[0] == 413
+    client.close()
+
+
 async def test_connection_is_reused_for_next_request(plain: Listener) -> None:
     client = await Client.to(plain.port)
     for _ in range(3):
@@ -190,7 +211,7 @@ async def test_watcher_that_stops_reading_is_disconnected(
     plain: Listener, world: World, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half-open watchers: the socket buffers fill, the stream is ended, and no resources are left."""
-    monkeypatch.setattr("holdfast.server.app.SEND_STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("holdfast.server.response_sending.SEND_STALL_TIMEOUT_S", 0.3)
     token = world.tokens.issue("t", "ada", (OPERATORS,))
     clients = [await Client.to(plain.port) for _ in range(5)]
     for client in clients:

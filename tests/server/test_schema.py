@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 
 from holdfast.model.field_notes import FIELD_NOTES
 from holdfast.model.kinds import ALL, BY_NAME
+from holdfast.model.regional_field_notes import REGIONAL_NOTES
 from holdfast.model.schema import Findings, Schema, schema_of, walk
+from holdfast.model.shared_field_notes import SHARED_NOTES
+from holdfast.model.written_field_notes import WRITTEN_NOTES
+from holdfast.server.resources import CORE_NODE, NAMESPACE, POD
 
 from .conftest import workload
 from .test_lists import bare
+
+VIEWS = (CORE_NODE, NAMESPACE, POD)
 
 
 def structs(schema: Schema, found: dict[str, Schema]) -> dict[str, Schema]:
@@ -26,12 +32,24 @@ def structs(schema: Schema, found: dict[str, Schema]) -> dict[str, Schema]:
 
 def test_field_notes_name_existing_fields() -> None:
     known: dict[str, Schema] = {}
-    for kind in ALL:
+    for kind in (*ALL, *VIEWS):
         structs(schema_of(kind), known)
-    for type_name, notes in FIELD_NOTES.items():
+    for type_name, notes in (*FIELD_NOTES.items(), *WRITTEN_NOTES.items(), *REGIONAL_NOTES.items()):
         assert type_name in known, type_name
         assert set(notes) <= set(known[type_name].fields), type_name
         assert all(note.endswith(".") for note in notes.values())
+    assert SHARED_NOTES.keys() <= {field for schema in known.values() for field in schema.fields}
+    assert all(note.endswith(".") for note in SHARED_NOTES.values())
+
+
+def test_every_field_has_a_description() -> None:
+    known: dict[str, Schema] = {}
+    for kind in (*ALL, *VIEWS):
+        structs(schema_of(kind), known)
+    fields = {(title, name): field for title, schema in known.items() for name, field in schema.fields.items()}
+    # `apiVersion` and `kind` of a whole object are described where the OpenAPI document is made.
+    missing = [key for key, field in fields.items() if not field.description and key[1] not in ("apiVersion", "kind")]
+    assert not missing, "describe it in model/field_notes.py or model/written_field_notes.py"
 
 
 def test_every_kind_has_description() -> None:

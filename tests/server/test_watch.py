@@ -163,7 +163,7 @@ async def test_many_watchers_receive_equal_events(api: Api, world: World) -> Non
 
 
 async def test_stalled_watcher_is_disconnected(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.server.app.SEND_STALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("holdfast.server.response_sending.SEND_STALL_TIMEOUT_S", 0.2)
     async with api.watch(f"{WORKLOADS}?watch=true") as events:
         events.reading.clear()
         await api.post(WORKLOADS, workload("a"))
@@ -197,3 +197,15 @@ async def test_watch_line_is_one_json_document(api: Api, world: World) -> None:
         assert found["object"]["metadata"]["annotations"]["text"] == "two\nlines \u2028 and more"
     stored = world.objects.get(BY_NAME["Workload"], "shop", "a")
     assert stored is not None and json.dumps(found)
+
+
+async def test_ages_of_a_watched_table_move_with_the_clock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(world.app)
+    table = "application/json;as=Table;v=v1;g=meta.k8s.io"
+    async with api.watch("/api/v1/namespaces?watch=1&fieldSelector=metadata.name%3Dshop", accept=table) as events:
+        before = (await events.next())["object"]["rows"][0]["cells"][-1]
+        now_s = world.ports.clock.now()
+        monkeypatch.setattr("holdfast.foundation.ports.time.time", lambda: now_s + 7200)
+        assert (await api.merge("/api/v1/namespaces/shop", {"metadata": {"labels": {"x": "y"}}})).code == 200
+        after = (await events.next())["object"]["rows"][0]["cells"][-1]
+    assert before.endswith("s") and after.startswith(("120m", "2h"))

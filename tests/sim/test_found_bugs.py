@@ -40,7 +40,9 @@ def test_finished_batch_has_no_quota_demand() -> None:
 
 def test_rollout_in_progress_demands_no_more_than_its_surge() -> None:
     service = assignment("east", type=WorkloadType.SERVICE, replicas=3, rollout=Rollout(max_surge=1))
-    assert [cpu(status(service, bound=bound)) for bound in (0, 3, 4, 6)] == [4000, 4000, 4000, 6000]
+    changing = [status(service, bound=bound, replicas=3, updated=1, revision="r") for bound in (0, 3, 4, 6)]
+    assert [cpu(item) for item in changing] == [4000, 4000, 4000, 6000]
+    assert cpu(status(service, bound=3, replicas=3, updated=3, revision="r")) == 3000, "no rollout, no surge"
 
 
 def cpu(item: Assignment) -> int:

@@ -94,7 +94,7 @@ def test_restrictive_override_restarts_its_ttl_after_count_is_lost(kind: Overrid
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
-def test_restrictive_override_extends_in_all_cells_after_global_cell_lost_count(kind: OverrideKind) -> None:
+def test_restrictive_override_extends_in_all_cells_after_global_timer_loss(kind: OverrideKind) -> None:
     cells = CheckedCells(kind)
     cells.commit("global", 0.0, cells.override)
     cells.elect(at_s=100.0, wall_s=WALL_S + 20.0, cell="global")

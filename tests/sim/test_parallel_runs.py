@@ -105,6 +105,7 @@ def test_interrupt_during_fork_is_not_lost() -> None:
     program = """
 import os, signal
 from holdfast.sim.worker_pool import WorkerPool
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with SIGINT ignored
 os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
 pool = WorkerPool(lambda number: number)
 try:

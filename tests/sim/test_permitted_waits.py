@@ -7,16 +7,32 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.factories import TEMPLATE, assignment, bound_status, meta, replica, with_new_revision, workload
+from tests.factories import (
+    TEMPLATE,
+    assignment,
+    binding,
+    bound_status,
+    meta,
+    node,
+    replica,
+    with_new_revision,
+    workload,
+)
+from tests.sim.test_machine_truth import task
 
-from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Condition, Object
+from holdfast.model.node import NodeExecution
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.quantity import Amount
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery, RecoveryPhase, RecoverySpec, RecoveryStatus
 from holdfast.model.replica import ExecutionBlock, Phase, Replica
 from holdfast.model.workload import (
     Autoscale,
+    Exclusivity,
     LoadBlock,
     LoadMetric,
     RolloutBlock,
@@ -29,8 +45,11 @@ from holdfast.sim.actors import DesiredObjects
 from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.checker_set import CheckerSet
 from holdfast.sim.checkers.churn import FLIPS_MAX, ChurnChecker
-from holdfast.sim.checkers.convergence import ConvergenceCheck
+from holdfast.sim.checkers.convergence import ConvergenceCheck, ConvergenceTimer
 from holdfast.sim.loop import VirtualLoop
+from holdfast.sim.machine import TaskRun
+from holdfast.sim.scenario_files import SimulationSize
+from holdfast.sim.simulation import Simulation
 from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, HALF_READY
 from holdfast.store.contract import Txn
 
@@ -63,8 +82,12 @@ class StuckRollout:
         return ConvergenceCheck(checkers, DesiredObjects(), ("east", "west"), ()).problems
 
 
-def test_old_replica_may_remain_while_rollout_waits_for_room_elsewhere() -> None:
-    assert StuckRollout().found() == []
+@pytest.mark.parametrize("phase", [RolloutPhase.PROGRESSING, RolloutPhase.FAILED])
+def test_old_replica_may_remain_while_rollout_waits_for_room_elsewhere(phase: RolloutPhase) -> None:
+    """Also after the deadline: a failed rollout continues when the region that waits serves."""
+    case = StuckRollout()
+    case.block = msgspec.structs.replace(case.block, phase=phase)
+    assert case.found() == []
 
 
 @pytest.mark.parametrize(
@@ -72,10 +95,10 @@ def test_old_replica_may_remain_while_rollout_waits_for_room_elsewhere() -> None
     [
         {"regions": ("east", "west")},
         {"phase": RolloutPhase.COMPLETE},
-        {"phase": RolloutPhase.FAILED},
+        {"phase": RolloutPhase.ROLLED_BACK},
         {"revision": OLD},
     ],
-    ids=["rollout reached the region", "rollout complete", "rollout failed", "revision is current"],
+    ids=["rollout reached the region", "rollout complete", "rolled back", "revision is current"],
 )
 def test_old_replica_may_not_remain_for_another_rollout_state(changes: dict[str, Any]) -> None:
     case = StuckRollout()
@@ -129,20 +152,107 @@ def test_unfinished_scaling_prevents_convergence(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("waited", [True, False])
-@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
-def test_batch_that_was_pending_may_still_run_at_the_end(waited: bool, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING, None])
+def test_batch_that_was_pending_may_still_run_at_the_end(waited: bool, phase: Phase | None) -> None:
     checkers = CheckerSet(VirtualLoop(random.Random(1)))
     made = workload(type=WorkloadType.BATCH)
     name = (made.metadata.namespace, made.metadata.name)
     stored_assignment = assignment(where="east", type=WorkloadType.BATCH)
-    runs = replica(1, stored_assignment, status=bound_status(execution=ExecutionBlock(phase=phase, attempt=1)))
+    execution = ExecutionBlock(phase=phase, attempt=1) if phase is not None else None
+    runs = replica(1, stored_assignment, status=bound_status(execution=execution))
     checkers.state("global")[key_of(made)] = made
     checkers.state("east")[key_of(runs)] = runs
     desired = DesiredObjects()
     desired.batches.add(name)
     check = ConvergenceCheck(checkers, desired, ("east",), (), {name} if waited else set())
     assert check.problems == ["batch acme/api is not complete: 0 succeeded"]
-    assert check.still_running == int(waited and phase is Phase.RUNNING)
+    assert check.still_running == int(waited)
+    assert check.all_permitted is waited
+
+
+@pytest.mark.parametrize("waited", [True, False])
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
+def test_service_that_was_pending_may_still_start_at_the_end(waited: bool, phase: Phase) -> None:
+    """Seed 1500285: a rollout that waited for quota was rolled back at its deadline, a moment before the end."""
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
+    made = workload(replicas=1)
+    made = with_new_revision(made, status=msgspec.structs.replace(made.status, observed_generation=99))
+    name = (made.metadata.namespace, made.metadata.name)
+    starts = replica(1, assignment(where="east"), status=bound_status(execution=ExecutionBlock(phase=phase, attempt=1)))
+    checkers.state("global")[key_of(made)] = made
+    checkers.state("east")[key_of(starts)] = starts
+    desired = DesiredObjects()
+    desired.services[name] = made.spec.replicas
+    check = ConvergenceCheck(checkers, desired, ("east",), (), {name} if waited else set())
+    assert check.problems == [f"east: replica acme/{starts.metadata.name} is {phase}", "acme/api serves 0 of 1"]
+    assert check.still_running == (2 if waited else 0)
+
+
+@pytest.mark.parametrize("waited", [True, False])
+@pytest.mark.parametrize("stray", [True, False])
+def test_node_may_not_run_yet_what_was_pending_until_now(waited: bool, stray: bool) -> None:
+    """Seed 14 without watches: a service got its quota 2 s before the time limit, and its agent lists every 40 s. A
+    task without a Binding on the same node is never permitted."""
+    simulation = Simulation(1, SimulationSize(regions=("east",), nodes_per_region=1))
+    (agent,) = simulation.agents
+    state = simulation.checkers.state("east")
+    starts = replica(1, assignment(where="east"), status=bound_status(agent.name, name="api-east-1"))
+    execution = NodeExecution(epoch=1, reconciled=True, agent_version="1")
+    ready = msgspec.structs.replace(node(agent.name).status, execution=execution)
+    for item in (starts, binding(starts, agent.name), msgspec.structs.replace(node(agent.name), status=ready)):
+        state[key_of(item)] = item
+    if stray:
+        agent.machine.runs["stray"] = TaskRun(task(0), 1, 1.0)
+    waits = {(starts.metadata.namespace, starts.spec.workload)} if waited else set()
+    check = ConvergenceCheck(simulation.checkers, DesiredObjects(), ("east",), (agent,), waits)
+    running = [("acme", task(0).binding)] if stray else []
+    expected = [("acme", "api-east-1.1")]
+    assert check.problems == [
+        f"east: replica acme/{starts.metadata.name} is Bound",
+        f"{agent.name} runs {running}, expected {expected}",
+    ]
+    assert check.all_permitted is (waited and not stray)
+
+
+def test_time_to_converge_leaves_out_permitted_work() -> None:
+    """Scenario late-commits, seed 1: batches that had waited ran one after the other through a full quota, for 195 of
+    301 s."""
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
+    made = workload(type=WorkloadType.BATCH)
+    name = (made.metadata.namespace, made.metadata.name)
+    runs = replica(1, assignment(where="east", type=WorkloadType.BATCH), status=bound_status())
+    checkers.state("global")[key_of(made)] = made
+    checkers.state("east")[key_of(runs)] = runs
+    desired = DesiredObjects()
+    desired.batches.add(name)
+    permitted = ConvergenceCheck(checkers, desired, ("east",), (), {name})
+    unexplained = ConvergenceCheck(checkers, desired, ("east",), (), set())
+    without_problems = ConvergenceCheck(checkers, DesiredObjects(), ("east",), ())
+    timer = ConvergenceTimer(healed_s=100.0)
+    for now_s, check in ((110.0, unexplained), (170.0, permitted), (175.0, without_problems), (200.0, unexplained)):
+        timer.observe(now_s, check)
+    assert timer.elapsed_s(200.0) == 40.0
+
+
+@pytest.mark.parametrize("former", [("east",), ("west",), ()])
+@pytest.mark.parametrize("reported", [(0,), (0, 1)])
+@pytest.mark.parametrize("exclusive", [Exclusivity(), None])
+def test_ordinal_may_wait_for_a_region_of_the_former_release(
+    former: tuple[str, ...], reported: tuple[int, ...], exclusive: Exclusivity | None
+) -> None:
+    """Seed 2300078: the former release does not report ordinals, so that a withdrawn one is never known to be free."""
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
+    made = workload(replicas=2, exclusive=exclusive)
+    made = with_new_revision(made, status=msgspec.structs.replace(made.status, observed_generation=99))
+    held = assignment(where="east", exclusive=exclusive, ordinals=(0,))
+    held = with_new_revision(held, status=AssignmentStatus(replicas=1, ordinals=reported))
+    for item in (made, held):
+        checkers.state("global")[key_of(item)] = item
+    desired = DesiredObjects()
+    desired.services[made.metadata.namespace, made.metadata.name] = 2
+    found = ConvergenceCheck(checkers, desired, (), (), former_releases=former).problems
+    permitted = former == ("east",) and len(reported) == 2 and exclusive is not None
+    assert found == ([] if permitted else ["acme/api serves 0 of 2"])
 
 
 def test_workload_permitted_to_wait_is_recorded() -> None:
@@ -211,3 +321,17 @@ def test_replica_count_may_alternate_only_with_its_load(loads: tuple[float, floa
         scaled.push(loads[n % 2], f"2027-01-15T08:00:{n:02d}Z")
         found += scaled.scale(1 + n % 2)
     assert found == ([] if loads[0] != loads[1] else ["oscillation"])
+
+
+@pytest.mark.parametrize(("phase", "reported"), [("Expired", True), ("Active", False)])
+def test_usage_above_the_limit_after_an_emergency_quota_prevents_convergence(phase: str, reported: bool) -> None:
+    checkers = CheckerSet(VirtualLoop(random.Random(1)))
+    spec = OverrideSpec(kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"))
+    override = Override(meta("more"), spec, OverrideStatus(phase=phase, expires_at="2027-01-15T08:00:00Z"))
+    used: dict[str, Amount] = {"cpu": "500m"}
+    claim = binding(replica(1, assignment(where="east")), resources=used)
+    copy = GrantCopy(meta("normal", "acme"), GrantCopySpec(limit={}), GrantCopyStatus(used=used))
+    for cell, item in (("global", override), ("east", claim), ("east", copy)):
+        checkers.state(cell)[key_of(item)] = item
+    found = ConvergenceCheck(checkers, DesiredObjects(), ("east",), ()).problems
+    assert any("after its emergency quota ended" in problem for problem in found) is reported

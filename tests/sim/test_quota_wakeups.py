@@ -11,7 +11,7 @@ from tests.factories import TEMPLATE, binding, bound_status, meta, node, replica
 
 from holdfast.model import limits
 from holdfast.model.assignment import Purpose
-from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
+from holdfast.model.binding import Binding, Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object
@@ -24,12 +24,14 @@ from holdfast.model.scheduling_request import (
     SchedulingRequestStatus,
 )
 from holdfast.model.workload import Gang
+from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.checker_set import CheckerSet
 from holdfast.sim.checkers.quota_wakeups import WAKES_WITHIN_S, QuotaWakeupChecker
 from holdfast.sim.loop import VirtualLoop
 from holdfast.sim.mutations import applied_mutation
 from holdfast.sim.parallel_runs import silence_logs
 from holdfast.sim.simulation import Simulation
+from holdfast.store.contract import Txn
 
 TEMPLATE_OF_ONE = msgspec.structs.replace(TEMPLATE, resources={"cpu": "1", "memory": "1Gi"}, ports=())
 LATE_S = limits.RESYNC_S + WAKES_WITHIN_S + 1.0
@@ -63,6 +65,14 @@ class RegionState:
         for item in items:
             key = kind_of(type(item)).store_key(item.metadata.namespace, item.metadata.name)
             self.checkers.state("east")[key] = item
+
+    def commit(self, old: Binding | None, new: Binding | None) -> None:
+        item = new or old
+        assert item is not None
+        state, key = self.checkers.state("east"), f"/bindings/acme/{item.metadata.name}"
+        state.pop(key, None) if new is None else state.update({key: new})
+        change = ObservedChange(key, kind_of(Binding), old, new)
+        self.checker.committed(ObservedCommit("east", 0.0, 0.0, Txn(), (change,), state))
 
     def late(self, at_s: float) -> list[str]:
         self.checker.observe(0.0)
@@ -102,6 +112,33 @@ def test_overdue_time_restarts_when_quota_was_used_in_between() -> None:
     region.checker.observe(LATE_S)
     assert not list(region.checker.overdue(LATE_S + WAKES_WITHIN_S - 1.0))
     assert list(region.checker.overdue(LATE_S + WAKES_WITHIN_S + 1.0))
+
+
+@pytest.mark.parametrize("cpu", ["4", "2"], ids=["all quota", "quota for one is freed elsewhere"])
+def test_overdue_time_restarts_when_another_replica_used_the_quota_between_two_looks(cpu: str) -> None:
+    """Seed 1 without watches: another replica took the quota, and as much was freed 2 ms before or after."""
+    region = RegionState()
+    before = binding(replica(2, status=bound_status(name="before")), resources={"cpu": "2", "memory": "1Gi"})
+    if cpu == "2":
+        region.put(before)
+    assert not region.late(LATE_S - 2.0)
+    other = binding(replica(3, status=bound_status(name="other")), resources={"cpu": cpu, "memory": "1Gi"})
+    if cpu == "2":
+        region.commit(before, None)
+        region.commit(None, other)
+    else:
+        region.commit(None, other)
+        region.commit(other, None)
+    region.checker.observe(LATE_S)
+    assert not list(region.checker.overdue(LATE_S + WAKES_WITHIN_S - 1.0))
+    assert list(region.checker.overdue(LATE_S + WAKES_WITHIN_S + 1.0))
+
+
+def test_overdue_time_continues_while_other_replicas_leave_enough_quota() -> None:
+    region = RegionState()
+    assert not region.late(LATE_S - 2.0)
+    region.commit(None, binding(replica(3, status=bound_status(name="other")), resources={"cpu": "2"}))
+    assert region.late(LATE_S)
 
 
 @pytest.mark.parametrize(

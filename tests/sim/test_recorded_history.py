@@ -11,19 +11,24 @@ from tests.authority.cell import Cell
 from tests.expected import of_type, present
 from tests.factories import assignment, meta, replica, serving_status
 
+from holdfast.gate.audit import AuditEntry, commit_record, decode_record
 from holdfast.model import codec
 from holdfast.model.binding import Binding
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec, ScoreComponent
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
-from holdfast.model.meta import Object
+from holdfast.model.meta import API_VERSION, Object, OwnerReference
 from holdfast.model.placement_api import PlacementOutcome, ReleaseAction
+from holdfast.model.principal import controller
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, ReleaseBlock
+from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PolicyRules
+from holdfast.model.times import micro_text
 from holdfast.model.workload import Disruption, Exclusivity
+from holdfast.sim import __main__ as sim_main
 from holdfast.sim.checkers.decisions import BUILT_IN
-from holdfast.sim.recorded_history import check_histories, check_platform, read_sqlite
-from holdfast.store.contract import Compare, Put, Txn
+from holdfast.sim.recorded_history import RecordedHistory, check_histories, check_platform, read_sqlite
+from holdfast.store.contract import Change, Compare, Put, Remove, StoredEntry, Txn
 from holdfast.store.sqlite import SqliteStore
 
 
@@ -154,3 +159,124 @@ async def test_directory_and_its_single_store_give_the_same_result(cell: Cell, t
     await cell.place(await cell.replica())
     item, whole = check_platform(tmp_path / "store.sqlite"), check_platform(tmp_path)
     assert item.commits == whole.commits > 5
+
+
+async def mirrored(cell: Cell, item: Object, *, by: str = "link", before: int = 0, delete: bool = False) -> None:
+    """Writes a mirrored object as the link does: with the uid of the original, and with an audit record."""
+    kind, stored_meta = kind_of(item), item.metadata
+    key = kind.store_key(stored_meta.namespace, stored_meta.name)
+    op = "delete" if delete else "update" if before else "create"
+    entry = AuditEntry(op, kind.name, stored_meta.name, stored_meta.namespace, stored_meta.uid, before)
+    record = commit_record(controller(by, cell="us-east"), cell.clock.now(), op, [entry])
+    write = Remove(key) if delete else Put(key, codec.encode(item), item)
+    await cell.objects.commit(None, Txn(writes=(write,), appends=(record,)))
+
+
+async def renewed(cell: Cell) -> None:
+    """The link renews the grant lease for two minutes."""
+    copy = next(c for c in cell.every(GrantCopy) if c.metadata.name == "normal")
+    now_s = cell.clock.now()
+    spec = msgspec.structs.replace(
+        copy.spec, last_contact_at=micro_text(now_s), lease_expires_at=micro_text(now_s + 120.0)
+    )
+    await mirrored(cell, msgspec.structs.replace(copy, spec=spec), by="grant-sync", before=copy.revision)
+
+
+async def test_mirror_deleted_and_created_again_does_not_date_earlier_commits(cell: Cell, tmp_path: Path) -> None:
+    """Both creations have the same uid. The first was dated by the record of the second, so that the placements after
+    it seemed to be made long after the end of their grant lease: false S8 alarms."""
+    mirror = assignment(where="us-east")
+    await renewed(cell)
+    await mirrored(cell, mirror)
+    assert (await cell.place(await cell.replica("web-0"))).result is PlacementOutcome.ACCEPTED
+    stored = next(iter(cell.every(type(mirror))))
+    await mirrored(cell, stored, before=stored.revision, delete=True)
+    await cell.clock.advance(1000.0)
+    await renewed(cell)
+    await mirrored(cell, mirror)
+    assert violated_invariants(tmp_path) == []
+
+
+async def test_placement_after_the_end_of_the_grant_lease_violates_s8(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await renewed(cell)
+    monkeypatch.setattr("holdfast.authority.ledger.SpendingLimit.all_expired", False)
+    monkeypatch.setattr("holdfast.authority.state.AuthorityState.grant_age_s", lambda *_: 0.0, raising=True)
+    await cell.clock.advance(1000.0)
+    await cell.node()
+    await cell.place(await cell.replica("web-0"))
+    assert "S8" in violated_invariants(tmp_path)
+
+
+async def test_policy_with_a_filter_of_another_release_is_left_out_and_listed(cell: Cell, tmp_path: Path) -> None:
+    """A filter that this release does not know cannot be decoded. The rest of the history is still checked."""
+    revision = PolicyRevision(metadata=meta("default-1"), spec=PolicyRevisionSpec("default", PolicyRules()))
+    value = codec.encode(revision)
+    assert b'"Health"' in value
+    custom = value.replace(b'"Health"', b'"Mine"')
+    await test_second_binding_of_one_replica_violates_s1(cell, tmp_path)
+    await cell.store.commit(Txn(writes=(Put("/policyrevisions/default-1", custom, None),)))
+    verdict = check_histories([read_sqlite("us-east", tmp_path / "store.sqlite")])
+    (text,) = verdict.unreadable
+    assert text.startswith("us-east: /policyrevisions/default-1 at revision ") and "'Mine'" in text
+    assert f"  unreadable by this release: {text}" in list(verdict.lines())
+    assert str(verdict).endswith(", 1 unreadable")
+    assert "S1" in {violation.invariant for violation in verdict.violations}
+
+
+def test_check_of_an_unreadable_history_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim_main._check(tmp_path / "nothing") == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+async def test_removal_of_a_live_replica_needs_an_order_of_the_global_cell(tmp_path: Path) -> None:
+    """The orders are in the global cell's history, the removal in the region's."""
+    wanted = assignment(replicas=1, where="us-east")
+    owner = OwnerReference(api_version=API_VERSION, kind="Assignment", name=wanted.metadata.name, uid=wanted.uid)
+    live = replica(0, wanted, status=serving_status())
+    live = msgspec.structs.replace(live, metadata=msgspec.structs.replace(live.metadata, owner_references=(owner,)))
+
+    def history(name: str, *commits: tuple[float, Object | None, Object]) -> RecordedHistory:
+        changes, records = [], []
+        for number, (at_s, removed, item) in enumerate(commits, 1):
+            kind = kind_of(item)
+            key = kind.store_key(item.metadata.namespace, item.metadata.name)
+            entry = None if removed is not None else StoredEntry(key, codec.encode(item), number, number)
+            changes.append((Change(key, number, entry, None),))
+            writer = controller("assign" if name == "global" else "replicate", cell=name)
+            named = AuditEntry(
+                "delete" if removed is not None else "create",
+                kind.name,
+                item.metadata.name,
+                item.metadata.namespace,
+                item.metadata.uid,
+                before=number - 1 if removed is not None else 0,
+            )
+            records.append(decode_record(commit_record(writer, at_s, "write", (named,)).value))
+        return RecordedHistory(name, (), tuple(changes), tuple(records))
+
+    region = history("us-east", (110.0, None, live), (120.0, live, live))
+
+    def found(*orders: tuple[float, Object | None, Object]) -> list[str]:
+        verdict = check_histories([history("global", *orders), region])
+        return [v.message for v in verdict.violations if v.invariant == "amnesia"]
+
+    assert len(found((100.0, None, wanted))) == 1
+    assert not found((100.0, None, wanted), (115.0, wanted, wanted)), "the Assignment was deleted"
+    assert len(found((100.0, None, wanted), (125.0, wanted, wanted))) == 1, "an order that came later is none"
+    verdict = check_histories([history("global", (100.0, None, wanted)), region], since_s=121.0)
+    assert not [v for v in verdict.violations if v.invariant == "amnesia"], "it happened before"
+
+
+async def test_last_state_at_rest_is_checked_for_leaks(cell: Cell, tmp_path: Path) -> None:
+    owner = OwnerReference(api_version=API_VERSION, kind="Assignment", name="gone", uid="gone")
+    made = replica(0, assignment(where="us-east"), status=serving_status())
+    await put(
+        cell, msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, owner_references=(owner,)))
+    )
+    history = [read_sqlite("us-east", tmp_path / "store.sqlite")]
+    assert not [v for v in check_histories(history).violations if v.invariant == "leak"]
+    at_rest = check_histories(history, at_rest_s=2e9)
+    assert [v for v in at_rest.violations if v.invariant == "leak"]
+    assert set(at_rest.checked) > set(check_histories(history).checked)

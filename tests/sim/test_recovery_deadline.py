@@ -81,7 +81,7 @@ def test_changed_workload_is_excluded_and_loss_without_others_is_reported() -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "within_s", "text"),
-    [("west", 15.0, "expected 4 in another region, found 0"), ("east", 300.0, "no unchanged critical workload")],
+    [("east", 15.0, "expected 4 in another region, found 0"), ("west", 300.0, "no unchanged critical workload")],
     ids=["deadline before detection", "wrong region"],
 )
 def test_scenario_with_unmet_deadline_or_wrong_region_fails(target: str, within_s: float, text: str) -> None:

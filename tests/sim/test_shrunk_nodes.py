@@ -19,6 +19,7 @@ from holdfast.model.binding import (
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node, NodeSpec
+from holdfast.model.template import Port, Protocol
 from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.placement import PlacementChecker
 from holdfast.store.contract import Txn
@@ -91,3 +92,28 @@ def test_new_claim_on_shrunk_node_violates_s2() -> None:
     assert third.commit(member) == []
     assert third.shrink() == []
     assert third.commit(bound_binding(name, member.uid)) == ["S2"]
+
+
+def test_claim_on_shrunk_node_may_ask_for_other_resources() -> None:
+    region, member = Region(), replica()
+    assert region.commit(member, reservation(member.metadata.name, member.uid)) == []
+    assert region.shrink() == []
+    other = replica(2)
+    claim = reservation(other.metadata.name, other.uid)
+    idle = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, resources={"cpu": "0"}))
+    assert region.commit(other, idle) == []
+    grown = msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, resources={"cpu": "1m"}))
+    assert region.commit(grown) == ["S2"]
+
+
+def test_ports_conflict_only_within_a_protocol() -> None:
+    """One TCP and one UDP claim may have the same port number; two of a protocol violate S2."""
+    for protocol, violated in ((Protocol.UDP, []), (Protocol.TCP, ["S2"])):
+        region = Region()
+        for number, used in enumerate((Protocol.TCP, protocol)):
+            member = replica(number)
+            item = bound_binding(member.metadata.name, member.uid)
+            template = msgspec.structs.replace(TEMPLATE, ports=(Port("p", 53, used),))
+            spec = msgspec.structs.replace(item.spec, template=template, ports={"p": 53})
+            found = region.commit(member, msgspec.structs.replace(item, spec=spec))
+        assert found == violated

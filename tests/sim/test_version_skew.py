@@ -189,10 +189,10 @@ def test_object_read_by_previous_release_lacks_new_fields() -> None:
 
 def test_later_fault_kinds_leave_other_draws_unchanged() -> None:
     drawn_later: set[FaultKind] = set()
-    for seed in range(1, 200):
+    for seed in range(1, 400):
         rng = random_stream(seed, "chaos/swarm")
         first = {kind for kind in FaultKind if kind not in SEPARATELY_DRAWN and rng.random() < ENABLED_FRACTION}
         enabled = FaultInjector(seed, lambda: 0.0).enabled
-        assert enabled - SEPARATELY_DRAWN == first
-        drawn_later |= enabled & SEPARATELY_DRAWN
-    assert drawn_later == SEPARATELY_DRAWN
+        assert enabled - set(SEPARATELY_DRAWN) == first
+        drawn_later |= enabled & set(SEPARATELY_DRAWN)
+    assert drawn_later == set(SEPARATELY_DRAWN) - {FaultKind.RECORD_LOST}, "lost records occur only in scenarios"

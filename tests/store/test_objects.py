@@ -234,7 +234,7 @@ async def test_stream_with_several_fields_requires_all(objects: Objects) -> None
     assert (of_type(change.new, Binding).spec.node, change.old) == ("n1", None)
 
 
-async def test_slow_stream_reader_gets_expired(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_of_slow_reader_ends_with_expired_error(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.store.streams.WATCHER_BACKLOG_EVENTS_MAX", 50)
     slow, quick = objects.stream(WORKLOAD, after=0), objects.stream(WORKLOAD, after=0)
     assert await is_quiet(slow) and await is_quiet(quick)
@@ -407,3 +407,10 @@ async def test_objects_reload_after_expired_watch() -> None:
     await save(objects, factories.workload("next"))
     assert names(objects.list(WORKLOAD)[0]) == ["missed", "next"]
     await objects.close()
+
+
+async def test_stream_from_a_revision_of_another_life_ends_with_expired(objects: Objects) -> None:
+    """A reader of a cell that lost its store would otherwise wait for the old revision forever."""
+    stream = objects.stream(WORKLOAD, after=objects.head(WORKLOAD) + 1_000)
+    with pytest.raises(Expired, match="in the future"):
+        await asyncio.wait_for(anext(stream), 5)

@@ -53,7 +53,7 @@ async def test_file_of_other_schema_version_is_refused(tmp_path: Path) -> None:
     connection = apsw.Connection(str(tmp_path / "cell.db"))
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreFailed, match="expected 1, found 99"):
+    with pytest.raises(StoreFailed, match="expected 2, found 99"):
         SqliteStore(tmp_path / "cell.db")
 
 

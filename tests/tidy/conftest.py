@@ -1,10 +1,13 @@
-"""Fixtures with the files of the tree as git sees it, including new files."""
+"""Fixtures with the files of the tree as git sees it, including new files, and the generator of pages."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -44,3 +47,15 @@ def sources(files: list[Path]) -> dict[Path, ast.Module]:
     """Every Python file under src, parsed."""
     product = [p for p in files if p.suffix == ".py" and p.is_relative_to(ROOT / "src")]
     return {p: ast.parse(p.read_text(), filename=str(p)) for p in product}
+
+
+@pytest.fixture(scope="session")
+def generator() -> ModuleType:
+    """scripts/generate_docs.py as a module."""
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts" / "generate_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its structs resolve their annotations by module name
+    spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,21 +10,14 @@ from types import ModuleType
 
 import click
 import pytest
+from tests.page_commands import command_blocks, normalized
 
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.drivers.artifact_sources import ArtifactSources
 from holdfast.cli.app import COMMANDS, HIDDEN, holdfast
 from holdfast.model import limits
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import FilterName, ScoreName
-
-
-@pytest.fixture(scope="module")
-def generator(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_docs", root / "scripts" / "generate_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def all_commands() -> list[tuple[str, click.Command]]:
@@ -52,9 +44,28 @@ def test_generated_pages_are_current(generator: ModuleType) -> None:
     assert generator.drifted() == [], "next: make docs"
 
 
+def test_every_setting_of_an_agent_is_documented(root: Path) -> None:
+    page = (root / "docs" / "agent.md").read_text()
+    settings = (*AgentConfig.__struct_fields__, *ArtifactSources.__struct_fields__)
+    assert [name for name in settings if f"`{name}`" not in page] == []
+
+
+def test_every_threat_names_its_tests(root: Path) -> None:
+    """Each row of the threat model ends with tests that exist."""
+    rows = [line for line in (root / "docs" / "threat-model.md").read_text().splitlines() if line.startswith("| ")]
+    attacks = [row for row in rows if not row.startswith("| attack ")]
+    assert len(attacks) > 50
+    for row in attacks:
+        named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", row.split(" | ")[-1])
+        assert named, f"no test: {row}"
+        for path, function in named:
+            text = (root / path).read_text()
+            assert not function or f"def {function}(" in text, f"{path}::{function}: not found"
+
+
 def test_every_reason_is_documented(root: Path) -> None:
     page = (root / "docs" / "reasons.md").read_text()
-    missing = [reason.value for reason in Reason if f"| `{reason.value}` | {reason.sentence} |" not in page]
+    missing = [reason.value for reason in Reason if f"| `{reason.value}` | {reason.sentence} | " not in page]
     assert not missing
 
 
@@ -100,6 +111,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         "holdfast serve",
         "holdfast agent",
         "holdfast hollow",
+        "holdfast dns",
         "holdfast supervise",
         "holdfast kubeconfig",
         "holdfast completion",
@@ -136,6 +148,14 @@ def test_docs_name_existing_commands_and_targets(root: Path) -> None:
             assert name in {**COMMANDS, **HIDDEN}, f"{page.name}: holdfast {name} does not exist"
 
 
+def test_readme_is_one_screen_with_one_picture_and_two_commands(root: Path) -> None:
+    text = (root / "README.md").read_text()
+    assert len(text.splitlines()) <= 50
+    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
+    (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert len(commands.splitlines()) == 2
+
+
 def test_links_between_docs_resolve(root: Path) -> None:
     broken = []
     for page in [root / "README.md", root / "CONTRIBUTING.md", root / "CHANGELOG.md", *(root / "docs").rglob("*.md")]:
@@ -143,6 +163,18 @@ def test_links_between_docs_resolve(root: Path) -> None:
             if "://" not in link and not (page.parent / link).exists():
                 broken.append(f"{page.relative_to(root)} → {link}")
     assert not broken
+
+
+def test_shown_output_has_no_number_that_differs_between_runs(root: Path) -> None:
+    """A date or a run's number that the comparison of pages does not normalize fails the tutorials on another day."""
+    kept = [
+        f"{page.name}: {line.strip()}"
+        for page in sorted((root / "docs").rglob("*.md"))
+        for block in command_blocks(page)
+        for line in (block.shown or "").splitlines()
+        if re.search(r"\d{3}", normalized(line))
+    ]
+    assert kept == []
 
 
 def test_policies_page_names_every_filter_and_score(root: Path) -> None:

@@ -15,6 +15,8 @@ from holdfast.model.kinds import ALL
 
 CLOSED = {
     "CapacityClass": "Firm Reclaimable Recovery",
+    "CompletionMode": "NonIndexed Indexed",
+    "ConcurrencyPolicy": "Allow Forbid Replace",
     "ContactState": "NoLease Live Expired Fenced",
     "DesiredRunState": "Run Stop",
     "DriverName": "process oci hollow",
@@ -24,22 +26,30 @@ CLOSED = {
     "GuardAction": "Pause Rollback",
     "HealthState": "Unknown Healthy Suspect Lost AwaitingWitness",
     "Isolation": "Shared Dedicated",
+    "Medium": "Disk Memory",
+    "OnChange": "Update Restart Ignore",
     "Operator": "In NotIn Exists DoesNotExist Gt Lt",
+    "PullPolicy": "Always IfNotPresent Never",
+    "ProgramKind": "Init Sidecar Main",
+    "ProgramState": "Waiting Running Ended",
     "OverrideKind": (
         "AvoidZone AvoidRegion DeclareRegionLost PauseAutoscaler PauseRepair ApproveRepair "
-        "EmergencyQuota RaisePriority PinPolicy ShrinkBudget"
+        "EmergencyQuota RaisePriority PinPolicy ShrinkBudget ConfirmDeletion PauseRebalance"
     ),
     "PartitionMode": "Wait Provisional",
     "Phase": "Starting Running BackingOff Stopping Stopped Failed Succeeded",
     "PromotionStage": "Draft Shadow Canary Active",
+    "Protocol": "TCP UDP",
     "Purpose": "Normal Recovery",
-    "QueueKey": "Priority Deadline Fairness Age",
+    "QueueKey": "Priority Deadline Fairness Size Age",
     "RecoveryPhase": "Open Recovered FailingBack Closed",
     "ReleaseAction": "Stop Free",
     "ReservationPhase": "Nominated Firm Consumed Released",
     "RestartPolicy": "Always OnFailure Never",
     "PlacementOutcome": "Accepted Already Rejected",
-    "ScoreName": "Locality Cost Fragmentation GpuShape ArtifactLocality Balance Packing Spread Taints Evictions",
+    "ScoreName": (
+        "Locality Cost Fragmentation GpuShape ArtifactLocality Balance Packing Spread Taints Evictions ImageLocality"
+    ),
     "TaintEffect": "NoSchedule PreferNoSchedule NoExecute",
     "WorkloadType": "Service Batch",
 }

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -23,10 +23,6 @@ from holdfast.model.quantity import CPU, MEMORY
 
 # Processes and threads of one task. Further forks fail (TooManyProcesses).
 TASK_PROCESSES_MAX = 512
-# First user id for tasks without `user`. Above system users and below the range that systemd uses for DynamicUser.
-TASK_UID_FIRST = 61_000
-# Number of user ids from TASK_UID_FIRST, and so of tasks per node that have one. Without a free one the start fails.
-TASK_UID_COUNT = 4_000
 
 _log = structlog.get_logger()
 
@@ -196,38 +192,21 @@ class RlimitIsolation(NoIsolation):
     kind = "rlimits"
 
     def __init__(self, why: str) -> None:
-        self._uids: dict[str, int] = {}
-        self._root = os.geteuid() == 0
-        own = "each task has its own uid" if self._root else "tasks share the agent's uid"
-        self.limitation = f"no control groups ({why}); {own}, limits apply per process, usage is not measured"
+        self.limitation = f"no control groups ({why}); limits apply per process, usage is not measured"
 
     def prepare(self, task_id: str, resources: Mapping[str, int]) -> list[tuple[str, object]]:
         found: list[tuple[str, object]] = []
         if resources.get(MEMORY):
             found.append(("memory", resources[MEMORY]))
-        if self._root:
-            found += [("uid", self._uid(task_id)), ("processes", TASK_PROCESSES_MAX)]
+        if os.geteuid() == 0:  # the limit counts all processes of a user, and so needs a user per task
+            found.append(("processes", TASK_PROCESSES_MAX))
         return found
-
-    def _uid(self, task_id: str) -> int:
-        """The same uid for a task after a restart, unless another task has taken it."""
-        taken = {uid for name, uid in self._uids.items() if name != task_id}
-        first = zlib.crc32(task_id.encode()) % TASK_UID_COUNT
-        for step in range(TASK_UID_COUNT):
-            uid = TASK_UID_FIRST + (first + step) % TASK_UID_COUNT
-            if uid not in taken:
-                self._uids[task_id] = uid
-                return uid
-        raise OSError(f"all {TASK_UID_COUNT} task uids are in use")
-
-    def forget(self, task_id: str) -> None:
-        self._uids.pop(task_id, None)
 
 
 def choose_isolation(
     node: str, wanted: str = "auto", root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> TaskIsolation:
-    """The strongest isolation that this system allows the agent of `node`, or the configured one."""
+    """The strongest isolation that this system allows the agent, or the configured one. `node` names its group."""
     if wanted == "none":
         return NoIsolation()
     if wanted == "rlimits":
@@ -247,6 +226,11 @@ def choose_isolation(
         return RlimitIsolation("memory and pids controllers are not mounted")
     except OSError as error:
         return RlimitIsolation(f"{error.filename or root}: {error.strerror or error}")
+
+
+def group_of_agent(node: str, state_dir: str) -> str:
+    """Name of the agent's group. Agents of one machine can have the same node name, in different platforms."""
+    return f"{node}-{hashlib.blake2b(os.path.realpath(state_dir).encode(), digest_size=4).hexdigest()}"
 
 
 def _own_groups(path: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ Capacity and devices that are not configured are detected. Nothing here contacts
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,18 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.agent.capacity_detection import detect_capacity, detect_devices
+from holdfast.agent.drivers.artifact_sources import ArtifactSources
+from holdfast.agent.drivers.images import IMAGE_CACHE_BYTES_MAX
+from holdfast.agent.drivers.runtimes import find_runtime
+from holdfast.agent.drivers.volumes import HostPathRule
 from holdfast.model.errors import Invalid
+from holdfast.model.host_paths import NodeHostPath
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, validate_node
 from holdfast.model.placement_rules import Taint
 from holdfast.model.quantity import Amount
+from holdfast.model.template import IMAGE_DRIVER, DriverName
+from holdfast.registry.allowed_registries import AllowedRegistries
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,6 +36,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     state_dir: str
     pool: str = "default"
     address: str = "127.0.0.1"
+    dns: str = ""
+    """HOST:PORT of the name server that tasks should ask. They get it as HOLDFAST_DNS; empty: they get none."""
     capacity: dict[str, Amount] = {}
     devices: tuple[Device, ...] = ()
     labels: dict[str, str] = {}
@@ -43,6 +53,37 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Used when `cert` is not set: file that holds the join token. It may appear after the agent has started."""
     stop_work_on_exit: bool = False
     isolation: Literal["auto", "rlimits", "none"] = "auto"
+    task_uids: tuple[int, int] | None = None
+    """First and last uid of tasks, where the agent is root. Not set: a block of uids that no other agent of this
+    machine uses."""
+    allowed_users: dict[str, tuple[str, ...]] = {}
+    """Tenant → users of this node that its templates may name, if the Tenant allows them too. Without it, none."""
+    host_paths: tuple[str, ...] = ()
+    """Directories that tasks see although they are below `/tmp` or a directory that others may not enter."""
+    bundle_dirs: tuple[str, ...] = ()
+    """Directories of OCI bundles. A bundle decides what is mounted, so only bundles below these are run."""
+    volume_paths: tuple[HostPathRule, ...] = ()
+    """Directories of this node that the named tenants may mount as hostPath volumes. Without it, none."""
+    scratch_limit: Literal["auto", "measured"] = "auto"
+    """How sizes of scratch volumes on disk are enforced. `auto`: by a file system in an image where the agent can mount
+    one, else by measuring them."""
+    artifacts: ArtifactSources = msgspec.field(default_factory=ArtifactSources)
+    """Sources that artifacts may come from. Without it, no source is allowed."""
+
+    images: AllowedRegistries = msgspec.field(default_factory=AllowedRegistries)
+    """Registries that images may be pulled from. Without it, the node runs no images."""
+    image_cache_bytes: int = IMAGE_CACHE_BYTES_MAX
+    """Size of all images of the node. Above it, images that no task uses are removed."""
+
+    @property
+    def runs_images(self) -> bool:
+        """Whether the node can run images: it has the driver, a runtime, the rights, and a registry that is allowed."""
+        allowed = bool(self.images.registries) and os.geteuid() == 0
+        return allowed and DriverName.OCI in self.drivers and bool(find_runtime())
+
+    @property
+    def images_dir(self) -> Path:
+        return Path(self.state_dir) / "images"
 
     @property
     def tasks_dir(self) -> Path:
@@ -77,10 +118,44 @@ def load(path: str | None = None, **options: Any) -> AgentConfig:
         devices=config.devices if "devices" in settings else detect_devices(),
         state_dir=str(Path(config.state_dir).expanduser().resolve()),
     )
+    first, last = config.task_uids or (1, 1)
+    if not 1 <= first <= last < 2**31:
+        raise Invalid("agent configuration: task_uids: invalid (expected [FIRST, LAST] with 1 ≤ FIRST ≤ LAST < 2^31)")
+    if wrong := config.artifacts.error() or _images_error(config) or _exposed_state(config) or _dns_error(config.dns):
+        raise Invalid(f"agent configuration {path or 'from options'}: {wrong}")
     causes = tuple(validate_node(node_from_config(config), None))
     if causes:
         raise Invalid("; ".join(f"{cause.field}: {cause.message}" for cause in causes), causes)
     return config
+
+
+def _dns_error(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    valid = host and not is_bare_ipv6 and port.isdecimal() and 0 < int(port) < 65_536
+    return "" if not text or valid else f'dns: invalid (expected HOST:PORT or [IPV6]:PORT, found "{text}")'
+
+
+def _images_error(config: AgentConfig) -> str:
+    if config.images.registries and DriverName.OCI not in config.drivers:
+        return 'images.registries: needs the driver oci; next: set drivers = ["process", "oci"]'
+    if config.image_cache_bytes <= 0:
+        return f"image_cache_bytes: {config.image_cache_bytes} is not above zero"
+    return config.images.error()
+
+
+def _exposed_state(config: AgentConfig) -> str:
+    """Why a named directory would mix the agent's own files with those of others; empty if none does."""
+    state = Path(config.state_dir)
+    named = [("artifacts.directories", name) for name in config.artifacts.directories]
+    named += [("volume_paths", rule.path) for rule in config.volume_paths]
+    for setting, name in (*named, *(("bundle_dirs", name) for name in config.bundle_dirs)):
+        resolved = Path(name).resolve()
+        if not name.startswith("/"):
+            return f"{setting}: {name} is not an absolute path"
+        if state.is_relative_to(resolved) or resolved.is_relative_to(state):
+            return f"{setting}: {name} contains the agent's state {state}, or is inside it"
+    return ""
 
 
 def node_from_config(config: AgentConfig) -> Node:
@@ -93,8 +168,9 @@ def node_from_config(config: AgentConfig) -> Node:
         devices=config.devices,
         port_range=config.port_range,
         taints=config.taints,
-        drivers=config.drivers,
+        drivers=(*config.drivers, *((IMAGE_DRIVER,) if config.runs_images else ())),
         tenant=config.tenant,
+        host_paths=tuple(NodeHostPath(rule.path, rule.read_only, rule.tenants) for rule in config.volume_paths),
     )
     return Node(metadata=ObjectMeta(name=config.name, labels=config.labels), spec=spec)
 

@@ -32,6 +32,9 @@ NODE_CERTIFICATE_RENEW_FRACTION = 0.6
 # Interval at which an agent checks for a new join token and for the renewal of its certificate.
 JOIN_TOKEN_POLL_S = 2.0
 
+# Interval at which an agent asks its region for the platform's CA certificates. A CA rotation waits for several of it.
+TRUST_CHECK_EVERY_S = 15.0
+
 _log = structlog.get_logger()
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
@@ -67,9 +70,13 @@ class AgentIdentity:
         """Runs as long as the agent: renews the certificate in time, and joins again when a new token appears."""
         backoff = Backoff(self._ports.random, first_s=1.0, max_s=60.0)
         renew_at_s = self._renew_at_s()
+        trust_at_s = self._ports.clock.now()
         refused = ""
         while True:
             await self._ports.clock.sleep(JOIN_TOKEN_POLL_S)
+            if self._ports.clock.now() >= trust_at_s:
+                trust_at_s = self._ports.clock.now() + TRUST_CHECK_EVERY_S
+                await self._refresh_trust(client)
             metrics.AGENT_CERTIFICATE_REMAINING.set(max(0.0, self._expires_s() - self._ports.clock.now()))
             token = self._new_token()
             try:
@@ -94,6 +101,20 @@ class AgentIdentity:
             backoff.reset()
             await client.reload_certificate()
             renew_at_s = self._renew_at_s()
+
+    async def _refresh_trust(self, client: HttpClient) -> None:
+        """Follows a rotation of the platform's CA. The file of an operator, outside of `identity/`, is not touched."""
+        path = Path(self._config.ca)
+        if path.parent.resolve() != self._folder.resolve():
+            return
+        try:
+            found = (await client.trust_bundle()).ca.encode()
+        except (Fault, ValueError):
+            return  # the region is away, or does not answer this call yet; asked again later
+        if not _replace_bundle(path, found):
+            return
+        await client.reload_certificate()
+        _log.info("trusted_ca_changed", node=self._config.name, file=str(path))
 
     async def _join(self, token: str) -> None:
         """Retries until the region responds, because the region may start later than the agent."""
@@ -158,6 +179,14 @@ class AgentIdentity:
     def _lifetime(self) -> tuple[float, float]:
         held = self.path.read_bytes()
         return validity_period(held[held.index(_CERTIFICATE) :])
+
+
+def _replace_bundle(path: Path, found: bytes) -> bool:
+    """Writes the CA certificates if they differ from the file's. Returns whether they did."""
+    if not found.startswith(_CERTIFICATE) or found == path.read_bytes():
+        return False
+    write_private(path, found)
+    return True
 
 
 def _hash(token: str) -> str:

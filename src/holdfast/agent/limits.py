@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Delay in which the agent batches status reports.
 AGENT_FLUSH_EVERY_S = 0.1
-# Time for one call of the agent. Then the call is retried.
+# Time for one call of the agent. After that, the call is retried.
 AGENT_CALL_TIMEOUT_S = 10.0
 # First pause between retries of the agent.
 AGENT_RETRY_FIRST_S = 0.2

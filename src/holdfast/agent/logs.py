@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from holdfast.agent.drivers.records import LOG_FILES_MAX, TaskDir
 from holdfast.foundation.ports import Clock
-from holdfast.model import limits
+from holdfast.model import limits, times
+from holdfast.model.task_programs import MAIN_PROGRAM
 
 _FOLLOW_EVERY_S = 0.2
 _CHUNK_BYTES = 256 * 1024
@@ -36,6 +37,14 @@ class TaskLogs(msgspec.Struct, frozen=True):
     replica: str
     attempt: int
     path: Path
+    programs: tuple[str, ...] = ()
+    """Names of the init tasks and sidecars."""
+
+    def of_program(self, name: str) -> Path | None:
+        """The log of an init task or sidecar; of the main task without a name. None if there is no such program."""
+        if name in ("", MAIN_PROGRAM):
+            return self.path
+        return self.path.with_name(f"program-{name}.log") if name in self.programs else None
 
 
 def find_task_logs(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLogs]:
@@ -45,8 +54,28 @@ def find_task_logs(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLo
         record = TaskDir(path).read()
         if record is not None and (record.task.namespace, record.task.replica) == (namespace, replica):
             changed_at = (path / "task.json").stat().st_mtime
-            found.append((changed_at, TaskLogs(namespace, replica, record.task.attempt, path / "output.log")))
+            template = record.task.template
+            names = (*(one.name for one in template.init_tasks), *(one.name for one in template.sidecars))
+            found.append((changed_at, TaskLogs(namespace, replica, record.task.attempt, path / "output.log", names)))
     return [logs for _, logs in sorted(found, key=lambda pair: -pair[0])]
+
+
+def select_log(found: list[TaskLogs], *, attempt: int, previous: bool) -> tuple[TaskLogs, str] | None:
+    """The log of an attempt (0: the newest) and the time at which its lines end; empty: all lines.
+
+    All runs of an attempt write one log. `previous` selects the runs before the newest one; if there are none, the log
+    of the attempt before.
+    """
+    wanted = [one for one in found if attempt in (0, one.attempt)]
+    if not wanted or not previous:
+        return (wanted[0], "") if wanted else None
+    newest = TaskDir(wanted[0].path.parent)
+    record = newest.read()
+    started = newest.started(record.task.run) if record is not None and record.task.run > 1 else None
+    if started is not None:
+        return wanted[0], times.micro_text(started.at_s)
+    older = [one for one in found if one.attempt < wanted[0].attempt]
+    return (older[0], "") if older else None
 
 
 def log_files(path: Path) -> list[Path]:
@@ -75,14 +104,19 @@ def tail(path: Path, lines: int) -> Iterator[StoredLogLine]:
     return map(parse_line, kept)
 
 
-async def follow(path: Path, clock: Clock, *, lines: int = 0) -> AsyncIterator[StoredLogLine]:
-    """The last lines, then every new line, until the caller stops iterating."""
+async def follow(
+    path: Path, clock: Clock, *, lines: int = 0, is_growing: Callable[[], bool] = lambda: True
+) -> AsyncIterator[StoredLogLine]:
+    """The last lines, then every new line, until the caller stops iterating or the log grows no more."""
     reader = _Reader(path)
     for line in reader.begin(lines):
         yield line
     while True:
+        growing = is_growing()  # asked before the log is read, so that the last lines are not lost
         for raw in reader.more():
             yield parse_line(raw)
+        if not growing:
+            return
         await clock.sleep(_FOLLOW_EVERY_S)
 
 

@@ -14,17 +14,25 @@ from pathlib import Path
 import structlog
 
 from holdfast import __version__
-from holdfast.agent.cgroups import choose_isolation
+from holdfast.agent.cgroups import TaskIsolation, choose_isolation, group_of_agent
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.artifacts import ArtifactCache
 from holdfast.agent.drivers.contract import Driver
-from holdfast.agent.drivers.oci import OciDriver, find_runtime
+from holdfast.agent.drivers.images import ImageCache
+from holdfast.agent.drivers.oci import OciDriver
 from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.drivers.runtimes import find_runtime
+from holdfast.agent.drivers.volumes import TaskVolumes, choose_scratch_limit
 from holdfast.agent.node_report import NodeTraits
 from holdfast.agent.persisted_state import FileStateStore
 from holdfast.agent.probes import NetworkProber
 from holdfast.agent.rpc_server import AgentRpcServer
+from holdfast.agent.sessions import TaskSessions
 from holdfast.agent.supervisor import TaskSupervisor
+from holdfast.agent.system_facts import detect_system
+from holdfast.agent.task_config import TaskConfig
+from holdfast.agent.task_memory import TaskMemory, find_tmpfs
+from holdfast.agent.task_users import RuntimeUser, TaskUsers, runtime_paths
 from holdfast.client.contract import Client
 from holdfast.foundation.ports import Ports, SystemPorts
 from holdfast.foundation.tasks import cancel_and_wait
@@ -39,18 +47,34 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
     _raise_file_limit()
     ports = ports or SystemPorts()
     memory = FileStateStore(Path(config.state_dir))
-    held = choose_isolation(config.name, config.isolation)
+    held = choose_isolation(group_of_agent(config.name, config.state_dir), config.isolation)
+    users = TaskUsers(
+        Path(config.state_dir), uids=config.task_uids, allowed=config.allowed_users, host_paths=config.host_paths
+    )
     own = client is None
     background: tuple[asyncio.Task[None], ...] = ()
     try:
         if client is None:
             client, background = await _connect(config, ports)
-        artifacts = ArtifactCache(Path(config.state_dir) / "artifacts")
-        driver: Driver = ProcessDriver(config.tasks_dir, ports.clock, confinement=held, artifacts=artifacts)
+        artifacts = ArtifactCache(Path(config.state_dir) / "artifacts", config.artifacts)
+        volumes, values = _task_volumes(config, users), _task_config(config, client)
+        driver = ProcessDriver(
+            config.tasks_dir,
+            ports.clock,
+            confinement=held,
+            artifacts=artifacts,
+            users=users,
+            volumes=volumes,
+            config=values,
+        )
+        images: ImageCache | None = None
         drivers: dict[str, Driver] = {DriverName.PROCESS: driver}
         if DriverName.OCI in config.drivers:
-            inner = ProcessDriver(config.oci_dir / "tasks", ports.clock, confinement=held, artifacts=artifacts)
-            drivers[DriverName.OCI] = OciDriver(inner, config.oci_dir, find_runtime())
+            mounted = _task_volumes(config, users, in_containers=True, limit=volumes.limit)
+            drivers[DriverName.OCI], images = _container_driver(
+                config, ports, held, artifacts, users=users, volumes=mounted
+            )
+        system = detect_system()
         supervisor = TaskSupervisor(
             config,
             client,
@@ -59,11 +83,20 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
             memory=memory,
             ports=ports,
             traits=lambda: NodeTraits(
-                cached_artifacts=artifacts.cached_digests(), isolation=held.kind, limitation=held.limitation
+                cached_artifacts=artifacts.cached_digests(),
+                images=images.images() if images is not None else (),
+                isolation=held.kind,
+                limitation=held.limitation,
+                exposure=users.limitation,
+                scratch_limit=volumes.limit,
+                unconfirmed="; ".join(driver.unconfirmed().values()),
+                system=system,
             ),
         )
         _log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
-        answering = _start_rpc_server(config, client, supervisor, ports)
+        running = lambda: [task for task, _ in supervisor.running_tasks()]  # noqa: E731 - read at every refresh
+        refreshing = asyncio.create_task(values.keep_files_current(running, ports.clock), name="agent:values")
+        answering = (refreshing, *_start_rpc_server(config, client, supervisor, ports))
         try:
             await _run_until_signal(supervisor, config)
         finally:
@@ -77,6 +110,61 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
         memory.close()
 
 
+def _container_driver(
+    config: AgentConfig,
+    ports: Ports,
+    held: TaskIsolation,
+    artifacts: ArtifactCache,
+    *,
+    users: TaskUsers,
+    volumes: TaskVolumes,
+) -> tuple[Driver, ImageCache | None]:
+    """The driver oci, and the image cache if the node runs images."""
+    as_runtime = RuntimeUser()
+    inner = ProcessDriver(
+        config.oci_dir / "tasks", ports.clock, confinement=held, artifacts=artifacts, users=as_runtime, volumes=volumes
+    )
+    images: ImageCache | None = None
+    if config.runs_images:
+        images = ImageCache(config.images_dir, config.images, high_bytes=config.image_cache_bytes)
+    elif config.images.registries:
+        _log.warning("images_unavailable", node=config.name, why="the agent is not root, or finds no crun or runc")
+    driver = OciDriver(
+        inner,
+        config.oci_dir,
+        find_runtime(),
+        users,
+        config.bundle_dirs,
+        images=images,
+        runtime_user=as_runtime,
+        volumes=volumes,
+    )
+    return driver, images
+
+
+def _task_volumes(
+    config: AgentConfig, users: TaskUsers, *, in_containers: bool = False, limit: str = ""
+) -> TaskVolumes:
+    can_mount = users.makes_views
+    return TaskVolumes(
+        can_mount=can_mount,
+        in_view=not in_containers,
+        owner=users.identify if in_containers else None,
+        limit=limit or choose_scratch_limit(config.scratch_limit, can_mount=can_mount),
+        rules=config.volume_paths,
+        hidden=(*runtime_paths(), config.state_dir),
+    )
+
+
+def _task_config(config: AgentConfig, client: Client) -> TaskConfig:
+    """Values are served over HTTP only. Those of tasks that are not on this node any more are removed."""
+    from holdfast.client.http import HttpClient
+
+    memory = TaskMemory(Path(config.state_dir), find_tmpfs())
+    memory.keep_only(path.name for path in config.tasks_dir.glob("*"))
+    return TaskConfig(config.name, client if isinstance(client, HttpClient) else None, memory)
+
+
 def _start_rpc_server(
     config: AgentConfig, client: Client, supervisor: TaskSupervisor, ports: Ports
 ) -> tuple[asyncio.Task[None], ...]:
@@ -85,8 +173,14 @@ def _start_rpc_server(
 
     if not isinstance(client, HttpClient):
         return ()
+    sessions = TaskSessions(config.name, config.address, client, ports, supervisor.running_tasks)
     server = AgentRpcServer(
-        config.name, client, (config.tasks_dir, config.oci_dir / "tasks"), ports, supervisor.running_tasks
+        config.name,
+        client,
+        (config.tasks_dir, config.oci_dir / "tasks"),
+        ports,
+        supervisor.running_tasks,
+        sessions=sessions,
     )
     return (asyncio.create_task(server.run(), name="agent:rpc-server"),)
 

@@ -16,7 +16,7 @@ from holdfast.agent.registration import Registration
 from holdfast.agent.reports import ReportQueue
 from holdfast.foundation.ports import Clock
 from holdfast.model.meta import Condition, find_condition
-from holdfast.model.node import NodeExecution, Quarantine
+from holdfast.model.node import NodeExecution, NodeImage, NodeSystem, Quarantine
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import SetStatus
 
@@ -30,8 +30,17 @@ class NodeTraits(msgspec.Struct, frozen=True):
     """Properties of the node apart from its tasks."""
 
     cached_artifacts: tuple[str, ...] = ()
+    images: tuple[NodeImage, ...] = ()
     isolation: str = ""
     limitation: str = ""
+    exposure: str = ""
+    unconfirmed: str = ""
+    system: NodeSystem | None = None
+    scratch_limit: str = ""
+    """`scratch_limit` is how sizes of scratch volumes on disk are enforced.
+
+    `limitation` is what the resource limits cannot enforce, `exposure` what separates tasks from each other and from
+    the node less than it should, `unconfirmed` which tasks may have processes that the agent cannot find."""
 
 
 class NodeReport:
@@ -44,6 +53,7 @@ class NodeReport:
         self._sent_mono_s = 0.0
         self._node_uid = ""
         self._sent_overcommitted = False
+        self._sent_unconfirmed = ""
         self._timer: asyncio.TimerHandle | None = None
 
     def update(
@@ -51,6 +61,7 @@ class NodeReport:
         *,
         listed: bool,
         zombies: int,
+        held: int,
         running: int,
         traits: NodeTraits,
         quarantine: Quarantine | None = None,
@@ -66,6 +77,8 @@ class NodeReport:
         message = "waiting for the list of Bindings" if not listed else f"{zombies} tasks must stop first"
         if reconciled:
             message = overcommitted
+        if held:
+            message = f"{held} tasks have no Binding in the region; they keep running until it returns or is confirmed"
         block = NodeExecution(
             epoch=lease.epoch,
             reconciled=reconciled,
@@ -73,20 +86,24 @@ class NodeReport:
             agent_version=__version__,
             message=message,
             cached_artifacts=traits.cached_artifacts,
+            images=traits.images,
             isolation=traits.isolation,
+            scratch_limit=traits.scratch_limit,
             quarantine=quarantine,
+            system=traits.system,
         )
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._last is None or node.uid != self._node_uid or not _decisions_equal(self._last, block):
+        changed = self._last is None or not _decisions_equal(self._last, block)
+        if changed or node.uid != self._node_uid or traits.unconfirmed != self._sent_unconfirmed:
             self._send(block, traits)
         elif block != self._last:
             busy_s = NODE_REPORT_EVERY_S - (self._clock.monotonic() - self._sent_mono_s)
             wait_s = NODE_REPORT_DEBOUNCE_S if busy_s > 0 else 0.0
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._send, block, traits)
         elif self._registration.node_read_mono_s > self._sent_mono_s + NODE_REPORT_EVERY_S and (
-            node.status.execution != block
+            msgspec.structs.replace(node.status.execution, sequence=0) != block
         ):
             # Reported long before the Node was read, and missing there: an older release dropped unknown fields.
             self._send(block, traits, again=True)
@@ -103,6 +120,7 @@ class NodeReport:
         if node is None or lease.epoch != block.epoch or lease.fenced:
             return
         self._last, self._sent_mono_s, self._node_uid = block, self._clock.monotonic(), node.uid
+        self._sent_unconfirmed = traits.unconfirmed
         conditions: list[Condition] = []
         if traits.isolation:
             enforced = not traits.limitation
@@ -114,6 +132,7 @@ class NodeReport:
                     message=traits.limitation,
                 )
             )
+            conditions.append(_isolation_condition(traits))
         over = block.reconciled and bool(block.message)
         if over or self._sent_overcommitted or find_condition(node.status.conditions, "Overcommitted") is not None:
             self._sent_overcommitted = True
@@ -124,6 +143,16 @@ class NodeReport:
             kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}, conditions=tuple(conditions)
         )
         (self._reports.resend if again else self._reports.put)(report)
+
+
+def _isolation_condition(traits: NodeTraits) -> Condition:
+    if traits.unconfirmed:
+        reason, message = Reason.END_UNCONFIRMED, traits.unconfirmed
+    elif traits.exposure:
+        reason, message = Reason.TASKS_NOT_ISOLATED, traits.exposure
+    else:
+        reason, message = Reason.TASKS_ISOLATED, ""
+    return Condition(type="TasksIsolated", status="False" if message else "True", reason=reason, message=message)
 
 
 def _decisions_equal(a: NodeExecution, b: NodeExecution) -> bool:

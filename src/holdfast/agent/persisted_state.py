@@ -1,5 +1,5 @@
-"""State that survives a restart of the agent: lease epoch, fenced epoch, lease end, and the newest cell incarnation
-seen.
+"""State that survives a restart of the agent: lease epoch, fenced epoch, lease end, the identity and newest
+incarnation of the region's cell, and the time of the agent's start.
 
 A changed epoch or incarnation is durable before it is used. The lease end is on a clock that is valid only for the
 current boot of the node.
@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import structlog
 
 from holdfast.agent.drivers.records import write_atomically
 from holdfast.agent.shim import boot_id
+from holdfast.agent.state_format import AGENT_STATE
+from holdfast.foundation.state_format import open_state
 from holdfast.model.errors import Unavailable
+
+_log = structlog.get_logger()
 
 
 class PersistedState(msgspec.Struct, frozen=True):
@@ -25,11 +30,15 @@ class PersistedState(msgspec.Struct, frozen=True):
     lease_until_mono_s: float = 0.0
     boot: str = ""
     incarnation: int = 0
+    started_s: int = 0
+    """Second of the newest start of the agent. Later than that of every earlier start, whatever the clock says."""
+    identity: str = ""
+    """Identity of the region's cell that gave the lease."""
 
     @property
-    def durable_fields(self) -> tuple[int, int, int]:
+    def durable_fields(self) -> tuple[int, int, int, str, int]:
         """The fields that must be durable before they are acted on."""
-        return self.epoch, self.fenced_epoch, self.incarnation
+        return self.epoch, self.fenced_epoch, self.incarnation, self.identity, self.started_s
 
 
 class StateStore(Protocol):
@@ -37,6 +46,19 @@ class StateStore(Protocol):
 
     def save(self, facts: PersistedState) -> None:
         """On return, a change of `durable_fields` is durable; the lease end may be lost in a power failure."""
+
+
+def record_start(store: StateStore, now_s: float) -> int:
+    """The second of this start, above that of every earlier one. On a full disk it goes unrecorded: the agent must
+    start, and the clock alone orders its reports.
+    """
+    facts = store.load()
+    started_s = max(facts.started_s + 1, int(now_s))
+    try:
+        store.save(msgspec.structs.replace(facts, started_s=started_s))
+    except OSError as error:
+        _log.warning("agent_start_persist_failed", error=str(error))
+    return started_s
 
 
 class FileStateStore(StateStore):
@@ -53,6 +75,11 @@ class FileStateStore(StateStore):
             os.close(self._lock)
             message = f"state directory {state_dir}: in use by another agent; next: stop it, or set another `state_dir`"
             raise Unavailable(message) from error
+        try:
+            open_state(state_dir, AGENT_STATE)
+        except BaseException:
+            os.close(self._lock)
+            raise
         self._last = self._read()
 
     def _read(self) -> PersistedState:

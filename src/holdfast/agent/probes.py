@@ -16,7 +16,8 @@ import msgspec
 
 from holdfast.agent.drivers.contract import PROBE_OUTPUT_BYTES_MAX, Driver
 from holdfast.foundation.ports import Clock
-from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProbe
+from holdfast.model.probe import ExecProbe, HttpProbe, Probe, TcpProbe
+from holdfast.model.template import Probes
 
 
 class ProbeTarget(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 - The lease is measured from when the acknowledged renewal was sent.
 - An epoch is persisted before it is used.
 - After a fence the node registers again only when all its tasks have stopped.
+- A cell of another identity has lost the region's records: it gets no obedience, and gives no lease.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import structlog
 
 from holdfast.agent.config import AgentConfig, merged_node, node_from_config
 from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S, AGENT_RESYNC_S, AGENT_RETRY_FIRST_S
-from holdfast.agent.persisted_state import PersistedState, StateStore
+from holdfast.agent.persisted_state import StateStore
 from holdfast.agent.task_decision import LeaseState
 from holdfast.client.contract import Client
 from holdfast.foundation import metrics
@@ -24,14 +25,14 @@ from holdfast.foundation.ports import Ports
 from holdfast.model import limits
 from holdfast.model.errors import AlreadyExists, Conflict, Fault, StaleToken
 from holdfast.model.node import Node
-from holdfast.model.placement_api import PlacementOutcome, PlacementResult, RenewRequest
+from holdfast.model.placement_api import PlacementOutcome, PlacementResponse, PlacementResult, RenewRequest
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import Create, Update
 
 _log = structlog.get_logger()
 
 NODE_WRITE_ATTEMPTS = 8
-"""How often one registration writes the Node after losing a race for it. Then the next turn tries, after a pause."""
+"""Attempts of one registration to write the Node after lost races. After that, the next turn tries again."""
 
 
 class Registration:
@@ -64,6 +65,8 @@ class Registration:
         )
         self._incarnation = facts.incarnation
         """Newest cell incarnation seen. A lease from an older incarnation is void."""
+        self._identity = facts.identity
+        """Identity of the region's cell; empty before the first response."""
         self.node: Node | None = None
         self.node_read_mono_s = 0.0
         """When `node` was read."""
@@ -131,8 +134,26 @@ class Registration:
                 f"incarnation {self._incarnation}, found {response.incarnation}); next: stop the process that still "
                 "serves the old data"
             )
+        self._check_identity(response)
         self._incarnation = max(self._incarnation, response.incarnation)
         return self._apply_response(response.results[0], sent_mono_s)
+
+    def _check_identity(self, response: PlacementResponse) -> None:
+        """Raises if the response comes from another cell than before: a fence by a cell that lost the region's records
+        proves nothing, so non-exclusive tasks keep running. Exclusive ones end with the lease, which is not renewed."""
+        if response.identity in ("", self._identity):
+            return
+        if self._identity and not response.confirms_deletion:
+            facts = {"expected": self._identity, "found": response.identity}
+            _log.error("other_cell_rejected", node=self._config.name, **facts)
+            raise StaleToken(
+                f"region {self._config.region}: another cell than the one this node has obeyed (expected identity "
+                f"{self._identity}, found {response.identity}); the node keeps its tasks and takes no new ones; next: "
+                f"restore the region from its newest backup, or accept the new cell: holdfast override create "
+                f'ConfirmDeletion --region {self._config.region} --reason "…"',
+                facts={**facts, "reason": Reason.REGION_CELL_REPLACED.value},
+            )
+        self._identity = response.identity
 
     def _apply_response(self, outcome: PlacementResult, sent_mono_s: float) -> bool:
         if outcome.result is not PlacementOutcome.REJECTED:
@@ -169,11 +190,13 @@ class Registration:
 
     def _set(self, lease: LeaseState) -> None:
         """An epoch takes effect only once it is persisted. On a full disk the lease end may go unpersisted."""
-        facts = PersistedState(
+        facts = msgspec.structs.replace(
+            self._memory.load(),
             epoch=lease.epoch,
             fenced_epoch=lease.fenced_epoch,
             lease_until_mono_s=lease.expires_mono_s,
             incarnation=self._incarnation,
+            identity=self._identity,
         )
         lasts = facts.durable_fields != self._memory.load().durable_fields
         try:

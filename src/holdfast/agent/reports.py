@@ -4,6 +4,8 @@
 - A report that the region already has is not sent again.
 - One refused report does not block the others.
 - No report is lost in an outage.
+- Every execution block that is sent has a higher sequence number than all before it, over restarts of the agent. The
+  gate compares it, so a report that was delayed on its way never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import structlog
@@ -26,9 +29,11 @@ from holdfast.model.errors import Conflict, Fault, Final, Unauthorized
 from holdfast.model.meta import Key
 from holdfast.model.writes import SetStatus
 
-# Delay before the agent resends an accepted report. Needed because an earlier, unanswered report may arrive after it
-# and overwrite it.
+# Delay before the agent resends an accepted report. Needed because an earlier, unanswered report may arrive after it,
+# and a cell of an earlier release does not compare sequence numbers.
 REPORT_RESEND_AFTER_S = 5.0
+# Sequence numbers per second since the agent's start. An agent never sends as many, so a later start has higher ones.
+REPORT_SEQUENCES_PER_S = 2**20
 
 ReportKey = tuple[str, Key, str]
 
@@ -38,15 +43,25 @@ _refused = metrics.AGENT_REPORTS.labels(result="refused")
 _delayed = metrics.AGENT_REPORTS.labels(result="delayed")
 
 
+def first_sequence(start_s: int) -> int:
+    """Sequence numbers of an agent process that started at this second, which no other start of this node had."""
+    return start_s * REPORT_SEQUENCES_PER_S
+
+
 class ReportQueue:
-    def __init__(self, client: Client, ports: Ports) -> None:
+    """`started_s` is the second of the agent's start; 0: now."""
+
+    def __init__(self, client: Client, ports: Ports, *, started_s: int = 0) -> None:
         self._client = client
+        self._sequence = first_sequence(started_s or int(ports.clock.now()))
         self._clock = ports.clock
         self._backoff = Backoff(ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
         self._pending: dict[ReportKey, SetStatus] = {}
         self._delayed_reports: dict[ReportKey, SetStatus] = {}
         """Delayed reports. A newer report about the same object replaces them."""
         self._sent: dict[ReportKey, SetStatus] = {}
+        self._numbers: dict[ReportKey, tuple[Any, int]] = {}
+        """Object → the execution block that was sent last, answered or not, and its sequence number."""
         self._unanswered: dict[ReportKey, float] = {}
         """Object → until when an unanswered report may still arrive and overwrite newer ones. Infinite until a later
         report is accepted, then REPORT_RESEND_AFTER_S. Reports sent before that time are sent again."""
@@ -82,6 +97,7 @@ class ReportQueue:
         """The object is gone: drops its reports."""
         self._delayed_reports.pop((kind, key, uid), None)
         self._sent.pop((kind, key, uid), None)
+        self._numbers.pop((kind, key, uid), None)
         self._unanswered.pop((kind, key, uid), None)
 
     async def run(self) -> None:
@@ -123,7 +139,7 @@ class ReportQueue:
         sent_s = self._clock.monotonic()
         try:
             async with asyncio.timeout(AGENT_CALL_TIMEOUT_S):
-                await self._client.commit(batch, brief=True)
+                await self._client.commit([self._numbered(write) for write in batch], brief=True)
         except Unauthorized as refusal:
             # The agent's credential was rejected, not the report: it is kept until the agent has joined again.
             return self._delay(batch, refusal)
@@ -144,6 +160,19 @@ class ReportQueue:
                 self._unanswered.pop(address, None)
                 self._sent[address] = _merge(self._sent.get(address), write)
         return True
+
+    def _numbered(self, write: SetStatus) -> SetStatus:
+        """The report with its sequence number: the next one, unless it repeats the report that was sent last."""
+        block = write.blocks.get("execution")
+        if block is None:
+            return write
+        address = (write.kind, write.key, write.uid)
+        last, number = self._numbers.get(address, (None, 0))
+        if block != last:  # else it is the newest report already, and the region need not store it again
+            number = self._sequence = self._sequence + 1
+            self._numbers[address] = (block, number)
+        numbered = msgspec.structs.replace(block, sequence=number)
+        return msgspec.structs.replace(write, blocks={**write.blocks, "execution": numbered})
 
     def _resend_later(self, address: ReportKey, write: SetStatus) -> None:
         """Schedules a second send of an accepted report. An earlier report got no response; if it arrives late, it

@@ -7,9 +7,9 @@ It survives the agent, so neither the task nor its log nor its exit record depen
 - When `exit` is written, nothing of the task runs.
 
 It must start in a few milliseconds (`python -I -S`): the `shim*` modules import only the core standard library.
-Called as `shim.py TASK_DIR RUN`; descriptor 3 is a pipe that tells the agent how the start went. Files below TASK_DIR:
-`lock`, `output.log*`, and in `run-N/`: `launch`, `stop`, `until` (written by the agent), `started`, `exit` (by the
-shim).
+Called as `shim.py TASK_DIR RUN`; descriptor 3 is a pipe that tells the agent how the start went. Files below
+TASK_DIR: `lock`, `output.log*`, and in `run-N/`: `launch`, `stop`, `until` (written by the agent), `started`, `exit`
+(by the shim). `shim.py beside` and `shim.py sweep` are short calls of the agent (`shim_calls`).
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ def read_record(path: str) -> ShimRecord | None:
 if __name__ == "__main__":
     # An isolated interpreter does not have the package on its path.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from holdfast.agent.shim_run import main
+    if os.path.isabs(sys.argv[1]):
+        from holdfast.agent.shim_run import main
 
-    sys.exit(main())
+        sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    from holdfast.agent import shim_calls
+
+    sys.exit(shim_calls.main(sys.argv[1:]))

@@ -23,9 +23,10 @@ NO_DEADLINE = float("inf")
 LEASE_BYTES = 64
 # Pause between two rounds of killing the processes of a task.
 KILL_EVERY_S = 0.01
-# Rounds of killing, one minute in all. Then the guard gives up; only processes that the kernel cannot kill are left.
+# Rounds of killing, one minute in all. After that, only processes that the kernel cannot kill are left, and the guard
+# gives up.
 KILL_ROUNDS_MAX = 6000
-# Attempts to read the lease file while it is being written. Then the lease counts as expired.
+# Attempts to read the lease file while it is being written. After that, the lease counts as expired.
 LEASE_READ_ATTEMPTS = 8
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -103,45 +104,103 @@ class BoottimeTimer:
             pass
 
 
-def pids_in(groups: list[str]) -> list[int]:
-    """The processes in the control groups. All of them belong to the task."""
-    found: dict[int, None] = {}
-    for group in groups:
-        try:
-            with open(f"{group}/cgroup.procs", encoding="ascii") as f:
-                found.update(dict.fromkeys(int(line) for line in f))
-        except (OSError, ValueError):
-            continue
-    return list(found)
+class TaskProcesses:
+    """How the processes of one task are told from all others.
 
+    A control group and a uid of the task's own are certain: a task can leave neither. The mark in the environment is
+    not, because a process may clear its environment.
+    """
 
-def pids_marked(mark: bytes) -> list[int]:
-    """The processes whose environment carries the mark: identifies the task where there are no control groups."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    def __init__(self, groups: list[str], uid: int, mark: bytes) -> None:
+        self.groups, self.uid, self.mark = groups, uid, mark
+
+    @property
+    def is_certain(self) -> bool:
+        return bool(self.groups) or self.uid > 0
+
+    def find(self) -> list[int]:
+        """The running processes of the task, without the caller. Zombies hold nothing and are left out."""
+        found: dict[int, None] = {}
+        for group in self.groups:
+            try:
+                with open(f"{group}/cgroup.procs", encoding="ascii") as f:
+                    found.update(dict.fromkeys(int(line) for line in f))
+            except (OSError, ValueError):
+                continue
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) not in found and self._is_member(entry):
+                found[int(entry)] = None
+        return [pid for pid in found if pid != os.getpid() and not is_zombie(pid)]
+
+    def _is_member(self, entry: str) -> bool:
         try:
+            if self.uid:
+                return str(self.uid).encode() in read_uids(entry)
             with open(f"/proc/{entry}/environ", "rb") as f:
-                if mark in f.read().split(b"\0"):
-                    found.append(int(entry))
+                return self.mark in f.read().split(b"\0")
         except OSError:
-            continue
-    return found
+            return False
+
+    def kill(self) -> int:
+        """Sends SIGKILL once to every process of the task. Returns how many there were."""
+        if self.uid:
+            kill_user(self.uid)
+        pids = self.find()
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        return len(pids)
 
 
-def kill_all(groups: list[str], mark: bytes) -> bool:
-    """Sends SIGKILL once to every process of the task. Returns False if there was none."""
-    pids = [pid for pid in (*pids_in(groups), *pids_marked(mark)) if pid != os.getpid()]
-    for pid in pids:
+def has_processes(group: str) -> bool:
+    try:
+        with open(f"{group}/cgroup.procs", "rb") as f:
+            return bool(f.read(1))
+    except OSError:
+        return False
+
+
+def read_uids(entry: str) -> list[bytes]:
+    """Real, effective, saved and file system uid of a process."""
+    with open(f"/proc/{entry}/status", "rb") as f:
+        for line in f:
+            if line.startswith(b"Uid:"):
+                return line.split()[1:]
+    return []
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            return f.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (OSError, IndexError):
+        return True
+
+
+def kill_user(uid: int) -> bool:
+    """Kills every process of a task's own uid in one system call, which a concurrent fork cannot escape. Returns False
+    if there was none. The call is made by a child that has become this user: root would kill every process there is.
+    """
+    pid = os.fork()
+    if pid == 0:
+        code = 1
         try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            continue
-    return bool(pids)
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            if uid > 0 and os.getresuid() == (uid, uid, uid):
+                os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return status != 0
 
 
-def start_guard(deadline: Deadline, *, force_s: float, groups: list[str], mark: bytes) -> tuple[int, int]:
+def start_guard(deadline: Deadline, *, force_s: float, processes: TaskProcesses) -> tuple[int, int]:
     """Forks the guard. Returns its pid and a descriptor that stays open while the shim lives; `d` on it dismisses
     the guard.
     """
@@ -158,13 +217,13 @@ def start_guard(deadline: Deadline, *, force_s: float, groups: list[str], mark: 
         libc.prctl(36, 0, 0, 0, 0)
         os.dup2(read, 0)
         os.closerange(3, 4096)
-        _guard(deadline, force_s, groups, mark)
+        _guard(deadline, force_s, processes)
     finally:
         os._exit(0)
     raise AssertionError("unreachable: the guard exits above")
 
 
-def _guard(deadline: Deadline, force_s: float, groups: list[str], mark: bytes) -> None:
+def _guard(deadline: Deadline, force_s: float, processes: TaskProcesses) -> None:
     timer = BoottimeTimer()
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -176,19 +235,19 @@ def _guard(deadline: Deadline, force_s: float, groups: list[str], mark: bytes) -
             if fd == 0:
                 if os.read(0, 1) == b"d":
                     return
-                _kill_until_gone(groups, mark)  # the shim died without dismissing the guard
+                _kill_until_gone(processes)  # the shim died without dismissing the guard
                 return
             timer.clear()
             end_s, _ = deadline.read()
             if boottime() >= end_s - force_s:
-                _kill_until_gone(groups, mark)
+                _kill_until_gone(processes)
                 end_s = NO_DEADLINE
             timer.set(end_s - force_s)
 
 
-def _kill_until_gone(groups: list[str], mark: bytes) -> None:
+def _kill_until_gone(processes: TaskProcesses) -> None:
     """Kills until nothing is left: a concurrent fork may escape one round, but not the next."""
     for _ in range(KILL_ROUNDS_MAX):
-        if not kill_all(groups, mark):
+        if not processes.kill():
             return
         time.sleep(KILL_EVERY_S)

@@ -2,133 +2,58 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import resource
 import select
 import signal
-import sys
 import time
 
 from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
-from holdfast.agent.shim_guard import NO_DEADLINE, BoottimeTimer, Deadline, boottime, kill_all, libc, start_guard
+from holdfast.agent.shim_guard import (
+    NO_DEADLINE,
+    BoottimeTimer,
+    Deadline,
+    boottime,
+    has_processes,
+    kill_user,
+    libc,
+    start_guard,
+)
+from holdfast.agent.shim_launch import Launch
+from holdfast.agent.shim_mounts import VolumeMeasurement, stage_volumes
 from holdfast.agent.shim_output import LogWriter
+from holdfast.agent.shim_programs import (
+    ProgramsFile,
+    RunProgram,
+    exit_of,
+    fork_program,
+    open_gate,
+    start_failure_reason,
+)
+from holdfast.agent.shim_sequence import DONE, Sequence
 
 STATUS_FD = 3
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 READ_BYTES = 65536
 # Time without output after which an unfinished line is written to the log.
 IDLE_FLUSH_MS = 1000
-# Time to kill and reap the processes that the task left behind. Then the shim records the exit.
+# Time to kill and reap the processes that the task left behind. After that, the shim records the exit.
 ORPHAN_SWEEP_S = 5.0
 # Reads per stream before the shim looks at its other events, so that a flood of output does not delay a stop.
 READS_PER_POLL = 16
 EXIT_RECORD_BYTES = 2048
-# Attempts to take the lock of the task, two seconds in all. Then the shim exits: an earlier run still holds the lock.
+STARTED_RECORD_BYTES = 512
+# Attempts to take the lock of the task, two seconds in all. After that, the shim exits: an earlier run holds the lock.
 LOCK_ATTEMPTS = 200
 LOCK_PAUSE_S = 0.01
-RESET_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
-
-
-class Launch:
-    """The `launch` file: NUL-separated strings, because neither commands nor environments can contain NUL.
-
-    First `key=value` settings up to an empty string, then the length of the command, the command, and the environment.
-    """
-
-    def __init__(self, path: str) -> None:
-        with open(path, "rb") as f:
-            parts = f.read().split(b"\0")
-        end = parts.index(b"")
-        self.groups: list[str] = []
-        settings: dict[str, str] = {}
-        for part in parts[:end]:
-            key, _, value = os.fsdecode(part).partition("=")
-            if key == "group":
-                self.groups.append(value)
-            settings[key] = value
-        self.cwd, self.user, self.mark = settings["cwd"], settings["user"], settings["mark"].encode()
-        self.log_bytes, self.log_files = int(settings["log_bytes"]), int(settings["log_files"])
-        self.lease, self.epoch = settings.get("lease", ""), int(settings.get("epoch", "0"))
-        self.lead_s, self.force_s = float(settings.get("lead", "0")), float(settings.get("force", "0"))
-        self.uid, self.checkpoint = int(settings.get("uid", "0")), int(settings.get("checkpoint", "0"))
-        self.processes_max, self.memory_bytes = int(settings.get("processes", "0")), int(settings.get("memory", "0"))
-        count = int(parts[end + 1])
-        self.argv = parts[end + 2 : end + 2 + count]
-        pairs = (part.partition(b"=") for part in parts[end + 2 + count :])
-        self.env = {key: value for key, _, value in pairs}
-
-
-def child_main(launch: Launch, gate: int, streams: tuple[int, int], failed: int) -> None:
-    """Becomes the task. It leads its own session, so that a signal to its process group reaches all of it."""
-    stage = "start"
-    try:
-        os.setsid()
-        for number in RESET_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        os.dup2(streams[0], 1)
-        os.dup2(streams[1], 2)
-        if os.read(gate, 1) != b"g":
-            os._exit(127)
-        for group in launch.groups:
-            stage = f"enter the control group {group}"
-            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as f:
-                f.write("0")
-        stage = "set its limits"
-        set_rlimits(launch)
-        if launch.user or launch.uid:
-            stage = f"become user {launch.user or launch.uid}"
-            switch_user(launch.user, launch.uid)
-        stage = f"enter the working directory {launch.cwd}"
-        os.chdir(launch.cwd)
-        stage = "execute"
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setuid, which would clear it
-        os.execvpe(launch.argv[0], launch.argv, launch.env)
-    except (OSError, KeyError, ValueError) as error:
-        code = getattr(error, "errno", 0) or 0
-        why = getattr(error, "strerror", None) or str(error)
-        os.write(failed, f"{code} cannot {stage}: {why}".encode(errors="replace")[:4000])
-    finally:
-        os._exit(127)
-
-
-def set_rlimits(launch: Launch) -> None:
-    """Resource limits, used where there are no control groups. Core files are disabled because they fill disks."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if launch.memory_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (launch.memory_bytes, launch.memory_bytes))
-    if launch.processes_max:
-        resource.setrlimit(resource.RLIMIT_NPROC, (launch.processes_max, launch.processes_max))
-
-
-def switch_user(user: str, uid: int) -> None:
-    if not user:
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
-        return
-    import pwd
-
-    entry = pwd.getpwnam(user)
-    if os.geteuid() == entry.pw_uid:
-        return
-    os.initgroups(entry.pw_name, entry.pw_gid)
-    os.setgid(entry.pw_gid)
-    os.setuid(entry.pw_uid)
+# Shortest wait for a step that is overdue, so that a process that the kernel cannot kill costs no CPU.
+OVERDUE_WAIT_MS = 10
 
 
 class Shim:
     def __init__(self, run: int) -> None:
         self.run = run
         self.dir = f"run-{run}"
-        self.child = 0
-        self.status: int | None = None
-        self.kill_at: float | None = None
-        self.terminate_at: float | None = None
-        """When SIGTERM follows the checkpoint signal, if the task is still running."""
-        self.killed = False
         self.stop_grace_s = 0.0
         self.deadline_reason = ""
         self.guard = 0
@@ -149,44 +74,68 @@ class Shim:
             self._record_exit(None, "", "NeverStarted", f"the deadline passed before the task could start ({reason})")
             return "too late"
         self._ensure_guard()
-        self.output = LogWriter("output.log", launch.log_bytes, launch.log_files)
-        return self._start(launch)
+        try:
+            stage_volumes(launch)
+        except OSError as error:
+            self._cleanup()
+            self._record_exit(127, "", "VolumeUnavailable", f"cannot mount its volumes: {error.strerror or error}")
+            return "failed"
+        self.measurement = VolumeMeasurement(launch)
+        self.streams: dict[int, tuple[LogWriter, int]] = {}
+        self.poll = select.poll()
+        several = bool(launch.around or launch.hooks)
+        self.sequence = Sequence(launch, self._start, ProgramsFile(f"{self.dir}/programs") if several else None)
+        first = self.sequence.first
+        failure = self.sequence.begin()
+        if failure:
+            number, _, message = failure.partition(" ")
+            command = os.fsdecode(first.launch.argv[0])
+            if first is not self.sequence.main:
+                command = f"{first.launch.kind} {first.name}: {command}"
+            self._cleanup()
+            self._record_exit(127, "", start_failure_reason(int(number), message), f"{command}: {message}")
+            return "failed"
+        return ""
 
-    def _start(self, launch: Launch) -> str:
-        gate_r, gate_w = os.pipe()
-        failed_r, failed_w = os.pipe()
-        (out_r, out_w), (err_r, err_w) = os.pipe(), os.pipe()
-        self.child = os.fork()
-        if self.child == 0:
-            os.close(gate_w)
-            child_main(launch, gate_r, (out_w, err_w), failed_w)
-        for fd in (gate_r, failed_w, out_w, err_w):
-            os.close(fd)
-        self.streams = {out_r: 0, err_r: 1}
-        self.started_at = time.time()
+    @property
+    def child(self) -> int:
+        """The process of the first program, which the agent is told."""
+        return self.sequence.first.pid
+
+    def _start(self, program: RunProgram) -> str:
+        """Starts a program of the run. Returns why it could not execute; empty on success."""
+        if program.output is None:
+            name = "output.log" if program is self.sequence.main else f"program-{program.name}.log"
+            program.output = LogWriter(name, self.launch.log_bytes, self.launch.log_files)
+        program.pid, gate, failed, *streams = fork_program(self.launch, program.launch)
+        program.last_pid = program.pid
+        for index, fd in enumerate(streams):
+            self.streams[fd] = (program.output, index)
+            os.set_blocking(fd, False)
+            self.poll.register(fd, select.POLLIN)
+        if program is self.sequence.main or (program is self.sequence.first and not program.restarts):
+            self._record_start(program)
+        failure = open_gate(gate, failed)
+        if failure:
+            _, program.status = os.waitpid(program.pid, 0)
+            program.pid = 0
+        return failure
+
+    def _record_start(self, program: RunProgram) -> None:
+        """The run has started with its first program. When the main task starts, the record names its process."""
+        if program is self.sequence.first:
+            self.started_at = program.started_at
         record = {
             "run": str(self.run),
-            "pid": str(self.child),
-            "ticks": str(start_ticks(self.child)),
+            "pid": str(program.pid),
+            "ticks": str(start_ticks(program.pid)),
             "shim": str(os.getpid()),
             "boot": boot_id(),
             "at": repr(self.started_at),
         }
         write_record(f"{self.dir}/started", record)
-        os.write(gate_w, b"g")
-        os.close(gate_w)
-        failure = os.read(failed_r, 4096).decode(errors="replace")  # returns when exec closes the pipe or fails
-        os.close(failed_r)
-        if failure:
-            os.waitpid(self.child, 0)
-            number, _, message = failure.partition(" ")
-            absent = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
-            missing = message.startswith("cannot execute") and int(number) in absent
-            command = os.fsdecode(launch.argv[0])
-            self._cleanup()
-            self._record_exit(127, "", "CommandNotFound" if missing else "StartError", f"{command}: {message}")
-            return "failed"
-        return ""
+        if program is not self.sequence.main:
+            reserve_record(f"{self.dir}/started", STARTED_RECORD_BYTES)
 
     def _ensure_guard(self) -> None:
         """Starts the guard, again if it died: a task with a lease or a deadline always has one."""
@@ -195,23 +144,21 @@ class Shim:
         if self.guard_fd >= 0:
             os.close(self.guard_fd)
         self.guard, self.guard_fd = start_guard(
-            self.deadline, force_s=self.launch.force_s / 2, groups=self.launch.groups, mark=self.launch.mark
+            self.deadline, force_s=self.launch.force_s / 2, processes=self.launch.task_processes
         )
 
     def serve(self, wake: int) -> None:
-        """Runs until the task has ended and nothing of it is left."""
-        poll = select.poll()
+        """Runs until every program has ended and nothing of the run is left."""
+        poll, sequence = self.poll, self.sequence
         poll.register(wake, select.POLLIN)
         timer = BoottimeTimer()
         poll.register(timer.fd, select.POLLIN)
         timer.set(self.deadline.read()[0] - self.launch.lead_s)
-        for fd in self.streams:
-            os.set_blocking(fd, False)
-            poll.register(fd, select.POLLIN)
-        while self.status is None:
+        sequence.advance()
+        while sequence.stage != DONE:
             events = poll.poll(self._poll_timeout_ms())
             if not events:
-                self.output.flush()
+                self._flush()
             for fd, _ in events:
                 if fd == wake:
                     self._on_wakeup(wake)
@@ -219,27 +166,32 @@ class Shim:
                     timer.clear()
                     timer.set(self._check_deadline())
                 elif not self._drain(fd, READS_PER_POLL):
-                    poll.unregister(fd)
-                    os.close(fd)
-                    del self.streams[fd]
-            if self.terminate_at is not None and boottime() >= self.terminate_at:
-                self.terminate_at = None
-                self._signal_group(signal.SIGTERM)
-            if self.kill_at is not None and boottime() >= self.kill_at and not self.killed:
-                self.killed = True
-                self._kill_everything()
+                    self._close_stream(fd)
+            sequence.advance()
+            self.measurement.advance()
         self._sweep()
         for fd in list(self.streams):
             self._drain(fd, READS_PER_POLL)
-        self.output.flush()
+        self._flush()
         self._record_end()
 
+    def _flush(self) -> None:
+        for program in self.sequence.programs:
+            if program.output is not None:
+                program.output.flush()
+
+    def _close_stream(self, fd: int) -> None:
+        self.poll.unregister(fd)
+        os.close(fd)
+        del self.streams[fd]
+
     def _poll_timeout_ms(self) -> int:
-        timeout_ms = IDLE_FLUSH_MS if any(self.output.pending) else -1
-        if self.kill_at is not None and not self.killed:
-            next_at = self.kill_at if self.terminate_at is None else min(self.kill_at, self.terminate_at)
-            left_ms = max(0, int((next_at - boottime()) * 1000) + 1)
-            timeout_ms = left_ms if timeout_ms < 0 else min(timeout_ms, left_ms)
+        pending = any(any(p.output.pending) for p in self.sequence.programs if p.output is not None)
+        timeout_ms = IDLE_FLUSH_MS if pending else -1
+        for at in (self.sequence.next_at(), self.measurement.next_at()):
+            if at is not None:
+                left_ms = max(OVERDUE_WAIT_MS, int((at - boottime()) * 1000) + 1)
+                timeout_ms = left_ms if timeout_ms < 0 else min(timeout_ms, left_ms)
         return timeout_ms
 
     def _check_deadline(self) -> float:
@@ -252,27 +204,20 @@ class Shim:
         return NO_DEADLINE
 
     def _stop_by(self, kill_at: float) -> None:
-        """The first call sends SIGTERM if there is time for it; later calls can only move the kill time earlier."""
-        if self.kill_at is None:
-            self.kill_at, self.stop_grace_s = kill_at, kill_at - boottime()
-            if self.stop_grace_s > 0 and self.launch.checkpoint:
-                self.terminate_at = kill_at - self.stop_grace_s / 2
-                self._signal_group(self.launch.checkpoint)
-            elif self.stop_grace_s > 0:
-                self._signal_group(signal.SIGTERM)
-        elif kill_at < self.kill_at:
-            self.kill_at, self.stop_grace_s = kill_at, max(0.0, kill_at - boottime())
-            if self.terminate_at is not None:
-                self.terminate_at = min(self.terminate_at, kill_at - self.stop_grace_s / 2)
+        """The first call begins to stop, if there is time for it; later calls can only move the kill time earlier."""
+        before = self.sequence.kill_at
+        if before is None or kill_at < before:
+            self.stop_grace_s = max(0.0, kill_at - boottime())
+        self.sequence.stop_by(kill_at)
 
     def _on_wakeup(self, wake: int) -> None:
         os.read(wake, 4096)
         self._reap()
         request = read_record(f"{self.dir}/stop")
-        if request is None or self.status is not None:
+        if request is None or self.sequence.stage == DONE:
             return
         grace_s = float(request.get("grace", "0"))
-        first = self.kill_at is None
+        first = self.sequence.kill_at is None
         self._stop_by(boottime() + grace_s)
         if first:
             self.stop_grace_s = grace_s
@@ -286,37 +231,43 @@ class Shim:
                 return True
             if not data:
                 return False
-            self.output.feed(self.streams[fd], data)
+            writer, stream = self.streams[fd]
+            writer.feed(stream, data)
         return True
 
     def _reap(self) -> None:
-        """Orphans of the task are reparented to the shim (subreaper) and reaped here."""
+        """Orphans of the task are reparented to the shim (subreaper) and reaped here.
+
+        A program is reaped after its process group was killed: until then its pid denotes that group.
+        """
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
-            if pid == self.child:
-                self.status = status
-            elif pid == self.guard:
+            pid = ended.si_pid
+            if self.sequence.owns(pid):
+                try:  # noqa: SIM105 - the shim imports as little as it can
+                    os.killpg(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+            _, status = os.waitpid(pid, 0)
+            if pid == self.guard:
                 self._ensure_guard()
-
-    def _signal_group(self, number: int) -> None:
-        try:
-            os.killpg(self.child, number)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            os.kill(self.child, number)
+            elif self.measurement.ended(pid, status):
+                self.sequence.failure = ("VolumeFull", self.measurement.finding)
+                self._stop_by(boottime() + self.launch.grace_s)
+            else:
+                self.sequence.ended(pid, status)
 
     def _children(self) -> list[int]:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as f:
             return [pid for pid in map(int, f.read().split()) if pid != self.guard]
 
     def _kill_everything(self) -> None:
-        self._signal_group(signal.SIGKILL)
+        self.sequence.signal_all(signal.SIGKILL)
         for pid in self._children():
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -325,34 +276,55 @@ class Shim:
 
     def _sweep(self) -> None:
         """Kills processes that the task left behind, in other sessions too. Killing a parent reparents its children
-        to the shim.
+        to the shim. Commands beside the task are not its descendants, but in its control groups and under its uid.
+
+        Exclusive work is never given up: its exit is recorded only when nothing of it is left.
         """
-        give_up = time.monotonic() + ORPHAN_SWEEP_S
-        while self._children() and time.monotonic() < give_up:
+        give_up = NO_DEADLINE if self.launch.lease else time.monotonic() + ORPHAN_SWEEP_S
+        while (self._children() or self._kill_beside()) and time.monotonic() < give_up:
             self._kill_everything()
-            if self.launch.groups:
-                kill_all(self.launch.groups, self.launch.mark)
             self._reap()
             time.sleep(0.002)
 
+    def _kill_beside(self) -> bool:
+        """Kills what is not below the shim. Returns whether there was something."""
+        processes = self.launch.task_processes
+        if processes.groups:
+            return any(has_processes(group) for group in processes.groups) and processes.kill() > 0
+        return processes.uid > 0 and kill_user(processes.uid) and bool(processes.find())
+
     def _record_end(self) -> None:
-        status = self.status or 0
-        killed_by = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
-        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-        how = f"was killed by {killed_by}" if killed_by else f"exited with code {code}"
-        if self.killed and killed_by == "SIGKILL":
+        sequence = self.sequence
+        last = (
+            sequence.main
+            if sequence.main.status is not None
+            else next((one for one in reversed(sequence.init) if one.status is not None), sequence.main)
+        )
+        code, killed_by = exit_of(last.status) if last.status is not None else (None, "")
+        pid, how = last.last_pid, "did not run"
+        if last.status is not None:
+            how = f"was killed by {killed_by}" if killed_by else f"exited with code {code}"
+        if sequence.main_killed and killed_by == "SIGKILL":
             how = f"did not end within the grace period of {self.stop_grace_s:.3g} s and was killed"
             if self.stop_grace_s <= 0:
                 how = "was killed at once, as requested"
-        reason = "StoppedOnRequest" if self.kill_at is not None else "Killed" if killed_by else "Exited"
-        if self.deadline_reason:
-            reason, how = self.deadline_reason, f"{how}, because its deadline was reached"
-        elif self.kill_at is None and code != 0:
-            reason, how = self._refine_reason(reason, how)
-        if self.output.lost_bytes:
-            how += f"; {self.output.lost_bytes} bytes of its output were lost ({self.output.loss_reason})"
+        stopped = not sequence.ended_by_itself
+        reason = "StoppedOnRequest" if stopped else "Killed" if killed_by else "Exited"
+        who = f"process {pid}" if last is sequence.main else f"{last.launch.kind} task {last.name}, process {pid},"
+        message = f"{who} {how}"
+        if sequence.failure[0] and not self.deadline_reason:
+            reason, message = sequence.failure
+            code = code or 1  # the run has failed, whatever its last program said
+        elif self.deadline_reason:
+            reason, message = self.deadline_reason, f"{message}, because its deadline was reached"
+        elif not stopped and code != 0:
+            reason, message = self._refine_reason(reason, message)
+        lost = [p.output for p in sequence.programs if p.output is not None and p.output.lost_bytes]
+        if lost:
+            bytes_lost = sum(writer.lost_bytes for writer in lost)
+            message += f"; {bytes_lost} bytes of its output were lost ({lost[0].loss_reason})"
         self._cleanup()
-        self._record_exit(code, killed_by, reason, f"process {self.child} {how}")
+        self._record_exit(code, killed_by, reason, message)
 
     def _refine_reason(self, reason: str, how: str) -> tuple[str, str]:
         """Refines the reason of a failure with the event counters of the control groups."""
@@ -445,15 +417,26 @@ def take_lock(run_dir: str) -> bool:
     return False
 
 
-def main() -> int:
+def close_inherited() -> None:
+    """Closes what the agent's own parent left open: a task must not get a descriptor of anybody else."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > STATUS_FD:
+            try:  # noqa: SIM105 - the shim imports as little as it can
+                os.close(int(name))
+            except OSError:
+                pass
+
+
+def main(task_dir: str, run: int) -> int:
+    close_inherited()
     os.set_inheritable(STATUS_FD, False)
-    os.chdir(sys.argv[1])
-    if not take_lock(f"run-{sys.argv[2]}"):
+    os.chdir(task_dir)
+    if not take_lock(f"run-{run}"):
         report_start("already started")
         return 0
     wake = watch_signals()
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    shim = Shim(int(sys.argv[2]))
+    shim = Shim(run)
     try:
         why_not = shim.try_start()
     except OSError as error:

@@ -18,9 +18,11 @@ START_FAILURES_WINDOW_S = 600.0
 START_FAILURES_MIN = 3
 # Distinct workloads among the failed starts. One workload alone proves nothing about the node.
 START_FAILURES_WORKLOADS_MIN = 2
-# Duration of a quarantine. Then the node accepts new work again.
+# Duration of a quarantine. After that, the node accepts new work again.
 QUARANTINE_S = 300.0
 
+# Reasons that blame the node. A failure that a template causes is not among them: otherwise a tenant with two broken
+# workloads closes every node to all tenants.
 NODE_FAILURE_REASONS = frozenset({Reason.START_ERROR, Reason.DISK_FULL})
 
 

@@ -12,13 +12,16 @@ import msgspec
 from holdfast.agent.capacity_detection import GPU_UUID_PREFIX
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import Task
+from holdfast.agent.program_watch import start_progress
 from holdfast.agent.task_decision import Acknowledge, TaskObservation, TaskState, final_phase, restart_backoff_s
 from holdfast.model import times
 from holdfast.model.binding import Binding
+from holdfast.model.image import with_digest
 from holdfast.model.meta import Key
 from holdfast.model.quantity import Amount, Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import ExecutionBlock, ExitStatus, Phase
+from holdfast.model.replica import ExecutionBlock, ExitStatus, Phase, ordinal_in
+from holdfast.model.template import Template
 from holdfast.model.writes import SetStatus
 
 # How long the report "starting" of a first start waits for "running". Most starts are faster, and one write is saved.
@@ -74,6 +77,15 @@ def environment(binding: Binding, config: AgentConfig) -> dict[str, str]:
     env["HOLDFAST_NODE"] = config.name
     env["HOLDFAST_ADDRESS"] = config.address
     env["HOLDFAST_EPOCH"] = str(spec.epoch)
+    env.pop("HOLDFAST_DNS", None)
+    if config.dns:
+        env["HOLDFAST_DNS"] = config.dns
+    if spec.fencing_token:
+        env["HOLDFAST_FENCING_TOKEN"] = spec.fencing_token
+        env["HOLDFAST_ORDINAL"] = ordinal_in(spec.replica)
+    if spec.index is not None:
+        # The second name is that of Kubernetes, so that programs written for its indexed Jobs run unchanged.
+        env["HOLDFAST_INDEX"] = env["JOB_COMPLETION_INDEX"] = str(spec.index)
     env["HOLDFAST_DEVICES"] = ",".join(claim.id for claim in spec.devices)
     if any(device.id.startswith(GPU_UUID_PREFIX) for device in config.devices):
         # On a node with GPUs, a task sees only the GPUs that it was assigned.
@@ -102,7 +114,14 @@ def execution_block(binding: Binding, local: TaskObservation, config: AgentConfi
         last_exit=local.exit,
         reason=reason,
         message=message,
+        image=image_id(binding.spec.template),
+        programs=local.programs,
     )
+
+
+def image_id(template: Template) -> str:
+    """The image with the digest that runs, as `imageID` of a Kubernetes container; empty without an image."""
+    return with_digest(template.image, template.image_digest) if template.image else ""
 
 
 def _phase_and_reason(binding: Binding, local: TaskObservation) -> tuple[Phase, str, str]:
@@ -112,6 +131,11 @@ def _phase_and_reason(binding: Binding, local: TaskObservation) -> tuple[Phase, 
                 return Phase.RUNNING, Reason.BECAME_READY, ""
             reason = Reason.BECAME_UNREADY if local.probe_message else Reason.STARTED
             return Phase.RUNNING, reason, local.probe_message
+        case TaskState.STARTING if local.fetching:
+            pulls = Reason.IMAGE_PULLING if binding.spec.template.image else Reason.FETCHING_ARTIFACTS
+            return Phase.STARTING, pulls, local.fetch_message
+        case TaskState.RUNNING if waits_for := start_progress(local.programs):
+            return Phase.STARTING, Reason.INITIALIZING, waits_for
         case TaskState.RUNNING | TaskState.STARTING:
             return Phase.STARTING, Reason.STARTED, local.probe_message
         case TaskState.STOPPING:

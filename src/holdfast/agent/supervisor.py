@@ -2,7 +2,7 @@
 
 Runs in production with real drivers and in the simulation with simulated ones.
 - One driver call at a time per task, except a stop that became more urgent.
-- No task is stopped for lack of a Binding before the region has listed the Bindings.
+- No running task is stopped because its Binding is missing from a list: the region may have lost its records.
 - Losing the region stops no committed task. No task blocks another.
 """
 
@@ -19,7 +19,7 @@ from holdfast.agent.binding_watch import list_and_watch_bindings
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import DiscoveredTask, Driver, StartFailed, Task, TaskExit
 from holdfast.agent.node_report import NodeReport, NodeTraits
-from holdfast.agent.persisted_state import StateStore
+from holdfast.agent.persisted_state import StateStore, record_start
 from holdfast.agent.probes import Prober
 from holdfast.agent.registration import Registration
 from holdfast.agent.reports import ReportQueue
@@ -43,12 +43,13 @@ from holdfast.agent.task_decision import (
     TaskState,
     assumed_failures,
     decide,
-    decide_before_first_list,
+    decide_without_binding,
+    desired_state,
     failures_after_exit,
     run_until_mono_s,
 )
 from holdfast.agent.task_transitions import ACTIVE_STATES, is_zombie, to_ended, to_running, to_starting, to_stopping
-from holdfast.agent.task_unit import TaskUnit
+from holdfast.agent.task_unit import TaskUnit, needs_fetch, take_over
 from holdfast.client.contract import Client
 from holdfast.foundation import metrics
 from holdfast.foundation.ports import Ports
@@ -92,7 +93,7 @@ class TaskSupervisor:
         self._all_stopped = asyncio.Event()
         self._calls: dict[asyncio.Task[None], None] = {}
         self._shutting_down = False
-        self._reports = ReportQueue(client, ports)
+        self._reports = ReportQueue(client, ports, started_s=record_start(memory, ports.clock.now()))
         self._registration = Registration(
             config, client, memory, ports, changed=self._lease_changed, quiesce=self._wait_all_stopped
         )
@@ -106,6 +107,10 @@ class TaskSupervisor:
 
     # --- start and shutdown ------------------------------------------------------------------------------------
 
+    async def _watch_bindings(self) -> None:
+        node, listed, changed = self._config.name, self._bindings_listed, self._binding_changed
+        await list_and_watch_bindings(self._client, node, self._ports, listed=listed, changed=changed)
+
     async def run(self) -> None:
         for driver in self._drivers.values():
             for found in await driver.inspect():
@@ -113,16 +118,7 @@ class TaskSupervisor:
         loops = [
             asyncio.create_task(self._reports.run(), name="agent:reports"),
             asyncio.create_task(self._registration.run(), name="agent:registration"),
-            asyncio.create_task(
-                list_and_watch_bindings(
-                    self._client,
-                    self._config.name,
-                    self._ports,
-                    listed=self._bindings_listed,
-                    changed=self._binding_changed,
-                ),
-                name="agent:bindings",
-            ),
+            asyncio.create_task(self._watch_bindings(), name="agent:bindings"),
             *(asyncio.create_task(self._watch_exits(d), name=f"agent:exits:{d.name}") for d in self._drivers.values()),
         ]
         try:
@@ -199,7 +195,7 @@ class TaskSupervisor:
         _log.info("task_adopted", task=task.id, run=task.run, pid=found.pid, ended=found.exit is not None)
 
     async def _bindings_listed(self, bindings: tuple[Binding, ...]) -> None:
-        """Applies a complete list: a Binding that is missing from it no longer exists."""
+        """Applies a complete list. A Binding that is missing from it was lost, or its task has ended."""
         first = not self._listed
         listed = {binding.uid: binding for binding in bindings}
         if first:
@@ -207,6 +203,8 @@ class TaskSupervisor:
         self._listed = True
         for unit in list(self._units.values()):
             if unit.uid not in listed:
+                if unit.binding is not None and unit.observation.state is TaskState.RUNNING:
+                    _log.error("binding_missing", task=unit.id, kept=True)
                 unit.binding = None
                 self._act(unit)
         for binding in bindings:
@@ -244,8 +242,9 @@ class TaskSupervisor:
             if deleted:
                 return
             driver = self._drivers.get(binding.spec.template.driver)
-            unit = self._units[binding.uid] = TaskUnit(task_id(binding), binding.uid, driver)
-        unit.binding = None if deleted else binding
+            known = take_over(self._units, binding)
+            unit = self._units[binding.uid] = known or TaskUnit(task_id(binding), binding.uid, driver)
+        unit.binding, unit.deletion_seen = None if deleted else binding, deleted
         self._convert_run_until(unit)
         if unit.observation.state is TaskState.RUNNING and unit.probes is None and not deleted:
             self._begin_probes(unit)
@@ -319,7 +318,9 @@ class TaskSupervisor:
         now, lease = self._now(), self._registration.lease
         zombies = sum(is_zombie(unit.binding, unit.observation, lease, now) for unit in self._units.values())
         running = self.active_count
+        held = sum(unit.is_held for unit in self._units.values()) if self._listed else 0
         metrics.AGENT_TASKS.set(running)
+        metrics.AGENT_HELD_TASKS.set(held)
         if running == 0:
             self._all_stopped.set()
         quarantine = self._start_failures.quarantine(now.mono_s)
@@ -329,6 +330,7 @@ class TaskSupervisor:
         self._node_report.update(
             listed=self._listed,
             zombies=zombies,
+            held=held,
             running=running,
             traits=self._traits(),
             quarantine=quarantine,
@@ -341,11 +343,11 @@ class TaskSupervisor:
         if self._shutting_down:
             return
         now, lease = self._now(), self._registration.lease
-        if self._listed:
+        if self._listed and not unit.is_held:
             verdict = decide(unit.binding, unit.observation, lease, now)
         else:
             exclusive = unit.task is not None and unit.task.exclusive
-            verdict = decide_before_first_list(exclusive, unit.observation, lease, now)
+            verdict = decide_without_binding(exclusive, unit.observation, lease, now)
         unit.schedule_recheck(verdict.recheck_in_s, self._act)
         match verdict.action:
             case StartTask(run=run):
@@ -369,7 +371,7 @@ class TaskSupervisor:
         tenure_mono_s = self._tenure_end(unit)
         until_mono_s = unit.observation.run_until_mono_s if tenure_mono_s is None else tenure_mono_s
         unit.task = task_from_binding(unit.binding, run, self._config, until_mono_s=until_mono_s)
-        unit.observation = to_starting(unit.observation, run)
+        unit.observation = to_starting(unit.observation, run, fetching=needs_fetch(unit.task.template))
         unit.early_exit = None
         self._report(unit)
         self._call(unit, self._do_start(unit))
@@ -382,6 +384,8 @@ class TaskSupervisor:
             if unit.driver is None:
                 missing = f"driver {task.template.driver}: not available on node {self._config.name}"
                 raise StartFailed(Reason.DRIVER_MISSING, missing)
+            if await unit.fetch(task, lambda: self._may_run(unit), self._report):
+                self._report(unit)  # what follows is the start of the task itself
             async with self._starts:
                 started = await unit.driver.start(task)
         except StartFailed as failure:
@@ -408,6 +412,9 @@ class TaskSupervisor:
             return
         self._begin_probes(unit)
         self._act(unit)
+
+    def _may_run(self, unit: TaskUnit) -> bool:
+        return desired_state(unit.binding, self._registration.lease, self._now(), unit.observation.run_until_mono_s).run
 
     def _record_start_failure(self, task: Task, reason: str, message: str) -> None:
         now = self._now()

@@ -3,7 +3,8 @@
 The supervisor executes the action and calls `decide` again.
 - A task starts only with a live lease and a live Binding whose epoch is not fenced.
 - A stop is acknowledged only when nothing of the task runs.
-- A task without a Binding is stopped.
+- A task whose Binding was deleted is stopped. A task whose Binding is only missing keeps running: the region deletes a
+  Binding after the agent has acknowledged the end of its task, so a missing one was lost with the region's records.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from holdfast.model.binding import Binding, DesiredRunState
 from holdfast.model.placement_api import RenewItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus, Phase
+from holdfast.model.task_programs import ProgramStatus
 from holdfast.model.template import RestartPolicy
 from holdfast.model.tenure import needs_tenure
 
@@ -26,8 +28,10 @@ RESTART_BACKOFF_FIRST_S = 1.0
 RESTART_BACKOFF_MAX_S = 300.0
 # Run time after which the failure count of a task starts at one again. The kubelet's default.
 RESTART_BACKOFF_RESET_S = 600.0
-# Restarts with `restartPolicy: OnFailure`. Then the replica has failed. The default backoffLimit of a Kubernetes Job.
+# Restarts with `restartPolicy: OnFailure`. After them, the replica has failed. The default backoffLimit of a Job.
 RESTARTS_ON_FAILURE_MAX = 6
+# Failures assumed while a task waits for a Secret or ConfigMap: it is tried again every 4 s.
+CONFIG_RETRY_FAILURES = 3
 # Time before the end of the lease at which exclusive work receives the request to stop.
 WATCHDOG_LEAD_S = 2.0
 # Time before the end of the lease at which exclusive work is killed.
@@ -63,7 +67,12 @@ class TaskObservation(msgspec.Struct, frozen=True):
     failed_probe: str = ""
     probe_message: str = ""
     run_until_mono_s: float | None = None
-    """`run_until_mono_s` is `runUntil`, converted once when first observed, so wall-clock steps do not move it.
+    fetching: bool = False
+    fetch_message: str = ""
+    programs: tuple[ProgramStatus, ...] = ()
+    """`programs` are the states of a task with init tasks, sidecars or hooks.
+    `fetching`: the start waits for the task's artifacts or image, `fetch_message` says how far they are.
+    `run_until_mono_s` is `runUntil`, converted once when first observed, so wall-clock steps do not move it.
     `ready` is None for an adopted task until its first probe result; until then nothing is reported.
     `failed_probe` is the reason to restart the task, StartupFailed or LivenessFailed; else empty.
     """
@@ -140,6 +149,8 @@ _NO_ACTION = TaskDecision()
 # Failures assumed for an adopted task with `restartPolicy: Always`, so that its next restart does not wait long.
 ADOPTED_FAILURES_MAX = 3
 
+# A missing Secret or ConfigMap is nobody's failure: the task has not run, and starts soon after it appears.
+_WAITS_FOR_CONFIG = (Reason.SECRET_MISSING, Reason.CONFIG_MISSING, Reason.CONFIG_UNREACHABLE)
 # Exits that the task did not cause itself. An agent that crashed during a stop leaves StoppedOnRequest behind.
 _EXTERNAL_EXITS = (Reason.NEVER_STARTED, Reason.STOPPED_ON_REQUEST, Reason.LEASE_EXPIRED, Reason.PROVISIONAL_EXPIRED)
 
@@ -214,12 +225,15 @@ def decide(binding: Binding | None, local: TaskObservation, lease: LeaseState, n
     return _decide_ended(binding, local, lease, now)
 
 
-def decide_before_first_list(exclusive: bool, local: TaskObservation, lease: LeaseState, now: Now) -> TaskDecision:
-    """Decision before the first list of Bindings: discovered tasks keep running, unless the lease forbids it."""
-    if local.state is not TaskState.RUNNING:
+def decide_without_binding(exclusive: bool, local: TaskObservation, lease: LeaseState, now: Now) -> TaskDecision:
+    """Decision before the first list of Bindings, and for a task that the list does not contain: tasks keep running,
+    unless the lease forbids it. A stop in progress becomes more urgent only by a fence."""
+    if local.state not in (TaskState.RUNNING, TaskState.STOPPING):
         return _NO_ACTION
-    if lease.fenced:
+    if lease.fenced and (local.state is TaskState.RUNNING or now.mono_s < local.stop_by_mono_s):
         return TaskDecision(StopTask(0.0, Reason.FENCED))
+    if local.state is TaskState.STOPPING:
+        return _NO_ACTION
     return _decide_leased(lease, now, None) if exclusive else _NO_ACTION
 
 
@@ -281,7 +295,7 @@ def final_phase(binding: Binding, local: TaskObservation) -> Phase | None:
     if local.state is not TaskState.ENDED or local.exit is None or not _ended_by_itself(local):
         return None
     policy = binding.spec.template.restart_policy
-    if policy is RestartPolicy.ALWAYS:
+    if policy is RestartPolicy.ALWAYS or local.exit.reason in _WAITS_FOR_CONFIG:
         return None
     if local.exit.code == 0 and not local.stop_reason:
         return Phase.SUCCEEDED
@@ -300,6 +314,8 @@ def failures_after_exit(local: TaskObservation, exit_: ExitStatus, stop_reason: 
     """Consecutive runs that ended too soon. A long run resets the count; stops by the agent do not count."""
     if exit_.reason == Reason.NEVER_STARTED:
         return local.failures
+    if exit_.reason in _WAITS_FOR_CONFIG:
+        return CONFIG_RETRY_FAILURES
     if exit_.reason == Reason.KILLED and exit_.code is None:
         return max(1, local.failures)  # the shim or the node failed, not the task; still no hot restart loop
     if stop_reason not in ("", Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED) or exit_.reason in _EXTERNAL_EXITS:

@@ -19,11 +19,12 @@ from holdfast.agent.task_decision import (
 from holdfast.model.binding import Binding
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
+from holdfast.model.task_programs import ProgramState
 
 ACTIVE_STATES = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 
 
-def to_starting(local: TaskObservation, run: int) -> TaskObservation:
+def to_starting(local: TaskObservation, run: int, *, fetching: bool = False) -> TaskObservation:
     """A new run starts without the probe results and the stop of the last one; the last exit stays for the report."""
     return msgspec.structs.replace(
         local,
@@ -36,6 +37,9 @@ def to_starting(local: TaskObservation, run: int) -> TaskObservation:
         ready=False,
         ready_since_s=0.0,
         pid=0,
+        fetching=fetching,
+        fetch_message="",
+        programs=(),
     )
 
 
@@ -61,6 +65,10 @@ def to_ended(local: TaskObservation, exit_: ExitStatus, stop_reason: str, now: N
         failures=failures_after_exit(local, exit_, stop_reason, now),
         ready=False,
         pid=0,
+        programs=tuple(
+            msgspec.structs.replace(one, state=ProgramState.ENDED) if one.state is ProgramState.RUNNING else one
+            for one in local.programs
+        ),
     )
 
 

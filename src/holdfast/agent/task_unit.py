@@ -6,24 +6,39 @@ Only the supervisor changes it. Everything that decisions read is in `observatio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import structlog
 
-from holdfast.agent.drivers.contract import Driver, Task
+from holdfast.agent.drivers.contract import Driver, StartFailed, Task, TaskPrograms
+from holdfast.agent.drivers.program_launch import has_programs
 from holdfast.agent.limits import AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.agent.probes import Prober, ProbeTarget, TaskProbes
+from holdfast.agent.program_watch import ProgramWatch
 from holdfast.agent.task_decision import TaskObservation, TaskState
 from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Clock, Ports
 from holdfast.model import times
 from holdfast.model.binding import Binding
+from holdfast.model.config_references import has_references
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, ExitStatus
+from holdfast.model.template import Template, udp_ports
+
+# Interval at which the agent checks whether a task may still run while its artifacts or image are fetched.
+FETCH_RECHECK_S = 1.0
+# Every so many checks the agent reports how far the fetch is. Each report is a write in the region.
+FETCH_REPORT_ROUNDS = 5
 
 _log = structlog.get_logger()
+
+
+def needs_fetch(template: Template) -> bool:
+    """Whether something must be fetched before the task can start."""
+    return bool(template.artifacts or template.image) or has_references(template)
 
 
 class TaskUnit:
@@ -34,9 +49,12 @@ class TaskUnit:
         self.task: Task | None = None
         self.observation = TaskObservation()
         self.acknowledged = False
+        self.deletion_seen = False
+        """Whether the watch delivered the deletion of the Binding."""
         self.early_exit: ExitStatus | None = None
         self.run_until = ""
         self.probes: TaskProbes | None = None
+        self._watch: ProgramWatch | None = None
         self.last_binding: Binding | None = None
         self._binding: Binding | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -50,6 +68,17 @@ class TaskUnit:
         self._binding = binding
         self.last_binding = binding or self.last_binding
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the task runs or is being stopped, and its Binding is missing without having been deleted."""
+        runs = self.observation.state in (TaskState.RUNNING, TaskState.STOPPING)
+        return runs and self._binding is None and not self.deletion_seen
+
+    def is_task_of(self, binding: Binding) -> bool:
+        """Whether the task was started for this claim: the same replica and attempt, whatever the Binding's uid."""
+        task, intent = self.task, binding.spec.intent
+        return task is not None and (task.replica_uid, task.attempt) == (intent.replica_uid, intent.attempt)
+
     def set(self, **changes: Any) -> None:
         self.observation = msgspec.structs.replace(self.observation, **changes)
 
@@ -61,6 +90,32 @@ class TaskUnit:
         if self.observation.state is TaskState.RUNNING:
             ready_since_s = times.parse_time(reported.ready_since) if reported.ready_since else 0.0
             self.set(ready_since_s=ready_since_s, exit=reported.last_exit)
+
+    async def fetch(self, task: Task, may_run: Callable[[], bool], report: Callable[[TaskUnit], None]) -> bool:
+        """Fetches the task's artifacts and image, which may take minutes. Gives up as soon as the task may not run any
+        more. Returns whether it has any."""
+        assert self.driver is not None
+        if not needs_fetch(task.template):
+            return False
+        rounds = 0
+        fetching = asyncio.create_task(self.driver.fetch(task), name=f"agent:fetch:{self.id}")
+        try:
+            while not fetching.done():
+                await asyncio.wait((fetching,), timeout=FETCH_RECHECK_S)
+                rounds += 1
+                if rounds % FETCH_REPORT_ROUNDS == 0 and (progress := self.driver.fetch_progress(task)):
+                    self.set(fetch_message=progress)
+                    report(self)
+                if not may_run():
+                    raise StartFailed(Reason.NEVER_STARTED, "withdrawn while its artifacts or image were fetched")
+        except BaseException:
+            fetching.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StartFailed):
+                await fetching
+            raise
+        fetching.result()
+        self.set(fetching=False)
+        return True
 
     async def stop(self, grace_s: float, ports: Ports) -> ExitStatus:
         """Retries until the driver confirms that nothing runs: a stop is never given up."""
@@ -92,12 +147,39 @@ class TaskUnit:
         if self.probes is not None:
             self.probes.stop()
             self.probes = None
+        if self._watch is not None:
+            self._watch.stop()
+            if (found := self._watch.last()) is not None:
+                self.set(programs=found.programs)
+            self._watch = None
 
     def start_probes(self, address: str, prober: Prober, clock: Clock, changed: Callable[[TaskUnit], None]) -> None:
-        """Starts the probes of a run. A task without probes is ready as soon as it runs."""
+        """Starts the probes of a run, when its main task runs. A task without probes is ready as soon as it runs."""
+        assert self.task is not None
+        if self._watch is not None:
+            return
+        if self.driver is not None and has_programs(self.task):
+
+            def on_change(found: TaskPrograms) -> None:
+                if self.observation.state is TaskState.RUNNING:
+                    self.set(programs=found.programs, pid=found.pid or self.observation.pid)
+                    changed(self)
+
+            def on_main() -> None:
+                self._start_probes(address, prober, clock, changed)
+                changed(self)
+
+            if self.observation.ready is None:
+                self.set(ready=False if not self.observation.ready_since_s else None)
+            self._watch = ProgramWatch(self.id, self.driver, clock, changed=on_change, main_started=on_main)
+            return
+        self._start_probes(address, prober, clock, changed)
+
+    def _start_probes(self, address: str, prober: Prober, clock: Clock, changed: Callable[[TaskUnit], None]) -> None:
         assert self.task is not None
         probes = self.task.template.probes
-        ports = {p.name: self.task.ports[p.name] for p in self.task.template.ports if p.name in self.task.ports}
+        udp, given = udp_ports(self.task.template), self.task.ports
+        ports = {p.name: given[p.name] for p in self.task.template.ports if p.name in given and p.name not in udp}
         target = ProbeTarget(task_id=self.id, address=address, ports=ports, driver=self.task.template.driver)
         if probes.startup is None:
             self.set(startup_passed=True)
@@ -133,3 +215,17 @@ class TaskUnit:
         kept = self.observation.ready is None and self.observation.ready_since_s > 0
         since_s = self.observation.ready_since_s if kept else now_s
         self.set(ready=ready, ready_since_s=since_s if ready else 0.0)
+
+
+def take_over(units: dict[str, TaskUnit], binding: Binding) -> TaskUnit | None:
+    """Removes and returns the unit of a lost Binding that was written again: the same claim, with another uid.
+
+    Without this the agent would acknowledge that the new Binding runs nothing, while the old task runs.
+    """
+    for uid, unit in units.items():
+        if unit.binding is None and unit.is_task_of(binding):
+            del units[uid]
+            unit.uid, unit.acknowledged = binding.uid, False
+            _log.info("task_taken_over", task=unit.id, binding=str(binding.key))
+            return unit
+    return None

@@ -27,6 +27,7 @@ from holdfast.authority.gangs import Gangs
 from holdfast.authority.heartbeats import Heartbeats
 from holdfast.authority.lease_book import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild_ledger
+from holdfast.authority.lost_claims import LostClaims
 from holdfast.authority.release import ReleaseHandler
 from holdfast.authority.reserve import ReserveJob
 from holdfast.authority.slot_admission import RecoverySlotAdmission
@@ -38,10 +39,12 @@ from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.gate.audit import AuditLog
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
-from holdfast.model.election_term import INCARNATION_TERM, Term
+from holdfast.model.cell_identity import IDENTITY_TERM, identity_of_term
+from holdfast.model.election_term import INCARNATION_TERM, RESTORE_COMPLETE, Term, is_restore_in_progress
 from holdfast.model.errors import Expired, Fault, StaleToken, Unavailable
 from holdfast.model.kinds import BY_NAME, Kind
 from holdfast.model.node import Node
+from holdfast.model.override import is_deletion_confirmed
 from holdfast.model.placement_api import (
     BindRequest,
     PlacementResponse,
@@ -59,7 +62,7 @@ from holdfast.store.objects import ObjectChange, Objects
 AUTHORITY_TICK_S = 1.0
 # Interval at which the authority writes quota usage to the GrantCopies.
 USAGE_REPORT_EVERY_S = 1.0
-# Interval at which the authority searches for claims without a replica and releases them.
+# Interval at which the authority searches for claims without a replica, and for replicas without their claim.
 ORPHAN_CHECK_EVERY_S = 10.0
 # Interval at which the authority deletes the oldest Decisions.
 DECISION_PRUNE_EVERY_S = 30.0
@@ -92,6 +95,7 @@ class Authority:
         self._rounds = CommitRounds(self._state, self._commits)
         self._heartbeats = Heartbeats(self._state, self._commits, self._caller)
         self._jobs = BackgroundJobs(self._state, self._rounds, self._commits, self._caller)
+        self._lost = LostClaims(self._state, self._rounds, self._caller)
         self._slots = RecoverySlotAdmission(self._state, self._rounds, self._caller)
         self._gangs = Gangs(self._state, self._rounds, self._commits, self._caller)
         self._batcher = CommitBatcher(self._reserve_batch)
@@ -157,7 +161,13 @@ class Authority:
             raise not_leader_error()
         answers = await self._heartbeats.renew(request.items)
         self._count("renew", answers)
-        return PlacementResponse(tuple(answers), self._objects.head(BINDING), self.incarnation)
+        return PlacementResponse(
+            tuple(answers),
+            self._objects.head(BINDING),
+            self.incarnation,
+            identity=self._identity,
+            confirms_deletion=self._confirms_deletion,
+        )
 
     # Lifecycle
 
@@ -168,6 +178,7 @@ class Authority:
         self._restore_ends_at_s = self._ports.clock.monotonic() + self._state.leases.grace_s
         self._rounds = CommitRounds(self._state, self._commits)
         self._jobs = BackgroundJobs(self._state, self._rounds, self._commits, self._caller)
+        self._lost = LostClaims(self._state, self._rounds, self._caller)
         self._slots = RecoverySlotAdmission(self._state, self._rounds, self._caller)
         self._gangs = Gangs(self._state, self._rounds, self._commits, self._caller)
         self._watch_from = {kind.name: self._objects.head(kind) for kind in (BINDING, RESERVATION, HOLD)}
@@ -209,7 +220,7 @@ class Authority:
         await self._heartbeats.flush()
         await self._heartbeats.fence()
         await self._tidy()
-        await self._jobs.release_orphans()
+        await self._compare_records()
         await self._jobs.report_usage()
         await self._jobs.prune_decisions()
 
@@ -266,15 +277,28 @@ class Authority:
 
     @property
     def incarnation(self) -> int:
-        """The cell's incarnation: 1 plus the number of restores from a backup."""
+        """The cell's incarnation: 1 if it was never restored; each restore has a higher one."""
         term = self._objects.get(_TERM, "", INCARNATION_TERM)
         return term.spec.term if isinstance(term, Term) else 1
+
+    @property
+    def _identity(self) -> str:
+        """The identity of the region's cell; empty if its store was written by an earlier release."""
+        term = self._objects.get(_TERM, "", IDENTITY_TERM)
+        found = identity_of_term(term) if isinstance(term, Term) else None
+        return found.identity if found is not None else ""
+
+    @property
+    def _confirms_deletion(self) -> bool:
+        """Whether an override confirms that work which this cell has no record of is to be stopped."""
+        overrides, now = self._state.overrides(), self._state.now()
+        return is_deletion_confirmed(overrides, region=self.region, tenant="", workload="", now=now)
 
     @property
     def restore_in_progress(self) -> bool:
         """Whether the cell was restored and leases of the previous incarnation may still be held."""
         term = self._objects.get(_TERM, "", INCARNATION_TERM)
-        return isinstance(term, Term) and term.spec.holder == restore_records.RESTORE_IN_PROGRESS
+        return isinstance(term, Term) and is_restore_in_progress(term)
 
     def _check_restored(self) -> None:
         if self.restore_in_progress:
@@ -294,11 +318,9 @@ class Authority:
         completed = msgspec.structs.replace(
             term,
             metadata=records.without_revision(term.metadata),
-            spec=msgspec.structs.replace(term.spec, holder=restore_records.RESTORE_COMPLETE),
+            spec=msgspec.structs.replace(term.spec, holder=RESTORE_COMPLETE),
         )
-        probe = stored(
-            _TERM, term.metadata, lambda responses: responses.spec.holder == restore_records.RESTORE_COMPLETE
-        )
+        probe = stored(_TERM, term.metadata, lambda responses: responses.spec.holder == RESTORE_COMPLETE)
         await self._commits.commit(
             {restore_records.incarnation_key(): term.revision}, [records.put_object(_TERM, completed)], (), probe
         )
@@ -334,12 +356,17 @@ class Authority:
             now_s = clock.monotonic()
             for name, every_s, work in (
                 ("use", USAGE_REPORT_EVERY_S, self._jobs.report_usage),
-                ("orphans", ORPHAN_CHECK_EVERY_S, self._jobs.release_orphans),
+                ("orphans", ORPHAN_CHECK_EVERY_S, self._compare_records),
                 ("prune", DECISION_PRUNE_EVERY_S, self._jobs.prune_decisions),
             ):
                 if now_s - due[name] >= every_s:
                     due[name] = now_s
                     await self._run_job(name, work())
+
+    async def _compare_records(self) -> None:
+        """Compares replicas and claims both ways: claims without a replica, and replicas without their claim."""
+        await self._jobs.release_orphans()
+        await self._lost.repair()
 
     async def _advance_on_release(self) -> None:
         """Promotes and binds waiting claims as soon as a claim is released, not only at the next tick."""

@@ -31,6 +31,7 @@ from holdfast.model.principal import Principal
 from holdfast.model.quantity import Amount, amounts_text
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
+from holdfast.model.template import udp_ports
 from holdfast.model.times import micro_text, parse_time
 from holdfast.store.contract import Put, Remove
 
@@ -69,6 +70,8 @@ class BackgroundJobs:
             return NOTHING
         replica = state.replica(claim.namespace, claim.replica)
         uid_matches = replica is not None and replica.uid == claim.replica_uid
+        if replica is not None and uid_matches and replica.status.placement.binding == claim.name:
+            return NOTHING  # its Binding was lost; the task may run (`lost_claims`)
         if uid_matches and self._can_extend(claim, reservation):
             return self._extended(claim, reservation)
         if replica is not None and uid_matches and replica.status.placement.reservation == claim.name:
@@ -125,6 +128,7 @@ class BackgroundJobs:
             claim.capacity_class,
             template.gpu_models,
             tuple((p.name, p.port) for p in template.ports),
+            udp_ports=udp_ports(template),
         )
         before = state.ledger.drop(claim.key)
         try:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.authority import placement_checks, records
+from holdfast.authority.bind_preconditions import assignment_of
 from holdfast.authority.claims import claim_from_reservation
 from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
-from holdfast.authority.reserve import ReserveJob, RoundState, already_placed, node_refusal
+from holdfast.authority.placement_gates import NO_RELIANCE
+from holdfast.authority.reserve import ReserveJob, RoundState, already_placed, node_refusal, rely_on
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
 from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Refused
+from holdfast.model.fencing_token import fencing_token
 from holdfast.model.node import Node
 from holdfast.model.placement_api import BindItem, PlacementOutcome, PlacementResult, ReserveItem
 from holdfast.model.principal import Principal
@@ -68,7 +71,13 @@ class BindHandler:
         refused = node_refusal(state, self._round_state, replica, node, reservation.spec.node)
         if refused is not None or node is None:
             return rejected(refused or Refused(Reason.NODE_NOT_FOUND), attempt=item.intent.attempt)
-        return self._step(item, replica, node, reservation)
+        reliance = self._round_state.gates.check(replica, node, new_claim=False)
+        if isinstance(reliance, Refused):
+            return rejected(reliance, attempt=item.intent.attempt)
+        step = self._step(item, replica, node, reservation)
+        if reliance is not NO_RELIANCE:
+            rely_on(step, reliance)
+        return step
 
     def _reservation_refusal(self, item: BindItem, reservation: Reservation | None) -> Refused | None:
         if reservation is None or reservation.spec.intent != item.intent:
@@ -127,6 +136,8 @@ class BindHandler:
             created=round_state.created,
             decision=placed.decision,
             policy=reservation.spec.policy_revision,
+            fencing_token=fencing_token(assignment_of(state, replica), replica),
+            gang_min=gang.needed if (gang := round_state.gang(replica)) is not None else 0,
         )
         writes: list[Put | Remove] = [
             records.reservation_change(reservation, ReservationPhase.CONSUMED),

@@ -125,31 +125,64 @@ def victim_refusal(
         if _priority(victim_replica, raised) >= priority:
             return _refused(item, victim, f"its priority {_priority(victim_replica, raised)} is not below {priority}")
         victim_replicas[victim] = victim_replica
-    over_budget = preempted.over_budget_workload(victim_replicas.values(), siblings)
+    rest = gang_rest(state, list(victim_replicas.values()))
+    over_budget = preempted.over_budget_workload((*victim_replicas.values(), *rest), siblings)
     if not over_budget:
-        protected_claim = protected.protected_victim(item.namespace, victim_claims(state, item))
+        claims = [*victim_claims(state, item), *_claims_of(state, rest)]
+        protected_claim = protected.protected_victim(item.namespace, claims)
         return (
             None
             if protected_claim is None
             else _refused(item, _proposed_name(item, victims, protected_claim[0]), protected_claim[1])
         )
-    # Name a victim that the budget blocks: the scheduler excludes the named victim for a while.
-    blocked = next(
-        v for v, victim_replica in victim_replicas.items() if preempted.charged_workload(victim_replica) == over_budget
-    )
+    # Name a victim that the budget blocks, or whose gang it blocks: the scheduler excludes that victim for a while.
+    charged = (v for v, r in victim_replicas.items() if preempted.charged_workload(r) == over_budget)
+    blocked = next(charged, None) or next(v for v, r in victim_replicas.items() if _workload(r) == over_budget)
     return _refused(item, blocked, f"the disruption budget of {over_budget} is used up")
+
+
+def gang_rest(state: AuthorityState, victims: list[Replica]) -> list[Replica]:
+    """The other members of every gang that these victims bring below its minimum. They are evicted too."""
+    found: list[Replica] = []
+    leaving = {victim.key for victim in victims}
+    for victim in {(v.spec.assignment, v.spec.revision): v for v in victims}.values():
+        assignment = assignment_of(state, victim)
+        if assignment is not None and assignment.spec.gang is not None:
+            members = _replicas_of(state, victim)
+            gang = [m for m in members if (m.spec.assignment, m.spec.revision) == _gang_key(victim)]
+            found += preempted.broken_gang(assignment.spec.gang, gang, leaving)
+    return found
+
+
+def _gang_key(replica: Replica) -> tuple[str, str]:
+    return replica.spec.assignment, replica.spec.revision
+
+
+def _workload(replica: Replica) -> str:
+    return f"{replica.metadata.namespace}/{replica.spec.workload}"
+
+
+def _claims_of(state: AuthorityState, replicas: list[Replica]) -> list[Claim]:
+    keys = (f"{r.metadata.namespace}/{r.status.placement.binding}" for r in replicas)
+    return [state.ledger.claims[key] for key in keys if key in state.ledger.claims]
 
 
 def sibling_counts(state: AuthorityState, replica: Replica) -> preempted.SiblingCounts:
     """Sibling counts of the replica's workload. Reads all its replicas, so callers cache the result per round."""
+    return preempted.count_siblings(_replicas_of(state, replica))
+
+
+def _replicas_of(state: AuthorityState, replica: Replica) -> list[Replica]:
+    """All replicas of the replica's workload."""
     namespace = replica.metadata.namespace
     found = state.objects.list(REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
-    return preempted.count_siblings(cast("list[Replica]", found))
+    return cast("list[Replica]", found)
 
 
 def _proposed_name(item: ReserveItem, victims: tuple[str, ...], claim: Claim) -> str:
-    """The victim's name as the proposer spelled it, so that the proposer can exclude it."""
-    return next(victim for victim in victims if victim_key(item.namespace, victim) == claim.key)
+    """The victim's name as the proposer spelled it, so that the proposer can exclude it. For a member that leaves with
+    its gang: the first victim."""
+    return next((victim for victim in victims if victim_key(item.namespace, victim) == claim.key), victims[0])
 
 
 def _priority(replica: Replica, raised: dict[tuple[str, str], int]) -> int:

@@ -12,10 +12,13 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.model.assignment import Purpose
-from holdfast.model.binding import Binding, CapacityClass, DeviceClaim, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, CapacityClass, DesiredRunState, DeviceClaim, Reservation, ReservationPhase
+from holdfast.model.placement_eligibility import Labels
+from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Phase, Replica
+from holdfast.model.template import port_keys, udp_ports
 from holdfast.model.tenure import needs_tenure
 
 ENDED_PHASES = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
@@ -36,6 +39,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     capacity_class: CapacityClass
     devices: tuple[DeviceClaim, ...] = ()
     ports: dict[str, int] = {}
+    udp_ports: tuple[str, ...] = ()
+    """Names of the ports that are UDP ports."""
     node_epoch: int = 0
     bound: bool = False
     nominated: bool = False
@@ -47,10 +52,19 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     """Set while the claim is provisional: it spends provisional quota, and the agent stops the task at this time."""
     needs_tenure: bool = False
     """Exclusive work of scope Global: it runs only while the region's tenure lists it."""
+    workload: str = ""
+    labels: Labels = ()
+    anti_affinity: tuple[AffinityRule, ...] = ()
+    stopping: bool = False
+    """The stop is requested. The task may run until the agent confirms it."""
 
     @property
     def grant_class(self) -> GrantClass:
         return grant_class(self.capacity_class)
+
+    @property
+    def port_keys(self) -> list[int]:
+        return port_keys(self.ports, self.udp_ports)
 
     def facts(self) -> dict[str, object]:
         """Facts that identify the winning claim in a refusal."""
@@ -79,6 +93,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
     recovery_slots: tuple[str, ...] = ()
     nominated: bool = False
     run_until: str = ""
+    workload: str = ""
+    labels: Labels = ()
+    anti_affinity: tuple[AffinityRule, ...] = ()
+    udp_ports: tuple[str, ...] = ()
+    """Names of the ports that are UDP ports."""
 
     @property
     def key(self) -> str:
@@ -119,10 +138,14 @@ def claim_from_reservation(reservation: Reservation) -> Claim:
         capacity_class=spec.capacity_class,
         devices=spec.devices,
         ports=spec.ports,
+        udp_ports=spec.udp_ports,
         nominated=reservation.status.phase is ReservationPhase.NOMINATED,
         victims=spec.victims,
         recovery_slots=spec.recovery_slots,
         expires_at=spec.expires_at,
+        workload=spec.workload,
+        labels=tuple(sorted(spec.labels.items())),
+        anti_affinity=spec.anti_affinity,
     )
 
 
@@ -141,12 +164,17 @@ def claim_from_binding(binding: Binding, reservation: Reservation | None) -> Cla
         capacity_class=spec.capacity_class,
         devices=spec.devices,
         ports=spec.ports,
+        udp_ports=udp_ports(spec.template) if spec.ports else (),
         node_epoch=spec.node_epoch,
         bound=True,
         quota_held=not spec.quota_released,
         recovery_slots=reservation.spec.recovery_slots if reservation is not None else (),
         run_until=spec.run_until,
         needs_tenure=needs_tenure(spec.exclusive),
+        workload=spec.workload,
+        labels=tuple(sorted(spec.template.labels.items())),
+        anti_affinity=spec.anti_affinity,
+        stopping=spec.desired is DesiredRunState.STOP,
     )
 
 

@@ -40,6 +40,9 @@ CLAIM_DEPENDENT_REASONS = frozenset(
         Reason.QUOTA_EXCEEDED,
         Reason.GRANT_EXPIRED,
         Reason.NOT_ALLOWED_WHILE_PARTITIONED,
+        Reason.AFFINITY_NOT_MET,
+        Reason.ANTI_AFFINITY_VIOLATED,
+        Reason.SPREAD_VIOLATED,
         Reason.WAITING,
     }
 )
@@ -76,6 +79,10 @@ class CommitStep(msgspec.Struct):
     extra_write_count: int = 0
     """Writes that the job adds for this step alone, such as its Decision."""
     slot: SlotBooking | None = None
+    relies_on: tuple[str, ...] = ()
+    """Claims of commits in flight that must be committed first, or with this step."""
+    reads_claims: bool = False
+    """Its check counted other claims. After a conflict it is checked again, because some of them may be gone."""
 
 
 def make_step(
@@ -201,7 +208,7 @@ class CommitRounds:
         self._semaphore = ItemSemaphore(limits.BATCHES_IN_FLIGHT_MAX * limits.PLACEMENT_BATCH_MAX)
         self._in_flight: dict[_CommitInFlight, None] = {}
         self._busy_identities: dict[str, _CommitInFlight] = {}
-        self._busy_claims: dict[str, None] = {}
+        self._busy_claims: dict[str, _CommitInFlight] = {}
         self._busy_slots: dict[str, SlotBooking] = {}
         self._removed_in_flight: dict[str, None] = {}
         """Claims and slots in flight whose objects were removed meanwhile; reloaded after their commit."""
@@ -278,7 +285,11 @@ class CommitRounds:
                         retry.append(index)
                         continue
                     planned = job.plan(job.items[index])
-                    if isinstance(planned, CommitStep) and not budget.take(planned):
+                    earlier = self._relied_on(planned, commit)
+                    if earlier is not None:
+                        waiting_for[earlier] = None
+                        retry.append(index)
+                    elif isinstance(planned, CommitStep) and not budget.take(planned):
                         retry.append(index)
                     elif isinstance(planned, CommitStep):
                         self._book_step(identity, planned, commit)
@@ -316,7 +327,7 @@ class CommitRounds:
         self._busy_identities[identity] = commit
         if step.claim is not None:
             step.claim_before = self._ledger.put(step.claim)
-            self._busy_claims[step.claim.key] = None
+            self._busy_claims[step.claim.key] = commit
         if step.slot is not None:
             self._ledger.put_slot(step.slot.node, step.slot.name, step.slot.amounts)
             self._busy_slots[step.slot.name] = step.slot
@@ -394,9 +405,16 @@ class CommitRounds:
         done = await self._commits.commit(compares, writes, (record,), steps[0][1].probe, under=self._token)
         return done.revision
 
+    def _relied_on(self, planned: CommitStep | PlacementResult, commit: _CommitInFlight) -> _CommitInFlight | None:
+        """Another commit in flight that must complete before the step can be committed."""
+        keys = planned.relies_on if isinstance(planned, CommitStep) else ()
+        busy = (self._busy_claims.get(key) for key in keys)
+        return next((other for other in busy if other is not None and other is not commit), None)
+
     def _conflicting(self, steps: list[tuple[int, CommitStep]], key: str) -> list[tuple[int, CommitStep]]:
-        """The steps that compare the conflicting key; all steps if it is unknown."""
-        return [pair for pair in steps if key in pair[1].compares] or steps
+        """The steps that compare the conflicting key, and those that counted other claims; all if it is unknown."""
+        found = [pair for pair in steps if key in pair[1].compares]
+        return [pair for pair in steps if key in pair[1].compares or pair[1].reads_claims] if found else steps
 
     def _apply_committed(self, steps: list[tuple[int, CommitStep]], results: list[PlacementResult | None]) -> None:
         ledger = self._ledger

@@ -30,8 +30,8 @@ from holdfast.model.reasons import Reason
 from holdfast.store.contract import Append, Committed, Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
-# Wait for the conflicting write to become visible before the authority checks the batch again. Then it is checked
-# anyway and may conflict again, up to COMMIT_ROUNDS_MAX. A write is visible within milliseconds.
+# Wait for the conflicting write to become visible before the authority checks the batch again. After that, it is
+# checked anyway and may conflict again, up to COMMIT_ROUNDS_MAX. A write is visible within milliseconds.
 AUTHORITY_CONFLICT_WAIT_S = 0.5
 
 _TERM = BY_NAME["Term"]

@@ -17,6 +17,7 @@ from holdfast.model.errors import Refused
 from holdfast.model.node import Device
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
 from holdfast.model.reasons import Reason
+from holdfast.model.template import Protocol, port_key, port_text
 
 
 def allocate_devices(account: NodeAccount, request: ClaimRequest) -> tuple[DeviceClaim, ...] | Refused:
@@ -111,19 +112,25 @@ def allocate_ports(account: NodeAccount, request: ClaimRequest) -> dict[str, int
     if not request.ports:
         return {}
     allocated: dict[str, int] = {}
+    taken: set[int] = set()
+    """Keys of the allocated ports."""
     victims = {victim_key(request.namespace, victim) for victim in request.victims}
     for name, port in request.ports:
         if not port:
             continue
-        owner = account.ports.get(port)
+        key = port_key(port, Protocol.UDP if name in request.udp_ports else Protocol.TCP)
+        owner = account.ports.get(key)
         if owner in victims:
             continue
-        if owner is not None or port in allocated.values():
+        if owner is not None or key in taken:
             facts: dict[str, Any] = {"node": account.name, "port": port, "name": name}
             if owner is not None:
                 facts["winner"] = account.claims[owner].facts()
-            return Refused(Reason.PORT_IN_USE, f"node {account.name}: port {port} is in use by {owner}", facts)
+            return Refused(
+                Reason.PORT_IN_USE, f"node {account.name}: port {port_text(key)} is in use by {owner}", facts
+            )
         allocated[name] = port
+        taken.add(key)
     if request.nominated:
         return {}  # its victims still own some; they are allocated at promotion
     low, high = account.port_range
@@ -135,7 +142,7 @@ def allocate_ports(account: NodeAccount, request: ClaimRequest) -> dict[str, int
         while remaining > 0:
             candidate = low + (cursor - low) % (high - low + 1)
             cursor, remaining = candidate + 1, remaining - 1
-            if candidate not in account.ports and candidate not in allocated.values():
+            if _is_unused(account, candidate) and candidate not in allocated.values():
                 allocated[name] = candidate
                 break
         else:
@@ -145,3 +152,8 @@ def allocate_ports(account: NodeAccount, request: ClaimRequest) -> dict[str, int
                 {"node": account.name, "portRange": [low, high], "taken": len(account.ports)},
             )
     return allocated
+
+
+def _is_unused(account: NodeAccount, number: int) -> bool:
+    """Whether no claim has this port number, for whichever protocol. Dynamic ports take only such numbers."""
+    return not any(port_key(number, protocol) in account.ports for protocol in Protocol)

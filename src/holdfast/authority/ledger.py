@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.authority import device_allocation
 from holdfast.authority.claims import Claim, ClaimRequest, claims_from_records, grant_class
+from holdfast.authority.neighbours import NeighbourIndex
 from holdfast.authority.node_account import NodeAccount
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.errors import Refused
@@ -43,6 +44,7 @@ class Ledger:
         """Reservations that are not bound: they may expire, or wait for victims."""
         self.quota_released: dict[str, Claim] = {}
         """Bound claims with released quota, whose node resources wait for proof of the stop."""
+        self.neighbours = NeighbourIndex()
 
     def account(self, node: str) -> NodeAccount:
         found = self.nodes.get(node)
@@ -66,7 +68,12 @@ class Ledger:
         """Stores a claim; returns the claim it replaces."""
         before = self.drop(claim.key)
         self.claims[claim.key] = claim
-        self.account(claim.node).book(claim, 1)
+        account = self.account(claim.node)
+        cursor = account.port_cursor
+        account.book(claim, 1)
+        if claim.stopping and before is not None:
+            account.port_cursor = cursor  # its ports are about to be released, so the search does not continue there
+        self.neighbours.put(claim)
         if claim.quota_held:
             self._spend(claim, 1)
         else:
@@ -85,6 +92,7 @@ class Ledger:
         if claim is None:
             return None
         self.nodes[claim.node].book(claim, -1)
+        self.neighbours.drop(claim)
         if claim.quota_held:
             self._spend(claim, -1)
         self.quota_released.pop(key, None)
@@ -158,10 +166,14 @@ class Ledger:
             capacity_class=request.capacity_class,
             devices=devices,
             ports=ports,
+            udp_ports=request.udp_ports,
             nominated=request.nominated,
             victims=request.victims,
             recovery_slots=request.recovery_slots,
             run_until=request.run_until,
+            workload=request.workload,
+            labels=request.labels,
+            anti_affinity=request.anti_affinity,
         )
 
     def ordinary_use(self, tenant: str, spent_as: GrantClass) -> Amounts:
@@ -243,6 +255,7 @@ class Ledger:
             "provisional": sorted(self.provisional_claims),
             "unbound": sorted(self.unbound),
             "lingering": sorted(self.quota_released),
+            "neighbours": self.neighbours.comparable_state(),
             "nodes": {
                 name: (a.firm, a.reclaimable, a.nominated, a.recovery_slots, a.device_use, a.ports, sorted(a.claims))
                 for name, a in self.nodes.items()

@@ -17,6 +17,7 @@ from holdfast.authority.claims import Claim, ClaimRequest, victim_key
 from holdfast.model.binding import CapacityClass
 from holdfast.model.node import Device, Node, node_capacity
 from holdfast.model.quantity import Amounts, add
+from holdfast.model.template import port_number
 
 
 class NodeAccount:
@@ -81,10 +82,10 @@ class NodeAccount:
                 self.nominated_claims[claim.key] = claim
             for device in claim.devices:
                 self.device_use.setdefault(device.id, {})[claim.key] = device.milli
-            for port in claim.ports.values():
+            for port in claim.port_keys:
                 self.ports[port] = claim.key
-                if self.port_range[0] <= port <= self.port_range[1]:
-                    self.port_cursor = port + 1
+                if self.port_range[0] <= port_number(port) <= self.port_range[1]:
+                    self.port_cursor = port_number(port) + 1
             return
         del self.claims[claim.key]
         self.nominated_claims.pop(claim.key, None)
@@ -93,7 +94,7 @@ class NodeAccount:
             del owners[claim.key]
             if not owners:
                 del self.device_use[device.id]
-        for port in claim.ports.values():
+        for port in claim.port_keys:
             if self.ports.get(port) == claim.key:
                 del self.ports[port]
 
@@ -150,19 +151,23 @@ class NodeAccount:
 
     def overcommitted(self) -> Amounts:
         """By how much the claims exceed the capacity; empty if they do not."""
-        return self.shortage(ClaimRequest("", "", "", "", 0, {}, CapacityClass.RECLAIMABLE))
+        nothing = ClaimRequest("", "", "", "", 0, {}, CapacityClass.RECLAIMABLE)
+        return self._excess(nothing, self.firm.keys() | self.reclaimable.keys())
 
     def shortage(self, request: ClaimRequest) -> Amounts:
-        """By how much `request` would break the capacity rule, per resource; empty if it fits."""
+        """By how much `request` would break the capacity rule, per resource; empty if it fits.
+
+        Only resources that it asks for count. On a node that shrank below its claims in another resource it takes
+        nothing of that one, and the planner does not look at it either."""
+        return self._excess(request, [name for name, amount in request.amounts.items() if amount])
+
+    def _excess(self, request: ClaimRequest, names: Iterable[str]) -> Amounts:
         firm, reclaimable, nominated = self.firm, self.reclaimable, self.nominated
         reclaims = request.capacity_class is CapacityClass.RECLAIMABLE
         draws = request.recovery_slots if request.capacity_class is CapacityClass.RECOVERY else ()
         reserved = self.recovery_reserved(draws)
         leaving_firm, leaving = self._leaving(request)
         missing: Amounts = {}
-        names = (
-            request.amounts.keys() | firm.keys() | reclaimable.keys() if firm or reclaimable else request.amounts.keys()
-        )
         for name in names:
             more = request.amounts.get(name, 0)
             firm_total = firm.get(name, 0) + nominated.get(name, 0)

@@ -6,17 +6,19 @@ node are enforced here (S4).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.binding import Intent
+from holdfast.model.decision import Decision
 from holdfast.model.errors import Refused
+from holdfast.model.host_paths import host_path_needs, refused_host_path
 from holdfast.model.node import Node, unschedulable_reason
-from holdfast.model.override import Override, avoidance_of
+from holdfast.model.override import ACTIVE, Override, avoidance_of
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
-from holdfast.model.template import template_hash
+from holdfast.model.template import required_driver, template_hash
 from holdfast.model.tenant import Tenant, is_dedicated
 
 _NODE_REASON_TEXT: dict[str, str] = {
@@ -108,14 +110,42 @@ def override_refusal(node: Node, replica: Replica, region: str, avoidances: Sequ
     )
 
 
-def driver_refusal(node: Node, replica: Replica) -> Refused | None:
-    required_driver = replica.spec.template.driver.value
-    if eligibility.has_driver(node.spec.drivers, required_driver):
+def ended_override_refusal(decision: Decision | None, overrides: Iterable[Override]) -> Refused | None:
+    """A proposal made under an override that has ended since: it may have arrived late, and an ended override has no
+    effect (S8). The record decides, which follows the monotonic clock; the planner compares the time."""
+    if decision is None or not decision.spec.overrides:
+        return None
+    active = {o.metadata.name for o in overrides if o.status.phase == ACTIVE and not o.spec.revoked}
+    ended = next((name for name in decision.spec.overrides if name not in active), None)
+    if ended is None:
         return None
     return Refused(
+        Reason.OVERRIDE_EXPIRED,
+        f"override {ended} is no longer in force, and the proposal was made under it; next: plan again",
+        {"override": ended, "decidedAt": decision.spec.decided_at},
+    )
+
+
+def driver_refusal(node: Node, replica: Replica) -> Refused | None:
+    driver = required_driver(replica.spec.template)
+    if eligibility.has_driver(node.spec.drivers, driver):
+        return _host_path_refusal(node, replica)
+    return Refused(
         Reason.DRIVER_MISSING,
-        f"node {node.metadata.name}: no {required_driver} driver (found {', '.join(node.spec.drivers) or 'none'})",
-        {"node": node.metadata.name, "driver": required_driver, "drivers": list(node.spec.drivers)},
+        f"node {node.metadata.name}: no {driver} driver (found {', '.join(node.spec.drivers) or 'none'})",
+        {"node": node.metadata.name, "driver": driver, "drivers": list(node.spec.drivers)},
+    )
+
+
+def _host_path_refusal(node: Node, replica: Replica) -> Refused | None:
+    needs = host_path_needs(replica.spec.template)
+    path = refused_host_path(node.spec.host_paths, replica.metadata.namespace, needs) if needs else ""
+    if not path:
+        return None
+    return Refused(
+        Reason.HOST_PATH_NOT_ALLOWED,
+        f"node {node.metadata.name}: path {path} is not allowed for tenant {replica.metadata.namespace}",
+        {"node": node.metadata.name, "path": path},
     )
 
 

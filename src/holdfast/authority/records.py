@@ -15,6 +15,7 @@ from holdfast.model import codec
 from holdfast.model.binding import (
     Binding,
     BindingSpec,
+    DesiredRunState,
     Intent,
     Reservation,
     ReservationPhase,
@@ -23,10 +24,10 @@ from holdfast.model.binding import (
 )
 from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.labels import LABEL_WORKLOAD
-from holdfast.model.meta import Object, ObjectMeta
+from holdfast.model.meta import Object, ObjectMeta, with_condition
 from holdfast.model.node import Node
 from holdfast.model.placement_rules import required_anti_affinity
-from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.model.replica import PlacementBlock, Replica, bound_condition
 from holdfast.model.validation import MAX_LABEL
 from holdfast.store.contract import Put
 
@@ -53,7 +54,16 @@ def status_put(kind: Kind, item: Any, status: Any) -> Put:
 
 
 def replica_put(replica: Replica, placement: PlacementBlock) -> Put:
-    return status_put(_REPLICA, replica, msgspec.structs.replace(replica.status, placement=placement))
+    """The replica with another placement and the condition `Bound` that follows from it."""
+    at = placement.bound_at or placement.reserved_at or placement.released_at
+    generation = replica.metadata.generation
+    status = msgspec.structs.replace(
+        replica.status,
+        observed_generation=generation,
+        conditions=with_condition(replica.status.conditions, bound_condition(placement, generation), at),
+        placement=placement,
+    )
+    return status_put(_REPLICA, replica, status)
 
 
 def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMeta:
@@ -84,6 +94,7 @@ def reservation_put(
         capacity_class=claim.capacity_class,
         devices=claim.devices,
         ports=claim.ports,
+        udp_ports=claim.udp_ports,
         victims=claim.victims,
         recovery_slots=claim.recovery_slots,
         policy_revision=policy,
@@ -112,7 +123,17 @@ def reservation_change(reservation: Reservation, phase: ReservationPhase, spec: 
 
 
 def binding_put(
-    claim: Claim, replica: Replica, node: Node, intent: Intent, *, uid: str, created: str, decision: str, policy: str
+    claim: Claim,
+    replica: Replica,
+    node: Node,
+    intent: Intent,
+    *,
+    uid: str,
+    created: str,
+    decision: str,
+    policy: str,
+    fencing_token: str,
+    gang_min: int,
 ) -> Put:
     spec = BindingSpec(
         replica=claim.replica,
@@ -130,14 +151,52 @@ def binding_put(
         priority=replica.spec.priority,
         max_unavailable=replica.spec.disruption.max_unavailable,
         anti_affinity=required_anti_affinity(replica.spec.placement) if replica.spec.placement.affinity else (),
+        gang_min=gang_min,
         epoch=claim.attempt,
         node_epoch=claim.node_epoch,
         decision=decision,
         policy_revision=policy,
         run_until=claim.run_until,
+        fencing_token=fencing_token,
+        index=replica.spec.index,
     )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
     return put_object(_BINDING, Binding(meta, spec))
+
+
+def stop_order_put(
+    replica: Replica, intent: Intent, *, node_epoch: int, uid: str, created: str, reason: str, grace_s: float
+) -> Put:
+    """The Binding of a replica whose record was lost, as a request to stop the task. It claims no resources."""
+    spec, placed = replica.spec, replica.status.placement
+    labels = {"holdfast.dev/node": placed.node}
+    if len(spec.workload) <= MAX_LABEL:
+        labels[LABEL_WORKLOAD] = spec.workload
+    meta = ObjectMeta(
+        name=placed.binding,
+        namespace=replica.metadata.namespace,
+        uid=uid,
+        generation=1,
+        creation_timestamp=created,
+        labels=labels,
+    )
+    order = BindingSpec(
+        replica=replica.metadata.name,
+        intent=intent,
+        node=placed.node,
+        template=spec.template,
+        zone=placed.zone,
+        workload=spec.workload,
+        revision=spec.revision,
+        exclusive=spec.exclusive,
+        priority=spec.priority,
+        epoch=placed.attempt,
+        node_epoch=node_epoch,
+        desired=DesiredRunState.STOP,
+        stop_reason=reason,
+        stop_grace_seconds=grace_s,
+    )
+    return put_object(_BINDING, Binding(meta, order))
 
 
 def binding_change(binding: Binding, spec: BindingSpec) -> Put:

@@ -3,6 +3,7 @@
 - Node resources of a claim (capacity, devices, ports) are released only on proof: the agent reports that the task ended
   or never started, or the node was removed.
 - The quota is also released at the fence, and the replica may then be rescheduled.
+- A Binding that the replica names and the store does not have proves nothing: it is written again as a request to stop.
 - FREE raises the attempt in the same transaction, so that a delayed duplicate of the old attempt is refused.
 """
 
@@ -18,13 +19,15 @@ from holdfast.authority.claims import ENDED_PHASES, claim_from_binding
 from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
 from holdfast.client.contract import FencingToken
-from holdfast.model.binding import Binding, DesiredRunState, Reservation
+from holdfast.model.binding import Binding, DesiredRunState, Intent, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.placement_api import PlacementOutcome, PlacementResult, ReleaseAction, ReleaseItem
 from holdfast.model.principal import Principal
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.model.template import template_hash
+from holdfast.model.times import micro_text, seconds_text
 from holdfast.store.contract import Put, Remove
 
 _TERM = BY_NAME["Term"]
@@ -75,6 +78,8 @@ class ReleaseHandler:
         if refused is not None:
             return rejected(refused, attempt=placement.attempt)
         binding = state.binding(item.namespace, placement.binding) if placement.binding else None
+        if binding is None and placement.binding:
+            return stop_order_step(state, replica, Reason.CLAIM_LOST.value, item.grace_seconds)
         if item.action is ReleaseAction.STOP:
             return self._stop(item, replica, binding)
         return self._free(item, replica, binding)
@@ -88,6 +93,7 @@ class ReleaseHandler:
             binding.spec, desired=DesiredRunState.STOP, stop_reason=item.reason, stop_grace_seconds=item.grace_seconds
         )
         name = binding.metadata.name
+        claim = self._state.ledger.claims.get(f"{item.namespace}/{name}")
         return make_step(
             "update",
             BINDING,
@@ -101,6 +107,7 @@ class ReleaseHandler:
             ),
             [records.binding_change(binding, spec)],
             landed=lambda found: found.spec.desired is DesiredRunState.STOP,
+            claim=msgspec.structs.replace(claim, stopping=True) if claim is not None else None,
         )
 
     def _free(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> CommitStep | PlacementResult:
@@ -130,7 +137,7 @@ class ReleaseHandler:
 
 
 def is_fenced(state: AuthorityState, binding: Binding) -> bool:
-    """Whether the node's lease under which the work was bound is over for good, so that no agent runs it any more."""
+    """Whether the node's lease under which the work was bound can never be renewed, so that no agent runs the work."""
     node = state.node(binding.spec.node)
     if node is None:
         return not state.leases.may_be_live(binding.spec.node)
@@ -145,8 +152,6 @@ def free_step(state: AuthorityState, replica: Replica, binding: Binding | None, 
     if binding is not None:
         compares[BINDING.store_key(namespace, name)] = binding.revision
         writes.append(Remove(BINDING.store_key(namespace, name)))
-    elif placement.binding:
-        compares[BINDING.store_key(namespace, name)] = 0
     return _release_step(replica, name, compares, writes, free=f"{namespace}/{name}")
 
 
@@ -176,9 +181,14 @@ def clear_placement(state: AuthorityState, replica: Replica, reason: str) -> tup
         state.reservation(namespace, placement.reservation) if placement.reservation else None
     )
     compares = {REPLICA.store_key(namespace, replica.metadata.name): replica.revision}
-    writes: list[Put | Remove] = [
-        records.replica_put(replica, PlacementBlock(attempt=placement.attempt + 1, released_reason=reason))
-    ]
+    at = micro_text(state.ports.clock.now())
+    cleared = PlacementBlock(
+        attempt=placement.attempt + 1,
+        released_reason=reason,
+        released_at=at,
+        last_node=placement.node if placement.binding else placement.last_node,
+    )
+    writes: list[Put | Remove] = [records.replica_put(replica, cleared)]
     if reservation is not None:
         key = RESERVATION.store_key(namespace, reservation.metadata.name)
         compares[key] = reservation.revision
@@ -205,4 +215,34 @@ def _release_step(
         compares=compares,
         landed=lambda found: found.status.placement.attempt >= attempt,
         free=free,
+    )
+
+
+def stop_order_step(state: AuthorityState, replica: Replica, reason: str, grace_s: float = 0.0) -> CommitStep:
+    """Writes the lost Binding of a replica again, as a request to stop its task."""
+    placed, namespace = replica.status.placement, replica.metadata.namespace
+    intent = Intent(replica_uid=replica.uid, template_hash=template_hash(replica.spec.template), attempt=placed.attempt)
+    order = records.stop_order_put(
+        replica,
+        intent,
+        node_epoch=state.leases.epoch(placed.node),
+        uid=state.ports.ids.uid(),
+        created=seconds_text(state.now()),
+        reason=reason,
+        grace_s=grace_s,
+    )
+    result = PlacementResult(
+        result=PlacementOutcome.ACCEPTED, attempt=placed.attempt, binding=placed.binding, node=placed.node
+    )
+    return make_step(
+        "create",
+        BINDING,
+        order.attached.metadata,
+        result,
+        [order],
+        compares={
+            REPLICA.store_key(namespace, replica.metadata.name): replica.revision,
+            BINDING.store_key(namespace, placed.binding): 0,
+        },
+        claim=claim_from_binding(order.attached, None),
     )

@@ -12,35 +12,39 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.authority import bind_preconditions, placement_checks, provisional, records, slot_admission
+from holdfast.authority.bind_preconditions import assignment_of
 from holdfast.authority.claims import Claim, ClaimRequest, capacity_class, grant_class
 from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
+from holdfast.authority.placement_gates import NO_RELIANCE, PlacementGates, RelianceOnClaims, labels_of
 from holdfast.authority.protected_quota import ProtectedQuota
 from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, HOLD, NODE, REPLICA, RESERVATION, AuthorityState
 from holdfast.model import limits
 from holdfast.model.active_policy import active_policy
 from holdfast.model.binding import CapacityClass, DeviceClaim, Reservation, ReservationPhase, claim_name
-from holdfast.model.decision import Decision, DecisionEntry
+from holdfast.model.decision import Decision, DecisionEntry, decided_status
 from holdfast.model.errors import Refused
+from holdfast.model.fencing_token import fencing_token
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.grant_limit import SpendingLimit, spending_limit
 from holdfast.model.kinds import kind_of
 from holdfast.model.node import Node
 from holdfast.model.override import active_avoidances, has_emergency_quota
 from holdfast.model.placement_api import PlacementOutcome, PlacementResult, ReserveItem
+from holdfast.model.placement_rules import required_anti_affinity
 from holdfast.model.principal import Principal
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.model.region import Region
 from holdfast.model.replica import PlacementBlock, Replica
-from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision
-from holdfast.model.template import requests
+from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision, PolicyRules
+from holdfast.model.template import requests, udp_ports
 from holdfast.model.tenant import Tenant
 from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.scheduling.eviction import preempted
 from holdfast.store.contract import Put, Remove
 
-# Lifetime of a Reservation that is not bound. Then the authority releases it.
+# Lifetime of a Reservation that is not bound. After that, the authority releases it.
 RESERVATION_TTL_S = 60.0
 
 _DECISION = kind_of(Decision)
@@ -61,8 +65,9 @@ class RoundState:
         self._tenants: dict[str, Tenant | None] = {}
         self._gangs: dict[str, bind_preconditions.GangState | None] = {}
         self._siblings: dict[tuple[str, str], preempted.SiblingCounts] = {}
-        self._partition_mode: PartitionMode | None = None
         self.protected = ProtectedQuota(state)
+        self._rules: PolicyRules | None = None
+        self.gates = PlacementGates(state, self.rules, self.avoidances)
 
     def limit(self, tenant: str, spent: CapacityClass) -> tuple[SpendingLimit, dict[str, int]]:
         """The limit for claims of this class, and the revisions it was read from."""
@@ -80,11 +85,14 @@ class RoundState:
 
     def partition_mode(self) -> PartitionMode:
         """The policy's mode for placement during a partition."""
-        if self._partition_mode is None:
+        return self.rules().partition_mode
+
+    def rules(self) -> PolicyRules:
+        """The rules of the active policy."""
+        if self._rules is None:
             revisions = self._state.list_all(PolicyRevision)
-            policy = active_policy(revisions, self._state.overrides(), self._state.region, self.now)
-            self._partition_mode = policy.rules.partition_mode
-        return self._partition_mode
+            self._rules = active_policy(revisions, self._state.overrides(), self._state.region, self.now).rules
+        return self._rules
 
     def gang(self, replica: Replica) -> bind_preconditions.GangState | None:
         key = f"{replica.metadata.namespace}/{replica.spec.assignment}/{replica.spec.revision}"
@@ -141,6 +149,7 @@ class ReserveJob:
         self._bind = bind
         self._decision = decision
         self._round_state: RoundState
+        self._ended_override: Refused | None = None
         self.decision_name = ""
         self._base_name = self._namespace = ""
         if decision is not None:
@@ -154,6 +163,7 @@ class ReserveJob:
         """`round_state` is the shared state if several requests are processed in one round."""
         self._round_state = round_state or RoundState(self._state)
         self.decision_name = self._name_decision()
+        self._ended_override = placement_checks.ended_override_refusal(self._decision, self._state.overrides())
 
     def plan(self, item: ReserveItem) -> CommitStep | PlacementResult:
         state, round_state = self._state, self._round_state
@@ -164,7 +174,7 @@ class ReserveJob:
         placement = replica.status.placement
         if placement.reservation or placement.binding:
             return already_placed(state, replica, item.devices)
-        refused = self._name_in_use(item)
+        refused = self._ended_override or self._name_in_use(item)
         if refused is not None:
             return rejected(refused, attempt=item.intent.attempt)
         node = state.node(item.node)
@@ -174,6 +184,9 @@ class ReserveJob:
         refused = self._victim_refusal(item, replica) if item.victims else None
         if refused is not None:
             return rejected(refused, attempt=item.intent.attempt)
+        reliance = round_state.gates.check(replica, node, item.victims, new_claim=True)
+        if isinstance(reliance, Refused):
+            return rejected(reliance, attempt=item.intent.attempt)
         request = self._with_slots(self._claim_request(item, replica), node)
         limit, revisions = round_state.limit(item.namespace, request.capacity_class)
         claim = state.ledger.check(node, request, limit)
@@ -184,7 +197,10 @@ class ReserveJob:
         if item.victims:
             named = bind_preconditions.victim_claims(state, item)
             revisions = {**revisions, **round_state.protected.compared_revisions(item.namespace, named)}
-        return self._step(item, replica, node, claim, revisions)
+        step = self._step(item, replica, node, claim, revisions)
+        if reliance is not NO_RELIANCE:
+            rely_on(step, reliance)
+        return step
 
     def _victim_refusal(self, item: ReserveItem, replica: Replica) -> Refused | None:
         round_state = self._round_state
@@ -232,10 +248,14 @@ class ReserveJob:
             capacity_class=kind,
             gpu_models=template.gpu_models,
             ports=tuple((p.name, p.port) for p in template.ports),
+            udp_ports=udp_ports(template),
             devices=item.devices,
             victims=victims,
             recovery_slots=item.recovery_slots if kind is CapacityClass.RECOVERY else (),
             nominated=bool(victims),
+            workload=replica.spec.workload,
+            labels=labels_of(replica),
+            anti_affinity=required_anti_affinity(replica.spec.placement) if replica.spec.placement.affinity else (),
         )
 
     def _with_slots(self, request: ClaimRequest, node: Node) -> ClaimRequest:
@@ -276,6 +296,7 @@ class ReserveJob:
             reserved_at=round_state.at,
             bound_at=round_state.at if binds else "",
             decision=self.decision_name,
+            last_node=replica.status.placement.last_node,
         )
         compares = {
             **revisions,
@@ -297,6 +318,8 @@ class ReserveJob:
                 created=round_state.created,
                 decision=self.decision_name,
                 policy=item.policy_revision,
+                fencing_token=fencing_token(assignment_of(self._state, replica), replica),
+                gang_min=gang.needed if (gang := round_state.gang(replica)) is not None else 0,
             )
             compares[binding.key] = 0
             writes.append(binding)
@@ -380,8 +403,14 @@ class ReserveJob:
             creation_timestamp=self._round_state.created,
         )
         spec = msgspec.structs.replace(self._decision.spec, entries=entries)
-        write = records.put_object(_DECISION, Decision(meta, spec, self._decision.status))
+        write = records.put_object(_DECISION, Decision(meta, spec, decided_status(entries, self._round_state.created)))
         return ExtraWrites({write.key: 0}, [write])
+
+
+def rely_on(step: CommitStep, reliance: RelianceOnClaims) -> None:
+    """Adds to the step what its placement relies on."""
+    step.compares.update(reliance.compares)
+    step.relies_on, step.reads_claims = reliance.in_flight, reliance.reads_claims
 
 
 def _attempt(replica: Replica | None) -> int:

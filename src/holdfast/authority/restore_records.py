@@ -11,15 +11,16 @@ Assignments jump, so that regions accept and acknowledge the restored ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from holdfast.model import codec, limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, DesiredRunState
+from holdfast.model.cell_identity import IDENTITY_TERM
 from holdfast.model.core import Lease
-from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
+from holdfast.model.election_term import INCARNATION_TERM, RESTORE_COMPLETE, RESTORE_IN_PROGRESS, Term, TermSpec
 from holdfast.model.grant_copy import NOT_RENEWED, GrantCopy
 from holdfast.model.kinds import Kind, kind_of, kind_of_store_key
 from holdfast.model.lease_page import LeasePage
@@ -33,8 +34,6 @@ from holdfast.model.times import micro_text, seconds_text
 from holdfast.store.contract import Put
 
 GLOBAL_CELL = "global"
-RESTORE_IN_PROGRESS = "rejoining"
-RESTORE_COMPLETE = "joined"
 TERM = kind_of(Term)
 
 
@@ -42,8 +41,10 @@ def incarnation_key() -> str:
     return TERM.store_key("", INCARNATION_TERM)
 
 
-def incarnation_of(value: bytes | None) -> int:
-    """The incarnation in the stored Term; 1 if there is none."""
+def incarnation_in(entries: Iterable[Put]) -> int:
+    """The incarnation among the entries of a store or backup; 1 if there is none."""
+    key = incarnation_key()
+    value = next((put.value for put in entries if put.key == key), None)
     return codec.decode(TERM, value, 0).spec.term if value is not None else 1
 
 
@@ -54,7 +55,7 @@ def epochs_of_previous_incarnations(term: Term | None) -> int:
 
 
 def restored_entries(cell: str, entries: Sequence[Put], now_s: float, uid: str, known: int) -> tuple[list[Put], int]:
-    """The entries to store, and their incarnation: higher than the backup's and than `known`."""
+    """The entries to store, without an identity, and their incarnation: higher than the backup's and than `known`."""
     is_global = cell == GLOBAL_CELL
     rewritten: list[Put] = []
     pages: list[LeasePage] = []
@@ -66,10 +67,11 @@ def restored_entries(cell: str, entries: Sequence[Put], now_s: float, uid: str, 
             pages.append(item)
         if isinstance(item, Term) and item.metadata.name == INCARNATION_TERM:
             incarnation = max(incarnation, item.spec.term)
+    replaced = (incarnation_key(), TERM.store_key("", IDENTITY_TERM))
     epochs = {node: lease.epoch for page in pages for node, lease in page.spec.leases.items()}
     for put in entries:
         kind = kind_of_store_key(put.key)
-        if kind is None or put.key == incarnation_key():
+        if kind is None or put.key in replaced:
             continue
         original = codec.decode(kind, put.value, 0)
         item = _restored_global(original, incarnation + 1) if is_global else _restored_regional(original, epochs, now_s)
@@ -125,10 +127,15 @@ def _restored_regional(item: Object, epochs: dict[str, int], now_s: float) -> Ob
             item.spec, desired=DesiredRunState.STOP, stop_reason=Reason.RESTORE_IN_PROGRESS.value
         )
         return msgspec.structs.replace(item, spec=stopping)
+    if isinstance(item, Assignment):
+        # The copy is older than the region's last records, so the global cell decides whether it still exists.
+        return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, generation=0))
     if isinstance(item, GrantCopy):
         # Not even the usage in the backup stays granted: it may have been granted to another region since.
+        # The new generation keeps the region from acknowledging before the authority has counted its usage.
         ended = msgspec.structs.replace(item.spec, limit={}, provisional={}, lease_expires_at=NOT_RENEWED)
-        return msgspec.structs.replace(item, spec=ended)
+        newer = msgspec.structs.replace(item.metadata, generation=item.metadata.generation + 1)
+        return msgspec.structs.replace(item, metadata=newer, spec=ended)
     return _without_leader(item)
 
 

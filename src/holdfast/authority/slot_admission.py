@@ -14,6 +14,7 @@ from holdfast.authority.claims import Claim
 from holdfast.authority.commit_rounds import NOTHING, BackgroundJob, CommitRounds, CommitStep, SlotBooking, make_step
 from holdfast.authority.state import HOLD, NODE, AuthorityState
 from holdfast.model import limits
+from holdfast.model.meta import Condition, with_condition
 from holdfast.model.node import unschedulable_reason
 from holdfast.model.placement_api import PlacementOutcome, PlacementResult
 from holdfast.model.principal import Principal
@@ -73,7 +74,21 @@ class RecoverySlotAdmission:
         block = SlotAdmissionStatus(
             admitted=not reason, reason=reason or Reason.SLOT_ADMITTED.value, message=message, at=at
         )
-        step = self._write(slot, msgspec.structs.replace(slot.status, admission=block))
+        generation = slot.metadata.generation
+        condition = Condition(
+            type="Admitted",
+            status="True" if block.admitted else "False",
+            reason=block.reason,
+            message=message,
+            observed_generation=generation,
+        )
+        status = msgspec.structs.replace(
+            slot.status,
+            observed_generation=generation,
+            conditions=with_condition(slot.status.conditions, condition, at),
+            admission=block,
+        )
+        step = self._write(slot, status)
         if node is not None:
             step.compares[NODE.store_key("", slot.spec.node)] = node.revision
         if not reason:

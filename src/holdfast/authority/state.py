@@ -13,6 +13,7 @@ from holdfast.authority.claims import Claim, claim_from_records
 from holdfast.authority.grant_leases import GrantLeases
 from holdfast.authority.lease_book import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild_ledger
+from holdfast.authority.spread_domains import DomainCache
 from holdfast.foundation.ports import Ports
 from holdfast.model import limits, tenure
 from holdfast.model.assignment import Assignment
@@ -54,6 +55,7 @@ class AuthorityState:
         self.ports = ports
         self.leases = leases
         self.ledger = Ledger()
+        self.domains = DomainCache(objects)
         self.inherited_tenure_revision = 0
         """Revision of the tenure that existed when this authority started. Its age is unknown, because the wall clock
         may have been set back meanwhile."""

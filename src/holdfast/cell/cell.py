@@ -13,8 +13,11 @@ import structlog
 
 from holdfast.authority.authority import Authority
 from holdfast.cell import fleet_gauges
-from holdfast.cell.controller_table import global_controllers, link_controllers, regional_controllers
+from holdfast.cell.controller_table import global_controllers, link_controllers, rebalancing, regional_controllers
+from holdfast.cell.image_resolver import ImageResolver
+from holdfast.cell.replica_stages import ReplicaStages
 from holdfast.client.contract import Client, FencingToken
+from holdfast.client.http import HttpClient
 from holdfast.controllers.informer import Informers
 from holdfast.controllers.leader_election import Election
 from holdfast.controllers.runner import Runner
@@ -23,15 +26,20 @@ from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient, PlacementService
+from holdfast.gate.sealing import Sealer
 from holdfast.insight import replay
+from holdfast.link.config_sync import ConfigCopies
 from holdfast.link.link import Link
 from holdfast.link.override_expiry import OverrideExpiry
 from holdfast.link.peer_probes import PeerProbe
 from holdfast.model import limits
 from holdfast.model.decision import Decision
 from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object
 from holdfast.model.override import Override
 from holdfast.model.principal import Principal, controller
+from holdfast.model.secret import ConfigMap, Secret
+from holdfast.registry.allowed_registries import AllowedRegistries
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.server.placement_forwarding import ForwardingPlacement
 from holdfast.store.contract import Store
@@ -74,14 +82,19 @@ class Cell:
         parts: frozenset[str] = frozenset(PARTS),
         forward: Forward | None = None,
         resync_s: float = limits.RESYNC_S,
+        rebalances: bool = True,
+        registries: AllowedRegistries | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         """`wrap_client` wraps the client of every component; the simulation injects faults there. `probe` probes other
-        regions. `forward` creates the access to an authority that may be in another process."""
+        regions. `forward` creates the access to an authority that may be in another process. `rebalances`: running
+        replicas move for a more even spread. `registries`: of the global cell, which resolves the tags of images.
+        `sealer` has the keys of Secrets; without it they are lost with the process."""
         self.name = name
         self.store = store
         self.ports = ports
         self.objects = Objects(store, volatile)
-        self.gate = Gate(name, self.objects, ports)
+        self.gate = Gate(name, self.objects, ports, sealer=sealer)
         self.events = EventLog(self.objects, ports)
         self.parts = parts
         regional = name != GLOBAL
@@ -93,12 +106,14 @@ class Cell:
         self.informers = Informers(self.client_of("informers"), ports, resync_s=resync_s)
         self.election = Election(self.client_of("election"), "controllers", identity, ports)
         self._authority_election = Election(self.client_of("authority"), "authority", identity, ports)
-        self.runners = self._runners() if "controllers" in parts else []
+        self.runners = self._runners(rebalances=rebalances) if "controllers" in parts else []
         self.scheduler: Scheduler | None = None
         self.link: Link | None = None
         copies = self.client_of("link") if regional else None
         self._override_expiry = OverrideExpiry(self.informers.cache, self.client_of("override"), ports, copies)
         self.informers.of(Override)
+        if regional and "controllers" in parts:
+            ReplicaStages(self.informers)
         if regional:
             if "scheduler" in parts:
                 self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
@@ -111,11 +126,21 @@ class Cell:
                     ports=ports,
                     override_expiry=self._override_expiry,
                     probe=probe,
+                    originals=global_client if isinstance(global_client, HttpClient) else None,
+                    copies=ConfigCopies(self._config_copies, self._is_readable),
                 )
                 for row in link_controllers(self.link):
                     client = global_client if row.writes_peer else self.client_of(row.name)
                     self.link.runners[row.name] = Runner(row, client, self.informers, ports, peer=self.link.peer)
+        self._registries = registries
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _config_copies(self) -> list[Object]:
+        return [item for kind in (Secret, ConfigMap) for item in self.objects.list(kind_of(kind))[0]]
+
+    def _is_readable(self, copy: Object) -> bool:
+        """Whether this cell has the key of a sealed copy."""
+        return not isinstance(copy, Secret) or copy.sealed is None or self.gate.sealer.knows(copy.sealed.key)
 
     def client_of(self, role: str) -> Client:
         """The in-process client of one component, which writes with its role."""
@@ -124,8 +149,10 @@ class Cell:
     def client(self, who: Principal) -> LocalClient:
         return LocalClient(self.gate, who, placement=self.placement, events=self.events)
 
-    def _runners(self) -> list[Runner]:
+    def _runners(self, *, rebalances: bool) -> list[Runner]:
         table = global_controllers() if self.name == GLOBAL else regional_controllers(self.name)
+        if self.name != GLOBAL and rebalances:
+            table = (*table, rebalancing(self.name))
         return [Runner(item, self.client_of(item.name), self.informers, self.ports, self.election) for item in table]
 
     async def start(self) -> None:
@@ -147,6 +174,8 @@ class Cell:
             self._background("link", lambda: self.election.while_leading(self._run_link))
         if self.name == GLOBAL:
             self._background("fleet-metrics", self._update_fleet_metrics)
+        if self._registries is not None and self.runners:
+            self._background("image-resolver", lambda: self.election.while_leading(self._run_image_resolver))
         self._background("compaction", self._compact)
         self._background("events", self.events.run)
 
@@ -215,6 +244,12 @@ class Cell:
         await self.informers.synced()
         self._override_expiry.reset()
         await self._override_expiry.run()
+
+    async def _run_image_resolver(self, token: FencingToken) -> None:
+        await self.informers.synced()
+        registries = self._registries or AllowedRegistries()
+        client = self.client_of("image-resolver")
+        await ImageResolver(client, self.informers.cache, registries, self.ports, token=token).run()
 
     async def _update_fleet_metrics(self) -> None:
         await self.informers.synced()

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable
 from holdfast.controllers.controller import Controller, Decide, woken_by_object
 from holdfast.fleet import (
     assign,
+    assign_wakes,
     autoscale,
     batch_ttl,
+    cron,
     grants,
     node_pools,
     overrides,
@@ -22,6 +24,7 @@ from holdfast.fleet import (
     workload_status,
 )
 from holdfast.fleet.recovery import backing, recover
+from holdfast.foundation.time_zones import find_zone
 from holdfast.gate.garbage_collection import Collector
 from holdfast.link import break_glass, grant_sync, mirror, report
 from holdfast.link.link import Link
@@ -29,6 +32,8 @@ from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.core import Lease
+from holdfast.model.cron_workload import CronWorkload
+from holdfast.model.election_term import Term
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lease_page import LeasePage
@@ -50,7 +55,7 @@ from holdfast.model.view import View
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Outcome, Write
 from holdfast.scheduling import endpoint_membership, node_health, replicate, slot_requests
-from holdfast.scheduling.eviction import drain, preempted, release, repair, stuck_finalizers
+from holdfast.scheduling.eviction import drain, preempted, rebalance, release, repair, stuck_finalizers
 
 # Resync interval of node-health. A timer per node detects expiry; the resync covers a missed timer or event.
 NODE_HEALTH_RESYNC_S = limits.NODE_LEASE_TTL_S
@@ -70,6 +75,7 @@ def global_controllers() -> tuple[Controller, ...]:
         *_revision_controllers(),
         *_incident_controllers(),
         _finalizers("global"),
+        _cron_runs(),
         garbage_collection("global"),
     )
 
@@ -105,14 +111,14 @@ def _workload_controllers() -> tuple[Controller, ...]:
         Controller(
             name="assign",
             decide=post_restore.unless_restoring(assign.decide),
-            keys=assign.keys,
+            keys=assign_wakes.keys,
             batch=True,
             wakes={
-                Workload: assign.woken_by_workload,
-                Assignment: assign.woken_by_assignment,
-                Region: assign.woken_by_region,
-                PriorityClass: assign.woken_by_priority,
-                Override: assign.woken_by_override,
+                Workload: assign_wakes.woken_by_workload,
+                Assignment: assign_wakes.woken_by_assignment,
+                Region: assign_wakes.woken_by_region,
+                PriorityClass: assign_wakes.woken_by_priority,
+                Override: assign_wakes.woken_by_override,
             },
             reads=(Tenant, Quota, Grant),
         ),
@@ -183,6 +189,18 @@ def _revision_controllers() -> tuple[Controller, ...]:
     )
 
 
+def _cron_runs() -> Controller:
+    """Creates the runs of CronWorkloads."""
+    return Controller(
+        name="cron",
+        decide=post_restore.unless_restoring(cron.decider(find_zone)),
+        keys=cron.keys,
+        wakes={CronWorkload: cron.woken_by_cron_workload, Workload: cron.woken_by_workload},
+        reads=(Quota, Region, Override),
+        resync_s=cron.RECHECK_S,
+    )
+
+
 def _incident_controllers() -> tuple[Controller, ...]:
     """Region failures, recovery and overrides."""
     return (
@@ -205,6 +223,7 @@ def _incident_controllers() -> tuple[Controller, ...]:
                 Override: backing.woken_by_override,
                 Workload: backing.woken_by_workload,
                 Assignment: backing.woken_by_assignment,
+                Recovery: backing.woken_by_recovery,
             },
             reads=(PriorityClass, Tenant),
             resync_s=10.0,
@@ -227,7 +246,7 @@ def _incident_controllers() -> tuple[Controller, ...]:
                 Workload: recover.woken_by_workload,
                 RecoveryBudget: recover.woken_by_budget,
             },
-            reads=(Assignment, PriorityClass, Tenant, Grant, Override),
+            reads=(Assignment, PriorityClass, Tenant, Quota, Grant, Override),
             resync_s=5.0,  # one key at a time: targets are chosen over all workloads together
         ),
     )
@@ -247,7 +266,7 @@ def _release_controllers() -> tuple[Controller, ...]:
                 Reservation: preempted.woken_by_reservation,
                 GrantCopy: release.woken_by_copy,
             },
-            reads=(Assignment,),
+            reads=(Assignment, Override),
             batch=True,
             sees_earlier_statuses=True,  # a disruption budget spans the replicas of a workload
         ),
@@ -259,6 +278,18 @@ def _release_controllers() -> tuple[Controller, ...]:
             reads=(Assignment,),
             resync_s=5.0,
         ),
+    )
+
+
+def rebalancing(region: str) -> Controller:
+    """Moves running replicas for a more even spread. A region may run without it."""
+    return Controller(
+        name="rebalance",
+        decide=rebalance.decider(region),
+        keys=rebalance.keys,
+        wakes={},
+        reads=rebalance.READS,
+        resync_s=rebalance.REBALANCE_CHECK_EVERY_S,
     )
 
 
@@ -346,31 +377,62 @@ def _capacity_controllers(region: str) -> tuple[Controller, ...]:
 
 
 def link_controllers(link: Link) -> tuple[Controller, ...]:
-    """Exchange of objects with the global cell. The first two write in the region, the others in the global cell."""
+    """Exchange of objects with the global cell."""
+    return (*_copies_in_region(link), *_reports_to_global_cell(link))
+
+
+def _copies_in_region(link: Link) -> tuple[Controller, ...]:
+    """Controllers that write in the region."""
     region, override_expiry = link.region, link.override_expiry
     return (
         Controller(
             name="link",
             decide=_from_both_cells(
                 lambda key, there, here, now: mirror.mirror_writes(
-                    mirror.mirror_key(key), there, here, now, region=region, timed=override_expiry.mirrored_override
+                    mirror.mirror_key(key),
+                    there,
+                    here,
+                    now,
+                    region=region,
+                    timed=override_expiry.mirrored_override,
+                    may_remove=link.may_remove,
                 )
             ),
+            prepare=link.prepare_mirror,
             keys=mirror.keys,
-            wakes=dict.fromkeys(mirror.MIRRORED_KINDS, mirror.woken_by_any),
+            wakes={
+                **dict.fromkeys(mirror.MIRRORED_KINDS, mirror.woken_by_any),
+                Assignment: mirror.woken_by_assignment,
+                Override: mirror.woken_by_override,
+                Replica: mirror.woken_by_replica,
+            },
             peer_wakes={**dict.fromkeys(mirror.MIRRORED_KINDS, mirror.woken_by_any), Region: mirror.woken_by_region},
         ),
         Controller(
             name="grant-sync",
             decide=_from_both_cells(
                 lambda key, there, here, now: grant_sync.copy_writes(
-                    key, there, here, region, link.last_contact_s, ends_s=override_expiry.to_local_s
+                    key,
+                    there,
+                    here,
+                    region,
+                    link.contacts.last_contact_s,
+                    steady_since_s=link.contacts.steady_since_s,
+                    ends_s=override_expiry.to_local_s,
                 )
             ),
+            prepare=link.prepare_grant,
             keys=grant_sync.keys,
             wakes={GrantCopy: woken_by_object},
             peer_wakes={Grant: grant_sync.woken_by_grant},
         ),
+    )
+
+
+def _reports_to_global_cell(link: Link) -> tuple[Controller, ...]:
+    """Controllers that write in the global cell."""
+    region = link.region
+    return (
         Controller(
             name="grant-acknowledgement",
             decide=_from_both_cells(
@@ -393,6 +455,7 @@ def link_controllers(link: Link) -> tuple[Controller, ...]:
                 Node: report.woken_by_node,
                 Reservation: report.woken_by_reservation,
                 GrantCopy: report.woken_by_copy,
+                Term: report.woken_by_restore,
             },
             peer_wakes={Assignment: woken_by_object},
             writes_peer=True,

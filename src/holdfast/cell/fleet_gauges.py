@@ -25,6 +25,11 @@ def update_gauges(view: View, now: float) -> None:
     states = Counter(r.status.health.state for r in view.list(Region))
     for state in HealthState:
         metrics.FLEET_REGIONS.labels(state.value).set(states[state])
+    metrics.FLEET_CONTACT_AGE.clear()  # a deleted region has no series
+    for region in view.list(Region):
+        if region.status.health.last_contact_at:
+            age_s = now - parse_time(region.status.health.last_contact_at)
+            metrics.FLEET_CONTACT_AGE.labels(region.metadata.name).set(max(0.0, age_s))
     open_ones = [r for r in view.list(Recovery) if is_open(r)]
     phases = Counter(r.status.phase for r in open_ones)
     for phase in RecoveryPhase:
@@ -32,13 +37,17 @@ def update_gauges(view: View, now: float) -> None:
     begun = [r.spec.started_at for r in open_ones if r.status.phase is RecoveryPhase.OPEN and r.spec.started_at]
     metrics.FLEET_RECOVERY_AGE.set(max((now - parse_time(at) for at in begun), default=0.0))
     budgets = view.list(RecoveryBudget)
-    metrics.FLEET_RECOVERY_SLOTS.labels("Requested").set(sum(s.count for b in budgets for s in b.spec.slot_shapes))
-    metrics.FLEET_RECOVERY_SLOTS.labels("Admitted").set(sum(b.status.admitted for b in budgets))
-    metrics.FLEET_RECOVERY_SLOTS.labels("Consumed").set(sum(b.status.consumed for b in budgets))
+    metrics.FLEET_RECOVERY_SLOTS.clear()  # a region without budget has no series
+    for name in sorted({b.spec.region for b in budgets}):
+        mine = [b for b in budgets if b.spec.region == name]
+        slots = metrics.FLEET_RECOVERY_SLOTS
+        slots.labels(name, "Requested").set(sum(s.count for b in mine for s in b.spec.slot_shapes))
+        slots.labels(name, "Admitted").set(sum(b.status.admitted for b in mine))
+        slots.labels(name, "Consumed").set(sum(b.status.consumed for b in mine))
     overrides = view.list(Override)
     acting = Counter(o.status.phase for o in overrides)
-    for name in ("Pending", "Active"):
-        metrics.FLEET_OVERRIDES.labels(name).set(acting[name])
+    for phase_name in ("Pending", "Active"):
+        metrics.FLEET_OVERRIDES.labels(phase_name).set(acting[phase_name])
     metrics.FLEET_NOT_REVERTED.set(sum(_has_condition(o, "Reverted", "False") for o in overrides))
     quotas = view.list(Quota)
     metrics.FLEET_EXPIRED_GRANT_LEASES.set(sum(row.lease_expired for q in quotas for row in q.status.regions))

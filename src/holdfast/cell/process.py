@@ -2,63 +2,78 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 
 from holdfast import __version__
 from holdfast.authority.authority import Authority
+from holdfast.cell.audit_checkpoints import AuditCheckpoints, read_checkpoints
+from holdfast.cell.break_glass_watch import BreakGlassWatch
+from holdfast.cell.builtin_role_publisher import BuiltinRolePublisher
 from holdfast.cell.cell import GLOBAL, PARTS, Cell
+from holdfast.cell.certificate_upkeep import GlobalCertificates, RegionCertificates
+from holdfast.cell.config_upkeep import ConfigUpkeep
+from holdfast.cell.disk_gauges import observe_directory
+from holdfast.cell.freed_memory import FreedMemory, keep_freed_memory
+from holdfast.cell.identity import IdentityRecorder, check_file, establish_identity
+from holdfast.cell.image_resolver import read_allowed
+from holdfast.cell.state_format import CELL_STATE
+from holdfast.cell.storage import STORE_FILE
 from holdfast.client.contract import Client
 from holdfast.client.http import HttpClient
+from holdfast.console.region_reads import RegionReader, region_history
+from holdfast.console.uplink import ConsoleUplink
 from holdfast.controllers.lifetime import Lifetime
 from holdfast.foundation import log as logging
 from holdfast.foundation.ports import Ports, SystemPorts
+from holdfast.foundation.state_format import open_state
+from holdfast.gate.sealing import Sealer
 from holdfast.identity.authenticate import Authenticator
+from holdfast.identity.cell_certificates import CellCertificateAuthority, certificate_facts
+from holdfast.identity.cell_record import IdentityFile, IdentityRecord, VolatileRecord
 from holdfast.identity.certificates import RevokedSerials
 from holdfast.identity.joining import JoinService
 from holdfast.identity.node_certificates import NodeCertificateAuthority
+from holdfast.identity.oidc import OidcConfig, OidcVerifier
+from holdfast.identity.region_joining import RegionJoinService
 from holdfast.identity.revocation_journal import JOURNAL_FILE, RevocationJournalWriter
+from holdfast.identity.secret_keys import KEYS_FILE, KeyFile, check_secrets, create_keys
 from holdfast.identity.tokens import TokenFile
 from holdfast.link.link_certificate import LinkCertificate
 from holdfast.link.peer_https import HttpsProbe
-from holdfast.model import limits
+from holdfast.model import codec, limits
 from holdfast.model.errors import StoreFailed
+from holdfast.model.kinds import kind_of
+from holdfast.model.secret import Secret
 from holdfast.server.app import Application
+from holdfast.server.asserted_calls import AssertedCalls
+from holdfast.server.console import ConsoleService
 from holdfast.server.listener import Listener, TlsFiles, listen
+from holdfast.server.mixed_server import is_loopback
 from holdfast.server.placement_forwarding import ForwardingPlacement, election_identity
 from holdfast.store.backup import RESTORE_MARKER
 from holdfast.store.contract import Store
 from holdfast.store.etcd.target import EtcdTarget
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
+from holdfast.store.scrubber import Scrubber
 
-__all__ = ["PARTS", "CellConfig", "EtcdTarget", "run_cell"]
+__all__ = ["PARTS", "CellConfig", "EtcdTarget", "OidcConfig", "run_cell"]
 
 GC_THRESHOLDS = (50_000, 20, 100)
 """Objects are immutable and mostly long-lived. Default thresholds find little and cost a third of the throughput."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_TRIM_BYTES, _MMAP_BYTES = 128 << 20, 32 << 20
-"""Freed memory that glibc keeps. By default it returns the planner's arrays to the kernel after each plan, and with
-20,000 nodes planning takes three times as long."""
-
 _log = structlog.get_logger()
 
 
-def keep_freed_memory() -> None:
-    """Tells glibc to keep freed memory. Does nothing with another C library."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-
-
 class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`link_cert` and `link_key` are the client certificate of a region for the global cell at `global_url`."""
+    """Settings of one server process of a cell, after files and options were read.
+
+    `link_cert` and `link_key` are the client certificate of a region for the global cell at `global_url`."""
 
     cell: str
     state: Path
@@ -81,6 +96,18 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     node_ca: Path | None = None
     """For a region: certificate and key of the CA that signs node certificates."""
     node_ca_key: Path | None = None
+    oidc: OidcConfig | None = None
+    """The issuer whose tokens are accepted beside certificates and tokens of the platform."""
+    cell_ca_key: Path | None = None
+    """For the global cell: key of the platform's CA, which is in `client_ca`. Without it no region can join."""
+    rebalance: bool = True
+    """For a region: whether running replicas move for a more even spread."""
+    images: Path | None = None
+    """For the global cell: TOML file with the table `images`, the registries that resolve tags."""
+    secret_keys: Path | None = None
+    """File with the keys that seal Secrets; by default in the state directory. `secret_keys_command` prints them
+    instead."""
+    secret_keys_command: str = ""
 
 
 async def run_cell(config: CellConfig) -> int:
@@ -89,10 +116,16 @@ async def run_cell(config: CellConfig) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     keep_freed_memory()
     ports = SystemPorts()
-    store = await _open_store(config)
+    record: IdentityRecord = IdentityFile(config.state) if config.store != "memory" else VolatileRecord(config.cell)
+    store = await _open_store(config, record)
     if await store.get(RESTORE_MARKER) is not None:
         await store.close()
         raise StoreFailed(f"store of cell {config.cell}: a restore was interrupted; next: run holdfast restore again")
+    try:
+        own = await establish_identity(store, config.cell, record, ports, shared=config.etcd is not None)
+    except BaseException:
+        await store.close()
+        raise
     global_client = _dial(config, ports)
     probe = HttpsProbe(str(config.client_ca)) if global_client is not None else None
     volatile = MemoryStore(limits.EVENTS_MAX)
@@ -107,17 +140,36 @@ async def run_cell(config: CellConfig) -> int:
         probe=probe,
         parts=frozenset(config.parts),
         forward=peers.forwarding if config.etcd is not None else None,
+        rebalances=config.rebalance,
+        registries=read_allowed(config.images) if config.cell == GLOBAL else None,
+        sealer=await _sealer(config, store),
     )
     life = Lifetime(f"cell {config.cell}")
     life.add("cell", cell, runs=lambda: _until_failed(cell, ports))
-    if config.cell != GLOBAL and config.store != "memory":
-        journal = RevocationJournalWriter(config.state / JOURNAL_FILE, cell.objects, ports)
-        life.add("node journal", journal, runs=journal.run)
+    _add_access_parts(life, config, cell, store, ports)
+    recorder = IdentityRecorder(record, own, store, ports)
+    life.add("identity record", recorder, runs=recorder.run)
+    _add_store_parts(life, config, cell, ports)
     if isinstance(global_client, HttpClient) and config.link_cert is not None:
         shown = LinkCertificate(global_client, config.link_cert, ports)
         life.add("link certificate", shown, runs=shown.run)
-    life.add("api", _Api(config, cell, ports))
-    _log.info("cell_starting", version=__version__, store=config.store, state=str(config.state))
+    _add_certificate_upkeep(life, config, global_client, ports)
+    api = _Api(config, cell, ports)
+    if isinstance(global_client, HttpClient):
+        reader = RegionReader(config.cell, cell.objects, ports)
+        history = region_history(config.cell, cell.objects, ports)
+        uplink = ConsoleUplink(global_client, reader, history, AssertedCalls(api.app))
+        life.add("console uplink", uplink, runs=uplink.run)
+    _add_upkeep(life, cell, ports)
+    life.add("api", api)
+    _log.info(
+        "cell_starting",
+        version=__version__,
+        store=config.store,
+        state=str(config.state),
+        identity=own.identity,
+        era=own.era,
+    )
     try:
         return await life.run()
     finally:
@@ -127,6 +179,50 @@ async def run_cell(config: CellConfig) -> int:
             await probe.close()
         await peers.close()
         await store.close()
+
+
+def _add_store_parts(life: Lifetime, config: CellConfig, cell: Cell, ports: Ports) -> None:
+    if config.store == "sqlite":
+        scrubber = Scrubber(config.state / STORE_FILE, ports)
+        life.add("scrubber", scrubber, runs=scrubber.run)
+    if config.cell != GLOBAL and config.store != "memory":
+        journal = RevocationJournalWriter(config.state / JOURNAL_FILE, cell.objects, ports)
+        life.add("node journal", journal, runs=journal.run)
+
+
+def _add_access_parts(life: Lifetime, config: CellConfig, cell: Cell, store: Store, ports: Ports) -> None:
+    """Components of access and audit that only a real process has."""
+    if config.cell == GLOBAL:
+        life.add("built-in roles", BuiltinRolePublisher(cell.gate))
+    sessions = BreakGlassWatch(cell.objects, cell.events, ports)
+    life.add("break-glass watch", sessions, runs=sessions.run)
+    if config.store != "memory":
+        checkpoints = AuditCheckpoints(config.cell, config.state, store, ports)
+        life.add("audit checkpoints", checkpoints, runs=checkpoints.run)
+
+
+def _add_certificate_upkeep(life: Lifetime, config: CellConfig, global_client: Client | None, ports: Ports) -> None:
+    kept = _certificate_upkeep(config, global_client, ports)
+    if kept is not None:
+        life.add("certificates", kept, runs=kept.run)
+
+
+def _certificate_upkeep(
+    config: CellConfig, global_client: Client | None, ports: Ports
+) -> GlobalCertificates | RegionCertificates | None:
+    """What renews this cell's certificates; None if an operator does. A cell renews files that hold key and
+    certificate together, because only those change at once."""
+    if config.tls_cert != config.tls_key:
+        return None
+    if config.cell == GLOBAL:
+        if config.cell_ca_key is None:
+            return None
+        return GlobalCertificates(
+            CellCertificateAuthority(config.client_ca, config.cell_ca_key), config.tls_cert, ports
+        )
+    if not isinstance(global_client, HttpClient) or config.link_cert is None or config.link_cert != config.link_key:
+        return None
+    return RegionCertificates(global_client, config.client_ca, config.link_cert, config.tls_cert, ports)
 
 
 class _Peers:
@@ -158,16 +254,52 @@ class _Peers:
         return client
 
 
-async def _open_store(config: CellConfig) -> Store:
+async def _open_store(config: CellConfig, record: IdentityRecord) -> Store:
     if config.store == "memory":
         return MemoryStore()
+    _check_state(config)
+    observe_directory(config.state)
     if config.etcd is not None:
-        from holdfast.store.etcd.store import open_store
+        from holdfast.store.etcd.startup import wait_for_store
 
-        return await open_store(config.cell, config.etcd, config.state)
+        return await wait_for_store(config.cell, config.etcd, config.state)
     from holdfast.store.sqlite import SqliteStore
 
-    return SqliteStore(config.state / "store.sqlite")
+    file = config.state / STORE_FILE
+    check_file(config.cell, record, file)
+    return SqliteStore(file)
+
+
+async def _sealer(config: CellConfig, store: Store) -> Sealer:
+    """The keys of the cell. The global cell refuses to start without the keys of its Secrets; a region fetches its
+    copies again.
+    """
+    if config.store == "memory":
+        return Sealer()
+    path = config.secret_keys or config.state / KEYS_FILE
+    source = KeyFile(path, config.secret_keys_command)
+    kind = kind_of(Secret)
+    if config.cell == GLOBAL:
+        entries = (await store.range(kind.prefix)).entries
+        check_secrets(config.cell, [codec.decode_value(kind, entry.value) for entry in entries], source)
+    if not config.secret_keys_command and config.etcd is None:
+        create_keys(path)  # on etcd each server would draw another key: the operator copies one
+    return Sealer(source)
+
+
+def _check_state(config: CellConfig) -> None:
+    """Checks and migrates the state directory. The lock of a SQLite store proves that no other process uses it."""
+    from holdfast.store.schema import FileLock
+
+    config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if config.etcd is not None:
+        open_state(config.state, CELL_STATE)
+        return
+    lock = FileLock(config.state / STORE_FILE)
+    try:
+        open_state(config.state, CELL_STATE)
+    finally:
+        lock.release()
 
 
 def _dial(config: CellConfig, ports: Ports) -> Client | None:
@@ -181,6 +313,13 @@ def _dial(config: CellConfig, ports: Ports) -> Client | None:
         cert=str(config.link_cert or ""),
         key=str(config.link_key or ""),
     )
+
+
+def _add_upkeep(life: Lifetime, cell: Cell, ports: Ports) -> None:
+    upkeep = ConfigUpkeep(cell)
+    life.add("config upkeep", upkeep, runs=upkeep.run)
+    memory = FreedMemory(ports.clock)
+    life.add("freed memory", memory, runs=memory.run)
 
 
 async def _until_failed(cell: Cell, ports: Ports) -> None:
@@ -204,7 +343,12 @@ class _Api:
             if config.node_ca is not None and config.node_ca_key is not None
             else None
         )
-        joining = JoinService(cell.gate, signing)
+        regions = None
+        if config.cell == GLOBAL and config.cell_ca_key is not None:
+            own_hosts = urlsplit(config.url).hostname or "", *certificate_facts(config.tls_cert.read_bytes()).hosts
+            cell_ca = CellCertificateAuthority(config.client_ca, config.cell_ca_key)
+            regions = RegionJoinService(cell.gate, cell_ca, tuple(host for host in own_hosts if host))
+        joining = JoinService(cell.gate, signing, regions=regions, trusted=config.client_ca)
         authenticator = Authenticator(
             config.cell,
             ports,
@@ -212,8 +356,9 @@ class _Api:
             revoked=RevokedSerials(config.client_ca.parent / "revoked.json"),
             node_issuer=signing.name if signing is not None else "",
             identities=joining.identity,
+            oidc=OidcVerifier(config.oidc, ports) if config.oidc is not None else None,
         )
-        self._app = Application(
+        self.app = Application(
             config.cell,
             cell.objects,
             cell.gate,
@@ -221,16 +366,19 @@ class _Api:
             ports,
             placement=cell.placement,
             events=cell.events,
-            open_metrics=True,
             joining=joining,
+            console=ConsoleService(cell.objects, authenticator, ports, config.state) if config.cell == GLOBAL else None,
         )
-        self._app.health.ready["parts"] = lambda: ", ".join(
+        self.app.audit_checkpoints = lambda: read_checkpoints(config.state)
+        self.app.health.ready["parts"] = lambda: ", ".join(
             f"{name} is not ready" for name, ready in cell.ready().items() if not ready
         )
 
     async def start(self) -> None:
         tls = TlsFiles(self._config.tls_cert, self._config.tls_key, self._config.client_ca, self._config.node_ca)
-        self._listener = await listen(self._app, self._config.host, self._config.port, tls)
+        config = self._config
+        plain_console = self.app.console is not None and is_loopback(config.host)
+        self._listener = await listen(self.app, config.host, config.port, tls, plain_console=plain_console)
 
     async def stop(self) -> None:
         if self._listener is not None:

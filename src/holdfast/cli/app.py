@@ -9,15 +9,22 @@ from collections.abc import Sequence
 
 import click
 
+from holdfast.cli.failures import TRACEBACK_VARIABLE, described
 from holdfast.foundation.exit_codes import EXIT_CODE_MEANINGS, CommandError, ExitCode
+from holdfast.platform.output import COLOUR_MODES, coloured_error, set_colour
 
 # name → (module:attribute, summary). The summary is repeated here so that `--help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("holdfast.cli.commands.up:up", "Start a whole platform on this machine."),
     "down": ("holdfast.cli.commands.down:down", "Stop the platform and all tasks it runs."),
     "status": ("holdfast.cli.commands.status:status", "Show cells, nodes, and workloads by stage."),
+    "console": ("holdfast.cli.commands.console:console", "Print a link that opens the console and signs in."),
     "get": ("holdfast.cli.commands.get:get", "List objects of a kind from all cells, like `kubectl get`."),
     "endpoints": ("holdfast.cli.commands.endpoints:endpoints", "List the addresses that serve a workload."),
+    "dns": (
+        "holdfast.cli.commands.dns:dns",
+        "Answer DNS queries for workloads with the addresses of serving replicas.",
+    ),
     "explain": (
         "holdfast.cli.commands.explain:explain",
         "Show the history of a workload or replica, its stage, the reason, and the next step.",
@@ -33,21 +40,47 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "logs": ("holdfast.cli.commands.logs:logs", "Print the logs of replicas."),
     "exec": ("holdfast.cli.commands.exec:exec_", "Run a command in a replica's environment."),
+    "attach": ("holdfast.cli.commands.attach:attach", "Print the output of a running replica."),
+    "port-forward": ("holdfast.cli.commands.port_forward:port_forward", "Forward a local port to a replica's port."),
+    "cp": ("holdfast.cli.commands.cp:cp", "Copy files to or from a running replica."),
     "top": ("holdfast.cli.commands.top:top", "Show resource usage and requests."),
-    "node": ("holdfast.cli.commands.node:node", "Cordon, drain and revoke nodes."),
+    "node": ("holdfast.cli.commands.node:node", "Join, cordon, drain and revoke nodes."),
     "metrics": ("holdfast.cli.commands.metrics:metrics", "Push load metrics for autoscaling."),
     "pool": ("holdfast.cli.commands.pool:pool", "List node pools, and start and stop their nodes."),
-    "rollout": ("holdfast.cli.commands.rollout:rollout", "Follow, pause and undo rollouts."),
+    "rollout": ("holdfast.cli.commands.rollout:rollout", "Follow, restart, compare, pause and undo rollouts."),
+    "cron": ("holdfast.cli.commands.cron:cron", "Start runs of CronWorkloads by hand, and list their runs."),
     "policy": ("holdfast.cli.commands.policy:policy", "Inspect, shadow, promote and roll back scheduling policies."),
     "override": (
         "holdfast.cli.commands.override:override",
         "Create, approve, revoke and list overrides: audited, expiring exceptions.",
     ),
     "drill": ("holdfast.cli.commands.drill:drill", "Cause real failures and check the recovery."),
+    "readiness": (
+        "holdfast.cli.commands.readiness:readiness",
+        "Review a running fleet: unproven promises, late overrides, old backups, alerts, stuck objects, lost links.",
+    ),
     "repair": ("holdfast.cli.commands.repair:repair", "List stuck objects, their owners, and requested repairs."),
+    "runbook": (
+        "holdfast.cli.commands.runbook:runbook",
+        "Run a runbook step by step: dry run first, a question before each action, a record of what was done.",
+    ),
     "cleanup-check": (
         "holdfast.cli.commands.cleanup_check:cleanup_check",
         "List resources that an incident has not returned.",
+    ),
+    "user": ("holdfast.cli.commands.user:user", "Add, list and remove people: a role binding, and a credential."),
+    "access": ("holdfast.cli.commands.access:access", "Ask who may do what."),
+    "break-glass": (
+        "holdfast.cli.commands.break_glass:break_glass",
+        "Open access in an emergency: scoped, short, alarmed, and reviewed by another person.",
+    ),
+    "audit": (
+        "holdfast.cli.commands.audit:audit",
+        "Show who changed what, and what was refused. Verify that the record is complete.",
+    ),
+    "support-bundle": (
+        "holdfast.cli.commands.support_bundle:support_bundle",
+        "Collect the facts of a platform in one file, without secrets.",
     ),
     "kubeconfig": ("holdfast.cli.commands.kubeconfig:kubeconfig", "Write a kubeconfig with one context per cell."),
     "token": ("holdfast.cli.commands.tokens:tokens", "Create, list and revoke API tokens and join tokens."),
@@ -55,7 +88,30 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "holdfast.cli.commands.credentials:credentials",
         "List, rotate and revoke the certificates of regions and nodes.",
     ),
+    "init": (
+        "holdfast.cli.commands.init:init",
+        "Install a cell on this machine: the global cell, or the cell of a region.",
+    ),
+    "region": (
+        "holdfast.cli.commands.region:region",
+        "Add regions, and create the tokens with which their cells join.",
+    ),
+    "leave": (
+        "holdfast.cli.commands.leave:leave",
+        "Remove a cell or an agent from this machine. Asks before it destroys anything.",
+    ),
+    "doctor": (
+        "holdfast.cli.commands.doctor:doctor",
+        "Check this machine and its cells; each finding has a next step.",
+    ),
+    "ca": ("holdfast.cli.commands.ca:ca", "Show and rotate the platform's certificate authority."),
+    "secrets": ("holdfast.cli.commands.secrets:secrets", "List and rotate the keys that encrypt Secrets."),
     "serve": ("holdfast.cli.commands.serve:serve", "Run one cell: the global cell or a regional cell."),
+    "init-cell": ("holdfast.cli.commands.storage:init_cell", "Declare a new cell, before its first start."),
+    "check-store": (
+        "holdfast.cli.commands.storage:check_store",
+        "Verify the SQLite file of a running or stopped cell.",
+    ),
     "backup": ("holdfast.cli.commands.storage:backup", "Back up a running cell to a file."),
     "restore": ("holdfast.cli.commands.storage:restore", "Restore a stopped cell from a backup."),
     "migrate-store": ("holdfast.cli.commands.storage:migrate_store", "Move a stopped cell to another store."),
@@ -104,7 +160,16 @@ class LazyCommands(click.Group):
 
 @click.command(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="holdfast", message="holdfast %(version)s", help="Print the version and exit.")
-def holdfast() -> None:
+@click.option(
+    "--color",
+    "--colour",
+    "colour",
+    type=click.Choice(COLOUR_MODES),
+    default="auto",
+    show_default=True,
+    help="Colour the output. `auto`: on a terminal, unless NO_COLOR or CI is set.",
+)
+def holdfast(colour: str) -> None:
     """A multi-region scheduler control plane.
 
     Declare workloads; Holdfast places them, keeps them running through failures, and explains its decisions.
@@ -117,6 +182,13 @@ def holdfast() -> None:
 
     Help on a command: holdfast COMMAND --help.
     """
+    set_colour(colour)
+
+
+def print_error(stop: CommandError) -> None:
+    for line in stop.lines():
+        # A path that is not UTF-8 is printed escaped.
+        click.echo(coloured_error(line.encode("utf-8", "backslashreplace").decode()), err=True)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -128,8 +200,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(returned) if isinstance(returned, int) else ExitCode.OK
     except CommandError as stop:
-        for line in stop.lines():
-            click.echo(line, err=True)
+        print_error(stop)
         return stop.code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
@@ -147,3 +218,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader of the output has exited (`holdfast status | head`). This is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        failure = described(error)
+        print_error(failure)
+        return failure.code

@@ -14,15 +14,86 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FORMATS = ("text", "json")
+FORMATS = ("text", "wide", "json", "yaml")
+LISTED_FORMATS = (*FORMATS, "name")
+LINE_FORMATS = ("text", "json")
+WATCH_EVERY_S = 2.0
 _EXAMPLES = {"REPLICA": "payments/risk-api-us-east-0", "DECISION": "payments/risk-api-us-east-1a2b3c-0123456789"}
 
 
 def output_option(command: F) -> F:
-    """`-o text|json`, the same on every command that prints data."""
+    """`-o`, the same on every command that prints data. A command sees only `text` and `json`: YAML is JSON that is
+    printed otherwise, and wide is text whose columns are all shown."""
+    return _output(FORMATS)(command)
+
+
+def list_output_option(command: F) -> F:
+    """`-o` of commands that list objects: also `name`."""
+    return _output(LISTED_FORMATS)(command)
+
+
+def line_output_option(command: F) -> F:
+    """`-o` of commands that print lines as they come."""
+    return _output(LINE_FORMATS)(command)
+
+
+def _output(formats: tuple[str, ...]) -> Callable[[F], F]:
     return click.option(
-        "-o", "--output", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format."
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default="text",
+        show_default=True,
+        callback=_set_style,
+        help="Output format.",
+    )
+
+
+def _set_style(_: click.Context, __: click.Parameter, value: str) -> str:
+    from holdfast.platform.output import set_style
+
+    set_style(data="yaml" if value == "yaml" else "json", wide=value == "wide")
+    return {"yaml": "json", "wide": "text"}.get(value, value)
+
+
+def tenant_options(command: F) -> F:
+    """`-n` and `-A`, as for kubectl. Without either, all tenants that the caller may see."""
+    command = click.option(
+        "-A", "--all-tenants", "--all-namespaces", "all_tenants", is_flag=True, help="All tenants; the default."
     )(command)
+    return click.option(
+        "-n",
+        "--tenant",
+        "--namespace",
+        "tenant",
+        default="",
+        shell_complete=_complete_tenants,
+        help="Only objects of this tenant.",
+    )(command)
+
+
+def _complete_tenants(context: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    from holdfast.cli.shell_completion import complete_tenants
+
+    return list(complete_tenants(context, parameter, begun))
+
+
+def watch_option(command: F) -> F:
+    """`-w`: print again whenever the output changes."""
+    return click.option("-w", "--watch", is_flag=True, help="Keep running, and print what changes.")(command)
+
+
+def repeat_until_interrupted(read: Callable[[], str]) -> None:
+    """Prints the text of `read` whenever it changes, every two seconds, until Ctrl-C."""
+    import time
+
+    shown = ""
+    while True:
+        text = read()
+        if text != shown:
+            click.echo(("\n" if shown else "") + text)
+        shown = text
+        time.sleep(WATCH_EVERY_S)
 
 
 def state_option(command: F) -> F:

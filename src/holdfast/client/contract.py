@@ -1,8 +1,8 @@
 """The client contract, used by controllers, schedulers, agents, the link and the command line.
 
 In process it is `LocalClient`, over HTTP `HttpClient`; callers cannot tell the difference. Returned objects are shared
-and immutable. Faults are those of `model.errors`. `commit` raises `Ambiguous` only after reading back did not
-resolve it.
+and immutable. Faults are those of `model.errors`. `commit` raises `Ambiguous` only if reading back did
+not show the outcome.
 """
 
 from __future__ import annotations

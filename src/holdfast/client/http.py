@@ -11,7 +11,8 @@ A watch over HTTP does not know previous states: `WatchEvent.old` is None. Infor
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -30,34 +31,32 @@ from holdfast.client.resources import (
     is_outcome_unknown,
     resource_path,
 )
-from holdfast.client.watch_lines import parse_events
+from holdfast.client.session_socket import SESSION_PROTOCOL, SessionSocket
+from holdfast.client.watch_lines import WATCH_LINE_BYTES_MAX, WATCH_SILENCE_S, parse_events
 from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.retry_budget import RetryBudget
 from holdfast.model import limits
 from holdfast.model.agent_rpc import AgentCall
+from holdfast.model.config_values import ConfigVersion, ConfigVersions, TaskValues
 from holdfast.model.errors import Ambiguous, Expired, Fault, NotFound, Overloaded, Unavailable
-from holdfast.model.join import JoinRequest, JoinResponse, RenewalRequest
-from holdfast.model.kinds import kind_of
+from holdfast.model.join import CellRequests, JoinRequest, JoinResponse, RegionJoinResponse, RenewalRequest, TrustBundle
+from holdfast.model.kinds import BY_NAME, kind_of
 from holdfast.model.meta import ApiStruct, Object
 from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.pod_session import SESSION_MESSAGE_BYTES_MAX
 from holdfast.model.writes import Notice, Write
 
-# Time to open a connection. Then the call fails as Unavailable.
+# Time to open a connection. After that, the call fails as Unavailable.
 CONNECT_DEADLINE_S = 3.0
-# Time for one call other than a commit. Then the call fails as Unavailable.
+# Time for one call other than a commit. After that, the call fails as Unavailable.
 CALL_DEADLINE_S = 10.0
 # Connections of one client for calls. Further calls wait for a free one; watches have their own.
 HTTP_CONNECTIONS_MAX = 64
-# Longest line of a watch stream. A longer one ends the watch. Above MAX_OBJECT_BYTES after JSON escaping.
-WATCH_LINE_BYTES_MAX = 8 * 1024 * 1024
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
-
-_WATCH_SILENCE_S = 2.5 * limits.BOOKMARK_EVERY_S
-"""A watch without an event or bookmark for this long is considered dead."""
 
 
 class _BriefClient:
@@ -96,7 +95,7 @@ class HttpClient:
         self._cell = cell
         self._call_deadline_s = call_deadline_s
         self._commit_deadline_s = commit_deadline_s
-        self._cert, self._key = cert, key
+        self._ca, self._cert, self._key = ca, cert, key
         self._ssl: ssl.SSLContext | bool = (
             client_tls_context(ca, cert, key) if self._base_url.startswith("https:") else True
         )
@@ -169,7 +168,7 @@ class HttpClient:
             "allowWatchBookmarks": "true",
             **field_selector_query(fields),
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=_WATCH_SILENCE_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=WATCH_SILENCE_S)
         where = f"watch of {row.plural} at {self._base_url}"
         try:
             async with self._session(watches=True).get(
@@ -215,6 +214,59 @@ class HttpClient:
         response = await self._call("POST", path, body=data, query=query, verb="response")
         return bool(msgspec.json.decode(response).get("more"))
 
+    @asynccontextmanager
+    async def open_session(self, node: str, session_id: str) -> AsyncGenerator[SessionSocket]:
+        """The agent's side of a session that the region asked for. Raises Unavailable."""
+        url = f"{self._base_url}/node/v1/{quote(node)}/sessions/{quote(session_id)}"
+        try:
+            # The server's pings keep the connection alive. It does not answer ours while its client reads slowly.
+            opened = await self._session(watches=True).ws_connect(
+                url, ssl=self._ssl, protocols=(SESSION_PROTOCOL,), max_msg_size=2 * SESSION_MESSAGE_BYTES_MAX
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"session at {self._base_url}: not opened ({error})") from error
+        try:
+            yield SessionSocket(opened)
+        finally:
+            await opened.close()
+
+    # Console queries
+
+    async def region_queries(self, region: str) -> AsyncIterator[bytes]:
+        """The console's queries to a region, one JSON document each, until the stream ends; the caller reconnects."""
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=2.5 * limits.AGENT_CALL_KEEPALIVE_S
+        )
+        url = f"{self._base_url}/region/v1/{quote(region)}/queries"
+        try:
+            async with self._session(watches=True).get(url, timeout=timeout, ssl=self._ssl) as response:
+                if response.status != 200:
+                    raise fault_from(response.status, await response.read(), response.headers.get("Retry-After", ""))
+                async for line in response.content:
+                    if line.strip():
+                        yield line
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise Unavailable(f"console queries at {self._base_url}: stream interrupted ({why})") from error
+
+    async def answer_region_query(self, region: str, query: str, data: bytes) -> None:
+        path = f"/region/v1/{quote(region)}/answers/{quote(query)}"
+        await self._call("POST", path, body=data, verb="console_answer")
+
+    # Secrets and ConfigMaps
+
+    async def region_config(self, region: str) -> ConfigVersions:
+        body = await self._call("GET", f"/region/v1/{quote(region)}/config", verb="config")
+        return msgspec.json.decode(body, type=ConfigVersions)
+
+    async def region_config_object(self, region: str, version: ConfigVersion) -> Object:
+        path = f"/region/v1/{quote(region)}/config/{version.kind}/{quote(version.namespace)}/{quote(version.name)}"
+        return wire.decode_object(await self._call("GET", path, verb="config"), BY_NAME[version.kind])
+
+    async def task_values(self, node: str, tenant: str, binding: str) -> TaskValues:
+        path = f"/node/v1/{quote(node)}/values/{quote(tenant)}/{quote(binding)}"
+        return msgspec.json.decode(await self._call("GET", path, verb="values"), type=TaskValues)
+
     # Node certificates
 
     async def join(self, request: JoinRequest) -> JoinResponse:
@@ -230,6 +282,15 @@ class HttpClient:
             return msgspec.json.decode(response, type=JoinResponse)
         except msgspec.DecodeError as error:
             raise Ambiguous(f"{verb} at {self._base_url}: cannot decode the response ({error})") from error
+
+    async def trust_bundle(self) -> TrustBundle:
+        """The CA certificates that the cell trusts now."""
+        return msgspec.json.decode(await self._call("GET", "/join/v1/ca", verb="trust_bundle"), type=TrustBundle)
+
+    async def renew_region_certificates(self, request: CellRequests) -> RegionJoinResponse:
+        body = msgspec.json.encode(request)
+        response = await self._call("POST", "/join/v1/region/renew", body=body, verb="renew_certificate")
+        return msgspec.json.decode(response, type=RegionJoinResponse)
 
     # Writes
 
@@ -295,13 +356,13 @@ class HttpClient:
             raise Ambiguous(f"{action} at {self._base_url}: cannot decode the response ({error})") from error
 
     async def reload_certificate(self) -> None:
-        """Reads `cert` and `key` again. New calls use the new certificate; calls in flight continue.
+        """Reads `ca`, `cert` and `key` again. New calls use the new certificate; calls in flight continue.
 
         Connections with the old certificate stay open until the next reload, for calls in flight on them.
         """
         if not isinstance(self._ssl, ssl.SSLContext) or not self._cert:
             return
-        self._ssl.load_cert_chain(self._cert, self._key or None)
+        self._ssl = client_tls_context(self._ca, self._cert, self._key)
         before, self._retired = self._retired, [s for s in (self._calls, self._watches) if s is not None]
         self._calls = self._watches = None
         for session in before:

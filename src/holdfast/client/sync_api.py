@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
+from holdfast.client.refusal_text import cell_label, refusal_text
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model import limits
 
@@ -22,28 +22,42 @@ from holdfast.model import limits
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 # Maximum pages of one list. At 500 objects a page this is far above any supported platform.
 PAGES_MAX = 1000
-NOT_FOUND = 404
-_NAMED = re.compile(r"^/apis/[^/]+/v1/(?:namespaces/([^/]+)/)?([a-z]+)/([^/]+)(?:/[a-z]+)?$")
-"""Path of one object: tenant (optional), plural and name."""
 
-DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
-"""Query of a dry run that rejects unknown fields."""
-
-
-def cell_label(name: str) -> str:
-    """The cell as messages name it: `global cell` or `region NAME`."""
-    return "global cell" if name == "global" else f"region {name}"
+STRICT = {"fieldValidation": "Strict"}
+"""Query of every write to a resource: a field that does not exist is refused, not dropped."""
 
 
 class ApiRefusal(CommandError):
-    """The API refused a request. `status` is the HTTP code, `reason` the API's reason, `why` its whole message."""
+    """The API refused a request. `status` is the HTTP code, `reason` the API's reason, `why` its whole message, `body`
+    the answer as received."""
 
-    def __init__(self, what: str, *, status: int, reason: str, why: str, next_step: str = "") -> None:
+    def __init__(
+        self, what: str, *, status: int, reason: str, why: str, next_step: str = "", body: bytes = b""
+    ) -> None:
         code = {401: ExitCode.DENIED, 403: ExitCode.DENIED, 409: ExitCode.CONFLICT}.get(status, ExitCode.FAILED)
         super().__init__(what, next_step=next_step, code=code)
         self.status = status
         self.reason = reason
         self.why = why
+        self.body = body
+
+
+def _tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Raises CommandError with the name of the file that cannot be used."""
+    reading = ca
+    try:
+        context = ssl.create_default_context(cafile=str(ca) if ca is not None else None)
+        if cert is not None and key is not None:
+            reading = cert
+            context.load_cert_chain(str(cert), str(key))
+    except OSError as error:
+        why = (error.strerror or error.reason or "unreadable") if isinstance(error, ssl.SSLError) else error.strerror
+        beside = f" with {key}" if reading is cert and key is not None else ""
+        raise CommandError(
+            f"{reading}: not usable as a certificate{beside} ({str(why or error).lower()})",
+            next_step="restore the file from a copy, or use a kubeconfig with --state",
+        ) from error
+    return context
 
 
 class CellApi:
@@ -66,26 +80,31 @@ class CellApi:
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 443
         self._token = token
         self._timeout_s = timeout_s
-        self._context = ssl.create_default_context(cafile=str(ca) if ca is not None else None)
-        if cert is not None and key is not None:
-            self._context.load_cert_chain(str(cert), str(key))
+        self._context = _tls_context(ca, cert, key)
         self._connection: http.client.HTTPSConnection | None = None
+
+    def streaming_access(self) -> tuple[ssl.SSLContext, dict[str, str]]:
+        """TLS settings and headers for a connection that this client does not make itself, such as a WebSocket."""
+        return self._context, {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def get(self, path: str, **query: str) -> Any:
         return self.request("GET", path, query=query)
 
     def text(self, path: str) -> tuple[int, str]:
         """Status code and body of a plain-text page such as /readyz. No status code is an error."""
-        status, body = self._exchange("GET", path, b"", "")
+        status, body = self.exchange("GET", path, b"", "")
         return status, body.decode(errors="replace")
 
     def list(self, plural: str, namespace: str = "", **query: str) -> list[dict[str, Any]]:
         """All objects of a kind, page by page."""
+        from holdfast.model.kinds import BY_PLURAL
+
+        base = BY_PLURAL[plural].api_path if plural in BY_PLURAL else "/apis/holdfast.dev/v1"
         where = f"namespaces/{quote(namespace)}/{plural}" if namespace else plural
         items: list[dict[str, Any]] = []
         parameters = {"limit": str(limits.LIST_PAGE_OBJECTS), **query}
         for _ in range(PAGES_MAX):
-            answer = self.request("GET", f"/apis/holdfast.dev/v1/{where}", query=parameters)
+            answer = self.request("GET", f"{base}/{where}", query=parameters)
             items.extend(answer["items"])
             rest = answer.get("metadata", {}).get("continue", "")
             if not rest:
@@ -101,8 +120,11 @@ class CellApi:
         meta = item["metadata"]
         namespace = meta.get("namespace", "")
         where = f"namespaces/{quote(namespace)}/" if namespace else ""
-        path = f"/apis/{item['apiVersion']}/{where}{plural}/{quote(meta['name'])}"
-        query = {"fieldManager": manager, "force": "true", **(DRY_RUN if dry_run else {})}
+        version = item["apiVersion"]
+        # Kinds of the core group, such as Secret, have the version `v1` and a root of their own.
+        root = "apis" if "/" in version else "api"
+        path = f"/{root}/{version}/{where}{plural}/{quote(meta['name'])}"
+        query = {"fieldManager": manager, "force": "true", **({"dryRun": "All"} if dry_run else {})}
         return self.request("PATCH", path, item, query=query, content_type="application/apply-patch+yaml")
 
     def request(
@@ -117,9 +139,11 @@ class CellApi:
     ) -> Any:
         """Sends one request and returns the decoded JSON. Raises `Refusal` for status 400 and above, `Stop` if there is
         no response."""
+        if body is not None and path.startswith(("/apis/", "/api/")):
+            query = {**STRICT, **(query or {})}
         target = f"{path}?{urlencode(query)}" if query else path
         sent = json.dumps(body).encode() if body is not None else b""
-        status, answer = self._exchange(method, target, sent, content_type if sent else "", accept)
+        status, answer = self.exchange(method, target, sent, content_type if sent else "", accept)
         if status >= 400:
             raise self._refusal(path, status, answer)
         return json.loads(answer) if answer else None
@@ -155,6 +179,14 @@ class CellApi:
 
     def watch(self, path: str, query: dict[str, str], *, silence_s: float = 60.0) -> Iterator[dict[str, Any]]:
         """Watches over a separate connection and yields events until the server closes the watch."""
+        for line in self.watch_lines(path, query, silence_s=silence_s):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise self._broken("watch", error) from error
+
+    def watch_lines(self, path: str, query: dict[str, str], *, silence_s: float) -> Iterator[bytes]:
+        """The same, as received."""
         target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         connection = http.client.HTTPSConnection(self._host, self._port, timeout=silence_s, context=self._context)
@@ -164,8 +196,8 @@ class CellApi:
             if answer.status >= 400:
                 raise self._refusal(path, answer.status, answer.read(RESPONSE_BYTES_MAX))
             while line := answer.readline():
-                yield json.loads(line)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+                yield line
+        except (OSError, http.client.HTTPException) as error:
             raise self._broken("watch", error) from error
         finally:
             connection.close()
@@ -175,7 +207,7 @@ class CellApi:
             self._connection.close()
             self._connection = None
 
-    def _exchange(
+    def exchange(
         self, method: str, target: str, body: bytes, content_type: str, accept: str = "application/json"
     ) -> tuple[int, bytes]:
         headers = {"Accept": f"{accept}, text/plain", "User-Agent": "holdfast-cli"}
@@ -234,20 +266,5 @@ class CellApi:
             reason, why = body.get("reason", ""), body.get("message", why)
         except (ValueError, AttributeError):
             pass
-        message, _, step = why.partition("; next: ")
-        if (named := _NAMED.search(path)) is not None:
-            tenant, plural, name = (unquote(part or "") for part in named.groups())
-            subject = f"{_singular(plural)} {f'{tenant}/' if tenant else ''}{name}"
-            if status == NOT_FOUND:
-                message, step = f"{subject}: not found", f"holdfast get {plural}{f' -n {tenant}' if tenant else ''}"
-            elif name not in message:
-                message = f"{subject}: {message}"
-        else:
-            message = message or f"{cell_label(self.name)}: request refused (status {status})"
-        return ApiRefusal(message, status=status, reason=reason, why=why, next_step=step)
-
-
-def _singular(plural: str) -> str:
-    from holdfast.model.kinds import ALL
-
-    return next((kind.singular for kind in ALL if kind.plural == plural), plural)
+        message, step = refusal_text(self.name, path, status, why)
+        return ApiRefusal(message, status=status, reason=reason, why=why, next_step=step, body=answer)

@@ -9,8 +9,14 @@ import msgspec
 
 from holdfast.client.contract import WatchEvent
 from holdfast.client.wire import decode_object, fault_of
+from holdfast.model import limits
 from holdfast.model.errors import Unavailable
 from holdfast.model.kinds import Kind
+
+# Longest line of a watch stream. A longer one ends the watch. Above MAX_OBJECT_BYTES after JSON escaping.
+WATCH_LINE_BYTES_MAX = 8 * 1024 * 1024
+WATCH_SILENCE_S = 2.5 * limits.BOOKMARK_EVERY_S
+"""A watch without an event or bookmark for this long is considered dead."""
 
 
 class _WatchLine(msgspec.Struct):

@@ -19,7 +19,7 @@ import structlog
 
 from holdfast.foundation.tasks import cancel_and_wait
 
-# Time that commits in flight get when a component stops. Then they are cancelled.
+# Time that commits in flight get when a component stops. After that, they are cancelled.
 STOP_DEADLINE_S = 10.0
 # Fraction of systemd's watchdog interval at which the process reports that it is alive. Two reports fit into it.
 WATCHDOG_NOTIFY_FRACTION = 0.4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 
@@ -19,11 +18,7 @@ PUSHES, PUSH_EVERY_S = 6, 5.0
 
 def run(drill: DrillRun) -> None:
     """Readiness of every replica depends on a file. The drill deletes the file and pushes ten times the target load."""
-    folder = tempfile.TemporaryDirectory(prefix="holdfast-drill-")
-    Path(folder.name).chmod(0o755)
-    well = Path(folder.name) / "well"
-    well.touch(mode=0o644)
-    drill.add_undo("the readiness file", folder.cleanup)
+    well = _visible_file(drill)
     tenant = DrillTenant(drill)
     rules = {
         "minReplicas": FEWEST,
@@ -61,6 +56,20 @@ def run(drill: DrillRun) -> None:
     well.touch(mode=0o644)
     drill.wait_until("the replicas are ready again", lambda: tenant.serving(NAME) == FEWEST, within_s=60)
     drill.wait_until("the autoscaler adds replicas", lambda: _scaled_up(drill), within_s=90)
+
+
+def _visible_file(drill: DrillRun) -> Path:
+    """A file that the tasks of all agents see. Their `/tmp` is their own, so it is in the platform's shared directory,
+    which is created if it does not exist."""
+    shared = drill.layout.shared
+    if not shared.exists():
+        drill.add_undo("the shared directory", shared.rmdir)
+        shared.mkdir()
+        shared.chmod(0o1777)
+    well = shared / "drill-autoscaler-ready"
+    drill.add_undo("the readiness file", lambda: well.unlink(missing_ok=True))
+    well.touch(mode=0o644)
+    return well
 
 
 def _push(drill: DrillRun, value: float) -> None:

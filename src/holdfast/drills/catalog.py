@@ -8,11 +8,16 @@ import msgspec
 
 from holdfast.drills import (
     autoscaler,
+    emergency_quota,
+    global_hang,
+    global_store_loss,
     leader_restart,
     loss_during_recovery,
     override_expires,
     partition,
+    partition_beyond_lease,
     policy_rollback,
+    region_away,
     region_loss,
     repair_in_incident,
     stale_cache,
@@ -21,6 +26,8 @@ from holdfast.drills import (
 )
 from holdfast.drills.drill_run import DrillRun
 from holdfast.drills.report import DrillReport
+from holdfast.foundation.exit_codes import CommandError
+from holdfast.model.scheduler_policy import PartitionMode
 
 
 class DrillOptions(msgspec.Struct, frozen=True):
@@ -136,16 +143,66 @@ DRILLS: dict[str, Drill] = {
             150,
             lambda drill_run, options: partition.run(drill_run, seconds=options.seconds),
         ),
+        Drill(
+            "partition-wait",
+            "partition that outlasts the grant lease, mode Wait",
+            "Kill the global cell, and a node after the lease. Bound replicas must run on, and nothing may be placed.",
+            "cut-off",
+            260,
+            lambda drill_run, options: partition_beyond_lease.run(drill_run, mode=PartitionMode.WAIT),
+        ),
+        Drill(
+            "partition-provisional",
+            "partition that outlasts the grant lease, mode Provisional",
+            "Kill the global cell, and a node after the lease. The region must replace the node's replicas alone.",
+            "cut-off-provisional",
+            260,
+            lambda drill_run, options: partition_beyond_lease.run(drill_run, mode=PartitionMode.PROVISIONAL),
+        ),
+        Drill(
+            "region-away",
+            "region away for longer than its grant lease",
+            "Pause a region until its grants expire. Its work must be recovered; it must place nothing by old grants.",
+            "zombie-returns",
+            280,
+            lambda drill_run, options: region_away.run(drill_run, seconds=options.seconds),
+        ),
+        Drill(
+            "global-hang",
+            "hung global cell",
+            "Pause the global cell. Every region must notice within ten seconds and accept a break-glass override.",
+            "cut-off",
+            75,
+            _plain(global_hang.run),
+        ),
+        Drill(
+            "global-store-loss",
+            "lost store of the global cell",
+            "Delete the global cell's store. No task may stop, and a restore must bring the platform back.",
+            "global-store-emptied",
+            240,
+            _plain(global_store_loss.run),
+        ),
+        Drill(
+            "emergency-quota",
+            "emergency quota that must expire",
+            "Run replicas on emergency quota. After its expiry the usage must fall back to the quota.",
+            "override-expires",
+            120,
+            _plain(emergency_quota.run),
+        ),
     )
 }
 
 
 def run_drill(drill: Drill, drill_run: DrillRun, options: DrillOptions) -> DrillReport:
-    """Runs the drill, undoes its changes, checks and reports. Changes are undone even if the drill fails."""
+    """Runs the drill, undoes its changes, checks and reports. A drill that stops early is reported too."""
     try:
         drill_run.start()
         try:
             drill.run(drill_run, options)
+        except CommandError as stop:
+            drill_run.failures.append(f"the drill stopped: {stop.message}")
         finally:
             drill_run.undo()
         return drill_run.report(drill.name, drill_run.unreturned_after_cleanup())

@@ -2,11 +2,13 @@
 
 - One watch per cell and kind, from the revision at which the drill began. After a crash of the cell the watch resumes
   at its last revision, so that no commit is missed.
-- The writer of a change follows from the ownership table, which the gate enforces (S6).
+- Until the audit log is read (`audited_writers.py`), the writer of a change follows from the ownership table, which the
+  gate enforces (S6).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -35,6 +37,7 @@ GLOBAL_KINDS = (
     "Grant",
 )
 REGIONAL_KINDS = (
+    "Region",
     "Node",
     "Replica",
     "SchedulingRequest",
@@ -55,7 +58,8 @@ METADATA_FIELDS = ("labels", "annotations", "finalizers", "deletionTimestamp")
 
 
 class RecordedChange(msgspec.Struct, frozen=True):
-    """One change of one object. `groups` are the changed field groups, `roles` their owners."""
+    """One change of one object. `groups` are the changed field groups, `roles` their possible writers. If `audited`,
+    there is one writer, and `requested_by` is the role that asked the authority for it."""
 
     at_s: float
     cell: str
@@ -68,6 +72,11 @@ class RecordedChange(msgspec.Struct, frozen=True):
     roles: tuple[str, ...]
     before: Item | None = None
     after: Item | None = None
+    requested_by: str = ""
+    audited: bool = False
+    lineage: int = 0
+    """How often the cell's store was replaced before. Revisions of two lineages do not compare. Objects that a new
+    store lacks are `lost`, those that it adds are `found`."""
 
     @property
     def subject(self) -> str:
@@ -83,6 +92,8 @@ class ChangeRecorder:
         self._lock = threading.Lock()
         self._steps: list[RecordedChange] = []
         self._omitted = 0
+        self._lineages: dict[tuple[str, str], int] = {}
+        """How often the store of a cell was replaced by another one, as the watch of each kind has seen it."""
         self._ended = threading.Event()
         self._began_mono_s = 0.0
         self._began_at = 0.0
@@ -129,12 +140,43 @@ class ChangeRecorder:
                         return
                     if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
                         revision = self._note(cell, kind, known, event)
+                    elif event["type"] == "ERROR":
+                        revision = self._list_again(api, cell, kind, known, revision)
+                        break
+                revision = self._after_reconnection(api, cell, kind, known, revision)
             except ApiRefusal as refusal:
                 if refusal.status == GONE_STATUS:
-                    return
+                    revision = self._list_again(api, cell, kind, known, revision)
             except CommandError:
-                pass
+                with contextlib.suppress(CommandError):
+                    revision = self._after_reconnection(api, cell, kind, known, revision)
             self._ended.wait(RECONNECT_AFTER_S)
+
+    def _after_reconnection(self, api: CellApi, cell: str, kind: str, known: dict[str, Item], revision: int) -> int:
+        """The revision to watch from. A store that was replaced by an older one has fewer revisions."""
+        path = f"/apis/holdfast.dev/v1/{BY_NAME[kind].plural}"
+        head = int(api.request("GET", path, query={"limit": "1"})["metadata"]["resourceVersion"])
+        return revision if head >= revision else self._list_again(api, cell, kind, known, revision)
+
+    def _list_again(self, api: CellApi, cell: str, kind: str, known: dict[str, Item], revision: int) -> int:
+        """Records the differences between the known and the listed objects. Their writers and order are unknown."""
+        try:
+            listed, revision = _listed(api, kind)
+        except CommandError:
+            return revision
+        with self._lock:
+            self._lineages[cell, kind] = self._lineages.get((cell, kind), 0) + 1
+        for uid, item in list(known.items()):
+            if uid not in listed:
+                known.pop(uid)
+                self._add(cell, kind, revision, _ChangeParts("lost", item, None))
+        for uid, item in listed.items():
+            if item != known.get(uid):
+                op = "found" if uid not in known else "changed"
+                groups = tuple(changed_groups(kind, known.get(uid), item))
+                self._add(cell, kind, revision, _ChangeParts(op, known.get(uid), item, groups))
+            known[uid] = item
+        return revision
 
     def _note(self, cell: str, kind: str, known: dict[str, Item], event: Item) -> int:
         item = event["object"]
@@ -153,6 +195,11 @@ class ChangeRecorder:
             op = "created" if before is None else "changed"
             groups = tuple(changed_groups(kind, before, item))
             roles = writer_roles(kind, groups, before, item, op=op)
+        self._add(cell, kind, revision, _ChangeParts(op, before, after, groups, roles))
+        return revision
+
+    def _add(self, cell: str, kind: str, revision: int, change: _ChangeParts) -> None:
+        meta = (change.after or change.before or {})["metadata"]
         step = RecordedChange(
             round(self.now_s(), 3),
             cell,
@@ -160,30 +207,38 @@ class ChangeRecorder:
             kind,
             meta.get("namespace", ""),
             meta["name"],
-            op,
-            groups,
-            roles,
-            before,
-            after,
+            change.op,
+            change.groups,
+            change.roles,
+            change.before,
+            change.after,
+            lineage=self._lineages.get((cell, kind), 0),
         )
         with self._lock:
             if len(self._steps) < CHANGES_MAX:
                 self._steps.append(step)
             else:
                 self._omitted += 1
-        return revision
+
+
+class _ChangeParts(msgspec.Struct, frozen=True):
+    op: str
+    before: Item | None
+    after: Item | None
+    groups: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
 
 def in_commit_order(steps: Sequence[RecordedChange]) -> list[RecordedChange]:
     """Sorts changes into commit order. Watches of different kinds race, so a change gets at most the time of a later
     revision of its cell."""
     found: list[RecordedChange] = []
-    for cell in sorted({step.cell for step in steps}):
+    for cell in sorted({(step.cell, step.lineage) for step in steps}):
         latest_s = float("inf")
-        for step in sorted((s for s in steps if s.cell == cell), key=lambda s: -s.revision):
+        for step in sorted((s for s in steps if (s.cell, s.lineage) == cell), key=lambda s: -s.revision):
             latest_s = min(latest_s, step.at_s)
             found.append(step if step.at_s == latest_s else msgspec.structs.replace(step, at_s=latest_s))
-    return sorted(found, key=lambda s: (s.at_s, s.cell, s.revision))
+    return sorted(found, key=lambda s: (s.at_s, s.cell, s.lineage, s.revision))
 
 
 def _listed(api: CellApi, kind: str) -> tuple[dict[str, Item], int]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
-from holdfast.drills import counters, history_checks, incident_questions
+from holdfast.client.sync_api import ApiRefusal
+from holdfast.drills import audited_writers, counters, history_checks, incident_questions
 from holdfast.drills.change_recorder import ChangeRecorder, RecordedChange
 from holdfast.drills.outage import region_plan
-from holdfast.drills.platform_observer import Item, PlatformObserver, regional_violations, violations
-from holdfast.drills.report import DrillReport, IncidentAnswers
+from holdfast.drills.platform_observer import Item, PlatformObserver, UsedBefore, regional_violations, violations
+from holdfast.drills.recovery_path import recovery_path
+from holdfast.drills.report import DrillReport, HistoryJudgement, IncidentAnswers
 from holdfast.drills.unreturned_resources import unreturned_resources
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.model.times import parse_time
+from holdfast.model.times import micro_text, parse_time
 from holdfast.platform.layout import Layout
 
 POLL_EVERY_S = 0.25
@@ -31,12 +34,24 @@ WATCH_DELAY_S = 0.5
 # The failure starts after REST_S without a controller decision, at the latest after REST_WITHIN_S.
 QUIET_S = 1.0
 QUIET_TIMEOUT_S = 10.0
+# Time for the override controller to record a revocation before an override is deleted.
+OVERRIDE_END_WITHIN_S = 10.0
+ENDED_OVERRIDE_PHASES = ("Expired", "Revoked")
 
 
 class DrillRun:
     """One running drill."""
 
-    def __init__(self, layout: Layout, region: str, *, timeout_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        region: str,
+        *,
+        timeout_s: float,
+        say: Callable[[str], None],
+        judge: Callable[[float, float], HistoryJudgement],
+    ) -> None:
+        """`judge` checks the recorded history of all cells since a wall-clock time, at rest at another."""
         self.layout = layout
         self.platform = layout.load()
         self.plan = region_plan(self.platform, region)
@@ -50,11 +65,18 @@ class DrillRun:
         self.facts: dict[str, Any] = {"region": region}
         self.invariants_held: list[str] = []
         self.failure_s = 0.0
+        self.global_cell_down = False
+        """Whether the drill has stopped the global cell, so that only the regions can be checked."""
         self._recorder = ChangeRecorder(layout, self.platform)
         self._undoing: list[tuple[str, Callable[[], None]]] = []
         self._before: counters.CounterReadings = {}
+        self._judge = judge
         self._undone_s = 0.0
+        self._undone: list[str] = []
+        self._increases: counters.CounterReadings = {}
+        self._events_seen: list[tuple[str, Item]] = []
         self._checks = 0
+        self._used: UsedBefore = {}
         self._checked_mono_s = 0.0
 
     # While it runs
@@ -131,9 +153,10 @@ class DrillRun:
         """Checks invariants S1 to S3 on the stored objects of all reachable cells."""
         self._checked_mono_s = time.monotonic()
         try:
-            found = violations(self.observer)
+            judge = regional_violations if self.global_cell_down else violations
+            found = judge(self.observer, self._used)
         except CommandError:
-            found = regional_violations(self.observer)
+            found = regional_violations(self.observer, self._used)
         self._checks += 1
         self.violations += [v for v in found if v not in self.violations]
 
@@ -157,12 +180,32 @@ class DrillRun:
         """Registers how to undo a change. Called before the change is made."""
         self._undoing.append((subject, undo))
 
+    def remove_override(self, name: str) -> None:
+        """Revokes an override that is in force, and deletes it once it has ended."""
+        api, path = self.observer.api(), f"/apis/holdfast.dev/v1/overrides/{name}"
+        try:
+            found = api.get(path)
+            if found.get("status", {}).get("phase", "") not in ENDED_OVERRIDE_PHASES:
+                api.request("PATCH", path, {"spec": {"revoked": True}}, content_type="application/merge-patch+json")
+            deadline = time.monotonic() + OVERRIDE_END_WITHIN_S
+            while api.get(path).get("status", {}).get("phase", "") not in ENDED_OVERRIDE_PHASES:
+                if time.monotonic() >= deadline:
+                    return  # it is revoked; the override controller deletes it later
+                time.sleep(0.2)
+            api.request("DELETE", path)
+        except ApiRefusal as refusal:
+            if refusal.status != HTTPStatus.NOT_FOUND:
+                raise
+
     # The end
 
     def undo(self) -> None:
+        time.sleep(WATCH_DELAY_S)
         self._undone_s = self._recorder.now_s() - self.failure_s
+        self._increases, self._events_seen = self.counter_increases(), self._events()
         while self._undoing:
             subject, undo = self._undoing.pop()
+            self._undone.append(subject)
             try:
                 undo()
             except CommandError as stop:
@@ -200,33 +243,50 @@ class DrillRun:
     def report(self, name: str, left: list[str]) -> DrillReport:
         time.sleep(WATCH_DELAY_S)
         self.check()
-        steps = self.changes()
+        began_at = self._recorder.began_at
+        authors = audited_writers.read_authors(self.layout, self.platform, since_s=began_at)
+        every = audited_writers.with_authors(self._recorder.changes(), authors, began_at=began_at)
+        steps = [_since(step, self.failure_s) for step in every if step.at_s >= self.failure_s]
+        before_undo = [step for step in steps if step.at_s <= self._undone_s]
+        self._check_history(steps, left)
+        started_at = began_at + self.failure_s
+        return DrillReport(
+            drill=name,
+            passed=not self.failures and not self.violations and not left,
+            started_at=micro_text(started_at),
+            undone_at=micro_text(started_at + self._undone_s),
+            clock=self.clock,
+            violations=self.violations,
+            failures=self.failures,
+            unreturned=left,
+            facts={**self.facts, "recordedChanges": len(steps), "omittedChanges": self._recorder.omitted},
+            answers=IncidentAnswers(
+                desired_state_changed=incident_questions.desired_state_changes(before_undo),
+                acted_first=incident_questions.first_controllers(before_undo),
+                partial_progress=incident_questions.partial_progress(before_undo),
+                invariant_held=self.invariants_held,
+                telemetry=incident_questions.telemetry_lines(self._increases, self._events_seen, before_undo),
+                recovery_path=recovery_path(before_undo, self._increases, self._undone, left),
+            ),
+        )
+
+    def _check_history(self, steps: list[RecordedChange], left: list[str]) -> None:
+        """Checks every invariant that the stores' histories show, and those that the watches showed."""
+        own = list(self.invariants_held)
+        self.invariants_held.clear()
+        at_rest_s = 0.0 if left else time.time()
+        judgement = self._judge(self._recorder.began_at + self.failure_s, at_rest_s)
+        self.violations += [v for v in judgement.violations if v not in self.violations]
+        self.invariants_held += judgement.lines()
+        now = f"S1, S2 and S3 on the stored objects of every cell, {self._checks} time(s)"
+        self.invariants_held.append(f"{now}: {len(self.violations)} violation(s) in all")
         for invariant, found in (
             ("S1, one live binding per replica", history_checks.check_unique_bindings(steps)),
             ("S10, decisions are immutable", history_checks.check_immutable_decisions(steps)),
             ("attempts only increase", history_checks.check_attempts_increase(steps)),
         ):
             self.record_invariant(invariant, *found)
-        shifted = [_since(step, self.failure_s) for step in steps]
-        before_undo = [step for step in shifted if step.at_s <= self._undone_s]
-        now = f"S1, S2 and S3 on the stored objects of every cell, {self._checks} time(s)"
-        return DrillReport(
-            drill=name,
-            passed=not self.failures and not self.violations and not left,
-            clock=self.clock,
-            violations=self.violations,
-            failures=self.failures,
-            unreturned=left,
-            facts={**self.facts, "recordedChanges": len(steps)},
-            answers=IncidentAnswers(
-                desired_state_changed=incident_questions.desired_state_changes(before_undo),
-                acted_first=incident_questions.first_controllers(before_undo),
-                partial_progress=incident_questions.partial_progress(before_undo),
-                invariant_held=[f"{now}: {len(self.violations)} violation(s) in all", *self.invariants_held],
-                telemetry=incident_questions.telemetry_lines(self.counter_increases(), self._events(), shifted),
-                recovery_path=incident_questions.recovery_path(shifted, left),
-            ),
-        )
+        self.invariants_held += own
 
     def _events(self) -> list[tuple[str, Item]]:
         since = self._recorder.began_at + self.failure_s - 1.0

@@ -20,19 +20,25 @@ MANAGER = "holdfast-drill"
 MERGE_PATCH = "application/merge-patch+json"
 DELETION_TIMEOUT_S = 90.0
 QUOTA = {"cpu": "48", "memory": "96Gi"}
+RECOVERY_ALLOWANCE = {"cpu": "4", "memory": "8Gi"}
+PRIORITY = "drill"
 NOT_FOUND = 404
 
 
 class DrillTenant:
-    """The drill's tenant. Its deletion is registered as an undo before it is created."""
+    """The drill's tenant and priority class. Their deletion is registered as an undo before they are created."""
 
-    def __init__(self, drill: DrillRun) -> None:
+    def __init__(self, drill: DrillRun, *, quota: dict[str, str] = QUOTA, reclaimable: bool = False) -> None:
         self._drill = drill
         self._api = drill.observer.api()
+        drill.add_undo(f"priority class {PRIORITY}", self._remove_priority)
         drill.add_undo(f"tenant {TENANT}", self.remove)
+        priority = {"priority": 0, "reclaimable": reclaimable, "tenants": [TENANT], "description": "Work of a drill."}
+        self._apply({"kind": "PriorityClass", "metadata": {"name": PRIORITY}, "spec": priority})
         self._apply({"kind": "Tenant", "metadata": {"name": TENANT}, "spec": {"description": "Workloads of a drill."}})
         meta = {"name": "quota", "namespace": TENANT}
-        self._apply({"kind": "Quota", "metadata": meta, "spec": {"hard": QUOTA, "pendingReplicas": 1000}})
+        limits = {"hard": quota, "recoveryAllowance": RECOVERY_ALLOWANCE}
+        self._apply({"kind": "Quota", "metadata": meta, "spec": {**limits, "pendingCap": 1000}})
 
     def _apply(self, manifest: Item) -> None:
         manifest = {"apiVersion": "holdfast.dev/v1", **manifest}
@@ -53,7 +59,13 @@ class DrillTenant:
         }
         placement = {"regions": [self._drill.region], **spec.pop("placement", {})}
         meta = {"name": name, "namespace": TENANT}
-        whole = {"replicas": replicas, "template": template, "placement": placement, **spec}
+        whole = {
+            "replicas": replicas,
+            "template": template,
+            "placement": placement,
+            "priorityClassName": PRIORITY,
+            **spec,
+        }
         self._apply({"kind": "Workload", "metadata": meta, "spec": whole})
 
     def scale(self, name: str, replicas: int) -> None:
@@ -94,8 +106,24 @@ class DrillTenant:
             next_step=f"kubectl describe tenant {TENANT}",
         )
 
+    def _remove_priority(self) -> None:
+        try:
+            self._api.request("DELETE", f"/apis/holdfast.dev/v1/priorityclasses/{PRIORITY}")
+        except ApiRefusal as refusal:
+            if refusal.status != NOT_FOUND:
+                raise
+
 
 def patch_node(drill: DrillRun, node: str, spec: Item) -> None:
     """Patches the spec of a node, to cordon or drain it."""
+    _patch_node(drill, node, {"spec": spec})
+
+
+def label_node(drill: DrillRun, node: str, labels: dict[str, str | None]) -> None:
+    """Sets labels of a node; None removes one."""
+    _patch_node(drill, node, {"metadata": {"labels": labels}})
+
+
+def _patch_node(drill: DrillRun, node: str, change: Item) -> None:
     path = f"/apis/holdfast.dev/v1/nodes/{node}"
-    drill.observer.api(drill.region).request("PATCH", path, {"spec": spec}, content_type=MERGE_PATCH)
+    drill.observer.api(drill.region).request("PATCH", path, change, content_type=MERGE_PATCH)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.drills.batch_progress import without_batch_progress
 from holdfast.drills.change_recorder import RecordedChange, group_value
 from holdfast.drills.counters import CounterReadings
 from holdfast.drills.platform_observer import Item
@@ -18,51 +19,88 @@ from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.override import is_break_glass
 from holdfast.model.replica import Replica
 
-LINES_MAX = 8
 FIELDS_MAX = 4
-TEXT_CHARS_MAX = 160
+TEXT_CHARS_MAX = 240
+LIST_CHARS_MAX = 80
 DESIRED_STATE_KINDS = frozenset(
     {"Workload", "Assignment", "Override", "SchedulerPolicy", "PolicyRevision", "RecoveryBudget", "Quota", "Node"}
 )
 NON_CONTROLLER_ROLES = frozenset({"agent", "region", "link", "operator", "user"})
 """Roles that report or request. All other roles are controllers."""
-SUMMARY_CONTROLLERS = frozenset({"workload-status", "grant", "backing", "grant-sync", "policy", "rollout"})
-"""Controllers that only summarize. They are named as first only if no other controller acted."""
-
-SUMMARY_KINDS = frozenset({"GrantCopy", "Grant", "Quota", "RecoveryBudget"})
-"""Kinds whose changes only summarize other changes."""
-HEARTBEAT_FIELDS = frozenset({"lastContactAt", "lastSequence", "at", "sequence"})
-"""Fields that change without any event."""
+SUMMARIES: dict[str, frozenset[str]] = {
+    "GrantCopy": frozenset({"metadata", "spec", "status"}),
+    "Grant": frozenset({"metadata", "status"}),
+    "Quota": frozenset({"status"}),
+    "RecoveryBudget": frozenset({"status"}),
+    "SchedulerPolicy": frozenset({"status"}),
+    "Workload": frozenset({"metadata", "status", "status.backing"}),
+}
+"""Field groups that only summarize or copy other changes, by kind. Writing them is no decision."""
+HEARTBEAT_FIELDS = frozenset({"lastContactAt", "lastSequence", "at", "sequence", "attempts", "nextRetryAt", "position"})
+"""Status fields that change without any event."""
 
 
 def desired_state_changes(steps: Sequence[RecordedChange]) -> list[str]:
     """Spec changes with their writer; created and deleted replicas as counts."""
     answers = [
-        f"+{s.at_s:.1f} s {s.cell}: {_writer(s)}{s.op} {s.subject}{_changed_fields(s, 'spec')}"
+        f"+{s.at_s:.1f} s {s.cell}: {writer_text(s)}{s.op} {s.subject}{changed_fields(s, 'spec')}"
         for s in steps
-        if s.kind in DESIRED_STATE_KINDS and (s.op != "changed" or any(g.startswith("spec") for g in s.groups))
+        if s.kind in DESIRED_STATE_KINDS
+        and s.op not in ("lost", "found")
+        and (s.op != "changed" or any(g.startswith("spec") for g in s.groups))
     ]
+    answers += _replaced_stores(steps)
     counted = Counter((s.cell, s.op) for s in steps if s.kind == "Replica" and s.op != "changed")
     told_last = [f"{cell}: replicate {op} {n} replica(s)" for (cell, op), n in sorted(counted.items())]
-    return [*_limited(answers), *told_last] or ["none: no spec changed in any cell"]
+    return [*answers, *told_last] or ["none: no spec changed in any cell"]
+
+
+def _replaced_stores(steps: Sequence[RecordedChange]) -> Iterator[str]:
+    """Objects that a cell lost or got back because its store was replaced."""
+    groups: dict[tuple[str, str, int], list[RecordedChange]] = {}
+    for step in steps:
+        if step.op in ("lost", "found"):
+            groups.setdefault((step.cell, step.op, step.lineage), []).append(step)
+    for (cell, op, _), group in groups.items():
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(s.kind for s in group).items()))
+        done = "the store was replaced and lacks" if op == "lost" else "the replaced store has again"
+        yield f"+{group[0].at_s:.1f} s {cell}: {done} {kinds}"
 
 
 def first_controllers(steps: Sequence[RecordedChange]) -> list[str]:
-    """The controllers that wrote after the failure, in order, each with its first write."""
+    """The controllers that wrote after the failure, in order, each with its first write. Batches that proceed by
+    themselves meanwhile are left out."""
     first_changes: dict[str, RecordedChange] = {}
-    for step in steps:
+    for step in without_batch_progress(steps):
         if is_controller_decision(step):
             for role in step.roles:
                 if role not in NON_CONTROLLER_ROLES:
                     first_changes.setdefault(role, step)
-    first = [(r, s) for r, s in first_changes.items() if r not in SUMMARY_CONTROLLERS] or list(first_changes.items())
-    lines = [f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{_changed_fields(s)}" for role, s in first]
-    return _limited(lines) or ["none: no controller wrote"]
+    lines = [
+        f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{changed_fields(s)}{_asked_by(s)}"
+        for role, s in first_changes.items()
+    ]
+    return [*(lines or ["none: no controller wrote"]), *_unobserved(steps)]
+
+
+def _unobserved(steps: Sequence[RecordedChange]) -> Iterator[str]:
+    """Cells whose store was replaced: their commits until the next list were not observed."""
+    latest = {s.cell: s.at_s for s in steps if s.op in ("lost", "found")}
+    for cell, at_s in latest.items():
+        yield f"not observed: some changes in {cell} before +{at_s:.1f} s, because its store was replaced"
+
+
+def _asked_by(step: RecordedChange) -> str:
+    return f", for {_person_or_role(step.requested_by)}" if step.requested_by else ""
 
 
 def is_controller_decision(step: RecordedChange) -> bool:
     """Whether the change is a controller's decision: no report, summary, heartbeat or completed deletion."""
-    if step.op == "deleted" or step.kind in SUMMARY_KINDS or is_heartbeat_only(step):
+    if (
+        step.op in ("deleted", "lost", "found")
+        or is_heartbeat_only(step)
+        or set(step.groups) <= SUMMARIES.get(step.kind, frozenset())
+    ):
         return False
     return any(role not in NON_CONTROLLER_ROLES for role in step.roles)
 
@@ -98,13 +136,13 @@ def _pending_lines(steps: Sequence[RecordedChange]) -> list[str]:
         if step.kind == "SchedulingRequest" and step.after is not None:
             for reason in step.after.get("status", {}).get("reasons", []):
                 found.setdefault(f"{step.namespace}/{step.name} pending: {reason['reason']}", step.at_s)
-    return _limited([f"+{at_s:.1f} s {text}" for text, at_s in found.items()])
+    return [f"+{at_s:.1f} s {text}" for text, at_s in found.items()]
 
 
 def _recoveries(steps: Sequence[RecordedChange]) -> Iterator[str]:
     latest: dict[str, Item] = {s.name: s.after for s in steps if s.kind == "Recovery" and s.after is not None}
     for name, recovery in latest.items():
-        for row in recovery.get("status", {}).get("workloads", [])[:LINES_MAX]:
+        for row in recovery.get("status", {}).get("workloads", []):
             known = {k: v for k, v in row.items() if isinstance(v, int | str) and k not in ("tenant", "workload")}
             yield f"Recovery {name}: {row['tenant']}/{row['workload']} {_pairs_text(known)}"
 
@@ -116,7 +154,7 @@ def _repairs(steps: Sequence[RecordedChange]) -> list[str]:
             block = step.after.get("status", {}).get("repair") or {}
             text = f"{block.get('reason')} {block.get('state')}: {block.get('message')}" if block else "withdrawn"
             found.append(f"+{step.at_s:.1f} s repair of {step.namespace}/{step.name}: {text}")
-    return _limited(found)
+    return found
 
 
 def telemetry_lines(
@@ -128,8 +166,7 @@ def telemetry_lines(
     ]
     counts = Counter((cell, e.get("reportingComponent", ""), e["reason"]) for cell, e in events)
     spoken = [
-        f"{cell}: event {reason} by {component}, {_times(n)}"
-        for (cell, component, reason), n in counts.most_common(LINES_MAX)
+        f"{cell}: event {reason} by {component}, {_times(n)}" for (cell, component, reason), n in counts.most_common()
     ]
     made = Counter(
         (s.cell, s.after["spec"].get("policyRevision", ""))
@@ -137,9 +174,7 @@ def telemetry_lines(
         if s.kind == "Decision" and s.op == "created" and s.after is not None
     )
     decided = [f"{cell}: {n} Decision(s) by policy revision {revision}" for (cell, revision), n in made.items()]
-    return [*_limited(lines, LINES_MAX * 2), *spoken, *decided] or [
-        "none: no counter increased and no event was emitted"
-    ]
+    return [*lines, *spoken, *decided] or ["none: no counter increased and no event was emitted"]
 
 
 def _is_informative(series: str) -> bool:
@@ -148,40 +183,26 @@ def _is_informative(series: str) -> bool:
     return not usual and not series.startswith(("holdfast_store_", "holdfast_gate_commits"))
 
 
-def recovery_path(steps: Sequence[RecordedChange], left: Sequence[str]) -> list[str]:
-    """Recovery phases, ended overrides, reverted policies and released claims, and the result of the cleanup check."""
-    lines = []
-    freed: Counter[str] = Counter()
-    for step in steps:
-        if step.op == "deleted" and step.kind in ("Binding", "Reservation", "Replica"):
-            freed[f"{step.cell}: {step.kind}s deleted"] += 1
-        elif step.kind == "Recovery" and _old_value(step, "status", "phase") != _new_value(step, "status", "phase"):
-            lines.append(f"+{step.at_s:.1f} s recover: {step.subject} {_new_value(step, 'status', 'phase')}")
-        elif step.kind == "Override" and _old_value(step, "status", "phase") != _new_value(step, "status", "phase"):
-            new = _new_value(step, "status", "phase") or "deleted"
-            lines.append(f"+{step.at_s:.1f} s override: {step.subject} {new}")
-        elif step.kind in DESIRED_STATE_KINDS - {"Node"} and (step.op == "deleted" or step.kind == "SchedulerPolicy"):
-            change = f"{_writer(step)}{step.op} {step.subject}{_changed_fields(step, 'spec')}"
-            lines.append(f"+{step.at_s:.1f} s {step.cell}: {change}")
-    checked = "cleanup check: all resources returned" if not left else f"cleanup check: {len(left)} not returned"
-    return [*_limited(lines, LINES_MAX * 2), *(f"{what}, {_times(n)}" for what, n in freed.items()), checked]
-
-
-def _writer(step: RecordedChange) -> str:
-    """The writer, if it is unambiguous. Changes of user-owned fields are made by a user."""
+def writer_text(step: RecordedChange) -> str:
+    """The writer with a trailing space; empty if it is unknown. The authority is named with the role that asked it."""
     human_roles = {"operator", "user"}
-    if step.kind == "Override" and not is_break_glass(step.name):
+    if not step.audited and step.kind == "Override" and not is_break_glass(step.name):
         human_roles.add("region")  # a region writes only break-glass overrides
     if step.roles and set(step.roles) <= human_roles:
         return "a user "
-    return f"{step.roles[0]} " if len(step.roles) == 1 else ""
+    asked = f"for {_person_or_role(step.requested_by)} " if step.requested_by else ""
+    return f"{step.roles[0]} {asked}" if len(step.roles) == 1 else ""
 
 
-def _old_value(step: RecordedChange, *path: str) -> Any:
+def _person_or_role(role: str) -> str:
+    return "a user" if role in ("operator", "user") else role
+
+
+def old_value(step: RecordedChange, *path: str) -> Any:
     return _at(step.before, path)
 
 
-def _new_value(step: RecordedChange, *path: str) -> Any:
+def new_value(step: RecordedChange, *path: str) -> Any:
     return _at(step.after, path)
 
 
@@ -191,7 +212,7 @@ def _at(item: Any, path: Sequence[str]) -> Any:
     return item
 
 
-def _changed_fields(step: RecordedChange, under: str = "") -> str:
+def changed_fields(step: RecordedChange, under: str = "") -> str:
     """The changed fields with old and new values."""
     if step.op != "changed" or step.after is None:
         return ""
@@ -199,13 +220,18 @@ def _changed_fields(step: RecordedChange, under: str = "") -> str:
     found: list[str] = []
     for group in groups:
         old, new = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
-        found += [text for text in _differences(old, new, group.rpartition(".")[2]) if not _is_heartbeat(text)]
+        found += [text for text in _differences(old, new, group.rpartition(".")[2]) if not _is_minor(group, text)]
     shown = "; ".join(found[:FIELDS_MAX])
     return f" ({shown[:TEXT_CHARS_MAX]})" if shown else ""
 
 
-def _is_heartbeat(text: str) -> bool:
-    return text.partition(" ")[0].rpartition(".")[2] in HEARTBEAT_FIELDS
+def _is_heartbeat(group: str, text: str) -> bool:
+    return group.startswith("status") and text.partition(" ")[0].rpartition(".")[2] in HEARTBEAT_FIELDS
+
+
+def _is_minor(group: str, text: str) -> bool:
+    """Whether a changed field says nothing about the change: heartbeats, and conditions, which repeat other fields."""
+    return _is_heartbeat(group, text) or text.startswith("status.conditions ")
 
 
 def is_heartbeat_only(step: RecordedChange) -> bool:
@@ -214,7 +240,7 @@ def is_heartbeat_only(step: RecordedChange) -> bool:
         return False
     for group in step.groups:
         old, new = group_value(step.kind, step.before or {}, group), group_value(step.kind, step.after, group)
-        if not all(_is_heartbeat(text) for text in _differences(old, new, group.rpartition(".")[2])):
+        if not all(_is_heartbeat(group, text) for text in _differences(old, new, group.rpartition(".")[2])):
             return False
     return True
 
@@ -228,9 +254,15 @@ def _differences(old: Any, new: Any, name: str) -> Iterator[str]:
                     yield from _differences(old_fields.get(key), new_fields.get(key), f"{name}.{key}")
             return
     if isinstance(old, list) or isinstance(new, list):
-        yield f"{name} changed"
+        yield f"{name} {_list_text(old)} → {_list_text(new)}"
     else:
         yield f"{name} {old if old is not None else 'unset'} → {new if new is not None else 'unset'}"
+
+
+def _list_text(value: Any) -> str:
+    """A list as compact JSON, cut to `LIST_CHARS_MAX`."""
+    text = msgspec.json.encode(value).decode() if value else "none"
+    return text if len(text) <= LIST_CHARS_MAX else f"{text[:LIST_CHARS_MAX]}…"
 
 
 def _times(count: int) -> str:
@@ -239,9 +271,3 @@ def _times(count: int) -> str:
 
 def _pairs_text(known: dict[str, Any]) -> str:
     return ", ".join(f"{k} {v}" for k, v in known.items())
-
-
-def _limited(lines: Sequence[str], most: int = LINES_MAX) -> list[str]:
-    if len(lines) <= most:
-        return list(lines)
-    return [*lines[:most], f"… and {len(lines) - most} more"]

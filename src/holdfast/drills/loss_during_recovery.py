@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.drills.critical_workload import DrillCriticalWorkload
 from holdfast.drills.drill_run import DrillRun
 from holdfast.drills.outage import allow_restart, hold_down, kill_processes, process_names, region_plan
 from holdfast.drills.platform_observer import Item, serves
@@ -9,6 +10,9 @@ from holdfast.drills.platform_observer import Item, serves
 
 def run(drill: DrillRun) -> None:
     observer = drill.observer
+    critical = DrillCriticalWorkload(drill)
+    if not critical.start():
+        return
     known = {r["metadata"]["name"] for r in observer.list("recoveries")}
     names = process_names(drill.plan)
     drill.add_undo(f"region {drill.region}", lambda: _restore(drill, names))
@@ -25,6 +29,7 @@ def run(drill: DrillRun) -> None:
     drill.mark(f"a node of {target} is killed")
     drill.facts |= {"recoveryTarget": target, "secondLoss": node}
     drill.wait_until("every critical workload serves minServing", lambda: _all_serve(drill))
+    critical.expect_all_started_elsewhere()
     drill.facts["secondsToMinServing"] = drill.clock.get("every critical workload serves minServing")
     recovery = _new(drill, known)
     drill.facts["recovery"] = recovery["metadata"]["name"] if recovery else "none"

@@ -1,4 +1,4 @@
-"""Kills processes of a running platform and keeps them down until they are restored.
+"""Kills or pauses processes of a running platform until they are restored.
 
 - Only identified processes of this platform are signalled.
 - A process is kept down by a file that the supervisor checks, so that `restore` works from any process.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
 from holdfast.foundation.exit_codes import CommandError, ExitCode
@@ -67,11 +67,38 @@ def kill_processes(layout: Layout, names: Iterable[str]) -> int:
     return len(doomed)
 
 
-def task_processes(layout: Layout, agent: str) -> Iterator[ProcessIdentity]:
-    """The processes of an agent's tasks: their shims and the tasks themselves."""
+def pause_processes(layout: Layout, names: Iterable[str], *, with_tasks: bool = True) -> int:
+    """Sends SIGSTOP to the processes, and to the tasks of paused agents: they keep their connections and answer
+    nothing. Returns the number of paused processes."""
+    return _signal_all(layout, names, signal.SIGSTOP, with_tasks=with_tasks)
+
+
+def resume_processes(layout: Layout, names: Iterable[str]) -> int:
+    """Sends SIGCONT to the processes that `pause_processes` paused."""
+    return _signal_all(layout, names, signal.SIGCONT)
+
+
+def resume_all(layout: Layout) -> None:
+    """Continues every process of the platform, paused or not."""
+    resume_processes(layout, [record.program.name for record in load_records(layout)])
+
+
+def _signal_all(layout: Layout, names: Iterable[str], what: signal.Signals, *, with_tasks: bool = True) -> int:
+    chosen = set(names)
+    found = [r.identity for r in load_records(layout) if r.program.name in chosen and r.identity is not None]
+    for name in sorted(chosen):
+        if with_tasks and name.startswith("agent-"):
+            found += list(task_processes(layout, name.removeprefix("agent-")))
+    return sum(send_signal(identity, what) for identity in found)
+
+
+def task_processes(layout: Layout, agent: str, *, without: Container[str] = ()) -> Iterator[ProcessIdentity]:
+    """The processes of an agent's tasks: their shims and the tasks themselves. `without` are ids of tasks that do not
+    count."""
     folder = layout.agent(agent)
     inside = os.fsencode(folder) + b"/"
-    tasks = {os.fsencode(f"{TASK_ENV}={path.name}") for path in folder.glob("tasks/*")}
+    omitted = tuple(os.fsencode(path) for path in folder.glob("tasks/*") if path.name in without)
+    tasks = {os.fsencode(f"{TASK_ENV}={path.name}") for path in folder.glob("tasks/*") if path.name not in without}
     own = os.fsencode(f"{folder}")
     for entry in os.listdir("/proc"):
         identity = identify(int(entry)) if entry.isdigit() else None
@@ -82,6 +109,7 @@ def task_processes(layout: Layout, agent: str) -> Iterator[ProcessIdentity]:
             command = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        keeper = any(argument.startswith(inside) for argument in command) and own not in command
+        paths = [argument for argument in command if argument.startswith(inside)]
+        keeper = own not in command and any(not path.startswith(omitted) for path in paths)
         if keeper or not tasks.isdisjoint(environment):
             yield identity

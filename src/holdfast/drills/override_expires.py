@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.client.sync_api import ApiRefusal
 from holdfast.drills.drill_run import DrillRun
 from holdfast.drills.drill_tenant import TENANT, DrillTenant
 from holdfast.drills.outage import allow_restart, hold_down, kill_processes
@@ -82,8 +81,4 @@ def _reverted(drill: DrillRun) -> bool:
 
 
 def _delete(drill: DrillRun) -> None:
-    try:
-        drill.observer.api().request("DELETE", f"{PATH}/{NAME}")
-    except ApiRefusal as refusal:
-        if refusal.status != 404:
-            raise
+    drill.remove_override(NAME)

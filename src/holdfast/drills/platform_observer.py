@@ -92,15 +92,19 @@ def serves(replica: Item) -> bool:
     return stage(msgspec.convert(replica, Replica)) is Stage.SERVING
 
 
-def violations(observer: PlatformObserver) -> list[str]:
+UsedBefore = dict[tuple[str, str, str], Amounts]
+"""Quota use by region, tenant and class at the last check."""
+
+
+def violations(observer: PlatformObserver, used_before: UsedBefore) -> list[str]:
     """Invariants that the stored objects violate at present."""
-    found = regional_violations(observer)
+    found = regional_violations(observer, used_before)
     found += _grants(observer.list("quotas"), observer.list("grants"), observer.list("overrides"))
     return found
 
 
-def regional_violations(observer: PlatformObserver) -> list[str]:
-    """Violations that can be checked without the global cell."""
+def regional_violations(observer: PlatformObserver, used_before: UsedBefore) -> list[str]:
+    """Violations that can be checked without the global cell. `used_before` is updated."""
     found: list[str] = []
     for region in observer.regions:
         bindings = observer.try_list("bindings", region)
@@ -108,7 +112,7 @@ def regional_violations(observer: PlatformObserver) -> list[str]:
             continue
         found += _unique(region, bindings)
         found += _capacity(region, bindings, observer.list("nodes", region))
-        found += _limits(region, bindings, observer.list("grantcopies", region))
+        found += _limits(region, bindings, observer.list("grantcopies", region), used_before)
     return found
 
 
@@ -150,8 +154,9 @@ def _capacity(region: str, bindings: list[Item], nodes: list[Item]) -> list[str]
     return found
 
 
-def _limits(region: str, bindings: list[Item], copies: list[Item]) -> list[str]:
-    """S3 in a region: usage within the enforced limit."""
+def _limits(region: str, bindings: list[Item], copies: list[Item], used_before: UsedBefore) -> list[str]:
+    """S3 in a region: usage does not grow beyond the enforced limit. A limit may fall below the usage, which then only
+    falls."""
     spent: dict[tuple[str, str], Amounts] = {}
     for binding in bindings:
         if binding["spec"].get("quotaReleased"):
@@ -168,7 +173,9 @@ def _limits(region: str, bindings: list[Item], copies: list[Item]) -> list[str]:
             if copy["spec"]["grantClass"] == which or (which == "Normal" and copy["spec"]["grantClass"] == "Emergency"):
                 add(limit, amounts(copy["spec"].get("limit", {})))
         over = shortfall(used, limit)
-        if over:
+        before = used_before.get((region, tenant, which))
+        used_before[region, tenant, which] = used
+        if over and (before is None or shortfall(used, before)):
             found.append(f"S3: tenant {tenant} exceeds its {which} limit in {region} by {amounts_text(over)}")
     return found
 

@@ -1,14 +1,17 @@
-"""Drill region-loss: a region's cell, agents and tasks are killed, and the recovery is timed."""
+"""Drill region-loss: a region's cell, agents and tasks are killed, and the recovery is timed.
+
+The drill's own critical workload runs in that region only, so that its recovery starts all replicas elsewhere.
+"""
 
 from __future__ import annotations
 
 import socket
 from typing import Any
 
+from holdfast.drills.critical_workload import DrillCriticalWorkload
 from holdfast.drills.drill_run import DrillRun
 from holdfast.drills.outage import allow_restart, hold_down, kill_processes, process_names
 from holdfast.drills.platform_observer import Item
-from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model.times import parse_time
 
 RECORDED_WITHIN_S = 5.0
@@ -23,13 +26,9 @@ CLOCK_FIELDS = (
 
 def run(drill: DrillRun, *, fail_back: bool) -> None:
     """Waits until every critical workload serves `minServing` in one other region, and optionally for failback."""
-    observer = drill.observer
-    if not observer.critical_workloads():
-        raise CommandError(
-            "drill region-loss: no workload has a recovery objective",
-            next_step="set spec.recovery of a workload",
-            code=ExitCode.USAGE,
-        )
+    critical = DrillCriticalWorkload(drill)
+    if not critical.start():
+        return
     names = process_names(drill.plan)
     seconds: dict[str, float] = {}
     drill.add_undo(f"region {drill.region}", lambda: _restore(drill, names))
@@ -38,6 +37,7 @@ def run(drill: DrillRun, *, fail_back: bool) -> None:
     lost_at = drill.wall_s()
     drill.facts["processesKilled"] = kill_processes(drill.layout, names)
     served = drill.wait_until("every critical workload serves minServing", lambda: _served(drill, seconds))
+    critical.expect_all_started_elsewhere()
     recovery = _recorded(drill)
     drill.expect(recovery, f"no Recovery was opened for region {drill.region}")
     _read_clock(drill, recovery, lost_at)
@@ -77,13 +77,13 @@ def _recorded(drill: DrillRun) -> Item:
     """Waits until the Recovery's own status shows the success, and returns it. Its clock is part of the report."""
     drill.wait_until(
         "the Recovery records it",
-        lambda: _recovery(drill).get("status", {}).get("phase") != "Open",
+        lambda: newest_recovery(drill).get("status", {}).get("phase") != "Open",
         within_s=RECORDED_WITHIN_S,
     )
-    return _recovery(drill)
+    return newest_recovery(drill)
 
 
-def _recovery(drill: DrillRun) -> Item:
+def newest_recovery(drill: DrillRun) -> Item:
     found = [r for r in drill.observer.list("recoveries") if r["spec"]["region"] == drill.region]
     newest: Item = max(found, key=lambda r: r["metadata"]["creationTimestamp"], default={})
     return newest
@@ -115,7 +115,7 @@ def _check_addresses(drill: DrillRun) -> None:
 
 
 def _closed(drill: DrillRun) -> bool:
-    phase = _recovery(drill).get("status", {}).get("phase", "")
+    phase = newest_recovery(drill).get("status", {}).get("phase", "")
     if phase and phase != "Open":
         drill.mark(f"recovery {phase}")
     return bool(phase == "Closed")

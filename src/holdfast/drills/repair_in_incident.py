@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.client.sync_api import ApiRefusal
 from holdfast.drills.drill_run import DrillRun
 from holdfast.drills.drill_tenant import MERGE_PATCH, DrillTenant
 from holdfast.drills.inert_agent import NODE, TAINT, InertAgent
@@ -88,11 +87,7 @@ def _resume(drill: DrillRun) -> None:
 
 
 def _delete(drill: DrillRun) -> None:
-    try:
-        drill.observer.api().request("DELETE", f"{PATH}/{OVERRIDE}")
-    except ApiRefusal as refusal:
-        if refusal.status != 404:
-            raise
+    drill.remove_override(OVERRIDE)
 
 
 def _restore(drill: DrillRun, names: list[str]) -> None:

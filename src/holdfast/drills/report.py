@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+LINES_MAX = 24
+"""Lines of one answer that the text shows. JSON and kept reports contain all lines."""
+
 
 class IncidentAnswers(msgspec.Struct, frozen=True, rename="camel"):
     """Answers to `QUESTIONS`, as lines of text. Each line is a recorded fact."""
@@ -29,11 +32,33 @@ QUESTIONS = {
 }
 
 
+class HistoryJudgement(msgspec.Struct, frozen=True, rename="camel"):
+    """What the checkers of recorded histories found: `checked` and `unchecked` properties, each as one line."""
+
+    commits: int
+    violations: list[str]
+    checked: list[str]
+    unchecked: list[str]
+
+    def lines(self) -> list[str]:
+        found = len(self.violations)
+        total = f"the recorded history of every cell, {self.commits} commits: {found} violation(s)"
+        return [
+            total,
+            *(f"judged: {text}" for text in self.checked),
+            *(f"not judged: {text}" for text in self.unchecked),
+        ]
+
+
 class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
     """`clock`: seconds from the failure to each stage. `facts`: the drill's own findings; in JSON, at the top level."""
 
     drill: str
     passed: bool
+    started_at: str = ""
+    """When the failure began."""
+    undone_at: str = ""
+    """When the drill began to undo its changes. The answers describe the time until then."""
     clock: dict[str, float] = {}
     violations: list[str] = []
     failures: list[str] = []
@@ -44,6 +69,7 @@ class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
     def as_json(self) -> dict[str, Any]:
         """The report for scripts, with the facts at the top level."""
         document: dict[str, Any] = {"drill": self.drill, "passed": self.passed, **self.facts}
+        document |= {"startedAt": self.started_at, "undoneAt": self.undone_at}
         document |= {"clock": self.clock, "violations": self.violations, "failures": self.failures}
         document["unreturned"] = self.unreturned
         if self.answers is not None:
@@ -65,8 +91,16 @@ class DrillReport(msgspec.Struct, rename="camel", omit_defaults=True):
             lines += [f"    {item}" for item in items]
         if self.answers is not None:
             for field, question in QUESTIONS.items():
-                lines += [f"  {question}", *(f"    {line}" for line in getattr(self.answers, field))]
+                lines += [f"  {question}", *(f"    {line}" for line in _limited(getattr(self.answers, field)))]
         return "\n".join(lines)
+
+
+def _limited(lines: list[str]) -> list[str]:
+    """The first and the last lines, and the number of lines between them."""
+    if len(lines) <= LINES_MAX:
+        return lines
+    first = LINES_MAX // 2
+    return [*lines[:first], f"… {len(lines) - LINES_MAX} more (-o json shows all) …", *lines[first - LINES_MAX :]]
 
 
 def _label(name: str) -> str:

@@ -1,4 +1,5 @@
-"""Finds stuck objects in all reachable cells: finalizers, repairs, leaked Reservations and orphaned Bindings."""
+"""Finds stuck objects in all reachable cells: finalizers, repairs, leaked Reservations, and broken links between
+replicas, claims, recovery slots, budgets and addresses."""
 
 from __future__ import annotations
 
@@ -71,11 +72,27 @@ def _repairs(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
 
 
 def _leaks(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
-    """Expired Reservations, and Bindings without a replica. The authority releases both."""
-    replicas = {r["metadata"]["uid"] for r in observer.list("replicas", cell)}
+    """Broken links between records, in both directions: claims and replicas, recovery slots and budgets, addresses and
+    replicas. Their owners repair each of them within seconds, so a row that stays shows a stuck owner."""
+    listed = observer.list("replicas", cell)
+    replicas = {r["metadata"]["uid"] for r in listed}
     bindings = observer.list("bindings", cell)
     bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in bindings}
-    rows = [
+    rows = _without_claim(cell, listed, bound)
+    rows += _without_replica(cell, observer.list("endpoints", cell), listed, bound)
+    budgets = {b["metadata"]["name"] for b in observer.list("recoverybudgets", cell)}
+    rows += [
+        {
+            "cell": cell,
+            "what": "SlotWithoutBudget",
+            "object": _of(slot, "RecoverySlot"),
+            "owner": "recovery-slots",
+            "message": f"RecoveryBudget {slot['spec']['budget']} is gone",
+        }
+        for slot in observer.list("recoveryslots", cell)
+        if slot["spec"]["budget"] not in budgets and not slot.get("status", {}).get("consumer")
+    ]
+    rows += [
         {
             "cell": cell,
             "what": "OrphanedBinding",
@@ -100,6 +117,49 @@ def _leaks(observer: PlatformObserver, cell: str) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def _without_claim(cell: str, replicas: list[Item], bound: set[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Replicas whose Binding is gone."""
+    rows = []
+    for replica in replicas:
+        placed = replica.get("status", {}).get("placement", {})
+        name = placed.get("binding", "")
+        if name and (replica["metadata"]["namespace"], name) not in bound:
+            rows.append(
+                {
+                    "cell": cell,
+                    "what": "LostBinding",
+                    "object": _of(replica, "Replica"),
+                    "owner": "authority",
+                    "message": f"Binding {name} is gone; the task on node {placed.get('node', '')} is to be stopped",
+                }
+            )
+    return rows
+
+
+def _without_replica(
+    cell: str, endpoints: list[Item], replicas: list[Item], bound: set[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """Addresses in Endpoints whose replica does not serve."""
+    serving = {
+        r["metadata"]["uid"]
+        for r in replicas
+        if r.get("status", {}).get("traffic", {}).get("serving")
+        and (r["metadata"]["namespace"], r["status"].get("placement", {}).get("binding", "")) in bound
+    }
+    return [
+        {
+            "cell": cell,
+            "what": "AddressWithoutReplica",
+            "object": _of(endpoint, "Endpoint"),
+            "owner": "serve",
+            "message": f"address {address.get('address', '')} of {address['replica']}, which does not serve",
+        }
+        for endpoint in endpoints
+        for address in endpoint["spec"].get("addresses", [])
+        if address["uid"] not in serving
+    ]
 
 
 def _of(item: Item, kind: str) -> str:

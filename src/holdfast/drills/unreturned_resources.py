@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from holdfast.drills.platform_observer import PlatformObserver
+import builtins
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.drills.platform_observer import Item
 from holdfast.model.quantity import amounts
 
 
-def unreturned_resources(observer: PlatformObserver) -> list[str]:
+class ObjectReader(Protocol):
+    """Reads the objects of all cells. `try_list` returns None for a cell that is unreachable."""
+
+    @property
+    def regions(self) -> Sequence[str]: ...
+
+    def list(self, plural: str, cell: str = "global") -> builtins.list[Item]: ...
+
+    def try_list(self, plural: str, cell: str) -> builtins.list[Item] | None: ...
+
+
+def unreturned_resources(observer: ObjectReader) -> list[str]:
     """One line for each object that is not returned; empty if all are."""
     found: list[str] = []
     for recovery in observer.list("recoveries"):
@@ -41,7 +56,7 @@ def unreturned_resources(observer: PlatformObserver) -> list[str]:
     return found
 
 
-def _in_region(observer: PlatformObserver, region: str) -> list[str]:
+def _in_region(observer: ObjectReader, region: str) -> list[str]:
     slots = observer.try_list("recoveryslots", region)
     if slots is None:
         return [f"region/{region}: unreachable, not checked"]

@@ -1,1 +1,1 @@
-"""Pure decisions above regions: assignment, spillover, grants, recovery, rollout, autoscaling, policy and overrides."""
+"""Pure decisions of the global cell: Assignments, Grants, Recoveries, rollouts, autoscaling, policies, overrides."""

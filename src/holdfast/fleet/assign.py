@@ -14,13 +14,19 @@ import msgspec
 from holdfast.fleet import rollout
 from holdfast.fleet.capacity import RegionHeadroom, region_headroom
 from holdfast.fleet.disruption_shares import DisruptionShares, disruption_shares, with_share_peak
+from holdfast.fleet.done_indexes import done_indexes, is_recorded, with_done_indexes
+from holdfast.fleet.gang_shares import add_gang_members
 from holdfast.fleet.ordinals import TENURE_STEP_S, Ordinals, advance_tenure_wait, assign_ordinals, with_withdrawal
-from holdfast.fleet.spillover import assigned_units, avoided_regions, max_regions, spill_over, waits_for_room
+from holdfast.fleet.reassign import Reassignment, reassignment
+from holdfast.fleet.region_choice import candidate_regions
+from holdfast.fleet.region_latency import latency_text, near_regions
+from holdfast.fleet.spillover import assigned_units, avoided_regions, spill_over
 from holdfast.model import placement_eligibility as eligibility
-from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
+from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assignment_name
+from holdfast.model.config_references import restarting_objects
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
-from holdfast.model.override import ACTIVE, AVOIDANCES, Override, active_avoidances, avoidance_of
+from holdfast.model.override import Override, active_avoidances, avoidance_of
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.reasons import Reason
@@ -30,7 +36,7 @@ from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
-from holdfast.model.workload import Batch, RolloutPhase, Workload, WorkloadType, wanted_replicas
+from holdfast.model.workload import Batch, Workload, WorkloadType, is_indexed, resolved_template, wanted_replicas
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
 
 # Time for the first report of a new region. Until then assign waits, so that the first region does not get everything.
@@ -50,22 +56,29 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     borrowed = [a for a in every if a.spec.purpose is Purpose.RECOVERY]
     if workload.metadata.terminating:
         return _drain_deleted(workload, stored, recovering=bool(borrowed))
+    if not every and resolved_template(workload) is None:
+        return NO_CHANGES  # nothing may run before the tag of its image is resolved, which wakes this workload again
     regions = view.list(Region)
     allowed = [r for r in regions if not region_refusal_reason(workload, r)]
-    if not stored and any(_just_created(r, now) for r in allowed):
-        return Outcome(
-            requeue_after_s=1.0
-        )  # wait for the first reports, so that the first region does not get everything
+    if not stored and (_awaits_versions(workload) or any(_just_created(r, now) for r in allowed)):
+        return Outcome(requeue_after_s=1.0)  # new regions report first: otherwise the first would get everything
     avoidances = active_avoidances(view.list(Override), now)
     open_to_more = [r for r in allowed if accepts_new_replicas(workload, r, avoidances)]
-    staying = [r for r in allowed if not stops_without_contact(workload, r)] if open_to_more else allowed
-    wanted = _shares(workload, stored, staying, open_to_more, view, left=avoided_regions(workload, now))
+    away = reassignment(workload, stored, view, now) if open_to_more else Reassignment()
+    gone = {r.metadata.name for r in allowed if stops_without_contact(workload, r)} if open_to_more else frozenset()
+    staying = [r for r in allowed if r.metadata.name not in gone | away.regions]
+    near = near_regions(workload, open_to_more, view, now)
+    wanted = _shares(workload, stored, staying, near, view, left=avoided_regions(workload, now))
     moves = spill_over(workload, stored, wanted, open_to_more, view, now=now)
-    shares = moves.shares
+    shares = {**moves.shares, **away.kept}
     desired = sum(shares.values())
     ordinals: Ordinals = {}
-    if workload.spec.exclusive is not None:
+    done, batch = done_indexes(workload, stored), workload.spec.batch
+    if batch is not None and is_indexed(batch):
+        ordinals = assign_ordinals(shares, stored, done, batch.completions)
+    elif workload.spec.exclusive is not None:
         ordinals = assign_ordinals(shares, stored)
+    if ordinals:
         shares = {region: len(given) for region, given in ordinals.items()}
     writes: list[Write] = list(moves.writes)
     notices: list[Notice] = list(moves.notices)
@@ -74,7 +87,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     holding = {region for region, share in shares.items() if share} | {
         a.spec.region for a in borrowed if assigned_units(a)
     }
-    away = disruption_shares(workload, holding, every)
+    budget = disruption_shares(workload, holding, every)
     for region in sorted({*shares, *current}):
         spec = assignment_spec(
             workload,
@@ -83,10 +96,12 @@ def decide(key: Key, view: View, now: float) -> Outcome:
             view,
             ordinals=ordinals.get(region, ()),
             stored=current.get(region),
-            disruption_share=away.get(region),
-            because=moves.explanations.get(region, ""),
+            disruption_share=budget.get(region),
+            because=_joined(
+                latency_text(workload, region, view, now), moves.explanations.get(region, away.explanation)
+            ),
         )
-        may_empty = moved or region in moves.emptied
+        spec, may_empty = with_done_indexes(spec, done), moved or region in moves.emptied
         write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=may_empty)
         if write is None:
             continue
@@ -94,13 +109,14 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         if isinstance(write, Create | Update) and isinstance(write.object, Assignment):
             said = f"{write.object.spec.replicas} replica(s) in {region}: {write.object.spec.reason}"
             notices.append(Notice(workload, Reason.ASSIGNED, said))
-    writes += _recovery_updates(workload, borrowed, away, view)
+    writes += _recovery_updates(workload, borrowed, budget, view)
     if sum(shares.values()) < desired and needs_tenure(workload.spec.exclusive):
         touched = {write.object.key for write in writes if isinstance(write, Update)}
         steps = [found for a in stored if a.key not in touched and (found := advance_tenure_wait(a, now)) is not None]
         writes += [Update(step) for step in steps]
         return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=TENURE_STEP_S)
-    return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=moves.requeue_after_s)
+    again_s = min((s for s in (moves.requeue_after_s, away.requeue_after_s) if s is not None), default=None)
+    return Outcome(writes=tuple(writes), notices=tuple(notices), requeue_after_s=again_s)
 
 
 def stops_without_contact(workload: Workload, region: Region) -> bool:
@@ -139,6 +155,11 @@ def open_zones(workload: Workload, region: Region, avoidances: Collection[Overri
     ]
 
 
+def _awaits_versions(workload: Workload) -> bool:
+    """Whether the versions of the workload's content are unknown: they are part of its first revision."""
+    return workload.status.config is None and bool(restarting_objects(workload.spec.template))
+
+
 def _just_created(region: Region, now: float) -> bool:
     """Whether the region is so new that its first report may still arrive."""
     if region.status.health.state is not HealthState.UNKNOWN:
@@ -165,14 +186,17 @@ def _shares(
     want = _wanted(workload)
     names = {r.metadata.name for r in allowed}
     have: Shares = {a.spec.region: assigned_units(a) for a in stored if a.spec.region in names and assigned_units(a)}
+    least = workload.spec.gang.min_available if workload.spec.gang is not None else 0
     while sum(have.values()) > want:
-        fullest = max(have, key=lambda name: (have[name], name))
+        fullest = max(have, key=lambda name: (have[name] > least, have[name], name))
         have[fullest] -= 1
     lacking = want - sum(have.values())
     if not lacking:
         return have  # nothing to add, so no headroom is needed
     rooms = {r.metadata.name: region_headroom(r, workload, view) for r in open_to_more}
-    candidates = _candidates(workload, have, rooms, left)
+    candidates = candidate_regions(workload, have, rooms, lacking, left)
+    if least > 1 and candidates:
+        return add_gang_members(have, rooms, candidates, lacking, least)
     for _ in range(lacking):
         if not candidates:
             break
@@ -182,24 +206,10 @@ def _shares(
 
 
 def _preference(name: str, have: Mapping[str, int], room: RegionHeadroom) -> tuple[object, ...]:
-    """Regions with room first, then fewest replicas of the workload, lowest cost, name."""
+    """Regions with room first, then fewest replicas of the workload, lowest cost, least room on one node, name. Nodes
+    with much room stay free for large replicas."""
     held = have.get(name, 0)
-    return (room.fits - max(0, held - room.own_replicas) <= 0, held, room.cost, name)
-
-
-def _candidates(
-    workload: Workload, have: Mapping[str, int], rooms: Mapping[str, RegionHeadroom], left: Collection[str]
-) -> list[str]:
-    """Regions for new replicas. `spreadRegions` limits their number; regions in use come first. Avoided regions
-    (`left`) are used only if there is no other."""
-    order = sorted(rooms, key=lambda name: (name not in have, -rooms[name].fits, rooms[name].cost, name))
-    able = [name for name in order if rooms[name].fits_when_empty] or order
-    limit = max_regions(workload)
-    used = sum(name in have for name in order)
-    if limit and used < limit:  # more regions may be used: avoided ones come last
-        able.sort(key=lambda name: (name not in have, name in left))
-    able = able[:limit] if limit else able
-    return [name for name in able if name not in left] or able
+    return (room.fits - max(0, held - room.own_replicas) <= 0, held, room.cost, room.fits_on_one_node, name)
 
 
 def _wanted(workload: Workload) -> int:
@@ -228,7 +238,7 @@ def _settle(
             return None
         return Create(Assignment(metadata=assignment_meta(workload, region), spec=spec))
     if not share:
-        if is_drained(stored):
+        if is_drained(stored) and is_recorded(workload, stored):
             return Delete("Assignment", stored.key, stored.uid)
         if stored.spec.replicas and workload.spec.exclusive is None and not moved:
             return None  # the other regions do not serve yet
@@ -350,9 +360,14 @@ def assignment_spec(
         gang=wanted.gang,
         dedicated=is_dedicated(tenant),
         min_ready_seconds=wanted.min_ready_seconds,
+        rebalance=wanted.rebalance,
         epoch=epoch,
-        reason=reason or "; ".join(said for said in (_reason(workload, region, share), because) if said),
+        reason=reason or _joined(_reason(workload, region, share), because),
     )
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)
 
 
 def _reason(workload: Workload, region: str, share: int) -> str:
@@ -388,102 +403,3 @@ def _drain_deleted(workload: Workload, stored: Sequence[Assignment], *, recoveri
         meta = msgspec.structs.replace(workload.metadata, finalizers=rest)
         writes.append(Update(msgspec.structs.replace(workload, metadata=meta)))
     return Outcome(writes=tuple(writes))
-
-
-def keys(view: View) -> Iterable[Key]:
-    return [w.key for w in view.list(Workload)]
-
-
-def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    if new is None:
-        return ()
-    if old is not None and new.metadata.generation == old.metadata.generation:
-        same_scale = new.status.scale == old.status.scale and new.metadata.finalizers == old.metadata.finalizers
-        if same_scale and (_progress(new) == _progress(old) or _runs_everywhere(new, view)):
-            return ()
-    return (new.key,)
-
-
-def _progress(workload: Workload) -> tuple[object, ...]:
-    """The fields of the rollout status that select templates."""
-    block = workload.status.rollout
-    return () if block is None else (block.revision, block.phase, block.regions)
-
-
-def _runs_everywhere(workload: Workload, view: View) -> bool:
-    """Whether every Assignment already has the revision of a rollout that is not rolling back."""
-    block = workload.status.rollout
-    if block is None or block.phase not in (RolloutPhase.PROGRESSING, RolloutPhase.COMPLETE):
-        return False
-    held = view.by(Assignment, "workload", str(workload.key))
-    return bool(held) and all(a.spec.revision == block.revision for a in held)
-
-
-def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
-    """Wakes the workload, except for replica progress that affects no decision and for assign's own new Assignments."""
-    item = new or old
-    if item is None:
-        return ()
-    if new is not None:
-        if old is None and new.spec.purpose is Purpose.NORMAL and new.status == _NO_REPORT:
-            return ()
-        if old is not None and (
-            _decision_inputs(new) == _decision_inputs(old) or _only_region_progressed(new, old, view)
-        ):
-            return ()
-    return (Key(item.metadata.namespace, item.spec.workload),)
-
-
-def _decision_inputs(assignment: Assignment) -> tuple[object, ...]:
-    """The fields of an Assignment that a decision reads; the stages of its replicas are not among them."""
-    meta, status = assignment.metadata, assignment.status
-    reported = (
-        status.observed_epoch,
-        status.replicas,
-        status.serving,
-        status.evictions_blocked,
-        bool(status.pending_evictions),
-        waits_for_room(assignment),
-    )
-    return (assignment.spec, meta.deletion_timestamp, meta.finalizers, reported, status.ordinals)
-
-
-def _only_region_progressed(new: Assignment, old: Assignment, view: View) -> bool:
-    """Whether only the progress of the workload's single region changed, which affects no decision."""
-    spec = new.spec
-    if spec != old.spec or not spec.replicas or spec.exclusive is not None or new.metadata.terminating:
-        return False
-    if waits_for_room(new) or waits_for_room(old):
-        return False
-    workload: Workload | None = view.get(Workload, spec.workload, new.metadata.namespace)
-    alone = len(view.by(Assignment, "workload", f"{new.metadata.namespace}/{spec.workload}")) == 1
-    return alone and workload is not None and not workload.metadata.terminating
-
-
-_NO_REPORT = AssignmentStatus()
-
-
-def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """Wakes all workloads if the region's health or spec changes, but not on the reports every few seconds."""
-    if new is not None and old is not None:
-        same = new.spec == old.spec and new.status.health.state is old.status.health.state
-        first_report = old.status.report is None and new.status.report is not None
-        if same and not first_report and new.metadata.terminating == old.metadata.terminating:
-            return ()
-    return [w.key for w in view.list(Workload)]
-
-
-def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
-    """Wakes all workloads when an avoidance ends: pending replicas may use the region again."""
-    if old is None or old.spec.kind not in AVOIDANCES or old.status.phase != ACTIVE:
-        return ()
-    if new is not None and new.status.phase == ACTIVE:
-        return ()
-    return [w.key for w in view.list(Workload)]
-
-
-def woken_by_priority(new: PriorityClass | None, old: PriorityClass | None, view: View) -> Iterable[Key]:
-    if new is not None and old is not None and new.spec == old.spec:
-        return ()
-    item = new or old
-    return [w.key for w in view.list(Workload) if item is not None and w.spec.priority_class_name == item.metadata.name]

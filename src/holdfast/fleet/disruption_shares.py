@@ -77,7 +77,9 @@ def _region_share(items: Sequence[Assignment]) -> int:
 
 
 def _unavailable(items: Sequence[Assignment]) -> int:
-    return sum(a.status.replicas - a.status.serving for a in items)
+    """Replicas that do not serve. Those that wait for quota are not counted: no eviction made them unavailable, and
+    waiting brings them back only with more quota."""
+    return sum(max(0, a.status.replicas - a.status.serving - a.status.awaiting_quota) for a in items)
 
 
 def _has_pending_evictions(items: Sequence[Assignment]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.model.assignment import Assignment, Purpose
+import msgspec
+
+from holdfast.model.assignment import Assignment, Purpose, counts_desired_revision
 from holdfast.model.quantity import Amounts
 from holdfast.model.template import requests
 from holdfast.model.workload import WorkloadType
@@ -14,26 +16,75 @@ DemandKey = tuple[Purpose, str, str]
 RegionAmounts = dict[str, Amounts]
 
 
+class QuotaUnit(msgspec.Struct, frozen=True):
+    """`members` replicas of one shape in a region that need quota together: one, or as many as a gang still needs.
+
+    `optional` further members of the gang can start only after these."""
+
+    purpose: Purpose
+    region: str
+    shape: tuple[tuple[str, int], ...]
+    priority: int = 0
+    members: int = 1
+    optional: int = 0
+    bound: bool = False
+    surge: bool = False
+    may_preempt: bool = False
+
+
+def quota_units(assignment: Assignment) -> dict[QuotaUnit, int]:
+    """The replicas of an Assignment that need quota, and the surge of a running rollout, as units with their number."""
+    spec, status = assignment.spec, assignment.status
+    desired, bound = _unfinished_replicas(assignment), status.bound
+    shape = tuple(requests(spec.template).items())
+    unit = QuotaUnit(spec.purpose, spec.region, shape, priority=spec.priority, may_preempt=spec.may_preempt)
+    waiting = max(0, desired - bound)
+    together = min(waiting, max(1, spec.gang.min_available - bound)) if spec.gang is not None else 1
+    found = {msgspec.structs.replace(unit, bound=True): bound}
+    if together > 1:
+        found[msgspec.structs.replace(unit, members=together, optional=waiting - together)] = 1
+    else:
+        found[unit] = waiting
+    if spec.purpose is Purpose.NORMAL:  # recovery replicas get surge only as a floor (`rollout_surge_demand`)
+        surge = desired + _running_surge(assignment) - max(desired, bound)
+        found[msgspec.structs.replace(unit, surge=True)] = max(0, surge)
+    return {name: count for name, count in found.items() if count}
+
+
 def quota_demand(assignment: Assignment) -> dict[DemandKey, int]:
-    """Resources for the assigned replicas and for the surge of a rollout. A running rollout already uses its surge, so
-    it is not counted twice."""
+    """Resources for the assigned replicas and for the surge of a running rollout. Surge that runs already is not
+    counted twice."""
     spec = assignment.spec
-    surges = spec.purpose is Purpose.NORMAL and spec.type is WorkloadType.SERVICE and spec.replicas
-    wanted = _unfinished_replicas(assignment) + (spec.rollout.max_surge if surges else 0)
-    held = max(wanted, assignment.status.bound)
+    surge = _running_surge(assignment) if spec.purpose is Purpose.NORMAL else 0
+    held = max(_unfinished_replicas(assignment) + surge, assignment.status.bound)
     return {(spec.purpose, spec.region, name): amount * held for name, amount in requests(spec.template).items()}
 
 
 def rollout_surge_demand(assignment: Assignment) -> dict[DemandKey, int]:
-    """Resources for the surge of a rollout of recovery replicas. The incident does not need them: they come from the
-    unused recovery allowance, and without it replicas are replaced in place."""
-    spec, status = assignment.spec, assignment.status
-    if spec.purpose is not Purpose.RECOVERY or spec.type is not WorkloadType.SERVICE or not spec.replicas:
-        return {}
-    if status.updated >= status.replicas and status.replicas <= spec.replicas:
-        return {}
-    surge = spec.rollout.max_surge
+    """Resources for rollout surge that is not part of `quota_demand`. They come from quota that no replica needs.
+
+    - Ordinary replicas: the surge of the next rollout.
+    - Recovery replicas: the surge of a running rollout. Without it replicas are replaced in place.
+    """
+    spec = assignment.spec
+    running = _running_surge(assignment)
+    recovery = spec.purpose is Purpose.RECOVERY
+    surge = running if recovery else _max_surge(assignment) - running
     return {(spec.purpose, spec.region, name): amount * surge for name, amount in requests(spec.template).items()}
+
+
+def _max_surge(assignment: Assignment) -> int:
+    spec = assignment.spec
+    surges = spec.type is WorkloadType.SERVICE and spec.exclusive is None and spec.replicas > 0
+    return spec.rollout.max_surge if surges else 0
+
+
+def _running_surge(assignment: Assignment) -> int:
+    """`maxSurge` while replicas of another revision exist, else 0."""
+    spec, status = assignment.spec, assignment.status
+    updated = status.updated if counts_desired_revision(assignment) else 0
+    settled = updated >= status.replicas and status.replicas <= spec.replicas
+    return 0 if settled or spec.rollout.paused else _max_surge(assignment)
 
 
 def demand_by_region(needs: Mapping[DemandKey, int], purpose: Purpose) -> RegionAmounts:

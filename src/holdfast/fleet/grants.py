@@ -3,7 +3,8 @@
 - A grant counts as the highest limit that its region may enforce (`max_enforced_limit`). A lower limit frees nothing
   until the region acknowledges it, so the sum never exceeds the quota, even during a partition (S3).
 - Each class (normal, recovery, emergency) is a pool of its own.
-- Grants follow demand. A grant shrinks only if another region needs the quota.
+- Grants follow demand, in whole replicas. A grant shrinks only if another region needs the quota: first the floors
+  (surge of the next rollout, protected and provisional quota), never the quota of covered replicas.
 """
 
 from __future__ import annotations
@@ -13,23 +14,16 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import msgspec
 
 from holdfast.fleet import post_restore
-from holdfast.fleet.grant_demand import (
-    DemandKey,
-    RegionAmounts,
-    demand_by_region,
-    provisional_demand,
-    quota_demand,
-    rollout_surge_demand,
-)
+from holdfast.fleet.grant_demand import QuotaUnit, RegionAmounts, quota_demand
 from holdfast.fleet.grant_epochs import next_epoch, reclaim_provisional
 from holdfast.fleet.post_restore import RESTORE_CHECK_EVERY_S
 from holdfast.fleet.protected_shares import protected_shares
-from holdfast.fleet.region_health import silence_s
+from holdfast.fleet.quota_division import covered_demand, divide_quota
+from holdfast.fleet.tenant_demand import TenantDemand
 from holdfast.model import limits
-from holdfast.model.active_policy import active_policy
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import API_VERSION, Condition, Key, ObjectMeta, OwnerReference, with_condition
-from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
+from holdfast.model.override import Override, OverrideKind
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.quota import (
     Grant,
@@ -48,6 +42,9 @@ from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Outcome, SetStatus, Update, Write
 
+# Interval at which a contended quota is divided again: regions report new room without waking this controller.
+ROOM_CHECK_EVERY_S = 10.0
+
 
 class QuotaPool(msgspec.Struct, frozen=True):
     """One class of a tenant's quota: its total and the demand of each region."""
@@ -56,7 +53,14 @@ class QuotaPool(msgspec.Struct, frozen=True):
     total: Amounts
     caps: RegionAmounts
     demand: RegionAmounts
-    floor: RegionAmounts = {}
+    """Quota for all replicas of each region, covered by the total or not."""
+    need: RegionAmounts
+    """Quota for the usage and the covered replicas of each region; at most the total."""
+    lacking: Mapping[QuotaUnit, int] = {}
+    """Replicas that the total does not cover."""
+    kept_for_surge: RegionAmounts = {}
+    floors: tuple[RegionAmounts, ...] = ()
+    """Quota that each region keeps while no replica needs it; the first floor is filled first."""
     provisional: RegionAmounts = {}
     """Unneeded quota that each region may keep for provisional work during a partition."""
     protected: RegionAmounts = {}
@@ -79,26 +83,20 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     adopted = post_restore.adopt_unknown_grants(quota, grants, view.list(Region), lease_s=limits.GRANT_LEASE_S)
     if waiting or adopted:
         return _await_restore(quota, waiting, adopted, now)
-    needs = view.total(Assignment, key.namespace, quota_demand)
-    regions = [r.metadata.name for r in view.list(Region) if not r.metadata.terminating]
+    tenant = TenantDemand(view, key.namespace, grants, now)
     writes: list[Write] = []
     rows: list[RegionQuotaUsage] = []
-    frozen = {g.key for g in grants if is_lease_expired(g, view.get(Region, g.spec.region), now)}
-    new_limits: dict[GrantClass, RegionAmounts] = {}
-    provisional = _provisional_demand(view, key.namespace, regions, now)
-    normal = _normal(quota, needs, regions, provisional)
-    recovery = _recovery(quota, needs, view.total(Assignment, key.namespace, rollout_surge_demand))
+    normal, recovery = _normal(quota, tenant), _recovery(quota, tenant)
     for pool in (normal, recovery):
-        new_limits[pool.grant_class] = _settle(quota, pool, grants, regions, writes=writes, rows=rows, frozen=frozen)
-    emergency = _emergency(view, key.namespace, normal, new_limits[GrantClass.NORMAL], now)
-    _settle(quota, emergency, grants, regions, writes=writes, rows=rows, frozen=frozen)
-    normal_limits = new_limits[GrantClass.NORMAL]
-    status = _status(quota, grants, normal_limits, tuple(rows), emergency=emergency.total, now=now)
+        tenant.granted[pool.grant_class] = _settle(quota, pool, tenant, writes=writes, rows=rows)
+    emergency = _emergency(normal, tenant)
+    _settle(quota, emergency, tenant, writes=writes, rows=rows)
+    status = _status(quota, tenant, tuple(rows), (normal, emergency), now)
     if status is not None:
         writes.append(status)
-    ends = [parse_time(o.status.expires_at) - now for o in _emergencies(view, None, key.namespace, now)]
-    again_s = max(0.1, min(ends)) if ends else None
-    return Outcome(writes=tuple(writes), requeue_after_s=again_s) if writes or ends else NO_CHANGES
+    ends = [parse_time(o.status.expires_at) - now for o in tenant.emergencies(None)]
+    waits_s = [max(0.1, left_s) for left_s in ends] + ([ROOM_CHECK_EVERY_S] if normal.lacking else [])
+    return Outcome(writes=tuple(writes), requeue_after_s=min(waits_s, default=None))
 
 
 def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write], now: float) -> Outcome:
@@ -118,57 +116,66 @@ def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write
     return Outcome(writes=tuple(writes), requeue_after_s=RESTORE_CHECK_EVERY_S)
 
 
-def _provisional_demand(view: View, tenant: str, regions: Sequence[str], now: float) -> RegionAmounts:
-    """Demand for provisional work in regions whose policy allows it: the same replicas once more."""
-    spare = demand_by_region(view.total(Assignment, tenant, provisional_demand), Purpose.NORMAL)
-    if not spare:
-        return {}
-    revisions, overrides = view.list(PolicyRevision), view.list(Override)
-    modes = {r: active_policy(revisions, overrides, r, now).rules.partition_mode for r in regions if r in spare}
-    return {r: spare[r] for r, mode in modes.items() if mode is PartitionMode.PROVISIONAL}
-
-
-def _normal(
-    quota: Quota, needs: Mapping[DemandKey, int], regions: Sequence[str], provisional: RegionAmounts
-) -> QuotaPool:
-    """While no region needs more, the protected quota is divided evenly, so that a partitioned region can restart its
-    replicas."""
+def _normal(quota: Quota, tenant: TenantDemand) -> QuotaPool:
+    """While no replica needs more, each region keeps quota for the surge of its next rollout, and the protected quota
+    is divided evenly, so that a partitioned region can restart its replicas."""
+    total = amounts(quota.spec.hard)
     caps = {region: amounts(values) for region, values in quota.spec.region_caps.items()}
-    share = {name: amount // max(1, len(regions)) for name, amount in amounts(quota.spec.protected).items()}
-    wanted = demand_by_region(needs, Purpose.NORMAL)
-    least = {region: dict(share) for region in regions}
-    for region, extra in provisional.items():
-        for name, amount in extra.items():
-            kept = least[region]
-            kept[name] = max(kept.get(name, 0), wanted.get(region, {}).get(name, 0) + amount)
-    protected = protected_shares(amounts(quota.spec.protected), wanted, regions)
-    return QuotaPool(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, provisional, protected)
+    covered = covered_demand(
+        total,
+        caps,
+        tenant.units(Purpose.NORMAL),
+        tenant.held(GrantClass.NORMAL),
+        unreachable=tenant.unreachable,
+        has_no_room=tenant.has_no_room,
+    )
+    wanted, surge, provisional = tenant.demand(Purpose.NORMAL), tenant.surge(Purpose.NORMAL), tenant.provisional()
+    share = {name: amount // max(1, len(tenant.regions)) for name, amount in amounts(quota.spec.protected).items()}
+    for_surge: RegionAmounts = {}
+    for_partition: RegionAmounts = {}
+    for region in sorted({*tenant.regions, *wanted}):
+        kept = for_surge[region] = dict(wanted.get(region, {}))
+        add(kept, surge.get(region, {}))
+        kept = dict(kept)
+        add(kept, provisional.get(region, {}))
+        for_partition[region] = {n: max(kept.get(n, 0), share.get(n, 0)) for n in sorted({*kept, *share})}
+    return QuotaPool(
+        GrantClass.NORMAL,
+        total,
+        caps,
+        wanted,
+        covered.need,
+        lacking=covered.lacking,
+        kept_for_surge=surge,
+        floors=(for_surge, for_partition),
+        provisional=provisional,
+        protected=protected_shares(amounts(quota.spec.protected), wanted, tenant.regions),
+    )
 
 
-def _recovery(quota: Quota, needs: Mapping[DemandKey, int], turning: Mapping[DemandKey, int]) -> QuotaPool:
-    wanted = demand_by_region(needs, Purpose.RECOVERY)
+def _recovery(quota: Quota, tenant: TenantDemand) -> QuotaPool:
+    total, wanted = amounts(quota.spec.recovery_allowance), tenant.demand(Purpose.RECOVERY)
+    covered = covered_demand(
+        total, {}, tenant.units(Purpose.RECOVERY), tenant.held(GrantClass.RECOVERY), unreachable=tenant.unreachable
+    )
     least = {region: dict(values) for region, values in wanted.items()}
-    for region, beside in demand_by_region(turning, Purpose.RECOVERY).items():
+    for region, beside in tenant.surge(Purpose.RECOVERY).items():
         add(least.setdefault(region, {}), beside)
-    return QuotaPool(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, wanted, least)
+    return QuotaPool(GrantClass.RECOVERY, total, {}, wanted, covered.need, lacking=covered.lacking, floors=(least,))
 
 
-def _emergencies(view: View, region: str | None, tenant: str, now: float) -> list[Override]:
-    """The active emergency quotas of the tenant: in one region, or in any (None)."""
-    found = in_force(view.list(Override), OverrideKind.EMERGENCY_QUOTA, now)
-    return [o for o in found if is_in_scope(o, region=region, tenant=tenant, workload=None)]
-
-
-def _emergency(view: View, tenant: str, normal: QuotaPool, granted: RegionAmounts, now: float) -> QuotaPool:
-    """Quota of active overrides, for regions whose normal limit does not cover their demand."""
-    active = _emergencies(view, None, tenant, now)
-    short = {
-        region: _at_most(shortfall(need, granted.get(region, {})), _sum_of(_emergencies(view, region, tenant, now)))
-        for region, need in (normal.demand.items() if active else ())
-    }
+def _emergency(normal: QuotaPool, tenant: TenantDemand) -> QuotaPool:
+    """Quota of active overrides, for replicas that the normal limits do not cover."""
+    active = tenant.emergencies(None)
+    granted = tenant.granted[GrantClass.NORMAL]
+    short: RegionAmounts = {}
+    caps: RegionAmounts = {}
+    for region, wanted in normal.demand.items() if active else ():
+        caps[region] = _sum_of(tenant.emergencies(region))
+        short[region] = _at_most(shortfall(wanted, granted.get(region, {})), caps[region])
     # The earliest expiry applies: a partitioned region must not spend expired quota (S8).
     ends_at = min((o.status.expires_at for o in active), default="")
-    return QuotaPool(GrantClass.EMERGENCY, _sum_of(active), {}, short, ends_at=ends_at)
+    return QuotaPool(GrantClass.EMERGENCY, _sum_of(active), caps, short, short, floors=(short,), ends_at=ends_at)
 
 
 def _sum_of(emergencies: Iterable[Override]) -> Amounts:
@@ -179,39 +186,32 @@ def _sum_of(emergencies: Iterable[Override]) -> Amounts:
 
 
 def _settle(
-    quota: Quota,
-    pool: QuotaPool,
-    grants: Sequence[Grant],
-    regions: Sequence[str],
-    *,
-    writes: list[Write],
-    rows: list[RegionQuotaUsage],
-    frozen: Container[Key],
+    quota: Quota, pool: QuotaPool, tenant: TenantDemand, *, writes: list[Write], rows: list[RegionQuotaUsage]
 ) -> RegionAmounts:
     """Appends the writes and status rows for one class. Returns the new limits."""
-    mine = {g.spec.region: g for g in grants if g.spec.grant_class is pool.grant_class}
+    mine = tenant.of_class(pool.grant_class)
     if not pool.total and not mine:
         return {}
-    names = sorted({*regions, *mine})
+    names = sorted({*tenant.regions, *mine})
     new = divide_quota(
         pool.total,
         pool.caps,
-        {name: pool.demand.get(name, {}) for name in names},
+        {name: pool.need.get(name, {}) for name in names},
         {name: amounts(g.spec.limit) for name, g in mine.items()},
         {name: max_enforced_limit(g) for name, g in mine.items()},
-        least={name: pool.floor.get(name, {}) for name in names},
+        floors=pool.floors,
     )
     if pool.grant_class is not GrantClass.NORMAL:
         # Borrowed for an incident: unneeded quota is returned at once.
-        used = {region: pool.floor.get(region) or pool.demand.get(region, {}) for region in new}
-        new = {region: _at_most(limit, used[region]) for region, limit in new.items()}
+        (most,) = pool.floors
+        new = {region: _at_most(limit, most.get(region, {})) for region, limit in new.items()}
     for region, limit in new.items():
         stored = mine.get(region)
         write = _write(quota, region, pool, limit, stored)
         if write is not None:
             writes.append(write)
         if stored is not None or limit:
-            rows.append(_row(region, pool.grant_class, limit, stored, frozen))
+            rows.append(_row(region, pool.grant_class, limit, stored, tenant.frozen))
     return new
 
 
@@ -231,84 +231,10 @@ def _row(
     )
 
 
-def is_lease_expired(grant: Grant, region: Region | None, now: float) -> bool:
-    """Whether the region has been out of contact for longer than the grant lease. It then neither spends nor returns.
-
-    The lease counts from the region's reports, here by their arrival on this cell's clock. `renewedAt` is a time of the
-    region's clock and is compared only there."""
-    if region is None:
-        return bool(grant.status.renewed_at)
-    return bool(region.status.health.last_contact_at) and silence_s(region, now) > grant.spec.lease_seconds
-
-
-def divide_quota(
-    hard: Amounts,
-    caps: RegionAmounts,
-    wanted: RegionAmounts,
-    current: RegionAmounts,
-    enforced: RegionAmounts,
-    *,
-    least: RegionAmounts | None = None,
-) -> RegionAmounts:
-    """New limits per region. Raises use only quota that is certainly free. A limit shrinks only if another region is
-    short.
-
-    `least` is a floor per region, filled from unneeded quota. It is the first quota to be withdrawn for another region.
-    """
-    new: RegionAmounts = {region: dict(current.get(region, {})) for region in wanted}
-    for resource, total in sorted(hard.items()):
-        room = _ResourceDivision(resource, total, new, enforced)
-        need = {r: min(wanted[r].get(resource, 0), caps.get(r, {}).get(resource, total)) for r in sorted(new)}
-        short = sum(room.raise_to(region, want) for region, want in need.items())
-        room.withdraw(max(0, -room.free) + short, {r: wanted[r].get(resource, 0) for r in new})
-        if not short:
-            cap = {r: caps.get(r, {}).get(resource, total) for r in new}
-            keep = {r: min((least or {}).get(r, {}).get(resource, 0), cap[r]) for r in sorted(new)}
-            lacking = sum(room.raise_to(region, amount) for region, amount in keep.items())
-            room.withdraw(lacking, {r: max(wanted[r].get(resource, 0), keep[r]) for r in new})
-    for region in new:
-        new[region] = {name: amount for name, amount in new[region].items() if amount and name in hard}
-    return new
-
-
-class _ResourceDivision:
-    """Division of one resource: the free amount, and the amount counted for each region."""
-
-    def __init__(self, resource: str, total: int, new: RegionAmounts, enforced: RegionAmounts) -> None:
-        self._resource = resource
-        self._new = new
-        self._counted = {r: max(new[r].get(resource, 0), enforced.get(r, {}).get(resource, 0)) for r in new}
-        self.free = total - sum(self._counted.values())
-
-    def raise_to(self, region: str, want: int) -> int:
-        """Raises a region's limit as far as possible. Returns the amount still lacking."""
-        limit = self._new[region].get(self._resource, 0)
-        lacking = want - limit
-        if lacking <= 0:
-            return 0
-        # An amount that the region still enforces from before a shrink can be granted again without using `free`, but
-        # not while more is counted than exists: the excess may be this amount.
-        owned = self._counted[region] - limit
-        granted = min(lacking, max(0, owned + self.free))
-        self.free -= max(0, granted - owned)
-        if granted > 0:
-            self._new[region][self._resource] = limit + granted
-            self._counted[region] = max(self._counted[region], limit + granted)
-        return lacking - granted
-
-    def withdraw(self, excess: int, needed: Amounts) -> None:
-        """Lowers limits above their region's need until the excess is covered."""
-        for region in sorted(self._new, reverse=True):
-            spare = self._new[region].get(self._resource, 0) - needed[region]
-            if excess > 0 and spare > 0:
-                reclaimed = min(spare, excess)
-                self._new[region][self._resource] -= reclaimed
-                excess -= reclaimed
-
-
 def _provisional(pool: QuotaPool, region: str, limit: Mapping[str, int]) -> Amounts:
     """The share of a limit, beyond the region's demand, that is kept for provisional work."""
-    needed, extra = pool.demand.get(region, {}), pool.provisional.get(region, {})
+    needed, extra = dict(pool.demand.get(region, {})), pool.provisional.get(region, {})
+    add(needed, pool.kept_for_surge.get(region, {}))
     found = {name: min(amount, limit.get(name, 0) - needed.get(name, 0)) for name, amount in extra.items()}
     return {name: amount for name, amount in found.items() if amount > 0}
 
@@ -357,28 +283,27 @@ def _withdraw(grants: Sequence[Grant], view: View) -> Outcome:
         if not max_enforced_limit(grant) or view.get(Region, grant.spec.region) is None:
             writes.append(Delete("Grant", grant.key, grant.uid, if_revision=grant.revision))
         elif grant.spec.limit:
-            spec = msgspec.structs.replace(next_epoch(grant, {}), protected={})
+            spec = msgspec.structs.replace(next_epoch(grant, {}), protected={}, provisional={})
             writes.append(Update(msgspec.structs.replace(grant, spec=spec)))
     return Outcome(writes=tuple(writes)) if writes else NO_CHANGES
 
 
 def _status(
     quota: Quota,
-    grants: Sequence[Grant],
-    new: RegionAmounts,
+    tenant: TenantDemand,
     rows: tuple[RegionQuotaUsage, ...],
-    *,
-    emergency: Amounts,
+    pools: tuple[QuotaPool, QuotaPool],
     now: float,
 ) -> SetStatus | None:
+    normal, emergency = pools
     granted: Amounts = {}
     used: Amounts = {}
-    for limit in new.values():
+    for limit in tenant.granted[GrantClass.NORMAL].values():
         add(granted, limit)
     for row in rows:
         if row.grant_class is not GrantClass.RECOVERY:  # emergency usage counts until it is drained
             add(used, amounts(row.used))
-    conditions = (_granted(quota, grants, rows), _within(quota, used, emergency))
+    conditions = (_granted(quota, tenant.grants, rows, normal), _within(quota, used, emergency.total))
     known = quota.status.conditions
     for condition in conditions:
         known = with_condition(known, condition, seconds_text(now))
@@ -403,10 +328,14 @@ def _status(
     )
 
 
-def _granted(quota: Quota, grants: Sequence[Grant], rows: Sequence[RegionQuotaUsage]) -> Condition:
+def _granted(quota: Quota, grants: Sequence[Grant], rows: Sequence[RegionQuotaUsage], normal: QuotaPool) -> Condition:
     pending = sorted({g.spec.region for g in grants if g.status.acknowledged_epoch < g.spec.epoch})
     frozen = sorted({row.region for row in rows if row.lease_expired})
     reason, message = Reason.GRANTED, "every region has acknowledged its grant"
+    lacking = sum(unit.members * count for unit, count in normal.lacking.items() if not unit.surge)
+    if lacking:
+        names = ", ".join(sorted({unit.region for unit in normal.lacking if not unit.surge}))
+        message = f"{message}; {lacking} replicas wait in {names}: the unused quota covers none of them"
     if pending:
         reason, message = Reason.SHRINK_PENDING, f"waiting for {', '.join(pending)} to acknowledge the new limit"
     if frozen:

@@ -29,7 +29,7 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Outcome, SetStatus, Update, Write
 
-# Time for a new pool node to start and register. Then the pool drops it.
+# Time for a new pool node to start and register. After that, the pool drops it.
 NODE_POOL_START_TIMEOUT_S = 120.0
 # Grace period for pending replicas to be scheduled onto a new pool node before the pool adds another.
 POOL_NEW_NODE_GRACE_S = 15.0

@@ -22,18 +22,26 @@ from holdfast.model.times import micro_text, parse_time
 # Interval of the durable steps in which the tenure wait is accumulated.
 TENURE_STEP_S = 5.0
 # Wait after a global ordinal is withdrawn from a region until its work has certainly stopped there: one tenure, clock
-# drift on both sides, the kill, and one clock jump. Then another region may run the ordinal.
+# drift on both sides, the kill, and one clock jump. After that, another region may run the ordinal.
 TENURE_WAIT_S = limits.TENURE_S * (1 + 2 * limits.CLOCK_DRIFT) + limits.KILL_DURATION_MAX_S + limits.TENURE_STEP_MAX_S
 
 Ordinals = dict[str, tuple[int, ...]]
 
 
-def assign_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> Ordinals:
-    """The ordinals of each region; fewer than its share while other regions still release ordinals."""
+def assign_ordinals(
+    shares: Mapping[str, int],
+    stored: Sequence[Assignment],
+    done: frozenset[int] = frozenset(),
+    count_max: int | None = None,
+) -> Ordinals:
+    """The ordinals of each region; fewer than its share while other regions still release ordinals.
+
+    For a job array they are indexes below `count_max`. An index that is `done` stays where it ran, or nowhere."""
     held = {a.spec.region: a.spec.ordinals for a in stored}
     running = {a.spec.region: a.status.ordinals for a in stored}
-    assigned: Ordinals = {region: held.get(region, ())[:share] for region, share in shares.items()}
-    in_use = {ordinal for ordinals in held.values() for ordinal in ordinals}
+    assigned: Ordinals = {region: _kept(held.get(region, ()), share, done) for region, share in shares.items()}
+    in_use = {ordinal for ordinals in held.values() for ordinal in ordinals} | done
+    numbers = count() if count_max is None else range(count_max)
     releasing = {a.spec.region for a in stored if not has_released(a) and not has_tenure_expired(a)}
     # An ordinal withdrawn by this decision is not free yet: it may still run, so no other ordinal replaces it.
     releasing |= {region for region, ordinals in held.items() if len(assigned.get(region, ())) < len(ordinals)}
@@ -44,10 +52,15 @@ def assign_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> 
         # Ordinals that still run in the region are preferred: nothing has to stop for them.
         free = [n for n in running.get(region, ()) if n not in in_use][:lacking]
         in_use |= set(free)
-        free += islice((n for n in count() if n not in in_use), lacking - len(free))
+        free += islice((n for n in numbers if n not in in_use), lacking - len(free))
         in_use |= set(free)
         assigned[region] = tuple(sorted((*assigned[region], *free)))
     return assigned
+
+
+def _kept(held: tuple[int, ...], share: int, done: frozenset[int]) -> tuple[int, ...]:
+    """The ordinals that a region keeps: done indexes first, then the lowest."""
+    return held[:share] if not done else tuple(sorted(sorted(held, key=lambda n: (n not in done, n))[:share]))
 
 
 def has_released(assignment: Assignment) -> bool:

@@ -45,8 +45,14 @@ RULES: dict[OverrideKind, KindRule] = {
     OverrideKind.SHRINK_BUDGET: KindRule(
         True, True, 1 * _HOUR_S, "allows a recovery budget to shrink below what recovery objectives need"
     ),
+    OverrideKind.CONFIRM_DELETION: KindRule(
+        True, True, 1 * _HOUR_S, "stops the work that the region holds because no deletion was ordered"
+    ),
     OverrideKind.PIN_POLICY: KindRule(
         False, False, 24 * _HOUR_S, "keeps regions on one policy revision", break_glass=True
+    ),
+    OverrideKind.PAUSE_REBALANCE: KindRule(
+        False, False, 24 * _HOUR_S, "moves no running replica for a more even spread", break_glass=True
     ),
 }
 

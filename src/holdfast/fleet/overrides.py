@@ -20,6 +20,7 @@ from holdfast.model.override import (
     Override,
     OverrideKind,
     break_glass_prefix,
+    drain_deadline_s,
     has_emergency_quota,
     in_force,
     is_in_scope,
@@ -95,7 +96,10 @@ def _deadline(override: Override, now: float) -> float:
 def _conditions(override: Override, phase: str, expires_at: str, remaining: str, *, ended: bool) -> list[Condition]:
     reasons = {
         PENDING: (Reason.APPROVAL_NEEDED, f"needs approval: holdfast override approve {override.metadata.name}"),
-        ACTIVE: (Reason.OVERRIDE_ACTIVE, f"{RULES[override.spec.kind].effect}, until {expires_at}"),
+        ACTIVE: (
+            Reason.OVERRIDE_ACTIVE,
+            f"{RULES[override.spec.kind].effect}, until {expires_at}{_drain_note(override)}",
+        ),
         EXPIRED: (Reason.OVERRIDE_EXPIRED, f"expired at {expires_at}"),
         REVOKED: (Reason.OVERRIDE_REVOKED, f"revoked at {expires_at}"),
     }
@@ -123,6 +127,13 @@ def _conditions(override: Override, phase: str, expires_at: str, remaining: str,
     return found
 
 
+def _drain_note(override: Override) -> str:
+    if override.spec.kind is not OverrideKind.EMERGENCY_QUOTA:
+        return ""
+    drain_s = override.spec.drain_seconds or limits.OVER_QUOTA_DRAIN_S
+    return f"; usage above the quota is then drained within {drain_s:g} s"
+
+
 def remaining_effect(override: Override, view: View, now: float) -> str:
     """Remaining effect of an ended override, read from the objects it affected; empty if there is none."""
     spec = override.spec
@@ -145,7 +156,8 @@ def remaining_effect(override: Override, view: View, now: float) -> str:
                 and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
             ]
             if held:
-                return f"tenant {spec.scope.tenant} still holds emergency quota in {', '.join(sorted(held))}"
+                what = f"tenant {spec.scope.tenant} still holds emergency quota in {', '.join(sorted(held))}"
+                return f"{what}; its replicas are evicted by {micro_text(drain_deadline_s(override))} at the latest"
         case _:
             pass  # consumers of the other kinds check the expiry themselves
     return ""

@@ -24,7 +24,8 @@ from holdfast.model.times import micro_text, parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
-# Fraction of `lostAfterSeconds` without a report that makes a region Suspect: 20 s of the default 45 s, four reports.
+# Fraction of `lostAfterSeconds` without a report that makes a region Suspect, bounded by the maximum age of a region
+# summary. With the default of 45 s, two reports are missing then.
 REGION_SUSPECT_FRACTION = 4 / 9
 # Interval at which the health of a region that does not report is assessed again.
 REGION_CHECK_EVERY_S = 1.0
@@ -65,7 +66,14 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         reason=assessment.reason,
         message=assessment.message,
     )
-    write = SetStatus("Region", region.key, region.uid, blocks={"health": health}, conditions=(condition,))
+    write = SetStatus(
+        "Region",
+        region.key,
+        region.uid,
+        blocks={"health": health},
+        conditions=(condition,),
+        observed_generation=region.metadata.generation,
+    )
     notices: tuple[Notice, ...] = ()
     if assessment.state is not old.state:
         message = f"{old.state.value} → {assessment.state.value}: {assessment.message}"
@@ -109,6 +117,12 @@ def assess(region: Region, silent_s: float, view: View, now: float) -> HealthAss
     if still:
         message = f"{silence}; still reached by {', '.join(still)}: probably only its link to the global cell is down"
         return HealthAssessment(HealthState.AWAITING_WITNESS, Reason.WITNESS_DISAGREES, message, again_s)
+    if against:
+        message = (
+            f"{silence}; {', '.join(against)} cannot reach it, but most of the {len(reporting)} reporting regions send "
+            "no probes of it. An Override of kind DeclareRegionLost declares it lost"
+        )
+        return HealthAssessment(HealthState.AWAITING_WITNESS, Reason.TOO_FEW_WITNESSES, message, again_s)
     message = f"{silence}; no other region reports probes of it. An Override of kind DeclareRegionLost declares it lost"
     return HealthAssessment(HealthState.AWAITING_WITNESS, Reason.NO_WITNESS, message, again_s)
 

@@ -3,7 +3,8 @@
 Owns Workload.status.rollout and the condition RolledOut.
 - Regions change in waves. The next wave starts when the regions before it fully serve the revision, recovery replicas
   included. Within a region, `replicate` respects maxSurge and maxUnavailable.
-- Without progress within the deadline, the rollout fails or returns to the last good revision.
+- Without progress within the deadline, the rollout fails or returns to the last good revision. A failed rollout
+  continues when the regions that have the revision serve it after all.
 - The deadline does not count for regions that are out of contact.
 - The user's spec is never changed: `assign` calls `region_template` for the template that a region runs.
 """
@@ -14,14 +15,22 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.assignment import Assignment, Purpose, counts_desired_revision
 from holdfast.model.meta import Condition, Key
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template, template_hash
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.workload import Revision, RolloutBlock, RolloutPhase, Workload, WorkloadType
+from holdfast.model.workload import (
+    Revision,
+    RolloutBlock,
+    RolloutPhase,
+    Workload,
+    WorkloadType,
+    resolved_template,
+    wanted_template,
+)
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
 # Revisions kept per workload for rollback, besides the last good one. The Kubernetes default.
@@ -43,10 +52,15 @@ _DEADLINE_MARGIN_S = 0.1
 
 def region_template(workload: Workload, region: str, stored: Assignment | None) -> Template:
     """The template that a region runs now: the new one if the rollout has reached the region, else its previous one."""
-    wanted, block = workload.spec.template, workload.status.rollout
+    resolved, block = resolved_template(workload), workload.status.rollout
+    wanted = resolved or wanted_template(workload)
     if workload.spec.type is WorkloadType.BATCH:
-        return wanted
+        return wanted if resolved is not None or stored is None else stored.spec.template
     before = stored.spec.template if stored is not None else _last_good_template(block) or wanted
+    if resolved is None:
+        # The new revision waits for its digest. Only a workload without any earlier revision has nothing else to run.
+        earlier = block.history[0].template if block is not None and block.history else wanted
+        return before if before != wanted else earlier
     if block is None or block.revision != template_hash(wanted):
         return before  # the rollout has not processed this revision yet
     if block.phase in _ROLLBACK_PHASES:
@@ -68,6 +82,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     workload: Workload | None = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.type is WorkloadType.BATCH:
         return NO_CHANGES
+    if resolved_template(workload) is None:
+        return NO_CHANGES  # the revision has no digest yet; the resolver wakes this workload again
     assignments = [a for a in view.by(Assignment, "workload", str(key)) if _is_in_rollout(a)]
     states = {r.metadata.name: r.status.health.state for r in view.list(Region)}
     order = sorted(assignments, key=lambda a: (a.spec.region, a.spec.purpose is not Purpose.NORMAL))
@@ -75,14 +91,23 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     unreachable = tuple(dict.fromkeys(a.spec.region for a in order if states.get(a.spec.region) in _OUT_OF_CONTACT))
     block = workload.status.rollout
     new = _rollout_of(workload, block, reachable, now)
+    if new.phase == RolloutPhase.FAILED:
+        new = _after_failure(new, reachable, now)
     if new.phase not in _FINAL_PHASES:
         new = _advanced(workload, _with_unreachable(new, unreachable, reachable, now), reachable, now)
-    elif new.phase == RolloutPhase.FAILED and _is_proven(reachable, new.revision):
-        new = _finished(new, RolloutPhase.COMPLETE, f"revision {new.revision} serves after its deadline")
     again_s = _deadline_in_s(workload, new, reachable, now) if new.phase not in _FINAL_PHASES else None
     if new == block:
         return Outcome(requeue_after_s=again_s)
     return Outcome(writes=(_write(workload, new),), notices=_notices(workload, block, new), requeue_after_s=again_s)
+
+
+def _after_failure(block: RolloutBlock, assignments: Sequence[Assignment], now: float) -> RolloutBlock:
+    """A failed rollout is complete, or continues with the next wave, when its regions serve the revision after all."""
+    if _is_proven(assignments, block.revision):
+        return _finished(block, RolloutPhase.COMPLETE, f"revision {block.revision} serves after its deadline")
+    if not _is_proven([a for a in assignments if a.spec.region in block.regions], block.revision):
+        return block
+    return msgspec.structs.replace(block, phase=RolloutPhase.PROGRESSING, progressed_at=micro_text(now))
 
 
 def _is_in_rollout(assignment: Assignment) -> bool:
@@ -108,12 +133,16 @@ def _rollout_of(
     workload: Workload, block: RolloutBlock | None, assignments: Sequence[Assignment], now: float
 ) -> RolloutBlock:
     """The rollout of the workload's current template: the running one, or a new one."""
-    wanted = template_hash(workload.spec.template)
+    template = wanted_template(workload)
+    wanted = template_hash(template)
     if block is not None and block.revision == wanted:
         return block
     last = block or RolloutBlock()
     entry = Revision(
-        revision=wanted, template=workload.spec.template, generation=workload.metadata.generation, at=micro_text(now)
+        revision=wanted,
+        template=resolved_template(workload) or template,
+        generation=workload.metadata.generation,
+        at=micro_text(now),
     )
     older = [r for r in last.history if r.revision != wanted]
     kept = _trimmed_history([entry, *older], last.last_good_revision)
@@ -192,8 +221,8 @@ def _is_complete(assignments: Sequence[Assignment], revision: str) -> bool:
 def _serving_count(assignment: Assignment, revision: str) -> int:
     """Serving replicas of this revision; 0 if the region's report counts another revision."""
     status = assignment.status
-    counted = assignment.spec.revision == revision and status.revision in ("", revision)
-    return status.updated_serving if counted else 0
+    counted = not status.revision or counts_desired_revision(assignment)
+    return status.updated_serving if counted and assignment.spec.revision == revision else 0
 
 
 def _required_serving(assignment: Assignment) -> int:
@@ -288,9 +317,10 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    if new is None or (old is not None and new.metadata.generation == old.metadata.generation):
+    if new is None:
         return ()
-    return (new.key,)
+    same = old is not None and new.metadata.generation == old.metadata.generation
+    return () if same and old is not None and new.status.image == old.status.image else (new.key,)
 
 
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:

@@ -54,6 +54,8 @@ NO_ROOM_REASONS = frozenset(
         Reason.NODE_QUARANTINED,
         Reason.NODE_EXCLUDED_BY_OVERRIDE,
         Reason.NO_VICTIMS,
+        Reason.VICTIMS_WITHIN_BUDGET,
+        Reason.TOO_MANY_VICTIMS,
         Reason.PREEMPTION_BUDGET_SPENT,
         Reason.GANG_INCOMPLETE,
     }

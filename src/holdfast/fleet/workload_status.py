@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from holdfast.fleet.assign import region_refusal_reason
-from holdfast.model.assignment import Assignment, PendingReason
+from holdfast.fleet.done_indexes import done_indexes
+from holdfast.model.assignment import Assignment, PendingReason, counts_desired_revision
+from holdfast.model.index_ranges import indexes_text, parse_indexes
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Condition, Key, find_condition, is_condition_true, with_condition
 from holdfast.model.reasons import Reason
@@ -18,11 +20,28 @@ from holdfast.model.region import HealthState, Region
 from holdfast.model.template import template_hash
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
-from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadType, wanted_replicas
+from holdfast.model.workload import (
+    Batch,
+    RegionProgress,
+    Summary,
+    Workload,
+    WorkloadType,
+    is_indexed,
+    resolved_template,
+    wanted_replicas,
+    wanted_template,
+)
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 
+INDEX_FAILURES_MAX = 20
+"""Failed indexes of a job array listed with their last failure; `failedIndexes` has all of them."""
+INDEXES_SHOWN_CHARS_MAX = 200
+"""Characters of the failed indexes in one condition message; `failedIndexes` has all of them."""
 REGIONS_NAMED_MAX = 4
 """Regions named in one condition message; the rest is omitted."""
+
+_STARTING = (Reason.FETCHING_ARTIFACTS, Reason.IMAGE_PULLING, Reason.INITIALIZING)
+"""Reasons of replicas that start, and have not failed."""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -98,6 +117,10 @@ def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
         )
         for a in assignments
     )
+    done = done_indexes(workload, assignments)
+    reported = max(workload.status.summary.succeeded, sum(a.status.succeeded for a in assignments))
+    failed_indexes = frozenset[int]().union(*(parse_indexes(a.status.failed_indexes) for a in assignments)) - done
+    failures = sorted((f for a in assignments for f in a.status.index_failures), key=lambda f: f.index)
     return Summary(
         replicas=wanted_replicas(workload),
         assigned=sum(a.spec.replicas for a in assignments),
@@ -105,10 +128,13 @@ def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
         started=sum(a.status.started for a in assignments),
         ready=sum(a.status.ready for a in assignments),
         serving=sum(a.status.serving for a in assignments),
-        succeeded=max(workload.status.summary.succeeded, sum(a.status.succeeded for a in assignments)),
+        succeeded=len(done) if is_indexed(workload.spec.batch) else reported,
         failed=sum(a.status.failed for a in assignments),
         regions=regions,
         selector=f"{LABEL_WORKLOAD}={workload.metadata.name}",
+        succeeded_indexes=indexes_text(done),
+        failed_indexes=indexes_text(failed_indexes),
+        index_failures=tuple(f for f in failures if f.index not in done)[:INDEX_FAILURES_MAX],
     )
 
 
@@ -131,37 +157,51 @@ def _conditions(
         )
     ]
     if is_batch and batch is not None:
-        complete = _complete(summary, batch.completions, batch.backoff_limit, generation)
+        complete = _complete(workload, summary, batch, now)
         found.append(complete)
-        if complete.reason == Reason.BACKOFF_LIMIT_EXCEEDED:
+        if complete.reason in _BATCH_FAILURES:
             # A separate condition has its own transition time; the TTL of a failed batch counts from it.
             found.append(msgspec.structs.replace(complete, type="Failed", status="True"))
         found += _deadline(workload, summary, batch, now)
         return found
-    current = all(_is_current(workload, a) for a in assignments)
-    enough = (
-        summary.serving >= summary.replicas
-        and (current or _scales_down(workload, assignments))
-        and assigned_units >= required
-    )
-    reason = Reason.ALL_SERVING if enough else Reason.SOME_SERVING if summary.serving else Reason.NONE_SERVING
-    message = f"{summary.serving} of {summary.replicas} replicas serve"
-    if not enough:
-        message += _problems(assignments)
-    found.append(
-        Condition(
-            type="Serving",
-            status="True" if enough else "False",
-            reason=reason,
-            message=message,
-            observed_generation=generation,
-        )
-    )
+    found.append(_serving(workload, assignments, summary, all_assigned=assigned_units >= required))
     return found
 
 
+def _serving(
+    workload: Workload, assignments: Sequence[Assignment], summary: Summary, *, all_assigned: bool
+) -> Condition:
+    """Condition Serving. A region that the workload leaves does not count, neither for nor against it."""
+    staying = [a for a in assignments if a.spec.replicas]
+    behind = [a.spec.region for a in staying if not _is_current(workload, a)]
+    serving_enough = summary.serving >= summary.replicas
+    stayers_serve = sum(a.status.serving for a in staying) >= summary.replicas and not behind
+    enough = serving_enough and all_assigned and (stayers_serve or _scales_down(workload, assignments))
+    message = f"{summary.serving} of {summary.replicas} replicas serve"
+    if enough:
+        reason = Reason.ALL_SERVING
+    elif serving_enough:
+        reason = Reason.UPDATE_PENDING
+        leaving = [a.spec.region for a in assignments if not a.spec.replicas and a.status.serving]
+        waits = [f"{region} has not applied the newest generation" for region in behind[:REGIONS_NAMED_MAX]]
+        waits += [f"{region} serves replicas that leave it" for region in leaving[:REGIONS_NAMED_MAX]]
+        message = "; ".join((message, *waits)) + _problems(assignments, summary)
+    else:
+        reason = Reason.SOME_SERVING if summary.serving else Reason.NONE_SERVING
+        message += _problems(assignments, summary)
+    return Condition(
+        type="Serving",
+        status="True" if enough else "False",
+        reason=reason,
+        message=message,
+        observed_generation=workload.metadata.generation,
+    )
+
+
 def _unassigned_reason(workload: Workload, view: View) -> tuple[Reason, str]:
-    """Why replicas have no region: the placement rules, or the health of the allowed regions."""
+    """Why replicas have no region: the image, the placement rules, or the health of the allowed regions."""
+    if resolved_template(workload) is None:
+        return Reason.IMAGE_UNRESOLVED, _image_problem(workload)
     regions = view.list(Region)
     refused = {r.metadata.name: region_refusal_reason(workload, r) for r in regions}
     allowed = [r for r in regions if not refused[r.metadata.name]]
@@ -175,16 +215,37 @@ def _unassigned_reason(workload: Workload, view: View) -> tuple[Reason, str]:
     return Reason.PARTLY_ASSIGNED, ""
 
 
-def _complete(summary: Summary, completions: int, backoff_limit: int, generation: int) -> Condition:
-    done = summary.succeeded >= completions
-    failed = summary.failed > backoff_limit
-    reason = Reason.COMPLETE if done else Reason.BACKOFF_LIMIT_EXCEEDED if failed else Reason.IN_PROGRESS
+def _image_problem(workload: Workload) -> str:
+    block = workload.status.image
+    known = block is not None and block.revision == template_hash(workload.spec.template)
+    why = block.message if block is not None and known else "the global cell has not asked the registry yet"
+    return f"; the tag of the image is not resolved ({why})"
+
+
+_BATCH_FAILURES = (Reason.BACKOFF_LIMIT_EXCEEDED, Reason.FAILED_INDEXES, Reason.ACTIVE_DEADLINE_EXCEEDED)
+
+
+def _complete(workload: Workload, summary: Summary, batch: Batch, now: float) -> Condition:
+    message = f"{summary.succeeded} of {batch.completions} completions, {summary.failed} failed"
+    left = batch.completions - summary.succeeded
+    over_s = now - parse_time(workload.metadata.creation_timestamp) - (batch.active_deadline_seconds or 0.0)
+    reason = Reason.IN_PROGRESS
+    if left <= 0:
+        reason = Reason.COMPLETE
+    elif summary.failed > batch.backoff_limit:
+        reason = Reason.BACKOFF_LIMIT_EXCEEDED
+    elif summary.failed_indexes and len(parse_indexes(summary.failed_indexes)) >= left:
+        reason = Reason.FAILED_INDEXES
+    elif batch.active_deadline_seconds is not None and over_s >= 0:
+        reason = Reason.ACTIVE_DEADLINE_EXCEEDED
+    if summary.failed_indexes:
+        message += f"; failed indexes {summary.failed_indexes[:INDEXES_SHOWN_CHARS_MAX]}"
     return Condition(
         type="Complete",
-        status="True" if done else "False",
+        status="True" if left <= 0 else "False",
         reason=reason,
-        message=f"{summary.succeeded} of {completions} completions, {summary.failed} failed",
-        observed_generation=generation,
+        message=message,
+        observed_generation=workload.metadata.generation,
     )
 
 
@@ -234,12 +295,17 @@ def _deadline(workload: Workload, summary: Summary, batch: Batch, now: float) ->
 
 
 def _next_check_s(workload: Workload, summary: Summary, now: float) -> float | None:
-    """Delay until the deadline is checked again, because no event announces it."""
+    """Delay until a deadline is checked again, because no event announces it."""
     batch = workload.spec.batch
-    if batch is None or batch.deadline_seconds is None or summary.succeeded >= batch.completions:
+    if batch is None or summary.succeeded >= batch.completions:
         return None
-    left_s = parse_time(workload.metadata.creation_timestamp) + batch.deadline_seconds - now
-    return max(1.0, left_s / 8) if left_s > 0 else None
+    elapsed_s = now - parse_time(workload.metadata.creation_timestamp)
+    waits_s: list[float] = []
+    if batch.deadline_seconds is not None and batch.deadline_seconds > elapsed_s:
+        waits_s.append(max(1.0, (batch.deadline_seconds - elapsed_s) / 8))
+    if batch.active_deadline_seconds is not None and batch.active_deadline_seconds > elapsed_s:
+        waits_s.append(batch.active_deadline_seconds - elapsed_s + 0.001)
+    return min(waits_s, default=None)
 
 
 def _is_current(workload: Workload, assignment: Assignment) -> bool:
@@ -260,17 +326,29 @@ def _scales_down(workload: Workload, assignments: Sequence[Assignment]) -> bool:
         workload.status.conditions, "Serving"
     ):
         return False
-    revision = template_hash(workload.spec.template)
-    if any(revision != seen_revision for a in assignments for seen_revision in (a.spec.revision, a.status.revision)):
+    revision = template_hash(wanted_template(workload))
+    if any(a.spec.revision != revision or not counts_desired_revision(a) for a in assignments):
         return False
     return sum(a.status.updated_serving for a in assignments) >= wanted
 
 
-def _problems(assignments: Sequence[Assignment]) -> str:
+def _problems(assignments: Sequence[Assignment], summary: Summary) -> str:
+    """Reasons of replicas that do not serve. Without a failure, the steps at which bound replicas are."""
     pending = [_reason_text(a, p) for a in assignments for p in a.status.pending]
-    failing = [_reason_text(a, p) for a in assignments for p in a.status.failing]
-    waits = "; pending: " + ", ".join(pending[:4]) if pending else ""
-    return waits + ("; failing: " + ", ".join(failing[:4]) if failing else "")
+    found = [(p.reason, _reason_text(a, p)) for a in assignments for p in a.status.failing]
+    failing = [text for reason, text in found if reason not in _STARTING]
+    starting = [text for reason, text in found if reason in _STARTING]
+    parts = (("pending", pending), ("failing", failing), ("starting", starting))
+    said = "".join(f"; {name}: {', '.join(texts[:4])}" for name, texts in parts if texts)
+    return said if failing else said + _slow_steps(summary)
+
+
+def _slow_steps(summary: Summary) -> str:
+    """The steps at which bound replicas are. The one with most replicas limits the start."""
+    not_running, not_ready = summary.bound - summary.started, summary.started - summary.ready
+    parts = [f"{not_running} bound, not running"] if not_running > 0 else []
+    parts += [f"{not_ready} running, not ready"] if not_ready > 0 else []
+    return "".join(f"; {part}" for part in parts)
 
 
 def _reason_text(assignment: Assignment, why: PendingReason) -> str:
@@ -292,7 +370,11 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    same = new is not None and old is not None and new.status.backing == old.status.backing
+    same = (
+        new is not None
+        and old is not None
+        and (new.status.backing, new.status.image) == (old.status.backing, old.status.image)
+    )
     if new is None or (old is not None and same and new.metadata.generation == old.metadata.generation):
         return ()
     return (new.key,)

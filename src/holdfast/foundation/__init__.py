@@ -1,1 +1,1 @@
-"""Services that every component uses: ports (clock, randomness, identity), backoff, metrics, logging, tasks."""
+"""Services that every component uses: ports (clock, randomness, uids), backoff, metrics, logging, tasks."""

@@ -42,7 +42,10 @@ def configure(*, cell: str, component: str, form: str = "json", level: str = "",
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: Any = (
-        structlog.processors.JSONRenderer(serializer=_json) if form == "json" else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer(serializer=_json)
+        if form == "json"
+        # Not the default, which prints local variables.
+        else structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     )
     tail: list[Any] = [structlog.processors.format_exc_info, renderer] if form == "json" else [renderer]
     structlog.configure(

@@ -52,6 +52,11 @@ INFORMER_WATCH_ENDS = Counter(
 ELECTION_LEADING = Gauge("holdfast_election_leading", "1 while this process leads.", ["election"])
 ELECTION_CHANGES = Counter("holdfast_election_changes_total", "Elections won and lost here.", ["election", "change"])
 
+# Access
+BREAK_GLASS_SESSIONS = Gauge(
+    "holdfast_break_glass_sessions", "Break-glass sessions of the cell: in force, and not reviewed yet.", ["state"]
+)
+
 # Client
 CLIENT_CALLS = Histogram(
     "holdfast_client_call_seconds",
@@ -78,6 +83,22 @@ STORE_COMMIT = Histogram(
     "holdfast_store_commit_seconds", "Duration of one transaction, including the sync.", buckets=_LATENCY_BUCKETS
 )
 STORE_QUEUE = Gauge("holdfast_store_queue_commits", "Commits waiting to be made durable.")
+STORE_FULL = Gauge("holdfast_store_full", "1 while the disk of the store is full and writes are refused.")
+STORE_DISK_FREE = Gauge("holdfast_store_disk_free_bytes", "Free space of the file system with the cell's directory.")
+STORE_DISK_SIZE = Gauge("holdfast_store_disk_size_bytes", "Size of the file system with the cell's directory.")
+STORE_BACKUP = Gauge(
+    "holdfast_store_backup_timestamp_seconds", "When the last backup of the cell was made; 0 if there is none."
+)
+STORE_BACKUP_VERIFIED = Gauge(
+    "holdfast_store_backup_verified_timestamp_seconds",
+    "When a backup of the cell was last verified by restoring it; 0 if none was.",
+)
+STORE_BACKUP_FAILED = Gauge("holdfast_store_backup_failed", "1 if the last attempt to back up the cell failed.")
+STORE_DAMAGED = Gauge("holdfast_store_damaged", "1 if the last scrub of the store's file found a damaged page.")
+STORE_SCRUBBED = Gauge("holdfast_store_scrubbed_timestamp_seconds", "When the last scrub of the store's file ended.")
+STORE_DAMAGED_READS = Counter(
+    "holdfast_store_damaged_reads_total", "Reads refused because a page of the store's file is damaged."
+)
 STORE_COMPACTED = Gauge("holdfast_store_compacted_revision", "Oldest revision in the history.")
 STORE_WATCHERS = Gauge("holdfast_store_watchers", "Open watch streams.", ["kind"])
 STORE_WATCHERS_EXPIRED = Counter(
@@ -109,6 +130,9 @@ AUTHORITY_CLAIMS = Gauge("holdfast_authority_claims", "Claims in the ledger, by 
 EVENTS_DROPPED = Counter("holdfast_gate_events_dropped_total", "Events that could not be stored.")
 
 # The node agent
+AGENT_HELD_TASKS = Gauge(
+    "holdfast_agent_held_tasks", "Running tasks whose Binding is missing in the region without a deletion."
+)
 AGENT_TASKS = Gauge("holdfast_agent_tasks", "Tasks on this node that run, start or stop.")
 AGENT_START = Histogram(
     "holdfast_agent_start_seconds", "Time from the decision to start a task until it runs.", buckets=_LATENCY_BUCKETS
@@ -117,6 +141,11 @@ AGENT_EXITS = Counter("holdfast_agent_exits_total", "Task exits, by reason.", ["
 AGENT_REPORTS = Counter("holdfast_agent_reports_total", "Status writes, by result.", ["result"])
 AGENT_CERTIFICATE_REMAINING = Gauge(
     "holdfast_agent_certificate_remaining_seconds", "Remaining validity of the agent's certificate."
+)
+REGION_HELD_WORKLOADS = Gauge(
+    "holdfast_region_held_workloads",
+    "Workloads that the region keeps although the global cell does not contain them or removes too many at once.",
+    ["reason"],
 )
 LINK_CERTIFICATE_EXPIRY = Gauge(
     "holdfast_link_certificate_expiry_timestamp_seconds",
@@ -168,12 +197,17 @@ SERVER_FAILURES = Counter("holdfast_server_failures_total", "Requests that faile
 
 # The fleet, from the global cell
 FLEET_REGIONS = Gauge("holdfast_fleet_regions", "Regions, by health.", ["state"])
+FLEET_CONTACT_AGE = Gauge(
+    "holdfast_fleet_region_contact_age_seconds", "Time since the region's last report, by region.", ["region"]
+)
 FLEET_RECOVERIES = Gauge("holdfast_fleet_recoveries", "Open recoveries, by phase.", ["phase"])
 FLEET_RECOVERY_AGE = Gauge(
     "holdfast_fleet_recovery_age_seconds", "Time since the last report of the region of the oldest open recovery."
 )
 FLEET_UNBACKED = Gauge("holdfast_fleet_unbacked_objectives", "Recovery objectives that some single loss would break.")
-FLEET_RECOVERY_SLOTS = Gauge("holdfast_fleet_recovery_slots", "Recovery slots, by state.", ["state"])
+FLEET_RECOVERY_SLOTS = Gauge(
+    "holdfast_fleet_recovery_slots", "Recovery slots, by region and state.", ["region", "state"]
+)
 FLEET_OVERRIDES = Gauge("holdfast_fleet_overrides", "Overrides that are active or await approval, by phase.", ["phase"])
 FLEET_NOT_REVERTED = Gauge("holdfast_fleet_overrides_not_reverted", "Ended overrides whose effect is not reverted yet.")
 FLEET_EXPIRED_GRANT_LEASES = Gauge(
@@ -183,3 +217,15 @@ FLEET_OVER_QUOTA = Gauge("holdfast_fleet_tenants_over_quota", "Tenants whose usa
 FLEET_STUCK_FINALIZERS = Gauge("holdfast_fleet_stuck_finalizers", "Finalizers of global objects past their deadline.")
 FLEET_POLICIES_STOPPED = Gauge("holdfast_fleet_policies_stopped", "Policies stopped by their guard.")
 FLEET_PENDING_AGE = Gauge("holdfast_fleet_pending_age_seconds", "Age of the oldest workload that does not serve fully.")
+
+# Replicas of a region, by stage
+REGION_REPLICAS = Gauge("holdfast_region_replicas", "Replicas in the region, by stage.", ["stage"])
+REGION_REPAIRS = Gauge(
+    "holdfast_region_repairs", "Replicas that repair has found stuck, by the state of the repair.", ["state"]
+)
+REGION_STEP = Histogram(
+    "holdfast_region_step_seconds",
+    "Time of each step of a replica that begins to serve: scheduling, binding, startup, readiness, serving.",
+    ["step"],
+    buckets=_LATENCY_BUCKETS,
+)

@@ -1,4 +1,4 @@
-"""Ports for time, randomness and identity. Production and simulation supply them; pure decisions never use them."""
+"""Ports for time, randomness and new uids. Production and simulation supply them; pure decisions never use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolves a commit that got no response: it happened, did not happen, or may still happen.
+"""Finds out whether a commit without a response took effect: it did, it did not, or it still may.
 
 - A commit is repeated only after a read shows that its effect is absent.
 - The repeat has the preconditions of the first attempt, so at most one of them takes effect.

@@ -12,22 +12,35 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.fleet.recovery.backing import unbacked_objectives
-from holdfast.gate.override_admission import override_change, override_home, override_scope
+from holdfast.foundation.time_zones import find_zone
+from holdfast.gate.break_glass_admission import session_changed, session_opened, session_reviewed
+from holdfast.gate.event_scope import event_refusal
+from holdfast.gate.override_admission import override_change, override_ended, override_home, override_scope
 from holdfast.gate.published_view import PublishedView
+from holdfast.gate.role_admission import binding_within_rights, builtin_role, role_within_rights, writer_has_verb
 from holdfast.model import limits
 from holdfast.model.binding import ReservationPhase
+from holdfast.model.core import Event
+from holdfast.model.cron_workload import CronWorkload, run_of
 from holdfast.model.errors import Cause, Refused
 from holdfast.model.kinds import BY_NAME, Home, Kind
 from holdfast.model.meta import Object
 from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
 from holdfast.model.ownership import GARBAGE_COLLECTOR, OPERATOR, TENANT_CONTENTS
-from holdfast.model.principal import Principal
+from holdfast.model.principal import CONTROLLERS, Principal
+from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
 from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.tenant import user_refusal
 from holdfast.model.validation import forbidden, invalid, unsupported
 from holdfast.model.workload import wanted_replicas
 from holdfast.scheduling import policy_expressions
 from holdfast.store.objects import Objects
+
+# Secrets and ConfigMaps of one tenant. More are refused.
+CONFIG_OBJECTS_PER_TENANT_MAX = 2_000
+# Stored size of a tenant's Secrets and ConfigMaps. While they are larger, changes other than deletions are refused.
+CONFIG_BYTES_PER_TENANT_MAX = 32 * 1024 * 1024
 
 
 class AdmissionWarning(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +68,11 @@ class AdmissionCase(msgspec.Struct, frozen=True):
     def find(self, kind: str, name: str, namespace: str = "") -> Any:
         return self.objects.get(BY_NAME[kind], namespace, name)
 
+    @property
+    def by_platform(self) -> bool:
+        """Whether an operator or a component of the platform writes, not a user of a tenant."""
+        return OPERATOR in self.who.roles or CONTROLLERS in self.who.groups
+
     def all(self, kind: str, namespace: str = "", **fields: str) -> list[Any]:
         return self.objects.list(BY_NAME[kind], namespace, fields=fields or None)[0]
 
@@ -63,20 +81,48 @@ Rule = Callable[[AdmissionCase], Iterator[Finding]]
 
 
 def workload_priority_class(case: AdmissionCase) -> Iterator[Finding]:
+    """A class must exist, and its `spec.tenants` must list the tenant, unless an operator sets it: a higher priority
+    takes capacity from other tenants.
+    """
     after: Any = case.after
     name = after.spec.priority_class_name
     before: Any = case.before
-    if (
-        name
-        and (before is None or before.spec.priority_class_name != name)
-        and case.find("PriorityClass", name) is None
-    ):
+    if not name or (before is not None and before.spec.priority_class_name == name):
+        return
+    found: PriorityClass | None = case.find("PriorityClass", name)
+    tenant = after.metadata.namespace
+    if found is not None and not found.spec.permits(tenant) and not case.by_platform:
+        yield Refused(
+            "PriorityClassNotPermitted",
+            f'spec.priorityClassName: tenant {tenant} may not use priority class "{name}"; next: use another class, or '
+            f"an operator adds {tenant} to spec.tenants of priorityclass {name}",
+            {"priorityClass": name},
+        )
+    if found is None:
         known = ", ".join(f'"{c.metadata.name}"' for c in case.all("PriorityClass")[:20]) or "none"
         yield Cause(
             "spec.priorityClassName",
             "FieldValueNotSupported",
             f'Unsupported value: "{name}": supported values: {known}',
         )
+
+
+def event_about_own_object(case: AdmissionCase) -> Iterator[Finding]:
+    """An agent or a region's link writes, changes and deletes only Events about its own objects."""
+    for state in (case.before, case.after):
+        refused = event_refusal(case.who, case.cell, state, case.objects) if isinstance(state, Event) else None
+        if refused is not None:
+            yield refused
+            return
+
+
+def workload_user(case: AdmissionCase) -> Iterator[Finding]:
+    """A named user needs the permission of the tenant, which an operator gives. The node's agent checks its own."""
+    after: Any = case.after
+    user = after.spec.template.user
+    why = user_refusal(case.find("Tenant", after.metadata.namespace), user)
+    if why:
+        yield forbidden("spec.template.user", f"{user}: {why}")
 
 
 def workload_quota(case: AdmissionCase) -> Iterator[Finding]:
@@ -129,6 +175,41 @@ def workload_pending_cap(case: AdmissionCase) -> Iterator[Finding]:
             f"new); next: reduce spec.replicas, or an operator raises spec.pendingCap of quota {tenant}/quota",
             {"pendingCap": quota.spec.pending_cap, "waiting": waiting, "added": more},
         )
+
+
+def cron_time_zone(case: AdmissionCase) -> Iterator[Finding]:
+    after = cast("CronWorkload", case.after)
+    if find_zone(after.spec.time_zone) is None:
+        yield invalid("spec.timeZone", after.spec.time_zone, "unknown; write an IANA name, for example Europe/Berlin")
+
+
+def cron_runs(case: AdmissionCase) -> Iterator[Finding]:
+    """The rules of a Workload that its author must meet. The controller that creates the runs passes them all, so a
+    user must not get through it what a Workload of his own could not have."""
+    states = (case.before, case.after)
+    before, after = (run_of(c, c.metadata.name, 0.0) if isinstance(c, CronWorkload) else None for c in states)
+    run = msgspec.structs.replace(case, kind=BY_NAME["Workload"], before=before, after=after)
+    for rule in (workload_priority_class, workload_user, workload_quota):
+        for finding in rule(run):
+            if isinstance(finding, Cause):
+                yield msgspec.structs.replace(finding, field=f"spec.workload.{finding.field}")
+            else:
+                yield finding
+
+
+def config_within_tenant_limits(case: AdmissionCase) -> Iterator[Finding]:
+    """Bounds what one tenant's Secrets and ConfigMaps take of the store that all tenants share."""
+    tenant = cast("Object", case.after).metadata.namespace
+    count = total = 0
+    for kind in ("Secret", "ConfigMap"):
+        entries = case.objects.entries(BY_NAME[kind], tenant)[0]
+        count, total = count + len(entries), total + sum(len(entry.value) for entry in entries)
+    if case.before is None and count >= CONFIG_OBJECTS_PER_TENANT_MAX:
+        what = f"too many Secrets and ConfigMaps in tenant {tenant} (limit {CONFIG_OBJECTS_PER_TENANT_MAX})"
+        yield Refused("TooManyObjects", f"{what}; next: delete some")
+    elif total > CONFIG_BYTES_PER_TENANT_MAX:
+        what = f"Secrets and ConfigMaps of tenant {tenant} are too large (limit {CONFIG_BYTES_PER_TENANT_MAX} bytes)"
+        yield Refused("TooManyObjects", f"{what}; next: delete some")
 
 
 def workload_regions(case: AdmissionCase) -> Iterator[Finding]:
@@ -232,6 +313,7 @@ def quota_unused(case: AdmissionCase) -> Iterator[Finding]:
 def priority_class_unused(case: AdmissionCase) -> Iterator[Finding]:
     name = case.before.metadata.name  # type: ignore[union-attr]
     users = [w for w in case.all("Workload") if w.spec.priority_class_name == name]
+    users += [c for c in case.all("CronWorkload") if c.spec.workload.spec.priority_class_name == name]
     if users:
         yield Refused(
             "InUse",
@@ -314,20 +396,35 @@ def policy_expressions_compile(case: AdmissionCase) -> Iterator[Finding]:
 
 ON_WRITE: dict[str, tuple[Rule, ...]] = {
     "SchedulerPolicy": (policy_expressions_compile, policy_filters_match_nodes, policy_regions),
-    "Workload": (workload_priority_class, workload_quota, workload_pending_cap, workload_regions),
+    "Workload": (workload_priority_class, workload_user, workload_quota, workload_pending_cap, workload_regions),
+    "CronWorkload": (cron_time_zone, cron_runs),
+    "Secret": (config_within_tenant_limits,),
+    "ConfigMap": (config_within_tenant_limits,),
     "Region": (region_name,),
     "Override": (override_home, override_scope, override_change),
     "RecoveryBudget": (budget_backs_objectives,),
     "Quota": (quota_in_use,),
+    "Event": (event_about_own_object,),
+    "BreakGlassSession": (session_opened, session_changed),
+    "Role": (writer_has_verb, builtin_role, role_within_rights),
+    "ClusterRole": (builtin_role, role_within_rights),
+    "RoleBinding": (writer_has_verb, binding_within_rights),
+    "ClusterRoleBinding": (binding_within_rights,),
 }
 
 ON_DELETE: dict[str, tuple[Rule, ...]] = {
     "PriorityClass": (priority_class_unused,),
     "Region": (region_empty,),
     "Node": (node_empty,),
+    "Override": (override_ended,),
     "Quota": (quota_unused,),
     "RecoveryBudget": (budget_backs_objectives,),
     "RecoverySlot": (slot_not_consumed,),
+    "Event": (event_about_own_object,),
+    "BreakGlassSession": (session_reviewed,),
+    "Role": (writer_has_verb, builtin_role),
+    "RoleBinding": (writer_has_verb,),
+    "ClusterRole": (builtin_role,),
 }
 
 ON_FINALIZER_REMOVED: dict[str, tuple[Rule, ...]] = {"Tenant": (tenant_empty,)}
@@ -351,5 +448,11 @@ def admit(case: AdmissionCase) -> list[Finding]:
 
 
 def _content_unchanged(case: AdmissionCase) -> bool:
-    """A change of only metadata or status needs no admission; otherwise a full queue could never drain."""
-    return case.before is not None and getattr(case.before, "spec", None) == getattr(case.after, "spec", None)
+    """A change of only metadata or status needs no admission; otherwise a full queue could never drain. Of an object
+    without spec, such as an Event or a Role, all is content.
+    """
+    return (
+        case.before is not None
+        and hasattr(case.before, "spec")
+        and getattr(case.before, "spec", None) == getattr(case.after, "spec", None)
+    )

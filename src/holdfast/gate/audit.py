@@ -1,7 +1,8 @@
-"""Audit log: one record per commit, in the commit's own transaction, and every refusal, counted.
+"""Audit log: one record per commit, in the commit's own transaction; every refusal, and every other use, counted.
 
 A committed write always has its record: both are one transaction. Refusals are summed per (principal, verb, resource,
-reason) and appended about once a second, so that a flood costs one row. Records contain names, identities and
+reason) and appended about once a second, so that a flood costs one row. So are uses that write nothing durable: Events,
+notices, and commands executed in tasks. Records contain names, identities and
 revisions, never object content or secrets.
 """
 
@@ -20,7 +21,7 @@ from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.principal import Principal
 from holdfast.model.times import micro_text
-from holdfast.store.contract import Append, Store, Txn
+from holdfast.store.contract import Append, LogRecord, Store, Txn
 
 # Writes listed in one audit record. The rest is only counted.
 AUDIT_WRITES_PER_RECORD_MAX = 256
@@ -71,6 +72,8 @@ class AuditRecord(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_de
     count: int = 0
     first: str = ""
     term: int = 0
+    prev: str = ""
+    """Hash of the record before it (`store/chained_log.py`)."""
 
 
 def with_term(append: Append, term: int) -> Append:
@@ -101,7 +104,12 @@ def commit_verb(ops: Iterable[str]) -> str:
     return ",".join(dict.fromkeys(ops))
 
 
-class _RepeatedRefusal(msgspec.Struct, gc=False):
+REFUSED, ALLOWED = "Refused", "Allowed"
+_Key = tuple[str, str, str, str, str, str]
+"""Principal, verb, resource, reason, result, and the text that tells uses apart."""
+
+
+class _RepeatedRow(msgspec.Struct, gc=False):
     first_s: float
     last_s: float
     count: int
@@ -116,7 +124,7 @@ class AuditLog:
     def __init__(self, store: Store, ports: Ports) -> None:
         self._store = store
         self._ports = ports
-        self._refusals: dict[tuple[str, str, str, str], _RepeatedRefusal] = {}
+        self._rows: dict[_Key, _RepeatedRow] = {}
         self._since_trim = 0
         self._flushing: asyncio.Task[None] | None = None
         self._closed = False
@@ -127,15 +135,22 @@ class AuditLog:
         """Counts a refusal. It is durable within a second or two."""
         name = who if isinstance(who, str) else who.name
         credential = "" if isinstance(who, str) else who.credential
-        key = (name[:256], verb, resource, reason)
-        if key not in self._refusals and len(self._refusals) >= AUDIT_REFUSALS_MAX:
-            # Beyond AUDIT_REFUSALS_MAX different refusals per flush, the rest share one row with the correct count.
-            key = ("*", "*", "*", reason)
+        self._count((name[:256], verb, resource, reason, REFUSED, ""), credential, message, request)
+
+    def record_use(self, who: Principal, verb: str, resource: str, *, message: str = "", request: str = "") -> None:
+        """Counts a permitted request that no commit records. Uses with different messages have different records."""
+        text = message[:AUDIT_TEXT_CHARS_MAX]
+        self._count((who.name[:256], verb, resource, "", ALLOWED, text), who.credential, message, request)
+
+    def _count(self, key: _Key, credential: str, message: str, request: str) -> None:
+        if key not in self._rows and len(self._rows) >= AUDIT_REFUSALS_MAX:
+            # Beyond AUDIT_REFUSALS_MAX different rows per flush, the rest share one row with the correct count.
+            key = ("*", "*", "*", *key[3:5], "")
         now = self._ports.clock.now()
-        held = self._refusals.get(key)
+        held = self._rows.get(key)
         if held is None:
             text = AUDIT_TEXT_CHARS_MAX
-            self._refusals[key] = _RepeatedRefusal(now, now, 1, credential, message[:text], request[:text])
+            self._rows[key] = _RepeatedRow(now, now, 1, credential, message[:text], request[:text])
         else:
             held.last_s, held.count = now, held.count + 1
         self._wake()
@@ -159,36 +174,46 @@ class AuditLog:
             await self._ports.clock.sleep(AUDIT_FLUSH_EVERY_S)
             await self.flush()
         except Fault as fault:
-            _log.warning("audit_flush_failed", reason=fault.reason, message=fault.message, held=len(self._refusals))
+            _log.warning("audit_flush_failed", reason=fault.reason, message=fault.message, held=len(self._rows))
         finally:
             self._flushing = None
-        if self._refusals:
+        if self._rows:
             self._wake()
 
     async def flush(self) -> None:
         """Appends the refusals since the last flush and trims the log if due."""
-        refusals, self._refusals = self._refusals, {}
+        refusals, self._rows = self._rows, {}
         if refusals:
             await self._append(list(refusals.items()))
         if self._since_trim >= AUDIT_TRIM_EVERY_RECORDS:
             self._since_trim = 0
             await self._store.trim_log(AUDIT_LOG, keep=AUDIT_RECORDS_MAX)
 
-    async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _RepeatedRefusal]]) -> None:
+    async def read(self, *, after: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
+        """Records after a sequence number, oldest first, including the refusals up to now."""
+        await self.flush()
+        return await read_records(self._store, after=after, limit=limit)
+
+    async def read_stored(self, *, after: int, limit: int) -> tuple[LogRecord, ...]:
+        """The same records as stored."""
+        await self.flush()
+        return await self._store.read_log(AUDIT_LOG, after=after, limit=limit)
+
+    async def _append(self, refusals: list[tuple[_Key, _RepeatedRow]]) -> None:
         for start in range(0, len(refusals), limits.BATCH_WRITES_MAX):
             some = refusals[start : start + limits.BATCH_WRITES_MAX]
             try:
-                await self._store.commit(Txn(appends=tuple(_refusal_record(key, held) for key, held in some)))
+                await self._store.commit(Txn(appends=tuple(_row_record(key, held) for key, held in some)))
             except Fault:
                 self._requeue(dict(refusals[start:]))
                 raise
             self._since_trim += len(some)
 
-    def _requeue(self, refusals: dict[tuple[str, str, str, str], _RepeatedRefusal]) -> None:
+    def _requeue(self, refusals: dict[_Key, _RepeatedRow]) -> None:
         for key, held in refusals.items():
-            newer = self._refusals.get(key)
+            newer = self._rows.get(key)
             if newer is None:
-                self._refusals[key] = held
+                self._rows[key] = held
             else:
                 newer.first_s, newer.count = held.first_s, newer.count + held.count
 
@@ -204,8 +229,8 @@ class AuditLog:
             await self.flush()
 
 
-def _refusal_record(key: tuple[str, str, str, str], held: _RepeatedRefusal) -> Append:
-    principal, verb, resource, reason = key
+def _row_record(key: _Key, held: _RepeatedRow) -> Append:
+    principal, verb, resource, reason, result, _ = key
     made = AuditRecord(
         time=micro_text(held.last_s),
         first=micro_text(held.first_s),
@@ -217,7 +242,7 @@ def _refusal_record(key: tuple[str, str, str, str], held: _RepeatedRefusal) -> A
         message=held.message,
         request=held.request,
         count=held.count,
-        result="Refused",
+        result=result,
     )
     return Append(AUDIT_LOG, _encoder.encode(made))
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from holdfast.foundation import metrics
 from holdfast.foundation.batches import batches
 from holdfast.foundation.ports import Ports
+from holdfast.gate.scope import CLUSTER_NAMESPACE
 from holdfast.model import codec, limits
 from holdfast.model.core import Event, EventSource, ObjectReference
 from holdfast.model.errors import Fault
@@ -33,7 +34,6 @@ EVENT_TTL_S = 3600.0
 
 KIND = BY_NAME["Event"]
 _TENANT = BY_NAME["Tenant"]
-CLUSTER_NAMESPACE = "default"
 _MAX_NAME_PREFIX = 200
 _MAX_MESSAGE = 1024
 

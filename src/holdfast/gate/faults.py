@@ -11,8 +11,11 @@ from typing import Any
 from holdfast.model.errors import AlreadyExists, Cause, Conflict, Forbidden, Invalid, NotFound, Overloaded, Refused
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Key
+from holdfast.model.ownership import INSTEAD_OF_DELETION
 from holdfast.model.principal import Principal
 
+HIDDEN = "hidden"
+"""A fact of a fault: the object exists, and the response hides it. Never sent to the client."""
 PENDING_CAP_EXCEEDED = "PendingCapExceeded"
 # Retry-After of a create that exceeds the tenant's cap of pending requests.
 PENDING_CAP_RETRY_AFTER_S = 10.0
@@ -71,6 +74,12 @@ def invalid(kind: Kind, name: str, causes: Sequence[Cause]) -> Invalid:
     return Invalid(f'{subject} "{name}" is invalid: {text}', tuple(causes), facts=facts)
 
 
+def hidden(kind: Kind, at: Key) -> NotFound:
+    """The object exists, but outside the caller's scope. The response equals that for a missing object."""
+    missing = not_found(kind, at.name)
+    return NotFound(missing.message, facts={**missing.facts, HIDDEN: True})
+
+
 def forbidden(kind: Kind, at: Key, why: Refused) -> Forbidden:
     facts = _details(kind, at.name, reason=why.reason, **why.facts)
     return Forbidden(f"{_subject(kind, at)}: {why.message}", facts=facts)
@@ -102,6 +111,17 @@ def namespace_terminating(kind: Kind, name: str, namespace: str) -> Forbidden:
         f'{kind.resource} "{name}" is forbidden: unable to create new content in namespace {namespace} because it is '
         "being terminated",
         facts=_details(kind, name, reason="NamespaceTerminating", causes=[cause]),
+    )
+
+
+def not_deleter(kind: Kind, at: Key, who: Principal, allowed: frozenset[str]) -> Forbidden:
+    """The principal may not delete this kind, with what to do instead."""
+    instead = INSTEAD_OF_DELETION.get(kind.name, "")
+    step = f"; next: {instead}" if instead else ""
+    return Forbidden(
+        f'{_subject(kind, at)}: User "{who.name}" may not delete it'
+        f" (deleted by {', '.join(sorted(allowed)) or 'nobody'} only){step}",
+        facts=_details(kind, at.name, reason="NotOwner"),
     )
 
 

@@ -2,7 +2,8 @@
 
 A controller: it decides from its view and writes through the gate, which checks against current state that an owner is
 really gone. It never deletes a mirror of another cell's object, and never a claim: only the authority releases
-Reservations and Bindings, on proof.
+Reservations and Bindings, on proof. It never deletes work because its owner is missing: an Assignment that wants
+replicas and a Replica that has not ended have lost their owner with the records of a cell, and are kept.
 
 Its keys name an identity, `Kind/name/uid`, because dependents of a deleted object know only its uid.
 """
@@ -16,9 +17,13 @@ from msgspec.structs import replace
 
 from holdfast.controllers.controller import Wake
 from holdfast.model import limits
+from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
+from holdfast.model.lifecycle import final_phase
 from holdfast.model.meta import Key, Object, OwnerReference
-from holdfast.model.ownership import TENANT_CONTENTS
+from holdfast.model.override import Override, is_deletion_confirmed
+from holdfast.model.ownership import NEVER_COLLECTED, TENANT_CONTENTS
+from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import NO_CHANGES, Delete, Outcome, Update, Write
@@ -29,18 +34,18 @@ GARBAGE_COLLECTION_RETRY_S = 1.0
 FOREGROUND, ORPHAN, CONTENTS = "foregroundDeletion", "orphan", TENANT_CONTENTS
 _OWN_FINALIZERS = frozenset({FOREGROUND, ORPHAN, CONTENTS})
 
-# Never collected: claims are released on proof; terms and lease pages are state of the cell; events expire.
-_NEVER_COLLECTED = frozenset({"Reservation", "Binding", "LeasePage", "Term", "Event"})
-
 # Deleted by their controller only: a region may enforce a Grant until it has acknowledged that nothing is left of it.
 _DELETED_BY_CONTROLLER = frozenset({"Grant"})
+
+# Not looked at: claims are released on proof; terms and lease pages are state of the cell; events expire.
+_NEVER_COLLECTED = NEVER_COLLECTED - _DELETED_BY_CONTROLLER | {"Event"}
 
 # Created and deleted by the thousand, and never an owner. A resync would find a dependent.
 _NEVER_OWNERS = frozenset({"SchedulingRequest"})
 
-# A tenant is emptied in this order, step by step: workloads first, so that regions drain them while their Assignments
-# and Grants still exist. Kinds that are not named come last.
-_GLOBAL_STEPS = (("Workload",), ("Assignment",), ("Quota",), ("Grant",))
+# A tenant is emptied in this order, step by step: first what creates workloads, then workloads, so that regions drain
+# them while their Assignments and Grants still exist. Kinds that are not named come last.
+_GLOBAL_STEPS = (("CronWorkload",), ("Workload",), ("Assignment",), ("Quota",), ("Grant",))
 # In a region, replicas are deleted with their Assignments, and grant-sync deletes its GrantCopies. Other leftovers are
 # deleted once the mirror of the Tenant and its last replica are gone.
 _REGION_WAITS_FOR = ("Replica",)
@@ -51,8 +56,9 @@ class Collector:
 
     def __init__(self, cell: str) -> None:
         self.is_global = cell == "global"
+        self._cell = cell
         other = Home.REGION if self.is_global else Home.GLOBAL
-        self.own_kinds = tuple(k for k in ALL if k.home is not other and k.name not in _NEVER_COLLECTED)
+        self.own_kinds = tuple(k for k in ALL if k.home is not other and k.informed and k.name not in _NEVER_COLLECTED)
         """Kinds that may be deleted here."""
         copies = () if self.is_global else tuple(k for k in ALL if k.home is Home.GLOBAL and k.mirrored)
         self.watched_kinds = (*self.own_kinds, *copies)
@@ -116,7 +122,7 @@ class Collector:
         if item is None and kind.name == "Tenant" and not self.is_global:
             return self._clear_leftovers(name, view)
         if item is None or item.uid != uid:
-            writes += self._collect_dependents(uid, view)
+            writes += self._collect_dependents(uid, view, now_s)
             return _outcome(writes)
         meta = item.metadata
         if kind.name not in self._own_kind_names:
@@ -127,27 +133,37 @@ class Collector:
             return self._foreground(kind, item, view)
         if meta.terminating and kind.name == "Tenant" and CONTENTS in meta.finalizers:
             return self._empty_tenant(item, view)
-        return _outcome(list(self._collect_dependent(kind, item, view)))
+        return _outcome(list(self._collect_dependent(kind, item, view, now_s)))
 
     def _dependents(self, uid: str, view: View) -> Iterator[tuple[Kind, Object]]:
         for kind in self.own_kinds:
             for item in view.by(kind.type, "owner", uid):
                 yield kind, item
 
-    def _collect_dependents(self, uid: str, view: View) -> Iterator[Write]:
+    def _collect_dependents(self, uid: str, view: View, now_s: float) -> Iterator[Write]:
         for kind, item in self._dependents(uid, view):
-            yield from self._collect_dependent(kind, item, view)
+            yield from self._collect_dependent(kind, item, view, now_s)
 
-    def _collect_dependent(self, kind: Kind, item: Object, view: View) -> Iterator[Write]:
+    def _collect_dependent(self, kind: Kind, item: Object, view: View, now_s: float) -> Iterator[Write]:
         """Deletes the object if no owner is left; else removes references to deleted owners."""
         refs = item.metadata.owner_references
         left = tuple(ref for ref in refs if not self._missing(item, ref, view))
         if len(left) == len(refs) or item.metadata.terminating or kind.name in _DELETED_BY_CONTROLLER:
             return
+        if not left and _is_work(item) and not self._is_confirmed(item, view, now_s):
+            return
         if not left or all(self._waits_for_dependents(item, ref, view) for ref in left):
             yield Delete(kind.name, item.key, item.uid)
         else:
             yield Update(replace(item, metadata=replace(item.metadata, owner_references=left)))
+
+    def _is_confirmed(self, item: Object, view: View, now_s: float) -> bool:
+        """Whether an override confirms that this work without an owner is to be stopped."""
+        spec = item.spec  # type: ignore[attr-defined]
+        region = spec.region if isinstance(item, Assignment) else self._cell
+        tenant, workload = item.metadata.namespace, spec.workload
+        overrides = view.list(Override)
+        return is_deletion_confirmed(overrides, region=region, tenant=tenant, workload=workload, now=now_s)
 
     def _missing(self, item: Object, ref: OwnerReference, view: View) -> bool:
         """Whether an owner is gone, by uid. Owners of unknown kinds are assumed to exist."""
@@ -232,6 +248,13 @@ class Collector:
         for namespace in dict.fromkeys(held):
             if view.get(Tenant, namespace) is None:
                 yield namespace
+
+
+def _is_work(item: Object) -> bool:
+    """Whether deleting the object stops work: its owner is deleted only after it has ended."""
+    if isinstance(item, Assignment):
+        return item.spec.replicas > 0
+    return isinstance(item, Replica) and final_phase(item) is None
 
 
 def _deletes(held: list[tuple[str, Object]]) -> list[Write]:

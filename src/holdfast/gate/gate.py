@@ -8,37 +8,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from holdfast.client.contract import CommitReceipt, FencingToken
 from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.unknown_outcome import NoProof, resolve
-from holdfast.gate.audit import AuditLog, commit_record, commit_verb
+from holdfast.gate import faults
+from holdfast.gate.audit import AuditEntry, AuditLog, commit_record, commit_verb
+from holdfast.gate.sealing import Sealer
 from holdfast.gate.write_plan import StagedWrite, WritePlan
-from holdfast.model import limits
+from holdfast.model import codec, limits
 from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, Forbidden, StaleToken
 from holdfast.model.kinds import BY_NAME, BY_TYPE, Kind
 from holdfast.model.principal import CONTROLLERS, Principal
+from holdfast.model.secret import Secret
 from holdfast.model.writes import Create, Update, Write
-from holdfast.store.contract import Append
+from holdfast.store.contract import Append, Compare, Put, Txn
 from holdfast.store.objects import Objects
 
-# Attempts of one commit after conflicts. Then the writer gets a Conflict and decides again.
+# Attempts of one commit after conflicts. After that, the writer gets a Conflict and decides again.
 COMMIT_ATTEMPTS = 8
-# Wait for the conflicting write to become visible before the gate plans the commit again. Then it is planned anyway
-# and may conflict again, up to COMMIT_ATTEMPTS. A write is visible within milliseconds.
+# Wait for the conflicting write to become visible before the gate plans the commit again. After that, it is planned
+# anyway and may conflict again, up to COMMIT_ATTEMPTS. A write is visible within milliseconds.
 GATE_CONFLICT_WAIT_S = 0.5
-# Time to read back a commit that got no response. Then the writer gets Ambiguous.
+# Time to read back a commit that got no response. After that, the writer gets Ambiguous.
 READ_BACK_TIMEOUT_S = 5.0
 
 _DURABLE = BY_NAME["Tenant"]
+_SECRET = BY_NAME["Secret"]
 _committed = metrics.GATE_COMMITS.labels("committed")
 _unchanged = metrics.GATE_COMMITS.labels("unchanged")
 
 
 class Gate:
-    def __init__(self, cell: str, objects: Objects, ports: Ports) -> None:
+    def __init__(self, cell: str, objects: Objects, ports: Ports, *, sealer: Sealer | None = None) -> None:
+        """Without a `sealer` Secrets are sealed with a key that is lost with the process."""
+        self.sealer = sealer if sealer is not None else Sealer()
         self.cell = cell
         self.objects = objects
         self.ports = ports
@@ -71,6 +78,9 @@ class Gate:
             metrics.GATE_COMMITS.labels(fault.reason).inc()
             raise
         except Fault as fault:
+            if faults.HIDDEN in fault.facts:
+                text = f"{fault.message} (it belongs to another node or region)"
+                self.audit.record_refusal(who, _verb(writes), _resource(writes), "OutOfScope", message=text)
             metrics.GATE_COMMITS.labels(fault.reason).inc()
             raise
 
@@ -87,7 +97,7 @@ class Gate:
         if not who.roles:
             raise Forbidden(f'User "{who.name}" has no role that may write')
         for _ in range(COMMIT_ATTEMPTS):
-            plan = WritePlan(self.cell, self.objects, self.ports, who)
+            plan = WritePlan(self.cell, self.objects, self.ports, who, self.sealer)
             try:
                 plan.add(writes, token)
             except Fault:
@@ -113,6 +123,8 @@ class Gate:
             except Ambiguous as unknown:
                 revisions = await self._read_back(plan.kind, head, changed, unknown)
             self.audit.note_appended(len(txn.appends))
+            if plan.kind.ephemeral and CONTROLLERS not in who.groups:
+                self._record_events(who, changed, request)
             _committed.inc()
             return CommitReceipt(max(revisions.values()), plan.results(revisions))
         raise Conflict(
@@ -133,6 +145,15 @@ class Gate:
             return ()
         verb = commit_verb(op for s in changed for op in s.ops)
         return (commit_record(who, self.ports.clock.now(), verb, plan.entries(), request=request),)
+
+    def _record_events(self, who: Principal, changed: Sequence[StagedWrite], request: str) -> None:
+        """Events are volatile, so their audit records cannot be in their transaction."""
+        for staged in changed:
+            event: Any = staged.after or staged.before
+            verb, about = commit_verb(staged.ops), event.involved_object
+            where = f"{staged.kind.plural}/{event.metadata.namespace}"
+            text = f"about {about.kind} {about.namespace}/{about.name}"
+            self.audit.record_use(who, verb, where, message=text, request=request)
 
     async def _catch_up(self, plan: WritePlan) -> None:
         """After a conflict, waits for the winning write to be published; otherwise planning again would conflict
@@ -178,6 +199,25 @@ class Gate:
         except (TimeoutError, Expired):
             return None
         return None
+
+    async def reseal(self, who: Principal, secrets: Sequence[Secret]) -> int:
+        """Seals stored Secrets with the present key. Nothing that a reader sees changes except the revision. Returns
+        how many were written; one that changed meanwhile is left to the next call.
+        """
+        written = 0
+        for stored in secrets:
+            after = self.sealer.seal(self.sealer.open(stored))
+            meta = stored.metadata
+            value, key = codec.encode(after), _SECRET.store_key(meta.namespace, meta.name)
+            entry = AuditEntry("reseal", "Secret", meta.name, meta.namespace, meta.uid, before=stored.revision)
+            record = commit_record(who, self.ports.clock.now(), "reseal", [entry], request="in-process")
+            try:
+                await self.objects.commit(_SECRET, Txn((Compare(key, stored.revision),), (Put(key, value),), (record,)))
+            except Conflict:
+                continue
+            self.audit.note_appended(1)
+            written += 1
+        return written
 
     async def close(self) -> None:
         """Writes pending refusals. The store must still be open."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 from holdfast.model.kinds import BY_NAME, Kind
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.ownership import FINALIZERS
+from holdfast.model.rbac import RBAC_GROUP
 from holdfast.model.validation import (
     Causes,
     check_annotations,
     check_label_key,
     check_labels,
+    check_path_segment,
     check_range,
     check_subdomain,
     check_unique,
@@ -51,6 +53,8 @@ def validate_metadata(kind: Kind, meta: ObjectMeta, old: ObjectMeta | None) -> C
 def _validate_names(kind: Kind, meta: ObjectMeta) -> Causes:
     if not meta.name:
         yield required("metadata.name", "name or generateName is required")
+    elif kind.group == RBAC_GROUP:
+        yield from check_path_segment("metadata.name", meta.name)
     else:
         yield from check_subdomain("metadata.name", meta.name)
     if kind.namespaced and not meta.namespace:

@@ -1,7 +1,8 @@
 """Admission of Overrides: in the global cell, and in a partitioned region (break-glass). Pure.
 
 A region accepts a break-glass override only if its kind neither spends quota, breaks placement rules nor fences, for a
-short time, about itself, and only while the link reports the global cell unreachable.
+short time, about itself, and only while the link reports the global cell unreachable or the requester insists, which is
+recorded.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from holdfast.fleet.override_kinds import RULES
 from holdfast.gate.scope import GLOBAL_CELL
 from holdfast.model import connectivity, limits
 from holdfast.model.errors import Cause, Refused
-from holdfast.model.override import EXPIRED, REVOKED, OverrideSpec, break_glass_prefix, is_break_glass
+from holdfast.model.meta import Object
+from holdfast.model.override import (
+    EXPIRED,
+    REVOKED,
+    BreakGlass,
+    Override,
+    OverrideSpec,
+    break_glass_prefix,
+    is_break_glass,
+)
 from holdfast.model.ownership import REGION
+from holdfast.model.principal import Principal
 from holdfast.model.validation import forbidden, invalid, unsupported
 
 if TYPE_CHECKING:
@@ -69,12 +80,13 @@ def override_home(case: AdmissionCase) -> Iterator[Cause | Refused]:
         return
     yield from _break_glass_rules(case.cell, name, after.spec)
     lease = case.find("Lease", connectivity.NAME, connectivity.NAMESPACE)
-    if lease is not None and connectivity.is_connected(lease):
+    insisted = after.spec.break_glass is not None and after.spec.break_glass.insisted
+    if lease is not None and connectivity.is_connected(lease) and not insisted:
         yield Refused(
             "GlobalCellReachable",
             f"region {case.cell} is connected to the global cell since {lease.spec.acquire_time} (break-glass is "
             f"allowed only while it is unreachable); next: holdfast override create {after.spec.kind} "
-            f'--region {case.cell} --reason "…"',
+            f'--region {case.cell} --reason "…", or add --insist if the global cell does not answer you',
             {"heardSince": lease.spec.acquire_time},
         )
 
@@ -115,3 +127,32 @@ def override_change(case: AdmissionCase) -> Iterator[Cause | Refused]:
         if before.status.phase in (EXPIRED, REVOKED):
             ended = f"cannot be approved, because it is {before.status.phase}; next: create another override"
             yield Refused("OverrideEnded", ended)
+
+
+def override_ended(case: AdmissionCase) -> Iterator[Cause | Refused]:
+    """An override is deleted only after it has ended: it is ended by revocation, which stays on record."""
+    before = cast("Any", case.before)
+    if before.status.phase not in (EXPIRED, REVOKED):
+        name = before.metadata.name
+        text = f"it is {before.status.phase or 'new'} and can only be revoked; next: holdfast override revoke {name}"
+        yield Refused("OverrideInForce", text, {"phase": before.status.phase})
+
+
+def with_requester(who: Principal, cell: str, before: Object | None, given: Object) -> Object:
+    """Sets requester and approver of an Override to the authenticated user; names in the request are ignored.
+
+    For a break-glass override the region reports the requester.
+    """
+    if not isinstance(given, Override):
+        return given
+    spec = given.spec
+    if not isinstance(before, Override):
+        if REGION in who.roles:
+            return given
+        if cell != GLOBAL_CELL:
+            insisted = spec.break_glass is not None and spec.break_glass.insisted
+            spec = msgspec.structs.replace(spec, break_glass=BreakGlass(region=cell, insisted=insisted))
+        return msgspec.structs.replace(given, spec=msgspec.structs.replace(spec, requester=who.name))
+    approver = who.name if spec.approver and not before.spec.approver else spec.approver
+    spec = msgspec.structs.replace(spec, requester=before.spec.requester, approver=approver)
+    return msgspec.structs.replace(given, spec=spec)

@@ -41,6 +41,8 @@ class KindOwnership(msgspec.Struct, frozen=True):
     status: tuple[OwnedField, ...]
     status_roles: frozenset[str]
     """All owners of any part of the status. They may set conditions and observedGeneration."""
+    top_level: tuple[OwnedField, ...] = ()
+    """Fields beside `metadata`, `spec` and `status`. Unless the table names others, the creators own them."""
 
 
 def field_default(field: Any) -> Any:
@@ -65,6 +67,21 @@ def _fields(kind: Kind, section: str, mirrored: bool) -> tuple[OwnedField, ...]:
     )
 
 
+def _top_level_fields(kind: Kind, mirrored: bool) -> tuple[OwnedField, ...]:
+    """Fields beside metadata, spec and status, such as the rules of a Role or the data of a Secret."""
+    creators = owners(kind.name, "metadata", mirrored_here=mirrored)
+    return tuple(
+        OwnedField(
+            path=f.encode_name,
+            get=attrgetter(f.name),
+            default=field_default(f),
+            roles=owners(kind.name, f.encode_name, mirrored_here=mirrored) or creators,
+        )
+        for f in msgspec.structs.fields(kind.type)
+        if f.name not in ("metadata", "spec", "status")
+    )
+
+
 def _compile(kind: Kind, mirrored: bool) -> KindOwnership:
     status = _fields(kind, "status", mirrored)
     everyone: frozenset[str] = frozenset().union(
@@ -78,6 +95,7 @@ def _compile(kind: Kind, mirrored: bool) -> KindOwnership:
         spec=_fields(kind, "spec", mirrored),
         status=shared,
         status_roles=everyone,
+        top_level=_top_level_fields(kind, mirrored),
     )
 
 
@@ -101,7 +119,7 @@ def ownership_of(kind: Kind, *, mirrored_here: bool) -> KindOwnership | None:
 def _unowned_fields(kind: str, mirrored: bool, roles: frozenset[str]) -> tuple[OwnedField, ...]:
     """The fields of a kind that none of the roles owns."""
     table = _TABLES[mirrored][kind]
-    return tuple(field for field in (*table.spec, *table.status) if not roles & field.roles)
+    return tuple(field for field in (*table.spec, *table.status, *table.top_level) if not roles & field.roles)
 
 
 def unowned_changes(
@@ -126,6 +144,9 @@ def unowned_changes(
         for field in fields:
             if not roles & field.roles and field.get(before) != field.get(after):
                 yield field.path, field.roles
+    for field in table.top_level:
+        if not roles & field.roles and field.get(before) != field.get(after):
+            yield field.path, field.roles
 
 
 def _metadata_not_owned(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object
 from holdfast.model.view import Measure
-from holdfast.store.objects import Objects
+from holdfast.store.objects import ObjectReads
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
@@ -16,7 +16,7 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 class PublishedView:
     """Implements `model.view.View` on the cell's objects: always the newest state, without a cache."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectReads) -> None:
         self._objects = objects
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:

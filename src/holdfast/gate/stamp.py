@@ -28,6 +28,8 @@ _CONTENT: dict[str, tuple[str, ...]] = {
     kind.name: tuple(f.name for f in msgspec.structs.fields(kind.type) if f.name not in ("metadata", "status"))
     for kind in ALL
 }
+# Kinds whose generation counts changes of the content: of the others nothing observes it.
+_COUNTED = frozenset(kind.name for kind in ALL if kind.has_status or kind.name in ("Secret", "ConfigMap"))
 _STATUS_TYPES: dict[str, dict[str, Any]] = {}
 _NEW_STATUS: dict[str, Callable[[], Any]] = {}
 for _kind in ALL:
@@ -54,7 +56,7 @@ def create_object(kind: Kind, given: Object, *, uid: str, now: str, who: Princip
         meta,
         uid=uid,
         resource_version="",
-        generation=1 if kind.has_status else 0,
+        generation=1 if kind.name in _COUNTED else 0,
         creation_timestamp=now,
         deletion_timestamp="",
         deletion_grace_period_seconds=None,
@@ -72,7 +74,7 @@ def mirror_object(given: Object, before: Object | None, *, uid: str, now: str) -
             meta,
             uid=meta.uid or uid,
             creation_timestamp=meta.creation_timestamp or now,
-            generation=meta.generation or 1,
+            generation=meta.generation or int(hasattr(given, "status")),
             resource_version="",
         )
     else:
@@ -111,7 +113,7 @@ def update_object(kind: Kind, before: Object, given: Object) -> Object:
     )
     changes: dict[str, Any] = {name: getattr(given, name) for name in _CONTENT[kind.name]}
     if any(getattr(before, name) != value for name, value in changes.items()):
-        if kind.has_status:
+        if kind.name in _COUNTED:
             meta = replace(meta, generation=old.generation + 1)
         return replace(before, metadata=meta, **changes)
     return before if meta == old else replace(before, metadata=meta)
@@ -190,7 +192,7 @@ def mark_deleted(kind: Kind, before: Object, propagation: str, *, now: str) -> O
         return before if meta.finalizers else None
     extra = PROPAGATION_FINALIZERS[propagation]
     finalizers = meta.finalizers
-    if extra and extra not in finalizers and not kind.ephemeral:
+    if extra and extra not in finalizers and not kind.ephemeral and kind.informed:
         finalizers = (*finalizers, extra)
     if not finalizers:
         return None

@@ -15,24 +15,26 @@ import msgspec
 
 from holdfast.client.contract import FencingToken
 from holdfast.foundation.ports import Ports
-from holdfast.gate import admission, audit, faults, scope, stamp
+from holdfast.gate import admission, audit, event_scope, faults, scope, stamp
 from holdfast.gate.metadata import validate_metadata, validate_observed, validate_size
 from holdfast.gate.ownership import unowned_changes
+from holdfast.gate.requesters import with_requester
+from holdfast.gate.sealing import Sealer
 from holdfast.model import codec
 from holdfast.model.errors import BadRequest, Cause, Refused, StaleToken
 from holdfast.model.kinds import ALL, BY_NAME, BY_TYPE, Kind
 from holdfast.model.meta import Key, Object
-from holdfast.model.override import BreakGlass, Override
-from holdfast.model.ownership import LINK, REGION, deleters, is_mirrored_here, owners
+from holdfast.model.ownership import LINK, deleters, is_mirrored_here, owners
 from holdfast.model.principal import Principal
 from holdfast.model.replica import Replica
+from holdfast.model.secret import Secret
 from holdfast.model.times import seconds_text
 from holdfast.model.validation import invalid, unsupported
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.store.contract import Append, Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
-# Attempts to find a free name for `generateName`. Then the create fails with AlreadyExists.
+# Attempts to find a free name for `generateName`. After that, the create fails with AlreadyExists.
 NAME_ATTEMPTS = 8
 
 # Kinds allowed in namespaces without a tenant: elections and Events exist before and after tenants.
@@ -66,12 +68,13 @@ class StagedWrite(msgspec.Struct, gc=False):
 class WritePlan:
     """One attempt at a commit. Raises the first fault; collects all warnings."""
 
-    def __init__(self, cell: str, objects: Objects, ports: Ports, who: Principal) -> None:
+    def __init__(self, cell: str, objects: Objects, ports: Ports, who: Principal, sealer: Sealer) -> None:
         self.warnings: list[str] = []
         self._cell = cell
         self._objects = objects
         self._ports = ports
         self._who = who
+        self._sealer = sealer
         self._now = seconds_text(ports.clock.now())
         self._staged: dict[str, StagedWrite] = {}
         self._dependencies: dict[tuple[Kind, str, str], int] = {}
@@ -139,6 +142,8 @@ class WritePlan:
     def _create(self, write: Create) -> str:
         kind = self._kind_of(write.object)
         given = write.object
+        if isinstance(given, Secret) and given.sealed is not None:
+            raise BadRequest("secret: sealed by another cell; next: write its data")
         mirror = self._is_mirror(kind)
         meta = given.metadata
         if meta.resource_version and not mirror:
@@ -147,6 +152,7 @@ class WritePlan:
             given = self._named(kind, given)
             meta = given.metadata
         self._check_home(kind, given.key)
+        event_scope.require_own_subject(self._who, self._cell, kind, given, self._objects)
         key = kind.store_key(meta.namespace, meta.name)
         staged = self._staged_at(kind, meta.namespace, meta.name)
         if staged.after is not None:
@@ -158,7 +164,7 @@ class WritePlan:
         else:
             self._check_namespace(kind, meta.namespace, meta.name)
             with _report_type_errors(kind, given):
-                signed = _with_requester(self._who, self._cell, None, _with_defaults(kind, given))
+                signed = with_requester(self._who, self._cell, None, _with_defaults(kind, given))
                 after = stamp.create_object(kind, signed, uid=uid, now=self._now, who=self._who)
             if isinstance(after, Replica) and after.spec.exclusive is not None:
                 self._check_ordinal(after)
@@ -173,9 +179,10 @@ class WritePlan:
             raise BadRequest(f"unknown subresource {write.subresource} (expected none, or status)")
         self._check_home(kind, given.key)
         staged = self._staged_at(kind, meta.namespace, meta.name)
-        before = staged.after
+        before = self._sealer.open(staged.after) if staged.after is not None else None
         if before is None:
             raise faults.not_found(kind, meta.name)
+        event_scope.require_visible(self._who, self._cell, kind, before, self._objects)
         if meta.uid and meta.uid != before.uid:
             raise faults.other_uid(kind, meta.name, meta.uid, before.uid)
         if not meta.resource_version:
@@ -183,6 +190,7 @@ class WritePlan:
             raise faults.invalid(kind, meta.name, [invalid("metadata.resourceVersion", "0x0", rule)])
         if staged.before is None or given.revision != staged.before.revision:
             raise faults.modified(kind, meta.name)
+        given = self._opened(given, staged.after)
         with _report_type_errors(kind, given):
             if self._is_mirror(kind):
                 after = stamp.mirror_object(given, before, uid=before.uid, now=self._now)
@@ -190,7 +198,7 @@ class WritePlan:
                 after = stamp.replace_status(before, given, now=self._now) if kind.has_status else before
             else:
                 after = stamp.update_object(
-                    kind, before, _with_requester(self._who, self._cell, before, _with_defaults(kind, given))
+                    kind, before, with_requester(self._who, self._cell, before, _with_defaults(kind, given))
                 )
         self._check_and_stage(staged, before, after, write.subresource or "update")
         return staged.key
@@ -225,8 +233,8 @@ class WritePlan:
         mirror = self._is_mirror(kind)
         allowed = deleters(kind.name, mirrored_here=mirror)
         self._check_scope(kind, write.key, before, None)
-        if kind.name not in scope.UNOWNED_KINDS and not self._who.roles & allowed:
-            raise faults.not_owner(kind, write.key, self._who, [("deletion", allowed)])
+        if kind.name not in scope.FREELY_DELETED and not self._who.roles & allowed:
+            raise faults.not_deleter(kind, write.key, self._who, allowed)
         now_s = self._ports.clock.now()
         case = admission.AdmissionCase(
             self._who, kind, before, None, self._objects, self._cell, deleting=True, now=now_s
@@ -296,6 +304,7 @@ class WritePlan:
     def _check_home(self, kind: Kind, at: Key) -> None:
         """Checked before anything is read, so that the error names the right cell rather than a missing object."""
         why = scope.wrong_cell_refusal(self._who, kind, self._cell, at.name)
+        why = why or scope.name_refusal(self._who, kind, self._cell, at.namespace, at.name)
         if why is not None:
             raise faults.forbidden(kind, at, why)
 
@@ -352,6 +361,7 @@ class WritePlan:
         before = staged.after
         if before is None:
             raise faults.not_found(kind, at.name)
+        event_scope.require_visible(self._who, self._cell, kind, before, self._objects)
         if not uid:
             raise BadRequest(f"{kind.singular} {at}: the write has no uid")
         if before.uid != uid:
@@ -373,7 +383,20 @@ class WritePlan:
     def _stage(self, staged: StagedWrite, after: Object | None, op: str, value: bytes = b"") -> None:
         if after is not None and after is not staged.before and not value:
             value, after = _encode_typed(staged.kind, after)
+        if isinstance(after, Secret) and after.sealed is None:
+            value, after = _encode_typed(staged.kind, self._sealer.seal(after))
+            self._raise_findings(staged.kind, after.key, list(validate_size(value)))
         staged.after, staged.value, staged.ops = after, value, (*staged.ops, op)
+
+    def _opened(self, given: Object, stored: Object | None) -> Object:
+        """A component that changes only metadata of a Secret writes the sealed form back, as it read it."""
+        if not isinstance(given, Secret) or given.sealed is None:
+            return given
+        if not isinstance(stored, Secret) or stored.sealed != given.sealed:
+            raise BadRequest(f"secret {given.key}: sealed differently than stored; next: write its data")
+        opened = self._sealer.open(stored)
+        meta = msgspec.structs.replace(given.metadata, annotations=opened.metadata.annotations)
+        return msgspec.structs.replace(opened, metadata=meta)
 
     def _kind_of(self, item: Object) -> Kind:
         kind = BY_TYPE.get(type(item))
@@ -402,25 +425,6 @@ def _with_defaults(kind: Kind, given: Object) -> Object:
         return given
     defaulted: Object = kind.default(given)
     return defaulted
-
-
-def _with_requester(who: Principal, cell: str, before: Object | None, given: Object) -> Object:
-    """Sets requester and approver of an Override to the authenticated user; names in the request are ignored.
-
-    For a break-glass override the region reports the requester.
-    """
-    if not isinstance(given, Override):
-        return given
-    spec = given.spec
-    if not isinstance(before, Override):
-        if REGION in who.roles:
-            return given
-        if cell != scope.GLOBAL_CELL:
-            spec = msgspec.structs.replace(spec, break_glass=BreakGlass(region=cell))
-        return msgspec.structs.replace(given, spec=msgspec.structs.replace(spec, requester=who.name))
-    approver = who.name if spec.approver and not before.spec.approver else spec.approver
-    spec = msgspec.structs.replace(spec, requester=before.spec.requester, approver=approver)
-    return msgspec.structs.replace(given, spec=spec)
 
 
 @contextmanager

@@ -17,19 +17,19 @@ import msgspec
 from holdfast.foundation.ports import Ports
 from holdfast.identity.certificates import RevokedSerials
 from holdfast.identity.node_certificates import parse_generation
+from holdfast.identity.oidc import OidcVerifier, is_jwt
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.errors import Forbidden, Unauthorized
 from holdfast.model.join import NodeIdentity
-from holdfast.model.principal import CONTROLLERS, HOLLOW_NODES, NODES, REGIONS, SERVERS, Principal, from_identity
+from holdfast.model.principal import COMPONENT_GROUPS, NODES, Principal, from_identity
 
-# Maximum age of the certificate revocation list that a request is checked against. Then the file is read again.
+# Maximum age of the certificate revocation list that a request is checked against. After that, the file is read again.
 REVOCATION_CACHE_S = 0.5
 
-# Length of a bearer token. A longer one is refused with 401.
-MAX_TOKEN_CHARS = 4096
+# Length of a bearer token. A longer one is refused with 401. Tokens of an issuer may carry many groups.
+MAX_TOKEN_CHARS = 16_384
 # Parsed client certificates cached; the least recently used is dropped.
 CERTIFICATES_CACHED = 4096
-_COMPONENT_GROUPS = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
 
 
 class Authenticator:
@@ -42,6 +42,7 @@ class Authenticator:
         revoked: RevokedSerials | None = None,
         node_issuer: str = "",
         identities: Callable[[str], NodeIdentity | None] = lambda node: None,
+        oidc: OidcVerifier | None = None,
     ) -> None:
         """`node_issuer` is the common name of the region's node CA; `identities` looks up joined nodes."""
         self._cell = cell
@@ -52,6 +53,13 @@ class Authenticator:
         self._reread_s = 0.0
         self._node_issuer = node_issuer
         self._identities = identities
+        self._oidc = oidc
+
+    async def prepare(self, header: str) -> None:
+        """Fetches what the token of this Authorization header is verified with, if it is not known yet."""
+        token = header.partition(" ")[2].strip()
+        if self._oidc is not None and len(token) <= MAX_TOKEN_CHARS and is_jwt(token):
+            await self._oidc.prepare(token)
 
     def from_certificate(self, peer: Mapping[str, Any]) -> Principal:
         """`peer` is the result of `SSLSocket.getpeercert()` for a certificate that TLS has verified."""
@@ -101,12 +109,39 @@ class Authenticator:
         return self.from_token(token)
 
     def from_token(self, token: str) -> Principal:
+        if self._oidc is not None and is_jwt(token):
+            return self._oidc.verify(token)
         found = self._tokens.find(token) if self._tokens is not None else None
-        if found is None or found.is_expired(self._ports.clock.now()):
-            raise Unauthorized
+        if found is None:
+            raise Unauthorized(facts={"why": "TokenUnknown"})
+        if found.is_expired(self._ports.clock.now()):
+            raise Unauthorized(facts={"why": "TokenExpired"})
         if found.cells and self._cell not in found.cells:
-            raise Unauthorized
+            raise Unauthorized(facts={"why": "TokenForOtherCell"})
         return from_identity(found.user, found.groups, credential=f"token:{found.name}")
+
+    def credential_cells(self, who: Principal) -> frozenset[str] | None:
+        """The cells that the principal's credential is limited to; None if it is not limited."""
+        kind, _, name = who.credential.partition(":")
+        if kind != "token" or self._tokens is None:
+            return None
+        held = next((token for token in self._tokens.all() if token.name == name), None)
+        return frozenset(held.cells) if held is not None and held.cells else None
+
+    def is_credential_valid(self, who: Principal) -> bool:
+        """Whether the credential that a principal was authenticated with is still accepted, for sessions that outlive
+        the request. A token must still grant the same groups."""
+        kind, _, name = who.credential.partition(":")
+        if kind == "certificate":
+            return name.upper().lstrip("0") not in self._revoked_serials()
+        if kind == "oidc":
+            return self._oidc is not None and self._oidc.is_live(who.credential)
+        if kind != "token" or self._tokens is None:
+            return False
+        held = next((token for token in self._tokens.all() if token.name == name), None)
+        if held is None or held.is_expired(self._ports.clock.now()) or (held.cells and self._cell not in held.cells):
+            return False
+        return from_identity(held.user, held.groups, credential=who.credential) == who
 
 
 class _CertificateContent(msgspec.Struct, frozen=True):
@@ -154,7 +189,7 @@ def impersonated_principal(by: Principal, user: str, groups: tuple[str, ...]) ->
     Only people can be impersonated: acting as the authority or a node would bypass S5 and S6.
     """
     for group in groups:
-        if group in _COMPONENT_GROUPS:
+        if group in COMPONENT_GROUPS:
             why = "cannot impersonate components of the platform, only people"
             raise Forbidden(f'groups "{group}" is forbidden: User "{by.name}" {why}')
     return from_identity(user, groups, credential=f"impersonated by {by.name}")

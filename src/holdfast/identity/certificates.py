@@ -230,6 +230,11 @@ def write_private(path: Path, content: bytes) -> None:
     _write(path, content, 0o600)
 
 
+def write_public(path: Path, content: bytes) -> None:
+    """Writes a certificate, readable by everyone."""
+    _write(path, content, 0o644)
+
+
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Atomically, and never readable by others before its mode is set."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 
 from holdfast.foundation import metrics
 from holdfast.gate.gate import Gate
 from holdfast.identity.node_certificates import NodeCertificateAuthority, SignedCertificate, parse_csr
+from holdfast.identity.region_joining import RegionJoinService
 from holdfast.identity.tokens import token_hash
 from holdfast.model.errors import BadRequest, Forbidden, Refused, Unauthorized, Unavailable
 from holdfast.model.join import (
@@ -28,6 +30,7 @@ from holdfast.model.join import (
     NodeIdentity,
     NodeIdentitySpec,
     RenewalRequest,
+    TrustBundle,
     token_region,
 )
 from holdfast.model.kinds import BY_NAME
@@ -51,9 +54,24 @@ MAX_TOKEN_CHARS = 256
 class JoinService:
     """One per cell. A cell without a node CA refuses to join nodes."""
 
-    def __init__(self, gate: Gate, authority: NodeCertificateAuthority | None) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        authority: NodeCertificateAuthority | None,
+        *,
+        regions: RegionJoinService | None = None,
+        trusted: Path | None = None,
+    ) -> None:
+        """`regions` lets regions join the global cell. `trusted` is the file of CA certificates of the platform."""
         self._gate = gate
         self._authority = authority
+        self.regions = regions or RegionJoinService(gate, None)
+        self._trusted = trusted
+
+    def trust_bundle(self) -> TrustBundle:
+        """The platform's CA certificates: public, and verified by whoever asks, with the hash in a join token."""
+        ca = self._trusted.read_text(encoding="ascii") if self._trusted is not None else ""
+        return TrustBundle(ca=ca, signer=self.regions.signer, at=seconds_text(self._gate.ports.clock.now()))
 
     def identity(self, node: str) -> NodeIdentity | None:
         found = self._gate.objects.get(_IDENTITY, "", node)

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from holdfast.controllers.cache import Cache
-from holdfast.fleet.recovery.backing import Loss, LossForecast, forecast_loss
+from holdfast.fleet.reassign import reassign_after_s
+from holdfast.fleet.recovery.backing import Loss, LossForecast
+from holdfast.fleet.recovery.target_plan import TargetPlan, plan_targets
 from holdfast.insight.region_clients import RegionClients, list_all, now_s
 from holdfast.insight.what_if import PlannedPlacement, what_if_recovered
 from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key
-from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.view import View
 from holdfast.model.workload import Workload
 
@@ -31,15 +32,18 @@ def region_loss(regions: RegionClients, region: str, zone: str = "") -> dict[str
         kind = BY_NAME[name]
         for item in list_all(regions.global_api, f"/apis/holdfast.dev/v1/{kind.plural}", {}):
             view.put(msgspec.convert(item, kind.type))
-    forecast = forecast_loss(Loss(region, zone), view, view.list(RecoveryBudget), now_s())
-    return _workloads(forecast, view) | replica_rows(_placements(regions, forecast, view))
+    plan = plan_targets(Loss(region, zone), view, now_s())
+    return loss_outcome(plan, view) | replica_rows(_placements(regions, plan.forecast, view))
 
 
-def _workloads(forecast: LossForecast, view: View) -> dict[str, Any]:
-    """Workloads that recover, need no recovery, miss their recovery objective (`short`) or have none."""
+def loss_outcome(plan: TargetPlan, view: View) -> dict[str, Any]:
+    """Workloads that recover, need no recovery, miss their recovery objective (`short`) or have none. Recovery tries a
+    `short` workload in its `region`, if one is eligible."""
+    forecast = plan.forecast
     lost = forecast.loss
     hit = [a for a in view.list(Assignment) if a.spec.region == lost.region and has_work(a)]
     critical = {w.key for w in view.list(Workload) if w.spec.recovery is not None}
+    known = {w.key: w for w in view.list(Workload)}
     unprotected = [a for a in hit if Key(a.metadata.namespace, a.spec.workload) not in critical and not lost.zone]
     return {
         "lost": {"region": lost.region, "zone": lost.zone},
@@ -49,12 +53,24 @@ def _workloads(forecast: LossForecast, view: View) -> dict[str, Any]:
         ],
         "safe": [{"tenant": c.tenant, "workload": c.name} for c in forecast.safe],
         "short": [
-            {"tenant": s.demand.tenant, "workload": s.demand.name, "why": s.message} for s in forecast.match.shortages
+            {
+                "tenant": s.demand.tenant,
+                "workload": s.demand.name,
+                "why": s.message,
+                "region": plan.targets.get(Key(s.demand.tenant, s.demand.name), ""),
+            }
+            for s in forecast.match.shortages
         ],
         "decided": forecast.match.exact,
         "unprotected": [
-            {"tenant": a.metadata.namespace, "workload": a.spec.workload, "replicas": a.spec.replicas}
+            {
+                "tenant": a.metadata.namespace,
+                "workload": a.spec.workload,
+                "replicas": a.spec.replicas,
+                "reassignAfterSeconds": reassign_after_s(owner, view) if owner is not None else 0.0,
+            }
             for a in unprotected
+            for owner in (known.get(Key(a.metadata.namespace, a.spec.workload)),)
         ],
     }
 

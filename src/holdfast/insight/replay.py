@@ -19,11 +19,12 @@ from holdfast.model.meta import Key, Object
 from holdfast.model.quantity import amounts
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
+from holdfast.model.template import Protocol, port_key
 from holdfast.model.times import parse_time
 from holdfast.scheduling import quota_headroom
 from holdfast.scheduling.plan.planner import PLANNER_VERSION, RequestPlan, plan
 from holdfast.scheduling.plan.victim_selection import UNKNOWN_SIBLINGS, RecordedSiblings
-from holdfast.scheduling.replica_requirements import requirements_of
+from holdfast.scheduling.replica_requirements import ReplicaRequirements, requirements_of
 from holdfast.scheduling.snapshot import ClaimKey, Snapshot, SnapshotBuilder, SnapshotClaim
 
 SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "RecoverySlot", "Override", "GrantCopy", "Region")
@@ -89,6 +90,20 @@ def replay(
 ) -> ReplayResult | NotReplayable:
     """Plans the Decision again; `rules` replaces the recorded policy."""
     spec = decision.spec
+    snapshot = rebuild_snapshot(region, decision, state)
+    if isinstance(snapshot, NotReplayable):
+        return snapshot
+    request = state.request
+    assert request is not None  # checked by `_obstacle_to_replay`
+    replanned = replan(snapshot, spec, request, rules or recorded_rules(state))
+    return ReplayResult(
+        replanned, tuple(_differences(spec, replanned) if rules is None else _placement_differences(spec, replanned))
+    )
+
+
+def rebuild_snapshot(region: str, decision: Decision, state: ReplayState) -> Snapshot | NotReplayable:
+    """The snapshot that the decision was made on, with the proposals that it counted."""
+    spec = decision.spec
     obstacle = _obstacle_to_replay(spec, state)
     if obstacle is not None:
         return obstacle
@@ -105,33 +120,35 @@ def replay(
     obstacle = _assume_earlier(builder, decision, state.decisions)
     if obstacle is not None:
         return obstacle
-    request = state.request
-    assert request is not None  # checked by `_obstacle_to_replay`
-    applied_rules = rules or (state.policy.spec.rules if state.policy is not None else PolicyRules())
-    replanned = replan(builder.freeze(spec.snapshot_revision), spec, request, applied_rules)
-    return ReplayResult(
-        replanned, tuple(_differences(spec, replanned) if rules is None else _placement_differences(spec, replanned))
-    )
+    return builder.freeze(spec.snapshot_revision)
+
+
+def recorded_rules(state: ReplayState) -> PolicyRules:
+    return state.policy.spec.rules if state.policy is not None else PolicyRules()
 
 
 def replan(snapshot: Snapshot, spec: DecisionSpec, request: SchedulingRequest, rules: PolicyRules) -> RequestPlan:
-    members = tuple(RequestMember(name=e.replica, uid=e.uid, attempt=e.attempt) for e in spec.entries)
-    inputs = spec.inputs
-    headroom = quota_headroom.recorded_headroom(inputs)
-    requirements = requirements_of(
-        request,
-        members,
-        bound_members=spec.bound,
-        evictions_left=inputs.evictions_left,
-        quota_headroom=headroom,
-        excluded_victims=inputs.excluded_victims,
-    )
+    requirements = recorded_requirements(spec, request)
     sibling_status = (
         RecordedSiblings(spec.preemption_evidence) if spec.preemption_evidence is not None else UNKNOWN_SIBLINGS
     )
     return plan(
         snapshot, [requirements], rules, parse_time(spec.decided_at), spec.seed, sibling_status=sibling_status
     ).request_plans[0]
+
+
+def recorded_requirements(spec: DecisionSpec, request: SchedulingRequest) -> ReplicaRequirements:
+    """The requirements of the request, as the decision recorded them."""
+    members = tuple(RequestMember(name=e.replica, uid=e.uid, attempt=e.attempt) for e in spec.entries)
+    inputs = spec.inputs
+    return requirements_of(
+        request,
+        members,
+        bound_members=spec.bound,
+        evictions_left=inputs.evictions_left,
+        quota_headroom=quota_headroom.recorded_headroom(inputs),
+        excluded_victims=inputs.excluded_victims,
+    )
 
 
 def oldest_revision_needed(decisions: Iterable[Any]) -> int:
@@ -164,7 +181,7 @@ def proposed_claims(decision: Decision) -> Iterator[tuple[ClaimKey, SnapshotClai
                 reclaimable=inputs.reclaimable,
                 nominated=bool(entry.victims),
                 devices=tuple((d.id, d.milli) for d in entry.devices),
-                ports=inputs.ports,
+                ports=(*inputs.ports, *(port_key(port, Protocol.UDP) for port in inputs.udp_ports)),
                 open_ports=inputs.dynamic_ports,
                 priority=inputs.priority,
                 max_unavailable=inputs.max_unavailable,

@@ -45,6 +45,11 @@ def workload_change(new: Workload, stored: Workload | None) -> WorkloadChange:
     return WorkloadChange(name, fields=tuple(change for _, change in zip(range(FIELDS_MAX), found, strict=False)))
 
 
+def field_changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[FieldChange, ...]:
+    """The fields in which two parts of a spec differ."""
+    return tuple(_differences("", old, new))[:FIELDS_MAX]
+
+
 def _differences(path: str, old: Any, new: Any) -> Iterator[FieldChange]:
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted({*old, *new}):

@@ -37,6 +37,11 @@ _NEXT: dict[Stage, tuple[str, str]] = {
 }
 
 
+def next_step(current: Stage) -> tuple[str, str]:
+    """Who acts next on a replica in this stage, and how."""
+    return _NEXT[current]
+
+
 class TimelineEvent(msgspec.Struct, frozen=True):
     """One event, with its time if that is recorded."""
 
@@ -76,7 +81,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 def replica_timeline(replica: Replica, evidence: Evidence) -> Timeline:
     current = stage(replica)
-    owner, step = _NEXT[current]
+    owner, step = next_step(current)
     events = [
         TimelineEvent(
             replica.metadata.creation_timestamp,
@@ -227,7 +232,8 @@ def _execution_events(replica: Replica) -> Iterable[TimelineEvent]:
     if execution is None:
         return
     if execution.started_at:
-        yield TimelineEvent(execution.started_at, "Starting", "agent", f"started, {execution.restarts} restarts")
+        image = f", image {execution.image}" if execution.image else ""
+        yield TimelineEvent(execution.started_at, "Starting", "agent", f"started, {execution.restarts} restarts{image}")
     if execution.ready_since:
         ports = ",".join(str(port) for _, port in sorted(execution.ports.items()))
         yield TimelineEvent(

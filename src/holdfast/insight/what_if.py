@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
-from holdfast.client.sync_api import ApiRefusal
+from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
@@ -16,18 +17,19 @@ from holdfast.insight.why_not import WhyNotQuery, WhyNotResult
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
-from holdfast.model.meta import API_VERSION, Key, Object, ObjectMeta
+from holdfast.model.meta import API_VERSION, Key, Object
 from holdfast.model.node import Node
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRules
-from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.view import View
 from holdfast.model.workload import Workload, default_workload, validate_workload, wanted_replicas
 from holdfast.model.writes import Create, Delete, Outcome, Update
 from holdfast.scheduling import replicate
+from holdfast.scheduling.eviction import rebalance
 from holdfast.scheduling.plan import RequestPlan, plan
-from holdfast.scheduling.replica_requirements import requirements_of
+from holdfast.scheduling.replica_requirements import request_for, requirements_of
 
 GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery", "Override")
 SEED = 1
@@ -43,6 +45,8 @@ class PlannedPlacement(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
     message: str = ""
     to_fit: str = ""
+    tenant: str = ""
+    workload: str = ""
 
 
 class PlannedRemoval(msgspec.Struct, frozen=True):
@@ -51,6 +55,8 @@ class PlannedRemoval(msgspec.Struct, frozen=True):
     region: str
     replica: str
     node: str = ""
+    tenant: str = ""
+    workload: str = ""
 
 
 class RejectedChange(msgspec.Struct, frozen=True):
@@ -69,11 +75,46 @@ class WhatIfResult(msgspec.Struct, frozen=True):
     removals: tuple[PlannedRemoval, ...] = ()
 
 
+class AppliedWorkload(msgspec.Struct, frozen=True):
+    """What the global cell would do with one workload: its changed fields, the Assignments it would write, those it
+    would delete, and why no region takes it, if none does."""
+
+    change: WorkloadChange
+    assignments: tuple[Assignment, ...] = ()
+    ended: tuple[Assignment, ...] = ()
+    refused: PlannedPlacement | None = None
+
+
+class RegionOutcome(msgspec.Struct, frozen=True):
+    """What one region would do: placements and removals."""
+
+    placings: tuple[PlannedPlacement, ...] = ()
+    removals: tuple[PlannedRemoval, ...] = ()
+
+
 class ManifestWorkload(msgspec.Struct, frozen=True):
     """A workload of a manifest, and its document as written."""
 
     workload: Workload
     document: dict[str, Any]
+
+
+def what_if_admitted(api: CellApi, manifests: Sequence[ManifestWorkload]) -> WhatIfResult:
+    """What the global cell would store or refuse, for a caller that may not read nodes and other tenants."""
+    changes: list[WorkloadChange] = []
+    refused: list[RejectedChange] = []
+    for manifest in manifests:
+        key = manifest.workload.key
+        path = f"/apis/holdfast.dev/v1/namespaces/{quote(key.namespace)}/workloads"
+        stored = list_all(api, path, {"fieldSelector": f"metadata.name={key.name}"})
+        try:
+            made = api.apply(manifest.document, "workloads", manager="holdfast-plan", dry_run=True)
+        except ApiRefusal as refusal:
+            refused.append(RejectedChange(str(key), refusal.why))
+            continue
+        before = msgspec.convert(stored[0], Workload) if stored else None
+        changes.append(workload_change(msgspec.convert(made, Workload), before))
+    return WhatIfResult(tuple(refused), tuple(change for change in changes if change))
 
 
 def what_if_applied(
@@ -99,34 +140,70 @@ def what_if_applied(
         if why:
             refused.append(RejectedChange(str(submitted.key), why))
             continue
-        defaulted = default_workload(submitted)
-        stored = view.get(Workload, submitted.metadata.name, submitted.metadata.namespace)
-        changes.append(workload_change(defaulted, stored))
-        workload = _as_stored(defaulted, stored)
-        view.put(workload)
-        outcome = assign.decide(workload.key, view, now)
-        assignments = [
-            w.object for w in outcome.writes if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
-        ]
-        if wanted_replicas(workload) and not assignments and not _assigned(view, workload.key):
-            found.append(_no_region(workload, view.list(BY_NAME["Region"].type)))
-        for assignment in assignments:
-            assert isinstance(assignment, Assignment)
-            region = next((r for r in regions.reachable if r.name == assignment.spec.region), None)
+        applied = apply_to_view(view, submitted, now)
+        changes.append(applied.change)
+        if applied.refused is not None:
+            found.append(applied.refused)
+        for name in dict.fromkeys(a.spec.region for a in (*applied.assignments, *applied.ended)):
+            wanted = [a for a in applied.assignments if a.spec.region == name]
+            ended = [a.key for a in applied.ended if a.spec.region == name]
+            region = next((r for r in regions.reachable if r.name == name), None)
             if region is not None:
-                found += _in_region(region, assignment, rules, now)
-                removals += _removed(region, assignment.key, assignment, now)
+                outcome = planned_in_region(region, wanted, ended, now, rules=rules)
+                found += outcome.placings
+                removals += outcome.removals
             else:
-                name, replicas = assignment.spec.region, assignment.spec.replicas
-                message = f"region {name} is unreachable; it would get {replicas} replica(s)"
-                reason = "RegionNotHealthy"
-                found.append(PlannedPlacement(name, workload.metadata.name, reason=reason, message=message))
-        ended = {w.key for w in outcome.writes if isinstance(w, Delete) and w.kind == "Assignment"}
-        for assignment in _assigned(view, workload.key):
-            region = next((r for r in regions.reachable if r.name == assignment.spec.region), None)
-            if assignment.key in ended and region is not None:
-                removals += _removed(region, assignment.key, None, now)
+                found += [unreachable_placement(a) for a in wanted]
     return WhatIfResult(tuple(refused), tuple(c for c in changes if c), tuple(found), tuple(removals))
+
+
+def apply_to_view(view: Cache, submitted: Workload, now: float) -> AppliedWorkload:
+    """The global cell's decision on a submitted workload. Puts the workload into the view, for those that follow."""
+    defaulted = default_workload(submitted)
+    stored = view.get(Workload, submitted.metadata.name, submitted.metadata.namespace)
+    workload = _as_stored(defaulted, stored)
+    view.put(workload)
+    outcome = assign.decide(workload.key, view, now)
+    assignments = tuple(
+        w.object for w in outcome.writes if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
+    )
+    deleted = {w.key for w in outcome.writes if isinstance(w, Delete) and w.kind == "Assignment"}
+    held = _assigned(view, workload.key)
+    nowhere = wanted_replicas(workload) and not assignments and not held
+    return AppliedWorkload(
+        change=workload_change(defaulted, stored),
+        assignments=assignments,
+        ended=tuple(a for a in held if a.key in deleted),
+        refused=_no_region(workload, view.list(BY_NAME["Region"].type)) if nowhere else None,
+    )
+
+
+def planned_in_region(
+    region: RegionClient,
+    assignments: Sequence[Assignment],
+    ended: Sequence[Key],
+    now: float,
+    *,
+    rules: PolicyRules | None = None,
+) -> RegionOutcome:
+    """Placements and removals of these Assignments in a region, in order; `ended` are deleted ones."""
+    placings = [p for a in assignments for p in _in_region(region, a, rules, now)]
+    removals = [r for a in assignments for r in _removed(region, a.key, a, now)]
+    removals += [r for key in ended for r in _removed(region, key, None, now)]
+    return RegionOutcome(tuple(placings), tuple(removals))
+
+
+def unreachable_placement(assignment: Assignment) -> PlannedPlacement:
+    """The replicas of an Assignment whose region does not answer."""
+    spec, meta = assignment.spec, assignment.metadata
+    return PlannedPlacement(
+        spec.region,
+        spec.workload,
+        tenant=meta.namespace,
+        workload=spec.workload,
+        reason="RegionNotHealthy",
+        message=f"region {spec.region} is unreachable; it would get {spec.replicas} replica(s)",
+    )
 
 
 def _admission(regions: RegionClients, document: dict[str, Any]) -> str:
@@ -190,6 +267,38 @@ def what_if_recovered(
     return found
 
 
+class PlannedMove(msgspec.Struct, frozen=True, rename="camel"):
+    """A replica that rebalancing would move, and why."""
+
+    region: str
+    replica: str
+    from_node: str
+    to_node: str
+    message: str
+
+
+class RebalancePlan(msgspec.Struct, frozen=True):
+    """Moves that are due. `stopped` says why the region moves nothing at the moment."""
+
+    stopped: str = ""
+    moves: tuple[PlannedMove, ...] = ()
+
+
+def what_if_rebalanced(region: RegionClient) -> RebalancePlan:
+    """The moves that rebalancing would request in the region now, as if it could request several at once. Each is
+    planned for the present state."""
+    now = now_s()
+    view = Cache()
+    for kind in rebalance.READS:
+        for item in region.list_objects(kind.__name__):
+            view.put(item)
+    moves = tuple(
+        PlannedMove(region.name, str(m.replica.key), m.replica.status.placement.node, m.to_node, m.message)
+        for m in rebalance.find_moves(region.name, view, now, plans_max=len(view.list(Assignment)))
+    )
+    return RebalancePlan(rebalance.stop_reason(view, now), moves)
+
+
 def workloads_in(documents: Iterable[Any]) -> list[ManifestWorkload]:
     """The workloads of a manifest. Other kinds are ignored."""
     manifests = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
@@ -219,7 +328,8 @@ def _as_stored(workload: Workload, stored: Workload | None) -> Workload:
 def _no_region(workload: Workload, regions: Sequence[Any]) -> PlannedPlacement:
     why = [f"{r.metadata.name}: {text}" for r in regions if (text := assign.region_refusal_reason(workload, r))]
     message = "; ".join(why) or "no region takes it now"
-    return PlannedPlacement("", workload.metadata.name, reason="NoRegionAllowed", message=message)
+    name, tenant = workload.metadata.name, workload.metadata.namespace
+    return PlannedPlacement("", name, reason="NoRegionAllowed", message=message, tenant=tenant, workload=name)
 
 
 def _replicated(region: RegionClient, key: Key, assignment: Assignment | None, now: float) -> Outcome:
@@ -241,8 +351,14 @@ def _removed(region: RegionClient, key: Key, assignment: Assignment | None, now:
     deleted = [
         w.key for w in _replicated(region, key, assignment, now).writes if isinstance(w, Delete) and w.kind == "Replica"
     ]
-    nodes = {r.key: r.status.placement.node for r in region.list_objects("Replica")}
-    return [PlannedRemoval(region.name, key.name, nodes.get(key, "")) for key in deleted]
+    replicas = {r.key: r for r in region.list_objects("Replica")}
+    return [
+        PlannedRemoval(
+            region.name, key.name, replicas[key].status.placement.node, key.namespace, replicas[key].spec.workload
+        )
+        for key in deleted
+        if key in replicas
+    ]
 
 
 def _in_region(
@@ -265,7 +381,11 @@ def _planned(
     requirements = region.requirements_of(request, members)
     snapshot = region.snapshot()
     request_plan: RequestPlan = plan(snapshot, [requirements], used, now, SEED).request_plans[0]
-    found = [PlannedPlacement(region.name, p.member.name, p.node, p.victims) for p in request_plan.proposals]
+    tenant, workload = request.metadata.namespace, request.spec.workload
+    found = [
+        PlannedPlacement(region.name, p.member.name, p.node, p.victims, tenant=tenant, workload=workload)
+        for p in request_plan.proposals
+    ]
     for p in request_plan.proposals:
         key = ClaimKey(requirements.namespace, f"{p.member.name}.{p.member.attempt}")
         region.builder().assume(key, requirements.claim(p.node, p.member, p.devices, p.victims))
@@ -278,6 +398,8 @@ def _planned(
             PlannedPlacement(
                 region.name,
                 m.name,
+                tenant=tenant,
+                workload=workload,
                 reason=main.reason if main else "",
                 message=main.message if main else "",
                 to_fit=fix.text,
@@ -298,23 +420,3 @@ def explain_node(region: RegionClient, replica: Replica, node: str) -> WhyNotRes
                 region.builder().delete(claim)
     request = request_for(replica, attempt=placement.attempt)
     return region.why_not_query(requirements_of(request), now_s()).explain_node(node)
-
-
-def request_for(replica: Replica, *, attempt: int) -> SchedulingRequest:
-    """The request that would place this replica alone."""
-    spec = replica.spec
-    return SchedulingRequest(
-        ObjectMeta(name=f"what-if-{replica.metadata.name}", namespace=replica.metadata.namespace),
-        SchedulingRequestSpec(
-            workload=spec.workload,
-            assignment=spec.assignment,
-            revision=spec.revision,
-            template=spec.template,
-            placement=spec.placement,
-            priority=spec.priority,
-            reclaimable=spec.reclaimable,
-            dedicated=spec.dedicated,
-            purpose=spec.purpose,
-            members=(RequestMember(replica.metadata.name, replica.uid, attempt),),
-        ),
-    )

@@ -214,7 +214,8 @@ _EFFORT: dict[Reason, int] = {
     Reason.RESIDENCY_VIOLATED: 9,
     Reason.TENANCY_VIOLATED: 9,
 }
-"""Effort of a change for an operator; 5 if not listed."""
+"""Estimated effort for an operator to remove a refusal; 5 if not listed. Among nodes with equally many refusals, the
+node with the least total effort is suggested."""
 
 _FIXES: dict[Reason, str] = {
     Reason.NODE_UNREACHABLE: "restart the agent of node {node}",
@@ -225,6 +226,7 @@ _FIXES: dict[Reason, str] = {
     Reason.NODE_RECONCILING: "wait until the agent of node {node} has reconciled its tasks",
     Reason.NODE_QUARANTINED: "repair node {node}: task starts fail on it",
     Reason.DRIVER_MISSING: "add a node with the driver, or use one that node {node} has",
+    Reason.HOST_PATH_NOT_ALLOWED: "add the path to `volume_paths` of the agent of node {node}, or set readOnly",
     Reason.PORT_IN_USE: "let the node choose the port (port 0), or free it on node {node}",
     Reason.PORTS_EXHAUSTED: "widen the port range of node {node}",
     Reason.LABELS_DO_NOT_MATCH: "label node {node} to match the selector, or relax the selector",
@@ -245,6 +247,10 @@ _CLUSTER_FIXES: dict[str, str] = {
     ),
     Reason.GANG_INCOMPLETE: "free resources for the missing members, or lower spec.gang.minAvailable",
     Reason.NO_VICTIMS: "free resources, or raise the priority: preemption would not free enough on any node",
+    Reason.VICTIMS_WITHIN_BUDGET: (
+        "free resources, wait until more replicas of the named workloads serve, or raise their maxUnavailable"
+    ),
+    Reason.TOO_MANY_VICTIMS: "free resources, or ask for less: too many small replicas would have to leave one node",
     Reason.PREEMPTION_BUDGET_SPENT: "wait a minute, or raise preemption.perTenantPerMinute in the policy",
     Reason.WAITING_FOR_VICTIMS: "nothing: the node is reserved and the victims are stopping",
     Reason.WAITING_FOR_GANG: "nothing: the node is reserved until the other gang members have one",

@@ -48,6 +48,7 @@ def _record(local: Override, region: str, now: float, *, ended: bool) -> Overrid
         uid=local.uid,
         requested_at=local.metadata.creation_timestamp,
         requested_ttl_seconds=local.spec.ttl_seconds,
+        insisted=local.spec.break_glass is not None and local.spec.break_glass.insisted,
     )
     spec = msgspec.structs.replace(
         local.spec,

@@ -1,7 +1,7 @@
 """grant-sync: applies Grants as the limits that this region enforces, and acknowledges them to the global cell.
 
-A lower limit is enforced first, never below current usage, and acknowledged only then. So the global cell never counts
-less than this region may still spend.
+A lower limit is enforced first, never below current usage, and acknowledged only then. So the limit
+that the global cell counts for this region is never below the limit in force here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ CHECK_AFTER_FRACTION = 0.25
 """Fraction of a lease after which it is checked again: twice before it is renewed, four times before it ends."""
 
 
-CLOCK_STEP_FRACTION = 0.5
-"""A new contact time that is older than the stored one by less than this fraction of a lease is a late response and is
-ignored. By more, the region's clock was stepped back, and the stored time is replaced."""
-
-
 def grant_copy_name(grant_class: GrantClass) -> str:
     return grant_class.value.lower()
 
@@ -46,6 +41,7 @@ def copy_writes(
     region: str,
     last_contact_s: float,
     *,
+    steady_since_s: float = 0.0,
     ends_s: Callable[[str], float] = parse_time,
 ) -> Iterable[Write]:
     """The writes that make this region's limit follow the tenant's Grant. The key is (tenant, class).
@@ -53,6 +49,9 @@ def copy_writes(
     `ends_s` converts a time of the global clock to this region's clock. `last_contact_s` is when the last accepted
     report was sent. The lease counts from there, never from reading Grants: the global cell does not see reads, and may
     reclaim the provisional share of a region that does not report.
+
+    A contact stored before `steady_since_s` looks newer than it is, because the clock was stepped back since. It is
+    renewed at once. Otherwise the lease could end, on the authority's monotonic clock, before its renewal seems due.
     """
     grant_class = GrantClass(key.name.capitalize())
     grant = grants.get(Grant, grant_name(region, grant_class), key.namespace)
@@ -76,15 +75,17 @@ def copy_writes(
             **lease,
         )
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
-    known_s = parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
-    if not last_contact_s or 0.0 < known_s - last_contact_s < grant.spec.lease_seconds * CLOCK_STEP_FRACTION:
+    if not last_contact_s:
         lease = {"last_contact_at": copy.spec.last_contact_at, "lease_expires_at": copy.spec.lease_expires_at}
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
     gained_s = parse_time(lease["lease_expires_at"]) - parse_time(copy.spec.lease_expires_at)
     same = limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch
     same = same and copy.spec.protected == grant.spec.protected
-    late = gained_s < -EXPIRY_CLOCK_ERROR_MAX_S  # this region's clock was stepped back
-    if same and not late and gained_s < grant.spec.lease_seconds * RENEW_AFTER_FRACTION:
+    known_s = parse_time(copy.spec.last_contact_at) if copy.spec.last_contact_at else 0.0
+    unsteady = gained_s < -EXPIRY_CLOCK_ERROR_MAX_S or (
+        known_s <= steady_since_s + EXPIRY_CLOCK_ERROR_MAX_S and lease["last_contact_at"] != copy.spec.last_contact_at
+    )
+    if same and not unsteady and gained_s < grant.spec.lease_seconds * RENEW_AFTER_FRACTION:
         return ()
     spec = msgspec.structs.replace(
         copy.spec,

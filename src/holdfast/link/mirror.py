@@ -1,21 +1,28 @@
-"""Read-only copies of global objects in a region. Only the link writes them, and keeps them equal to the originals."""
+"""Read-only copies of global objects in a region. Only the link writes them, and keeps them equal to the originals.
+
+A missing original is not an order to stop its work: see `deletion_orders`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from holdfast.controllers.controller import ControllerView
 from holdfast.fleet import post_restore
-from holdfast.link import break_glass
+from holdfast.link import break_glass, deletion_orders
 from holdfast.link.override_expiry import OverrideTiming
 from holdfast.model.assignment import Assignment
+from holdfast.model.fencing_token import SOURCE_REVISION_ANNOTATION
 from holdfast.model.kinds import ALL, BY_NAME, kind_of
+from holdfast.model.lifecycle import final_phase
 from holdfast.model.meta import Key, ObjectMeta
-from holdfast.model.override import Override
+from holdfast.model.override import Override, OverrideKind
 from holdfast.model.region import Region
+from holdfast.model.replica import Replica
+from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, Update, Write
 
@@ -25,6 +32,8 @@ MIRRORED_KINDS: tuple[type[Any], ...] = tuple(
 """Kinds of the global cell, namespaced ones last: the gate refuses objects of an unknown tenant."""
 STATUS_MIRRORED_KINDS = frozenset({Override})
 """Kinds whose status is copied too, because the region reads it."""
+_WITH_WORK = frozenset({Assignment, Tenant})
+"""Kinds whose copies are deleted only when no work depends on them."""
 
 MirrorKey = tuple[type[Any], Key]
 
@@ -33,8 +42,23 @@ def _unchanged(original: Override, copy: Override | None) -> Override | None:
     return original
 
 
+MayRemove = Callable[[Assignment, View], bool]
+"""Whether the removal of this copy's workload may be carried out now (`deletion_orders.RemovalGuard`)."""
+
+
+def _always(copy: Assignment, copies: View) -> bool:
+    return True
+
+
 def mirror_writes(
-    key: MirrorKey, originals: View, copies: View, now: float, *, region: str = "", timed: OverrideTiming = _unchanged
+    key: MirrorKey,
+    originals: View,
+    copies: View,
+    now: float,
+    *,
+    region: str = "",
+    timed: OverrideTiming = _unchanged,
+    may_remove: MayRemove = _always,
 ) -> Iterable[Write]:
     """The writes that make the copy equal to the original. `timed` converts an override's expiry to this region's clock
     (`override_expiry`). A break-glass override of this region is not a copy (`break_glass`).
@@ -51,14 +75,22 @@ def mirror_writes(
         source = timed(source, copy if copy is not None and copy.uid == source.uid else None)
         if source is None:
             return ()
+    if copy is not None and (source is None or copy.uid != source.uid):
+        if kind in _WITH_WORK:
+            return deletion_orders.removal_writes(copy, copies, region, now)
+        return (Delete(kind_of(kind).name, name, copy.uid),)  # the event of the deletion creates the new copy
     if source is None:
-        return () if copy is None else (Delete(kind_of(kind).name, name, copy.uid),)
-    wanted = _copy_of(source)
+        return ()
+    wanted = copy_of(source)
+    if kind is Region and name.name == region and copy is not None:
+        wanted = msgspec.structs.replace(wanted, status=copy.status)  # the link's own condition, see `held_work`
     awaits_restore = kind is Assignment and _awaits_restore(source, originals, now)
     if copy is None:
         return () if awaits_restore else (Create(wanted),)
-    if copy.uid != source.uid:
-        return (Delete(kind_of(kind).name, name, copy.uid),)  # the event of the deletion creates the new copy
+    if kind is Assignment and not deletion_orders.is_confirmed(copy, copies, region, now):
+        removes = deletion_orders.removes_work(copy.spec, source.spec)
+        if deletion_orders.is_older(source, copy) or (removes and not may_remove(copy, copies)):
+            return ()  # held: see `deletion_orders`
     if awaits_restore:
         spec = post_restore.without_additions(copy.spec, wanted.spec)
         return () if spec is copy.spec else (Update(msgspec.structs.replace(copy, spec=spec)),)
@@ -77,7 +109,7 @@ def _awaits_restore(source: Assignment, originals: View, now: float) -> bool:
     )
 
 
-def _copy_of(source: Any) -> Any:
+def copy_of(source: Any) -> Any:
     """The copy of an object: identity, labels and spec. Finalizers and owners apply only in the global cell."""
     meta = source.metadata
     kept = ObjectMeta(
@@ -88,7 +120,10 @@ def _copy_of(source: Any) -> Any:
         creation_timestamp=meta.creation_timestamp,
         labels=meta.labels,
     )
-    if type(source) in STATUS_MIRRORED_KINDS:
+    if isinstance(source, Assignment):
+        # Not compared by `_is_current`: it is the revision at which the spec was copied (`model.fencing_token`).
+        kept = msgspec.structs.replace(kept, annotations={SOURCE_REVISION_ANNOTATION: str(source.revision)})
+    if type(source) in STATUS_MIRRORED_KINDS or not hasattr(source, "status"):
         return msgspec.structs.replace(source, metadata=kept)
     empty = type(source.status)()
     return msgspec.structs.replace(source, metadata=kept, status=empty)
@@ -123,6 +158,35 @@ def keys(view: ControllerView) -> Iterable[Key]:
 def woken_by_any(new: Any, old: Any, view: View) -> Iterable[Key]:
     item = new if new is not None else old
     return (queue_key(type(item), item.key),)
+
+
+def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
+    """Wakes the Override, and if it confirms deletions every Assignment that may be held."""
+    found = list(woken_by_any(new, old, view))
+    item = new if new is not None else old
+    if item is not None and item.spec.kind is OverrideKind.CONFIRM_DELETION:
+        found += (queue_key(Assignment, a.key) for a in view.list(Assignment))
+    return found
+
+
+def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
+    """Wakes the Assignment and the Tenant of a deleted or finished replica, if their copies wait for the last one."""
+    item = new if new is not None else old
+    if item is None or (new is not None and final_phase(new) is None):
+        return ()
+    copy = view.get(Assignment, item.spec.assignment, item.metadata.namespace)
+    if copy is not None and copy.spec.replicas:
+        return ()
+    key = Key(item.metadata.namespace, item.spec.assignment)
+    return (queue_key(Assignment, key), queue_key(Tenant, Key("", item.metadata.namespace)))
+
+
+def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
+    """Wakes the Assignment, and at its end its Tenant, whose copy stays while it has one."""
+    found = list(woken_by_any(new, old, view))
+    if new is None and old is not None:
+        found.append(queue_key(Tenant, Key("", old.metadata.namespace)))
+    return found
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: ControllerView) -> Iterable[Key]:

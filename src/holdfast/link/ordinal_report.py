@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from holdfast.client.contract import Client
 from holdfast.controllers.informer import Informers
-from holdfast.model.assignment import Assignment
+from holdfast.model.assignment import Assignment, names_ordinals
 from holdfast.model.errors import Unavailable
 from holdfast.model.meta import Key
 from holdfast.model.replica import Replica
@@ -24,7 +24,7 @@ async def refresh_replicas(key: Key, originals: View, here: Informers, client: C
     report at once, before the cache changes again."""
     original = originals.get(Assignment, key.name, key.namespace)
     copy = here.cache.get(Assignment, key.name, key.namespace)
-    if original is None or copy is None or copy.spec.exclusive is None:
+    if original is None or copy is None or not names_ordinals(copy.spec):
         return
     if original.status.observed_epoch >= copy.spec.epoch:
         return

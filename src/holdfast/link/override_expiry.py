@@ -6,8 +6,10 @@ region's wall clock; this module corrects it, so that clock skew or a clock step
 - A remaining time only decreases. An ended override stays ended after a restart, whatever the global cell reports.
 - Mirrored override: starts from the remaining time by the global clock (`global_clock`). After a restart, a permissive
   one has no effect until the global cell is in contact; a forbidding one lasts at most its stored or full time.
-- Local override: starts from its `expiresAt` when first seen active. If the wall clock is stepped next_step, an earlier
-  end is written. A permissive break-glass override that was active before this process started ends.
+- Local override: starts from its `expiresAt` when first seen active. If the wall clock is stepped back, an earlier end
+  is written. A permissive break-glass override that was active before this process started ends.
+- A write holds only for the revision it was decided on. After a conflict the stored override is read and decided again,
+  because a stalled watch may hide an earlier end that is already stored.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from holdfast.client.contract import Client
 from holdfast.fleet.override_kinds import RULES, max_duration_s
 from holdfast.foundation.ports import Ports
 from holdfast.link.global_clock import EXPIRY_CLOCK_ERROR_MAX_S, GlobalClock
-from holdfast.model.errors import Fault
+from holdfast.model.errors import Conflict, Fault
 from holdfast.model.meta import Condition
 from holdfast.model.override import ACTIVE, EXPIRED, Override, break_glass_prefix
 from holdfast.model.reasons import Reason
@@ -58,7 +60,7 @@ class OverrideExpiry:
     async def run(self) -> None:
         """Runs until cancelled, in the elected process of the cell."""
         while True:
-            await self._commit(self.due_writes())
+            await self.commit_due()
             await self._ports.clock.sleep(OVERRIDE_EXPIRY_CHECK_EVERY_S)
 
     def mirrored_override(self, source: Override, copy: Override | None) -> Override | None:
@@ -99,10 +101,7 @@ class OverrideExpiry:
         known, mono_s = {o.uid for o in overrides}, self._ports.clock.monotonic()
         for gone in [uid for uid, end_s in self._ends.items() if end_s < mono_s and uid not in known]:
             del self._ends[gone]
-        active = [
-            o for o in overrides if o.status.phase == ACTIVE and o.status.expires_at and not o.metadata.terminating
-        ]
-        found = [write for override in active for write in self._writes(override)]
+        found = [write for override in overrides if _is_timed(override) for write in self._writes(override)]
         self._measured_elsewhere = False
         return found
 
@@ -148,20 +147,44 @@ class OverrideExpiry:
         if self._is_copy(now):
             return Update(wanted)
         blocks = {"phase": wanted.status.phase, "expiresAt": wanted.status.expires_at}
-        return SetStatus("Override", now.key, now.uid, blocks=blocks, conditions=wanted.status.conditions)
+        return SetStatus(
+            "Override", now.key, now.uid, blocks=blocks, conditions=wanted.status.conditions, if_revision=now.revision
+        )
 
-    async def _commit(self, writes: list[Write]) -> None:
-        for write in writes:
-            client = self._copies if isinstance(write, Update) else self._home
-            assert client is not None, "only a region has copies"
+    async def commit_due(self) -> None:
+        """Writes what is due. A write that was decided on a stale view is decided again on the stored override."""
+        for write in self.due_writes():
             try:
-                await client.commit([write])
+                await self._commit(write)
+            except Conflict:
+                await self._commit_as_stored(write)
             except Fault as fault:
                 self._log.info("override_expiry_write_failed", reason=fault.reason, message=fault.message)
+
+    async def _commit_as_stored(self, stale: Write) -> None:
+        assert isinstance(stale, Update | SetStatus), "overrides are neither created nor deleted here"
+        name = stale.object.metadata.name if isinstance(stale, Update) else stale.key.name
+        try:
+            stored = await self._home.get(Override, name)
+            if stored is not None and _is_timed(stored):
+                for write in self._writes(stored):
+                    await self._commit(write)
+        except Fault as fault:
+            self._log.info("override_expiry_write_failed", reason=fault.reason, message=fault.message)
+
+    async def _commit(self, write: Write) -> None:
+        client = self._copies if isinstance(write, Update) else self._home
+        assert client is not None, "only a region has copies"
+        await client.commit([write])
 
 
 OverrideTiming = Callable[[Override, Override | None], Override | None]
 """(original, copy) → the override as this region should store it, or None to change nothing."""
+
+
+def _is_timed(override: Override) -> bool:
+    """Whether the override is in force and its end is written here."""
+    return override.status.phase == ACTIVE and bool(override.status.expires_at) and not override.metadata.terminating
 
 
 def _is_expired(copy: Override) -> bool:

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.link import restore_handshake
+from holdfast.link import node_shapes, restore_handshake
 from holdfast.link.policy_trial import active_guard, count_outcomes
 from holdfast.model.active_policy import active_policy
-from holdfast.model.assignment import Assignment, AssignmentStatus
+from holdfast.model.assignment import Assignment, AssignmentStatus, names_ordinals
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.cell_identity import cell_identity
 from holdfast.model.decision import Decision
+from holdfast.model.election_term import Term, is_restore_in_progress
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key, ObjectMeta
@@ -29,7 +31,7 @@ from holdfast.model.times import micro_text
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.scheduling.assignment_status import assignment_status
-from holdfast.scheduling.disruption_budget import blocked_drain_evictions
+from holdfast.scheduling.disruption_budget import blocked_node_evictions
 from holdfast.scheduling.eviction import over_quota, preempted
 from holdfast.scheduling.eviction.pending_evictions import pending_evictions
 
@@ -43,14 +45,19 @@ _STATUS_FIELDS = tuple(
 
 
 def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
-    """The write of one Assignment's status, if the global cell does not have it yet."""
+    """The write of one Assignment's status, if the global cell does not have it yet.
+
+    During a restore of this region nothing is reported about exclusive work. A withdrawn ordinal that is missing from
+    the report may start in another region, and agents may still run it (S7)."""
     original = originals.get(Assignment, key.name, key.namespace)
     copy = here.get(Assignment, key.name, key.namespace)
     if original is None or copy is None or copy.uid != original.uid:
         return ()
+    if names_ordinals(copy.spec) and restore_handshake.is_region_restoring(here):
+        return ()
     replicas = here.by(Replica, "assignment", str(key))
     requests = here.by(SchedulingRequest, "assignment", str(key))
-    blocked = blocked_drain_evictions(replicas, here) + preempted.blocked_preemptions(replicas, here)
+    blocked = blocked_node_evictions(replicas, here) + preempted.blocked_preemptions(replicas, here)
     status = assignment_status(copy, replicas, requests, blocked, pending_evictions(copy, replicas, here))
     if status == msgspec.structs.replace(original.status, conditions=()):
         return ()
@@ -69,7 +76,7 @@ def woken_by_part(new: Any, old: Any, view: View) -> Iterable[Key]:
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
     """Wakes the Assignments on a node that starts or ends a drain: their pending evictions change."""
-    if new is None or old is None or new.spec.drain == old.spec.drain:
+    if new is None or old is None or (new.spec.drain, new.spec.taints) == (old.spec.drain, old.spec.taints):
         return ()
     return _assignments_of(view.by(Replica, "node", new.metadata.name))
 
@@ -78,6 +85,12 @@ def woken_by_reservation(new: Reservation | None, old: Reservation | None, view:
     """Wakes the Assignments of nominated victims: their pending evictions change."""
     item = new if new is not None else old
     return _assignments_of(preempted.victims_of(item, view)) if item is not None and item.spec.victims else ()
+
+
+def woken_by_restore(new: Term | None, old: Term | None, view: View) -> Iterable[Key]:
+    """Wakes the exclusive Assignments when a restore of this region is complete."""
+    ended = is_restore_in_progress(old) and not is_restore_in_progress(new)
+    return [a.key for a in view.list(Assignment) if names_ordinals(a.spec)] if ended else ()
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
@@ -120,9 +133,12 @@ def region_report(
     *,
     decisions: Iterable[Decision] = (),
     fresh: View | None = None,
+    holding: str = "",
 ) -> Iterable[Write]:
-    """The region report: nodes, capacity, usage, pending replicas, peers, policy and recovery slots. `fresh` are the
-    objects for the acknowledgement of a restore (see `restore_handshake`)."""
+    """The region report: nodes, capacity, usage, free shapes, pending replicas, peers, policy and recovery slots.
+
+    `fresh` are the objects for the acknowledgement of a restore (see `restore_handshake`), `holding` is the reason for
+    held work."""
     known = originals.get(Region, region)
     if known is None:
         return ()
@@ -138,10 +154,13 @@ def region_report(
         add(reserved, amounts(slot.spec.resources))
     deciding = active_policy(here.list(PolicyRevision), here.list(Override), region, now).revision
     guard = active_guard(here.list(PolicyRevision), deciding)
+    own = cell_identity(here)
     report = RegionReport(
         at=micro_text(now),
         sequence=report_sequence(now),
         incarnation=restore_handshake.own_incarnation(here),
+        identity=own.identity if own is not None else "",
+        era=own.era if own is not None else "",
         nodes=census.get("nodes", 0),
         live_nodes=census.get("live", 0),
         capacity=dict(amounts_text(capacity)),
@@ -151,12 +170,15 @@ def region_report(
         peers=peers,
         policy=deciding,
         zones=tuple(zone for zone in zones if zone.nodes),
+        free_shapes=node_shapes.free_shapes(here),
+        node_shapes=node_shapes.node_shapes(here),
         recovery_slots=_slot_reports(slots, here),
         restore_acknowledged=restore_handshake.acknowledged_incarnation(originals, here, region, fresh),
         unknown_grants=restore_handshake.unknown_grants(originals, here, region),
         policy_trial=count_outcomes(deciding, guard, decisions, here.list(SchedulingRequest), now)
         if guard is not None
         else None,
+        holding=holding,
     )
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
 

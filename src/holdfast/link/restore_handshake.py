@@ -1,8 +1,11 @@
-"""Handshake of a region with a global cell that was restored from a backup. Pure.
+"""Handshake after a restore of the global cell or of the region. Pure.
 
 A region acknowledges a new incarnation once it has acknowledged every grant at its new epoch and runs no exclusive work
 that the backup assigns to other regions. It also reports the limits it enforces whose Grants are not in the backup. It
 stores the newest incarnation it has seen and exchanges nothing with an older one.
+
+A region that was itself restored reports nothing about exclusive work while its agents may hold leases of before the
+restore: its records are older than what they run.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import msgspec
 from holdfast.fleet import post_restore
 from holdfast.link import grant_sync
 from holdfast.model.assignment import Assignment
-from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
+from holdfast.model.cell_identity import cell_identity
+from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec, is_restore_in_progress
 from holdfast.model.errors import StaleToken
 from holdfast.model.grant_copy import NOT_RENEWED, GrantCopy
 from holdfast.model.meta import ObjectMeta
@@ -47,7 +51,7 @@ def acknowledged_incarnation(there: View, here: View, region: str, fresh: View |
     """
     known = there.get(Region, region)
     before = known.status.report.restore_acknowledged if known is not None and known.status.report is not None else 0
-    if known is None or before >= known.status.restore_incarnation or fresh is None:
+    if known is None or before >= known.status.restore_incarnation or fresh is None or is_region_restoring(here):
         return before
     if any(_versions(there, kind) != _versions(fresh, kind) for kind in HANDSHAKE_KINDS):
         return before
@@ -108,12 +112,20 @@ def check_incarnations(there: View, here: View, region: str) -> None:
     known = there.get(Region, region)
     if known is None:
         return
-    uid, seen = _seen_incarnation(here)
+    uid, seen = seen_incarnation(here)
     if uid == known.uid and known.status.restore_incarnation < seen:
         raise StaleToken(
             f"global cell: replaced by a restore (expected incarnation {seen}, as region {region} has seen, found "
-            f"{known.status.restore_incarnation or 1}); next: stop this server",
+            f"{known.status.restore_incarnation or 1}); next: stop the server of the replaced global cell",
             facts={"expected": seen, "found": known.status.restore_incarnation},
+        )
+    own, last = cell_identity(here), known.status.report
+    if own is not None and last is not None and last.identity and last.identity != own.identity:
+        raise StaleToken(
+            f"region {region}: the store is that of another cell (expected identity {last.identity}, as the region "
+            f"reported before, found {own.identity}); next: put the region's own store back or restore it from a "
+            "backup; for a new region of this name, delete its Region and create it again",
+            facts={"expected": last.identity, "found": own.identity},
         )
     mine = own_incarnation(here)
     reported = known.status.report.incarnation if known.status.report is not None else 0
@@ -128,7 +140,7 @@ def check_incarnations(there: View, here: View, region: str) -> None:
 def record_incarnation(there: View, here: View, region: str) -> Iterable[Write]:
     """The write that stores the newest incarnation of the global cell, if it changed."""
     known = there.get(Region, region)
-    if known is None or _seen_incarnation(here) == (known.uid, known.status.restore_incarnation):
+    if known is None or seen_incarnation(here) == (known.uid, known.status.restore_incarnation):
         return ()
     holder = f"{known.uid} {known.status.restore_incarnation}"
     stored = here.get(Term, GLOBAL_INCARNATION_TERM)
@@ -137,12 +149,18 @@ def record_incarnation(there: View, here: View, region: str) -> Iterable[Write]:
     return (Update(msgspec.structs.replace(stored, spec=TermSpec(holder=holder, term=stored.spec.term + 1))),)
 
 
+def is_region_restoring(here: View) -> bool:
+    """Whether agents of this region may still run work that the restored store does not contain."""
+    return is_restore_in_progress(here.get(Term, INCARNATION_TERM))
+
+
 def own_incarnation(here: View) -> int:
     term = here.get(Term, INCARNATION_TERM)
     return term.spec.term if term is not None else 1
 
 
-def _seen_incarnation(here: View) -> tuple[str, int]:
+def seen_incarnation(here: View) -> tuple[str, int]:
+    """The uid of the Region in the global cell, and the newest incarnation of that cell; empty and 0 if unknown."""
     term = here.get(Term, GLOBAL_INCARNATION_TERM)
     uid, _, number = term.spec.holder.partition(" ") if term is not None else ("", "", "")
     return uid, int(number or 0)

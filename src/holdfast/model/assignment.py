@@ -14,7 +14,17 @@ from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, check_dns_label, check_range, forbidden
-from holdfast.model.workload import Batch, Disruption, Exclusivity, Gang, Rollout, WorkloadType
+from holdfast.model.workload import (
+    Batch,
+    Disruption,
+    Exclusivity,
+    Gang,
+    IndexFailure,
+    Rebalance,
+    Rollout,
+    WorkloadType,
+    is_indexed,
+)
 
 
 class Purpose(enum.StrEnum):
@@ -66,6 +76,9 @@ class AssignmentSpec(ApiStruct, frozen=True):
     suspended: bool = False
     reason: str = ""
     withdrawal: Withdrawal | None = None
+    rebalance: Rebalance | None = None
+    done_indexes: str = ""
+    """Indexes among `ordinals` that have succeeded, such as `0-3,7`. The region never runs them again."""
 
 
 class PendingReason(ApiStruct, frozen=True):
@@ -101,16 +114,40 @@ class AssignmentStatus(ApiStruct, frozen=True):
     pending_evictions: int = 0
     """Serving replicas that must be evicted and are not released yet, blocked or not. The region requests a
     disruption share for them."""
+    awaiting_quota: int = 0
+    """Queued replicas that wait for quota and were not evicted for another reason. They use no disruption budget."""
     succeeded: int = 0
     failed: int = 0
     pending: tuple[PendingReason, ...] = ()
+    succeeded_indexes: str = ""
+    """Indexes of a job array that have succeeded in this region, such as `0-3,7`."""
+    failed_indexes: str = ""
+    """Indexes that failed more often than `backoffLimitPerIndex` allows."""
+    index_failures: tuple[IndexFailure, ...] = ()
+    """The last failure of indexes that have not succeeded since."""
     failing: tuple[PendingReason, ...] = ()
-    """Replicas that have a node and are not ready: they exited, could not start, or their probes fail."""
+    """Replicas that have a node and are not ready: they exited, could not start, wait for artifacts, or their probes
+    fail."""
 
 
 class Assignment(Object, frozen=True):
     spec: AssignmentSpec
     status: AssignmentStatus = msgspec.field(default_factory=AssignmentStatus)
+
+
+def names_ordinals(spec: AssignmentSpec) -> bool:
+    """Whether `ordinals` names what the region runs: ordinals of exclusive work, or indexes of a job array."""
+    return spec.exclusive is not None or is_indexed(spec.batch)
+
+
+def counts_desired_revision(assignment: Assignment) -> bool:
+    """Whether `updated` and `updatedServing` count replicas of the desired revision.
+
+    A region of the former release reports no `revision`: the value is empty, or from before a downgrade. Its report
+    counts the desired revision if it describes the current epoch.
+    """
+    spec, status = assignment.spec, assignment.status
+    return status.revision == spec.revision or status.observed_epoch >= spec.epoch
 
 
 def assignment_name(workload: str, region: str, purpose: Purpose = Purpose.NORMAL) -> str:

@@ -59,6 +59,7 @@ class ReservationSpec(ApiStruct, frozen=True):
     capacity_class: CapacityClass = visible_default(CapacityClass.FIRM)
     devices: tuple[DeviceClaim, ...] = ()
     ports: dict[str, int] = {}
+    udp_ports: tuple[str, ...] = ()
     victims: tuple[str, ...] = ()
     recovery_slots: tuple[str, ...] = ()
     workload: str = ""
@@ -104,6 +105,7 @@ class BindingSpec(ApiStruct, frozen=True):
     priority: int = 0
     max_unavailable: int = 0
     anti_affinity: tuple[AffinityRule, ...] = ()
+    gang_min: int = 0
     epoch: int = visible_default(1)
     node_epoch: int = visible_default(0)
     decision: str = ""
@@ -113,6 +115,10 @@ class BindingSpec(ApiStruct, frozen=True):
     stop_reason: str = ""
     stop_grace_seconds: float = 0.0
     quota_released: bool = False
+    fencing_token: str = ""
+    """`fencingToken` of exclusive work rises with every placement of its ordinal (`HOLDFAST_FENCING_TOKEN`)."""
+    index: int | None = None
+    """`index` of a job array (`HOLDFAST_INDEX`)."""
 
 
 class BindingStatus(ApiStruct, frozen=True):

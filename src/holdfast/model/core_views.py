@@ -9,11 +9,20 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model.binding import Binding
-from holdfast.model.labels import LABEL_WORKLOAD
+from holdfast.model.image import with_digest
+from holdfast.model.labels import LABEL_ARCHITECTURE, LABEL_HOSTNAME, LABEL_OS, LABEL_WORKLOAD, LABEL_ZONE
 from holdfast.model.meta import API_VERSION, ApiStruct, Condition, Object, ObjectMeta, OwnerReference, visible_default
-from holdfast.model.node import ContactState, Node, NodeSpec, NodeStatus, node_capacity
+from holdfast.model.node import ContactState, Node, NodeImage, NodeSpec, NodeStatus, NodeSystem, node_capacity
 from holdfast.model.quantity import amounts_text
 from holdfast.model.replica import Phase
+from holdfast.model.task_programs import MAIN_PROGRAM
+from holdfast.model.template import udp_ports
+
+
+def _shown(name: str) -> str:
+    """A text that is written even if it is empty, under a name that Kubernetes chose."""
+    made: str = msgspec.field(default_factory=lambda: "", name=name)
+    return made
 
 
 class NodeAddress(ApiStruct, frozen=True):
@@ -22,9 +31,18 @@ class NodeAddress(ApiStruct, frozen=True):
 
 
 class NodeSystemInfo(ApiStruct, frozen=True):
-    machine_id: str = msgspec.field(default="", name="machineID")
-    kubelet_version: str = visible_default("")
-    operating_system: str = visible_default("linux")
+    """Every field is always written: the typed clients of Python, Java and Rust refuse a Node that lacks one."""
+
+    machine_id: str = _shown("machineID")
+    system_uuid: str = _shown("systemUUID")
+    boot_id: str = _shown("bootID")
+    kernel_version: str = _shown("kernelVersion")
+    os_image: str = _shown("osImage")
+    container_runtime_version: str = _shown("containerRuntimeVersion")
+    kubelet_version: str = _shown("kubeletVersion")
+    kube_proxy_version: str = _shown("kubeProxyVersion")
+    operating_system: str = _shown("operatingSystem")
+    architecture: str = _shown("architecture")
 
 
 class NodeCondition(Condition, frozen=True):
@@ -41,6 +59,7 @@ class CoreNodeStatus(NodeStatus, frozen=True):
     allocatable: dict[str, str] = {}
     addresses: tuple[NodeAddress, ...] = ()
     node_info: NodeSystemInfo = msgspec.field(default_factory=NodeSystemInfo)
+    images: tuple[NodeImage, ...] = ()
 
 
 class CoreNode(Object, frozen=True):
@@ -54,21 +73,41 @@ class ContainerResources(ApiStruct, frozen=True):
     requests: dict[str, str] = {}
 
 
+class ContainerPort(ApiStruct, frozen=True):
+    """A port that the node gave to the task, so that `kubectl port-forward` can use its name."""
+
+    name: str
+    container_port: int
+    protocol: str = "TCP"
+
+
 class Container(ApiStruct, frozen=True):
     name: str
     image: str = ""
     command: tuple[str, ...] = ()
     resources: ContainerResources = msgspec.field(default_factory=ContainerResources)
+    args: tuple[str, ...] = ()
+    restart_policy: str = ""
+    ports: tuple[ContainerPort, ...] = ()
+    """`restartPolicy: Always` in `initContainers` is a sidecar, as in Kubernetes."""
 
 
 class PodSpec(ApiStruct, frozen=True):
     node_name: str = ""
     containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
     termination_grace_period_seconds: int = 0
+
+
+class ContainerStatus(ApiStruct, frozen=True):
+    name: str
+    image: str = ""
+    image_id: str = msgspec.field(default="", name="imageID")
 
 
 class PodStatus(ApiStruct, frozen=True):
     phase: str = visible_default("Running")
+    container_statuses: tuple[ContainerStatus, ...] = ()
 
 
 class Pod(Object, frozen=True):
@@ -98,10 +137,39 @@ def core_node_of(node: Node) -> CoreNode:
         **own,
         capacity=capacity,
         allocatable=capacity,
+        images=node.status.execution.images,
         addresses=(NodeAddress("InternalIP", node.spec.address),),
-        node_info=NodeSystemInfo(kubelet_version=f"holdfast-{node.status.execution.agent_version or 'unknown'}"),
+        node_info=_system_info(node),
     )
-    return CoreNode(metadata=node.metadata, spec=node.spec, status=status)
+    labels = {**_node_labels(node), **node.metadata.labels}
+    return CoreNode(metadata=msgspec.structs.replace(node.metadata, labels=labels), spec=node.spec, status=status)
+
+
+def _system_info(node: Node) -> NodeSystemInfo:
+    ran, system = node.status.execution, node.status.execution.system or NodeSystem()
+    return NodeSystemInfo(
+        machine_id=system.machine_id,
+        system_uuid=system.system_uuid,
+        boot_id=system.boot_id,
+        kernel_version=system.kernel_version,
+        os_image=system.os_image,
+        container_runtime_version=f"holdfast://{ran.agent_version}" if ran.agent_version else "",
+        kubelet_version=f"holdfast-{ran.agent_version or 'unknown'}",
+        operating_system=system.operating_system or "linux",
+        architecture=system.architecture,
+    )
+
+
+def _node_labels(node: Node) -> dict[str, str]:
+    """Labels that Kubernetes clients expect on every node. Part of the view: neither stored nor matched by Holdfast."""
+    system = node.status.execution.system or NodeSystem()
+    found = {
+        LABEL_HOSTNAME: node.metadata.name,
+        LABEL_OS: system.operating_system or "linux",
+        LABEL_ARCHITECTURE: system.architecture,
+        LABEL_ZONE: node.spec.zone,
+    }
+    return {label: value for label, value in found.items() if value}
 
 
 def with_heartbeat_time(view: CoreNode, at: str) -> CoreNode:
@@ -116,7 +184,10 @@ def node_from_core(written: CoreNode, before: Node | None) -> Node:
     if before is not None and before.spec.unschedulable and not spec.unschedulable:
         spec = msgspec.structs.replace(spec, drain=False, drain_seconds=0.0)
     status = before.status if before is not None else NodeStatus()
-    return Node(metadata=written.metadata, spec=spec, status=status)
+    kept = before.metadata.labels if before is not None else {}
+    shown = _node_labels(before) if before is not None else {}
+    labels = {k: v for k, v in written.metadata.labels.items() if k in kept or shown.get(k) != v}
+    return Node(metadata=msgspec.structs.replace(written.metadata, labels=labels), spec=spec, status=status)
 
 
 def pod_of(binding: Binding) -> Pod:
@@ -125,8 +196,19 @@ def pod_of(binding: Binding) -> Pod:
         api_version=API_VERSION, kind="Replica", name=spec.replica, uid=spec.intent.replica_uid, controller=True
     )
     requests = {name: str(value) for name, value in spec.resources.items() if name in ("cpu", "memory")}
+    image = spec.template.image or spec.template.bundle
+    ran = (
+        ContainerStatus(MAIN_PROGRAM, image, with_digest(image, spec.template.image_digest))
+        if spec.template.image
+        else None
+    )
+    udp = udp_ports(spec.template)
     container = Container(
-        name="work", image=spec.template.bundle, command=spec.template.command, resources=ContainerResources(requests)
+        name=MAIN_PROGRAM,
+        image=image,
+        command=spec.template.command,
+        resources=ContainerResources(requests),
+        ports=tuple(ContainerPort(name, at, "UDP" if name in udp else "TCP") for name, at in spec.ports.items()),
     )
     return Pod(
         metadata=ObjectMeta(
@@ -141,7 +223,17 @@ def pod_of(binding: Binding) -> Pod:
         spec=PodSpec(
             node_name=spec.node,
             containers=(container,),
+            init_containers=(
+                *(Container(name=one.name, command=one.command, args=one.args) for one in spec.template.init_tasks),
+                *(
+                    Container(name=one.name, command=one.command, args=one.args, restart_policy="Always")
+                    for one in spec.template.sidecars
+                ),
+            ),
             termination_grace_period_seconds=int(spec.template.termination_grace_seconds),
         ),
-        status=PodStatus(phase=_PHASES.get(binding.status.phase, "Running") if binding.status.phase else "Running"),
+        status=PodStatus(
+            phase=_PHASES.get(binding.status.phase, "Running") if binding.status.phase else "Running",
+            container_statuses=(ran,) if ran is not None else (),
+        ),
     )

@@ -8,6 +8,7 @@ from holdfast.model.binding import DeviceClaim
 from holdfast.model.meta import ApiStruct, Condition, Key, Object, visible_default
 from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import Amount
+from holdfast.model.reasons import Reason
 from holdfast.model.scheduling_request import RefusalCount
 from holdfast.model.validation import Causes, forbidden
 
@@ -58,6 +59,8 @@ class DecisionInputs(ApiStruct, frozen=True):
     """The tenant's remaining quota, if it was known (`headroomKnown`) and if there was a grant (`hasGrant`)."""
     excluded_victims: tuple[str, ...] = ()
     anti_affinity: tuple[AffinityRule, ...] = ()
+    udp_ports: tuple[int, ...] = ()
+    """Fixed UDP ports; `ports` has the TCP ports."""
 
 
 class QueueState(ApiStruct, frozen=True):
@@ -163,6 +166,24 @@ class DecisionSpec(ApiStruct, frozen=True):
 class DecisionStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
+
+
+PLACED = "Placed"
+PLACED_RESULTS = frozenset({"Accepted", "Already"})
+
+
+def decided_status(entries: tuple[DecisionEntry, ...], at: str) -> DecisionStatus:
+    """The status of a stored Decision, whose spec never changes. `Placed` is true if every replica got a claim."""
+    missing = [entry for entry in entries if entry.result not in PLACED_RESULTS]
+    condition = Condition(
+        type=PLACED,
+        status="False" if missing else "True",
+        reason=(missing[0].reason or Reason.UNSCHEDULABLE) if missing else Reason.ALL_PLACED,
+        message=f"{len(entries) - len(missing)} of {len(entries)} replica(s) placed",
+        last_transition_time=at,
+        observed_generation=1,
+    )
+    return DecisionStatus(observed_generation=1, conditions=(condition,))
 
 
 class Decision(Object, frozen=True):

@@ -13,6 +13,11 @@ from holdfast.model.validation import Causes, check_range, forbidden
 INCARNATION_TERM = "incarnation"
 """Name of the Term that counts the restores of the cell. Without it, the cell was never restored."""
 
+RESTORE_IN_PROGRESS = "rejoining"
+"""Holder of the incarnation Term while agents may hold leases of the previous incarnation."""
+
+RESTORE_COMPLETE = "joined"
+
 
 class TermSpec(ApiStruct, frozen=True):
     holder: str = ""
@@ -26,6 +31,11 @@ class TermStatus(ApiStruct, frozen=True):
 class Term(Object, frozen=True):
     spec: TermSpec
     status: TermStatus = msgspec.field(default_factory=TermStatus)
+
+
+def is_restore_in_progress(incarnation: Term | None) -> bool:
+    """Whether the cell was restored and leases of the previous incarnation may still be held."""
+    return incarnation is not None and incarnation.spec.holder == RESTORE_IN_PROGRESS
 
 
 def validate_term(term: Term, old: Term | None) -> Causes:

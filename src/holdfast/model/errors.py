@@ -53,6 +53,11 @@ class Fault(Exception):
         self.message = message or self.reason
         self.facts = facts or {}
 
+    @property
+    def next_step(self) -> str:
+        """A command or an edit that helps, if the message has one after `; next: `."""
+        return self.message.partition("; next: ")[2]
+
 
 class Retryable(Fault):
     retryable = True

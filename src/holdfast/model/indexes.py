@@ -7,8 +7,10 @@ from typing import Any
 
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.break_glass_session import BreakGlassSession, session_requester
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.quota import Grant
+from holdfast.model.rbac import ClusterRoleBinding, RoleBinding, subject_keys
 from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -61,6 +63,9 @@ INDEXES: dict[type[Any], dict[str, Index]] = {
     Binding: {"node": _by_node, "workload": _by_workload, "replicaUid": _replica_uid},
     Endpoint: {"workload": _by_workload, "region": _by_region},
     RecoverySlot: {"node": _by_node, "budget": _by_budget},
+    BreakGlassSession: {"requester": session_requester},
+    RoleBinding: {"subject": subject_keys},
+    ClusterRoleBinding: {"subject": subject_keys},
 }
 
 

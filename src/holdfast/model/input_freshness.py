@@ -27,10 +27,16 @@ NODE_REPORT = MaxAge(
     "no replica is bound to the node (NodeUnreachable), and its replicas count as not serving",
 )
 REGION_SUMMARY = MaxAge(
-    60.0,
+    9.0,
     "when the sequence number of the region's report last changed",
     "region-health",
     "the region is Suspect, whatever its lostAfterSeconds: no new replica is assigned to it",
+)
+PEER_LATENCY = MaxAge(
+    60.0,
+    "when the region's last probe of the other region ended, by the region's clock",
+    "assign",
+    "the latency counts as unknown, and a region with unknown latency meets no latency target",
 )
 GRANT = MaxAge(
     limits.GRANT_LEASE_S,

@@ -29,18 +29,27 @@ NODE_CERTIFICATE_LIFETIME_MIN_S = 10.0
 # Longest lifetime of a node certificate. A longer one is refused.
 NODE_CERTIFICATE_LIFETIME_MAX_S = 366 * 86400.0
 
+# Names in the server certificate of a region's cell. More are refused.
+CELL_HOSTS_MAX = 16
+
 TOKEN_PREFIX = "hfj"
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62}\.?)*|[0-9A-Fa-f:.]{2,45}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class JoinTokenSpec(ApiStruct, frozen=True):
-    """If `node` is set, only that node may join, also repeatedly. Otherwise any name may join that no node has yet."""
+    """If `node` is set, only that node may join, also repeatedly. Otherwise any name may join that no node has yet.
+
+    In the global cell, `region` names the region whose cell may join. Its certificate may have the names in `hosts`;
+    if `hosts` is empty, any names but those of other cells."""
 
     sha256: str
     ttl_seconds: float = visible_default(limits.JOIN_TOKEN_TTL_S)
     node: str = ""
     uses: int = visible_default(1)
     certificate_seconds: float = visible_default(limits.NODE_CERTIFICATE_LIFETIME_S)
+    region: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 class JoinUse(ApiStruct, frozen=True):
@@ -119,6 +128,41 @@ class JoinResponse(ApiStruct, frozen=True):
     expires_at: str
 
 
+class CellRequests(ApiStruct, frozen=True):
+    """Signing requests for a region's two certificates: of its link to the global cell, and of its server."""
+
+    link: str
+    server: str
+
+
+class RegionJoinRequest(ApiStruct, frozen=True):
+    """A region's cell asks for its certificates. `endpoint` is its URL; `hosts` are further names that it serves."""
+
+    token: str
+    region: str
+    endpoint: str
+    requests: CellRequests
+    hosts: tuple[str, ...] = ()
+
+
+class RegionJoinResponse(ApiStruct, frozen=True):
+    """Both certificates, and the CA certificates to trust, in PEM."""
+
+    link: str
+    server: str
+    ca: str
+    expires_at: str
+
+
+class TrustBundle(ApiStruct, frozen=True):
+    """The CA certificates that a cell trusts, in PEM. `signer` is the SHA-256 of the one that signs now, `at` the
+    cell's time."""
+
+    ca: str
+    signer: str = ""
+    at: str = ""
+
+
 def token_text(region: str, secret: str) -> str:
     """The token as given to an operator. It names its region, so that a refusal by another region can name it."""
     return f"{TOKEN_PREFIX}.{region}.{secret}"
@@ -130,6 +174,11 @@ def token_region(token: str) -> str:
     return parts[1] if len(parts) == 3 and parts[0] == TOKEN_PREFIX else ""
 
 
+def is_host(text: str) -> bool:
+    """Whether the text has the form of a DNS name or an IP address."""
+    return _HOST.fullmatch(text) is not None and not text.startswith(".") and ".." not in text
+
+
 def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
     spec = token.spec
     if not _SHA256.fullmatch(spec.sha256):
@@ -137,6 +186,12 @@ def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
     if spec.node:
         yield from check_subdomain("spec.node", spec.node)
     yield from check_dns_label("metadata.name", token.metadata.name)
+    if spec.region:
+        yield from check_dns_label("spec.region", spec.region)
+    yield from check_range("spec.hosts", len(spec.hosts), 0, CELL_HOSTS_MAX)
+    for index, host in enumerate(spec.hosts):
+        if not is_host(host):
+            yield invalid(f"spec.hosts[{index}]", host, "a DNS name or an IP address")
     yield from check_range("spec.uses", spec.uses, 1, JOIN_TOKEN_USES_MAX)
     yield from check_range(
         "spec.certificateSeconds",

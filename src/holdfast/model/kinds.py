@@ -5,16 +5,14 @@ Routes, discovery, schemas, docs and tests read this table.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterator
 from typing import Any
-
-import msgspec
 
 from holdfast.model import (
     assignment,
     binding,
+    break_glass_session,
     core,
+    cron_workload,
     decision,
     election_term,
     endpoint,
@@ -26,6 +24,7 @@ from holdfast.model import (
     override,
     priority_class,
     quota,
+    rbac,
     recovery,
     recovery_budget,
     recovery_slot,
@@ -33,66 +32,14 @@ from holdfast.model import (
     replica,
     scheduler_policy,
     scheduling_request,
+    secret,
     tenant,
     workload,
 )
-from holdfast.model.errors import Cause
-from holdfast.model.meta import GROUP, Object
+from holdfast.model.kind import Home, Kind
+from holdfast.model.meta import Object
 
-
-class Home(enum.StrEnum):
-    """The cell in which a kind is written. `CELL` kinds are written in every cell."""
-
-    GLOBAL = "global"
-    REGION = "region"
-    CELL = "cell"
-
-
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. `note` is what `kubectl explain` and docs/kinds.md say. The link copies `mirrored` kinds from the global
-    cell into regions, where they are read-only."""
-
-    name: str
-    plural: str
-    type: type[Any]
-    home: Home
-    validate: Callable[[Any, Any], Iterator[Cause]]
-    note: str = ""
-    default: Callable[[Any], Any] | None = None
-    namespaced: bool = False
-    mirrored: bool = False
-    group: str = GROUP
-    short_names: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ("holdfast",)
-    has_status: bool = True
-    scalable: bool = False
-    internal: bool = False
-    ephemeral: bool = False
-
-    @property
-    def singular(self) -> str:
-        return self.name.lower()
-
-    @property
-    def api_version(self) -> str:
-        return f"{self.group}/v1" if self.group else "v1"
-
-    @property
-    def resource(self) -> str:
-        """The name used in errors: `workloads.holdfast.dev`, `events`."""
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
-    @property
-    def prefix(self) -> str:
-        """Store key prefix of this kind."""
-        return f"/{self.plural}/"
-
-    def store_key(self, namespace: str, name: str) -> str:
-        return f"/{self.plural}/{namespace}/{name}" if self.namespaced else f"/{self.plural}/{name}"
-
-    def range_prefix(self, namespace: str = "") -> str:
-        return f"/{self.plural}/{namespace}/" if self.namespaced and namespace else self.prefix
-
+__all__ = ["ALL", "BY_NAME", "BY_PLURAL", "BY_TYPE", "Home", "Kind", "kind_of", "kind_of_store_key"]
 
 ALL: tuple[Kind, ...] = (
     Kind(
@@ -195,6 +142,18 @@ ALL: tuple[Kind, ...] = (
         scalable=True,
     ),
     Kind(
+        name="CronWorkload",
+        plural="cronworkloads",
+        note="Runs a batch Workload at the times of a cron schedule: exactly one run per tick, in whichever region.",
+        type=cron_workload.CronWorkload,
+        home=Home.GLOBAL,
+        namespaced=True,
+        validate=cron_workload.validate_cron_workload,
+        default=cron_workload.default_cron_workload,
+        short_names=("cwl", "cron"),
+        categories=("all", "holdfast"),
+    ),
+    Kind(
         name="Assignment",
         plural="assignments",
         note=(
@@ -224,6 +183,34 @@ ALL: tuple[Kind, ...] = (
         type=recovery.Recovery,
         home=Home.GLOBAL,
         validate=recovery.validate_recovery,
+    ),
+    Kind(
+        name="Secret",
+        plural="secrets",
+        note="Passwords, keys and certificates of a tenant, stored encrypted. As in Kubernetes.",
+        type=secret.Secret,
+        home=Home.GLOBAL,
+        namespaced=True,
+        group="",
+        categories=(),
+        validate=secret.validate_secret,
+        default=secret.default_secret,
+        informed=False,
+        has_status=False,
+    ),
+    Kind(
+        name="ConfigMap",
+        plural="configmaps",
+        note="Configuration of a tenant's workloads, as keys and values. As in Kubernetes.",
+        type=secret.ConfigMap,
+        home=Home.GLOBAL,
+        namespaced=True,
+        group="",
+        categories=(),
+        short_names=("cm",),
+        validate=secret.validate_config_map,
+        informed=False,
+        has_status=False,
     ),
     Kind(
         name="GrantCopy",
@@ -313,11 +300,11 @@ ALL: tuple[Kind, ...] = (
         name="JoinToken",
         plural="jointokens",
         note=(
-            "A token that lets machines join a region as nodes, a limited number of times until it expires. Stored as "
-            "a hash."
+            "A token that lets machines join, a limited number of times until it expires. Stored as a hash. In a "
+            "regional cell, nodes join with it; in the global cell, a region's cell."
         ),
         type=join.JoinToken,
-        home=Home.REGION,
+        home=Home.CELL,
         validate=join.validate_join_token,
     ),
     Kind(
@@ -382,6 +369,69 @@ ALL: tuple[Kind, ...] = (
         group="coordination.k8s.io",
         categories=(),
         validate=core.validate_lease,
+        has_status=False,
+    ),
+    Kind(
+        name="Role",
+        plural="roles",
+        note="Permitted verbs on resources of one tenant. As in Kubernetes.",
+        type=rbac.Role,
+        home=Home.GLOBAL,
+        namespaced=True,
+        mirrored=True,
+        group=rbac.RBAC_GROUP,
+        categories=(),
+        validate=rbac.validate_role,
+        has_status=False,
+    ),
+    Kind(
+        name="ClusterRole",
+        plural="clusterroles",
+        note="Permitted verbs on resources of all tenants and of the platform. As in Kubernetes.",
+        type=rbac.ClusterRole,
+        home=Home.GLOBAL,
+        mirrored=True,
+        group=rbac.RBAC_GROUP,
+        categories=(),
+        validate=rbac.validate_role,
+        has_status=False,
+    ),
+    Kind(
+        name="RoleBinding",
+        plural="rolebindings",
+        note="Gives a Role or a ClusterRole to users and groups in one tenant. As in Kubernetes.",
+        type=rbac.RoleBinding,
+        home=Home.GLOBAL,
+        namespaced=True,
+        mirrored=True,
+        group=rbac.RBAC_GROUP,
+        categories=(),
+        validate=rbac.validate_binding_of_role,
+        has_status=False,
+    ),
+    Kind(
+        name="ClusterRoleBinding",
+        plural="clusterrolebindings",
+        note="Gives a ClusterRole to users and groups everywhere. As in Kubernetes.",
+        type=rbac.ClusterRoleBinding,
+        home=Home.GLOBAL,
+        mirrored=True,
+        group=rbac.RBAC_GROUP,
+        categories=(),
+        validate=rbac.validate_binding_of_role,
+        has_status=False,
+    ),
+    Kind(
+        name="BreakGlassSession",
+        plural="breakglasssessions",
+        note=(
+            "Rights that a person opens for themselves in an emergency: scoped, short, alarmed, reviewed by another "
+            "person. Effective in the cell where it is created."
+        ),
+        type=break_glass_session.BreakGlassSession,
+        home=Home.CELL,
+        validate=break_glass_session.validate_break_glass_session,
+        short_names=("bgs",),
         has_status=False,
     ),
 )

@@ -167,3 +167,50 @@ def _running_stage(replica: Replica) -> Stage:
 
 STARTED_STAGES = frozenset({Stage.RUNNING, Stage.READY, Stage.SERVING})
 PLACED_STAGES = frozenset({Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY, Stage.SERVING, Stage.UNKNOWN})
+
+
+class LastTransition(msgspec.Struct, frozen=True):
+    """The transition to the current stage: its owner, and when it was made (empty if the object does not say)."""
+
+    stage: Stage
+    owner: str
+    at: str = ""
+
+
+def last_transition(replica: Replica) -> LastTransition:
+    """Who made the replica's last transition and when, from the block that is the evidence of it."""
+    found = stage(replica)
+    status = replica.status
+    placed = status.placement
+    if found is Stage.QUEUED:
+        first = placed.attempt == 1
+        at = replica.metadata.creation_timestamp if first else placed.released_at
+        return LastTransition(found, "replicate" if first else "authority", at)
+    if found is Stage.RESERVED:
+        return LastTransition(found, "authority", placed.reserved_at)
+    if found is Stage.UNKNOWN:
+        return LastTransition(found, "node-health", status.contact.since if status.contact is not None else "")
+    if found is Stage.STOPPING:
+        return LastTransition(found, "release", status.release.at if status.release is not None else "")
+    if found is Stage.RELEASED:
+        return LastTransition(found, "authority" if placed.released_reason else "release", placed.released_at)
+    if not placed.binding:  # a batch replica that has ended and gave up its node
+        return LastTransition(found, "authority", placed.released_at)
+    at, owner = max(_evidence(replica, found))
+    return LastTransition(found, owner, at)
+
+
+def _evidence(replica: Replica, found: Stage) -> list[tuple[str, str]]:
+    """(time, owner) of each write that can have made a placed replica's current stage."""
+    status = replica.status
+    attempt = status.placement.attempt
+    ran, traffic, contact = current_execution(replica), status.traffic, status.contact
+    times = [(status.placement.bound_at, "authority")] if ran is None else []
+    if ran is not None:
+        ended = ran.last_exit.at if ran.last_exit is not None else ""
+        times.append((max(ran.started_at, ran.ready_since, ended), "agent"))
+    if found in (Stage.READY, Stage.SERVING) and traffic is not None and traffic.attempt == attempt:
+        times.append((traffic.since, "serve"))
+    if contact is not None and contact.attempt == attempt and not contact.lost and contact.since:
+        times.append((contact.since, "node-health"))
+    return times

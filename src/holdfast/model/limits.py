@@ -26,9 +26,9 @@ OWNED_FIELDS_CACHED = 4096
 
 # Replicas per placement batch, and keys per pass of a batching controller. The rest waits for the next batch.
 PLACEMENT_BATCH_MAX = 256
-# Placement batches that the scheduler has in flight to the authority. Then planning waits for a response.
+# Placement batches that the scheduler has in flight to the authority. At the limit planning waits for a response.
 BATCHES_IN_FLIGHT_MAX = 4
-# Maximum lifetime of a Reservation that waits for its victims, with all extensions. Then the authority releases it.
+# Maximum lifetime of a Reservation that waits for its victims, with all extensions. The authority then releases it.
 RESERVATION_MAX_S = 600.0
 # Nodes, devices or owners named as examples in a refusal. The rest is only counted.
 REASON_EXAMPLES_MAX = 5
@@ -55,7 +55,7 @@ KILL_DURATION_MAX_S = 5.0
 TENURE_S = 40.0
 # Most that one step of the tenure wait counts for, so that one forward clock jump shortens the wait by at most that.
 TENURE_STEP_MAX_S = 6.0
-# Commit attempts of one batch after conflicts. Then its items are rejected with Waiting, and the caller retries.
+# Commit attempts of one batch after conflicts. After that, its items are rejected with Waiting, and the caller retries.
 COMMIT_ROUNDS_MAX = 16
 
 # Controllers and clients
@@ -70,13 +70,13 @@ BACKOFF_MAX_S = 30.0
 QUEUE_BACKOFF_FIRST_S = 1.0
 # Longest pause before an unschedulable request is retried.
 QUEUE_BACKOFF_MAX_S = 60.0
-# Attempts to read back a commit that got no response. Then its result stays unknown, and the caller decides again.
+# Attempts to read back a commit without a response. After that, its result stays unknown; the caller decides again.
 READ_BACK_ATTEMPTS = 8
 # Longest pause before a watch or the link reconnects. Short, because nothing is learned while it lasts.
 RECONNECT_MAX_S = 5.0
-# Time for one commit. Then its result is unknown (Ambiguous) and is read back.
+# Time for one commit. After that, its result is unknown (Ambiguous) and is read back.
 COMMIT_DEADLINE_S = 15.0
-# Attempts of a read. Then the caller gets the fault.
+# Attempts of a read. After that, the caller gets the fault.
 READ_ATTEMPTS = 4
 # Interval of watch bookmarks, as in Kubernetes. They let a client continue after a long silence.
 BOOKMARK_EVERY_S = 60.0
@@ -94,14 +94,17 @@ LINK_FLUSH_EVERY_S = 0.1
 EPOCHS_PER_INCARNATION = 1_000_000
 # Duration of a grant lease. Without contact to the global cell, a region stops spending the grant after this time.
 GRANT_LEASE_S = 120.0
-# How long provisional work may run in all after the last contact with the global cell. Then the agent stops it.
+# How long provisional work may run in all after the last contact with the global cell. After that, the agent stops it.
 PROVISIONAL_MAX_S = 3600.0
 
 # Repair and overrides
 
 # Interval at which repair checks every replica.
 REPAIR_CHECK_EVERY_S = 15.0
-# How long a replica may stay in a stage. Then repair reports StageDeadlineExceeded, or asks for another node.
+# How long an uneven spread must last before a running replica is moved, unless the workload says otherwise. Long,
+# because a move interrupts one replica, and a node that returned may fail again.
+REBALANCE_AFTER_S = 900.0
+# How long a replica may stay in a stage. After that, repair reports StageDeadlineExceeded, or asks for another node.
 STAGE_DEADLINE_S = {
     "Queued": 3600.0,
     "Reserved": RESERVATION_MAX_S,
@@ -110,8 +113,11 @@ STAGE_DEADLINE_S = {
     "Ready": 60.0,
     "Unknown": 300.0,
 }
-# How long an ended Override is kept for reading after the incident. Then it is deleted.
+# How long an ended Override is kept for reading after the incident. After that, it is deleted.
 ENDED_OVERRIDE_RETENTION_S = 7 * 24 * 3600.0
+# Time after the end of an EmergencyQuota until usage above the quota is evicted whatever disruption budgets say, if the
+# Override states no `drainSeconds`. Long enough to drain a few replicas one after the other.
+OVER_QUOTA_DRAIN_S = 600.0
 # Longest break-glass override. A region gives it without the global cell, so it must end before long.
 BREAK_GLASS_MAX_S = 1800.0
 

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from holdfast.model.host_paths import NodeHostPath
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.placement_rules import Taint
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, Amounts, amounts
@@ -44,7 +45,10 @@ class NodeSpec(ApiStruct, frozen=True):
     drain: bool = False
     drain_seconds: float = 0.0
     tenant: str = ""
-    """`drainSeconds` is the deadline of a drain, after which its status is Overdue. 0: no deadline."""
+    host_paths: tuple[NodeHostPath, ...] = ()
+    """`hostPaths` are the paths that tenants may mount as hostPath volumes.
+
+    `drainSeconds` is the deadline of a drain, after which its status is Overdue. 0: no deadline."""
 
 
 class ContactState(enum.StrEnum):
@@ -70,6 +74,25 @@ class Quarantine(ApiStruct, frozen=True):
     until: str = ""
 
 
+class NodeImage(ApiStruct, frozen=True):
+    """An image that the node has: the names it was pulled by with the digest, and its size on disk."""
+
+    names: tuple[str, ...]
+    size_bytes: int = visible_default(0)
+
+
+class NodeSystem(ApiStruct, frozen=True):
+    """The node's machine, as its agent found it at start. For people and Kubernetes clients: nothing decides by it."""
+
+    architecture: str = ""
+    operating_system: str = ""
+    kernel_version: str = ""
+    os_image: str = ""
+    machine_id: str = ""
+    boot_id: str = ""
+    system_uuid: str = ""
+
+
 class NodeExecution(ApiStruct, frozen=True):
     """The agent's report: its lease epoch, and whether it has compared running tasks with Bindings (`reconciled`).
 
@@ -84,6 +107,23 @@ class NodeExecution(ApiStruct, frozen=True):
     isolation: str = ""
     quarantine: Quarantine | None = None
     message: str = ""
+    sequence: int = 0
+    images: tuple[NodeImage, ...] = ()
+    system: NodeSystem | None = None
+    scratch_limit: str = ""
+    """`scratchLimit` is how sizes of scratch volumes on disk are enforced: `image` (a file system of this size, and the
+    task gets "no space left") or `measured` (every few seconds, and the task is stopped).
+
+    `sequence` numbers the agent's reports. Of one epoch, a report with a lower number than the stored one is
+    refused, and so is a report of an earlier epoch: it was delayed on its way."""
+
+
+def cached_digests(execution: NodeExecution) -> tuple[str, ...]:
+    """Digests of what the node has cached: artifacts and images."""
+    if not execution.images:
+        return execution.cached_artifacts
+    names = (name.partition("@")[2] for image in execution.images for name in image.names)
+    return (*execution.cached_artifacts, *dict.fromkeys(digest for digest in names if digest))
 
 
 class DrainPhase(enum.StrEnum):
@@ -160,8 +200,16 @@ def unschedulable_reason(node: Node) -> str:
     return ""
 
 
+def _is_older_report(old: NodeExecution, new: NodeExecution) -> bool:
+    if old is new or not new.sequence or not old.sequence:
+        return False
+    return (new.epoch, new.sequence) < (old.epoch, old.sequence)
+
+
 def validate_node(node: Node, old: Node | None) -> Causes:
     spec = node.spec
+    if old is not None and _is_older_report(old.status.execution, node.status.execution):
+        yield forbidden("status.execution", "this report is older than the stored one")
     yield from check_dns_label("metadata.name", node.metadata.name)
     yield from check_dns_label("spec.zone", spec.zone)
     yield from check_dns_label("spec.pool", spec.pool)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from holdfast.model import limits
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.times import parse_time
@@ -33,6 +34,8 @@ class OverrideKind(enum.StrEnum):
     RAISE_PRIORITY = "RaisePriority"
     PIN_POLICY = "PinPolicy"
     SHRINK_BUDGET = "ShrinkBudget"
+    CONFIRM_DELETION = "ConfirmDeletion"
+    PAUSE_REBALANCE = "PauseRebalance"
 
 
 PLACEMENT_KINDS = frozenset(
@@ -67,6 +70,8 @@ _SCOPE_FIELDS: dict[OverrideKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     OverrideKind.RAISE_PRIORITY: (("tenant", "workload"), ("region",)),
     OverrideKind.PIN_POLICY: ((), ("region",)),
     OverrideKind.SHRINK_BUDGET: (("region",), ("tenant", "workload")),
+    OverrideKind.CONFIRM_DELETION: (("region",), ("tenant", "workload")),
+    OverrideKind.PAUSE_REBALANCE: ((), ("region", "tenant", "workload")),
 }
 """By kind: required and optional scope fields. Any other field is refused."""
 
@@ -82,6 +87,9 @@ class BreakGlass(ApiStruct, frozen=True):
     uid: str = ""
     requested_at: str = ""
     requested_ttl_seconds: float = 0.0
+    insisted: bool = False
+    """`insisted`: the requester stated that the global cell does not answer while the region's link still had contact.
+    The reason is in `spec.reason`."""
 
 
 class OverrideSpec(ApiStruct, frozen=True):
@@ -93,6 +101,9 @@ class OverrideSpec(ApiStruct, frozen=True):
     revoked: bool = False
     ttl_seconds: float = visible_default(3600.0)
     quota: dict[str, Amount] = {}
+    drain_seconds: float = 0.0
+    """EmergencyQuota: time after its end within which usage above the quota is drained; 0: OVER_QUOTA_DRAIN_S.
+    Until then evictions respect disruption budgets; after it they do not."""
     priority: int = 0
     policy_revision: str = ""
     break_glass: BreakGlass | None = None
@@ -145,11 +156,40 @@ def in_force(overrides: Iterable[Override], kind: OverrideKind, now: float) -> l
     return [o for o in overrides if o.spec.kind is kind and is_in_force(o, now)]
 
 
+def is_deletion_confirmed(
+    overrides: Iterable[Override], *, region: str, tenant: str, workload: str, now: float
+) -> bool:
+    """Whether an override in force confirms that work without records is to be stopped. Empty `tenant` and `workload`
+    mean all work of the region."""
+    confirming = in_force(overrides, OverrideKind.CONFIRM_DELETION, now)
+    return any(is_in_scope(o, region=region, tenant=tenant, workload=workload) for o in confirming)
+
+
 def has_emergency_quota(overrides: Iterable[Override], *, region: str, tenant: str, now: float) -> bool:
     """Whether an override in force adds emergency quota for the tenant in the region. Without one, an emergency grant
     has ended even before its `endsAt`: the override expires on a monotonic clock, the grant on a wall clock."""
     found = in_force(overrides, OverrideKind.EMERGENCY_QUOTA, now)
     return any(is_in_scope(o, region=region, tenant=tenant, workload=None) for o in found)
+
+
+def drain_deadline_s(override: Override) -> float:
+    """When usage above the quota is evicted whatever disruption budgets say, after an emergency quota has ended."""
+    return parse_time(override.status.expires_at) + (override.spec.drain_seconds or limits.OVER_QUOTA_DRAIN_S)
+
+
+def over_quota_deadline_s(overrides: Iterable[Override], *, region: str, tenant: str, now: float) -> float | None:
+    """The latest drain deadline of the tenant's ended emergency quotas in the region; None if none has ended."""
+    return max(
+        (
+            drain_deadline_s(o)
+            for o in overrides
+            if o.spec.kind is OverrideKind.EMERGENCY_QUOTA
+            and o.status.expires_at
+            and not is_in_force(o, now)
+            and is_in_scope(o, region=region, tenant=tenant, workload=None)
+        ),
+        default=None,
+    )
 
 
 def active_avoidances(overrides: Iterable[Override], now: float) -> tuple[Override, ...]:
@@ -182,5 +222,18 @@ def validate_override(override: Override, old: Override | None) -> Causes:
             yield forbidden(f"spec.scope.{name}", f"{spec.kind} cannot be limited to a {name}")
     if spec.kind is OverrideKind.EMERGENCY_QUOTA and not spec.quota:
         yield required("spec.quota", "the resources to add, for example {cpu: 8}")
+    yield from check_range("spec.drainSeconds", spec.drain_seconds, 0, MAX_TTL_S)
+    if spec.drain_seconds and spec.kind is not OverrideKind.EMERGENCY_QUOTA:
+        yield forbidden("spec.drainSeconds", "only an EmergencyQuota leaves usage to drain")
     if spec.kind is OverrideKind.PIN_POLICY and not spec.policy_revision:
         yield required("spec.policyRevision")
+    if old is not None:
+        yield from _prolonged(override.status, old.status)
+
+
+def _prolonged(new: OverrideStatus, old: OverrideStatus) -> Causes:
+    """S8: the end of an override only moves earlier, and an ended override stays ended."""
+    if old.expires_at and new.expires_at and parse_time(new.expires_at) > parse_time(old.expires_at):
+        yield forbidden("status.expiresAt", f"must not be later than {old.expires_at}, found {new.expires_at}")
+    if old.phase in (EXPIRED, REVOKED) and new.phase != old.phase:
+        yield forbidden("status.phase", f"an override that is {old.phase} cannot become {new.phase or 'new'}")

@@ -17,6 +17,9 @@ AGENT = "agent"
 AUTHORITY = "authority"
 GARBAGE_COLLECTOR = "collect"
 JOIN = "join"
+APPROVER = "approver"
+BREAK_GLASS = "break-glass"
+BUILTIN_ROLES = "builtin-roles"
 
 _PEOPLE = frozenset({OPERATOR, USER})
 
@@ -31,8 +34,11 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
     "Region": {
         "metadata": _roles(OPERATOR),
         "spec": _roles(OPERATOR),
+        # A region that joins says where its cell listens.
+        "spec.endpoint": _roles(OPERATOR, JOIN),
         "status": _roles("region-health"),
         "status.report": _roles(REGION),
+        "status.certificate": _roles(JOIN),
     },
     "PriorityClass": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles(OPERATOR)},
     "Quota": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("grant")},
@@ -41,15 +47,18 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
     "SchedulerPolicy": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("policy")},
     "PolicyRevision": {"metadata": _roles("policy"), "spec": _roles("policy"), "status": _roles("policy")},
     "Workload": {
-        "metadata": _PEOPLE,
-        "spec": _PEOPLE,
+        "metadata": _PEOPLE | {"cron"},
+        "spec": _PEOPLE | {"cron"},
         "status": _roles("workload-status"),
         "status.scale": _roles("autoscale"),
         "status.load": _PEOPLE,
         "status.rollout": _roles("rollout"),
         "status.backing": _roles("backing"),
         "status.spillover": _roles("assign"),
+        "status.image": _roles("image-resolver"),
+        "status.config": _roles("config-versions"),
     },
+    "CronWorkload": {"metadata": _PEOPLE, "spec": _PEOPLE, "status": _roles("cron")},
     "Assignment": {
         "metadata": _roles("assign", "recover"),
         "spec": _roles("assign", "recover"),
@@ -60,9 +69,15 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "spec": _roles(OPERATOR, REGION),
         # The link ends a break-glass override in its region when its record at the global cell is revoked.
         "spec.revoked": _roles(OPERATOR, REGION, LINK),
+        "spec.approver": _roles(OPERATOR, REGION, APPROVER),
         "status": _roles("override"),
     },
     "Recovery": {"metadata": _roles("recover"), "spec": _roles("recover"), "status": _roles("recover")},
+    "Secret": {
+        **dict.fromkeys(("metadata", "immutable", "data", "stringData", "type"), _PEOPLE),
+        "sealed": _PEOPLE | {"reseal"},
+    },
+    "ConfigMap": dict.fromkeys(("metadata", "immutable", "data", "binaryData"), _PEOPLE),
     "GrantCopy": {"metadata": _roles("grant-sync"), "spec": _roles("grant-sync"), "status": _roles(AUTHORITY)},
     "Node": {
         "metadata": _roles(AGENT, OPERATOR),
@@ -95,6 +110,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.traffic": _roles("serve"),
         "status.release": _roles("release"),
         "status.repair": _roles("repair"),
+        "status.rebalance": _roles("rebalance"),
     },
     "SchedulingRequest": {
         "metadata": _roles("replicate"),
@@ -118,30 +134,120 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status": _roles(JOIN),
     },
     "LeasePage": {"metadata": _roles(AUTHORITY), "spec": _roles(AUTHORITY), "status": _roles(AUTHORITY)},
+    "BreakGlassSession": {
+        "metadata": _roles(OPERATOR, BREAK_GLASS),
+        "spec": _roles(OPERATOR, BREAK_GLASS),
+        "spec.review": _roles(OPERATOR, APPROVER),
+    },
+    # Who may give which rules is decided at admission (`gate/role_admission.py`).
+    "Role": {"metadata": _PEOPLE, "rules": _PEOPLE},
+    "RoleBinding": {"metadata": _PEOPLE, "roleRef": _PEOPLE, "subjects": _PEOPLE},
+    "ClusterRole": {"metadata": _roles(OPERATOR, BUILTIN_ROLES), "rules": _roles(OPERATOR, BUILTIN_ROLES)},
+    "ClusterRoleBinding": {"metadata": _roles(OPERATOR), "roleRef": _roles(OPERATOR), "subjects": _roles(OPERATOR)},
 }
 
 # Any authorized role may write these kinds. Validation only lets a Term increase.
 UNOWNED = frozenset({"Event", "Lease", "Term"})
 
-# Roles that may delete a kind, besides operators and garbage collection. Agents may delete only their own Node.
+# Roles that may delete a kind. Kinds that record what a component decided are deleted by that component alone, for
+# operators too. Agents may delete only their own Node. Garbage collection is added by `deleters`.
 DELETERS: dict[str, frozenset[str]] = {
-    "Workload": _PEOPLE | {"batch-ttl"},
+    "Tenant": _roles(OPERATOR),
+    "Region": _roles(OPERATOR),
+    "PriorityClass": _roles(OPERATOR),
+    "Quota": _roles(OPERATOR),
+    "RecoveryBudget": _roles(OPERATOR),
+    "SchedulerPolicy": _roles(OPERATOR),
+    "NodePool": _roles(OPERATOR),
+    "Workload": _PEOPLE | {"batch-ttl", "cron"},
+    "CronWorkload": _PEOPLE,
+    "Secret": _PEOPLE,
+    "ConfigMap": _PEOPLE,
     "Node": _roles(OPERATOR, AGENT),
-    "Assignment": _roles("assign", "recover"),
+    "NodeIdentity": _roles(OPERATOR),
+    "JoinToken": _roles(OPERATOR, JOIN),
+    "Override": _roles(OPERATOR, "override"),
     "Replica": _roles("replicate", OPERATOR, USER),
+    # An operator removes the Endpoints of a region that never returns. In a living region `serve` writes it again.
+    "Endpoint": _roles("serve", REGION, OPERATOR),
+    "Assignment": _roles("assign", "recover"),
     "SchedulingRequest": _roles("replicate"),
     "Reservation": _roles(AUTHORITY),
     "Binding": _roles(AUTHORITY),
     "Decision": _roles(AUTHORITY),
-    "Endpoint": _roles("serve", REGION),
     "Grant": _roles("grant"),
     "GrantCopy": _roles("grant-sync"),
     "RecoverySlot": _roles("recovery-slots"),
-    "JoinToken": _roles(JOIN),
     "LeasePage": _roles(AUTHORITY),
     "PolicyRevision": _roles("policy"),
-    "Override": _roles("override"),
     "Recovery": _roles("recover"),
+    "BreakGlassSession": _roles(OPERATOR),
+    "Role": _PEOPLE,
+    "RoleBinding": _PEOPLE,
+    "ClusterRole": _roles(OPERATOR),
+    "ClusterRoleBinding": _roles(OPERATOR),
+    "Term": frozenset(),
+}
+
+# Never collected: claims are released on proof; grants are withdrawn with an acknowledgement; the rest is state of the
+# cell.
+NEVER_COLLECTED = frozenset({"Reservation", "Binding", "Grant", "LeasePage", "Term"})
+
+_RELEASE_STEP = "delete the Replica, or drain the node: the authority releases the claim when the task has stopped"
+# What an operator does instead of deleting a kind that only its owner deletes.
+INSTEAD_OF_DELETION: dict[str, str] = {
+    "Assignment": "change or delete the Workload",
+    "SchedulingRequest": "delete the Replica or the Workload",
+    "Reservation": _RELEASE_STEP,
+    "Binding": _RELEASE_STEP,
+    "Decision": "nothing; the oldest Decisions are deleted by themselves",
+    "Grant": "change the Quota",
+    "GrantCopy": "change the Quota",
+    "RecoverySlot": "change the RecoveryBudget",
+    "LeasePage": "delete the Node, or fence it by stopping its agent",
+    "PolicyRevision": "`holdfast policy rollback`",
+    "Recovery": "nothing; it closes when its region is back. Revoke the Override if a person declared the loss",
+    "Term": "nothing; a Term only rises",
+}
+
+# What ends an object of each kind, and what happens to the things that it stands for.
+CLEANUP: dict[str, str] = {
+    "Tenant": "the collector empties the tenant in order, then removes the finalizer",
+    "Region": "deletion is refused while Assignments name it",
+    "PriorityClass": "deletion is refused while workloads use it",
+    "Quota": "its Grants are withdrawn first",
+    "RecoveryBudget": "recovery-slots deletes its slots; refused while it backs an objective",
+    "SchedulerPolicy": "its revisions stay: Decisions name them",
+    "PolicyRevision": "kept: Decisions name it",
+    "NodePool": "its nodes stay until the provider or an operator removes them",
+    "Workload": "assign empties its Assignments, then removes the finalizer",
+    "CronWorkload": "its runs are deleted with it",
+    "Assignment": "emptied first; deleted when its region reports nothing left",
+    "Grant": "lowered first; deleted when its region enforces nothing",
+    "Override": "expires or is revoked, is verified as reverted, and is deleted a week after its end",
+    "Recovery": "closes when everything is returned; kept as the record of the incident",
+    "GrantCopy": "deleted with its Grant",
+    "Secret": "deleted by its tenant; copies in regions are deleted when no workload there refers to it",
+    "ConfigMap": "deleted by its tenant; copies in regions are deleted when no workload there refers to it",
+    "Node": "its claims are released; by an operator, who attests that nothing runs there, or when it is empty",
+    "NodeIdentity": "kept, so that a revoked certificate stays revoked",
+    "JoinToken": "expires; deleted a day later by the next join",
+    "Replica": "release stops its task and frees its claims, then removes the finalizer",
+    "SchedulingRequest": "deleted when its replicas are placed or gone",
+    "Reservation": "consumed by the bind, released, or expired by the authority",
+    "Binding": "deleted with proof that the task has stopped or its node is fenced",
+    "Decision": "the oldest are deleted beyond a limit",
+    "Endpoint": "deleted with the last replica of the workload in the region",
+    "RecoverySlot": "released when its node drains or its budget shrinks; not while it is in use",
+    "LeasePage": "ended leases are removed after a day",
+    "Term": "kept for ever: it must only rise",
+    "Lease": "rewritten by the next holder",
+    "Event": "expires; the oldest are dropped beyond a limit",
+    "BreakGlassSession": "ends by itself; kept until it is reviewed, then an operator may delete it",
+    "Role": "its bindings stay and grant nothing",
+    "ClusterRole": "its bindings stay and grant nothing; built-in roles cannot be deleted",
+    "RoleBinding": "its subjects lose the role at once; their open watches end within seconds",
+    "ClusterRoleBinding": "its subjects lose the role at once; their open watches end within seconds",
 }
 
 ASSIGNMENTS_FINALIZER = "holdfast.dev/assignments"
@@ -179,9 +285,10 @@ def owners(kind: str, group: str, *, mirrored_here: bool = False) -> frozenset[s
 
 
 def deleters(kind: str, *, mirrored_here: bool = False) -> frozenset[str]:
+    """The roles that may delete objects of a kind. In a region only the link deletes copies of global objects."""
     if mirrored_here:
         return frozenset({LINK})
-    return DELETERS.get(kind, frozenset()) | {OPERATOR, GARBAGE_COLLECTOR}
+    return DELETERS.get(kind, frozenset()) | (frozenset() if kind in NEVER_COLLECTED else {GARBAGE_COLLECTOR})
 
 
 _GLOBAL_KINDS = frozenset(kind.name for kind in ALL if kind.home is Home.GLOBAL)

@@ -113,8 +113,11 @@ class PlacementResult(ApiStruct, frozen=True):
 
 class PlacementResponse(ApiStruct, frozen=True):
     """One result per item, in order. All are durable. For renewals, `incarnation` is the cell's restore counter: agents
-    remember the highest and accept no lease from a lower one."""
+    remember the highest and accept no lease from a lower one. `identity` is that of the region's cell: agents hold
+    their tasks if it changes, unless `confirmsDeletion` says that an override accepts the new cell."""
 
     results: tuple[PlacementResult, ...] = ()
     revision: int = visible_default(0)
     incarnation: int = 0
+    identity: str = ""
+    confirms_deletion: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 
 from holdfast.model.meta import ApiStruct, visible_default
@@ -17,6 +18,11 @@ from holdfast.model.validation import (
     invalid,
     required,
 )
+
+BUILT_IN_TOPOLOGIES = ("zone", "node")
+"""Topologies of spread and affinity that are not the key of a node label."""
+
+_DECIMAL = re.compile("-?[0-9]{1,18}", re.ASCII)
 
 
 class Operator(enum.StrEnum):
@@ -58,20 +64,46 @@ class Toleration(ApiStruct, frozen=True):
 
 
 class SpreadRule(ApiStruct, frozen=True):
-    """Keeps replicas of one workload apart by zone or node; hard unless `preferred`."""
+    """Keeps replicas of one workload apart by zone, by node or by the value of a node label; hard unless
+    `preferred`."""
 
     topology: str = visible_default("zone")
     max_skew: int = visible_default(1)
     preferred: bool = False
+    min_domains: int = 0
 
 
 class AffinityRule(ApiStruct, frozen=True):
-    """Near (or, with `apart`, not near) replicas of other workloads of the tenant, by their labels."""
+    """Near (or, with `apart`, not near) replicas of the tenant, by the labels of their templates: they have all of
+    `workloadLabels` and satisfy all `expressions`. Replicas of the workload itself count only with `ownReplicas`."""
 
     workload_labels: dict[str, str] = {}
     topology: str = visible_default("node")
     apart: bool = False
     preferred: bool = False
+    expressions: tuple[Expression, ...] = ()
+    own_replicas: bool = False
+
+
+class NodeTerm(ApiStruct, frozen=True):
+    """One alternative of `nodeTerms`: all its expressions must hold for a node's labels."""
+
+    expressions: tuple[Expression, ...] = ()
+
+
+class NodePreference(ApiStruct, frozen=True):
+    """Prefers nodes whose labels satisfy all expressions. The weight compares it with the workload's other
+    preferences."""
+
+    expressions: tuple[Expression, ...] = ()
+    weight: int = visible_default(1)
+
+
+class LatencyTarget(ApiStruct, frozen=True):
+    """Prefers regions whose measured round trip to `toRegion` is at most `maxMs`."""
+
+    to_region: str
+    max_ms: float
 
 
 class PlacementRules(ApiStruct, frozen=True):
@@ -89,6 +121,9 @@ class PlacementRules(ApiStruct, frozen=True):
     tolerations: tuple[Toleration, ...] = ()
     spread: tuple[SpreadRule, ...] = ()
     affinity: tuple[AffinityRule, ...] = ()
+    node_terms: tuple[NodeTerm, ...] = ()
+    preferred_nodes: tuple[NodePreference, ...] = ()
+    latency: LatencyTarget | None = None
 
 
 def matches_expression(expression: Expression, labels: Mapping[str, str]) -> bool:
@@ -104,16 +139,31 @@ def matches_expression(expression: Expression, labels: Mapping[str, str]) -> boo
         case Operator.NOT_IN:
             return value is None or value not in expression.values
         case Operator.GT | Operator.LT:
-            try:
-                left, right = int(value or ""), int(expression.values[0])
-            except (ValueError, IndexError):
+            left = decimal_integer(value or "")
+            right = decimal_integer(expression.values[0]) if expression.values else None
+            if left is None or right is None:
                 return False
             return left > right if expression.operator is Operator.GT else left < right
+
+
+def has_preferences(rules: PlacementRules) -> bool:
+    """Whether the score Locality distinguishes nodes for the workload."""
+    return bool(rules.preferred_nodes) or any(rule.preferred for rule in rules.affinity)
+
+
+def required_affinity(rules: PlacementRules) -> tuple[AffinityRule, ...]:
+    """The required rules to be near other replicas."""
+    return tuple(rule for rule in rules.affinity if not rule.apart and not rule.preferred)
 
 
 def required_anti_affinity(rules: PlacementRules) -> tuple[AffinityRule, ...]:
     """The required anti-affinity rules. They also hold for replicas that are placed later."""
     return tuple(rule for rule in rules.affinity if rule.apart and not rule.preferred)
+
+
+def selects_own_replicas(rules: PlacementRules) -> bool:
+    """Whether each placement of a replica changes where the workload's next replica may or should go."""
+    return any(rule.own_replicas for rule in rules.affinity)
 
 
 def tolerates(tolerations: tuple[Toleration, ...], taint: Taint) -> bool:
@@ -134,31 +184,59 @@ def validate_placement(field: str, rules: PlacementRules) -> Causes:
             yield from check_dns_label(f"{field}.{camel}[{index}]", value)
     for region in sorted(set(rules.regions) & set(rules.excluded_regions)):
         yield forbidden(f"{field}.excludedRegions", f"region {region!r} is both allowed and excluded")
+    if rules.latency is not None:
+        yield from check_dns_label(f"{field}.latency.toRegion", rules.latency.to_region)
+        yield from check_range(f"{field}.latency.maxMs", rules.latency.max_ms, 0.1, 60_000)
     yield from check_range(f"{field}.spreadRegions", rules.spread_regions, 0, 100)
     yield from check_labels(f"{field}.nodeSelector", rules.node_selector)
-    for index, expression in enumerate(rules.expressions):
+    yield from _validate_expressions(field, rules.expressions)
+    terms = [(f"{field}.nodeTerms[{n}]", term.expressions) for n, term in enumerate(rules.node_terms)]
+    terms += [(f"{field}.preferredNodes[{n}]", soft.expressions) for n, soft in enumerate(rules.preferred_nodes)]
+    for path, expressions in terms:
+        if not expressions:
+            yield required(f"{path}.expressions")
+        yield from _validate_expressions(path, expressions)
+    for index, preference in enumerate(rules.preferred_nodes):
+        yield from check_range(f"{field}.preferredNodes[{index}].weight", preference.weight, 1, 100)
+    for index, rule in enumerate(rules.spread):
+        yield from check_range(f"{field}.spread[{index}].maxSkew", rule.max_skew, 1, 1000)
+        yield from check_range(f"{field}.spread[{index}].minDomains", rule.min_domains, 0, 1000)
+        yield from _validate_topology(f"{field}.spread[{index}].topology", rule.topology)
+        if rule.preferred and rule.topology not in BUILT_IN_TOPOLOGIES:
+            yield forbidden(f"{field}.spread[{index}].topology", "a preferred spread is by zone or node")
+        if rule.preferred and rule.min_domains:
+            yield forbidden(f"{field}.spread[{index}].minDomains", "only a required spread has a number of domains")
+    for index, near in enumerate(rules.affinity):
+        yield from _validate_topology(f"{field}.affinity[{index}].topology", near.topology)
+        if not near.workload_labels and not near.expressions:
+            yield required(f"{field}.affinity[{index}].workloadLabels")
+        yield from check_labels(f"{field}.affinity[{index}].workloadLabels", near.workload_labels)
+        yield from _validate_expressions(f"{field}.affinity[{index}]", near.expressions)
+
+
+def _validate_topology(field: str, topology: str) -> Causes:
+    if topology not in BUILT_IN_TOPOLOGIES:
+        yield from check_label_key(field, topology)
+
+
+def _validate_expressions(field: str, expressions: tuple[Expression, ...]) -> Causes:
+    for index, expression in enumerate(expressions):
         path = f"{field}.expressions[{index}]"
         yield from check_label_key(f"{path}.key", expression.key)
         if expression.operator in (Operator.IN, Operator.NOT_IN) and not expression.values:
             yield required(f"{path}.values", f"{expression.operator} needs at least one value")
         if expression.operator in (Operator.GT, Operator.LT):
-            if len(expression.values) != 1 or not _is_int(expression.values[0]):
+            if len(expression.values) != 1 or decimal_integer(expression.values[0]) is None:
                 yield invalid(
                     f"{path}.values", list(expression.values), f"{expression.operator} needs exactly one integer"
                 )
+        elif expression.operator in (Operator.IN, Operator.NOT_IN):
+            for value in expression.values:
+                yield from check_labels(f"{path}.values", {expression.key: value})
         elif expression.operator in (Operator.EXISTS, Operator.DOES_NOT_EXIST) and expression.values:
             yield forbidden(f"{path}.values", f"{expression.operator} takes no values")
-    for index, rule in enumerate(rules.spread):
-        yield from check_range(f"{field}.spread[{index}].maxSkew", rule.max_skew, 1, 1000)
-        if rule.topology not in ("zone", "node"):
-            yield invalid(f"{field}.spread[{index}].topology", rule.topology, "must be zone or node")
-    for index, near in enumerate(rules.affinity):
-        if near.topology not in ("zone", "node"):
-            yield invalid(f"{field}.affinity[{index}].topology", near.topology, "must be zone or node")
-        if not near.workload_labels:
-            yield required(f"{field}.affinity[{index}].workloadLabels")
-        yield from check_labels(f"{field}.affinity[{index}].workloadLabels", near.workload_labels)
 
 
-def _is_int(text: str) -> bool:
-    return text.lstrip("+-").isdigit()
+def decimal_integer(text: str) -> int | None:
+    """The value of a plain decimal integer, such as `7` or `-12`; None for anything else."""
+    return int(text) if _DECIMAL.fullmatch(text) else None

@@ -6,6 +6,8 @@ import msgspec
 
 OPERATORS = "holdfast:operators"
 VIEWERS = "holdfast:viewers"
+MONITORS = "holdfast:monitors"
+"""May read /metrics and nothing else: the identity of a Prometheus server."""
 CONTROLLERS = "holdfast:controllers"
 NODES = "holdfast:nodes"
 HOLLOW_NODES = "holdfast:hollow-nodes"
@@ -13,6 +15,18 @@ REGIONS = "holdfast:regions"
 SERVERS = "holdfast:servers"
 AUTHENTICATED = "system:authenticated"
 TENANT_PREFIX = "holdfast:tenant:"
+TENANT_ADMIN_PREFIX = "holdfast:tenant-admin:"
+APPROVERS = "holdfast:approvers"
+BREAK_GLASS = "holdfast:break-glass"
+COMPONENT_GROUPS = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
+"""Groups of the platform's processes. No role can be bound to them, and nobody can impersonate them."""
+
+
+def is_group_of_people(group: str) -> bool:
+    """Whether the group stands for a built-in role of people: what a user may have, never a component."""
+    return group in (OPERATORS, VIEWERS, APPROVERS, BREAK_GLASS) or group.startswith(
+        (TENANT_PREFIX, TENANT_ADMIN_PREFIX)
+    )
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -63,8 +77,13 @@ def from_identity(
     roles: set[str] = set()
     node = region = ""
     tenants = frozenset(g.removeprefix(TENANT_PREFIX) for g in groups if g.startswith(TENANT_PREFIX))
+    tenants |= frozenset(g.removeprefix(TENANT_ADMIN_PREFIX) for g in groups if g.startswith(TENANT_ADMIN_PREFIX))
     if OPERATORS in groups:
         roles.add("operator")
+    if APPROVERS in groups:
+        roles.add("approver")
+    if BREAK_GLASS in groups:
+        roles.add("break-glass")
     if tenants:
         roles.add("user")
     if NODES in groups and name.startswith("holdfast:node:") and name.count(":") == 3:

@@ -90,16 +90,16 @@ class Grant(Object, frozen=True):
 def max_enforced_limit(grant: Grant) -> Amounts:
     """The highest limit that the region may enforce now, even if messages were lost. It counts against the quota.
 
-    The region's report covers all epochs up to the acknowledged one. Any later epoch may or may not have arrived.
+    The region's report covers all epochs up to the acknowledged one. Any later epoch may or may not have arrived. The
+    granted limit always counts: a region restored from a backup acknowledges that it enforces nothing of an epoch, and
+    then enforces the limit of the same epoch again.
     """
     most = amounts(grant.status.limit)
     if grant.status.acknowledged_epoch < grant.spec.reclaimed_epoch:
         for name, amount in amounts(grant.spec.reclaimed).items():
             most[name] = max(0, most.get(name, 0) - amount)
-    unacknowledged = (
-        (grant.spec.limit, grant.spec.unacknowledged_peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
-    )
-    for values in unacknowledged:
+    behind = grant.status.acknowledged_epoch < grant.spec.epoch
+    for values in (grant.spec.limit, grant.spec.unacknowledged_peak if behind else {}):
         for name, amount in amounts(values).items():
             most[name] = max(most.get(name, 0), amount)
     return most

@@ -89,7 +89,7 @@ class Reason(enum.StrEnum):
     )
     NOT_LEADER = "NotLeader", "This server is not the elected authority of the region at the moment."
 
-    # Refusals by the planner only
+    # Refusals by placement rules, and preemption
     ZONE_NOT_ALLOWED = "ZoneNotAllowed", "The workload's placement does not allow the node's zone."
     POOL_NOT_ALLOWED = "PoolNotAllowed", "The workload's placement does not allow the node's pool."
     LABELS_DO_NOT_MATCH = (
@@ -112,6 +112,14 @@ class Reason(enum.StrEnum):
     NO_VICTIMS = (
         "NoVictims",
         "Preemption cannot help: evicting the lower-priority work that may be evicted would not free enough room.",
+    )
+    VICTIMS_WITHIN_BUDGET = (
+        "VictimsWithinBudget",
+        "Preemption could help, but disruption budgets keep the lower-priority replicas that would have to leave.",
+    )
+    TOO_MANY_VICTIMS = (
+        "TooManyVictims",
+        "Preemption could help, but on every node it needs more victims than one replica may have.",
     )
     PREEMPTION_BUDGET_SPENT = (
         "PreemptionBudgetSpent",
@@ -148,12 +156,32 @@ class Reason(enum.StrEnum):
 
     # Workload conditions
     ALL_SERVING = "AllServing", "All desired replicas serve."
+    UPDATE_PENDING = (
+        "UpdatePending",
+        "Enough replicas serve, but some of them are old or in a region that the workload leaves.",
+    )
     SOME_SERVING = "SomeServing", "Fewer replicas serve than desired."
     NONE_SERVING = "NoneServing", "No replica serves."
     COMPLETE = "Complete", "All completions succeeded."
     IN_PROGRESS = "InProgress", "The batch is running."
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded", "More replicas of the batch failed than its backoffLimit allows."
+    FAILED_INDEXES = "FailedIndexes", "Indexes of the job array failed more often than backoffLimitPerIndex allows."
+    ACTIVE_DEADLINE_EXCEEDED = (
+        "ActiveDeadlineExceeded",
+        "The batch did not end within its activeDeadlineSeconds; its replicas were stopped.",
+    )
     ON_TIME = "OnTime", "The batch is expected to complete before its deadline."
+    SCHEDULE_ACTIVE = "ScheduleActive", "The CronWorkload runs at the times of its schedule."
+    SCHEDULE_SUSPENDED = "ScheduleSuspended", "The CronWorkload is suspended: it starts no run."
+    SCHEDULE_UNUSABLE = "ScheduleUnusable", "This release cannot read the schedule; no run is started."
+    UNKNOWN_TIME_ZONE = "UnknownTimeZone", "This release has no rules for the time zone; no run is started."
+    CLOCK_BEHIND = (
+        "ClockBehind",
+        "The clock of the global cell stepped back. Ticks that were decided before do not run again.",
+    )
+    TICK_WAITING = "TickWaiting", "A run is due and waits; the message says for what."
+    TICK_MISSED = "TickMissed", "A tick of the schedule has no run; the message says why."
+    RUN_STARTED = "RunStarted", "The run of a tick was created."
     ROLLOUT_PROGRESSING = "RolloutProgressing", "A new revision is being rolled out."
     ROLLOUT_PAUSED = "RolloutPaused", "The rollout is paused until it is resumed."
     ROLLOUT_COMPLETE = "RolloutComplete", "Every region runs the new revision."
@@ -171,10 +199,37 @@ class Reason(enum.StrEnum):
         "ResourceLimitsPartial",
         "The node has no control groups; the message says which limits are not enforced.",
     )
+    TASKS_ISOLATED = "TasksIsolated", "Each task on the node has a user, temporary files and a view of its own."
+    TASKS_NOT_ISOLATED = (
+        "TasksNotIsolated",
+        "Tasks on the node share more than they should; the message says what, and why.",
+    )
+    END_UNCONFIRMED = (
+        "EndUnconfirmed",
+        "A shim was killed and the node cannot tell whether processes of its exclusive task are left; the task counts "
+        "as running.",
+    )
 
     # Execution, from the agent
     STARTED = "Started", "The process was started."
     BECAME_READY = "BecameReady", "The probes passed."
+    INITIALIZING = (
+        "Initializing",
+        "An init task runs, or a sidecar is not ready yet. The message names it; the main task starts afterwards.",
+    )
+    INIT_TASK_FAILED = "InitTaskFailed", "An init task failed, so the main task did not start. The message names it."
+    POST_START_FAILED = "PostStartFailed", "The `postStart` hook failed, so the main task was stopped."
+    VOLUME_FULL = "VolumeFull", "The task wrote more than the size limit of a scratch volume, so it was stopped."
+    VOLUME_UNAVAILABLE = (
+        "VolumeUnavailable",
+        "The node cannot make or mount a volume of the task. The message names the volume.",
+    )
+    HOST_PATH_NOT_ALLOWED = (
+        "HostPathNotAllowed",
+        "The node's configuration does not allow the tenant to mount this path of the node.",
+    )
+    FETCHING_ARTIFACTS = "FetchingArtifacts", "The agent fetches the artifacts of the task; the task starts afterwards."
+    IMAGE_PULLING = "ImagePulling", "The agent pulls the image of the task; the task starts afterwards."
     BECAME_UNREADY = "BecameUnready", "The readiness probe failed."
     STARTUP_FAILED = "StartupFailed", "The startup probe did not pass in time; the process was stopped."
     LIVENESS_FAILED = "LivenessFailed", "The liveness probe failed; the process was restarted."
@@ -182,9 +237,48 @@ class Reason(enum.StrEnum):
     KILLED = "Killed", "The process was terminated by a signal."
     OUT_OF_MEMORY = "OutOfMemory", "The process exceeded its memory limit."
     COMMAND_NOT_FOUND = "CommandNotFound", "The command does not exist on the node or is not executable."
+    TEMPLATE_UNUSABLE = (
+        "TemplateUnusable",
+        "The node cannot use the template's working directory, user, bundle or command.",
+    )
     START_ERROR = "StartError", "The process could not be started; the message has the operating system's error."
-    ARTIFACT_MISSING = "ArtifactMissing", "An artifact could not be fetched."
-    ARTIFACT_MISMATCH = "ArtifactMismatch", "An artifact does not have the expected digest."
+    USER_NOT_ALLOWED = (
+        "UserNotAllowed",
+        "The template names a user that the node or the tenant does not allow. Without `user` each task has its own.",
+    )
+    ARTIFACT_MISSING = "ArtifactMissing", "An artifact could not be fetched, or its source is not allowed on the node."
+    ARTIFACT_MISMATCH = (
+        "ArtifactMismatch",
+        "An artifact does not have the expected digest, or its archive cannot be unpacked.",
+    )
+    IMAGE_PULL_FAILED = (
+        "ImagePullFailed",
+        "The image could not be pulled: the registry does not answer, or the transfer broke off. It is tried again.",
+    )
+    IMAGE_PULL_BACK_OFF = "ImagePullBackOff", "Earlier pulls of the image failed; the next one waits for the backoff."
+    IMAGE_NOT_FOUND = "ImageNotFound", "The registry has no image of this name, tag or digest for this platform."
+    IMAGE_UNUSABLE = (
+        "ImageUnusable",
+        "A part of the image has another digest than announced, or its layers cannot be unpacked safely.",
+    )
+    IMAGE_TOO_LARGE = "ImageTooLarge", "The image exceeds the node's limit on bytes, files or layers."
+    REGISTRY_DENIED = (
+        "RegistryDenied",
+        "The registry refuses access, or it is not among the registries that the configuration allows.",
+    )
+    IMAGE_NEVER_PULLED = ("ImageNeverPulled", "The pull policy is Never and the node does not have the image.")
+    IMAGE_UNRESOLVED = (
+        "ImageUnresolved",
+        "The tag of the image was not resolved to a digest yet, so the revision runs nowhere.",
+    )
+    IMAGE_RESOLVED = "ImageResolved", "The tag of the image was resolved to the digest that all replicas run."
+    SECRET_MISSING = "SecretMissing", "The template refers to a Secret or to a key of one that does not exist."
+    CONFIG_MISSING = "ConfigMissing", "The template refers to a ConfigMap or to a key of one that does not exist."
+    CONFIG_UNUSABLE = "ConfigUnusable", "A referenced value is too large for a process, or contains NUL."
+    CONFIG_UNREACHABLE = (
+        "ConfigUnreachable",
+        "The agent cannot read the referenced values from its region, and the node holds none of an earlier run.",
+    )
     TOO_MANY_PROCESSES = "TooManyProcesses", "The task reached its limit on processes."
     DISK_FULL = "DiskFull", "The node has no disk space to start the task. Free some, or raise the disk quota."
     BACKING_OFF = "BackingOff", "The process keeps exiting; the next restart waits for the backoff."
@@ -193,6 +287,7 @@ class Reason(enum.StrEnum):
 
     # Node contact, release, traffic
     LEASE_EXPIRED = "LeaseExpired", "The node's lease was not renewed in time."
+    RENEWAL_LATE = "RenewalLate", "The node's agent has missed a renewal of its lease. Nothing else has happened yet."
     LEASE_RENEWED = "LeaseRenewed", "The node's agent renews its lease again."
     NODE_LOST = "NodeLost", "The node was fenced; the replica is scheduled on another node."
     SCALED_DOWN = "ScaledDown", "The number of desired replicas was reduced."
@@ -200,6 +295,8 @@ class Reason(enum.StrEnum):
     OWNER_DELETED = "OwnerDeleted", "The workload or the assignment is being deleted."
     DELETED = "Deleted", "The replica itself was deleted."
     DRAINED = "Drained", "The replica left because its node is being drained."
+    REBALANCED = "Rebalanced", "The replica left so that its workload is spread more evenly over zones or nodes."
+    EVICTED_BY_TAINT = "EvictedByTaint", "The replica left because it does not tolerate a NoExecute taint of its node."
     BUDGET_EXHAUSTED = "BudgetExhausted", "The workload's disruption budget allows no further unavailable replica."
     DRAIN_OVERDUE = (
         "DrainOverdue",
@@ -216,6 +313,10 @@ class Reason(enum.StrEnum):
         "The region is connected again, and its grant does not cover the work that was placed while it was "
         "partitioned.",
     )
+    CLAIM_LOST = (
+        "ClaimLost",
+        "The store lost the replica's Binding or Reservation. Its task is stopped, and the replica is placed again.",
+    )
     NODE_REJOINED_WITHOUT_TASK = "NodeRejoinedWithoutTask", "The node reconnected without the replica's task."
     ADDED_TO_ENDPOINT = "AddedToEndpoint", "The replica receives traffic."
     WITHDRAWN_FROM_ENDPOINT = "WithdrawnFromEndpoint", "The replica receives no more traffic."
@@ -223,6 +324,9 @@ class Reason(enum.StrEnum):
     # Queueing, quota, regions
     REPLICA_CREATED = "ReplicaCreated", "A replica was created and queued."
     UNSCHEDULABLE = "Unschedulable", "No node fits at the moment; the message counts the reasons."
+    ALL_PLACED = "AllPlaced", "Every replica of the decision was placed."
+    RESERVED = "Reserved", "Capacity is held for the replica, which is not bound yet."
+    BOUND = "Bound", "The replica is bound to a node."
     WAITING = "Waiting", "The replica is pending; the message says why, and when it is retried."
     GRANTED = "Granted", "Every region has acknowledged its grant."
     SHRINK_PENDING = "ShrinkPending", "A region has not yet acknowledged a lower limit."
@@ -248,9 +352,13 @@ class Reason(enum.StrEnum):
         "NoWitness",
         "The region does not report, and no other region reports probes of it. Only an Override can declare it lost.",
     )
+    TOO_FEW_WITNESSES = (
+        "TooFewWitnesses",
+        "The region does not report. Some regions cannot reach it, but not most of the regions that report.",
+    )
     WITNESS_DISAGREES = (
         "WitnessDisagrees",
-        "The region does not report to the global cell, but other regions still reach it.",
+        "The region does not report to the global cell, but at least one other region still reaches it.",
     )
     UNREACHABLE_CONFIRMED = (
         "UnreachableConfirmed",
@@ -357,5 +465,27 @@ class Reason(enum.StrEnum):
         "The cell was restored from a backup. A region binds nothing until each of its agents has reported or is "
         "fenced; the global cell raises no grant until every region has reported what it holds.",
     )
+
+    DELETION_NOT_ORDERED = (
+        "DeletionNotOrdered",
+        "An Assignment of this region is missing from the global cell, or older there, and no deletion was ordered. "
+        "The region keeps the work until the records return or an Override of kind ConfirmDeletion is in force.",
+    )
+    MASS_DELETION_PAUSED = (
+        "MassDeletionPaused",
+        "More than half of the region's workloads were to be removed within a few minutes. The region removes no more "
+        "of them until an Override of kind ConfirmDeletion is in force.",
+    )
+    GLOBAL_CELL_REPLACED = (
+        "GlobalCellReplaced",
+        "The global cell is not the one that the region has followed: another identity or era, or without a record of "
+        "the region. The region keeps everything and exchanges nothing with it.",
+    )
+    REGION_CELL_REPLACED = (
+        "RegionCellReplaced",
+        "The region's store is not the one that the global cell knows. The region exchanges nothing with the global "
+        "cell until it is restored, or an Override of kind ConfirmDeletion accepts the new store.",
+    )
+    NOTHING_HELD = "NothingHeld", "The region follows the global cell and holds no work on its own."
 
     OVERCOMMITTED = "Overcommitted", "The node's capacity fell below the resources claimed on it."

@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
+from holdfast.model.quantity import Amount
 from holdfast.model.validation import Causes, check_dns_label
 
 
@@ -24,6 +25,16 @@ class AbandonedTarget(ApiStruct, frozen=True):
     at: str = ""
     reason: str = ""
     message: str = ""
+
+
+class RecoveryProof(ApiStruct, frozen=True):
+    """The newest Recovery, of a drill or a real loss, that kept the promise: when, after the loss of which region, and
+    how many seconds after the loss was detected."""
+
+    at: str
+    recovery: str
+    region: str
+    seconds: float = visible_default(0.0)
 
 
 class WorkloadProgress(ApiStruct, frozen=True):
@@ -68,6 +79,19 @@ class StartRateLimit(ApiStruct, frozen=True):
     next_at: str = ""
 
 
+class BorrowedShare(ApiStruct, frozen=True):
+    """What a tenant used in a target region beyond its ordinary grants, at its peak: recovery replicas, their
+    resources, and the largest share of any resource of the region. `returnedAt` is empty while some are left."""
+
+    tenant: str
+    region: str
+    peak_replicas: int = visible_default(0)
+    peak: dict[str, Amount] = {}
+    percent_of_region: float = 0.0
+    since: str = ""
+    returned_at: str = ""
+
+
 class RecoverySpec(ApiStruct, frozen=True):
     """`startedAt` is the last contact with the lost region. The deadline counts from then, so it includes detection."""
 
@@ -90,6 +114,8 @@ class RecoveryStatus(ApiStruct, frozen=True):
     recovered_at: str = ""
     closed_at: str = ""
     remaining: tuple[str, ...] = ()
+    borrowed: tuple[BorrowedShare, ...] = ()
+    """The fairness record: who had more than its share in the disaster, how much, and when it was given back."""
 
 
 class Recovery(Object, frozen=True):

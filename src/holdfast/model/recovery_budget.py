@@ -6,11 +6,13 @@ import msgspec
 
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
+from holdfast.model.recovery import RecoveryProof
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_resources, required
 
 
 class SlotShape(ApiStruct, frozen=True):
-    """`count` slots with the same resources, spread over at least `minZones` zones."""
+    """`count` slots with the same resources. While they cover fewer than `minZones` zones, the budget's condition
+    `SlotsAdmitted` is false."""
 
     resources: dict[str, Amount] = {}
     count: int = visible_default(1)
@@ -29,6 +31,8 @@ class RecoveryBudgetStatus(ApiStruct, frozen=True):
     conditions: tuple[Condition, ...] = ()
     admitted: int = visible_default(0)
     consumed: int = visible_default(0)
+    last_proven: RecoveryProof | None = None
+    """The newest Recovery that used the budget's slots and met every objective; unset until there is one."""
 
 
 class RecoveryBudget(Object, frozen=True):

@@ -26,11 +26,13 @@ class RegionSpec(ApiStruct, frozen=True):
 
 
 class PeerProbeResult(ApiStruct, frozen=True):
-    """Result of one region's probes of another."""
+    """Result of one region's probes of another. `latencyMs` is the shortest round trip of the last probes that were
+    answered; 0 if none was."""
 
     region: str
     reachable: bool = visible_default(False)
     at: str = ""
+    latency_ms: float = 0.0
 
 
 class ZoneReport(ApiStruct, frozen=True):
@@ -40,6 +42,21 @@ class ZoneReport(ApiStruct, frozen=True):
     nodes: int = visible_default(0)
     live_nodes: int = visible_default(0)
     capacity: dict[str, Amount] = {}
+
+
+class NodeShape(ApiStruct, frozen=True):
+    """`nodes` nodes of one zone and pool, each with at least `resources`; `tenant` owns them if it is not empty.
+
+    `recoveryReserved` is further capacity of each node, in recovery slots. `gpu` counts GPUs that nobody uses;
+    `sharedGpu` is the largest free part of a GPU that is shared, in thousandths."""
+
+    zone: str
+    pool: str = visible_default("default")
+    tenant: str = ""
+    nodes: int = visible_default(0)
+    resources: dict[str, Amount] = {}
+    recovery_reserved: dict[str, Amount] = {}
+    shared_gpu: int = 0
 
 
 class RecoverySlotReport(ApiStruct, frozen=True):
@@ -78,11 +95,17 @@ class RegionReport(ApiStruct, frozen=True):
     """The region's heartbeat.
 
     After a restore of the global cell, `restoreAcknowledged` is the newest incarnation to which the region has reported
-    everything it holds, and `unknownGrants` are limits that this incarnation had no record of."""
+    everything it holds, and `unknownGrants` are limits that this incarnation had no record of. `identity` and `era` are
+    those of the region's cell. `holding` says why the region keeps work that the global cell does not contain.
+
+    `freeShapes` are the free resources of schedulable nodes, and `nodeShapes` the capacity of its largest nodes and of
+    those that its pools may add. Both are bounded samples that never promise more than there is."""
 
     at: str = ""
     sequence: int = 0
     incarnation: int = 0
+    identity: str = ""
+    era: str = ""
     nodes: int = visible_default(0)
     live_nodes: int = visible_default(0)
     capacity: dict[str, Amount] = {}
@@ -92,10 +115,17 @@ class RegionReport(ApiStruct, frozen=True):
     peers: tuple[PeerProbeResult, ...] = ()
     policy: str = ""
     zones: tuple[ZoneReport, ...] = ()
+    free_shapes: tuple[NodeShape, ...] = ()
+    node_shapes: tuple[NodeShape, ...] = ()
     recovery_slots: tuple[RecoverySlotReport, ...] = ()
     restore_acknowledged: int = 0
     unknown_grants: tuple[UnknownGrant, ...] = ()
     policy_trial: PolicyTrial | None = None
+    holding: str = ""
+
+
+HOLDS_WORK = "HoldsWork"
+"""Condition of a Region in its own regional cell: the region keeps work that the global cell does not contain."""
 
 
 class HealthState(enum.StrEnum):
@@ -117,6 +147,19 @@ class RegionHealth(ApiStruct, frozen=True):
     message: str = ""
 
 
+class RegionCertificate(ApiStruct, frozen=True):
+    """The newest certificates that the global cell signed for the region's cell.
+
+    `serial` and `key` are those of the link certificate, which the region shows to the global cell. `hosts` are the
+    names of the server certificate. `issuer` is the SHA-256 of the CA certificate that signed both."""
+
+    serial: str
+    key: str
+    expires_at: str = ""
+    issuer: str = ""
+    hosts: tuple[str, ...] = ()
+
+
 class RegionStatus(ApiStruct, frozen=True):
     """`restoreIncarnation` is set by a restore of the global cell. The region must acknowledge it."""
 
@@ -125,11 +168,26 @@ class RegionStatus(ApiStruct, frozen=True):
     report: RegionReport | None = None
     health: RegionHealth = msgspec.field(default_factory=RegionHealth)
     restore_incarnation: int = 0
+    certificate: RegionCertificate | None = None
 
 
 class Region(Object, frozen=True):
     spec: RegionSpec = msgspec.field(default_factory=RegionSpec)
     status: RegionStatus = msgspec.field(default_factory=RegionStatus)
+
+
+def lacks_live_nodes(region: Region) -> bool:
+    """Whether the region reports nodes, and none of them is live."""
+    report = region.status.report
+    return report is not None and bool(report.nodes) and not report.live_nodes
+
+
+def health_text(region: Region) -> str:
+    """The health for tables. A region that reports and has no live node is not shown as healthy."""
+    state = region.status.health.state
+    if state is HealthState.HEALTHY and lacks_live_nodes(region):
+        return "NoLiveNodes"
+    return state.value
 
 
 def validate_region(region: Region, old: Region | None) -> Causes:

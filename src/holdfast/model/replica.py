@@ -12,6 +12,8 @@ import msgspec
 from holdfast.model.assignment import Purpose
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.placement_rules import PlacementRules
+from holdfast.model.reasons import Reason
+from holdfast.model.task_programs import ProgramStatus
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, check_range, forbidden
 from holdfast.model.workload import Disruption, Exclusivity, WorkloadType
@@ -35,6 +37,7 @@ class ReplicaSpec(ApiStruct, frozen=True):
     disruption: Disruption = msgspec.field(default_factory=Disruption)
     exclusive: Exclusivity | None = None
     min_ready_seconds: float = 0.0
+    index: int | None = None
 
 
 class PlacementBlock(ApiStruct, frozen=True):
@@ -50,6 +53,9 @@ class PlacementBlock(ApiStruct, frozen=True):
     bound_at: str = ""
     decision: str = ""
     released_reason: str = ""
+    released_at: str = ""
+    last_node: str = ""
+    """`lastNode` is where the attempt before was bound: the logs of ended work are there."""
 
 
 class Phase(enum.StrEnum):
@@ -93,6 +99,13 @@ class ExecutionBlock(ApiStruct, frozen=True):
     last_exit: ExitStatus | None = None
     reason: str = ""
     message: str = ""
+    sequence: int = 0
+    image: str = ""
+    programs: tuple[ProgramStatus, ...] = ()
+    """`programs` are the init tasks, sidecars and main task of a template that has more than a main task.
+
+    `sequence` numbers the agent's reports. Of one attempt, a report with a lower number than the stored one is
+    refused: it was delayed on its way."""
 
 
 class ReplicaContact(ApiStruct, frozen=True):
@@ -133,6 +146,20 @@ class RepairBlock(ApiStruct, frozen=True):
     at: str = ""
 
 
+class RebalanceBlock(ApiStruct, frozen=True):
+    """The request to move the replica for a more even spread, and why. Written by rebalance.
+
+    It stays after the move, as the record of it: `attempt` is the attempt that was to leave `fromNode`."""
+
+    attempt: int = visible_default(0)
+    from_node: str = ""
+    from_zone: str = ""
+    to_node: str = ""
+    to_zone: str = ""
+    message: str = ""
+    at: str = ""
+
+
 class ReplicaStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -142,6 +169,7 @@ class ReplicaStatus(ApiStruct, frozen=True):
     traffic: TrafficBlock | None = None
     release: ReleaseBlock | None = None
     repair: RepairBlock | None = None
+    rebalance: RebalanceBlock | None = None
 
 
 class Replica(Object, frozen=True):
@@ -154,12 +182,17 @@ def replica_name(workload: str, region: str, ordinal: int, purpose: Purpose) -> 
     return f"{workload}-{region}-{mark}{ordinal}"
 
 
+def ordinal_in(name: str) -> str:
+    """The ordinal at the end of a replica's name."""
+    return name.rpartition("-")[2].removeprefix("r")
+
+
 def validate_replica(replica: Replica, old: Replica | None) -> Causes:
     yield from check_range("spec.ordinal", replica.spec.ordinal, 0, 10_000_000)
     if old is not None and old.spec != replica.spec:
         yield forbidden("spec", "immutable; replicate creates another replica instead")
     if old is not None and _is_older_report(old.status.execution, replica.status.execution):
-        yield forbidden("status.execution", "the attempt has already ended; this report is older")
+        yield forbidden("status.execution", "this report is older than the stored one")
 
 
 def _is_older_report(old: ExecutionBlock | None, new: ExecutionBlock | None) -> bool:
@@ -168,4 +201,21 @@ def _is_older_report(old: ExecutionBlock | None, new: ExecutionBlock | None) -> 
         return False
     if new.attempt < old.attempt:
         return True
+    if new.attempt == old.attempt and 0 < new.sequence < old.sequence:
+        return True
     return new.attempt == old.attempt and old.phase in TERMINAL_PHASES and new.phase is not old.phase
+
+
+BOUND = "Bound"
+
+
+def bound_condition(placement: PlacementBlock, generation: int) -> Condition:
+    """The condition `Bound` of a replica with this placement. While it is false, its reason says why."""
+    if placement.binding:
+        status, reason, message = "True", str(Reason.BOUND), f"node {placement.node}, attempt {placement.attempt}"
+    elif placement.reservation:
+        status, reason, message = "False", str(Reason.RESERVED), f"node {placement.node}, attempt {placement.attempt}"
+    else:
+        status, reason = "False", placement.released_reason or str(Reason.WAITING)
+        message = f"attempt {placement.attempt} is queued"
+    return Condition(type=BOUND, status=status, reason=reason, message=message, observed_generation=generation)

@@ -42,6 +42,7 @@ class ScoreName(enum.StrEnum):
     SPREAD = "Spread"
     TAINTS = "Taints"
     EVICTIONS = "Evictions"
+    IMAGE_LOCALITY = "ImageLocality"
 
 
 class PartitionMode(enum.StrEnum):
@@ -57,10 +58,16 @@ class PromotionStage(enum.StrEnum):
 
 
 class QueueKey(enum.StrEnum):
+    """Keys of the queue's order. `Size` puts large replicas first; a policy must name it to use it."""
+
     PRIORITY = "Priority"
     DEADLINE = "Deadline"
     FAIRNESS = "Fairness"
+    SIZE = "Size"
     AGE = "Age"
+
+
+DEFAULT_QUEUE = (QueueKey.PRIORITY, QueueKey.DEADLINE, QueueKey.FAIRNESS, QueueKey.AGE)
 
 
 class WeightedScore(ApiStruct, frozen=True):
@@ -97,11 +104,12 @@ class PolicyRules(ApiStruct, frozen=True):
             WeightedScore(name=ScoreName.SPREAD, weight=2),
             WeightedScore(name=ScoreName.BALANCE, weight=1),
             WeightedScore(name=ScoreName.TAINTS, weight=1),
+            WeightedScore(name=ScoreName.LOCALITY, weight=2),
         )
     )
     filter_expressions: tuple[FilterExpression, ...] = ()
     score_expressions: tuple[ScoreExpression, ...] = ()
-    queue: tuple[QueueKey, ...] = visible_default(tuple(QueueKey))
+    queue: tuple[QueueKey, ...] = visible_default(DEFAULT_QUEUE)
     preemption: PreemptionRules = msgspec.field(default_factory=PreemptionRules)
     partition_mode: PartitionMode = visible_default(PartitionMode.WAIT)
 
@@ -197,6 +205,10 @@ def validate_rules(field: str, rules: PolicyRules) -> Causes:
         yield duplicate(f"{field}.queue", ", ".join(rules.queue))
     if not rules.queue or rules.queue[-1] is not QueueKey.AGE:
         yield unsupported(f"{field}.queue", ", ".join(rules.queue), ["an order that ends with Age"])
+    shared = [key for key in rules.queue if key in (QueueKey.SIZE, QueueKey.FAIRNESS)]
+    if shared == [QueueKey.SIZE, QueueKey.FAIRNESS]:
+        # A tenant with large replicas would always go before tenants with small ones.
+        yield unsupported(f"{field}.queue", ", ".join(rules.queue), ["Size after Fairness"])
     yield from check_range(
         f"{field}.preemption.perTenantPerMinute", rules.preemption.per_tenant_per_minute, 0, 1_000_000
     )

@@ -15,14 +15,20 @@ from typing import Any
 import msgspec
 from msgspec import inspect as shapes
 
+from holdfast.model.artifact import Artifact
 from holdfast.model.binding import DeviceClaim
+from holdfast.model.config_references import ConfigFile, EnvValue
 from holdfast.model.errors import Cause
 from holdfast.model.field_notes import FIELD_NOTES
 from holdfast.model.kinds import BY_TYPE, Kind
 from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference
 from holdfast.model.node import Device
-from holdfast.model.template import Artifact, Port
+from holdfast.model.regional_field_notes import REGIONAL_NOTES
+from holdfast.model.secret import Secret
+from holdfast.model.shared_field_notes import SHARED_NOTES
+from holdfast.model.template import Port
 from holdfast.model.validation import required, unsupported
+from holdfast.model.written_field_notes import WRITTEN_NOTES
 
 # Field errors reported for one object. Validation stops there: the object is refused anyway.
 MAX_CAUSES = 100
@@ -36,10 +42,14 @@ LIST_KEYS: dict[type[Any], tuple[str, ...]] = {
     Condition: ("type",),
     OwnerReference: ("uid",),
     Port: ("name",),
+    EnvValue: ("name",),
+    ConfigFile: ("path",),
     Artifact: ("name",),
     Device: ("id",),
     DeviceClaim: ("id",),
 }
+# Fields of the stored form that are no part of the API: clients can neither see nor send them.
+NOT_SERVED = frozenset({(Secret, "sealed")})
 LIST_SETS = frozenset({(ObjectMeta, "finalizers")})
 # Time fields, which OpenAPI declares as `date-time`.
 _TIMES = frozenset({"creationTimestamp", "deletionTimestamp", "lastTransitionTime", "time"})
@@ -131,7 +141,8 @@ def _struct(info: shapes.Type) -> Schema:
         positions = tuple(_schema(field.type) for field in info.fields)
         made = Schema(type="array", title=info.cls.__name__, positions=positions, list_type="atomic")
     else:
-        fields = {field.encode_name: _field(info.cls, field) for field in info.fields}
+        served = [field for field in info.fields if (info.cls, field.name) not in NOT_SERVED]
+        fields = {field.encode_name: _field(info.cls, field) for field in served}
         needed = tuple(field.encode_name for field in info.fields if field.required)
         made = Schema(
             type="object",
@@ -155,13 +166,21 @@ def _field(owner: type[Any], field: shapes.Field) -> Schema:
         changes["format"] = "date-time"
     if (owner, field.name) in LIST_SETS:
         changes["list_type"] = "set"
-    note = FIELD_NOTES.get(owner.__name__, {}).get(field.encode_name, "")
+    note = _note(owner.__name__, field.encode_name, made.description)
     if note:
         changes["description"] = note
     default = _default(field)
     if default is not msgspec.UNSET:
         changes["default"] = default
     return msgspec.structs.replace(made, **changes) if changes else made
+
+
+def _note(owner: str, field: str, description: str) -> str:
+    """The field's own description, else that of its type, else that of every field of the name."""
+    for notes in (FIELD_NOTES, WRITTEN_NOTES, REGIONAL_NOTES):
+        if field in notes.get(owner, {}):
+            return notes[owner][field]
+    return "" if description else SHARED_NOTES.get(field, "")
 
 
 def _default(field: shapes.Field) -> Any:
@@ -180,6 +199,8 @@ def _schema(info: shapes.Type) -> Schema:
             return _struct(info)
         case shapes.StrType():
             return _TEXT
+        case shapes.BytesType():
+            return Schema(type="string", format="byte")
         case shapes.BoolType():
             return Schema(type="boolean")
         case shapes.IntType():

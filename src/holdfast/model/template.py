@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 import msgspec
 
+from holdfast.model.artifact import Artifact, validate_artifacts
+from holdfast.model.config_references import ConfigFile, EnvSource, EnvValue, validate_references
+from holdfast.model.image import BadReference, PullPolicy, default_pull_policy, parse_reference, validate_image
 from holdfast.model.meta import ApiStruct, visible_default
+from holdfast.model.probe import Probe, validate_probe
 from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, amounts_text
+from holdfast.model.task_programs import InitTask, Lifecycle, Sidecar, validate_programs
+from holdfast.model.template_volume import TemplateVolume, validate_volumes
 from holdfast.model.validation import (
     Causes,
     check_dns_label,
@@ -18,17 +25,28 @@ from holdfast.model.validation import (
     check_resources,
     check_unique,
     forbidden,
+    has_control_characters,
     invalid,
     required,
+    too_long,
     unsupported,
 )
 
 # Ports of a template. More are refused. A node has 1,000 ports by default, so 16 leave room for 60 replicas.
 PORTS_PER_REPLICA_MAX = 16
+# Length of one argument or environment variable. Linux refuses to execute a program with a longer one (MAX_ARG_STRLEN).
+ARGUMENT_BYTES_MAX = 128 * 1024 - 1
+# Length of all arguments and environment variables. Linux allows a quarter of the stack, 2 MiB by default.
+ARGUMENTS_BYTES_MAX = 1024 * 1024
+# Length of a path or user name in a template. Linux refuses a longer path (PATH_MAX).
+PATH_BYTES_MAX = 4095
 # Template hashes cached. Replicas by the thousand share a template, so each is hashed once.
 TEMPLATE_HASHES_CACHED_MAX = 4096
 # Default delay between removing a replica from the Endpoint and stopping it, for proxies to notice.
 DRAIN_DELAY_S = 2.0
+
+_UDP_KEYS = 2**16
+"""Keys of UDP ports begin here; the key of a TCP port is its number."""
 
 
 class DriverName(enum.StrEnum):
@@ -43,12 +61,9 @@ class RestartPolicy(enum.StrEnum):
     NEVER = "Never"
 
 
-class Artifact(ApiStruct, frozen=True):
-    """A file or archive that the task needs. Fetched once per node and cached by digest."""
-
-    name: str
-    source: str
-    digest: str = ""
+class Protocol(enum.StrEnum):
+    TCP = "TCP"
+    UDP = "UDP"
 
 
 class Port(ApiStruct, frozen=True):
@@ -56,33 +71,7 @@ class Port(ApiStruct, frozen=True):
 
     name: str
     port: int = 0
-
-
-class HttpProbe(ApiStruct, frozen=True):
-    path: str = visible_default("/")
-    port: str = ""
-    scheme: str = "HTTP"
-
-
-class TcpProbe(ApiStruct, frozen=True):
-    port: str = ""
-
-
-class ExecProbe(ApiStruct, frozen=True):
-    command: tuple[str, ...] = ()
-
-
-class Probe(ApiStruct, frozen=True):
-    """Exactly one of http, tcp and exec. `port` names a port of the template; empty: the first."""
-
-    http: HttpProbe | None = None
-    tcp: TcpProbe | None = None
-    exec: ExecProbe | None = None
-    period_seconds: float = visible_default(2.0)
-    timeout_seconds: float = visible_default(1.0)
-    initial_delay_seconds: float = 0.0
-    success_threshold: int = visible_default(1)
-    failure_threshold: int = visible_default(3)
+    protocol: Protocol = Protocol.TCP
 
 
 class Probes(ApiStruct, frozen=True):
@@ -111,7 +100,20 @@ class Template(ApiStruct, frozen=True):
     drain_delay_seconds: float = DRAIN_DELAY_S
     checkpoint_signal: str = ""
     labels: dict[str, str] = {}
-    """`checkpointSignal` asks a task that must stop to write a checkpoint. SIGTERM follows after half the grace period.
+    image: str = ""
+    image_pull_policy: PullPolicy | None = None
+    image_digest: str = ""
+    volumes: tuple[TemplateVolume, ...] = ()
+    init_tasks: tuple[InitTask, ...] = ()
+    sidecars: tuple[Sidecar, ...] = ()
+    lifecycle: Lifecycle | None = None
+    env_from: tuple[EnvSource, ...] = ()
+    env_values: tuple[EnvValue, ...] = ()
+    files: tuple[ConfigFile, ...] = ()
+    content_versions: dict[str, str] = {}
+    """`imageDigest` is what the tag of `image` was resolved to, once per revision. Only Holdfast sets it.
+
+    `checkpointSignal` asks a task that must stop to write a checkpoint. SIGTERM follows after half the grace period.
 
     `drainDelaySeconds` is the time between removal from the Endpoint and the stop, for proxies to notice."""
 
@@ -126,7 +128,12 @@ def _digest(canonical: bytes) -> str:
 
 
 def template_hash(template: Template) -> str:
-    """Hash of the canonical JSON in ten hex digits. Cached, because many replicas share a template."""
+    """Hash of the canonical JSON in ten hex digits. Cached, because many replicas share a template.
+
+    `imageDigest` is not part of it: the hash names the revision that the user wrote, whose tag is resolved later.
+    """
+    if template.image_digest:
+        template = msgspec.structs.replace(template, image_digest="")
     return _digest(_encoder.encode(template))
 
 
@@ -135,8 +142,33 @@ def requests(template: Template) -> Amounts:
     return amounts(template.resources)
 
 
+IMAGE_DRIVER = "oci-image"
+"""Name under which a node lists that it can run images. Driver `oci` alone runs bundles."""
+
+
+def required_driver(template: Template) -> str:
+    """The driver that a node must have to run the template."""
+    return IMAGE_DRIVER if template.image else template.driver.value
+
+
+def pull_policy(template: Template) -> PullPolicy:
+    return template.image_pull_policy or default_pull_policy(parse_reference(template.image))
+
+
+def is_unresolved(template: Template) -> bool:
+    """Whether the template names its image by a tag that was not resolved to a digest."""
+    if not template.image or template.image_digest:
+        return False
+    try:
+        return not parse_reference(template.image).digest
+    except BadReference:
+        return True
+
+
 def canonical_template(template: Template) -> Template:
-    """The template with canonical quantities, so that `1000m` and `1` give the same hash."""
+    """The template with canonical quantities, so that `1000m` and `1` give the same hash. An image is run by `oci`."""
+    if template.image and template.driver is DriverName.PROCESS:
+        template = msgspec.structs.replace(template, driver=DriverName.OCI)
     try:
         text: dict[str, Amount] = dict(amounts_text(amounts(template.resources)))
     except BadQuantity:
@@ -147,54 +179,100 @@ def canonical_template(template: Template) -> Template:
 def validate_template(field: str, template: Template) -> Causes:
     if template.driver is DriverName.PROCESS and not template.command:
         yield required(f"{field}.command", 'the program to run, as a list: ["python3", "-m", "http.server"]')
-    if template.driver is DriverName.OCI and not template.bundle:
-        yield required(f"{field}.bundle", "the OCI bundle directory to run")
-    if any("\0" in word for word in (*template.command, *template.args, *template.env, *template.env.values())):
-        yield invalid(f"{field}.command", "\\0", "must not contain NUL bytes")
-    for name in template.env:
-        if not name or "=" in name:
-            yield invalid(f"{field}.env", name, "must not be empty or contain '='")
+    yield from _validate_image_source(field, template)
+    yield from _validate_texts(field, template)
     yield from check_resources(f"{field}.resources", template.resources)
     yield from check_labels(f"{field}.labels", template.labels)
     if len(template.ports) > PORTS_PER_REPLICA_MAX:
         yield invalid(f"{field}.ports", len(template.ports), f"must have at most {PORTS_PER_REPLICA_MAX} items")
     yield from check_unique(f"{field}.ports", (p.name for p in template.ports))
+    yield from check_unique(
+        f"{field}.ports", (port_text(port_key(p.port, p.protocol)) for p in template.ports if p.port)
+    )
     for index, port in enumerate(template.ports):
         yield from check_dns_label(f"{field}.ports[{index}].name", port.name)
         yield from check_range(f"{field}.ports[{index}].port", port.port, 0, 65535)
-    for index, artifact in enumerate(template.artifacts):
-        if not artifact.source:
-            yield required(f"{field}.artifacts[{index}].source")
-        if artifact.digest and not artifact.digest.startswith("sha256:"):
-            yield invalid(f"{field}.artifacts[{index}].digest", artifact.digest, "must start with sha256:")
+    yield from validate_artifacts(f"{field}.artifacts", template.artifacts)
+    yield from validate_references(field, template, runs_in_image=template.driver is DriverName.OCI)
+    fetched = {artifact.name for artifact in template.artifacts}
+    for index, file in enumerate(template.files):
+        if file.path.partition("/")[0] in fetched:
+            yield invalid(f"{field}.files[{index}].path", file.path, "is also the name of an artifact")
     if template.checkpoint_signal and template.checkpoint_signal not in CHECKPOINT_SIGNALS:
         yield unsupported(f"{field}.checkpointSignal", template.checkpoint_signal, CHECKPOINT_SIGNALS)
     yield from check_range(f"{field}.drainDelaySeconds", template.drain_delay_seconds, 0, 3600)
     yield from check_range(f"{field}.terminationGraceSeconds", template.termination_grace_seconds, 0, 3600)
+    tcp_ports = [p.name for p in template.ports if p.protocol is Protocol.TCP]
     for name in ("startup", "readiness", "liveness"):
         probe: Probe | None = getattr(template.probes, name)
         if probe is not None:
-            yield from _validate_probe(f"{field}.probes.{name}", probe, template)
+            yield from validate_probe(f"{field}.probes.{name}", probe, tcp_ports)
+    yield from validate_programs(field, template.init_tasks, template.sidecars, template.lifecycle, tcp_ports)
+    yield from validate_volumes(f"{field}.volumes", template.volumes, template.resources)
 
 
-def _validate_probe(field: str, probe: Probe, template: Template) -> Causes:
-    ways = [w for w in ("http", "tcp", "exec") if getattr(probe, w) is not None]
-    if len(ways) != 1:
-        yield invalid(field, ways, "exactly one of http, tcp, exec must be set")
-    ports = [p.name for p in template.ports]
-    for way in (probe.http, probe.tcp):
-        if way is None:
-            continue
-        if not ports:
-            yield forbidden(field, "the template declares no ports to probe")
-        elif way.port and way.port not in ports:
-            yield unsupported(f"{field}.port", way.port, ports)
-    if probe.http is not None and not probe.http.path.startswith("/"):
-        yield invalid(f"{field}.http.path", probe.http.path, "must start with '/'")
-    if probe.exec is not None and not probe.exec.command:
-        yield required(f"{field}.exec.command")
-    yield from check_range(f"{field}.periodSeconds", probe.period_seconds, 0.1, 3600)
-    yield from check_range(f"{field}.timeoutSeconds", probe.timeout_seconds, 0.1, 600)
-    yield from check_range(f"{field}.initialDelaySeconds", probe.initial_delay_seconds, 0, 3600)
-    yield from check_range(f"{field}.successThreshold", probe.success_threshold, 1, 100)
-    yield from check_range(f"{field}.failureThreshold", probe.failure_threshold, 1, 1000)
+def _validate_image_source(field: str, template: Template) -> Causes:
+    """Driver oci runs an image or a bundle, and no other driver does."""
+    if template.driver is DriverName.OCI and not template.bundle and not template.image:
+        yield required(f"{field}.image", "the image to run, or `bundle`, an OCI bundle directory of the node")
+    if template.image and template.bundle:
+        yield forbidden(f"{field}.bundle", "not allowed with image; set one of them")
+    if template.image and template.driver is DriverName.HOLLOW:
+        yield forbidden(f"{field}.image", "not allowed with driver hollow, which runs nothing")
+    if template.image and template.artifacts:
+        yield forbidden(f"{field}.artifacts", "not allowed with image, whose container would not see them")
+    if template.image:
+        yield from validate_image(f"{field}.image", template.image)
+    if template.image_pull_policy is not None and not template.image:
+        yield forbidden(f"{field}.imagePullPolicy", "not allowed without image")
+    if template.image_digest:
+        yield forbidden(f"{field}.imageDigest", "set by Holdfast; to choose a digest, write image: NAME@sha256:DIGEST")
+
+
+def _validate_texts(field: str, template: Template) -> Causes:
+    """Texts that become arguments, environment, paths and users of a process on the node."""
+    words = (*template.command, *template.args)
+    pairs = tuple(f"{name}={value}" for name, value in template.env.items())
+    for name, texts in (("command", words), ("env", pairs)):
+        if any("\0" in text for text in texts):
+            yield invalid(f"{field}.{name}", "\\0", "must not contain NUL bytes")
+        if any(len(text.encode(errors="replace")) > ARGUMENT_BYTES_MAX for text in texts):
+            yield too_long(f"{field}.{name}", ARGUMENT_BYTES_MAX)
+    if sum(len(text.encode(errors="replace")) for text in (*words, *pairs)) > ARGUMENTS_BYTES_MAX:
+        yield too_long(f"{field}.command", ARGUMENTS_BYTES_MAX)
+    for name in template.env:
+        if not name or "=" in name:
+            yield invalid(f"{field}.env", name, "must not be empty or contain '='")
+    for name, text in (("workingDir", template.working_dir), ("user", template.user), ("bundle", template.bundle)):
+        if len(text.encode(errors="replace")) > PATH_BYTES_MAX:
+            yield too_long(f"{field}.{name}", PATH_BYTES_MAX)
+        if has_control_characters(text):
+            yield invalid(f"{field}.{name}", text, "must not contain control characters")
+    for name, path in (("workingDir", template.working_dir), ("bundle", template.bundle)):
+        if ".." in path.split("/"):
+            yield invalid(f"{field}.{name}", path, "must not contain '..'")
+
+
+def port_key(number: int, protocol: Protocol) -> int:
+    """A port and its protocol as one number: ports of different protocols never conflict."""
+    return number if protocol is Protocol.TCP else number + _UDP_KEYS
+
+
+def port_number(key: int) -> int:
+    return key % _UDP_KEYS
+
+
+def port_text(key: int) -> str:
+    return str(key) if key < _UDP_KEYS else f"{port_number(key)}/UDP"
+
+
+def udp_ports(template: Template) -> tuple[str, ...]:
+    """Names of the UDP ports."""
+    return tuple(port.name for port in template.ports if port.protocol is Protocol.UDP)
+
+
+def port_keys(ports: Mapping[str, int], udp: Collection[str]) -> list[int]:
+    """Keys of ports by name, of which `udp` are UDP ports."""
+    if not udp:
+        return list(ports.values())
+    return [port_key(port, Protocol.UDP if name in udp else Protocol.TCP) for name, port in ports.items()]

@@ -10,7 +10,7 @@ import hashlib
 from typing import Any
 
 from holdfast.model.template import template_hash
-from holdfast.model.workload import Workload
+from holdfast.model.workload import Workload, wanted_template
 
 
 def trace_id(workload_uid: str, revision: str) -> str:
@@ -21,7 +21,7 @@ def trace_id(workload_uid: str, revision: str) -> str:
 def trace_of(item: Any) -> str:
     """Trace id of an object; empty if it does not belong to a workload."""
     if isinstance(item, Workload):
-        return trace_id(item.uid, template_hash(item.spec.template))
+        return trace_id(item.uid, template_hash(wanted_template(item)))
     spec = getattr(item, "spec", None)
     uid, revision = getattr(spec, "workload_uid", ""), getattr(spec, "revision", "")
     return trace_id(uid, revision) if uid and revision else ""

@@ -77,6 +77,19 @@ def check_subdomain(field: str, value: str) -> Causes:
         )
 
 
+def check_path_segment(field: str, value: str) -> Causes:
+    """A name that may contain more than a subdomain, such as `holdfast:viewer`, and is one segment of a path."""
+    if len(value) > MAX_NAME:
+        yield too_long(field, MAX_NAME)
+    elif value in (".", "..") or "/" in value or "%" in value or has_control_characters(value) or " " in value:
+        yield invalid(field, value, "must be one path segment: without '/', '%' and spaces, and not '.' or '..'")
+
+
+def has_control_characters(value: str) -> bool:
+    """Whether the text has control characters, such as NUL and newline, which separate fields in files and requests."""
+    return any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value)
+
+
 def check_label_key(field: str, key: str) -> Causes:
     prefix, slash, name = key.rpartition("/")
     if slash and (len(prefix) > MAX_NAME or not all(_LABEL.fullmatch(p) for p in prefix.split("."))):

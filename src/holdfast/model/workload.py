@@ -6,11 +6,23 @@ import enum
 
 import msgspec
 
-from holdfast.model import limits
+from holdfast.model import limits, rule_conflicts
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.placement_rules import PlacementRules, validate_placement
-from holdfast.model.template import RestartPolicy, Template, canonical_template, validate_template
+from holdfast.model.recovery import RecoveryProof
+from holdfast.model.template import (
+    RestartPolicy,
+    Template,
+    canonical_template,
+    is_unresolved,
+    template_hash,
+    validate_template,
+)
 from holdfast.model.validation import Causes, check_dns_label, check_range, forbidden, invalid, required
+from holdfast.model.workload_blocks import ConfigBlock, ImageBlock
+
+# Indexes of one job array. More are refused: an Assignment lists its indexes, and its status the failed ones.
+ARRAY_INDEXES_MAX = 10_000
 
 
 class WorkloadType(enum.StrEnum):
@@ -77,12 +89,41 @@ class RecoveryObjective(ApiStruct, frozen=True):
     regions: tuple[str, ...] = ()
 
 
+class ReassignAfterLoss(ApiStruct, frozen=True):
+    """For a service without `recovery`: replicas in a lost region are assigned elsewhere `afterSeconds` after the loss
+    (0: never). With `failback` the region gets them back; otherwise they stay."""
+
+    after_seconds: float
+    failback: bool = visible_default(False)
+
+
+class Rebalance(ApiStruct, frozen=True):
+    """When running replicas of a service move to a zone or node with fewer of them: after the uneven spread has lasted
+    `afterSeconds` (0: never)."""
+
+    after_seconds: float = visible_default(limits.REBALANCE_AFTER_S)
+
+
+class CompletionMode(enum.StrEnum):
+    NON_INDEXED = "NonIndexed"
+    INDEXED = "Indexed"
+
+
 class Batch(ApiStruct, frozen=True):
     completions: int = visible_default(1)
     parallelism: int = visible_default(1)
     backoff_limit: int = visible_default(6)
     deadline_seconds: float | None = None
     ttl_after_finished_seconds: float | None = None
+    completion_mode: CompletionMode = CompletionMode.NON_INDEXED
+    """Indexed: a job array. Each index from 0 to completions - 1 must succeed once."""
+    backoff_limit_per_index: int | None = None
+    active_deadline_seconds: float | None = None
+
+
+def is_indexed(batch: Batch | None) -> bool:
+    """Whether the batch is a job array."""
+    return batch is not None and batch.completion_mode is CompletionMode.INDEXED
 
 
 class Gang(ApiStruct, frozen=True):
@@ -101,10 +142,12 @@ class WorkloadSpec(ApiStruct, frozen=True):
     rollout: Rollout = msgspec.field(default_factory=Rollout)
     autoscale: Autoscale | None = None
     recovery: RecoveryObjective | None = None
+    reassign: ReassignAfterLoss | None = None
     exclusive: Exclusivity | None = None
     batch: Batch | None = None
     gang: Gang | None = None
     min_ready_seconds: float = 0.0
+    rebalance: Rebalance | None = None
 
 
 class RegionProgress(ApiStruct, frozen=True):
@@ -116,6 +159,17 @@ class RegionProgress(ApiStruct, frozen=True):
     ready: int = visible_default(0)
     serving: int = visible_default(0)
     pending_reason: str = ""
+
+
+class IndexFailure(ApiStruct, frozen=True):
+    """The last failure of one index of a job array."""
+
+    index: int
+    failures: int = visible_default(1)
+    replica: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
 
 
 class Summary(ApiStruct, frozen=True):
@@ -131,6 +185,9 @@ class Summary(ApiStruct, frozen=True):
     failed: int = 0
     regions: tuple[RegionProgress, ...] = ()
     selector: str = ""
+    succeeded_indexes: str = ""
+    failed_indexes: str = ""
+    index_failures: tuple[IndexFailure, ...] = ()
 
 
 class ScaleRecommendation(ApiStruct, frozen=True):
@@ -203,11 +260,13 @@ class RolloutBlock(ApiStruct, frozen=True):
 
 
 class BackingBlock(ApiStruct, frozen=True):
-    """Whether recovery slots and allowances cover the recovery objective; if not, the message names the bottleneck."""
+    """Whether recovery slots and allowances cover the recovery objective; if not, the message names the bottleneck.
+    `lastProven` is unset until a Recovery has met the objective."""
 
     backed: bool = visible_default(False)
     reason: str = ""
     message: str = ""
+    last_proven: RecoveryProof | None = None
 
 
 class RegionWait(ApiStruct, frozen=True):
@@ -247,6 +306,8 @@ class WorkloadStatus(ApiStruct, frozen=True):
     rollout: RolloutBlock | None = None
     backing: BackingBlock | None = None
     spillover: SpilloverStatus | None = None
+    image: ImageBlock | None = None
+    config: ConfigBlock | None = None
 
 
 class Workload(Object, frozen=True):
@@ -267,9 +328,32 @@ def wanted_replicas(workload: Workload) -> int:
     return spec.replicas
 
 
+def resolved_template(workload: Workload) -> Template | None:
+    """The template with the digest of its image, None until it is resolved. Earlier revisions keep their digest."""
+    template = wanted_template(workload)
+    if not is_unresolved(template):
+        return template
+    revision, block = template_hash(template), workload.status.image
+    history = workload.status.rollout.history if workload.status.rollout is not None else ()
+    earlier = next((r.template.image_digest for r in history if r.revision == revision), "")
+    resolves_this = block is not None and block.revision == template_hash(workload.spec.template)
+    digest = earlier or (block.digest if block is not None and resolves_this else "")
+    return msgspec.structs.replace(template, image_digest=digest) if digest else None
+
+
+def wanted_template(workload: Workload) -> Template:
+    """The template to run: with the versions of the content whose change is a new revision."""
+    template, config = workload.spec.template, workload.status.config
+    if config is None or not config.versions:
+        return template
+    return msgspec.structs.replace(template, content_versions=config.versions)
+
+
 def default_workload(workload: Workload) -> Workload:
     spec = workload.spec
     template = canonical_template(spec.template)
+    if template.content_versions:  # the platform's own field, from a template of the rollout history
+        template = msgspec.structs.replace(template, content_versions={})
     batch = spec.batch
     if spec.type is WorkloadType.BATCH:
         batch = batch or Batch(completions=spec.replicas, parallelism=spec.replicas)
@@ -295,6 +379,7 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
     yield from check_range("spec.replicas", spec.replicas, 0, limits.MAX_REPLICAS)
     yield from validate_template("spec.template", spec.template)
     yield from validate_placement("spec.placement", spec.placement)
+    yield from _validate_conflicts(spec.placement, spec.template.labels)
     if not spec.priority_class_name:
         yield required("spec.priorityClassName")
     yield from check_range("spec.disruption.maxUnavailable", spec.disruption.max_unavailable, 0, limits.MAX_REPLICAS)
@@ -312,8 +397,30 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
     yield from _validate_options(spec)
     if old is not None and old.spec.type is not spec.type:
         yield forbidden("spec.type", "immutable; create another workload")
+    if old is not None and is_indexed(old.spec.batch) != is_indexed(spec.batch):
+        yield forbidden("spec.batch.completionMode", "immutable; create another workload")
     if old is not None and (old.spec.exclusive is None) != (spec.exclusive is None):
         yield forbidden("spec.exclusive", "cannot be added or removed; create another workload")
+
+
+def _validate_conflicts(rules: PlacementRules, labels: dict[str, str]) -> Causes:
+    """Rules that no node can satisfy: replicas would be pending forever."""
+    for key in rule_conflicts.contradictory_keys(rules):
+        yield forbidden("spec.placement.expressions", f"no node can satisfy the rules for label {key!r} together")
+    if rule_conflicts.contradicts_every_term(rules):
+        yield forbidden("spec.placement.nodeTerms", "no node can satisfy one of the terms and the other label rules")
+    for key in rule_conflicts.contradictory_neighbour_keys(rules):
+        yield forbidden("spec.placement.affinity", f"no replica can satisfy the rules for label {key!r} together")
+    for near, apart in rule_conflicts.contradictory_affinity(rules):
+        yield forbidden(
+            "spec.placement.affinity",
+            f"no node is near {dict(near.workload_labels)} (by {near.topology}) and apart from "
+            f"{dict(apart.workload_labels)} (by {apart.topology})",
+        )
+    for index in rule_conflicts.mismatched_own_rules(rules, labels):
+        yield forbidden(
+            f"spec.placement.affinity[{index}].ownReplicas", "the labels of spec.template do not match the rule"
+        )
 
 
 def _validate_autoscale(autoscale: Autoscale) -> Causes:
@@ -329,6 +436,20 @@ def _validate_autoscale(autoscale: Autoscale) -> Causes:
         yield from check_range(f"{where}.stabilizationSeconds", side.stabilization_seconds, 0, 3600)
 
 
+def _validate_indexes(spec: WorkloadSpec) -> Causes:
+    batch = spec.batch
+    if batch is None or not is_indexed(batch):
+        if batch is not None and batch.backoff_limit_per_index is not None:
+            yield forbidden("spec.batch.backoffLimitPerIndex", "only allowed with completionMode Indexed")
+        return
+    yield from check_range("spec.batch.completions", batch.completions, 1, ARRAY_INDEXES_MAX)
+    if batch.backoff_limit_per_index is not None:
+        yield from check_range("spec.batch.backoffLimitPerIndex", batch.backoff_limit_per_index, 0, 1000)
+    for name, given in (("exclusive", spec.exclusive), ("gang", spec.gang)):
+        if given is not None:
+            yield forbidden("spec.batch.completionMode", f"Indexed is not allowed with spec.{name}")
+
+
 def _validate_options(spec: WorkloadSpec) -> Causes:
     if spec.autoscale is not None:
         yield from check_range("spec.autoscale.minReplicas", spec.autoscale.min_replicas, 0, limits.MAX_REPLICAS)
@@ -338,6 +459,13 @@ def _validate_options(spec: WorkloadSpec) -> Causes:
         yield from _validate_autoscale(spec.autoscale)
         if spec.type is WorkloadType.BATCH:
             yield forbidden("spec.autoscale", "not allowed for a Batch, which is sized by completions and parallelism")
+    if spec.rebalance is not None:
+        yield from check_range("spec.rebalance.afterSeconds", spec.rebalance.after_seconds, 0, 7 * 86400)
+    if spec.reassign is not None:
+        yield from check_range("spec.reassign.afterSeconds", spec.reassign.after_seconds, 0, 7 * 86400)
+        for name, given in (("recovery", spec.recovery), ("exclusive", spec.exclusive), ("batch", spec.batch)):
+            if given is not None:
+                yield forbidden("spec.reassign", f"not allowed with spec.{name}, which decides what happens on a loss")
     if spec.recovery is not None:
         yield from check_range("spec.recovery.minServing", spec.recovery.min_serving, 1, limits.MAX_REPLICAS)
         yield from check_range("spec.recovery.deadlineSeconds", spec.recovery.deadline_seconds, 30, 86400)
@@ -345,13 +473,18 @@ def _validate_options(spec: WorkloadSpec) -> Causes:
             yield from check_dns_label(f"spec.recovery.regions[{index}]", region)
         if spec.type is WorkloadType.BATCH:
             yield forbidden("spec.recovery", "not allowed for a Batch, which serves no traffic")
+        if spec.exclusive is not None:
+            why = "recovery replicas have no ordinals; scope Global moves to another region by itself"
+            yield forbidden("spec.recovery", f"not allowed for exclusive work: {why}")
     if spec.batch is not None:
         if spec.type is not WorkloadType.BATCH:
             yield forbidden("spec.batch", "only allowed for type Batch")
         yield from check_range("spec.batch.completions", spec.batch.completions, 1, limits.MAX_REPLICAS)
         yield from check_range("spec.batch.parallelism", spec.batch.parallelism, 1, limits.MAX_REPLICAS)
         yield from check_range("spec.batch.backoffLimit", spec.batch.backoff_limit, 0, 1000)
+        yield from _validate_indexes(spec)
         for name, value in (
+            ("activeDeadlineSeconds", spec.batch.active_deadline_seconds),
             ("deadlineSeconds", spec.batch.deadline_seconds),
             ("ttlAfterFinishedSeconds", spec.batch.ttl_after_finished_seconds),
         ):
@@ -360,4 +493,7 @@ def _validate_options(spec: WorkloadSpec) -> Causes:
     if spec.type is WorkloadType.BATCH and spec.template.restart_policy is RestartPolicy.ALWAYS:
         yield invalid("spec.template.restartPolicy", "Always", "must be OnFailure or Never for a Batch")
     if spec.gang is not None:
-        yield from check_range("spec.gang.minAvailable", spec.gang.min_available, 1, max(1, spec.replicas))
+        most = spec.replicas
+        if spec.type is WorkloadType.BATCH and spec.batch is not None:
+            most = min(spec.batch.parallelism, spec.batch.completions)
+        yield from check_range("spec.gang.minAvailable", spec.gang.min_available, 1, max(1, most))

@@ -15,13 +15,15 @@ from holdfast.platform.platform_status import connect_cell
 
 
 class ReplicaLocation(msgspec.Struct, frozen=True):
-    """A replica and its region. `node` is empty while the replica is not placed."""
+    """A replica and its region. `node` is empty while the replica is not placed; `log_node` is where its logs are."""
 
     api: CellApi
     region: str
     tenant: str
     name: str
     node: str
+    log_node: str = ""
+    binding: str = ""
 
 
 def region_apis(state: str) -> list[tuple[str, CellApi]]:
@@ -44,9 +46,11 @@ def find_replicas(state: str, name: str) -> list[ReplicaLocation]:
             continue
         for item in items:
             if own in (item["metadata"]["name"], item["spec"]["workload"]):
-                node = item.get("status", {}).get("placement", {}).get("node", "")
-                meta = item["metadata"]
-                found.append(ReplicaLocation(api, region, meta["namespace"], meta["name"], node))
+                placed = item.get("status", {}).get("placement", {})
+                node, meta = placed.get("node", ""), item["metadata"]
+                log_node = node or placed.get("lastNode", "")
+                binding = placed.get("binding", "")
+                found.append(ReplicaLocation(api, region, meta["namespace"], meta["name"], node, log_node, binding))
     if not found:
         hint = f" (unreachable regions: {', '.join(unreachable)})" if unreachable else ""
         raise CommandError(

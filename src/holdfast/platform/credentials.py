@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.foundation.exit_codes import CommandError
 from holdfast.platform.layout import Layout, Platform
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class Credentials:
     def operator(self) -> CredentialFiles:
         return self._files(OPERATOR)
 
+    def person(self, user: str) -> CredentialFiles:
+        """The certificate that `holdfast user add --certificate` issued."""
+        files = self._files(f"user-{user}")
+        if "/" in user or not files.cert.exists():
+            text = f"user {user}: no certificate on this machine"
+            advice = "holdfast kubeconfig --token TOKEN, if `holdfast user add` printed a token for this user"
+            raise CommandError(text, next_step=advice)
+        return files
+
     def _files(self, name: str) -> CredentialFiles:
         return CredentialFiles(
             ca=self._folder / "ca.crt", cert=self._folder / f"{name}.crt", key=self._folder / f"{name}.key"
@@ -71,6 +81,15 @@ class Credentials:
 
         issue(self._folder, f"drill-{node}", f"holdfast:node:{region}:{node}", (NODES,), now_s=time.time(), days=1)
         return self._files(f"drill-{node}")
+
+    def issue_drill_operator(self) -> CredentialFiles:
+        """Issues the certificate of a second operator for a drill, valid for one day: approvals need two people."""
+        from holdfast.identity.certificates import issue
+        from holdfast.model.principal import OPERATORS
+
+        name = "drill-approver"
+        issue(self._folder, name, name, (OPERATORS,), now_s=time.time(), days=1)
+        return self._files(name)
 
     def revoked_serials(self) -> frozenset[str]:
         from holdfast.identity.certificates import REVOKED_FILE, RevokedSerials

@@ -13,9 +13,10 @@ from holdfast.platform.layout import Layout, Platform, write_atomically
 USER = "holdfast-operator"
 
 
-def kubeconfig_of(layout: Layout, platform: Platform, *, token: str = "") -> dict[str, Any]:
-    """The kubeconfig of the operator, or of the token's user if `token` is set."""
-    files = Credentials(layout).operator()
+def kubeconfig_of(layout: Layout, platform: Platform, *, token: str = "", person: str = "") -> dict[str, Any]:
+    """The kubeconfig of the operator, of the token's user if `token` is set, or of a person with a certificate."""
+    held = Credentials(layout)
+    files = held.person(person) if person else held.operator()
     user = {"token": token} if token else _certificate(files)
     return {
         "apiVersion": "v1",
@@ -33,9 +34,11 @@ def kubeconfig_of(layout: Layout, platform: Platform, *, token: str = "") -> dic
     }
 
 
-def write_kubeconfig(layout: Layout, platform: Platform, path: Path, *, token: str = "") -> None:
+def write_kubeconfig(layout: Layout, platform: Platform, path: Path, *, token: str = "", person: str = "") -> None:
     """Writes the kubeconfig as JSON, which is valid YAML."""
-    write_atomically(path, json.dumps(kubeconfig_of(layout, platform, token=token), indent=2).encode() + b"\n")
+    write_atomically(
+        path, json.dumps(kubeconfig_of(layout, platform, token=token, person=person), indent=2).encode() + b"\n"
+    )
 
 
 def _certificate(files: CredentialFiles) -> dict[str, str]:

@@ -19,10 +19,15 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.client.sync_api import CellApi, cell_label
+from holdfast.client.refusal_text import cell_label
+from holdfast.client.sync_api import CellApi
+from holdfast.dns.names import DEFAULT_ZONE
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.identity.cell_record import IdentityFile, initialize
+from holdfast.identity.secret_keys import KEYS_FILE, create_keys
 from holdfast.model.region import HealthState
 from holdfast.model.validation import check_dns_label
+from holdfast.platform.console_link import console_link, page_url
 from holdfast.platform.credentials import Credentials
 from holdfast.platform.join_tokens import issue_agent_tokens, remove_used_tokens
 from holdfast.platform.kubeconfig import write_kubeconfig
@@ -31,7 +36,14 @@ from holdfast.platform.output import print_json, print_note
 from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader, connect_cell
 from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, ProcessIdentity, is_alive, send_signal, wait_exited
 from holdfast.platform.progress import Display, make_display
-from holdfast.platform.sample_manifests import apply_manifests, region_manifests, sample_manifests
+from holdfast.platform.sample_manifests import (
+    Manifest,
+    apply_manifests,
+    example_manifests,
+    front_workload,
+    region_manifests,
+    sample_manifests,
+)
 from holdfast.platform.supervisor import python_command, running_supervisor
 
 POLL_EVERY_S = 0.5
@@ -48,6 +60,8 @@ class PlatformSpec(msgspec.Struct, frozen=True):
     samples: bool
     etcd_cells: tuple[str, ...] = ()
     provider: bool = True
+    example: str = ""
+    """Applied instead of the samples to a new platform, beside its objects to an existing one."""
 
 
 def parse_regions(text: str) -> tuple[str, ...]:
@@ -95,19 +109,29 @@ def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: 
     if layout.platform.exists():
         platform = layout.load()
         _check_same(layout, platform, spec, explicit)
+        if spec.example and spec.example != platform.example:
+            platform = msgspec.structs.replace(platform, example=spec.example)
+            layout.save(platform)
     else:
         platform = design_platform(
             spec.regions,
             agents_per_region=spec.agents,
             port_base=spec.port_base,
-            samples=spec.samples,
+            samples=spec.samples and not spec.example,
             etcd_cells=spec.etcd_cells,
             provider=spec.provider,
+            example=spec.example,
         )
         _check_ports_free(platform)
     layout.prepare()
     Credentials(layout).prepare(platform)
     if not layout.platform.exists():
+        for name, _ in platform.cells:
+            layout.cell(name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            record = IdentityFile(layout.cell(name))
+            if record.read() is None:
+                initialize(record, name)
+            create_keys(layout.cell(name) / KEYS_FILE)
         layout.save(platform)
     write_kubeconfig(layout, platform, layout.kubeconfig)
     return platform
@@ -143,15 +167,15 @@ def _yes_no(value: bool) -> str:
 
 
 def _check_ports_free(platform: Platform) -> None:
-    for name, url in platform.cells:
-        port = int(url.rpartition(":")[2])
+    ports = {cell_label(name): int(url.rpartition(":")[2]) for name, url in platform.cells}
+    for name, port in {**ports, "name server": platform.dns_port}.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 raise CommandError(
-                    f"{cell_label(name)}: port {port} is in use by another process",
+                    f"{name}: port {port} is in use by another process",
                     next_step=f"holdfast up --port-base {platform.port_base + 1000} --state .holdfast-2",
                     code=ExitCode.CONFLICT,
                 ) from None
@@ -280,13 +304,18 @@ def regions_ready(platform: Platform, status: PlatformStatus) -> bool:
 
 
 def apply_samples(layout: Layout, platform: Platform, api: CellApi, say: Callable[[str], None]) -> None:
-    """Applies the samples once per platform, so that later changes by the user are kept."""
-    if not platform.samples or layout.applied.exists():
-        return
-    manifests, remarks = sample_manifests(platform)
-    apply_manifests(api, manifests)
-    for remark in remarks:
-        say(remark)
+    """Applies the samples and the example once per platform, so that later changes by the user are kept."""
+    due: list[tuple[Path, tuple[list[Manifest], list[str]]]] = []
+    if platform.samples and not layout.applied.exists():
+        due.append((layout.applied, sample_manifests(platform)))
+    if platform.example and not layout.example_applied(platform.example).exists():
+        due.append((layout.example_applied(platform.example), example_manifests(platform, platform.example)))
+    for applied, (manifests, remarks) in due:
+        apply_manifests(api, manifests)
+        for remark in remarks:
+            say(remark)
+        write_atomically(applied, b"")
+    # Also without samples: from now on a workload that cannot serve is the user's, and `up` does not wait for it.
     write_atomically(layout.applied, b"")
 
 
@@ -309,7 +338,9 @@ def print_report(
             {
                 "serving": served,
                 "url": platform.global_url,
+                "console": _console_link(layout, platform),
                 "kubeconfig": str(layout.kubeconfig),
+                "dns": platform.dns,
                 "state": str(layout.root),
                 "survey": msgspec.to_builtins(status),
             }
@@ -329,13 +360,25 @@ def print_report(
     print_note("\nHoldfast is up." + (" Not serving:" if (lines := not_serving_lines(status)) else ""))
     for line in lines:
         print_note(f"  {line}")
+    print_note(f"  Console     {_console_link(layout, platform)}")
+    print_note(f"  Docs        {page_url(platform.global_url, '/docs')}")
     print_note(f"  API         {platform.global_url}")
     print_note(f"  kubeconfig  {kubeconfig}")
+    print_note(f"  DNS         {platform.dns} (zone {DEFAULT_ZONE})")
     print_note("\nTry:")
     print_note(f"  kubectl --kubeconfig {kubeconfig} get workloads -A")
-    print_note(f"  {_curl(layout, platform)}")
+    if front := front_workload(platform):
+        print_note(f"  {_curl(layout, platform, front)}")
     print_note(f"  {command} status{flag}")
     print_note(ending)
+
+
+def _console_link(layout: Layout, platform: Platform) -> str:
+    """A sign-in link; without the API, how to get one."""
+    try:
+        return console_link(connect_cell(layout, platform, "global"), platform.global_url)
+    except CommandError:
+        return f"{command_path()} console"
 
 
 def command_path() -> str:
@@ -370,16 +413,16 @@ def not_ready_lines(layout: Layout, status: PlatformStatus) -> list[str]:
     return lines
 
 
-def _curl(layout: Layout, platform: Platform) -> str:
-    """A curl command to a serving replica of risk-api, or the command that lists its endpoints."""
+def _curl(layout: Layout, platform: Platform, front: str) -> str:
+    """A curl command to a serving replica of the workload, or the command that lists its endpoints."""
     try:
-        lines = connect_cell(layout, platform, "global").get("/endpoints/payments/risk-api")
-        for address in lines["workloads"].get("risk-api", []):
+        lines = connect_cell(layout, platform, "global").get(f"/endpoints/{front}")
+        for address in lines["workloads"].get(front.partition("/")[2], []):
             if address.get("ports"):
                 return f"curl http://{address['address']}:{next(iter(address['ports'].values()))}/"
     except CommandError:
         pass
-    return "holdfast endpoints payments/risk-api"
+    return f"{command_path()} endpoints {front}"
 
 
 def _short(path: str) -> str:

@@ -1,6 +1,7 @@
 """The files of a platform and its recorded design.
 
-`platform.json` is written once, when the platform is created. Ports, regions and agents never change afterwards.
+`platform.json` is written when the platform is created. Ports, regions and agents never change afterwards; `example`
+may be set later.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 REGIONS_MAX = 20
 AGENTS_PER_REGION_MAX = 50
 ZONES_PER_REGION = 2
+DNS_PORT_OFFSET = 99
 AGENT_PORT_OFFSET = 100
 PORTS_PER_AGENT = 50
 GPUS_PER_GPU_NODE = 2
 GPU_MODELS = ("A100", "L4", "H100")
 CPUS, MEMORY, DISK = "8", "32Gi", "200Gi"
+DEDICATED_SAMPLE_TENANT, DEDICATED_RESIDENCY = "billing", "eu"
+"""The sample tenant with nodes of its own: one in each region with this residency."""
 
 
 class AgentPlan(msgspec.Struct, frozen=True, rename="camel"):
@@ -30,6 +34,8 @@ class AgentPlan(msgspec.Struct, frozen=True, rename="camel"):
     ports: tuple[int, int]
     capacity: dict[str, str]
     gpus: tuple[tuple[str, str], ...] = ()
+    tenant: str = ""
+    """The tenant to which the node is dedicated."""
 
 
 class RegionPlan(msgspec.Struct, frozen=True, rename="camel"):
@@ -60,10 +66,22 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
     """Whether the platform runs the node provider, which also pushes CPU metrics."""
     endpoint: str = ""
     """URL of the global cell on another machine; empty for a local platform."""
+    example: str = ""
+    """Example application that `holdfast up` applies; empty: none."""
 
     @property
     def global_url(self) -> str:
         return self.endpoint or f"https://127.0.0.1:{self.port_base}"
+
+    @property
+    def dns_port(self) -> int:
+        """Port of the local name server."""
+        return self.port_base + DNS_PORT_OFFSET
+
+    @property
+    def dns(self) -> str:
+        """HOST:PORT of the local name server."""
+        return f"127.0.0.1:{self.dns_port}"
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
@@ -75,6 +93,8 @@ class Layout:
     """Absolute paths in a platform's directory."""
 
     def __init__(self, state: str | Path) -> None:
+        if not os.fspath(state) or "\0" in os.fspath(state):
+            raise CommandError("--state: empty or not a path", next_step="add --state DIR", code=ExitCode.USAGE)
         self.root = Path(os.path.abspath(state))
         self.platform = self.root / "platform.json"
         self.pki = self.root / "pki"
@@ -85,6 +105,15 @@ class Layout:
         self.lock = self.run / "supervisor.lock"
         self.supervisor = self.run / "supervisor.json"
         self.applied = self.root / "samples-applied"
+        self.drill_reports = self.root / "drills"
+        self.node_settings = self.root / "node.toml"
+        """Settings of all local agents, and the registries of the global cell, if the operator creates it."""
+        self.shared = self.root / "shared"
+        """Visible to the tasks of all local agents, if the operator creates it. Tasks see nothing else here."""
+
+    def example_applied(self, name: str) -> Path:
+        """Exists once the example has been applied, so that later changes by the user are kept."""
+        return self.root / f"example-{name}-applied"
 
     def cell(self, name: str) -> Path:
         return self.root / "cells" / name
@@ -119,7 +148,10 @@ class Layout:
     @property
     def remote(self) -> bool:
         """Whether `--state` is a kubeconfig of a remote platform, of which only the API is available."""
-        return self.root.is_file()
+        try:
+            return self.root.exists() and not self.root.is_dir()
+        except OSError:
+            return False
 
     def load(self) -> Platform:
         """The recorded platform, or the remote platform of the kubeconfig. Raises if there is none."""
@@ -130,13 +162,24 @@ class Layout:
         except FileNotFoundError:
             raise CommandError(
                 f"platform {self.root}: not found (platform.json is missing)",
-                next_step="holdfast up, or add --state with the platform's directory or a kubeconfig",
+                next_step="holdfast up, or give its directory or a kubeconfig with --state or HOLDFAST_STATE",
+                code=ExitCode.UNREACHABLE,
+            ) from None
+        except OSError as error:
+            raise CommandError(
+                f"{self.platform}: cannot be read ({(error.strerror or str(error)).lower()})",
+                next_step="check the path and its mode, or add --state with the platform's directory or a kubeconfig",
                 code=ExitCode.UNREACHABLE,
             ) from None
         except msgspec.ValidationError as error:
             raise CommandError(
                 f"{self.platform}: written by another version of holdfast ({error})",
                 next_step="use that version, or delete the directory",
+            ) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise CommandError(
+                f"{self.platform}: damaged, not JSON ({error})",
+                next_step="restore the file from a copy, or stop the platform's processes and delete the directory",
             ) from None
 
     def save(self, platform: Platform) -> None:
@@ -145,7 +188,7 @@ class Layout:
 
 def remote_platform(kubeconfig: Path) -> Platform:
     """The platform as the global cell reports it, without agents and processes."""
-    from holdfast.platform import remote_access
+    from holdfast.client import cell_access
 
     regions = [
         RegionPlan(
@@ -155,13 +198,13 @@ def remote_platform(kubeconfig: Path) -> Platform:
             port=0,
             agents=(),
             cost=item["spec"].get("cost", 100),
-            endpoint=remote_access.cell_access(
-                kubeconfig, item["metadata"]["name"], item["spec"].get("endpoint", "")
-            ).url,
+            endpoint=cell_access.access_of(kubeconfig, item["metadata"]["name"], item["spec"].get("endpoint", "")).url,
         )
-        for item in remote_access.region_objects(kubeconfig)
+        for item in cell_access.region_objects(kubeconfig)
+        # A region whose cell has not joined yet has neither an endpoint nor a context.
+        if item["spec"].get("endpoint") or item["metadata"]["name"] in cell_access.contexts(kubeconfig)
     ]
-    url = remote_access.cell_access(kubeconfig, remote_access.GLOBAL).url
+    url = cell_access.access_of(kubeconfig, cell_access.GLOBAL).url
     return Platform(port_base=0, regions=tuple(regions), agents_per_region=0, samples=False, endpoint=url)
 
 
@@ -182,6 +225,7 @@ def design_platform(
     samples: bool,
     etcd_cells: tuple[str, ...] = (),
     provider: bool = True,
+    example: str = "",
 ) -> Platform:
     """Designs a platform. Ports: global cell = base, region i = base + 1 + i, agents from base + 100."""
     planned: list[RegionPlan] = []
@@ -203,11 +247,24 @@ def design_platform(
                 )
             )
             number += 1
+        residency = name.partition("-")[0]
+        if samples and residency == DEDICATED_RESIDENCY:
+            first_port = port_base + AGENT_PORT_OFFSET + number * PORTS_PER_AGENT
+            agents.append(
+                AgentPlan(
+                    name=f"{name}-{DEDICATED_SAMPLE_TENANT}",
+                    zone=zones[agents_per_region % len(zones)],
+                    ports=(first_port, first_port + PORTS_PER_AGENT - 1),
+                    capacity={"cpu": CPUS, "memory": MEMORY, "disk": DISK},
+                    tenant=DEDICATED_SAMPLE_TENANT,
+                )
+            )
+            number += 1
         planned.append(
             RegionPlan(
                 name=name,
                 zones=zones,
-                residency=(name.partition("-")[0],),
+                residency=(residency,),
                 port=port_base + 1 + index,
                 agents=tuple(agents),
                 cost=100 + 10 * index,
@@ -228,4 +285,5 @@ def design_platform(
         samples=samples,
         etcd_cells=etcd_cells,
         provider=provider,
+        example=example,
     )

@@ -13,12 +13,13 @@ import msgspec
 from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model.lifecycle import Stage, stage
-from holdfast.model.meta import is_condition_true
+from holdfast.model.meta import find_condition, is_condition_true
 from holdfast.model.node import ContactState, Node, unschedulable_reason
 from holdfast.model.reasons import Reason
-from holdfast.model.region import Region
+from holdfast.model.region import HOLDS_WORK, Region, health_text
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.workload import Workload, WorkloadType, wanted_replicas
+from holdfast.platform.caller_tenants import list_visible
 from holdfast.platform.credentials import Credentials
 from holdfast.platform.layout import Layout, Platform
 from holdfast.platform.processes import is_alive
@@ -36,7 +37,8 @@ class ProcessView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CellView(msgspec.Struct, frozen=True, rename="camel"):
-    """`health` is the region's health state in the global cell; `ready` is the cell's own readiness."""
+    """`health` is the region's health state in the global cell; `ready` is the cell's own readiness. `holding` says why
+    a region keeps work that the global cell does not contain."""
 
     name: str
     url: str
@@ -44,6 +46,7 @@ class CellView(msgspec.Struct, frozen=True, rename="camel"):
     message: str = ""
     health: str = ""
     live_nodes: int = 0
+    holding: str = ""
 
 
 class NodeView(msgspec.Struct, frozen=True, rename="camel"):
@@ -110,6 +113,7 @@ class PlatformStatusReader:
         if "global" in ready:
             regions = {r.metadata.name: r for r in self._list("global", "regions", Region)}
             cells = tuple(with_health(cell, regions.get(cell.name)) for cell in cells)
+        cells = tuple(self._with_holding(cell) if cell.ready and cell.name != "global" else cell for cell in cells)
         nodes: list[NodeView] = []
         replicas: list[tuple[str, Replica]] = []
         for region in self._platform.regions:
@@ -129,6 +133,14 @@ class PlatformStatusReader:
             forbidden_lists=tuple(sorted(self._hidden)),
         )
 
+    def _with_holding(self, cell: CellView) -> CellView:
+        """Adds what the region itself says about held work: the global cell may be the one that lost its records."""
+        own = next((r for r in self._list(cell.name, "regions", Region) if r.metadata.name == cell.name), None)
+        said = find_condition(own.status.conditions, HOLDS_WORK) if own is not None else None
+        if said is None or said.status != "True":
+            return cell
+        return msgspec.structs.replace(cell, holding=f"{said.reason}: {said.message}")
+
     def close(self) -> None:
         for api in self._apis.values():
             api.close()
@@ -143,7 +155,8 @@ class PlatformStatusReader:
 
     def _list(self, cell: str, plural: str, kind: type[Any]) -> list[Any]:
         try:
-            return [msgspec.convert(item, kind) for item in self._apis[cell].list(plural)]
+            namespaced = plural in ("workloads", "replicas")
+            return [msgspec.convert(i, kind) for i in list_visible(self._apis[cell], plural, namespaced=namespaced)]
         except ApiRefusal as refusal:
             if refusal.code is ExitCode.DENIED:
                 self._hidden.add(f"{plural} of {cell}")
@@ -157,16 +170,16 @@ def with_health(cell: CellView, region: Region | None) -> CellView:
         return cell
     report = region.status.report
     live_nodes = report.live_nodes if report is not None else 0
-    return msgspec.structs.replace(cell, health=region.status.health.state, live_nodes=live_nodes)
+    return msgspec.structs.replace(cell, health=health_text(region), live_nodes=live_nodes)
 
 
 def connect_cell(layout: Layout, platform: Platform, cell: str, *, token: str = "", timeout_s: float = 5.0) -> CellApi:
     """The API of one cell, as the local operator, as the kubeconfig's user, or with the given token."""
     url = dict(platform.cells)[cell]
     if layout.remote:
-        from holdfast.platform import remote_access
+        from holdfast.client import cell_access
 
-        return remote_access.cell_access(layout.root, cell, url).api(cell, token=token, timeout_s=timeout_s)
+        return cell_access.access_of(layout.root, cell, url).api(cell, token=token, timeout_s=timeout_s)
     files = Credentials(layout).operator()
     if token:
         return CellApi(url, name=cell, ca=files.ca, token=token, timeout_s=timeout_s)

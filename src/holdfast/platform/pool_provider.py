@@ -91,7 +91,7 @@ class LocalNodeProvider:
         plan = AgentPlan(name=node.name, zone=node.zone, ports=self._ports(region), capacity=node.capacity)
         if not self._layout.identity(node.name).exists():
             self._token(region, node.name)
-        program = agent_program(plan, region, self._layout, pool=node.pool)
+        program = agent_program(plan, region, self._layout, dns=self._platform.dns, pool=node.pool)
         with self._layout.log(program.name).open("ab") as log:
             popen = subprocess.Popen(
                 program.argv,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-# Time for the supervisor to stop every process of the platform. Then `holdfast down` kills it.
+# Time for the supervisor to stop every process of the platform. After that, `holdfast down` kills it.
 SUPERVISOR_STOP_TIMEOUT_S = 90.0
 
 PLATFORM_ENV = "HOLDFAST_PLATFORM"

@@ -11,13 +11,13 @@ from holdfast.platform.layout import AgentPlan, Layout, Platform, RegionPlan
 from holdfast.platform.supervisor import Program, path_with_venv, python_command
 
 GLOBAL_START_ORDER, REGION_START_ORDER, AGENT_START_ORDER, PROVIDER_START_ORDER = 0, 1, 2, 3
-PROVIDER = "provider"
+PROVIDER, NAME_SERVER = "provider", "dns"
 CELL_STOP_S = 10.0
 AGENT_STOP_S = 20.0
 
 
 def programs(platform: Platform, layout: Layout) -> list[Program]:
-    """All programs in start order: etcd members, global cell, regional cells, agents, node provider."""
+    """All programs in start order: etcd members, global cell, regional cells, agents, name server, node provider."""
     found = local_etcd.etcd_programs(platform, layout)
     found.append(
         _cell("global", platform.port_base, layout, start_order=GLOBAL_START_ORDER, more=_store(platform, "global"))
@@ -26,7 +26,9 @@ def programs(platform: Platform, layout: Layout) -> list[Program]:
         more = ("--global-url", platform.global_url, *_store(platform, region.name))
         found.append(_cell(region.name, region.port, layout, start_order=REGION_START_ORDER, more=more))
     for region in platform.regions:
-        found.extend(agent_program(agent, region, layout) for agent in region.agents)
+        found.extend(agent_program(agent, region, layout, dns=platform.dns) for agent in region.agents)
+    argv = python_command("dns", "--listen", platform.dns, "--state", str(layout.root))
+    found.append(Program(name=NAME_SERVER, argv=argv, start_order=PROVIDER_START_ORDER))
     if platform.provider:
         argv = python_command("pool", "provide", "--measure", "--state", str(layout.root))
         found.append(Program(name=PROVIDER, argv=argv, start_order=PROVIDER_START_ORDER))
@@ -59,6 +61,8 @@ def _cell(name: str, port: int, layout: Layout, *, start_order: int, more: tuple
         "--tokens",
         str(layout.tokens),
     )
+    if start_order != REGION_START_ORDER and layout.node_settings.exists():
+        more = (*more, "--images", str(layout.node_settings))
     if start_order == REGION_START_ORDER:
         link = Credentials(layout).link(name)
         nodes, nodes_key = Credentials(layout).nodes(name)
@@ -72,7 +76,7 @@ def _cell(name: str, port: int, layout: Layout, *, start_order: int, more: tuple
     )
 
 
-def agent_program(agent: AgentPlan, region: RegionPlan, layout: Layout, *, pool: str = "") -> Program:
+def agent_program(agent: AgentPlan, region: RegionPlan, layout: Layout, *, dns: str, pool: str = "") -> Program:
     options = [
         "--name",
         agent.name,
@@ -90,10 +94,18 @@ def agent_program(agent: AgentPlan, region: RegionPlan, layout: Layout, *, pool:
         str(layout.agent(agent.name)),
         "--ports",
         f"{agent.ports[0]}-{agent.ports[1]}",
+        "--host-path",
+        str(layout.shared),
+        "--dns",
+        dns,
         "--stop-work-on-exit",
     ]
+    if layout.node_settings.exists():
+        options += ["--config", str(layout.node_settings)]
     if pool:
         options += ["--pool", pool]
+    if agent.tenant:
+        options += ["--tenant", agent.tenant]
     for resource, amount in agent.capacity.items():
         options += ["--capacity", f"{resource}={amount}"]
     for device, model in agent.gpus:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 import holdfast
@@ -26,6 +27,17 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 FILES = ("priorities.yaml", "tenants.yaml", "policy.yaml", "quotas.yaml", "budgets.yaml", "workloads.yaml")
 
 Manifest = dict[str, Any]
+
+
+class Example(msgspec.Struct, frozen=True):
+    """An application for `holdfast up --example`. `front` is the workload that users call, as TENANT/WORKLOAD."""
+
+    folder: str
+    front: str
+
+
+EXAMPLES = {"shop": Example(folder="shop", front="shop/web")}
+SAMPLES_FRONT = "payments/risk-api"
 
 
 def examples_folder() -> Path:
@@ -66,11 +78,27 @@ def region_manifests(platform: Platform) -> list[Manifest]:
 
 def sample_manifests(platform: Platform) -> tuple[list[Manifest], list[str]]:
     """The samples that fit the platform, in the order to apply them, and remarks on changed or omitted ones."""
+    return _fitting(platform, [examples_folder() / name for name in FILES])
+
+
+def example_manifests(platform: Platform, name: str) -> tuple[list[Manifest], list[str]]:
+    """The files of an example by name, as `kubectl apply -f FOLDER` reads them, after the priority classes."""
     folder = examples_folder()
+    return _fitting(platform, [folder / "priorities.yaml", *sorted((folder / EXAMPLES[name].folder).glob("*.yaml"))])
+
+
+def front_workload(platform: Platform) -> str:
+    """TENANT/WORKLOAD that a user of this platform can call; empty without samples."""
+    if platform.example in EXAMPLES:
+        return EXAMPLES[platform.example].front
+    return SAMPLES_FRONT if platform.samples else ""
+
+
+def _fitting(platform: Platform, paths: list[Path]) -> tuple[list[Manifest], list[str]]:
     fitting: list[Manifest] = []
     remarks: list[str] = []
-    for name in FILES:
-        for manifest in load_manifests(folder / name):
+    for path in paths:
+        for manifest in load_manifests(path):
             fitted, remark = fit_to_regions(manifest, platform)
             if fitted is not None:
                 fitting.append(with_last_applied(fitted))

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.logs import StoredLogLine, log_files, parse_line
+from holdfast.model.task_programs import MAIN_PROGRAM
 from holdfast.platform.layout import Layout
 
 
@@ -64,8 +65,11 @@ class TaskLog:
             return
 
 
-def find_logs(layout: Layout, name: str) -> list[TaskLog]:
-    """Logs of the newest task of each matching replica. The name is a replica or a workload."""
+def find_logs(layout: Layout, name: str, program: str = "") -> list[TaskLog]:
+    """Logs of the newest task of each matching replica. The name is a replica or a workload, `program` an init task or
+    a sidecar of it.
+    """
+    file = "output.log" if program in ("", MAIN_PROGRAM) else f"program-{Path(program).name}.log"
     tenant, _, own = name.rpartition("/")
     newest: dict[tuple[str, str], tuple[float, TaskLog]] = {}
     for path in layout.root.glob("agents/*/tasks/*/task.json"):
@@ -76,7 +80,7 @@ def find_logs(layout: Layout, name: str) -> list[TaskLog]:
             continue  # removed, or not completely written
         if (tenant and task["namespace"] != tenant) or own not in (task["replica"], task["workload"]):
             continue
-        log = TaskLog(path.with_name("output.log"), tenant=task["namespace"], replica=task["replica"])
+        log = TaskLog(path.with_name(file), tenant=task["namespace"], replica=task["replica"])
         key = (log.tenant, log.replica)
         if key not in newest or newest[key][0] < written:
             newest[key] = (written, log)

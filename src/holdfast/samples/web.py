@@ -22,6 +22,10 @@ _TICK_MS = 100
 _TEXTS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 
+class CannotAnswer(Exception):
+    """Raised by a sample that cannot answer now. The response is 503 with the text."""
+
+
 def task_identity() -> dict[str, Any]:
     """Identity of the task, from the environment variables that the agent sets."""
     names = ("workload", "tenant", "region", "zone", "node", "replica")
@@ -75,7 +79,10 @@ class Sample:
         if path == "/readyz":
             ready = time.monotonic() >= self.ready_at
             return (200 if ready else 503), {"ready": ready}
-        own = self.answer(path)
+        try:
+            own = self.answer(path)
+        except CannotAnswer as error:
+            return 503, {**task_identity(), "error": str(error)}
         if own is None:
             return 404, {"error": f"{self.name} has nothing at {path}"}
         return 200, {**task_identity(), **own}

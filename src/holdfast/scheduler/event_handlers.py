@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.controllers.informer import CacheChange, Informers
 from holdfast.foundation.ports import Ports
-from holdfast.model.binding import Binding, Reservation
+from holdfast.model.binding import Binding, DesiredRunState, Reservation
 from holdfast.model.decision import newer_object_text
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
@@ -103,12 +103,25 @@ class SchedulerEventHandlers:
             if self._builder.confirm_assumption(key):
                 # The claim is committed; its assumption must not outlive it.
                 self._confirmed(key)
+            if new is None and isinstance(old, Reservation) and old.spec.victims:
+                self._nomination_ended(old)
             if old is None:
                 events[RetryEvent.REPLICA_PLACED] = None
             elif new is None or _released(new, old):
                 events[RetryEvent.CAPACITY_FREED] = None
                 self._member_lost_place(item.spec.intent.replica_uid)
         self._wake(events)
+
+    def _nomination_ended(self, nomination: Reservation) -> None:
+        """A nomination ended before its victims were released: those that still run are not chosen again soon."""
+        cache, namespace = self._informers.cache, nomination.metadata.namespace
+        remaining = []
+        for victim in nomination.spec.victims:
+            tenant, _, name = victim.rpartition("/")
+            binding = cache.get(Binding, name, tenant or namespace)
+            if binding is not None and binding.spec.desired is DesiredRunState.RUN:
+                remaining.append(f"{tenant or namespace}/{name}")
+        self._queue.nomination_expired(nomination.spec.intent.replica_uid, remaining, self._ports.clock.monotonic())
 
     def _member_lost_place(self, uid: str) -> None:
         pending = self._queue.find_by_member(uid)

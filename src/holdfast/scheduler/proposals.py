@@ -32,7 +32,8 @@ from holdfast.scheduler.request_queue import PendingRequest, RequestQueue
 from holdfast.scheduling.plan import Proposal, RequestPlan
 from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder, SnapshotClaim
 
-# How long the scheduler assumes an accepted placement that no watch has shown. Then the request is scheduled again.
+# How long the scheduler assumes an accepted placement that no watch has shown. After that, the request is scheduled
+# again.
 ASSUMED_TTL_S = 30.0
 
 _IN_FLIGHT = float("inf")
@@ -188,6 +189,8 @@ class InFlightProposals:
                     self._drop_member(sent.pending, proposal.member)
                 elif answer.reason == Reason.STALE_ATTEMPT:
                     stale.append(proposal.member)
+                elif answer.reason == Reason.OVERRIDE_EXPIRED:  # the next plan does without the override
+                    self._queue.retry_soon(sent.pending, self._ports.clock.monotonic())
                 else:
                     refusals.setdefault(answer.reason, []).append((proposal, answer))
                     if answer.reason == Reason.VICTIM_NOT_ALLOWED:

@@ -26,6 +26,13 @@ from holdfast.scheduling.refusal_summary import RetryEvent
 REFUSED_VICTIM_BACKOFF_S = 30.0
 # Refused victims remembered per request. The oldest is forgotten.
 REFUSED_VICTIMS_MAX = 64
+# After a nomination expired although its victims still run, its replica does not nominate them again for this long,
+# doubled with every repetition. Long: what prevents the eviction, such as a disruption budget that siblings in another
+# region use up, is not visible here and rarely ends soon.
+EXPIRED_VICTIM_BACKOFF_S = 600.0
+EXPIRED_VICTIM_BACKOFF_MAX_S = 3600.0
+# Replicas whose expired nominations are remembered. The oldest is forgotten.
+EXPIRED_NOMINATIONS_MAX = 1_000
 # Retry interval of a request whose capacity was taken by requests planned before it. Short: it may become free.
 OUTCOMPETED_RETRY_S = 2.0
 # Retry interval of a request that waits behind an identical one (jittered to 50 to 100 %). The result of the first
@@ -97,6 +104,9 @@ class RequestQueue:
         """Requests that became due; entries may be outdated."""
         self._outcompeted: dict[Key, PendingRequest] = {}
         """Requests whose last attempt failed behind proposals that were still in flight."""
+        self._unreleased_victims: dict[str, dict[str, tuple[float, float]]] = {}
+        """Replica uid → victims of its expired nominations, with the end and the length of their exclusion. A request
+        is deleted while its replica has a nomination, so this outlives it."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -191,6 +201,26 @@ class RequestQueue:
         pending.excluded_victims[victim] = now + REFUSED_VICTIM_BACKOFF_S
         if len(pending.excluded_victims) > REFUSED_VICTIMS_MAX:
             del pending.excluded_victims[next(iter(pending.excluded_victims))]
+
+    def nomination_expired(self, uid: str, victims: Iterable[str], now: float) -> None:
+        """Excludes the victims that a nomination of this replica has waited for in vain."""
+        known = self._unreleased_victims.pop(uid, {})
+        for victim in victims:
+            _, last_s = known.get(victim, (0.0, EXPIRED_VICTIM_BACKOFF_S / 2))
+            backoff_s = min(2 * last_s, EXPIRED_VICTIM_BACKOFF_MAX_S)
+            known[victim] = (now + backoff_s, backoff_s)
+        if known:
+            self._unreleased_victims[uid] = known
+        if len(self._unreleased_victims) > EXPIRED_NOMINATIONS_MAX:
+            del self._unreleased_victims[next(iter(self._unreleased_victims))]
+
+    def excluded_victims(self, pending: PendingRequest, now: float) -> tuple[str, ...]:
+        """Victims that this request must not nominate now: refused ones, and those of expired nominations."""
+        found = {victim for victim, until in pending.excluded_victims.items() if until > now}
+        for member in pending.request.spec.members if self._unreleased_victims else ():
+            unreleased = self._unreleased_victims.get(member.uid, {})
+            found.update(victim for victim, (until, _) in unreleased.items() if until > now)
+        return tuple(sorted(found))
 
     def requeue_outcompeted(self, now: float) -> None:
         """Requeues requests that failed because proposals planned before them had taken the capacity, now that those

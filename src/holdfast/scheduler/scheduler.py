@@ -28,7 +28,7 @@ from holdfast.model.binding import claim_name
 from holdfast.model.decision import QueueState
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
-from holdfast.model.override import PLACEMENT_KINDS, has_emergency_quota, is_in_force
+from holdfast.model.override import PLACEMENT_KINDS, has_emergency_quota, is_in_force, is_in_scope
 from holdfast.model.placement_api import ReserveRequest
 from holdfast.model.quantity import Amounts
 from holdfast.model.quota import GrantClass
@@ -58,7 +58,7 @@ from holdfast.scheduling.quota_headroom import headroom_of
 from holdfast.scheduling.refusal_summary import retry_events
 from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder
 
-# Batches planned from one sort of the queue. Then the queue is sorted again, so that new requests get their position.
+# Batches planned from one sort of the queue. After them, it is sorted again, so that new requests get their position.
 BATCHES_PER_SORT = 8
 # Interval at which an unplaced request with unchanged reasons records another Decision.
 UNPLACED_DECISION_REPEAT_S = 600.0
@@ -305,15 +305,13 @@ class Scheduler:
         if request.spec.may_preempt and policy.rules.preemption.enabled:
             allowed = policy.rules.preemption.per_tenant_per_minute
             remaining = self._evictions.remaining(request.metadata.namespace, allowed, self._ports.clock.monotonic())
-        now = self._ports.clock.monotonic()
-        excluded = tuple(sorted(victim for victim, until in part.pending.excluded_victims.items() if until > now))
         return requirements_of(
             request,
             part.members,
             bound_members=self._bound_members(part.pending),
             evictions_left=remaining,
             quota_headroom=headroom,
-            excluded_victims=excluded,
+            excluded_victims=self._queue.excluded_victims(part.pending, self._ports.clock.monotonic()),
         )
 
     def _headroom(self, tenant: str) -> Amounts | None:
@@ -336,9 +334,13 @@ class Scheduler:
         )
 
     def _overrides_in_force(self, now: float) -> tuple[str, ...]:
-        """Active overrides that affect placement; others are not recorded in Decisions."""
+        """Active overrides that affect placement in this region; others are not recorded in Decisions."""
         return tuple(
-            o.metadata.name for o in self._builder.overrides() if o.spec.kind in PLACEMENT_KINDS and is_in_force(o, now)
+            o.metadata.name
+            for o in self._builder.overrides()
+            if o.spec.kind in PLACEMENT_KINDS
+            and is_in_force(o, now)
+            and is_in_scope(o, region=self._region, tenant=None, workload=None)
         )
 
     def _should_record(self, pending: PendingRequest, outcome: RequestPlan) -> bool:

@@ -19,7 +19,7 @@ from holdfast.model import limits
 from holdfast.model.errors import Conflict, Fault, Final
 from holdfast.model.meta import Condition, Key
 from holdfast.model.reasons import Reason
-from holdfast.model.times import seconds_text
+from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.writes import Notice, SetStatus
 from holdfast.scheduler.request_queue import PendingRequest, RequestQueue
 from holdfast.scheduling.queue_order import deadline_reason
@@ -27,6 +27,9 @@ from holdfast.scheduling.refusal_summary import pending_summary
 
 # Statuses of scheduling requests written in one transaction. The rest follows in the next one.
 STATUS_WRITES_PER_COMMIT = limits.BATCH_WRITES_MAX
+
+# Age of a request below which a missing grant is not announced: an Assignment and its Grant reach a region separately.
+GRANT_ARRIVAL_S = 15.0
 
 _COMPONENT = "scheduler"
 
@@ -176,11 +179,17 @@ class StatusReporter:
             )
         return tuple(found)
 
+    def _age_s(self, pending_request: PendingRequest) -> float:
+        created = pending_request.request.metadata.creation_timestamp
+        return self._ports.clock.now() - parse_time(created) if created else GRANT_ARRIVAL_S
+
     def _events(self, pending_request: PendingRequest) -> list[Notice]:
         reasons = (
             tuple(refusal.reason for refusal in pending_request.refusals) if self._pending(pending_request) else ()
         )
-        if reasons == pending_request.reported_reasons:
+        if reasons == pending_request.reported_reasons or (
+            reasons == (Reason.NO_GRANT,) and self._age_s(pending_request) < GRANT_ARRIVAL_S
+        ):
             return []
         pending_request.reported_reasons = reasons
         if not reasons:

@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
+from holdfast.model.index_ranges import indexes_text
 from holdfast.model.lifecycle import PLACED_STAGES, STARTED_STAGES, Stage, current_execution, final_phase, stage
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.scheduling import batch_indexes
+from holdfast.scheduling.disruption_budget import is_queued_without_eviction
 
 FAILURES_REPORTED_MAX = 3
 """Failure reasons listed per Assignment; the most frequent are kept. Enough to explain a bad revision."""
+_QUOTA_REASONS = frozenset({Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED})
 _COMING_UP = (Stage.BOUND, Stage.STARTING, Stage.RUNNING)
 
 
@@ -37,6 +41,8 @@ def assignment_status(
         live += counts
         if counts and replica.spec.exclusive is not None:
             ordinals.append(replica.spec.ordinal)
+        elif counts and replica.spec.index is not None:
+            ordinals.append(replica.spec.index)
         if ended_as is not None:
             ended[ended_as] += 1
         else:
@@ -61,8 +67,12 @@ def assignment_status(
         unknown=stages[Stage.UNKNOWN],
         evictions_blocked=evictions_blocked,
         pending_evictions=pending_evictions,
+        awaiting_quota=_awaiting_quota(replicas, requests),
         succeeded=ended[Phase.SUCCEEDED],
         failed=ended[Phase.FAILED],
+        succeeded_indexes=indexes_text(batch_indexes.succeeded_indexes(replicas)),
+        failed_indexes=indexes_text(batch_indexes.failed_indexes(assignment, replicas)),
+        index_failures=batch_indexes.index_failures(assignment, replicas),
         pending=_pending(queued, requests),
         failing=_failing(failures),
     )
@@ -92,7 +102,21 @@ def _failure(replica: Replica) -> tuple[str, str] | None:
             else ""
         )
         return exit_status.reason, detail
-    return (str(execution.reason), "") if execution.reason == Reason.BECAME_UNREADY else None
+    starting = (Reason.FETCHING_ARTIFACTS, Reason.IMAGE_PULLING, Reason.INITIALIZING)
+    if execution.reason in (Reason.BECAME_UNREADY, *starting):
+        return str(execution.reason), ""
+    return None
+
+
+def _awaiting_quota(replicas: Sequence[Replica], requests: Sequence[SchedulingRequest]) -> int:
+    """Replicas whose main reason is missing quota, and that no eviction for another reason made unavailable."""
+    members = {
+        member.uid
+        for request in requests
+        if request.status.reasons and request.status.reasons[0].reason in _QUOTA_REASONS
+        for member in request.spec.members
+    }
+    return sum(r.uid in members and is_queued_without_eviction(r) for r in replicas)
 
 
 def _pending(queued: int, requests: Sequence[SchedulingRequest]) -> tuple[PendingReason, ...]:

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.model.assignment import Assignment
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.node import Node
+from holdfast.model.placement_eligibility import evicting_taint
+from holdfast.model.placement_rules import TaintEffect
+from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
@@ -26,13 +29,24 @@ def disruption_share(replica: Replica, assignment: Assignment | None) -> int:
     return max_unavailable if share is None else min(share, max_unavailable)
 
 
-def eviction_blocked_reason(replica: Replica, view: View) -> str:
-    """Why the disruption budget forbids evicting the replica now; empty if eviction is allowed."""
+def eviction_blocked_reason(replica: Replica, view: View, *, over_quota: bool = False) -> str:
+    """Why the disruption budget forbids evicting the replica now; empty if eviction is allowed.
+
+    `over_quota`: the tenant exceeds its quota here, so its queued replicas wait for quota. They use no budget, or the
+    first eviction would block all others."""
     if not _uses_budget(replica):
         return ""
     assignment: Assignment | None = view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)
     siblings = view.by(Replica, "workload", f"{replica.metadata.namespace}/{replica.spec.workload}")
-    return blocked_reason_among(replica, assignment, siblings)
+    counted = [r for r in siblings if not is_queued_without_eviction(r)] if over_quota else siblings
+    return blocked_reason_among(replica, assignment, counted)
+
+
+def is_queued_without_eviction(replica: Replica) -> bool:
+    """Whether the replica is queued and lost no node by an eviction, except because of its tenant's quota."""
+    release = replica.status.release
+    evicted = release is not None and release.reason != Reason.OVER_QUOTA
+    return stage(replica) is Stage.QUEUED and not evicted
 
 
 def _uses_budget(replica: Replica) -> bool:
@@ -73,21 +87,28 @@ def _no_share_reason(replica: Replica, assignment: Assignment | None) -> str:
     return "disruption budget: disruption.maxUnavailable is 0"
 
 
-def draining_measure(node: Node) -> Mapping[str, int]:
-    return _DRAINING if node.spec.drain else _STAYING
+def must_leave(replica: Replica, node: Node) -> bool:
+    """Whether the replica must leave the node, as its disruption budget allows: a drain, or a NoExecute taint."""
+    return node.spec.drain or evicting_taint(node.spec.taints, replica.spec.placement.tolerations) is not None
 
 
-_DRAINING: Mapping[str, int] = {"nodes": 1}
+def evicting_measure(node: Node) -> Mapping[str, int]:
+    """Counts nodes that replicas may have to leave."""
+    tainted = any(taint.effect is TaintEffect.NO_EXECUTE for taint in node.spec.taints)
+    return _EVICTING if node.spec.drain or tainted else _STAYING
+
+
+_EVICTING: Mapping[str, int] = {"nodes": 1}
 _STAYING: Mapping[str, int] = {}
 
 
-def blocked_drain_evictions(replicas: Sequence[Replica], view: View) -> int:
-    """Number of these replicas that serve on draining nodes and stay only because of the disruption budget."""
+def blocked_node_evictions(replicas: Sequence[Replica], view: View) -> int:
+    """Number of these replicas that must leave their node and stay only because of the disruption budget."""
     count = 0
-    if not view.total(Node, "", draining_measure):
+    if not view.total(Node, "", evicting_measure):
         return count
     for replica in replicas:
         node: Node | None = view.get(Node, replica.status.placement.node) if replica.status.placement.node else None
-        if node is not None and node.spec.drain and eviction_blocked_reason(replica, view):
+        if node is not None and must_leave(replica, node) and eviction_blocked_reason(replica, view):
             count += 1
     return count

@@ -21,7 +21,7 @@ from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import Create, Delete, Notice, Outcome, SetStatus, Update, Write
 
-# Lifetime of Endpoint addresses after the region's last report. Then other regions stop using them.
+# Lifetime of Endpoint addresses after the region's last report. After that, other regions stop using them.
 ENDPOINT_TTL_S = 60.0
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.model.assignment import Purpose
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.template import required_driver
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
@@ -29,7 +30,7 @@ def equivalence_key(request: SchedulingRequest) -> bytes:
             spec.reclaimable,
             spec.dedicated,
             spec.placement,
-            template.driver,
+            required_driver(template),
             template.resources,
             template.gpu_models,
             template.labels,
@@ -59,7 +60,7 @@ def refusal_cache_key(scratch: Scratch, requirements: ReplicaRequirements) -> by
             requirements.labels if has_guards else (),
             requirements.amounts,
             placement,
-            requirements.template.driver,
+            required_driver(requirements.template),
             requirements.template.gpu_models,
             requirements.fixed_ports,
             requirements.open_ports,

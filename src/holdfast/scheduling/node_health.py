@@ -1,7 +1,8 @@
 """node-health: failure detector for nodes, based on their leases. Owns the contact blocks of Node and Replica.
 
 An expired lease is evidence, not proof: it stops new placement and traffic, and never deletes anything. A replica is
-rescheduled only after the authority's fencing commit, which waits longer.
+rescheduled only after the authority's fencing commit, which waits longer. A late renewal is only told, so that a hung
+agent is visible before its lease ends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from holdfast.model.replica import Replica, ReplicaContact
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Notice, Outcome, SetStatus, Write
+
+# Age of the last renewal at which a node is reported as late. Renewals come every 5 s, so one is missing.
+RENEWAL_LATE_S = 8.0
+# How long a late renewal stays reported, also after the next one came. Otherwise a node whose renewals are often late
+# would be written at each of them.
+RENEWAL_LATE_HELD_S = 60.0
 
 
 def newest_lease(node: str, pages: Iterable[LeasePage]) -> NodeLease | None:
@@ -37,17 +44,24 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     lost = state in (ContactState.EXPIRED, ContactState.FENCED)
     # A node that never registered tells nothing about replicas bound to a former node of its name: leave their marks.
     writes = _mark(replicas, lost=lost, reason=reason, now=now) if state is not ContactState.NO_LEASE else []
-    if node.status.contact.state is state:
+    known = node.status.contact
+    late = reason is Reason.RENEWAL_LATE
+    if known.state is state is ContactState.LIVE and known.reason == Reason.RENEWAL_LATE and not late:
+        held_s = parse_time(known.since) + RENEWAL_LATE_HELD_S - now
+        if held_s > 0:
+            return Outcome(writes=tuple(writes), requeue_after_s=min(held_s + 0.05, recheck_s or held_s))
+    if known.state is state and (known.reason == Reason.RENEWAL_LATE) is late:
         return Outcome(writes=tuple(writes), requeue_after_s=recheck_s)
     block = ContactBlock(state=state, since=micro_text(now), reason=reason)
-    writes.insert(0, SetStatus("Node", node.key, node.uid, blocks={"contact": block}))
+    seen = node.metadata.generation
+    writes.insert(0, SetStatus("Node", node.key, node.uid, blocks={"contact": block}, observed_generation=seen))
     message = {
-        ContactState.LIVE: "the agent renews its lease",
+        ContactState.LIVE: f"no heartbeat for {RENEWAL_LATE_S:g} s" if late else "the agent renews its lease",
         ContactState.EXPIRED: f"no heartbeat for {limits.NODE_LEASE_TTL_S:g} s; no new replicas are placed here",
         ContactState.FENCED: "the lease is fenced; replicas are rescheduled",
         ContactState.NO_LEASE: "the agent has not registered yet",
     }[state]
-    notice = Notice(node, reason, message, warning=lost)
+    notice = Notice(node, reason, message, warning=lost or late)
     return Outcome(writes=tuple(writes), notices=(notice,), requeue_after_s=recheck_s)
 
 
@@ -62,7 +76,10 @@ def _contact_state(node: Node, lease: NodeLease | None, now: float) -> tuple[Con
     remaining_s = lease.renewed_at_s + lease.ttl_s - now
     if remaining_s <= 0:
         return ContactState.EXPIRED, Reason.LEASE_EXPIRED, None
-    return ContactState.LIVE, Reason.LEASE_RENEWED, remaining_s + 0.05
+    late_in_s = lease.renewed_at_s + min(RENEWAL_LATE_S, lease.ttl_s) - now
+    if late_in_s <= 0:
+        return ContactState.LIVE, Reason.RENEWAL_LATE, remaining_s + 0.05
+    return ContactState.LIVE, Reason.LEASE_RENEWED, late_in_s + 0.05
 
 
 def _belongs_to_former_node(node: Node, lease: NodeLease) -> bool:
@@ -114,7 +131,7 @@ def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> I
         if (
             previous is None
             or previous.epoch != lease.epoch
-            or lease.renewed_at_s - previous.renewed_at_s > previous.ttl_s
+            or lease.renewed_at_s - previous.renewed_at_s > min(RENEWAL_LATE_S, previous.ttl_s)
         ):
             yield Key("", name)
 

@@ -54,6 +54,18 @@ SAMPLE_REQUEST: dict[str, Any] = {
 _REQUEST = re.compile(r"\brequest\b")
 _NODE = re.compile(r"\bnode\b")
 _NODE_FIELD = re.compile(r"\bnode\.(\w+)")
+_FIELD = re.compile(r"\b(node|request)\.(\w+)")
+_STRING = re.compile(r"'[^']*'|\"[^\"]*\"")
+_GPU = {"gpu": 1}
+_SAMPLES = tuple(
+    {
+        "node": {**SAMPLE_NODE, "capacity": {**SAMPLE_NODE["capacity"], **of_node}},
+        "request": {**SAMPLE_REQUEST, "resources": {**SAMPLE_REQUEST["resources"], **of_request}},
+    }
+    for of_node in ({}, _GPU)
+    for of_request in ({}, _GPU)
+)
+"""Nodes and requests with and without a GPU: `||` and `&&` skip a part of an expression for some of them."""
 
 
 class ExpressionError(msgspec.Struct, frozen=True):
@@ -100,13 +112,25 @@ def find_error(text: str, *, score: bool) -> ExpressionError | None:
     if found not in allowed:
         kind = "a number" if score else "true or false"
         return ExpressionError(0, 0, f"wrong result type (expected {kind}, found {found.name()})")
-    try:
-        facts = {"node": SAMPLE_NODE, "request": SAMPLE_REQUEST}
-        evaluate_score(text, facts) if score else evaluate_filter(text, facts)
-    except EvaluationFailed as unsound:
-        if "Key not found" in str(unsound):
-            return None  # a label that real nodes may have
-        return ExpressionError(0, 0, f"evaluation for a sample node failed: {unsound}")
+    return _unknown_field(text) or _evaluation_error(text, score=score)
+
+
+def _unknown_field(text: str) -> ExpressionError | None:
+    """A field that neither nodes nor requests have, such as `node.capcity`. Where `||` skips it, it never fails."""
+    known = {"node": SAMPLE_NODE, "request": SAMPLE_REQUEST}
+    for subject, field in _FIELD.findall(_STRING.sub("''", text)):
+        if field not in known[subject]:
+            return ExpressionError(0, 0, f"{subject}.{field}: unknown (expected one of {', '.join(known[subject])})")
+    return None
+
+
+def _evaluation_error(text: str, *, score: bool) -> ExpressionError | None:
+    for facts in _SAMPLES:
+        try:
+            evaluate_score(text, facts) if score else evaluate_filter(text, facts)
+        except EvaluationFailed as unsound:
+            if "Key not found" not in str(unsound):  # a label that real nodes may have
+                return ExpressionError(0, 0, f"evaluation for a sample node failed: {unsound}")
     return None
 
 

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.model import limits
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
+from holdfast.model.quantity import CPU, GPU, MEMORY
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import QueueKey
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -64,7 +65,7 @@ def order_requests(
     priorities: Mapping[tuple[str, str], int],
 ) -> list[SchedulingRequest]:
     """Sorts by the policy's keys. Priority: highest first. Deadline: earliest first, none last. Fairness: smallest
-    dominant share first. Age: oldest first."""
+    dominant share first. Size: largest replicas first. Age: oldest first."""
 
     def sort_key(request: SchedulingRequest) -> tuple[Any, ...]:
         meta, spec = request.metadata, request.spec
@@ -77,11 +78,19 @@ def order_requests(
                     parts.append(parse_time(spec.deadline) if spec.deadline else _NO_DEADLINE)
                 case QueueKey.FAIRNESS:
                     parts.append(shares.get(meta.namespace, 0))
+                case QueueKey.SIZE:
+                    parts.append(_largest_first(request))
                 case QueueKey.AGE:
                     parts.append(meta.creation_timestamp)
         return (*parts, meta.namespace, meta.name)
 
     return sorted(requests, key=sort_key)
+
+
+def _largest_first(request: SchedulingRequest) -> tuple[int, ...]:
+    """Sort key by what is hardest to find on one node: GPUs, then CPU, then memory."""
+    need = requests(request.spec.template)
+    return tuple(-need.get(name, 0) for name in (GPU, CPU, MEMORY))
 
 
 class QueueSlice(msgspec.Struct, frozen=True):
@@ -142,7 +151,8 @@ def _slices(
 def _keys_before_fairness(request: SchedulingRequest, keys: tuple[QueueKey, ...]) -> tuple[Any, ...]:
     """The keys that rank before fairness."""
     spec = request.spec
-    return tuple(spec.priority if key is QueueKey.PRIORITY else spec.deadline for key in keys)
+    known = {QueueKey.PRIORITY: spec.priority, QueueKey.DEADLINE: spec.deadline}
+    return tuple(known[key] for key in keys if key in known)
 
 
 def deadline_reason(request: SchedulingRequest, now: float) -> Reason | None:

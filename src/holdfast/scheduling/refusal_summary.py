@@ -11,11 +11,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from holdfast.model import limits
+from holdfast.model.host_paths import host_path_needs
+from holdfast.model.placement_eligibility import first_untolerated_taint
 from holdfast.model.placement_rules import Expression, Operator
 from holdfast.model.quantity import GPU, amount_text
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduling_request import RefusalCount
-from holdfast.scheduling.filters import labels, resources, taints
+from holdfast.model.template import IMAGE_DRIVER, port_text, required_driver
+from holdfast.scheduling.filters import labels, resources
 from holdfast.scheduling.filters.refusal import code_of, count_reasons
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
@@ -45,7 +48,6 @@ _CURES: dict[str, tuple[RetryEvent, ...]] = {
             Reason.INSUFFICIENT_RESOURCE,
             Reason.INSUFFICIENT_DEVICES,
             Reason.DEVICE_IN_USE,
-            Reason.PORT_IN_USE,
             Reason.PORTS_EXHAUSTED,
             Reason.ANTI_AFFINITY_VIOLATED,
             Reason.GANG_INCOMPLETE,
@@ -56,6 +58,8 @@ _CURES: dict[str, tuple[RetryEvent, ...]] = {
         (Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.NOT_ALLOWED_WHILE_PARTITIONED),
         (RetryEvent.GRANT_CHANGED, RetryEvent.CAPACITY_FREED),
     ),
+    # A fixed port in a node's range also waits while dynamic ports there have no numbers. A commit numbers them.
+    Reason.PORT_IN_USE: (*_FREED, RetryEvent.REPLICA_PLACED),
     Reason.SPREAD_VIOLATED: (*_FREED, RetryEvent.REPLICA_PLACED),
     Reason.AFFINITY_NOT_MET: (RetryEvent.REPLICA_PLACED, RetryEvent.NODE_CHANGED),
     Reason.NODE_EXCLUDED_BY_OVERRIDE: (RetryEvent.OVERRIDE_CHANGED, RetryEvent.NODE_CHANGED),
@@ -108,7 +112,7 @@ def refusal_message(scratch: Scratch, requirements: ReplicaRequirements, reason:
         case Reason.INSUFFICIENT_DEVICES:
             return _devices(scratch, requirements, slots)
         case Reason.LABELS_DO_NOT_MATCH:
-            return "needs " + ", ".join(_expression_text(e) for e in labels.expressions_of(requirements))
+            return "needs " + ", ".join(_label_rules(requirements))
         case Reason.TAINT_NOT_TOLERATED:
             return _taint(scratch, requirements, slots)
         case Reason.ZONE_NOT_ALLOWED:
@@ -122,9 +126,16 @@ def refusal_message(scratch: Scratch, requirements: ReplicaRequirements, reason:
             found = [o for zone in zones if (o := scratch.avoidance_of(requirements, zone)) is not None]
             return "; ".join(dict.fromkeys(f"override {o.metadata.name}: {o.spec.reason}" for o in found))
         case Reason.PORT_IN_USE:
-            return f"needs port {', '.join(str(p) for p in requirements.fixed_ports)}"
+            return f"needs port {', '.join(map(port_text, requirements.fixed_ports))}"
         case Reason.DRIVER_MISSING:
-            return f"needs the {requirements.template.driver.value} driver"
+            images = "; to run images a node needs crun or runc, and `images.registries`"
+            driver = required_driver(requirements.template)
+            return f"needs the {driver} driver" + (images if driver == IMAGE_DRIVER else "")
+        case Reason.HOST_PATH_NOT_ALLOWED:
+            needs = ", ".join(
+                f"{path}{'' if ro else ' for writing'}" for path, ro in host_path_needs(requirements.template)
+            )
+            return f"mounts {needs}"
         case Reason.RESIDENCY_VIOLATED:
             return f"the workload's placement rules do not allow region {scratch.snapshot.region}"
         case _:
@@ -168,13 +179,19 @@ def _taint(scratch: Scratch, requirements: ReplicaRequirements, slots: list[int]
             f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
             for slot in slots
             if (
-                taint := taints.first_untolerated_taint(
+                taint := first_untolerated_taint(
                     scratch.snapshot.static.taints.at(slot), requirements.placement.tolerations
                 )
             )
         }
     )
     return f"does not tolerate {', '.join(found[: limits.REASON_EXAMPLES_MAX])}"
+
+
+def _label_rules(requirements: ReplicaRequirements) -> list[str]:
+    found = [_expression_text(e) for e in labels.expressions_of(requirements)]
+    terms = [" and ".join(_expression_text(e) for e in term.expressions) for term in requirements.placement.node_terms]
+    return [*found, f"one of ({' | '.join(terms)})"] if terms else found
 
 
 def _expression_text(expression: Expression) -> str:

@@ -6,10 +6,12 @@ import msgspec
 
 from holdfast.model.assignment import Purpose
 from holdfast.model.binding import DeviceClaim
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import PlacementRules, required_anti_affinity
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
-from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
-from holdfast.model.template import Template, requests, template_hash
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template, port_key, requests, template_hash
 from holdfast.scheduling.snapshot.claim import Labels, SnapshotClaim
 
 
@@ -29,6 +31,7 @@ class ReplicaRequirements(msgspec.Struct, frozen=True):
     amounts: dict[str, int]
     labels: Labels
     fixed_ports: tuple[int, ...]
+    """Keys of fixed ports (`model.template.port_key`)."""
     open_ports: int
     reclaimable: bool
     dedicated: bool
@@ -57,7 +60,7 @@ class ReplicaRequirements(msgspec.Struct, frozen=True):
 
     @property
     def rescores_each_placement(self) -> bool:
-        """Whether each placement must be scored anew, because it changes a node by more than a subtraction."""
+        """Whether each placement must be scored again, because it changes a node by more than a subtraction."""
         return bool(self.gpu_milli or self.fixed_ports)
 
     def claim(
@@ -82,6 +85,7 @@ class ReplicaRequirements(msgspec.Struct, frozen=True):
             victims=victims,
             anti_affinity=required_anti_affinity(self.placement) if self.placement.affinity else (),
             ordinary=not self.uses_recovery_slots,
+            gang_min=self.gang_min,
         )
 
 
@@ -98,7 +102,7 @@ def requirements_of(
     spec = request.spec
     template = spec.template
     uses_recovery_slots = spec.purpose is Purpose.RECOVERY and not spec.reclaimable
-    fixed = tuple(port.port for port in template.ports if port.port)
+    fixed = tuple(port_key(port.port, port.protocol) for port in template.ports if port.port)
     return ReplicaRequirements(
         namespace=request.metadata.namespace,
         name=request.metadata.name,
@@ -122,4 +126,24 @@ def requirements_of(
         quota_headroom=None if uses_recovery_slots else quota_headroom,
         excluded_victims=excluded_victims,
         template_hash=template_hash(template),
+    )
+
+
+def request_for(replica: Replica, *, attempt: int) -> SchedulingRequest:
+    """The request that would place this replica alone."""
+    spec = replica.spec
+    return SchedulingRequest(
+        ObjectMeta(name=f"what-if-{replica.metadata.name}", namespace=replica.metadata.namespace),
+        SchedulingRequestSpec(
+            workload=spec.workload,
+            assignment=spec.assignment,
+            revision=spec.revision,
+            template=spec.template,
+            placement=spec.placement,
+            priority=spec.priority,
+            reclaimable=spec.reclaimable,
+            dedicated=spec.dedicated,
+            purpose=spec.purpose,
+            members=(RequestMember(replica.metadata.name, replica.uid, attempt),),
+        ),
     )

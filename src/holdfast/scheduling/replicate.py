@@ -4,6 +4,7 @@ Owns Replica (spec, deletion) and SchedulingRequest.
 - At most `replicas` + surge live replicas per Assignment.
 - A batch workload never runs more completions than requested.
 - A replica name is reused only after the former replica is gone.
+- A live replica is never deleted because its Assignment is missing.
 - It only requests deletion. `release` decides when a replica gives up its node.
 """
 
@@ -24,8 +25,9 @@ from holdfast.model.replica import Phase, Replica, ReplicaSpec, replica_name
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.workload import Gang, WorkloadType
+from holdfast.model.workload import Gang, WorkloadType, is_indexed
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
+from holdfast.scheduling import batch_indexes
 from holdfast.scheduling.disruption_budget import disruption_share
 
 CREATES_PER_PASS = limits.BATCH_WRITES_MAX // 2
@@ -44,7 +46,10 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
         replicas: Sequence[Replica] = view.by(Replica, "assignment", index)
         requests: Sequence[SchedulingRequest] = view.by(SchedulingRequest, "assignment", index)
         if assignment is None:
-            deletions: list[Write] = [_delete(r) for r in replicas if not r.metadata.terminating]
+            # The link deletes an Assignment after its last live replica. A live one has lost its Assignment with the
+            # records of a cell, and is held.
+            ended = (r for r in replicas if not r.metadata.terminating and final_phase(r) is not None)
+            deletions: list[Write] = [_delete(r) for r in ended]
             deletions += [_delete_request(request) for request in requests]
             some = tuple(deletions[: limits.BATCH_WRITES_MAX])
             return (
@@ -70,7 +75,9 @@ def _decide(
     siblings: Sequence[Replica],
 ) -> Outcome:
     live = [r for r in replicas if not r.metadata.terminating and final_phase(r) is None]
-    creates, every_removal = _changes(assignment, replicas, live, siblings)
+    left_s = _active_time_left_s(assignment, now)
+    is_over = left_s is not None and left_s <= 0
+    creates, every_removal = (0, live) if is_over else _changes(assignment, replicas, live, siblings)
     removals = every_removal[:REMOVALS_PER_PASS]
     created = _new_replicas(region, assignment, replicas, min(creates, CREATES_PER_PASS), now)
     writes: list[Write] = [Create(replica) for replica in created]
@@ -85,8 +92,17 @@ def _decide(
         names = ", ".join(r.metadata.name for r in created[:3]) + (" …" if len(created) > 3 else "")
         message = f"created {len(created)} replica(s) of revision {assignment.spec.revision}: {names}"
         notices = (Notice(assignment, Reason.REPLICA_CREATED, message),)
-    again = 0.0 if creates > CREATES_PER_PASS or len(every_removal) > len(removals) else None
+    waits_s = left_s if live and not is_over else None
+    again = 0.0 if creates > CREATES_PER_PASS or len(every_removal) > len(removals) else waits_s
     return Outcome(writes=tuple(writes), notices=notices, requeue_after_s=again)
+
+
+def _active_time_left_s(assignment: Assignment, now: float) -> float | None:
+    """Time until a batch must have ended (`activeDeadlineSeconds`); None without such a time."""
+    batch = assignment.spec.batch
+    if batch is None or batch.active_deadline_seconds is None or not assignment.metadata.creation_timestamp:
+        return None
+    return parse_time(assignment.metadata.creation_timestamp) + batch.active_deadline_seconds - now
 
 
 def _changes(
@@ -97,8 +113,8 @@ def _changes(
     spec = assignment.spec
     if assignment.metadata.terminating:
         return 0, list(live)
-    if spec.suspended:
-        return 0, []
+    if spec.suspended:  # a withdrawn ordinal still goes: another region, or the end of a restore, waits for it
+        return 0, [r for r in live if spec.exclusive is not None and r.spec.ordinal not in spec.ordinals]
     if spec.type is WorkloadType.BATCH and spec.batch is not None:
         return _batch_changes(assignment, replicas, live)
     if spec.exclusive is not None:
@@ -173,6 +189,8 @@ def _batch_changes(
     batch = assignment.spec.batch
     if batch is None:
         return 0, []
+    if is_indexed(batch):
+        return batch_indexes.indexed_changes(assignment, replicas, live)
     succeeded = sum(final_phase(r) is Phase.SUCCEEDED for r in replicas)
     failed = sum(final_phase(r) is Phase.FAILED for r in replicas)
     if failed > batch.backoff_limit:
@@ -212,6 +230,11 @@ def _new_replicas(
         if spec.exclusive is not None
         else (n for n in range(len(taken) + count) if n not in taken)
     )
+    if is_indexed(spec.batch):
+        # A retry has another ordinal, and so another name, than the failed replica, and the same index.
+        indexes = batch_indexes.open_indexes(assignment, replicas)
+        pairs = zip(pool, indexes[:count], strict=False)
+        return [_replica(region, assignment, ordinal, now, index=index) for ordinal, index in pairs]
     return [_replica(region, assignment, ordinal, now) for ordinal, _ in zip(pool, range(count), strict=False)]
 
 
@@ -220,7 +243,7 @@ def _owned_by(assignment: Assignment) -> tuple[OwnerReference, ...]:
     return (OwnerReference(api_version=API_VERSION, kind="Assignment", name=meta.name, uid=meta.uid, controller=True),)
 
 
-def _replica(region: str, assignment: Assignment, ordinal: int, now: float) -> Replica:
+def _replica(region: str, assignment: Assignment, ordinal: int, now: float, *, index: int | None = None) -> Replica:
     spec = assignment.spec
     name = replica_name(spec.workload, region, ordinal, spec.purpose)
     meta = ObjectMeta(
@@ -248,6 +271,7 @@ def _replica(region: str, assignment: Assignment, ordinal: int, now: float) -> R
             disruption=spec.disruption,
             exclusive=spec.exclusive,
             min_ready_seconds=spec.min_ready_seconds,
+            index=index,
         ),
     )
 

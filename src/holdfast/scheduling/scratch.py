@@ -6,22 +6,26 @@ trace.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.override import Override, active_avoidances, avoidance_of, is_in_scope
+from holdfast.model.placement_eligibility import selector_of
 from holdfast.model.placement_rules import required_anti_affinity
 from holdfast.model.quantity import WHOLE_GPU_MILLI
 from holdfast.scheduling.gpu_request_shapes import GpuShapeCounter, GpuShapes
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.snapshot import Bools, Counts, Snapshot
-from holdfast.scheduling.snapshot.claim import Labels, ports_in_range
+from holdfast.scheduling.snapshot.claim import ClaimKey, Labels, SnapshotClaim, ports_in_range
 from holdfast.scheduling.snapshot.frozen import AntiAffinityGuard
 
 _ENDLESS = 2**31
+_Replica = tuple[str, str, Labels, bool]
+"""Tenant, workload, labels, and whether it is a victim."""
 
 
 class Scratch:
@@ -37,7 +41,12 @@ class Scratch:
         self.used: Counts = snapshot.capacity - self.free_for_reclaimable
         self.gpu_free: Counts = snapshot.gpu_free.copy() if snapshot.gpu_free.size else snapshot.gpu_free
         self.ports_free: Counts = snapshot.ports_free.copy()
-        self._ports: dict[int, frozenset[int]] = {}
+        self._ports: dict[int, Counter[int]] = {}
+        """Fixed ports of this plan's placements by slot. A nomination takes ports that its victims still own."""
+        self._open_ports: Counter[int] = Counter(snapshot.open_ports)
+        """Dynamic ports of assumed claims and of this plan's placements by slot. Their numbers are not known yet."""
+        self._unreliable: dict[int, list[_Replica]] = {}
+        """Victims and nominations of this plan, by slot."""
         self._placed: dict[tuple[str, str], dict[Labels, dict[int, int]]] = {}
         self._guards: dict[AntiAffinityGuard, list[int]] = {}
         self._shapes: GpuShapeCounter | None = None
@@ -70,14 +79,55 @@ class Scratch:
         return self._shapes.columns()
 
     def ports(self, slot: int) -> frozenset[int]:
-        changed = self._ports.get(slot)
-        return self.snapshot.ports[slot] if changed is None else changed
+        taken = self._ports.get(slot)
+        return self.snapshot.ports[slot] | frozenset(taken) if taken else self.snapshot.ports[slot]
 
-    def changed_ports(self) -> Mapping[int, frozenset[int]]:
-        return self._ports
+    def fixed_ports_free(self, ports: Iterable[int], slot: int) -> bool:
+        """Whether the node has these fixed ports free. A port in the range of dynamic ports is not certain to be free
+        while dynamic ports there have no numbers yet, from this plan or from one that is not committed."""
+        node = self.snapshot.static.nodes[slot]
+        return self.ports(slot).isdisjoint(ports) and not (slot in self._open_ports and ports_in_range(node, ports))
+
+    def slots_with_taken_ports(self) -> Iterable[int]:
+        """Slots whose ports in use the snapshot does not list completely."""
+        return self._ports.keys() | self._open_ports.keys()
+
+    def stopping_groups(self, namespace: str) -> Iterator[tuple[str, Labels, Mapping[int, int]]]:
+        """(workload, labels, count per slot) of the tenant's claims that are stopping."""
+        for key, groups in self.snapshot.stopping.items():
+            if key[0] == namespace:
+                for labels, counts in groups.items():
+                    yield key[1], labels, counts
+
+    def unreliable_neighbours(self, namespace: str, *, nominated: bool) -> Iterator[tuple[int, str, Labels]]:
+        """(slot, workload, labels) of the tenant's claims in `groups` that affinity must not rely on: victims, which
+        will stop, and with `nominated` also the claims that wait for victims."""
+        snapshot = self.snapshot
+        for node, waiting in snapshot.nominations.items():
+            slot, claims = snapshot.slots.get(node), snapshot.claims.get(node, {})
+            if slot is None:
+                continue
+            named = (claims.get(ClaimKey(*name.split("/", 1))) for claim in waiting for name in claim.victims)
+            for claim in (*waiting, *named) if nominated else named:
+                if claim is not None and claim.namespace == namespace and not claim.stopping:
+                    yield slot, claim.workload, claim.labels
+        for slot, replicas in self._unreliable.items():
+            for tenant, workload, labels, leaves in replicas:
+                if tenant == namespace and (leaves or nominated):
+                    yield slot, workload, labels
+
+    def count_victim(self, claim: SnapshotClaim, slot: int, sign: int) -> None:
+        """Adds (1) or removes (-1) a victim of this plan."""
+        self._count_unreliable((claim.namespace, claim.workload, claim.labels, True), slot, sign)
+
+    def _count_unreliable(self, replica: _Replica, slot: int, sign: int) -> None:
+        there = self._unreliable.setdefault(slot, [])
+        there.append(replica) if sign > 0 else there.remove(replica)
+        if not there:
+            del self._unreliable[slot]
 
     def groups(self, namespace: str) -> Iterator[tuple[str, Labels, Mapping[int, int]]]:
-        """(workload, labels, count per slot) of the tenant's claims and proposals."""
+        """(workload, labels, count per slot) of the tenant's claims and proposals, without claims that are stopping."""
         placed = self.snapshot.placed
         for key in placed:
             if key[0] == namespace and key not in self._placed:
@@ -88,18 +138,18 @@ class Scratch:
                 for labels, counts in groups.items():
                     yield key[1], labels, counts
 
-    def guards(self, namespace: str) -> Iterator[tuple[AntiAffinityGuard, list[int]]]:
-        """(anti-affinity guard, slots) of the tenant's claims and proposals."""
+    def guards(self, namespace: str) -> Iterator[tuple[AntiAffinityGuard, Mapping[int, int]]]:
+        """(anti-affinity guard, count per slot) of the tenant's claims and proposals."""
         slots = self.snapshot.slots
         for guard, nodes in self.snapshot.guards.items():
             if guard.namespace == namespace:
-                yield guard, [slots[name] for name in nodes if name in slots]
+                yield guard, {slots[name]: count for name, count in nodes.items() if name in slots}
         for guard, proposed in self._guards.items():
             if guard.namespace == namespace and proposed:
-                yield guard, proposed
+                yield guard, Counter(proposed)
 
     def counts(self, namespace: str, workload: str) -> dict[int, int]:
-        """Replicas of a workload per slot, of all revisions."""
+        """Replicas of a workload per slot, of all revisions, without those that are stopping."""
         key = (namespace, workload)
         groups = self._placed.get(key) or self.snapshot.placed.get(key) or {}
         total: dict[int, int] = {}
@@ -121,8 +171,9 @@ class Scratch:
             )
             left = min(left, free // amount)
         if requirements.open_ports:
-            left = min(left, int(self.ports_free[slot]) // requirements.open_ports)
-        if requirements.fixed_ports and not self.ports(slot).isdisjoint(requirements.fixed_ports):
+            fixed = ports_in_range(self.snapshot.static.nodes[slot], requirements.fixed_ports)
+            left = min(left, (int(self.ports_free[slot]) - fixed) // requirements.open_ports)
+        if requirements.fixed_ports and not self.fixed_ports_free(requirements.fixed_ports, slot):
             return 0
         if requirements.gpu_milli and left > 0:
             return 1 if self.choose_devices(requirements, slot) else 0
@@ -162,6 +213,8 @@ class Scratch:
     def nominate(self, requirements: ReplicaRequirements, slot: int, sign: int) -> None:
         """Subtracts (1) or adds back (-1) a replica that waits for victims. Its devices still belong to the victims."""
         self._take(requirements, slot, (), sign)
+        replica = (requirements.namespace, requirements.workload, requirements.labels, False)
+        self._count_unreliable(replica, slot, sign)
 
     def _take(self, requirements: ReplicaRequirements, slot: int, devices: tuple[DeviceClaim, ...], sign: int) -> None:
         self.touched.append(slot)
@@ -179,10 +232,12 @@ class Scratch:
                 self.gpu_free[ids.index(device.id), slot] -= sign * device.milli
         if requirements.open_ports:
             self.ports_free[slot] -= sign * requirements.open_ports
+            self._open_ports[slot] += sign * requirements.open_ports
+            if not self._open_ports[slot]:
+                del self._open_ports[slot]
         if requirements.fixed_ports:
             self.ports_free[slot] -= sign * ports_in_range(self.snapshot.static.nodes[slot], requirements.fixed_ports)
-            in_use, fixed = self.ports(slot), frozenset(requirements.fixed_ports)
-            self._ports[slot] = in_use | fixed if sign > 0 else in_use - fixed
+            self._take_ports(slot, requirements.fixed_ports, sign)
         key = (requirements.namespace, requirements.workload)
         groups = self._placed.get(key)
         if groups is None:
@@ -193,11 +248,15 @@ class Scratch:
         if not counts[slot]:
             del counts[slot]
         for rule in required_anti_affinity(requirements.placement) if requirements.placement.affinity else ():
-            guard = AntiAffinityGuard(
-                requirements.namespace,
-                requirements.workload,
-                rule.topology,
-                tuple(sorted(rule.workload_labels.items())),
-            )
+            guard = AntiAffinityGuard(requirements.namespace, requirements.workload, rule.topology, selector_of(rule))
             proposed = self._guards.setdefault(guard, [])
             proposed.append(slot) if sign > 0 else proposed.remove(slot)
+
+    def _take_ports(self, slot: int, ports: tuple[int, ...], sign: int) -> None:
+        taken = self._ports.setdefault(slot, Counter())
+        for port in ports:
+            taken[port] += sign
+            if not taken[port]:
+                del taken[port]
+        if not taken:
+            del self._ports[slot]

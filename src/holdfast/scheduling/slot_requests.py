@@ -27,7 +27,7 @@ from holdfast.model.writes import NO_CHANGES, Create, Delete, Outcome, Write
 
 # Recovery slots requested in one pass of a budget. The rest follows in the next pass.
 SLOT_REQUESTS_PER_PASS_MAX = 64
-# How long a slot that the authority rejected is kept, so that its reason can be read. Then another node is tried.
+# How long a rejected slot is kept, so that its reason can be read. After that, another node is tried.
 REJECTED_SLOT_RETENTION_S = 5.0
 
 LABEL_BUDGET = "holdfast.dev/budget"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.gate.authorize import access_refusal, path_refusal, rules_for
+from holdfast.gate.authorize import path_refusal, rules_for
 from holdfast.model.errors import BadRequest, Refused, Unauthorized
 from holdfast.model.principal import AUTHENTICATED, Principal, from_identity
 from holdfast.server.request import Request, Response, json_response
@@ -58,7 +58,9 @@ def _review_access(app: Application, who: Principal, spec: dict[str, Any]) -> di
         text = {key: value for key, value in attributes.items() if isinstance(value, str)}
         refused = _resource_access(app, who, text)
     elif isinstance(path, dict):
-        refused = path_refusal(who, str(path.get("path", "")), str(path.get("verb", "get")))
+        who = app.access.expand(who)
+        named = (str(path.get("path", "")), str(path.get("verb", "get")))
+        refused = path_refusal(who, *named, granted=app.access.rows(who))
     else:
         raise BadRequest("exactly one of spec.resourceAttributes and spec.nonResourceAttributes must be set")
     if refused is None:
@@ -68,14 +70,13 @@ def _review_access(app: Application, who: Principal, spec: dict[str, Any]) -> di
 
 def _resource_access(app: Application, who: Principal, attributes: dict[str, str]) -> Refused | None:
     resource = attributes.get("resource", "")
-    return access_refusal(
-        who,
+    return app.access_refusal(
+        app.access.expand(who),
         attributes.get("verb", ""),
         resource,
         attributes.get("subresource", ""),
         attributes.get("namespace", ""),
         attributes.get("name", ""),
-        cell=app.cell,
     )
 
 
@@ -83,7 +84,7 @@ def _review_rules(app: Application, who: Principal, spec: dict[str, Any]) -> dic
     namespace = spec.get("namespace") or ""
     if not isinstance(namespace, str) or not namespace:
         raise BadRequest("spec.namespace: required")
-    return rules_for(who, namespace, cell=app.cell)
+    return rules_for(who, namespace, cell=app.cell, granted=app.access.rows(who))
 
 
 def _user_info(who: Principal) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.gate.authorize import access_refusal
 from holdfast.model import limits
 from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind
 from holdfast.model.errors import BadRequest, Fault, Forbidden, NotFound, Refused, Unavailable
@@ -25,11 +24,12 @@ from holdfast.model.replica import Replica
 from holdfast.server.request import Request, Response, StreamResponse, json_response
 
 if TYPE_CHECKING:
+    from holdfast.server.agent_sessions import WaitingSession
     from holdfast.server.app import Application
 
 # Calls to agents in flight per server. Further calls are refused with 503.
 AGENT_CALLS_MAX = 1_000
-# Chunks of a response buffered for a slow client. Then the agent waits.
+# Chunks of a response buffered for a slow client. At the limit the agent waits.
 AGENT_CALL_CHUNKS_MAX = 16
 
 _REPLICA, _NODE = BY_NAME["Replica"], BY_NAME["Node"]
@@ -46,11 +46,13 @@ class AgentRpcHub:
         self.pending: dict[str, asyncio.Queue[bytes | None]] = {}
         self.responding: dict[str, None] = {}
         """Calls to which the agent has responded at least once, possibly with an empty chunk."""
+        self.sessions: dict[str, WaitingSession] = {}
+        """Sessions that are open or being opened (`agent_sessions`)."""
 
 
 async def agent_stream(app: Application, request: Request) -> StreamResponse:
     """`GET /node/v1/NODE/calls`: a newer stream of the same agent ends the older one."""
-    node = _caller_node(request)
+    node = request.target.parameters["node"]
     before = app.agent_rpc.agents.get(node)
     if before is not None:
         before.put_nowait(None)
@@ -79,7 +81,7 @@ async def _call_lines(app: Application, node: str, queue: asyncio.Queue[AgentCal
 
 async def agent_response(app: Application, request: Request) -> Response:
     """`POST /node/v1/NODE/responses/ID`: `more` in the response says whether the caller is still connected."""
-    node = _caller_node(request)
+    node = request.target.parameters["node"]
     call_id = request.target.parameters["id"]
     queue = app.agent_rpc.pending.get(call_id)
     if queue is None or not call_id.startswith(f"{node}."):
@@ -93,11 +95,13 @@ async def agent_response(app: Application, request: Request) -> Response:
     return json_response({"more": call_id in app.agent_rpc.pending})
 
 
-def _caller_node(request: Request) -> str:
-    node = request.target.parameters["node"]
-    if not request.principal.is_node(node):
-        raise Forbidden(f'node {node}: User "{request.principal.name}" is not its agent')
-    return node
+def check_caller_is_agent(app: Application, request: Request) -> None:
+    """Refuses everyone but the agent of the node in the path, before anything is read."""
+    node, who = request.target.parameters["node"], request.principal
+    if not who.is_node(node) or who.region != app.cell:
+        message = f'User "{who.name}" is not the agent of node {node[:253]}'
+        app.gate.audit.record_refusal(who, "call", "node", "Forbidden", message=message, request=request.id)
+        raise Forbidden(message)
 
 
 async def call_replica_agent(app: Application, request: Request) -> StreamResponse:
@@ -105,30 +109,48 @@ async def call_replica_agent(app: Application, request: Request) -> StreamRespon
     tenant, name = request.target.parameters["tenant"], request.target.parameters["replica"]
     arguments = _decode_arguments(await request.body())
     if arguments.kind is AgentCallKind.EXEC:
-        refused = access_refusal(request.principal, "create", "replicas", "exec", tenant, name, cell=app.cell)
+        refused = app.access_refusal(request.principal, "create", "replicas", "exec", tenant, name)
     else:
-        refused = access_refusal(request.principal, "get", "replicas", "", tenant, name, cell=app.cell)
+        refused = app.access_refusal(request.principal, "get", "replicas", "", tenant, name)
     _require_access(app, request, refused, arguments)
     replica = app.objects.get(_REPLICA, tenant, name) if app.cell != "global" else None
     if not isinstance(replica, Replica):
         raise NotFound(f"replica {tenant}/{name}: not found in the {app.cell} cell")
-    node = replica.status.placement.node
+    placement = replica.status.placement
+    node = placement.node
+    if arguments.kind is AgentCallKind.LOGS and (not node or arguments.previous):
+        node = node if arguments.previous and _has_restarted(replica) else placement.last_node
     if not node:
-        raise NotFound(f"replica {tenant}/{name}: not placed on a node")
+        what = "not placed on a node" if placement.attempt == 1 else "its task has ended"
+        raise NotFound(f"replica {tenant}/{name}: {what}")
+    if arguments.kind is AgentCallKind.EXEC:
+        await _audit_exec(app, request, f"{tenant}/{name}", arguments.command)
     call = AgentCall(id="", arguments=arguments, namespace=tenant, replica=name)
     return StreamResponse(send_call(app, node, call), content_type=_NDJSON)
+
+
+def _has_restarted(replica: Replica) -> bool:
+    """Whether the present attempt has earlier runs, which are on the same node."""
+    return replica.status.execution is not None and replica.status.execution.restarts > 0
 
 
 async def call_node_agent(app: Application, request: Request) -> StreamResponse:
     """`POST /agent/v1/nodes/NODE`: resource use of its tasks."""
     node = request.target.parameters["node"]
     arguments = _decode_arguments(await request.body())
-    _require_access(
-        app, request, access_refusal(request.principal, "get", "nodes", "", "", node, cell=app.cell), arguments
-    )
+    _require_access(app, request, app.access_refusal(request.principal, "get", "nodes", "", "", node), arguments)
+    if arguments.kind is not AgentCallKind.USAGE:
+        raise BadRequest(f"agent call: {arguments.kind} is about a replica; next: call /agent/v1/replicas/…")
     if app.cell == "global" or app.objects.get(_NODE, "", node) is None:
         raise NotFound(f"node {node}: not found in the {app.cell} cell")
     return StreamResponse(send_call(app, node, AgentCall(id="", arguments=arguments)), content_type=_NDJSON)
+
+
+async def _audit_exec(app: Application, request: Request, replica: str, command: tuple[str, ...]) -> None:
+    """Records the command durably before it runs. If that fails, it does not run."""
+    text = f"replica {replica}: {' '.join(command)}"
+    app.gate.audit.record_use(request.principal, "exec", "replicas/exec", message=text, request=request.id)
+    await app.gate.audit.flush()
 
 
 def _decode_arguments(body: bytes) -> AgentCallArguments:

@@ -8,26 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
 
 from holdfast.foundation import metrics
 from holdfast.foundation.ports import Ports
-from holdfast.gate.authorize import access_refusal, is_served_in, path_refusal
+from holdfast.foundation.region_contact import RegionContact
+from holdfast.gate.audit_chain import AuditCheckpoint
+from holdfast.gate.authorize import access_refusal, path_refusal
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
+from holdfast.gate.granted_access import GrantedAccess, acting_principal
 from holdfast.gate.local_client import PlacementService
 from holdfast.identity.authenticate import Authenticator, impersonated_principal
 from holdfast.identity.joining import JoinService
 from holdfast.model.errors import Fault, Forbidden, Overloaded, Refused, Unauthorized
 from holdfast.model.indexes import indexes_of
+from holdfast.model.principal import REGIONS, Principal
 from holdfast.server import status
 from holdfast.server.agent_rpc_hub import AgentRpcHub
+from holdfast.server.asserted_calls import check_permitted
+from holdfast.server.console import ConsoleService, check_request, session_principal
+from holdfast.server.endpoints import stored_regions
+from holdfast.server.fleet_objects import check_served_here
 from holdfast.server.flow_control import FlowControl, priority_level_of
 from holdfast.server.health import Health
+from holdfast.server.open_streams import OpenStreams
 from holdfast.server.openapi import OpenApiDocuments
+from holdfast.server.pod_metrics import UsageSamples
 from holdfast.server.request import (
     AnyResponse,
     ClientDisconnected,
@@ -37,28 +47,23 @@ from holdfast.server.request import (
     Scope,
     Send,
     StreamResponse,
+    UpgradeResponse,
 )
-from holdfast.server.resources import NAMESPACES
-from holdfast.server.router import Route, Router, RouteTarget, resource_target
+from holdfast.server.request_bodies import value_cost
+from holdfast.server.resources import NAMESPACES, SESSIONS, opening_resources
+from holdfast.server.response_sending import answer_lifespan, send_response
+from holdfast.server.router import Route, Router, RouteTarget, resource_target, with_opened_view
 from holdfast.server.routes import ROUTES
 from holdfast.server.selectors import parse
 from holdfast.store.objects import Objects
 
-# Time a client may take to accept one chunk of a stream. Then the stream is closed, and the client connects again.
-SEND_STALL_TIMEOUT_S = 30.0
 # Requests that take longer are logged, whatever their result.
 SLOW_REQUEST_S = 1.0
-# Interval at which open streams are checked for revoked credentials. Then such a stream is closed.
-STREAM_CREDENTIALS_CHECK_EVERY_S = 5.0
 
 _log = structlog.get_logger()
-_BODY_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _ITEM_VERBS = {"GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create"}
 _COLLECTION_VERBS = {"GET": "list", "HEAD": "list", "POST": "create", "DELETE": "deletecollection"}
-# Warning headers of one response. The rest is dropped.
-MAX_WARNINGS = 20
-# Length of one warning. The rest is cut off.
-MAX_WARNING_CHARS = 500
+_IMPERSONATION_HEADERS = frozenset({"impersonate-user", "impersonate-group"})
 
 
 class Application:
@@ -74,8 +79,8 @@ class Application:
         *,
         placement: PlacementService | None = None,
         events: EventLog | None = None,
-        open_metrics: bool = False,
         joining: JoinService | None = None,
+        console: ConsoleService | None = None,
     ) -> None:
         self.cell = cell
         self.objects = objects
@@ -84,23 +89,28 @@ class Application:
         self.ports = ports
         self.placement = placement
         self.events = events if events is not None else EventLog(objects, ports)
-        self.open_metrics = open_metrics
         self.join_service = joining or JoinService(gate, None)
+        self.console = console
         self.draining = False
         self.openapi_documents = OpenApiDocuments(cell)
+        self.access = GrantedAccess(objects, ports.clock)
+        self.audit_checkpoints: Callable[[], list[AuditCheckpoint]] = list
         self.health = Health(self)
         self.flow = FlowControl()
         self.agent_rpc = AgentRpcHub()
+        self.region_contact = RegionContact(lambda: stored_regions(objects), ports.clock)
+        self.usage = UsageSamples()
+        self.eviction_lock = asyncio.Lock()
+        self._opening = opening_resources(gate.sealer)
         self._router = Router(ROUTES)
-        self._streams: dict[asyncio.Task[None], Request] = {}
-        self._stream_checker: asyncio.Task[None] | None = None
+        self.streams = OpenStreams(self)
         self._timers: dict[tuple[str, str], Any] = {}
         self._counters: dict[tuple[str, str, int], Any] = {}
         self._log = structlog.get_logger().bind()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await answer_lifespan(receive, send)
             return
         if scope["type"] != "http":
             return
@@ -121,11 +131,15 @@ class Application:
             response = _refusal(request, Fault("internal server error; next: see request_failed in the server's log"))
         code = response.code if isinstance(response, Response) else 200
         try:
-            if isinstance(response, StreamResponse):
+            if isinstance(response, UpgradeResponse):
                 assert request is not None
-                await self._stream(request, response, send)
+                code = 101
+                await self.streams.upgrade(request, response)
+            elif isinstance(response, StreamResponse):
+                assert request is not None
+                await self.streams.send(request, response, send)
             else:
-                await _send_response(request, response, send)
+                await send_response(request, response, send)
         finally:
             if request is not None:
                 self._record(request, code, self.ports.clock.monotonic() - began)
@@ -133,32 +147,47 @@ class Application:
     async def drain(self) -> None:
         """Ends all watches cleanly. Clients resume them at another server."""
         self.draining = True
-        if self._stream_checker is not None:
-            self._stream_checker.cancel()
-        for task in list(self._streams):
-            task.cancel()
+        self.streams.end_all()
 
     # Request -------------------------------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> AnyResponse:
         route = self._match_route(request)
+        bearer = request.headers.get("authorization", "")
+        if bearer and not request.peer_certificate:
+            await self.authenticator.prepare(bearer)
         self._authenticate(request, route)
-        if request.method in _BODY_METHODS:
-            await request.body()  # before flow control: a slow sender must not occupy a seat
+        request.caller = request.principal
+        if route.access != "open":  # health checks work without the store
+            request.principal = self.access.expand(request.caller)
         self._authorize(request, route)
-        if route.access == "open":
-            return await _call(route, self, request)
-        async with self.flow.admit(request.principal, request.target.namespace):
-            return await _call(route, self, request)
+        if REGIONS in request.principal.groups:
+            self.region_contact.check()
+        if not route.max_body_bytes and route.access == "open":
+            return await _call(route, self, request)  # health checks work on an overloaded server
+        flow = (request.principal, request.target.namespace)
+        with self.flow.body_account(*flow, address=request.address) as account:
+            values = 0
+            if route.max_body_bytes:
+                request.count_body = account.count
+                # Before flow control, because a slow sender must not occupy a seat.
+                values = value_cost(request.content_type, await request.body())
+            async with self.flow.admit(*flow, values=values, address=request.address):
+                return await _call(route, self, request)
 
     def _match_route(self, request: Request) -> Route:
         """The route of this path and method. A path without any route is 404, a path with other methods 405."""
         found = False
+        if request.console_only and request.path.strip("/").partition("/")[0] not in ("", "console", "docs"):
+            raise status.HttpRefusal(400, "BadRequest", "the API of this port is served over https")
+        request.use_resource_path()
         for route, parameters in self._router.find(request.path):
+            if request.through_console and route.label != "resource":
+                continue
             target: RouteTarget | None = RouteTarget(parameters=parameters)
             if route.label == "resource":
                 named = route.pattern.rpartition("/")[2]
-                part = {"subresource": named} if named in ("scale", "eviction", "log") else {}
+                part = {"subresource": named} if named in ("scale", "eviction", "log", *SESSIONS) else {}
                 target = resource_target({**parameters, **part})
             if target is None:
                 continue
@@ -166,8 +195,8 @@ class Application:
             if request.method in route.methods:
                 target.route = route
                 target.verb = _verb(request, route, target)
-                request.target = target
-                self._check_served_here(target)
+                request.target = with_opened_view(target, self._opening)
+                check_served_here(target, self.cell)
                 if target.resource is not None and not target.subresource and target.verb not in target.resource.verbs:
                     raise status.method_not_allowed(request.method)
                 return route
@@ -175,33 +204,50 @@ class Application:
             raise status.method_not_allowed(request.method)
         raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
 
-    def _check_served_here(self, target: RouteTarget) -> None:
-        if target.resource is not None and not is_served_in(target.resource.stored, self.cell):
-            plural = target.resource.kind.plural
-            where = "in the regions" if self.cell == "global" else "in the global cell"
-            raise status.HttpRefusal(
-                404, "NotFound", f"{plural}: not stored in the {self.cell} cell; next: request them from {where}"
-            )
-
     def _authenticate(self, request: Request, route: Route) -> None:
         bearer = request.headers.get("authorization", "")
+        if request.asserted_principal is not None:
+            request.principal, request.session_is_live = request.asserted_principal, lambda: True
+            check_permitted(request)
+            return
         if request.peer_certificate:
             try:
                 request.principal = self.authenticator.from_certificate(request.peer_certificate)
             except Unauthorized as refusal:
-                self._audit_rejected_certificate(refusal, request)
+                self.audit_rejected_certificate(refusal, request)
                 raise Unauthorized("Unauthorized") from None
         elif bearer:
-            request.principal = self.authenticator.from_bearer(bearer)
-        elif route.access == "open" or (route.access == "metrics" and self.open_metrics):
+            try:
+                request.principal = self.authenticator.from_bearer(bearer)
+            except Unauthorized as refusal:
+                self._audit_unauthenticated(request, str(refusal.facts.get("why", "TokenUnknown")))
+                raise Unauthorized("Unauthorized") from None
+        elif route.access == "open":
+            return
+        elif route.access == "console" or request.through_console:
+            try:
+                request.principal = session_principal(self, request)
+            except Unauthorized:
+                self._audit_unauthenticated(request, "NoSession")
+                raise
+            check_request(self, request)
             return
         else:
+            self._audit_unauthenticated(request, "NoCredential")
             raise Unauthorized("Unauthorized")
+        if request.through_console:
+            check_request(self, request)
         user = request.headers.get("impersonate-user", "")
         if user or any(name.startswith("impersonate-") for name in request.headers):
             self._impersonate(request, user)
 
-    def _audit_rejected_certificate(self, refusal: Unauthorized, request: Request) -> None:
+    def _audit_unauthenticated(self, request: Request, why: str) -> None:
+        """A request without a known credential. Summed per address, so that a flood costs one record a second."""
+        who = f"system:anonymous at {request.address or 'an unknown address'}"
+        what = f"{request.id} {request.method} {request.path[:200]}"
+        self.gate.audit.record_refusal(who, "authenticate", "credentials", why, request=what)
+
+    def audit_rejected_certificate(self, refusal: Unauthorized, request: Request) -> None:
         """A certificate that TLS accepted and the cell rejects: revoked, expired, or outside its authority."""
         who = refusal.facts.get("principal")
         if who is not None:
@@ -211,48 +257,82 @@ class Application:
 
     def _impersonate(self, request: Request, user: str) -> None:
         groups = tuple(request.all_headers("impersonate-group"))
-        for resource, name in (("users", user), *(("groups", group) for group in groups)):
-            refused = access_refusal(request.principal, "impersonate", resource, name=name, cell=self.cell)
+        others = [n for n in request.headers if n.startswith("impersonate-") and n not in _IMPERSONATION_HEADERS]
+        request.principal = self.access.expand(request.principal)
+        for resource, name in (
+            ("users", user),
+            *(("groups", group) for group in groups),
+            *(("uids", n) for n in others),
+        ):
+            refused = self.access_refusal(request.principal, "impersonate", resource, name=name)
             if refused is not None:
-                raise self._forbidden(request, refused)
-        if not user:
-            raise status.HttpRefusal(400, "BadRequest", "impersonation: the header Impersonate-User is missing")
+                raise self.forbidden(request, refused)
+        if not user or others:
+            wrong = f"{others[0]} is not supported" if others else "the header Impersonate-User is missing"
+            raise status.HttpRefusal(400, "BadRequest", f"impersonation: {wrong}")
         request.principal = impersonated_principal(request.principal, user, groups)
 
     def _authorize(self, request: Request, route: Route) -> None:
         who, target = request.principal, request.target
         refused: Refused | None = None
         if target.resource is not None:
-            refused = self._resource_access_refusal(request)
+            refused = self.resource_access_refusal(request)
         elif route.label == "review":
-            refused = access_refusal(who, "create", route.pattern.rpartition("/")[2], cell=self.cell)
+            refused = self.access_refusal(who, "create", route.pattern.rpartition("/")[2])
         elif route.access == "endpoints":
-            refused = access_refusal(who, "list", "endpoints", namespace=target.parameters["tenant"], cell=self.cell)
-        elif route.access == "metrics" and not self.open_metrics:
-            refused = path_refusal(who, request.path, "get")
+            refused = self.access_refusal(who, "list", "endpoints", namespace=target.parameters["tenant"])
+        elif route.access in ("metrics", "audit"):
+            refused = path_refusal(who, request.path, "get", granted=self.access.rows(who))
         if refused is not None:
-            raise self._forbidden(request, refused)
+            raise self.forbidden(request, refused)
+        if target.resource is not None and self.access.rows(who).rows:
+            refused = access_refusal(*_attributes(request), cell=self.cell)
+            if refused is not None:  # a bound role allows it: the gate checks with the rights of this one request
+                request.principal = acting_principal(who, target.resource.stored, target.verb, target.namespace)
+        if route.check is not None:
+            route.check(self, request)
 
-    def _resource_access_refusal(self, request: Request) -> Refused | None:
-        who, target = request.principal, request.target
+    def resource_access_refusal(self, request: Request) -> Refused | None:
+        target = request.target
         assert target.resource is not None
         kind = target.resource.kind
         fields: dict[str, str] = {}
         if target.verb in ("list", "watch", "deletecollection"):
             wanted = parse(kind, "", request.query.get("fieldSelector", ""))
             fields = {term.label: term.value for term in wanted.fields if term.equal}
-        access = (who, target.verb, kind.plural, target.subresource, target.namespace, target.name)
-        refused = access_refusal(*access, fields=fields, cell=self.cell)
+        access = _attributes(request)
+        refused = self.access_refusal(*access, fields=fields)
         if refused is not None and target.verb == "get":
             # Some principals may read an object because of its fields, such as the Bindings of their own node.
             item = self.objects.get(target.resource.stored, target.namespace, target.name)
             if item is not None:
                 known = indexes_of(target.resource.stored.type)
                 own = {name: next(iter(index(item)), "") for name, index in known.items()}
-                refused = access_refusal(*access, fields=own, cell=self.cell)
+                refused = self.access_refusal(*access, fields=own)
         return refused
 
-    def _forbidden(self, request: Request, refused: Refused) -> Forbidden:
+    def access_refusal(  # noqa: PLR0917 - the parts of a request, in the order clients name them
+        self,
+        who: Principal,
+        verb: str,
+        resource: str,
+        subresource: str = "",
+        namespace: str = "",
+        name: str = "",
+        *,
+        fields: Mapping[str, str] | None = None,
+    ) -> Refused | None:
+        """Why the principal may not do this in this cell; None if its groups or a bound role allow it."""
+        access = (who, verb, resource, subresource, namespace, name)
+        return access_refusal(*access, fields=fields, cell=self.cell, granted=self.access.rows(who))
+
+    def require_access(self, request: Request, verb: str) -> None:
+        """Raises Forbidden if the caller may not use this verb on the request's target."""
+        who, _, *rest = _attributes(request)
+        if (refused := self.access_refusal(who, verb, *rest)) is not None:
+            raise self.forbidden(request, refused)
+
+    def forbidden(self, request: Request, refused: Refused) -> Forbidden:
         what = request.target.resource.kind.plural if request.target.resource else request.path[:100]
         verb = request.target.verb or request.method.lower()
         self.gate.audit.record_refusal(request.principal, verb, what, refused.reason, message=refused.message)
@@ -260,69 +340,25 @@ class Application:
 
     # Responses -----------------------------------------------------------------------------------------------------
 
-    async def _stream(self, request: Request, response: StreamResponse, send: Send) -> None:
-        """Sends until the stream ends, the client disconnects, or the server drains. A client that stops reading is
-        disconnected.
-        """
-        who = request.principal
-        sender = asyncio.ensure_future(_send_stream(response, send))
-        gone = asyncio.ensure_future(request.disconnected())
-        self._streams[gone] = request
-        if self._stream_checker is None:
-            self._stream_checker = asyncio.ensure_future(self._check_streams())
-        try:
-            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
-            client_left = gone.done() and not gone.cancelled()
-            if not sender.done():
-                sender.cancel()
-                await asyncio.wait({sender})
-                if not client_left:
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
-            elif not sender.cancelled() and sender.exception() is not None:
-                request.abort()
-                if not isinstance(sender.exception(), TimeoutError):
-                    metrics.SERVER_FAILURES.inc()
-                    _log.error("stream_failed", path=request.path[:200], exc_info=sender.exception())
-        finally:
-            self._streams.pop(gone, None)
-            gone.cancel()
-            sender.cancel()
-            self.flow.close_watch(who)
-
-    async def _check_streams(self) -> None:
-        """Ends streams whose credential was revoked or expired; a watch could otherwise outlive it by days."""
-        try:
-            while self._streams and not self.draining:
-                await self.ports.clock.sleep(STREAM_CREDENTIALS_CHECK_EVERY_S)
-                for task, request in list(self._streams.items()):
-                    try:
-                        if request.peer_certificate:
-                            self.authenticator.from_certificate(request.peer_certificate)
-                        else:
-                            self.authenticator.from_bearer(request.headers.get("authorization", ""))
-                    except Unauthorized as refusal:
-                        self._audit_rejected_certificate(refusal, request)
-                        task.cancel()
-        finally:
-            self._stream_checker = None
-
     def _record(self, request: Request, code: int, seconds: float) -> None:
         target = request.target
         verb = target.verb or request.method.lower()
         resource = target.resource.kind.plural if target.resource else _label(target.route)
         if target.subresource:
             resource = f"{resource}/{target.subresource}"
+            if code == 101:
+                verb = "connect"  # a session lasts as long as its user wants: no duration is recorded
         counter = self._counters.get((verb, resource, code))
         if counter is None:
             counter = self._counters[(verb, resource, code)] = metrics.SERVER_REQUESTS.labels(verb, resource, str(code))
         counter.inc()
-        if verb != "watch":
+        if verb not in ("watch", "connect"):
             timer = self._timers.get((verb, resource))
             if timer is None:
                 timer = self._timers[(verb, resource)] = metrics.SERVER_DURATION.labels(verb, resource)
             timer.observe(seconds)
         # The audit log records writes; this log is for failures and slow requests.
-        is_notable = code >= 400 or (seconds > SLOW_REQUEST_S and verb != "watch")
+        is_notable = code >= 400 or (seconds > SLOW_REQUEST_S and verb not in ("watch", "connect"))
         if is_notable or self._log.is_enabled_for(logging.DEBUG):
             log_request = self._log.info if is_notable else self._log.debug
             log_request(
@@ -344,14 +380,23 @@ class Application:
 
 async def _call(route: Route, app: Application, request: Request) -> AnyResponse:
     response: AnyResponse = await route.handler(app, request)
-    if isinstance(response, StreamResponse):
+    if isinstance(response, StreamResponse | UpgradeResponse):
         app.flow.open_watch(request.principal)
     return response
+
+
+def _attributes(request: Request) -> tuple[Principal, str, str, str, str, str]:
+    target = request.target
+    assert target.resource is not None
+    plural = target.resource.kind.plural
+    return request.principal, target.verb, plural, target.subresource, target.namespace, target.name
 
 
 def _verb(request: Request, route: Route, target: RouteTarget) -> str:
     if target.resource is None:
         return "create" if route.label == "review" else ""
+    if target.subresource in SESSIONS:
+        return "create"  # also for GET: whoever may only read must not run commands
     watching = request.flag("watch") and request.method in ("GET", "HEAD") and not target.subresource
     if watching:
         return "watch"
@@ -392,60 +437,3 @@ def _reword_for_namespace(status_object: dict[str, Any]) -> dict[str, Any]:
         kind = "namespaces" if details["kind"] == "tenants" else "Namespace"
         details = {key: value for key, value in details.items() if key != "group"} | {"kind": kind}
     return {**status_object, "message": text, "details": details}
-
-
-async def _send_response(request: Request | None, response: Response, send: Send) -> None:
-    headers = [
-        (b"content-type", response.content_type.encode()),
-        (b"content-length", b"%d" % len(response.body)),
-        *response.headers,
-    ]
-    if request is not None:
-        if request.warnings:
-            headers += _warnings(request)
-        headers.append((b"audit-id", request.id.encode()))
-        unread = request.has_unread_body  # the rest of the body stays unread, so the connection must close
-        if request.exchange is not None:
-            await request.exchange.respond(response.code, headers, response.body, last=unread)
-            return
-        if unread:
-            headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": response.code, "headers": headers})
-    await send({"type": "http.response.body", "body": response.body})
-
-
-async def _send_stream(response: StreamResponse, send: Send) -> None:
-    headers = [(b"content-type", response.content_type.encode()), (b"cache-control", b"no-cache"), *response.headers]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    chunks: AsyncIterator[bytes] = response.chunks
-    try:
-        async for chunk in chunks:
-            async with asyncio.timeout(SEND_STALL_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    except TimeoutError:
-        metrics.SERVER_STALLED.inc()
-        raise
-    finally:
-        closing = getattr(chunks, "aclose", None)
-        if closing is not None:
-            await closing()
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _warnings(request: Request) -> list[tuple[bytes, bytes]]:
-    made = []
-    for text in list(dict.fromkeys(request.warnings))[:MAX_WARNINGS]:
-        clean = "".join(c if c.isprintable() else " " for c in text)[:MAX_WARNING_CHARS]
-        quoted = clean.replace("\\", "\\\\").replace('"', '\\"')
-        made.append((b"warning", f'299 - "{quoted}"'.encode("ascii", "replace")))
-    return made
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        if message["type"] == "lifespan.startup":
-            await send({"type": "lifespan.startup.complete"})
-        elif message["type"] == "lifespan.shutdown":
-            await send({"type": "lifespan.shutdown.complete"})
-            return

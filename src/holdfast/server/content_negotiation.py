@@ -14,7 +14,7 @@ JSON = "application/json"
 _ANY = frozenset({"*/*", "application/*", JSON})
 
 
-class ResponseShape(enum.Enum):
+class ResponseShape(enum.StrEnum):
     PLAIN = "plain"
     TABLE = "Table"
     PARTIAL = "PartialObjectMetadata"
@@ -49,6 +49,11 @@ def object_form(accept: str) -> ResponseForm:
 @lru_cache(maxsize=256)
 def discovery_form(accept: str) -> ResponseForm:
     return _choose(accept, _DISCOVERY_SHAPES)
+
+
+def accept_header(form: ResponseForm) -> str:
+    """The header that requests this form of objects and lists."""
+    return JSON if form.shape is ResponseShape.PLAIN else f"{JSON};as={form.shape};v={form.version};g=meta.k8s.io"
 
 
 def _choose(accept: str, shapes: _Shapes) -> ResponseForm:

@@ -6,6 +6,8 @@ valid.
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ import msgspec
 from holdfast.model.errors import BadRequest, Cause, Invalid
 from holdfast.model.meta import Object
 from holdfast.model.schema import Findings, RepeatedKeys, object_schema, walk
+from holdfast.model.secret import KEY_CHARS_MAX
 from holdfast.model.validation import unsupported
 from holdfast.server import status
 from holdfast.server.request import Request
@@ -84,6 +87,7 @@ def validate_fields(request: Request, resource: Resource, data: dict[str, Any]) 
     """
     strictness = field_validation(request)
     found = Findings()
+    data = _with_plain_content(resource, data, found)
     kept: dict[str, Any] = walk(object_schema(resource.kind.type), data, found)
     problems = [f'unknown field "{path}"' for path in found.unknown]
     problems += [f'duplicate field "{path}"' for path in found.repeated]
@@ -97,6 +101,37 @@ def validate_fields(request: Request, resource: Resource, data: dict[str, Any]) 
     if found.causes:
         raise status.invalid(resource.kind, _name_of(data), tuple(found.causes))
     return kept
+
+
+def _with_plain_content(resource: Resource, data: dict[str, Any], found: Findings) -> dict[str, Any]:
+    """The data of a Secret or ConfigMap in its stored form, so that field owners and patches name stored fields.
+
+    `stringData` of a Secret becomes `data`. Base64 may be wrapped in lines, as in Kubernetes.
+    """
+    if resource.kind.group or resource.kind.name not in ("Secret", "ConfigMap"):
+        return data
+    made = _copied(data)
+    field = "data" if resource.kind.name == "Secret" else "binaryData"
+    content, texts = made.get(field), made.get("stringData")
+    found.causes += _base64_causes(field, content)
+    if isinstance(content, dict):
+        # A key without a value is an empty value, as kubectl writes it.
+        made[field] = {
+            k: "".join(v.split()) if isinstance(v, str) else "" if v is None else v for k, v in content.items()
+        }
+    if field == "data" and isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values()):
+        del made["stringData"]
+        encoded = {key: base64.b64encode(text.encode(errors="replace")).decode() for key, text in texts.items()}
+        made["data"] = {**made[field], **encoded} if isinstance(content, dict) else encoded
+    return made
+
+
+def _base64_causes(field: str, content: Any) -> Iterator[Cause]:
+    for key, text in content.items() if isinstance(content, dict) else ():
+        try:
+            base64.b64decode("".join(text.split()) if isinstance(text, str) else "", validate=True)
+        except ValueError:
+            yield Cause(f"{field}[{key[:KEY_CHARS_MAX]}]", "FieldValueInvalid", "Invalid value: must be base64")
 
 
 def to_object(resource: Resource, data: dict[str, Any]) -> Object:

@@ -11,11 +11,12 @@ import msgspec
 
 from holdfast.foundation.batches import batches, send_divided
 from holdfast.model import limits
+from holdfast.model.binding import Binding
 from holdfast.model.errors import BadRequest, Conflict, NotFound
 from holdfast.model.meta import Key, Object
 from holdfast.model.validation import unsupported
 from holdfast.model.writes import Delete
-from holdfast.server import decoding, status
+from holdfast.server import decoding, eviction, status
 from holdfast.server.read import parse_revision, requested_selection, require_object, response_encoder, target_resource
 from holdfast.server.representations import ListMeta
 from holdfast.server.request import Request, Response
@@ -33,6 +34,8 @@ class DeleteOptions(msgspec.Struct, frozen=True):
     uid: str = ""
     revision: int = 0
     dry_run: bool = False
+    forced: bool = False
+    """A grace period of 0, as `kubectl delete --force` sends it."""
 
 
 async def delete(app: Application, request: Request) -> Response:
@@ -51,6 +54,9 @@ async def delete(app: Application, request: Request) -> Response:
                 f"ResourceVersion in object meta: {before.revision}"
             )
             raise status.conflict(resource.kind, name, why)
+        if isinstance(before, Binding) and resource.to_view is not None:
+            await eviction.delete_pod(app, request, before, forced=options.forced, dry_run=options.dry_run)
+            return Response(status.success(resource.kind, name, before.uid))
         try:
             left = (await _commit(app, request, options, [before]))[0]
         except Conflict:
@@ -130,4 +136,5 @@ async def _options(request: Request) -> DeleteOptions:
         uid=uid,
         revision=parse_revision(revision, "preconditions.resourceVersion"),
         dry_run=bool(dry_run) or decoding.is_dry_run(request),
+        forced=data.get("gracePeriodSeconds") == 0 or request.query.get("gracePeriodSeconds") == "0",
     )

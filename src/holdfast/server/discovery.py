@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast import __version__
 from holdfast.gate.authorize import is_served_in
-from holdfast.server import status
+from holdfast.server import pod_metrics, status
 from holdfast.server.access_reviews import REVIEWS
 from holdfast.server.content_negotiation import ResponseForm, ResponseShape, discovery_form
+from holdfast.server.fleet_objects import is_read_in_regions
 from holdfast.server.request import Request, Response, json_response
-from holdfast.server.resources import GROUPS, RESOURCES, Resource
+from holdfast.server.resources import GROUPS, RESOURCES, SESSIONS, Resource
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -25,12 +28,24 @@ _VARY = (b"vary", b"Accept")
 
 
 def group_version(group: str) -> str:
-    return f"{group}/{VERSION}" if group else VERSION
+    return f"{group}/{_version_of(group)}" if group else VERSION
 
 
 def visible_resources(cell: str, group: str) -> list[Resource]:
-    """The resources of a group that a cell shows: its own kinds and its mirrors, without internal kinds."""
-    return [r for r in RESOURCES if r.kind.group == group and not r.kind.internal and is_served_in(r.stored, cell)]
+    """The resources of a group that a cell shows: its own kinds, its mirrors, and in the global cell those that it
+    reads from regions. Internal kinds are not shown.
+    """
+    of_group = [r for r in RESOURCES if r.kind.group == group and not r.kind.internal]
+    return [
+        r if is_served_in(r.stored, cell) else _read_only(r)
+        for r in of_group
+        if is_served_in(r.stored, cell) or is_read_in_regions(r, cell)
+    ]
+
+
+def _read_only(resource: Resource) -> Resource:
+    parts = tuple(name for name in resource.subresources if name == "log")
+    return msgspec.structs.replace(resource, verbs=("get", "list", "watch"), subresources=parts)
 
 
 async def version(app: Application, request: Request) -> Response:
@@ -63,7 +78,7 @@ async def core(app: Application, request: Request) -> Response:
 async def groups(app: Application, request: Request) -> Response:
     """`/apis`"""
     form = discovery_form(request.headers.get("accept", ""))
-    named = tuple(group for group in (*GROUPS, *REVIEW_GROUPS) if group)
+    named = tuple(group for group in _group_names(app.cell) if group)
     if form.shape is ResponseShape.DISCOVERY:
         return _aggregated(app, form, named)
     listed = [_group(group) for group in named]
@@ -73,25 +88,39 @@ async def groups(app: Application, request: Request) -> Response:
 async def group(app: Application, request: Request) -> Response:
     """`/apis/{group}`"""
     name = request.target.parameters["group"]
-    if name not in (*GROUPS, *REVIEW_GROUPS):
+    if name not in _group_names(app.cell):
         raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
     return json_response({"kind": "APIGroup", "apiVersion": "v1", **_group(name)})
 
 
+def _group_names(cell: str) -> tuple[str, ...]:
+    """The groups that a cell serves. Only regions have agents, whose measurements are metrics.k8s.io."""
+    return (*GROUPS, *REVIEW_GROUPS, *(() if cell == "global" else (pod_metrics.GROUP,)))
+
+
+def _version_of(group: str) -> str:
+    return pod_metrics.VERSION if group == pod_metrics.GROUP else VERSION
+
+
 def _group(name: str) -> dict[str, Any]:
-    row = {"groupVersion": group_version(name), "version": VERSION}
+    row = {"groupVersion": group_version(name), "version": _version_of(name)}
     return {"name": name, "versions": [row], "preferredVersion": row}
 
 
 async def resources(app: Application, request: Request) -> Response:
     """`/api/v1` and `/apis/{group}/{version}`"""
     name = request.target.parameters.get("group", "")
-    if name not in (*GROUPS, *REVIEW_GROUPS) or request.target.parameters.get("version", VERSION) != VERSION:
+    if name not in _group_names(app.cell) or request.target.parameters.get("version", VERSION) != _version_of(name):
         raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
     rows: list[dict[str, Any]] = []
     for resource in visible_resources(app.cell, name):
         rows += _rows(resource)
     rows += [_review_row(kind, plural) for (at, plural), kind in REVIEWS.items() if at == name]
+    if name == pod_metrics.GROUP:
+        rows += [
+            {"name": plural, "singularName": "", "namespaced": namespaced, "kind": kind, "verbs": ["get", "list"]}
+            for plural, kind, namespaced in pod_metrics.RESOURCES
+        ]
     return json_response(
         {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version(name), "resources": rows}
     )
@@ -128,6 +157,8 @@ def _rows(resource: Resource) -> list[dict[str, Any]]:
 
 
 def _subresource_verbs(name: str) -> list[str]:
+    if name in SESSIONS:
+        return ["create", "get"]
     return {"finalize": ["update"], "eviction": ["create"], "log": ["get"]}.get(name, ["get", "patch", "update"])
 
 
@@ -139,7 +170,9 @@ def _aggregated(app: Application, form: ResponseForm, names: tuple[str, ...]) ->
     items = [
         {
             "metadata": {"name": name, "creationTimestamp": None},
-            "versions": [{"version": VERSION, "freshness": "Current", "resources": _aggregated_rows(app.cell, name)}],
+            "versions": [
+                {"version": _version_of(name), "freshness": "Current", "resources": _aggregated_rows(app.cell, name)}
+            ],
         }
         for name in names
     ]
@@ -166,11 +199,22 @@ def _aggregated_rows(cell: str, group: str) -> list[dict[str, Any]]:
                     "verbs": ["create"],
                 }
             )
+    if group == pod_metrics.GROUP:
+        rows += [
+            {
+                "resource": plural,
+                "responseKind": _kind_ref(group, kind),
+                "scope": "Namespaced" if namespaced else "Cluster",
+                "singularResource": "",
+                "verbs": ["get", "list"],
+            }
+            for plural, kind, namespaced in pod_metrics.RESOURCES
+        ]
     return rows
 
 
 def _kind_ref(group: str, kind: str) -> dict[str, str]:
-    return {"group": group, "version": VERSION, "kind": kind}
+    return {"group": group, "version": _version_of(group), "kind": kind}
 
 
 def _aggregated_row(resource: Resource) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """`GET /endpoints/TENANT[/WORKLOAD]`: addresses that may receive traffic, as plain JSON for load balancers.
 
-The global cell omits entries of a region that has not reported within their TTL, so the addresses of a partitioned
-region age out. A region's own cell lists its own endpoints.
+The global cell omits entries of a region that is lost or has not reported within their TTL, so the addresses of a lost
+or partitioned region leave the list. A global cell that heard no region at all keeps every address, because the silence
+is its own. A region's own cell lists its own endpoints.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,8 +15,8 @@ import msgspec
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.region import Region
-from holdfast.model.times import parse_time
 from holdfast.server.request import Request, Response, json_response
+from holdfast.store.objects import Objects
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -31,15 +33,15 @@ async def endpoints(app: Application, request: Request) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for item in found:
         assert isinstance(item, Endpoint)
-        if is_expired(app, item):
+        region = app.objects.get(_REGION, "", item.spec.region)
+        assert region is None or isinstance(region, Region)
+        if app.region_contact.has_expired(item, region):
             continue
         rows = [{"region": item.spec.region, **msgspec.to_builtins(address)} for address in item.spec.addresses]
         groups.setdefault(item.spec.workload, []).extend(rows)
     return json_response({"tenant": tenant, "revision": str(revision), "workloads": groups})
 
 
-def is_expired(app: Application, item: Endpoint) -> bool:
-    """Whether the region's last report is older than the entry's TTL, on this cell's clock."""
-    region = app.objects.get(_REGION, "", item.spec.region)
-    last_contact_at = region.status.health.last_contact_at if isinstance(region, Region) else ""
-    return bool(last_contact_at) and app.ports.clock.now() - parse_time(last_contact_at) > item.spec.ttl_seconds
+def stored_regions(objects: Objects) -> Iterator[Region]:
+    found, _ = objects.list(_REGION)
+    return (region for region in found if isinstance(region, Region))

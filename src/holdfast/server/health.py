@@ -13,6 +13,10 @@ from holdfast.server.request import Request, Response, text_response
 if TYPE_CHECKING:
     from holdfast.server.app import Application
 
+# Age of an unanswered commit from which the store counts as hung. The longest ordinary pause, a checkpoint on a busy
+# disk, takes about a second.
+STORE_SILENCE_MAX_S = 5.0
+
 Check = Callable[[], str]
 """Returns what is wrong; empty if healthy."""
 
@@ -31,6 +35,9 @@ class Health:
             self._app.objects.get(BY_NAME["Tenant"], "", "default")
         except Fault as fault:
             return fault.message
+        silent_s = self._app.objects.oldest_commit_s
+        if silent_s >= STORE_SILENCE_MAX_S:
+            return f"the store has not answered a commit for {silent_s:.0f} s (limit {STORE_SILENCE_MAX_S:g} s)"
         return ""
 
     def _draining(self) -> str:

@@ -1,5 +1,6 @@
-"""`POST /join/v1` and `POST /join/v1/renew`: how agents get their certificates. The rules are in
-`identity/joining.py`.
+"""`/join/v1`: how agents and the cells of regions get their certificates, and everyone the platform's CA.
+
+The rules are in `identity/joining.py` and `identity/region_joining.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast.model.errors import BadRequest
-from holdfast.model.join import JoinRequest, RenewalRequest
+from holdfast.model.join import CellRequests, JoinRequest, RegionJoinRequest, RenewalRequest
 from holdfast.server.request import Request, Response
 
 if TYPE_CHECKING:
@@ -17,23 +18,45 @@ if TYPE_CHECKING:
 
 JOIN_PATH = "/join/v1"
 RENEW_PATH = "/join/v1/renew"
+REGION_PATH = "/join/v1/region"
+REGION_RENEW_PATH = "/join/v1/region/renew"
 _encoder = msgspec.json.Encoder()
 T = TypeVar("T")
 
 
 async def join(app: Application, request: Request) -> Response:
-    """Open to everyone: the token in the body is the credential. Unauthenticated callers share the `users` priority
-    level.
+    """Open to everyone: the token in the body is the credential. Unauthenticated callers have a priority level of
+    their own.
     """
     join_request = _decoded(await request.body(), JoinRequest)
-    async with app.flow.admit(request.principal, ""):
-        made = await app.join_service.join(join_request, request=f"{request.id} POST {JOIN_PATH}")
+    made = await app.join_service.join(join_request, request=f"{request.id} POST {JOIN_PATH}")
     return Response(_encoder.encode(made))
 
 
 async def renew(app: Application, request: Request) -> Response:
     join_request = _decoded(await request.body(), RenewalRequest)
     made = await app.join_service.renew(request.principal, join_request, request=f"{request.id} POST {RENEW_PATH}")
+    return Response(_encoder.encode(made))
+
+
+async def trust_bundle(app: Application, request: Request) -> Response:
+    """The CA certificates that this cell trusts. They are public; a joining machine compares them with its token."""
+    return Response(_encoder.encode(app.join_service.trust_bundle()))
+
+
+async def join_region(app: Application, request: Request) -> Response:
+    """Open to everyone: the token in the body is the credential. Answers with the certificates of a region's cell."""
+    asked = _decoded(await request.body(), RegionJoinRequest)
+    made = await app.join_service.regions.join(asked, request=f"{request.id} POST {REGION_PATH}")
+    return Response(_encoder.encode(made))
+
+
+async def renew_region(app: Application, request: Request) -> Response:
+    """New certificates for the region that shows its link certificate."""
+    asked = _decoded(await request.body(), CellRequests)
+    made = await app.join_service.regions.renew(
+        request.principal, asked, request=f"{request.id} POST {REGION_RENEW_PATH}"
+    )
     return Response(_encoder.encode(made))
 
 

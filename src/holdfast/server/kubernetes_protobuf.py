@@ -6,6 +6,7 @@ they are dropped here, because JSON clients never send them. Only the messages i
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,13 @@ from holdfast.model.times import micro_text, seconds_text
 MAGIC = b"k8s\0"
 # Deepest nesting of a protobuf message. A deeper one is refused.
 MAX_DEPTH = 16
+# Fields of one protobuf body, at all depths together. More are refused: a field of two bytes costs 2 µs to decode.
+MAX_FIELDS = 5_000
 
 Fields = dict[int, tuple[str, str]]
 
-# message → field number → (name, type). `[x]` is repeated, `{}` is a map of strings, a capitalized type is a message.
+# message → field number → (name, type). `[x]` is repeated, `{}` is a map of strings, `{base64}` one of bytes, and a
+# capitalized type is a message.
 MESSAGES: dict[str, Fields] = {
     "Unknown": {1: ("typeMeta", "TypeMeta"), 2: ("raw", "bytes")},
     "TypeMeta": {1: ("apiVersion", "string"), 2: ("kind", "string")},
@@ -56,6 +60,19 @@ MESSAGES: dict[str, Fields] = {
         4: ("renewTime", "microtime"),
         5: ("leaseTransitions", "int"),
     },
+    "Secret": {
+        1: ("metadata", "ObjectMeta"),
+        2: ("data", "{base64}"),
+        3: ("type", "string"),
+        4: ("stringData", "{}"),
+        5: ("immutable", "bool"),
+    },
+    "ConfigMap": {
+        1: ("metadata", "ObjectMeta"),
+        2: ("data", "{}"),
+        3: ("binaryData", "{base64}"),
+        4: ("immutable", "bool"),
+    },
     "SelfSubjectAccessReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SelfSubjectAccessReviewSpec")},
     "SelfSubjectAccessReviewSpec": {
         1: ("resourceAttributes", "ResourceAttributes"),
@@ -84,6 +101,19 @@ MESSAGES: dict[str, Fields] = {
     "SelfSubjectReview": {1: ("metadata", "ObjectMeta")},
     "TokenReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "TokenReviewSpec")},
     "TokenReviewSpec": {1: ("token", "string"), 2: ("audiences", "[string]")},
+    "Role": {1: ("metadata", "ObjectMeta"), 2: ("rules", "[PolicyRule]")},
+    "ClusterRole": {1: ("metadata", "ObjectMeta"), 2: ("rules", "[PolicyRule]")},
+    "PolicyRule": {
+        1: ("verbs", "[string]"),
+        2: ("apiGroups", "[string]"),
+        3: ("resources", "[string]"),
+        4: ("resourceNames", "[string]"),
+        5: ("nonResourceURLs", "[string]"),
+    },
+    "RoleBinding": {1: ("metadata", "ObjectMeta"), 2: ("subjects", "[Subject]"), 3: ("roleRef", "RoleRef")},
+    "ClusterRoleBinding": {1: ("metadata", "ObjectMeta"), 2: ("subjects", "[Subject]"), 3: ("roleRef", "RoleRef")},
+    "Subject": {1: ("kind", "string"), 2: ("apiGroup", "string"), 3: ("name", "string"), 4: ("namespace", "string")},
+    "RoleRef": {1: ("apiGroup", "string"), 2: ("kind", "string"), 3: ("name", "string")},
     "DeleteOptions": {
         1: ("gracePeriodSeconds", "int"),
         2: ("preconditions", "Preconditions"),
@@ -94,6 +124,7 @@ MESSAGES: dict[str, Fields] = {
     "Preconditions": {1: ("uid", "string"), 2: ("resourceVersion", "string")},
     "Time": {1: ("seconds", "int"), 2: ("nanos", "int")},
     "MapEntry": {1: ("key", "string"), 2: ("value", "string")},
+    "BytesEntry": {1: ("key", "string"), 2: ("value", "base64")},
 }
 
 # Fields in which zero has a meaning: `gracePeriodSeconds: 0` requests immediate deletion.
@@ -102,6 +133,12 @@ TOP_LEVEL = frozenset(
     {
         "Namespace",
         "Lease",
+        "Role",
+        "ClusterRole",
+        "RoleBinding",
+        "ClusterRoleBinding",
+        "Secret",
+        "ConfigMap",
         "SelfSubjectAccessReview",
         "SubjectAccessReview",
         "SelfSubjectRulesReview",
@@ -116,38 +153,53 @@ def decode(body: bytes) -> dict[str, Any]:
     """The object in `body` as plain data, with its apiVersion and kind."""
     if not body.startswith(MAGIC):
         raise BadRequest("request body: not Kubernetes protobuf (expected it to start with k8s\\0)")
-    envelope = _message("Unknown", body[len(MAGIC) :], MAX_DEPTH)
+    budget = _FieldBudget(MAX_FIELDS)
+    envelope = _message("Unknown", body[len(MAGIC) :], MAX_DEPTH, budget)
     meta = envelope.get("typeMeta", {})
     kind = meta.get("kind", "")
     if kind not in TOP_LEVEL:
         raise BadRequest(f"{kind or 'this kind'}: not accepted as protobuf; next: send application/json")
-    found = _message(kind, envelope.get("raw", b""), MAX_DEPTH)
+    found = _message(kind, envelope.get("raw", b""), MAX_DEPTH, budget)
     return {**meta, **found}
 
 
-def _message(name: str, data: bytes, depth: int) -> dict[str, Any]:
+class _FieldBudget:
+    """Counts the fields of one body."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, fields: int) -> None:
+        self._left = fields
+
+    def take(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise BadRequest(f"protobuf body: too many fields (limit {MAX_FIELDS})")
+
+
+def _message(name: str, data: bytes, depth: int, budget: _FieldBudget) -> dict[str, Any]:
     if depth == 0:
         raise BadRequest("protobuf body: nested too deeply")
     known = MESSAGES[name]
     made: dict[str, Any] = {}
-    for number, raw in _fields(data):
+    for number, raw in _fields(data, budget):
         if number not in known:
             continue
         field, type_ = known[number]
         if type_.startswith("["):
-            made.setdefault(field, []).append(_value(type_[1:-1], raw, depth))
+            made.setdefault(field, []).append(_value(type_[1:-1], raw, depth, budget))
             continue
-        if type_ == "{}":
-            entry = _message("MapEntry", _bytes(raw), depth - 1)
+        if type_.startswith("{"):
+            entry = _message("BytesEntry" if "base64" in type_ else "MapEntry", _bytes(raw), depth - 1, budget)
             made.setdefault(field, {})[entry.get("key", "")] = entry.get("value", "")
             continue
-        value = _value(type_, raw, depth)
+        value = _value(type_, raw, depth, budget)
         if value or field in _KEEP_ZERO:
             made[field] = value
     return made
 
 
-def _value(type_: str, raw: int | bytes, depth: int) -> Any:
+def _value(type_: str, raw: int | bytes, depth: int, budget: _FieldBudget) -> Any:
     match type_:
         case "string":
             try:
@@ -156,18 +208,20 @@ def _value(type_: str, raw: int | bytes, depth: int) -> Any:
                 raise BadRequest("protobuf body: text is not UTF-8") from wrong
         case "bytes":
             return _bytes(raw)
+        case "base64":
+            return base64.b64encode(_bytes(raw)).decode()
         case "int" | "bool":
             if isinstance(raw, bytes):
                 raise BadRequest("protobuf body: expected a number, found bytes")
             signed = raw - 2**64 if raw >= 2**63 else raw
             return bool(raw) if type_ == "bool" else signed
         case "time" | "microtime":
-            return _time(type_, raw, depth)
-    return _message(type_, _bytes(raw), depth - 1)
+            return _time(type_, raw, depth, budget)
+    return _message(type_, _bytes(raw), depth - 1, budget)
 
 
-def _time(type_: str, raw: int | bytes, depth: int) -> str:
-    parts = _message("Time", _bytes(raw), depth - 1)
+def _time(type_: str, raw: int | bytes, depth: int, budget: _FieldBudget) -> str:
+    parts = _message("Time", _bytes(raw), depth - 1, budget)
     if not parts:
         return ""
     at_s = parts.get("seconds", 0) + parts.get("nanos", 0) / 1e9
@@ -183,9 +237,10 @@ def _bytes(raw: int | bytes) -> bytes:
     return raw
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _fields(data: bytes, budget: _FieldBudget) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(data):
+        budget.take()
         tag, at = _varint(data, at)
         number, wire_type = tag >> 3, tag & 7
         if wire_type == 0:

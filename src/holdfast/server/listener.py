@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import httptools
 import msgspec
 import structlog
 import uvicorn
@@ -22,21 +25,31 @@ from uvicorn.server import ServerState
 
 from holdfast.server import status
 from holdfast.server.app import Application
+from holdfast.server.mixed_server import MixedServer
+from holdfast.server.request import UpgradedStream
+from holdfast.server.upgrade import RawStream
 
 # Size of all request headers. A larger request is refused with 431.
 MAX_HEADER_BYTES = 64 * 1024
-# Time to send the request headers. Then the connection is closed.
+# Time to send the request headers. After that, the connection is closed.
 HEADER_TIMEOUT_S = 10.0
 # Idle time of a connection before the server closes it. Above the 60 s that common proxies keep one open.
 KEEP_ALIVE_S = 75.0
-# Time for the TLS handshake. Then the connection is closed.
+# Interval at which a server looks for changed certificate files, at most once per connection.
+TLS_FILES_CHECK_EVERY_S = 1.0
+# Time for the TLS handshake. After that, the connection is closed.
 HANDSHAKE_TIMEOUT_S = 10.0
-# Time that requests in flight get when the server stops. Then they are cancelled.
+# Time that a client gets to read a response that was sent before its whole body had arrived. Until then the rest of the
+# body is discarded. Without an end, a client that does not close would hold the connection's buffers.
+LINGER_S = 2.0
+# Time that requests in flight get when the server stops. After that, they are cancelled.
 SERVER_DRAIN_S = 10.0
 
 _log = structlog.get_logger()
 # Open connections per server. A further one is refused with 503.
 MAX_CONNECTIONS = 25_000
+# Bytes that a client may send after a request for an upgrade, before the response. Above that, it is disconnected.
+EARLY_BYTES_MAX = 64 * 1024
 # Connections that the kernel holds until the server accepts them.
 BACKLOG = 4096
 
@@ -60,9 +73,10 @@ class ConnectionExchange:
     uvicorn writes head and body separately; under TLS that is two records and two system calls per small response.
     """
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_connection", "_cycle")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
         self._cycle = cycle
 
     @property
@@ -92,9 +106,20 @@ class ConnectionExchange:
         cycle.transport.write(b"".join(parts))
         cycle.response_complete = True
         cycle.message_event.set()
-        if not cycle.keep_alive:
+        if not cycle.keep_alive and cycle.more_body:
+            cycle.body = bytearray()
+            self._connection.linger()
+        elif not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+    def upgrade(self, protocol: str, headers: Iterable[tuple[bytes, bytes]]) -> UpgradedStream:
+        """Sends 101 and takes the connection out of HTTP. The response counts as open until the stream is closed."""
+        parts = [b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: ", protocol.encode(), b"\r\n"]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        self._cycle.response_started, self._cycle.keep_alive = True, False
+        return self._connection.leave_http(b"".join((*parts, b"\r\n")), self._cycle)
 
 
 class Connection(HttpToolsProtocol):
@@ -104,6 +129,11 @@ class Connection(HttpToolsProtocol):
     _certificate: dict[str, Any] | None = None
     _header_bytes = 0
     _in_headers = False
+    _lingering = False
+    _console_only = False
+    _early: bytearray | None = None
+    """What arrived after the headers of a request that asks for an upgrade, until the response decides about it."""
+    _raw: RawStream | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -116,12 +146,30 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        if self._raw is not None:
+            self._raw.feed_eof()
         super().connection_lost(exc)
 
+    def linger(self) -> None:
+        """Discards what still arrives, and closes the connection when the client does, or after LINGER_S."""
+        self._lingering = True
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
+
     def data_received(self, data: bytes) -> None:
+        if self._raw is not None:
+            self._raw.feed(data)
+            return
+        if self._early is not None:
+            self._early += data
+            if len(self._early) > EARLY_BYTES_MAX:
+                self.transport.abort()
+            return
+        if self._lingering:
+            return
         # A request that begins inside this chunk is not charged for it: the front may belong to the previous body.
         was_in_headers = self._in_headers
-        super().data_received(data)
+        self._feed(data)
         if not self._in_headers or self.transport.is_closing():
             return
         if not was_in_headers:
@@ -132,6 +180,31 @@ class Connection(HttpToolsProtocol):
             message = f"request headers: too large (limit {MAX_HEADER_BYTES} bytes)"
             self._refuse(431, "RequestHeaderFieldsTooLarge", message)
 
+    def _feed(self, data: bytes) -> None:
+        """As the method of uvicorn, but keeps what follows a request for an upgrade."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._early = bytearray(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def leave_http(self, head: bytes, cycle: RequestResponseCycle) -> RawStream:
+        self._raw = RawStream(self.transport, self.flow, cycle)
+        self.transport.write(head)
+        if self._early:
+            self._raw.feed(bytes(self._early))
+        self._early = None
+        return self._raw
+
+    def on_response_complete(self) -> None:
+        early, self._early = self._early, None
+        super().on_response_complete()
+        if early and not self.transport.is_closing():
+            self.data_received(bytes(early))
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = 0
@@ -139,6 +212,7 @@ class Connection(HttpToolsProtocol):
         scope: Any = self.scope
         scope["holdfast.peer_certificate"] = self._certificate
         scope["holdfast.abort"] = self.transport.abort
+        scope["holdfast.console_only"] = self._console_only
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
@@ -151,7 +225,7 @@ class Connection(HttpToolsProtocol):
         self._cancel_deadline()
         super().on_headers_complete()
         scope: Any = self.scope
-        scope["holdfast.exchange"] = ConnectionExchange(self.cycle)
+        scope["holdfast.exchange"] = ConnectionExchange(self, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "BadRequest", msg)
@@ -180,6 +254,12 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+class PlainConnection(Connection):
+    """A connection without TLS at a port that otherwise requires it. Serves the console only."""
+
+    _console_only = True
+
+
 def tls_context(tls: TlsFiles) -> ssl.SSLContext:
     """Client certificates are optional: clients without one may use a token. A certificate of another CA ends the
     handshake.
@@ -195,10 +275,46 @@ def tls_context(tls: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+class ReloadingTls:
+    """The server's TLS settings. Files that change apply to new connections, without a restart.
+
+    OpenSSL offers no removal of a trusted CA from a context. So each handshake is given the newest context, in the
+    callback that runs right after the client's first message."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._current = tls_context(files)
+        self._stamp = self._stamps()
+        self._checked_s = time.monotonic()
+        self.context = tls_context(files)
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        if time.monotonic() - self._checked_s >= TLS_FILES_CHECK_EVERY_S:
+            self._checked_s = time.monotonic()
+            self._reload()
+        connection.context = self._current
+
+    def _reload(self) -> None:
+        try:
+            found = self._stamps()
+            if found == self._stamp:
+                return
+            self._current, self._stamp = tls_context(self._files), found
+            _log.info("tls_files_reloaded", certificate=str(self._files.certificate))
+        except OSError as error:  # ssl.SSLError is one: a file that is half written is tried again at the next check
+            _log.warning("tls_files_unreadable", certificate=str(self._files.certificate), error=str(error))
+
+    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
+        files = (self._files.certificate, self._files.key, self._files.client_ca, self._files.node_ca)
+        stats = [path.stat() for path in files if path is not None]
+        return tuple((found.st_mtime_ns, found.st_size, found.st_ino) for found in stats)
+
+
 class Listener:
     """A listening server. `port` is the actual port, also if 0 was requested."""
 
-    def __init__(self, app: Application, server: asyncio.Server, state: ServerState) -> None:
+    def __init__(self, app: Application, server: asyncio.Server | MixedServer, state: ServerState) -> None:
         self._app = app
         self._server = server
         self._state = state
@@ -223,8 +339,13 @@ class Listener:
         _log.info("server_stopped")
 
 
-async def listen(app: Application, host: str, port: int, tls: TlsFiles | None = None) -> Listener:
-    """Starts serving. Raises OSError if the address cannot be bound."""
+async def listen(
+    app: Application, host: str, port: int, tls: TlsFiles | None = None, *, plain_console: bool = False
+) -> Listener:
+    """Starts serving. Raises OSError if the address cannot be bound.
+
+    With `plain_console`, the console is also served without TLS, on the same port. Only for a loopback address.
+    """
     # Everything uvicorn would log is already answered, counted or logged here.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
@@ -243,17 +364,41 @@ async def listen(app: Application, host: str, port: int, tls: TlsFiles | None = 
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: Connection(config, state, {}, loop),
-        host,
-        port,
-        ssl=tls_context(tls) if tls is not None else None,
-        ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if tls is not None else None,
-        backlog=BACKLOG,
-    )
+    server: asyncio.Server | MixedServer
+    if tls is not None and plain_console:
+        server = MixedServer(
+            _bound_socket(host, port),
+            ReloadingTls(tls).context,
+            secure=lambda: Connection(config, state, {}, loop),
+            plain=lambda: PlainConnection(config, state, {}, loop),
+            timeout_s=HANDSHAKE_TIMEOUT_S,
+        )
+    else:
+        server = await loop.create_server(
+            lambda: Connection(config, state, {}, loop),
+            host,
+            port,
+            ssl=ReloadingTls(tls).context if tls is not None else None,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if tls is not None else None,
+            backlog=BACKLOG,
+        )
     listener = Listener(app, server, state)
     _log.info("server_started", host=host, port=listener.port, tls=tls is not None, cell=app.cell)
     return listener
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setblocking(False)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 async def serve(

@@ -1,7 +1,7 @@
-"""OpenAPI v3 documents, generated once from the schema tree. kubectl validates, explains and applies with them.
+"""OpenAPI documents, generated once from the schema tree. kubectl validates, explains and applies with them.
 
-The root names each document with a hash of its content, so that clients can cache it forever. OpenAPI v2 is an empty
-protobuf document: kubectl needs it only for `kind: List` files.
+The root names each v3 document with a hash of its content, so that clients can cache it forever. The v2 document is
+made from them on first use, for kubectl before 1.27.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from holdfast.model.meta import GROUP, ObjectMeta
 from holdfast.model.schema import Schema, object_schema
 from holdfast.server import status
 from holdfast.server.discovery import visible_resources
+from holdfast.server.openapi_v2 import encode_document
 from holdfast.server.request import Request, Response, json_response
 from holdfast.server.resources import GROUPS, Resource
 from holdfast.server.scale import scale_schema
@@ -47,6 +48,8 @@ class OpenApiDocuments:
     def __init__(self, cell: str) -> None:
         self.by_path: dict[str, bytes] = {}
         self.hashes: dict[str, str] = {}
+        self._v2 = b""
+        self._cell = cell
         for group in GROUPS:
             path = f"apis/{group}/v1" if group else "api/v1"
             body = msgspec.json.encode(document(cell, group))
@@ -57,6 +60,11 @@ class OpenApiDocuments:
                 path: {"serverRelativeURL": f"/openapi/v3/{path}?hash={digest}"} for path, digest in self.hashes.items()
             }
         }
+
+    def v2(self) -> bytes:
+        if not self._v2:
+            self._v2 = encode_document(document(self._cell, group) for group in GROUPS)
+        return self._v2
 
 
 async def openapi_root(app: Application, request: Request) -> Response:
@@ -81,7 +89,8 @@ async def group_document(app: Application, request: Request) -> Response:
 
 
 async def openapi_v2(app: Application, request: Request) -> Response:
-    return Response(b"", content_type=V2_TYPE)
+    """Only as protobuf: no client reads v2 as JSON."""
+    return Response(app.openapi_documents.v2(), content_type=V2_TYPE)
 
 
 # Documents -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 from holdfast.model.errors import BadRequest, Invalid
-from holdfast.server.request_bodies import MAX_NESTING
+from holdfast.server.request_bodies import MAX_BODY_VALUES, MAX_NESTING
 
 # Operations of a JSON patch. More are refused.
 MAX_PATCH_OPERATIONS = 1000
@@ -50,11 +50,27 @@ def json_patch(target: Any, operations: Any) -> Any:
     if len(operations) > MAX_PATCH_OPERATIONS:
         raise BadRequest(f"JSON patch: too many operations (limit {MAX_PATCH_OPERATIONS})")
     made = copy.deepcopy(target)
+    copied = 0
     for index, operation in enumerate(operations):
         if not isinstance(operation, dict) or operation.get("op") not in OPERATIONS:
             raise BadRequest(f"JSON patch operation {index}: invalid op (expected one of {', '.join(OPERATIONS)})")
+        if operation["op"] == "copy":
+            copied += _count_values(_get(made, _pointer(operation.get("from"), index), index), MAX_BODY_VALUES - copied)
+            if copied > MAX_BODY_VALUES:
+                raise BadRequest(f"JSON patch operation {index}: copies too many values (limit {MAX_BODY_VALUES})")
         made = _apply(made, operation, index)
     return made
+
+
+def _count_values(value: Any, limit: int) -> int:
+    """The number of values in `value`; stops counting above `limit`. Repeated copies of copies would double it."""
+    found = 0
+    pending = [value]
+    while pending and found <= limit:
+        item = pending.pop()
+        found += 1
+        pending += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+    return found
 
 
 def _apply(document: Any, operation: dict[str, Any], index: int) -> Any:

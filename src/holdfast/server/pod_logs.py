@@ -1,7 +1,7 @@
 """`GET /api/v1/namespaces/{namespace}/pods/{name}/log`: `kubectl logs` of a replica, served by its node's agent.
 
 The same agent call as `POST /agent/v1/replicas/…`, for principals that may read the replica, with plain text as the
-response. A released pod is gone, and so is its log: the agent returns the log of the newest attempt.
+response. A pod that has ended is not listed any more, but its log can be read by its name (`ended_pods`).
 """
 
 from __future__ import annotations
@@ -52,23 +52,36 @@ _decoder = msgspec.json.Decoder(AgentLogRow)
 async def log(app: Application, request: Request) -> StreamResponse:
     binding = require_object(app, request)
     assert isinstance(binding, Binding)  # pods are stored as Bindings
-    if request.flag("previous"):
-        raise BadRequest(
-            f"previous terminated container of {request.target.name} not found: "
-            "output of earlier runs is in the same log, before the newest lines"
-        )
     since_s = _number(request, "sinceSeconds", 0)
-    oldest = app.ports.clock.now() - since_s if since_s else 0.0
+    oldest = app.ports.clock.now() - since_s if since_s else _since_time(request)
     shape = LogFormat(oldest, _number(request, "limitBytes", 0), timestamps=request.flag("timestamps"))
     tail = _number(request, "tailLines", limits.LOG_TAIL_LINES_MAX)
-    arguments = AgentCallArguments(kind=AgentCallKind.LOGS, tail=tail, follow=request.flag("follow"))
+    previous = request.flag("previous")
+    arguments = AgentCallArguments(
+        kind=AgentCallKind.LOGS,
+        tail=tail,
+        follow=request.flag("follow") and not previous,
+        attempt=binding.spec.intent.attempt,
+        previous=previous,
+        program=request.query.get("container", ""),
+    )
     call = AgentCall(id="", arguments=arguments, namespace=binding.metadata.namespace, replica=binding.spec.replica)
     rows = _rows(agent_rpc_hub.send_call(app, binding.spec.node, call))
     first = await anext(rows, None)
     if first is not None and first.error:
         await rows.aclose()
+        if previous:
+            raise BadRequest(f"previous terminated container of {request.target.name} not found: {first.error}")
         raise Unavailable(f"node {binding.spec.node}: {first.error}")
     return StreamResponse(_text(first, rows, shape), content_type="text/plain")
+
+
+def _since_time(request: Request) -> float:
+    given = request.query.get("sinceTime", "")
+    try:
+        return parse_time(given) if given else 0.0
+    except ValueError:
+        raise BadRequest(f"sinceTime: must be a time such as 2026-01-31T12:00:00Z, found {given[:40]}") from None
 
 
 def _number(request: Request, name: str, default: int) -> int:

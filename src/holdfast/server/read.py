@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.gate.allowance import READ_VERBS
+from holdfast.gate.event_scope import is_hidden
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Cause, Expired, Invalid
 from holdfast.model.meta import Object
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 # Objects read at once for an unfiltered list, if the client requests larger pages. The rest takes further reads.
 LIST_PAGE_OBJECTS_MAX = 10_000
-# Wait for a resourceVersion that this server has not seen yet. Then 504 (list) or 410 (watch), as in Kubernetes.
+# Wait for a resourceVersion that this server has not seen. At the limit: 504 (list) or 410 (watch), as in Kubernetes.
 FUTURE_REVISION_WAIT_S = 3.0
 
 # Highest resourceVersion accepted from a client. A higher one is refused with 400.
@@ -62,9 +64,20 @@ def target_resource(request: Request) -> Resource:
 
 
 def require_object(app: Application, request: Request) -> Object:
-    """The object that the request names. Raises NotFound."""
+    """The object that the request names. Raises NotFound, for a write also if the object belongs to another node or
+    region: reads were authorized by the object's fields.
+    """
     resource = target_resource(request)
     item = app.objects.get(resource.stored, request.target.namespace, request.target.name)
+    writes = request.target.verb not in READ_VERBS
+    if item is None and resource.find_ended is not None and not writes:
+        item = resource.find_ended(app.objects, request.target.namespace, request.target.name)
+    if item is not None and writes and is_hidden(request.principal, app.cell, resource.stored, item, app.objects):
+        why = f"{resource.kind.singular} {item.key}: belongs to another node or region"
+        app.gate.audit.record_refusal(
+            request.principal, request.target.verb, resource.kind.plural, "OutOfScope", message=why, request=request.id
+        )
+        item = None
     if item is None:
         raise status.not_found(resource.kind, request.target.name)
     return item
@@ -74,7 +87,7 @@ def response_encoder(app: Application, request: Request) -> ResponseEncoder:
     form = object_form(request.headers.get("accept", ""))
     include = request.query.get("includeObject", "")
     return ResponseEncoder(
-        target_resource(request), form, now_s=app.ports.clock.now(), include=include, objects=app.objects
+        target_resource(request), form, now=app.ports.clock.now, include=include, objects=app.objects
     )
 
 
@@ -141,7 +154,7 @@ async def list_objects(app: Application, request: Request) -> Response:
     resource = target_resource(request)
     wanted = requested_selection(request)
     options = requested_revision(request)
-    limit = _limit(request)
+    limit = requested_limit(request)
     token = request.query.get("continue", "")
     if token:
         page = await _next_page(app, request, wanted, limit, token)
@@ -154,7 +167,7 @@ async def list_objects(app: Application, request: Request) -> Response:
     return Response(await response_encoder(app, request).encode_list(items, meta))
 
 
-def _limit(request: Request) -> int:
+def requested_limit(request: Request) -> int:
     text = request.query.get("limit", "")
     if not text:
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -36,16 +36,22 @@ def encode_partial(item: Object, version: str = "v1") -> bytes:
 
 
 class ResponseEncoder:
-    """Encodes objects of one resource in one form. Created per request; `now_s` is for ages."""
+    """Encodes objects of one resource in one form. Created per request or watch; `now` is for ages."""
 
     def __init__(
-        self, resource: Resource, form: ResponseForm, *, now_s: float, include: str = "", objects: Objects | None = None
+        self,
+        resource: Resource,
+        form: ResponseForm,
+        *,
+        now: Callable[[], float],
+        include: str = "",
+        objects: Objects | None = None,
     ) -> None:
         if include not in INCLUDE_OBJECT_VALUES:
             raise BadRequest(f'includeObject: unsupported value "{include[:40]}" (expected Metadata, Object or None)')
         self.resource = resource
         self.form = form
-        self._now_s = now_s
+        self._now = now
         self._include = include or "Metadata"
         self._objects = objects if resource.to_view is None else None
         self._beside = objects
@@ -98,7 +104,7 @@ class ResponseEncoder:
 
     def encode_row(self, item: Object) -> bytes:
         shown = self.resource.view_of(item)
-        cells = tables.cells(self.resource.kind.name, shown, self._now_s)
+        cells = tables.cells(self.resource.kind.name, shown, self._now())
         row = b'{"cells":' + _encoder.encode(cells)
         match self._include:
             case "Metadata":

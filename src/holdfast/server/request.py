@@ -9,23 +9,34 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from holdfast.console.sessions import ConsoleSession
 from holdfast.model.errors import BadRequest
 from holdfast.model.principal import Principal
 from holdfast.server import status
 from holdfast.server.router import RouteTarget
 
-# Largest request body. A larger one is refused with 413. The same limit as kube-apiserver.
+# Largest body of a resource, a commit or an agent's response. A larger one is refused with 413. The same limit as
+# kube-apiserver.
 MAX_BODY_BYTES = 3 * 1024 * 1024
-# Time to send the request body. Then the request is refused with 408.
+# Largest body of a request that carries only options: reviews, evictions, deletions, scale, calls to agents.
+MAX_OPTIONS_BYTES = 64 * 1024
+# Largest body of a join, the only one that is read from an unauthenticated client. A request has about 2 KiB.
+MAX_JOIN_BYTES = 16 * 1024
+# Time to send the request body. After that, the request is refused with 408.
 BODY_TIMEOUT_S = 30.0
+# Time for an unauthenticated client to send the request body.
+ANONYMOUS_BODY_TIMEOUT_S = 5.0
+
+CONSOLE_RESOURCES = "/console/api/resources"
+"""Prefix of the API's resources for pages of the console."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
-# Query parameters of one request. More are refused with 400.
-MAX_QUERY_FIELDS = 64
+# Query parameters of one request. More are refused with 400. Each argument of an exec command is one.
+MAX_QUERY_FIELDS = 256
 
 
 class ClientDisconnected(Exception):
@@ -49,7 +60,29 @@ class StreamResponse(msgspec.Struct):
     headers: list[tuple[bytes, bytes]] = []
 
 
-AnyResponse = Response | StreamResponse
+class UpgradedStream(Protocol):
+    """Interface of `upgrade.RawStream`: the bytes of a connection that no longer speaks HTTP."""
+
+    async def read(self) -> bytes: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class UpgradeResponse(msgspec.Struct):
+    """101: the connection leaves HTTP, and `serve` owns it until it returns. If cancelled, `serve` tells the client why
+    its session ends.
+    """
+
+    protocol: str
+    serve: Callable[[UpgradedStream], Awaitable[None]]
+    headers: list[tuple[bytes, bytes]] = []
+    still_allowed: Callable[[Principal], bool] = lambda who: True
+    """Whether the principal, authenticated again, may keep the session. A session can outlive a role."""
+
+
+AnyResponse = Response | StreamResponse | UpgradeResponse
 
 
 class HttpExchange(Protocol):
@@ -62,6 +95,8 @@ class HttpExchange(Protocol):
         self, code: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False
     ) -> None: ...
 
+    def upgrade(self, protocol: str, headers: Iterable[tuple[bytes, bytes]]) -> UpgradedStream: ...
+
 
 class Request:
     """Passed to handlers. `warnings` become Warning headers of the response."""
@@ -73,23 +108,53 @@ class Request:
         self.headers: Mapping[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        self.query = _query(scope.get("query_string", b""))
+        self._pairs = _query_pairs(scope.get("query_string", b""))
+        self.query = _first_values(self._pairs)
         self.peer_certificate: Mapping[str, Any] | None = scope.get("holdfast.peer_certificate")
+        self.scheme: str = scope.get("scheme", "http")
+        self.console_only: bool = scope.get("holdfast.console_only", False)
+        """Whether the connection has no TLS although the API requires it: only the console is served."""
+        self.through_console = False
+        """Whether a page of the console uses the API: its session is the credential."""
+        self.console_session: ConsoleSession | None = None
+        self.session_is_live: Callable[[], bool] | None = None
+        """For a request of a console session: whether the session is still valid."""
+        self.still_allowed: Callable[[Principal], bool] = lambda who: True
+        """For an open session: whether the caller, authenticated again, may keep it."""
         self._raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.principal = Principal(name="system:anonymous")
+        self.caller = self.principal
+        """Who the credential proves, without the rights of bound roles."""
+        self.asserted_principal: Principal | None = scope.get("holdfast.asserted_principal")
+        """The signed-in user for whom the console of the global cell makes this request; see `asserted_calls`."""
+        self.permitted: frozenset[tuple[str, str, str]] = scope.get("holdfast.permitted", frozenset())
         self.target = RouteTarget()
         self.warnings: list[str] = []
         self.abort: Callable[[], None] = scope.get("holdfast.abort", lambda: None)
         """Closes the connection at once, for a client that no longer reads."""
         self.exchange: HttpExchange | None = scope.get("holdfast.exchange")
         """Sends a complete response in one write, if our own listener serves the request; else None."""
+        client = scope.get("client")
+        self.address: str = client[0] if client else ""
+        self.count_body: Callable[[int], None] = lambda size: None
+        """Called with the size of each chunk before it is kept. Raises Overloaded if the caller's share is used up."""
         self._receive = receive
         self._body: bytes | None = None
+
+    def use_resource_path(self) -> None:
+        """Turns `/console/api/resources/apis/…` into `/apis/…`: the same resources, with the console's session."""
+        if self.path.startswith(CONSOLE_RESOURCES):
+            self.path = self.path[len(CONSOLE_RESOURCES) :]
+            self.through_console = True
 
     def flag(self, name: str) -> bool:
         """A boolean query parameter as clients write it: `true`, `1`, or the bare name."""
         value = self.query.get(name)
         return value is not None and value.lower() in ("", "1", "t", "true")
+
+    def all_values(self, name: str) -> tuple[str, ...]:
+        """Every value of a repeated query parameter, in order."""
+        return tuple(value for key, value in self._pairs if key == name)
 
     def all_headers(self, name: str) -> list[str]:
         """Every value of a repeated header."""
@@ -116,23 +181,25 @@ class Request:
         return named or self.headers.get("user-agent", "").split("/", 1)[0].strip()[:128] or "unknown"
 
     async def body(self) -> bytes:
-        """The whole body. Refuses a body that is too large or arrives too slowly."""
+        """The whole body. Refuses a body that is above the route's limit or arrives too slowly."""
         if self._body is None:
+            limit = self.target.route.max_body_bytes if self.target.route is not None else 0
             declared = self.headers.get("content-length", "0")
-            if declared.isdigit() and len(declared) < 20 and int(declared) > MAX_BODY_BYTES:
-                raise status.too_large(MAX_BODY_BYTES)
+            if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
+                raise status.too_large(limit)
             if self.exchange is not None and self.exchange.body_complete:
-                self._body = await self._read()
+                self._body = await self._read(limit)
                 return self._body
+            timeout_s = BODY_TIMEOUT_S if self.principal.groups else ANONYMOUS_BODY_TIMEOUT_S
             try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
-                    self._body = await self._read()
+                async with asyncio.timeout(timeout_s):
+                    self._body = await self._read(limit)
             except TimeoutError as slow:
-                message = f"request body: did not arrive within {BODY_TIMEOUT_S:g} s"
+                message = f"request body: did not arrive within {timeout_s:g} s"
                 raise status.request_timeout(message) from slow
         return self._body
 
-    async def _read(self) -> bytes:
+    async def _read(self, limit: int) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -141,8 +208,9 @@ class Request:
                 raise ClientDisconnected
             chunk: bytes = message.get("body", b"")
             size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise status.too_large(MAX_BODY_BYTES)
+            if size > limit:
+                raise status.too_large(limit)
+            self.count_body(len(chunk))
             parts.append(chunk)
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -153,13 +221,16 @@ class Request:
             pass
 
 
-def _query(raw: bytes) -> dict[str, str]:
-    """The first value of every parameter. Handlers ignore unknown ones."""
-    found: dict[str, str] = {}
+def _query_pairs(raw: bytes) -> list[tuple[str, str]]:
     try:
-        pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
+        return parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as many:
         raise BadRequest(f"query: too many parameters (limit {MAX_QUERY_FIELDS})") from many
+
+
+def _first_values(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """The first value of every parameter. Handlers ignore unknown ones."""
+    found: dict[str, str] = {}
     for name, value in pairs:
         found.setdefault(name, value)
     return found

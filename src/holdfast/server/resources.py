@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 
+from holdfast.gate.sealing import Sealer
 from holdfast.model import core, core_views
 from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
 from holdfast.model.meta import GROUP, Object
 from holdfast.model.ownership import FINALIZERS
 from holdfast.model.tenant import Tenant
 from holdfast.model.validation import Causes
+from holdfast.server.ended_pods import find_ended_pod
 from holdfast.server.heartbeats import with_heartbeats
 from holdfast.store.objects import Objects
 
@@ -63,6 +65,9 @@ POD = Kind(
     categories=(),
 )
 _READ = ("get", "list", "watch")
+SESSIONS = ("exec", "attach", "portforward")
+"""Subresources of a pod that leave HTTP. Each method of them needs the right to create."""
+_WRITTEN_BY_USERS = frozenset({"Secret", "ConfigMap"})
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +84,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """Whether managedFields are kept; not for kinds that only components write, and often."""
     accepts_strategic_patch: bool = False
     """Whether strategic merge patches are accepted: only for kinds built into stock clients."""
+    find_ended: Callable[[Objects, str, str], Object | None] | None = None
+    """Finds an object that is no longer stored, for reads by name."""
     subresources: tuple[str, ...] = ()
     verbs: tuple[str, ...] = ALL_VERBS
 
@@ -122,7 +129,9 @@ def _resource(kind: Kind) -> Resource:
         kind=kind,
         stored=kind,
         json_head=_head(kind),
-        tracks_managed_fields=not (kind.ephemeral or kind.internal or built_in),
+        tracks_managed_fields=not (
+            kind.ephemeral or kind.internal or (built_in and kind.name not in _WRITTEN_BY_USERS)
+        ),
         accepts_strategic_patch=built_in,
         subresources=subresources,
     )
@@ -155,10 +164,18 @@ PODS = Resource(
     json_head=_head(POD),
     to_view=core_views.pod_of,
     tracks_managed_fields=False,
-    subresources=("eviction", "log"),
-    verbs=_READ,
+    find_ended=find_ended_pod,
+    subresources=("eviction", "log", *SESSIONS),
+    verbs=(*_READ, "delete"),
 )
+
+
+def opening_resources(sealer: Sealer) -> dict[str, Resource]:
+    """The resources whose stored form is sealed, by kind, as a server with these keys shows them."""
+    secrets = SERVED["", "secrets"]
+    return {secrets.kind.name: msgspec.structs.replace(secrets, to_view=sealer.open)}
+
 
 RESOURCES: tuple[Resource, ...] = (NAMESPACES, CORE_NODES, PODS, *(_resource(kind) for kind in ALL))
 SERVED: dict[tuple[str, str], Resource] = {(r.kind.group, r.kind.plural): r for r in RESOURCES}
-GROUPS: tuple[str, ...] = ("", GROUP, "coordination.k8s.io")
+GROUPS: tuple[str, ...] = ("", GROUP, "coordination.k8s.io", "rbac.authorization.k8s.io")

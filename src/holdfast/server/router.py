@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,8 @@ class Route(msgspec.Struct, frozen=True):
     """One row: methods, a pattern with `{names}`, and the handler. The values of `access` are documented with the
     table.
 
-    `label` selects what is authorized: resources, reviews, or the path alone.
+    `label` selects what is authorized: resources, reviews, or the path alone. `max_body_bytes` is the largest body that
+    is read, 0 for a route without one. `check` raises Forbidden before the body is read; handlers may check further.
     """
 
     methods: tuple[str, ...]
@@ -25,6 +26,8 @@ class Route(msgspec.Struct, frozen=True):
     handler: Callable[..., Any]
     access: str = "authorized"
     label: str = ""
+    max_body_bytes: int = 0
+    check: Callable[..., None] | None = None
 
 
 class RouteTarget(msgspec.Struct):
@@ -97,3 +100,10 @@ def resource_target(parameters: dict[str, str]) -> RouteTarget | None:
         subresource=subresource,
         parameters=parameters,
     )
+
+
+def with_opened_view(target: RouteTarget, opening: Mapping[str, Resource]) -> RouteTarget:
+    """The target, with the resource of this server if objects of its kind are stored sealed."""
+    if target.resource is not None:
+        target.resource = opening.get(target.resource.kind.name, target.resource)
+    return target

@@ -98,11 +98,19 @@ def scale_schema() -> dict[str, Any]:
         "type": "object",
         "description": "Desired and actual number of replicas of a workload.",
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-            "spec": {"type": "object", "properties": {"replicas": count}},
-            "status": {"type": "object", "properties": {"replicas": count, "selector": {"type": "string"}}},
+            "apiVersion": {"type": "string", "description": "Always autoscaling/v1."},
+            "kind": {"type": "string", "description": "Always Scale."},
+            "metadata": {
+                "type": "object",
+                "description": "Metadata of the workload.",
+                "x-kubernetes-preserve-unknown-fields": True,
+            },
+            "spec": {"type": "object", "description": "Desired replicas.", "properties": {"replicas": count}},
+            "status": {
+                "type": "object",
+                "description": "Serving replicas, and the selector of the workload's replicas.",
+                "properties": {"replicas": count, "selector": {"type": "string"}},
+            },
         },
         "x-kubernetes-group-version-kind": [{"group": "autoscaling", "version": "v1", "kind": "Scale"}],
     }

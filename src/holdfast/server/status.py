@@ -41,8 +41,9 @@ def unsupported_media_type(found: str, accepted: str) -> HttpRefusal:
     return HttpRefusal(415, "UnsupportedMediaType", message)
 
 
-def too_large(limit: int) -> HttpRefusal:
-    return HttpRefusal(413, "RequestEntityTooLarge", f"request body: too large (limit {limit} bytes)")
+def too_large(limit: int, what: str = "") -> HttpRefusal:
+    of_what = f" for {what}" if what else ""
+    return HttpRefusal(413, "RequestEntityTooLarge", f"request body: too large (limit {limit} bytes{of_what})")
 
 
 def request_timeout(what: str) -> HttpRefusal:

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from holdfast.model.labels import LABEL_WORKLOAD
-from holdfast.model.lifecycle import PLACED_STAGES, stage
+from holdfast.model.lifecycle import PLACED_STAGES, last_transition, stage
 from holdfast.model.meta import Object, find_condition
 from holdfast.model.node import ContactState, unschedulable_reason
 from holdfast.model.quantity import DISK, MEMORY
+from holdfast.model.region import health_text
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
 
@@ -69,6 +70,11 @@ def _reason(kind: str) -> Cell:
     return cell
 
 
+def _proven(proof: Any) -> str:
+    """When a promise was last proven, and how long the recovery took."""
+    return f"{proof.at.partition('.')[0]}Z ({proof.seconds:.0f}s)" if proof is not None else "never"
+
+
 def _workload_ready(workload: Any) -> str:
     summary = workload.status.summary
     if workload.spec.type is WorkloadType.BATCH and workload.spec.batch is not None:
@@ -88,12 +94,17 @@ def _workload_pending(workload: Any) -> str:
 
 def _command(item: Any) -> str:
     template = item.spec.template
-    text = " ".join((*template.command, *template.args)) or template.bundle
+    text = " ".join((*template.command, *template.args)) or template.bundle or template.image
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _replica_restarts(replica: Any) -> int:
     return replica.status.execution.restarts if replica.status.execution is not None else 0
+
+
+def _replica_image(replica: Any) -> str:
+    execution = replica.status.execution
+    return str(execution.image) if execution is not None and execution.image else NONE
 
 
 def _replica_reason(replica: Any) -> str:
@@ -152,7 +163,7 @@ def _claimed_resources(item: Any) -> str:
 
 
 def _refusals(item: Any) -> str:
-    return _join_list(f"{r.reason}({r.nodes})" for r in item.status.reasons)
+    return _join_list(f"{r.reason}({r.nodes})" if r.nodes else r.reason for r in item.status.reasons)
 
 
 def _recovered_count(recovery: Any) -> str:
@@ -172,6 +183,11 @@ def _field(dotted: str) -> Cell:
 
 
 # kind → columns between NAME and AGE.
+_BINDING_COLUMNS = (
+    TableColumn("Role", lambda b: f"{b.role_ref.kind}/{b.role_ref.name}"),
+    TableColumn("Subjects", lambda b: _join_list(f"{s.kind}:{s.name}" for s in b.subjects)),
+)
+
 COLUMNS: dict[str, tuple[TableColumn, ...]] = {
     "Namespace": (TableColumn("Status", _field("status.phase")),),
     "Tenant": (
@@ -180,7 +196,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Description", _field("spec.description"), wide=True),
     ),
     "Region": (
-        TableColumn("Health", _field("status.health.state"), description="health as determined by the global cell"),
+        TableColumn("Health", health_text, description="health as determined by the global cell"),
         TableColumn("Zones", lambda r: _join_list(r.spec.zones)),
         TableColumn("Nodes", _region_nodes, description="live/all"),
         TableColumn("CPU", _region_used("cpu"), description="used/capacity"),
@@ -221,6 +237,9 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Slots", lambda b: sum(s.count for s in b.spec.slot_shapes), "integer"),
         TableColumn("Admitted", _field("status.admitted"), "integer"),
         TableColumn("Consumed", _field("status.consumed"), "integer"),
+        TableColumn(
+            "Last-Proven", lambda b: _proven(b.status.last_proven), description="the newest recovery that used it"
+        ),
     ),
     "SchedulerPolicy": (
         TableColumn("Stage", _field("spec.stage")),
@@ -242,6 +261,24 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Command", _command, wide=True),
         TableColumn("Resources", lambda w: _format_amounts(w.spec.template.resources), wide=True),
         TableColumn("Revision", lambda w: w.status.rollout.revision if w.status.rollout else "", wide=True),
+        TableColumn(
+            "Last-Proven",
+            lambda w: _proven(w.status.backing.last_proven) if w.status.backing else "",
+            wide=True,
+            description="the newest recovery that met the objective; never, if none did",
+        ),
+    ),
+    "CronWorkload": (
+        TableColumn("Schedule", _field("spec.schedule")),
+        TableColumn("Timezone", _field("spec.time_zone")),
+        TableColumn("Suspend", _field("spec.suspend"), "boolean"),
+        TableColumn("Active", lambda c: len(c.status.active), "integer", description="runs that have not finished"),
+        TableColumn("Last-Schedule", lambda c: c.status.last_schedule_time or NONE),
+        TableColumn("Next", lambda c: c.status.next_schedule_time or NONE),
+        TableColumn("Missed", lambda c: c.status.missed.count if c.status.missed else 0, "integer"),
+        TableColumn("Last-Success", lambda c: c.status.last_successful_time or NONE, wide=True),
+        TableColumn("Concurrency", _field("spec.concurrency_policy"), wide=True),
+        TableColumn("State", lambda c: c.status.conditions[0].reason if c.status.conditions else "", wide=True),
     ),
     "Assignment": (
         TableColumn("Workload", _field("spec.workload")),
@@ -298,7 +335,10 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Reason", _replica_reason),
         TableColumn("Address", _replica_address, wide=True),
         TableColumn("Attempt", _field("status.placement.attempt"), "integer", wide=True),
+        TableColumn("Image", _replica_image, wide=True, description="image with the digest that runs"),
         TableColumn("Revision", _field("spec.revision"), wide=True),
+        TableColumn("By", lambda r: last_transition(r).owner, wide=True, description="Who made the last transition."),
+        TableColumn("Since", lambda r: last_transition(r).at or NONE, wide=True),
     ),
     "SchedulingRequest": (
         TableColumn("Workload", _field("spec.workload")),
@@ -371,7 +411,24 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Count", _field("count"), "integer", wide=True),
         TableColumn("Source", _field("source.component"), wide=True),
     ),
+    "Secret": (
+        TableColumn("Type", _field("type")),
+        TableColumn("Data", lambda secret: len(secret.data), type="integer"),
+    ),
+    "ConfigMap": (TableColumn("Data", lambda config: len(config.data) + len(config.binary_data), type="integer"),),
     "Lease": (TableColumn("Holder", _field("spec.holder_identity")),),
+    "BreakGlassSession": (
+        TableColumn("Requester", _field("spec.requester")),
+        TableColumn("Tenant", lambda s: s.spec.tenant or "all"),
+        TableColumn("Ends", lambda s: seconds_text(s.ends_s)),
+        TableColumn("Closed", _field("spec.closed"), "boolean"),
+        TableColumn("Reviewer", lambda s: s.spec.review.reviewer if s.spec.review else NONE),
+        TableColumn("Reason", _field("spec.reason"), wide=True),
+    ),
+    "Role": (TableColumn("Rules", lambda r: len(r.rules), "integer"),),
+    "ClusterRole": (TableColumn("Rules", lambda r: len(r.rules), "integer"),),
+    "RoleBinding": _BINDING_COLUMNS,
+    "ClusterRoleBinding": _BINDING_COLUMNS,
 }
 _NAME_COLUMN = (TableColumn("Name", lambda item: item.metadata.name, description="the name of the object"),)
 

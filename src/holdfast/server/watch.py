@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.gate.sealing import CannotOpen
 from holdfast.model import codec, limits
 from holdfast.model.errors import Cause, Expired, Fault, Invalid
 from holdfast.model.meta import Object
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 # Bytes of watch events sent as one chunk. More events follow in the next chunk.
 WATCH_CHUNK_BYTES = 256 * 1024
-# Maximum duration of a watch. Then the server ends it and the client continues, as in Kubernetes.
+# Maximum duration of a watch. After that, the server ends it and the client continues, as in Kubernetes.
 WATCH_DURATION_MAX_S = 3600.0
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
@@ -61,7 +62,7 @@ class WatchPlan(msgspec.Struct, frozen=True):
 async def watch(app: Application, request: Request) -> StreamResponse:
     """Everything that can be refused is refused here, before the stream starts."""
     resource = target_resource(request)
-    plan = _plan(request)
+    plan = watch_plan(request)
     if plan.after > app.objects.head(resource.stored) and not await app.objects.wait_for(
         resource.stored, plan.after, timeout_s=FUTURE_REVISION_WAIT_S
     ):
@@ -71,7 +72,7 @@ async def watch(app: Application, request: Request) -> StreamResponse:
     return StreamResponse(stream.chunks())
 
 
-def _plan(request: Request) -> WatchPlan:
+def watch_plan(request: Request) -> WatchPlan:
     named = "sendInitialEvents" in request.query
     wants_initial = request.flag("sendInitialEvents")
     if wants_initial and request.query.get("resourceVersionMatch", "") != "NotOlderThan":
@@ -141,8 +142,15 @@ class _WatchStream:
                 if self._plan.bookmarks and loop.time() >= bookmark_at:
                     bookmark_at = loop.time() + limits.BOOKMARK_EVERY_S
                     yield self._bookmark(self._safe_position(stream))
+            if self._plan.bookmarks:
+                # The client resumes from here, however long nothing has changed.
+                yield self._bookmark(self._safe_position(stream))
         except StopAsyncIteration:
             pass
+        except CannotOpen as fault:
+            # A past revision may be sealed with a key that a rotation has dropped. The present one never is.
+            old = Expired(f"{fault.message}; next: list again")
+            yield b'{"type":"ERROR","object":' + status.encode(status.status_dict(old)) + _END
         except Fault as fault:
             yield b'{"type":"ERROR","object":' + status.encode(status.status_dict(fault)) + _END
         finally:

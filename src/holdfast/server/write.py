@@ -27,7 +27,7 @@ from holdfast.server.server_side_apply import apply
 if TYPE_CHECKING:
     from holdfast.server.app import Application
 
-# Attempts of a patch, delete or eviction that names no resourceVersion. Then the client gets the conflict.
+# Attempts of a patch, delete or eviction that names no resourceVersion. After that, the client gets the conflict.
 WRITE_ATTEMPTS = 8
 
 MERGE, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
@@ -284,6 +284,7 @@ async def _apply(app: Application, request: Request, document: Any) -> Response:
 async def _apply_new(app: Application, request: Request, config: dict[str, Any], manager: Owner, now: str) -> Response:
     resource = target_resource(request)
     shape = response_encoder(app, request)
+    app.require_access(request, "create")  # the request was authorized as a patch
     if config["metadata"].get("uid"):
         raise status.conflict(resource.kind, request.target.name, "uid is set, but the object does not exist")
     schema = object_schema(resource.kind.type)

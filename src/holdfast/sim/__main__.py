@@ -70,13 +70,21 @@ def main() -> int:
 
 
 def _check(state: Path) -> int:
+    """Returns 1 if an invariant is violated, 2 if a part of the history could not be read and none is."""
+    from holdfast.model.errors import StoreFailed
     from holdfast.sim.recorded_history import check_platform
 
-    verdict = check_platform(state)
+    try:
+        verdict = check_platform(state)
+    except StoreFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     for line in verdict.lines():
         print(line)
     print(f"{state}: {verdict}")
-    return 1 if verdict.violations else 0
+    if verdict.violations:
+        return 1
+    return 2 if verdict.unreadable else 0
 
 
 def _print(text: str) -> None:
@@ -94,6 +102,7 @@ def _run_one(options: argparse.Namespace) -> int:
         mutation=options.mutation or "",
         repeat=options.twice,
         shrink_s=shrink_s,
+        schedule=options.schedule,
     )
     return run_seed(run_options, _print)
 
@@ -169,8 +178,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=2.0, help="time limit for shrinking a failing run")
     parser.add_argument("--whole", action="store_true", help="with --seed: print the whole history, without shrinking")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="FAULT", help="with --seed: only this fault or user action"
+        "--only", action="append", default=[], metavar="FAULT", help="with --seed: only this fault, user action or kind"
     )
+    parser.add_argument("--schedule", type=int, default=0, help="with --seed: another interleaving of the same seed")
     parser.add_argument("--about", action="append", default=[], metavar="TEXT", help="print the history of objects")
     parser.add_argument("--coverage", action="store_true", help="print what was exercised and what was not")
     parser.add_argument("--mutation", metavar="NAME", help="apply a mutation; alone, or 'all': find the catching seed")

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from holdfast.client import readback
 from holdfast.client.contract import Client, CommitReceipt, FencingToken, Listing, WatchEvent
 from holdfast.foundation.ports import Ports
 from holdfast.model.errors import Ambiguous, Expired, Fault, Unavailable
 from holdfast.model.meta import Object
-from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
-from holdfast.model.writes import Notice, Write
+from holdfast.model.placement_api import (
+    BindItem,
+    BindRequest,
+    PlacementOutcome,
+    PlacementResponse,
+    ReleaseRequest,
+    RenewRequest,
+    ReserveRequest,
+)
+from holdfast.model.reasons import Reason
+from holdfast.model.writes import Notice, SetStatus, Write
 from holdfast.sim.fault_injection import FaultInjector, FaultKind
 from holdfast.sim.network import DELAY_S, STALL_S, CallTarget, Network
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
 REPEAT_DELAY_S = (0.05, 40.0)
+BIND_DELAYS_S = ((0.0, 1.0), (0.0, 1.0), (0.0, 10.0), (50.0, 70.0))
+"""Delays between reserve and bind, one range drawn for each call. A reservation expires after a minute."""
+BIND_RETRY_S = 2.0
+BIND_ATTEMPTS_MAX = 30
 STALL_CHECK_S = 5.0
 """Interval at which a stalled watch checks whether the stall is over."""
 
@@ -86,6 +102,9 @@ class RemoteClient:
         )
 
     async def commit_once(self, writes: Sequence[Write], *, token: FencingToken | None = None) -> CommitReceipt:
+        faults, statuses = self._network.faults, [write for write in writes if isinstance(write, SetStatus)]
+        if any(faults.cache_stall_s(self._caller, status.kind) > 0 for status in statuses):
+            raise Unavailable("the status did not arrive (simulated)")
         return await self._write(lambda client: client.commit(writes, token=token))
 
     async def commit(
@@ -96,13 +115,17 @@ class RemoteClient:
         return committed
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
-        return await self._write(lambda client: client.reserve(request))
+        return self._observed(await self._write(lambda client: client.reserve(request)))
 
     async def bind(self, request: BindRequest) -> PlacementResponse:
-        return await self._write(lambda client: client.bind(request))
+        return self._observed(await self._write(lambda client: client.bind(request)))
 
     async def release(self, request: ReleaseRequest, *, token: FencingToken | None = None) -> PlacementResponse:
         return await self._write(lambda client: client.release(request, token=token))
+
+    def _observed(self, answers: PlacementResponse) -> PlacementResponse:
+        self._observer.reasons_reported(answer.reason for answer in answers.results if answer.reason)
+        return answers
 
     async def renew(self, request: RenewRequest) -> PlacementResponse:
         return await self._network.call(
@@ -130,13 +153,20 @@ class InCellClient:
     """Client of a component inside a cell: without network, but with watch faults and lost placement responses."""
 
     def __init__(
-        self, inner: Client, faults: FaultInjector, observer: ClientObserver, *, watching: bool = True
+        self,
+        inner: Client,
+        faults: FaultInjector,
+        observer: ClientObserver,
+        *,
+        watching: bool = True,
+        before_bind: Callable[[str, str], None] = lambda cell, node: None,
     ) -> None:
         self._inner = inner
         self._faults = faults
         self._observer = observer
         self._watching = watching
-        self._repeats: set[asyncio.Task[None]] = set()
+        self._before_bind = before_bind
+        self._later: set[asyncio.Task[None]] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -183,7 +213,42 @@ class InCellClient:
 
     async def reserve(self, request: ReserveRequest) -> PlacementResponse:
         self._repeat_by_fault(lambda: self._inner.reserve(request))
+        own = self._faults.draw(FaultKind.BIND_IN_TWO_STEPS, self._inner.cell) if request.bind else None
+        if own is not None:
+            return self._lose_by_fault(await self._reserve_only(request, own))
         return self._lose_by_fault(await self._inner.reserve(request))
+
+    async def _reserve_only(self, request: ReserveRequest, rng: random.Random) -> PlacementResponse:
+        """Reserves without binding, and binds later. Half of the calls leave the choice of devices to the authority."""
+        items = request.items
+        if rng.random() < 0.5:
+            items = tuple(msgspec.structs.replace(item, devices=()) for item in items)
+        answers = await self._inner.reserve(msgspec.structs.replace(request, items=items, bind=False))
+        reserved = {
+            BindItem(item.namespace, item.replica, item.intent): answer.node
+            for item, answer in zip(items, answers.results, strict=True)
+            if answer.result is PlacementOutcome.ACCEPTED
+        }
+        if reserved:
+            self._run_later(self._bind_later(reserved, rng))
+        return answers
+
+    async def _bind_later(self, reserved: dict[BindItem, str], rng: random.Random) -> None:
+        """Binds after a delay, again while the authority says that victims or gang members are missing."""
+        await asyncio.sleep(rng.uniform(*rng.choice(BIND_DELAYS_S)))
+        waiting = tuple(reserved)
+        for _ in range(BIND_ATTEMPTS_MAX):
+            for item in waiting:
+                self._before_bind(self._inner.cell, reserved[item])
+            await asyncio.sleep(rng.uniform(0.0, 0.02))
+            with contextlib.suppress(Fault):
+                answers = await self._inner.bind(BindRequest(waiting))
+                self._observer.reasons_reported(answer.reason for answer in answers.results if answer.reason)
+                pairs = zip(waiting, answers.results, strict=True)
+                waiting = tuple(i for i, a in pairs if a.reason in (Reason.WAITING, Reason.WAITING_FOR_GANG))
+            if not waiting:
+                return
+            await asyncio.sleep(BIND_RETRY_S)
 
     async def bind(self, request: BindRequest) -> PlacementResponse:
         self._repeat_by_fault(lambda: self._inner.bind(request))
@@ -204,9 +269,12 @@ class InCellClient:
             with contextlib.suppress(Fault):
                 await work()
 
-        task = asyncio.get_running_loop().create_task(repeat(own.uniform(*REPEAT_DELAY_S)))
-        self._repeats.add(task)
-        task.add_done_callback(self._repeats.discard)
+        self._run_later(repeat(own.uniform(*REPEAT_DELAY_S)))
+
+    def _run_later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
         self._observer.reasons_reported(str(notice.reason) for notice in notices)

@@ -10,6 +10,8 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from holdfast.identity.cell_record import RecordedIdentity
+from holdfast.model.cell_identity import CellIdentity
 from holdfast.model.errors import Ambiguous, Conflict, Fault, StoreFailed, Unavailable
 from holdfast.sim import releases
 from holdfast.sim.fault_injection import FaultInjector, FaultKind
@@ -36,11 +38,14 @@ class Disk:
     def __init__(self, cell: str) -> None:
         self.cell = cell
         self.store = MemoryStore()
+        self.record = DiskRecord(cell)
         self.commit_observers: list[CommitObserver] = []
         self.on_commit_attempt: Callable[[str, float], None] = lambda cell, at_s: None
         """Called at every commit attempt."""
         self.unavailable = False
         self.full = False
+        self.hung = False
+        """Whether commits wait without an answer, as on a disk that does not respond."""
         self.timeout_at_commit = 0
         """Position of the next commit that gets a timeout; negative: the commit is not made. 0: none."""
         self.commit_latency_s = 0.0
@@ -62,6 +67,23 @@ class Disk:
         for witness in self.commit_observers:
             witness(txn, committed)
         return committed
+
+
+class DiskRecord:
+    """The record of the cell's identity, beside its store. Survives crashes."""
+
+    def __init__(self, cell: str) -> None:
+        self.name = f"record of {cell}"
+        self._recorded = RecordedIdentity(CellIdentity(cell, f"{cell}-1", f"{cell}-era-1"), created=False)
+
+    def read(self) -> RecordedIdentity | None:
+        return self._recorded
+
+    def write(self, recorded: RecordedIdentity) -> None:
+        self._recorded = recorded
+
+    async def note(self, recorded: RecordedIdentity) -> None:
+        self._recorded = recorded
 
 
 class MountedStore:
@@ -128,6 +150,8 @@ class MountedStore:
             txn = releases.stored_by(self._release, txn)
         disk.on_commit_attempt(disk.cell, started_s)
         await self._loop.sleep_future(self._rng.uniform(*COMMIT_S))
+        while disk.hung:
+            await asyncio.sleep(TIMEOUT_S)
         self._check()
         if disk.full and txn.writes:
             faults.effective_counts[FaultKind.DISK_FULL] += 1

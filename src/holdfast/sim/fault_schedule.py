@@ -15,8 +15,8 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.errors import Fault
-from holdfast.sim import operators
-from holdfast.sim.fault_injection import SCHEDULED_FAULTS, FaultKind
+from holdfast.sim import lost_stores, operators
+from holdfast.sim.fault_injection import LOST_STORES, SCHEDULED_FAULTS, FaultKind
 from holdfast.sim.ports import random_stream
 from holdfast.sim.releases import ReleaseVersion
 
@@ -73,10 +73,15 @@ _REGIONS = frozenset(
         FaultKind.REPLICA_DELETED,
         FaultKind.OVERRIDE_GIVEN,
         FaultKind.BREAK_GLASS,
+        FaultKind.SECOND_SCHEDULER,
+        FaultKind.REGION_RETURNS_STALE,
+        FaultKind.REGION_CUT_OFF,
+        FaultKind.RECORD_LOST,
+        FaultKind.RECORD_DELETED,
     }
 )
 _ZONES = frozenset({FaultKind.ZONE_LOSS, FaultKind.ZONE_AVOIDED})
-_TENANTS = frozenset({FaultKind.QUOTA_CHANGED, FaultKind.TENANT_DELETED, FaultKind.BURST})
+_TENANTS = frozenset({FaultKind.QUOTA_CHANGED, FaultKind.TENANT_DELETED, FaultKind.BURST, FaultKind.QUOTA_LOWERED})
 ONCE_PER_RUN = frozenset(
     {
         FaultKind.REGION_LOSS,
@@ -85,9 +90,18 @@ ONCE_PER_RUN = frozenset(
         FaultKind.ZONE_LOSS,
         FaultKind.DISK_FULL,
         FaultKind.CLOCK_WILD,
+        *LOST_STORES,
+        FaultKind.REGION_RETURNS_STALE,
+        FaultKind.REGION_CUT_OFF,
+        FaultKind.CELL_RESTORED,
     }
 )
 """At most once in a run."""
+
+EARLY_S = (30.0, 45.0)
+_EARLY = frozenset({FaultKind.REGION_RETURNS_STALE, FaultKind.REGION_CUT_OFF})
+"""Faults whose consequences take most of the fault phase."""
+STALE_STATUS_S = 80.0
 
 DURATIONS_S: dict[FaultKind, tuple[float, float]] = {
     FaultKind.CELL_PAUSE: (3.0, 120.0),
@@ -99,6 +113,11 @@ DURATIONS_S: dict[FaultKind, tuple[float, float]] = {
     FaultKind.ZONE_AVOIDED: (5.0, 60.0),
     FaultKind.NEXT_RELEASE: (5.0, 90.0),
     FaultKind.FORMER_RELEASE: (5.0, 90.0),
+    **dict.fromkeys(LOST_STORES, (5.0, 60.0)),
+    FaultKind.SECOND_SCHEDULER: (40.0, 140.0),
+    FaultKind.REGION_RETURNS_STALE: (40.0, 55.0),
+    FaultKind.REGION_CUT_OFF: (150.0, 250.0),
+    FaultKind.CELL_RESTORED: (10.0, 80.0),
 }
 DEFAULT_DURATION_S = (0.5, 60.0)
 
@@ -113,7 +132,7 @@ def draw_schedule(
         if kind not in enabled_kinds:
             continue
         rng = random_stream(seed, f"troubles/{kind}")
-        at_s, number = rng.expovariate(1.0 / MEAN_INTERVAL_S), 0
+        at_s, number = rng.uniform(*EARLY_S) if kind in _EARLY else rng.expovariate(1.0 / MEAN_INTERVAL_S), 0
         while at_s < faults_s and not (number and kind in ONCE_PER_RUN):
             number += 1
             for_s = rng.uniform(*DURATIONS_S.get(kind, DEFAULT_DURATION_S))
@@ -196,7 +215,16 @@ _BY_AMOUNT = frozenset(
 )
 _FELT_LATER = frozenset({FaultKind.TIMEOUT_AT, FaultKind.CRASH_AT_AWAIT, FaultKind.DISK_FULL})
 """Faults that take effect later, at a commit or step."""
-_AT_ONCE = frozenset({FaultKind.BURST, FaultKind.NODE_DELETED, FaultKind.TENANT_DELETED, FaultKind.COMPACTION})
+_AT_ONCE = frozenset(
+    {
+        FaultKind.BURST,
+        FaultKind.NODE_DELETED,
+        FaultKind.TENANT_DELETED,
+        FaultKind.COMPACTION,
+        FaultKind.RECORD_LOST,
+        FaultKind.RECORD_DELETED,
+    }
+)
 
 
 async def _inject(simulation: Simulation, fault: ScheduledFault) -> None:
@@ -225,6 +253,13 @@ async def _inject(simulation: Simulation, fault: ScheduledFault) -> None:
         case FaultKind.REGION_LOSS:
             region = simulation.cell(fault.target)
             await _power_cut([a for a in simulation.agents if a.region is region], [region], fault.for_s)
+        case FaultKind.REGION_RETURNS_STALE:
+            await _return_with_stale_status(simulation, fault)
+        case FaultKind.REGION_CUT_OFF:
+            await operators.widen_quotas(simulation, fault)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_cut(simulation, _paths(simulation, fault), fault.for_s))
+                group.create_task(operators.delete_replicas_in_turn(simulation, fault, limits.GRANT_LEASE_S))
         case (
             FaultKind.LINK_CUT
             | FaultKind.LINK_CUT_ONE_WAY
@@ -251,6 +286,10 @@ async def _inject(simulation: Simulation, fault: ScheduledFault) -> None:
             await _as_release(simulation, fault, ReleaseVersion.NEXT)
         case FaultKind.FORMER_RELEASE:
             await _as_release(simulation, fault, ReleaseVersion.PREVIOUS)
+        case kind if kind in LOST_STORES:
+            await simulation.stores.lose(fault)
+        case FaultKind.RECORD_LOST:
+            await lost_stores.lose_record(simulation, fault)
         case FaultKind.NODE_SHRINKS:
             await simulation.agent(fault.target).shrink(fault.for_s)
         case _:
@@ -323,6 +362,23 @@ async def _power_cut(agents: list[AgentHost], cells: list[CellHost], for_s: floa
     for host in hosts:
         host.held_down = False
         host.boot()
+
+
+async def _return_with_stale_status(simulation: Simulation, fault: ScheduledFault) -> None:
+    """Loss of a region with critical work, which returns healthy: its nodes register, but start tasks very slowly, and
+    the statuses of its Assignments do not reach the global cell. `target` is used if no region has critical work."""
+    assignments = (a for key, a in simulation.checkers.state(GLOBAL).items() if key.startswith("/assignments/"))
+    serving = {a.spec.region: None for a in assignments if a.status.serving and a.spec.workload.startswith("critical")}
+    region = simulation.cell(next(iter(serving), fault.target))
+    nodes = [agent for agent in simulation.agents if agent.region is region]
+    for_s = STALE_STATUS_S * (1.0 + fault.amount / 2)
+    simulation.faults.stall_caches(f"region/{region.name}/Assignment", fault.for_s + for_s)
+    for agent in nodes:
+        agent.machine.start_delay_s = for_s
+    await _power_cut(nodes, [region], fault.for_s)
+    await asyncio.sleep(for_s)
+    for agent in nodes:
+        agent.machine.start_delay_s = 0.0
 
 
 def _paths(simulation: Simulation, fault: ScheduledFault) -> list[tuple[str, str]]:

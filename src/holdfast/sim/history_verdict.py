@@ -18,13 +18,20 @@ CHECKED = (
     "one policy per decision, no scale-up while replicas are pending (decisions)",
     "disruption budget over all cells (disruption)",
     "no oscillation (churn)",
+    "no live replica is removed without an order of the global cell (removals)",
 )
 """Checked in every history, with the checker."""
+CHECKED_AT_REST = (
+    "no leaked object: terminating, unclaimed, ownerless, expired (leaked_objects)",
+    "every pending replica has a reason and a retry (pending_reasons)",
+)
+"""Checked on the last state, if the platform was at rest then."""
 NOT_CHECKED = (
     "S7 on machines: a store does not record which tasks ran",
     "S9 for clients: a store does not record responses and watch events",
     "S5 of elections: the log does not record the term that a renewal compared",
     "S8 in true time: the clocks in the records are trusted",
+    "failback on machines: a store does not record which tasks ran",
     "convergence and load: a history does not show when the system was to be quiet",
 )
 """Properties that a history does not record. Simulations check them."""
@@ -32,7 +39,7 @@ NOT_CHECKED = (
 
 class HistoryVerdict(msgspec.Struct, frozen=True):
     """`unattributed` commits are older than the audit log, so their writer is unknown. `gaps` are checks that these
-    histories do not allow."""
+    histories do not allow. `unreadable` are versions of objects that this release cannot decode."""
 
     violations: tuple[Violation, ...]
     commits: int
@@ -41,14 +48,29 @@ class HistoryVerdict(msgspec.Struct, frozen=True):
     objects: int = 0
     cells: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    at_rest: bool = False
 
     def __str__(self) -> str:
-        return f"{self.commits} commits, {self.changes} changes, {len(self.violations)} violations"
+        text = f"{self.commits} commits, {self.changes} changes, {len(self.violations)} violations"
+        return f"{text}, {len(self.unreadable)} unreadable" if self.unreadable else text
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The properties that were checked."""
+        return (*CHECKED, *CHECKED_AT_REST) if self.at_rest else CHECKED
+
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """The properties that were not checked, each with the cause."""
+        unread = tuple(f"unreadable by this release: {text}" for text in self.unreadable)
+        leaks = () if self.at_rest else ("leaks and unexplained waits: the platform may be busy",)
+        return (*unread, *self.gaps, *leaks, *NOT_CHECKED)
 
     def lines(self) -> Iterator[str]:
         """The report: violations, properties checked, properties not checked."""
         yield from map(str, self.violations)
         yield f"checked: {len(self.cells)} cells ({', '.join(self.cells)}), {self.objects} objects; at every commit:"
-        yield from (f"  {what}" for what in CHECKED)
+        yield from (f"  {what}" for what in self.checked)
         yield "not checked:"
-        yield from (f"  {what}" for what in (*self.gaps, *NOT_CHECKED))
+        yield from (f"  {what}" for what in self.not_checked)

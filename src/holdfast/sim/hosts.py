@@ -13,11 +13,12 @@ import msgspec
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.cell.cell import Cell
+from holdfast.cell.identity import establish_identity
 from holdfast.client.contract import Client
 from holdfast.model import limits
 from holdfast.model.errors import Fault, StoreFailed
 from holdfast.model.node import Device
-from holdfast.model.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
+from holdfast.model.principal import NODES, OPERATORS, REGIONS, Principal, controller, from_identity
 from holdfast.model.quantity import amounts
 from holdfast.sim.clients import ClientObserver, InCellClient, RemoteClient
 from holdfast.sim.disk import Disk, MountedStore
@@ -51,16 +52,23 @@ class HostContext(msgspec.Struct):
     network: Network
     observer: ClientObserver
     on_task_start: Callable[[Machine, TaskRun], None]
+    on_task_stop: Callable[[str, str, TaskRun], None]
+    """Called with region, node and task when an agent stops a task."""
     watches_enabled: bool = True
     resync_s: float = limits.RESYNC_S
+    rebalances: bool = False
     releases: dict[str, ReleaseVersion] = msgspec.field(default_factory=dict)
     """Releases of callers that run, or ran, another release."""
+    before_bind: Callable[[str, str], None] = lambda cell, node: None
+    """Called with the cell and node just before the second step of a bind in two steps."""
 
 
 @cache
 def principal_of(caller: str) -> Principal:
-    """The principal of a caller: `region/NAME`, `node/REGION/NAME`, or a person's name."""
+    """The principal of a caller: `region/NAME`, `node/REGION/NAME`, `scheduler/REGION`, or a person's name."""
     parts = caller.split("/")
+    if parts[0] == "scheduler":
+        return controller("scheduler", cell=parts[1])
     if parts[0] == "region":
         return from_identity(f"holdfast:region:{parts[1]}", (REGIONS,), credential="certificate")
     if parts[0] == "node":
@@ -98,6 +106,8 @@ class CellHost:
         self.global_host: CellHost | None = None
         self.peers: dict[str, CellHost] = {}
         self.held_down = False
+        self.refusal = ""
+        """Why the cell refuses to start on its store."""
         self.release = ReleaseVersion.CURRENT
         self.overloaded = False
         """Whether it rejects calls, except those of the exempt priority level."""
@@ -167,9 +177,13 @@ class CellHost:
 
         def wrap_client(client: Client) -> Client:
             inner = NextReleaseClient(client) if is_next_release else client
-            return InCellClient(inner, shared.faults, shared.observer, watching=shared.watches_enabled)
+            return InCellClient(
+                inner, shared.faults, shared.observer, watching=shared.watches_enabled, before_bind=shared.before_bind
+            )
 
         async def main() -> None:
+            while not await self._is_own_store(mounted, ports):
+                await ports.clock.sleep(BOOT_RETRY_S)
             while True:
                 self._clients.clear()
                 cell = self.cell = Cell(
@@ -182,6 +196,7 @@ class CellHost:
                     probe=SimPeerProbe(shared.network, self.name, self.peers),
                     wrap_client=wrap_client,
                     resync_s=shared.resync_s,
+                    rebalances=shared.rebalances,
                 )
                 try:
                     if is_next_release:
@@ -196,6 +211,17 @@ class CellHost:
                 return
 
         shared.loop.spawn(self.process, main(), name=f"cell {name}")
+
+    async def _is_own_store(self, mounted: MountedStore, ports: SimPorts) -> bool:
+        """Whether the cell may start: its store is the one that its record names. As a cell's process does."""
+        try:
+            await establish_identity(mounted, self.name, self.disk.record, ports)
+            self.refusal = ""
+        except StoreFailed as refusal:
+            self.refusal = refusal.message
+        except Fault:
+            return False  # the store is unavailable
+        return not self.refusal
 
     def crash(self) -> None:
         if self.process is None or not self.process.alive:
@@ -293,6 +319,7 @@ class AgentHost:
         )
         release = self.release
         driver = SimDriver(self.machine, shared.faults, random_stream(shared.seed, f"{name}/driver"), release)
+        driver.on_stop = lambda work: shared.on_task_stop(self.region.name, self.name, work)
 
         async def main() -> None:
             supervisor = TaskSupervisor(
@@ -351,6 +378,7 @@ class AgentHost:
 
     def heal(self) -> None:
         self.held_down = self.machine.start_disabled = False
+        self.machine.start_delay_s = 0.0
         self.boot()
         if self.process is not None:
             self._resume(self.process)

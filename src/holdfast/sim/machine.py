@@ -14,13 +14,14 @@ import msgspec
 
 from holdfast.agent import task_decision
 from holdfast.agent.cgroups import Usage
+from holdfast.agent.drivers.command_session import CommandSession
 from holdfast.agent.drivers.contract import DiscoveredTask, ExecResult, StartedTask, StartFailed, Task, TaskExit
 from holdfast.agent.drivers.records import TaskRecord
 from holdfast.agent.persisted_state import PersistedState
 from holdfast.agent.probes import ProbeResult, ProbeTarget
+from holdfast.model.probe import Probe
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
-from holdfast.model.template import Probe
 from holdfast.sim.fault_injection import FaultInjector, FaultKind
 from holdfast.sim.loop import ENVIRONMENT, Call, VirtualLoop
 from holdfast.sim.ports import SimClock
@@ -40,6 +41,7 @@ from holdfast.sim.workload_profiles import (
 
 START_S = (0.05, 0.5)
 SLOW_START_S = (5.0, 30.0)
+LINGERS_S = (2.0, 60.0)
 BATCH_RUNS_S = (5.0, 40.0)
 QUICK_RUNS_S = (0.0, 0.05)
 EXITS_SOMETIMES_RUNS_S = (5.0, 60.0)
@@ -74,6 +76,8 @@ class TaskRun(msgspec.Struct):
     exit: ExitStatus | None = None
     ended_s: float = 0.0
     exit_reported: bool = False
+    probe_failed: bool = False
+    """Whether a probe has failed since the task was up, so that its agent may stop it."""
     watchdog: Call | None = None
     """Timer of the next deadline check."""
 
@@ -98,6 +102,8 @@ class Machine:
         self.persisted_state = PersistedState()
         self.start_disabled = False
         """Whether every task start fails, as on a machine with a broken disk."""
+        self.start_delay_s = 0.0
+        """Additional time that every task start takes, as on a machine that fetches everything again."""
         self.runs: dict[str, TaskRun] = {}
         self.lease = (0, 0.0)
         """Epoch and end of the node's lease, as the agent last wrote them for the watchdogs."""
@@ -239,6 +245,8 @@ class SimDriver:
         self._faults = faults
         self._rng = rng
         self._stopped: dict[str, int] = {}
+        self.on_stop: Callable[[TaskRun], None] = lambda work: None
+        """Called when the agent stops a task; checkers use it."""
 
     async def inspect(self) -> list[DiscoveredTask]:
         wall_s = self._machine.wall_s
@@ -247,10 +255,18 @@ class SimDriver:
             for _, w in sorted(self._machine.runs.items())
         ]
 
+    async def fetch(self, task: Task) -> None:
+        """Simulated tasks have no artifacts."""
+
+    def fetch_progress(self, task: Task) -> str:
+        return ""
+
     async def start(self, task: Task) -> StartedTask:
         place = self._machine.name
         slow = self._faults.draw(FaultKind.START_SLOW, place)
         await asyncio.sleep(slow.uniform(*SLOW_START_S) if slow is not None else self._rng.uniform(*START_S))
+        if self._machine.start_delay_s:
+            await asyncio.sleep(self._machine.start_delay_s)
         if self._machine.start_disabled:
             raise StartFailed(Reason.START_ERROR, "the machine cannot start tasks (simulated)")
         if (own := self._faults.draw(FaultKind.START_FAILS, place)) is not None:
@@ -269,7 +285,11 @@ class SimDriver:
         if work is None:
             return ExitStatus(reason=Reason.NEVER_STARTED)
         if work.exit is None:
-            await asyncio.sleep(self._rng.uniform(0.0, min(grace_s, 2.0)))
+            self.on_stop(work)
+            lingers = self._faults.draw(FaultKind.TASK_LINGERS, self._machine.name)
+            await asyncio.sleep(
+                lingers.uniform(*LINGERS_S) if lingers is not None else self._rng.uniform(0.0, min(grace_s, 2.0))
+            )
         work.exit_reported = True
         self._machine.end_task(work, ExitStatus(signal="SIGTERM", reason=Reason.STOPPED_ON_REQUEST))
         return work.exit or ExitStatus()
@@ -282,6 +302,9 @@ class SimDriver:
         if work is not None:
             work.until_mono_s = until_mono_s
             self._machine.arm_watchdog(work)
+
+    def programs(self, task_id: str) -> None:
+        return None
 
     def usage(self, task_id: str) -> Usage | None:
         return None
@@ -302,6 +325,9 @@ class SimDriver:
     ) -> ExecResult:
         return ExecResult(0, "")
 
+    def open_command(self, task_id: str, command: tuple[str, ...], *, tty: bool) -> CommandSession:
+        raise OSError("simulated tasks have no processes")
+
     def logs(self, task_id: str) -> Path | None:
         return None
 
@@ -320,6 +346,12 @@ class SimProber:
         work = self._machine.runs.get(target.task_id)
         if work is None or work.exit is not None:
             return ProbeResult(False, "not running")
+        result = self._result(work)
+        was_up = self._machine.loop.time() - work.started_s >= READY_AFTER_S
+        work.probe_failed = work.probe_failed or (was_up and not result.ok)
+        return result
+
+    def _result(self, work: TaskRun) -> ProbeResult:
         if self._faults.draw(FaultKind.PROBE_FAILS, self._machine.name) is not None:
             return ProbeResult(False, "no response (simulated)")
         ran_s, behaves = self._machine.loop.time() - work.started_s, work.task.env.get(BEHAVIOUR_ENV)

@@ -1,7 +1,7 @@
 """Runs mutation tests in parallel, each run in its own process.
 
-Every result is stored at once (`mutation_results`), so that an interrupted search continues. Two searches share the
-runs that both request.
+Every result is stored at once (`mutation_results`), so that an interrupted search continues. If two
+searches request the same run, it is executed once.
 """
 
 from __future__ import annotations

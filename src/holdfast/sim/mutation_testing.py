@@ -20,11 +20,11 @@ from holdfast.sim.shrink import failure_kind
 from holdfast.sim.simulation import Simulation
 
 PLAIN_SEEDS = 1
-"""Plain seeds tried before the seeds of a mutation's scenario."""
+"""Consecutive seeds tried first, whatever they start from, before the seeds that start from a mutation's scenario."""
 SEEDS_PER_MUTATION = 25
-"""Default maximum of seeds per mutation, and of seeds of its scenario."""
+"""Default maximum of seeds per mutation; with a scenario, of seeds that start from it."""
 SEED_SPAN = 5000
-"""Span of seeds that is searched for a scenario."""
+"""Seeds searched for ones that start from a mutation's scenario. Fewer are run if the span contains fewer."""
 MEDIAN_MAX = 25
 """Maximum median number of seeds to catch a mutation. Above it the run fails: the simulation is too weak."""
 
@@ -113,7 +113,8 @@ def search(name: str, seeds: Iterable[int]) -> Generator[TrialRequest, TrialResu
 
 
 def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
-    """The seeds to try, in order: plain seeds, or a few plain seeds and then those of the mutation's scenario."""
+    """The seeds to try, in order: consecutive seeds; for a mutation with a scenario, `PLAIN_SEEDS` of them and then the
+    seeds that start from the scenario."""
     if not mutation.scenario:
         yield from range(first, first + seeds)
         return

@@ -27,6 +27,9 @@ BREAK_NOTICED_S = (0.5, 10.0)
 DELAY_S = (0.5, 20.0)
 STALL_S = (10.0, 120.0)
 SLOW_REPLY_S = (0.2, 6.0)
+REPORT_DELAY_S = (0.5, 40.0)
+"""On its way, beyond the time for which the agent waits: newer reports overtake it."""
+AGENT_CALLER = "node/"
 OVERLOAD_REJECT_FRACTION = 0.8
 """Share of calls that an overloaded cell rejects."""
 
@@ -146,7 +149,11 @@ class Network:
             raise Overloaded(f"{host.name} is overloaded (simulated)", retry_after_s=self._rng.uniform(0.5, 3.0))
         lost = self.faults.draw(FaultKind.CALL_LOST, caller) is not None
         if not lost:
-            self.loop.call_from_environment(self._latency_s(), self._arrive, caller, host, work, answer, writes)
+            way_s = self._latency_s()
+            if writes and not own_lane and caller.startswith(AGENT_CALLER):
+                held_up = self.faults.draw(FaultKind.REPORT_DELAYED, caller)
+                way_s += held_up.uniform(*REPORT_DELAY_S) if held_up is not None else 0.0
+            self.loop.call_from_environment(way_s, self._arrive, caller, host, work, answer, writes)
         timer = self.loop.call_later(CALL_TIMEOUT_S[1], self._give_up, answer, host.name, writes)
         try:
             return await answer

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from holdfast.sim.fault_schedule import ScheduledFault
     from holdfast.sim.simulation import Simulation
 
+_SEPARATE_KINDS = (OverrideKind.AVOID_ZONE, OverrideKind.CONFIRM_DELETION, OverrideKind.PAUSE_REBALANCE)
+"""Kinds that `create_override` does not draw: they have faults or scenarios of their own."""
+
 
 async def avoid_zone(simulation: Simulation, fault: ScheduledFault) -> None:
     region = fault.target.rpartition("-")[0]
@@ -27,7 +30,7 @@ async def avoid_zone(simulation: Simulation, fault: ScheduledFault) -> None:
 async def create_override(simulation: Simulation, fault: ScheduledFault) -> None:
     """Creates an override of a random kind. A second operator approves most of them, and some are revoked early."""
     rng = random_stream(simulation.seed, f"override/{fault.name}")
-    kinds = [k for k in OverrideKind if k is not OverrideKind.AVOID_ZONE]
+    kinds = [k for k in OverrideKind if k not in _SEPARATE_KINDS]
     scaling = any(made.spec.autoscale is not None for made in simulation.desired.workloads.values())
     kind = rng.choice([*kinds, *[OverrideKind.PAUSE_AUTOSCALER] * 3] if scaling else kinds)
     scope = OverrideScope(region=fault.target)
@@ -64,7 +67,8 @@ async def create_break_glass(simulation: Simulation, fault: ScheduledFault) -> N
     region or in the global cell."""
     rng = random_stream(simulation.seed, f"override/{fault.name}")
     region = fault.target
-    kind = rng.choice([k for k in RULES if RULES[k].break_glass and k is not OverrideKind.PIN_POLICY])
+    undrawn = (OverrideKind.PIN_POLICY, OverrideKind.PAUSE_REBALANCE)
+    kind = rng.choice([k for k in RULES if RULES[k].break_glass and k not in undrawn])
     scope = OverrideScope(region=region)
     more: dict[str, Any] = {}
     if kind is OverrideKind.AVOID_ZONE:

@@ -57,5 +57,5 @@ class RecordedDisruption:
         for invariant, what, objects in violated:
             uid = next((uid for uid in workloads if self._checker.is_over_budget(uid)), "")
             alone = len(self._checker.affected_regions(uid)) == 1
-            violation = Violation(invariant, commit.at_s, commit.cell, what, objects)
+            violation = Violation(invariant, commit.at_s, commit.cell, what, objects, wall_s=commit.wall_s)
             self._open.setdefault(uid, []).append(PossibleViolation(uid, violation, commit.wall_s, alone))

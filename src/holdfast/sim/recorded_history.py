@@ -4,6 +4,7 @@
 - Grants and limits of two cells are compared by epoch, because their clocks may differ.
 - The disruption budget over all cells is ordered by record times, with a clock tolerance
   (`sim/recorded_disruption.py`).
+- An object that this release cannot read (a filter or another enum value of another release) is left out and listed.
 - The result lists the properties that a history does not record.
 """
 
@@ -32,17 +33,20 @@ from holdfast.sim.checkers.churn import ChurnChecker
 from holdfast.sim.checkers.decisions import DecisionsChecker
 from holdfast.sim.checkers.exclusive_succession import ExclusiveSuccessionChecker
 from holdfast.sim.checkers.expiry import ExpiryChecker
+from holdfast.sim.checkers.leaked_objects import leaked_objects
 from holdfast.sim.checkers.ownership import TERM_KEY, OwnershipChecker
+from holdfast.sim.checkers.pending_reasons import unexplained_waits
 from holdfast.sim.checkers.placement import PlacementChecker
 from holdfast.sim.checkers.protection import ProtectionChecker
 from holdfast.sim.checkers.quota import GLOBAL, QuotaChecker
 from holdfast.sim.checkers.records import RecordsChecker
+from holdfast.sim.checkers.removals import RemovalChecker
 from holdfast.sim.history_verdict import HistoryVerdict
-from holdfast.sim.recorded_disruption import BUDGET_KINDS, RecordedDisruption
+from holdfast.sim.recorded_disruption import BUDGET_KINDS, CLOCK_SKEW_MAX_S, RecordedDisruption
 from holdfast.store import schema
 from holdfast.store.backup import BACKUP_PAGE_RECORDS, RESTORE_MARKER
 from holdfast.store.contract import Change, Committed, Compare, LogRecord, Put, Remove, Store, StoredEntry, Txn
-from holdfast.store.etcd.keys import etcd_revision_of
+from holdfast.store.etcd.keys import INDEX_BITS
 from holdfast.store.history import HistoryReader
 
 CommitChanges = tuple[Change, ...]
@@ -94,7 +98,7 @@ async def read_etcd(cell: str, store: Store) -> RecordedHistory:
     while after < head:
         changes += await anext(watch)
         after = changes[-1].revision
-    groups = itertools.groupby(changes, key=lambda change: etcd_revision_of(change.revision))
+    groups = itertools.groupby(changes, key=lambda change: change.revision >> INDEX_BITS)
     records = [record async for record in _log(store)]
     return RecordedHistory(cell, tuple(first), tuple(tuple(group) for _, group in groups), _decoded(records))
 
@@ -112,33 +116,60 @@ def _decoded(records: Iterable[LogRecord]) -> tuple[AuditRecord, ...]:
 
 
 class AuditIndex:
-    """Audit records by change: a record names the replaced revision, or the uid of a created object."""
+    """Audit records by change: a record names the replaced revision, or the uid of a created object.
+
+    A mirrored object that is deleted and created again keeps its uid, so that several records name the same creation.
+    The log has the order of the commits: a record comes after every revision that it or an earlier record replaced. A
+    creation belongs to the last record that comes after smaller revisions only.
+    """
 
     def __init__(self, records: Iterable[AuditRecord]) -> None:
-        self._by: dict[tuple[str, str, str, str], AuditRecord] = {}
+        self._by: dict[tuple[str, str, str, str], list[tuple[int, AuditRecord]]] = {}
+        replaced = 0
         for record in records:
-            for entry in record.entries if record.result == "Committed" else ():
-                self._by[entry.kind, entry.namespace, entry.name, str(entry.before or entry.uid)] = record
+            entries = record.entries if record.result == "Committed" else ()
+            replaced = max((replaced, *(entry.before for entry in entries)))
+            for entry in entries:
+                mark = (entry.kind, entry.namespace, entry.name, str(entry.before or entry.uid))
+                self._by.setdefault(mark, []).append((replaced, record))
 
     def of(self, change: ObservedChange) -> AuditRecord | None:
         meta, kind = change.item.metadata, change.kind.name
-        mark = str(change.old.revision) if change.old is not None else meta.uid
-        exact = self._by.get((kind, meta.namespace, meta.name, mark))
-        return exact or self._by.get((kind, meta.namespace, meta.name, ""))
+        unnamed = self._by.get((kind, meta.namespace, meta.name, ""), [])
+        if change.old is not None:
+            found = self._by.get((kind, meta.namespace, meta.name, str(change.old.revision))) or unnamed
+            return found[-1][1] if found else None
+        for created in (self._by.get((kind, meta.namespace, meta.name, meta.uid), []), unnamed):
+            for replaced, record in reversed(created):
+                if replaced < change.item.revision:
+                    return record
+        return None
 
 
-def check_histories(histories: Sequence[RecordedHistory]) -> HistoryVerdict:
-    """Checks the histories of all cells, the global cell first."""
+def check_histories(
+    histories: Sequence[RecordedHistory], *, since_s: float = 0.0, at_rest_s: float = 0.0
+) -> HistoryVerdict:
+    """Checks the histories of all cells, the global cell first.
+
+    Violations before the wall-clock time `since_s` are left out. With `at_rest_s`, the wall-clock time at which
+    the platform was at rest, the last state is also checked for leaked objects and unexplained waits.
+    """
     granted: dict[tuple[str, int], dict[str, Grant]] = {}
+    removals = RemovalChecker(CLOCK_SKEW_MAX_S)
     ordered = sorted(histories, key=lambda history: history.cell != GLOBAL)
     checked = []
     for history in ordered:
-        replayed = _HistoryChecker(history, granted, grants_known=ordered[0].cell == GLOBAL)
+        replayed = _HistoryChecker(history, granted, removals, global_known=ordered[0].cell == GLOBAL)
         replayed.run()
         checked.append(replayed)
     together = RecordedDisruption(commit for replayed in checked for commit in replayed.disrupting).violations()
+    found = [*(violation for replayed in checked for violation in replayed.violations), *together]
+    if at_rest_s:
+        found += _violations_at_rest({replayed.cell: replayed.state for replayed in checked}, at_rest_s)
     return HistoryVerdict(
-        violations=(*(violation for replayed in checked for violation in replayed.violations), *together),
+        violations=tuple(violation for violation in found if violation.wall_s >= since_s),
+        at_rest=bool(at_rest_s),
+        unreadable=tuple(text for replayed in checked for text in replayed.unreadable),
         commits=sum(replayed.commits for replayed in checked),
         changes=sum(replayed.changes for replayed in checked),
         unattributed=sum(replayed.unattributed for replayed in checked),
@@ -146,6 +177,15 @@ def check_histories(histories: Sequence[RecordedHistory]) -> HistoryVerdict:
         cells=tuple(history.cell for history in ordered),
         gaps=tuple(gap for replayed in checked for gap in replayed.gaps()),
     )
+
+
+def _violations_at_rest(states: dict[str, dict[str, Any]], wall_s: float) -> Iterator[Violation]:
+    """Leaked objects and unexplained waits in the last states of all cells. Copies of global objects in regions may be
+    older than the global cell's, so an owner is looked for in all cells."""
+    findings = [*leaked_objects(states, wall_s)]
+    findings += [(cell, found) for cell, state in states.items() for found in unexplained_waits(cell, state, wall_s)]
+    for cell, (invariant, what, objects) in findings:
+        yield Violation(invariant, 0.0, cell, what, objects, wall_s=wall_s)
 
 
 def _grant_of_limit(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
@@ -159,11 +199,17 @@ class _HistoryChecker:
     """Checks one cell. `granted` collects the Grants of the global cell by key and epoch, for the regions."""
 
     def __init__(
-        self, history: RecordedHistory, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool
+        self,
+        history: RecordedHistory,
+        granted: dict[tuple[str, int], dict[str, Grant]],
+        removals: RemovalChecker,
+        *,
+        global_known: bool,
     ) -> None:
         self._history = history
         self._granted = granted
-        self._grants_known = grants_known
+        self._removals = removals
+        self._global_known = global_known
         self._state: dict[str, Any] = {}
         self._present: dict[str, Any] = {}
         self._authors = AuditIndex(history.audit)
@@ -181,9 +227,20 @@ class _HistoryChecker:
         self._wall_s = 0.0
         self._first_s = 0.0
         self.violations: list[Violation] = []
+        self._removed_without_order: list[Violation] = []
         self.disrupting: list[ObservedCommit] = []
         """Commits that concern disruption budgets, for the check over all cells."""
+        self.unreadable: list[str] = []
+        """Versions of objects that this release cannot decode, as text."""
         self.commits = self.changes = self.unattributed = 0
+
+    @property
+    def cell(self) -> str:
+        return self._history.cell
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self._state
 
     @property
     def objects(self) -> int:
@@ -197,8 +254,11 @@ class _HistoryChecker:
             yield f"{cell}: the time before its compaction; {known} entries are trusted"
         if self.unattributed:
             yield f"{cell}: S5 and S6 of {self.unattributed} commits older than its audit log"
-        if cell != GLOBAL and not self._grants_known:
+        if cell != GLOBAL and not self._global_known:
             yield f"{cell}: limits against grants, because the global cell's history is missing"
+            yield f"{cell}: orders of removals, because the global cell's history is missing"
+        elif cell != GLOBAL and self._global_was_restored():
+            yield f"{cell}: orders of removals: a restored global cell does not record the orders before its backup"
 
     def run(self) -> None:
         begun = [Change(entry.key, entry.revision, entry, None) for entry in self._history.first]
@@ -214,6 +274,10 @@ class _HistoryChecker:
                 self._load_initial_state(written)
             else:
                 self._check(written)
+        # Orders between the backup and the restore of the global cell are in no history. A region may act on them, or
+        # on a person's confirmation, before it records the restore, so only the end shows what can be judged.
+        if self._global_known and not self._global_was_restored():
+            self.violations += self._removed_without_order
 
     def _load_initial_state(self, written: Sequence[Change]) -> None:
         changed, _ = self._apply(written)
@@ -222,6 +286,7 @@ class _HistoryChecker:
             pass
         for _ in (*self._replacing.check(commit), *self._unrest.check(commit), *self._expiry.check(commit)):
             pass
+        self._removals.store_replaced(commit)
         self._remember(commit)
 
     def _remember(self, commit: ObservedCommit) -> None:
@@ -253,14 +318,25 @@ class _HistoryChecker:
         self._violate(self._unrest.check(commit))
         self._remember(commit)
         self._violate(self._quota.check(self._at_named_epochs(commit)))
+        self._check_removals(commit, found)
         self._check_author(commit, found)
+
+    def _check_removals(self, commit: ObservedCommit, found: Sequence[AuditRecord]) -> None:
+        """Checks on wall-clock times, because the orders are in another cell's history."""
+        on_wall = msgspec.structs.replace(commit, at_s=commit.wall_s)
+        findings = self._removals.check(on_wall, found[0].principal if found else "")
+        self._removed_without_order += self._as_violations(findings)
+
+    def _global_was_restored(self) -> bool:
+        """Whether this region has heard of another incarnation of the global cell."""
+        term: Term | None = self._state.get(f"/terms/{GLOBAL_INCARNATION_TERM}")
+        return term is not None and term.spec.term > 1
 
     def _check_incarnation(self, found: Finding) -> bool:
         """Whether the finding is allowed: only a restored global cell may return copies to older generations."""
-        term: Term | None = self._state.get(f"/terms/{GLOBAL_INCARNATION_TERM}")
         kind = kind_of_store_key(found[2][0]) if found[2] else None
         mirrored = kind is not None and kind.home.value == GLOBAL and self._history.cell != GLOBAL
-        return mirrored and found[0] == "observedGeneration" and term is not None and term.spec.term > 1
+        return mirrored and found[0] == "observedGeneration" and self._global_was_restored()
 
     def _check_author(self, commit: ObservedCommit, found: Sequence[AuditRecord]) -> None:
         # Lease renewals and the pruning of old Decisions have no audit record per object.
@@ -286,7 +362,7 @@ class _HistoryChecker:
                 copy = change.new
                 key = f"/grants/{copy.metadata.namespace}/{grant_name(commit.cell, copy.spec.grant_class)}"
                 lives = self._granted.get((key, copy.spec.epoch), {})
-                if not self._grants_known or not lives:
+                if not self._global_known or not lives:
                     continue
                 self._present[key] = _grant_of_limit(copy, list(lives.values()))
             current.append(change)
@@ -300,7 +376,11 @@ class _HistoryChecker:
             if kind is None:
                 continue
             old = self._state.pop(change.key, None)
-            new = codec.decode(kind, change.entry.value, change.revision) if change.entry is not None else None
+            try:
+                new = codec.decode(kind, change.entry.value, change.revision) if change.entry is not None else None
+            except msgspec.DecodeError as error:
+                self.unreadable.append(f"{self.cell}: {change.key} at revision {change.revision}: {error}")
+                continue
             if new is not None:
                 self._state[change.key] = new
             changed.append(ObservedChange(change.key, kind, old, new))
@@ -309,17 +389,21 @@ class _HistoryChecker:
         return changed, revisions
 
     def _violate(self, found: Iterable[Finding]) -> None:
+        self.violations += self._as_violations(found)
+
+    def _as_violations(self, found: Iterable[Finding]) -> list[Violation]:
         at_s = self._wall_s - self._first_s
-        self.violations += [Violation(p, at_s, self._history.cell, what, objects) for p, what, objects in found]
+        return [Violation(p, at_s, self.cell, what, objects, wall_s=self._wall_s) for p, what, objects in found]
 
 
-def check_platform(state: Path) -> HistoryVerdict:
+def check_platform(state: Path, *, since_s: float = 0.0, at_rest_s: float = 0.0) -> HistoryVerdict:
     """Checks all cells of a platform's directory, or one cell's directory or file."""
     if state.is_file():
-        return check_histories([read_sqlite(state.parent.name, state)])
+        return check_histories([read_sqlite(state.parent.name, state)], since_s=since_s, at_rest_s=at_rest_s)
     files = sorted(state.glob("cells/*/store.sqlite")) or sorted(state.glob("store.sqlite"))
     if not files:
         raise StoreFailed(
             f"{state}: no cell found (expected a platform's directory, a cell's directory or store.sqlite)"
         )
-    return check_histories([read_sqlite(file.parent.name, file) for file in files])
+    histories = [read_sqlite(file.parent.name, file) for file in files]
+    return check_histories(histories, since_s=since_s, at_rest_s=at_rest_s)

@@ -62,6 +62,10 @@ INVARIANTS: dict[str, InvariantText] = {
         "a policy change that alters a committed decision, or a decision that names another policy than it used",
         "a decision uses exactly the policy revision that it names, and never changes after its commit",
     ),
+    "amnesia": InvariantText(
+        "work stopped because a cell lost its records",
+        "a replica is removed only by an order of the global cell, or of a person who confirms it",
+    ),
     "identity": InvariantText(
         "an action on another object with the same name",
         "a request names a uid and an attempt; if another object has the name, nothing is done",
@@ -81,6 +85,10 @@ INVARIANTS: dict[str, InvariantText] = {
         "an eviction without a nomination for the victim's node",
         "a node is reserved for the higher-priority replica before a victim is evicted",
     ),
+    "failback": InvariantText(
+        "recovery replicas removed while the ordinary replicas do not run",
+        "the recovery shrinks after every ordinary region reports its replicas as serving under the newest epoch",
+    ),
     "protection": InvariantText(
         "another tenant's preemption of work within the protected quota",
         "after the preemption the victim's tenant still runs its protected amount, or nothing is preempted",
@@ -92,6 +100,18 @@ INVARIANTS: dict[str, InvariantText] = {
     "scaling": InvariantText(
         "a scale-up while replicas have been pending or not ready for long",
         "the autoscaler holds the count until the requested replicas are placed and ready",
+    ),
+    "rebalance": InvariantText(
+        "a move for a more even spread that is not allowed, comes too soon or does not help",
+        "moves are one at a time, rare, never during a recovery, and each makes the spread more even",
+    ),
+    "array": InvariantText(
+        "an index of a job array that is in two regions, succeeds twice or runs again",
+        "an index is in one region, succeeds once, and then never runs again",
+    ),
+    "ticks": InvariantText(
+        "a tick of a CronWorkload with two runs, or with neither a run nor a counted miss",
+        "a tick has one run, or is counted as missed with its reason",
     ),
     "oscillation": InvariantText(
         "an object that alternates between two values while the desired state is unchanged", "it keeps its value"
@@ -109,6 +129,10 @@ INVARIANTS: dict[str, InvariantText] = {
     "reason": InvariantText(
         "a pending replica without a reason or without a retry",
         "it names a current reason, and the event or time of its next retry",
+    ),
+    "chain": InvariantText(
+        "a record that names another one that is gone: a replica without its claim, an address without its replica",
+        "the owner of each record compares it with the records that it names, and repairs it",
     ),
     "leak": InvariantText(
         "an object that nothing needs and no controller deletes",
@@ -142,12 +166,15 @@ FAULT_TEXTS: dict[FaultKind, str] = {
     FaultKind.CALL_LOST: "a call is lost in the network",
     FaultKind.REPLY_LOST: "the response to a call is lost",
     FaultKind.REPLY_SLOW: "the response to a call is slow",
+    FaultKind.REPORT_DELAYED: "a report of an agent arrives late",
     FaultKind.ANSWER_LOST: "the authority commits, and its response is lost",
     FaultKind.CALL_REPEATED: "a call to the authority is delivered twice",
     FaultKind.WORK_EXIT: "a task exits by itself",
     FaultKind.START_SLOW: "a task starts slowly",
     FaultKind.START_FAILS: "a task fails to start",
     FaultKind.PROBE_FAILS: "a probe fails",
+    FaultKind.BIND_IN_TWO_STEPS: "the scheduler reserves and binds later, while operators cordon nodes",
+    FaultKind.TASK_LINGERS: "a stopped task keeps its devices and ports for a while before it ends",
     FaultKind.CELL_CRASH: "the cell's process crashes and restarts later",
     FaultKind.CELL_PAUSE: "the cell's process is paused",
     FaultKind.ROLLING_RESTART: "all cells restart, one after the other",
@@ -187,6 +214,18 @@ FAULT_TEXTS: dict[FaultKind, str] = {
     FaultKind.NODE_TAINTED: "an operator taints the node",
     FaultKind.NEXT_RELEASE: "the process runs the next release for a while, which sends unknown fields",
     FaultKind.FORMER_RELEASE: "the process runs the previous release for a while, which lacks some fields",
+    FaultKind.STORE_LOST: "the cell's store is missing; the cell refuses to start and is restored from a backup",
+    FaultKind.STORE_EMPTIED: "the cell is created again on an empty store, and later restored from a backup",
+    FaultKind.STORE_OLD: "the cell is restored from an earlier backup than its newest",
+    FaultKind.STORE_SWAPPED: "the cell has the store of another cell; it refuses to start and is restored",
+    FaultKind.RECORD_LOST: "the region's store loses one Binding",
+    FaultKind.RECORD_DELETED: "an operator tries to delete a record of each component",
+    FaultKind.STORE_TRUNCATED: "the cell's store lost its last part; it refuses to start and is restored",
+    FaultKind.SECOND_SCHEDULER: "a second scheduler proposes random placements to the region's authority",
+    FaultKind.QUOTA_LOWERED: "an operator lowers the tenant's quota to its use, and the tenant scales up meanwhile",
+    FaultKind.REGION_RETURNS_STALE: "the region loses power and returns with old statuses and slow task starts",
+    FaultKind.REGION_CUT_OFF: "the region is partitioned beyond its grant leases, and replicas are deleted there",
+    FaultKind.CELL_RESTORED: "the cell is restored from an older backup",
 }
 
 PROFILE_TEXTS: dict[str, str] = {
@@ -213,6 +252,8 @@ PROFILE_TEXTS: dict[str, str] = {
     "gang": "a gang",
     "tenured": "exclusive, scope Global",
     "vital": "four critical replicas",
+    "balanced": "a service that moves to an even spread soon, or never",
+    "array": "a job array over two regions",
     "lone": "a batch of two for a resource that a region has once",
 }
 """Workload profiles (`sim/workload_profiles.py`)."""

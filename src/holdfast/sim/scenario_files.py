@@ -52,10 +52,19 @@ DRAWN_SCENARIOS = (
 )
 """Scenarios that seeds draw from, by position. Any other scenario takes its own share of these seeds, so that a new
 scenario leaves nearly all seeds unchanged, including the recorded seeds of past bugs."""
-SEPARATE_FRACTIONS = {"failures-unheard": 0.02}
+SEPARATE_FRACTIONS = {
+    "failures-unheard": 0.02,
+    "stale-failback": 0.02,
+    "cron-and-region-loss": 0.02,
+    "array-loses-region": 0.02,
+}
 """Scenarios that exercise something rare, with their share of all seeds. Each has its own draw."""
 NO_RESYNC_FRACTION = 0.1
 """Share of the other seeds without resync, in which a lost wakeup is never repaired and so becomes visible."""
+
+CROWDED_FRACTION = 0.04
+CROWDED_NODES = 4
+"""Share of the other seeds with few nodes, so that work is preempted, reclaimed and pending."""
 
 
 class SimulationSize(msgspec.Struct, frozen=True):
@@ -76,6 +85,10 @@ class SimulationSize(msgspec.Struct, frozen=True):
     """Whether watches deliver events. Without them all changes are found by periodic lists."""
     resync_enabled: bool = True
     """Whether informers resync. Without resync no wakeup may be lost."""
+    rebalances: bool = False
+    """Whether regions move running replicas for a more even spread. Off: recorded seeds keep their histories."""
+    crons: bool = False
+    """Whether users have CronWorkloads. Only in scenarios."""
 
 
 class DeclaredFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +121,7 @@ class ScenarioExpectations(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     transitions: tuple[str, ...] = ()
     serving: tuple[ServingExpectation, ...] = ()
     converges_within_s: float = 300.0
+    """Limit of the time to converge, without the time in which only work ran that was rightly pending before."""
     recovers_within_s: float = 0.0
     """After each region loss, critical workloads must serve in another region within this time; 0: not checked."""
 
@@ -204,4 +218,6 @@ def _chosen(seed: int, drawn: str) -> str:
 
 def drawn_size(seed: int) -> SimulationSize:
     """The size of a simulation that starts from no scenario."""
-    return SimulationSize(resync_enabled=random_stream(seed, "resyncing").random() >= NO_RESYNC_FRACTION)
+    size = SimulationSize(resync_enabled=random_stream(seed, "resyncing").random() >= NO_RESYNC_FRACTION)
+    crowded = random_stream(seed, "crowded").random() < CROWDED_FRACTION
+    return msgspec.structs.replace(size, nodes_per_region=CROWDED_NODES) if crowded else size

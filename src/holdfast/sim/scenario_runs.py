@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
@@ -13,7 +13,7 @@ from holdfast.sim.shrink import RunSpec, run_to_result
 from holdfast.sim.simulation import RunOutcome, RunRecording
 from holdfast.sim.single_run import report_shrunk, with_mutation
 
-SEEDS_PER_SCENARIO = 2
+SEEDS_PER_SCENARIO = 3
 """Number of seeds per scenario."""
 
 
@@ -35,9 +35,13 @@ class ScenarioRun(msgspec.Struct, frozen=True):
         return [*broken, *(f"unmet expectation: {text}" for text in self.unmet)]
 
 
-def run_variants(scenario: Scenario, seed: int, *, every: bool = False) -> Iterator[ScenarioRun]:
-    """Runs every variant with one seed."""
+def run_variants(
+    scenario: Scenario, seed: int, *, every: bool = False, titles: Collection[str] | None = None
+) -> Iterator[ScenarioRun]:
+    """Runs every variant with one seed, or only those with these titles."""
     for title, planned in scenario.variants(every=every):
+        if titles is not None and title not in titles:
+            continue
         subject = RunSpec(seed, scenario.size_for(planned), scenario.operation_faults, planned)
         outcome, recording = run_to_result(subject.simulation())
         yield ScenarioRun(

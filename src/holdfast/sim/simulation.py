@@ -15,10 +15,11 @@ from holdfast.agent.config import AgentConfig
 from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.scheduler_policy import PartitionMode, PolicyRules, SchedulerPolicy
-from holdfast.sim import actors, fault_schedule, operators, users, workload_profiles
+from holdfast.sim import actors, cron_users, fault_schedule, operators, users, workload_profiles
 from holdfast.sim.checkers import Violation
 from holdfast.sim.checkers.checker_set import CheckerSet
-from holdfast.sim.checkers.convergence import ConvergenceCheck
+from holdfast.sim.checkers.convergence import ConvergenceCheck, ConvergenceTimer
+from holdfast.sim.checkers.cron_runs import ticks_at_rest
 from holdfast.sim.checkers.leaked_objects import leaked_objects
 from holdfast.sim.checkers.pending_reasons import unexplained_waits
 from holdfast.sim.checkers.quota_wakeups import QuotaWakeupChecker
@@ -27,15 +28,16 @@ from holdfast.sim.commit_history import CommitHistory
 from holdfast.sim.coverage import Coverage
 from holdfast.sim.determinism_guards import forbid_nondeterminism
 from holdfast.sim.disk import Disk
-from holdfast.sim.fault_injection import REPAIRED_BY_RESYNC, FaultInjector, FaultKind, InjectedFault
+from holdfast.sim.fault_injection import LOST_STORES, REPAIRED_BY_RESYNC, FaultInjector, FaultKind, InjectedFault
 from holdfast.sim.hosts import NEVER_S, AgentHost, CellHost, HostContext, agent_config
-from holdfast.sim.loop import VirtualLoop
+from holdfast.sim.loop import ENVIRONMENT, VirtualLoop
+from holdfast.sim.lost_stores import LostStores
 from holdfast.sim.machine import TaskRun
 from holdfast.sim.network import Network
 from holdfast.sim.node_provider import SimNodeProvider
 from holdfast.sim.ports import EPOCH_S, SimClock, SimPorts, random_stream
 from holdfast.sim.releases import ReleaseVersion
-from holdfast.sim.scenario_files import SimulationSize, base_scenario, drawn_size
+from holdfast.sim.scenario_files import CROWDED_NODES, ScenarioVariant, SimulationSize, base_scenario, drawn_size
 
 CHECK_EVERY_S = 5.0
 SETUP_ATTEMPTS_MAX = 600
@@ -43,11 +45,25 @@ GLOBAL = "global"
 FAILURES_MAX = 5
 MIXED_RELEASES_FRACTION = 0.5
 """Share of simulations in which processes of another release keep it after healing. The mixed system must converge."""
+LONG_FAULTS_S = {FaultKind.REGION_RETURNS_STALE: 240.0, FaultKind.REGION_CUT_OFF: 330.0}
+"""Minimum length of the fault phase of a run with faults whose consequences take minutes."""
+FAILBACK_SCENARIO = "stale-failback"
+CALM_FRACTION = 0.1
+"""Share of the drawn fault kinds that a run with a failback keeps."""
+CORDON_AT_BIND_FRACTION = 0.5
+AFTER_RESTORE_S = 120.0
 FREQUENT_GC = (300, 5, 5)
+CROWDED_PROFILES = ("urgent", "critical", "gang")
+"""Profiles of a run with few nodes: they preempt, reclaim and wait."""
+NEEDED_PROFILES = {FaultKind.REGION_RETURNS_STALE: ("critical",)}
+"""Profiles that a run has if it draws the fault: without them the fault would show nothing."""
+NOT_STABLE = "converged, but not stable"
+"""Begins the message about a system that converged again and again."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """The result of a run. `objects` are the keys involved in its failures, for the timeline."""
+    """The result of a run. `objects` are the keys involved in its failures, for the timeline. `converged_in_s` leaves
+    out the time in which only permitted work ran (`ConvergenceTimer`)."""
 
     seed: int
     violations: tuple[Violation, ...]
@@ -87,7 +103,8 @@ class RunRecording(msgspec.Struct, frozen=True):
 
 class Simulation:
     """One run of the whole system. `only` restricts faults and user actions to the named ones. `planned` replaces the
-    drawn fault schedule. With `violation_by_s` the run ends at the first violation, or at that time."""
+    drawn fault schedule. With `violation_by_s` the run ends at the first violation, or at that time. `schedule` selects
+    another interleaving and other latencies of the same seed. `until_converged` skips the check of stability."""
 
     def __init__(
         self,
@@ -98,27 +115,38 @@ class Simulation:
         only: frozenset[str] | None = None,
         planned: tuple[fault_schedule.ScheduledFault, ...] | None = None,
         violation_by_s: float | None = None,
+        schedule: int = 0,
+        until_converged: bool = False,
     ) -> None:
         self.seed = seed
+        self._until_converged = until_converged
+        variant = f"/{schedule}" if schedule else ""
         self._violation_by_s = violation_by_s
         self._nondeterminism: list[str] = []
         as_drawn = size is None and planned is None and enabled is None
         base = self.base_scenario = base_scenario(seed) if as_drawn else None
         self.size = size or (base.size if base is not None else drawn_size(seed) if as_drawn else SimulationSize())
-        self.loop = VirtualLoop(random_stream(seed, "schedule"))
+        self.loop = VirtualLoop(random_stream(seed, f"schedule{variant}"))
         also = base.operation_faults if base is not None else frozenset()
         self.faults = FaultInjector(seed, self.loop.time, enabled=enabled, also=also, only=only)
         if not self.size.resync_enabled:
             self.faults.enabled -= REPAIRED_BY_RESYNC
+        if as_drawn:
+            self.faults.enabled = _calmed(seed, self.faults.enabled, base)
+            self.size = _size_for(self.size, self.faults.enabled)
         self.keeps_mixed_releases = random_stream(seed, "releases").random() < MIXED_RELEASES_FRACTION
         self.checkers = CheckerSet(self.loop)
-        self.network = Network(self.loop, self.faults, random_stream(seed, "network"))
+        self.network = Network(self.loop, self.faults, random_stream(seed, f"network{variant}"))
         self.desired = actors.DesiredObjects()
         self.profiles = (
             workload_profiles.draw_profiles(random_stream(seed, "sorts"))
             if self.size.profiles is None
             else self.size.profiles
         )
+        needed = [p for kind, names in NEEDED_PROFILES.items() if kind in self.faults.enabled for p in names]
+        crowded = as_drawn and base is None and self.size.nodes_per_region == CROWDED_NODES
+        needed += CROWDED_PROFILES if crowded else ()
+        self.profiles = (*self.profiles, *(p for p in needed if p not in self.profiles))
         self._setting = HostContext(
             seed,
             self.loop,
@@ -126,9 +154,13 @@ class Simulation:
             self.network,
             self.checkers,
             self.checkers.task_started,
+            self.checkers.task_stopped,
             watches_enabled=self.size.watches_enabled,
             resync_s=limits.RESYNC_S if self.size.resync_enabled else NEVER_S,
+            rebalances=self.size.rebalances,
+            before_bind=self._cordon_at_bind,
         )
+        self._cordon_rng = random_stream(seed, "cordon at bind")
         self.global_cell = self._cell(GLOBAL)
         self.regions = [self._cell(name) for name in self.size.regions]
         for region in self.regions:
@@ -140,7 +172,10 @@ class Simulation:
             for region in self.regions
             for n in range(self.size.nodes_per_region)
         ]
+        self.restored_cells: list[str] = []
+        """Cells that were restored from a backup. Their commits since the backup are lost."""
         self._user_clock = SimClock(self.loop)
+        self.stores = LostStores(self)
         self.operator = self.operator_client(GLOBAL)
         self.fault_schedule = (
             planned if planned is not None else (*(base.faults if base is not None else ()), *self._drawn())
@@ -191,6 +226,17 @@ class Simulation:
         """The client of a person for one cell. Watch faults do not affect it."""
         ports = SimPorts(self._user_clock, self.seed, f"{user}/{cell}")
         return RemoteClient(self.network, user, self.cell(cell), ports, self.checkers)
+
+    def scheduler_client(self, region: str) -> RemoteClient:
+        """The client of another scheduler of the region."""
+        caller = f"scheduler/{region}"
+        ports = SimPorts(self._user_clock, self.seed, caller)
+        return RemoteClient(self.network, caller, self.cell(region), ports, self.checkers)
+
+    def _cordon_at_bind(self, cell: str, node: str) -> None:
+        """Cordons some nodes at the moment of a bind in two steps."""
+        if self._cordon_rng.random() < CORDON_AT_BIND_FRACTION and not self.faults.healed:
+            self.loop.spawn(ENVIRONMENT, operators.cordon_briefly(self, cell, node, self._cordon_rng), name="cordon")
 
     # The run
 
@@ -268,8 +314,13 @@ class Simulation:
         if self.size.partition_mode is not PartitionMode.WAIT:
             rules = PolicyRules(partition_mode=self.size.partition_mode)
             await self._persist(lambda: actors.edit_spec(self.operator, SchedulerPolicy, "default", "", rules=rules))
+        if self.size.crons:
+            draw = random_stream(self.seed, "cron")
+            await self._persist(lambda: cron_users.create_cron_workloads(self.operator, self.size.tenants[0], draw))
         if "pooled" in self.profiles:
             self.loop.create_task(SimNodeProvider(self).run())
+        if any(scheduled.kind in LOST_STORES for scheduled in self.fault_schedule):
+            self.loop.create_task(self.stores.run())
         self.faults.start()
         fault_tasks: list[asyncio.Task[None]] = []
         if self.size.users_active:
@@ -321,49 +372,82 @@ class Simulation:
 
     async def _converge(self) -> tuple[float, ConvergenceCheck | None]:
         healed_s = self.loop.time()
+        if self.restored_cells:  # desired state and backup may differ, so only safety is checked, for a while
+            await asyncio.sleep(AFTER_RESTORE_S)
+            return 0.0, None
         await self._persist(lambda: operators.undo_operator_changes(self))
         await self._persist(lambda: actors.restate_desired(self.operator, self.desired))
-        quiet_since_s = -1.0
+        if self.size.crons:
+            await self._persist(lambda: cron_users.suspend_cron_workloads(self.operator))
+        quiet_since_s, converged_in_s = -1.0, 0.0
         left: ConvergenceCheck | None = None
         marker = self._progress_marker()
         waited: set[tuple[str, str]] = set()
         quota_wakeups = QuotaWakeupChecker(
             self.checkers, self.size.regions, self.loop.time(), watching=self.size.watches_enabled
         )
+        self.checkers.on_commit = quota_wakeups.committed
         waiting_before: dict[tuple[str, str], int] = {}
-        while self.loop.time() - healed_s < self.size.convergence_timeout_s + 2 * self.size.stable_s:
+        timer, timeout_s = ConvergenceTimer(healed_s), self.size.convergence_timeout_s
+        while self.loop.time() - healed_s < timeout_s + max(timeout_s, 2 * self.size.stable_s):
             await asyncio.sleep(CHECK_EVERY_S)
             if left is None or marker != self._progress_marker():
                 marker = self._progress_marker()
-                left = ConvergenceCheck(self.checkers, self.desired, self.size.regions, self.agents, waited)
+                former = [region.name for region in self.regions if region.release is ReleaseVersion.PREVIOUS]
+                left = ConvergenceCheck(
+                    self.checkers, self.desired, self.size.regions, self.agents, waited, former_releases=former
+                )
                 quota_wakeups.observe(self.loop.time())
             now_s = self.loop.time()
+            timer.observe(now_s, left)
             for region, found in quota_wakeups.overdue(now_s):
                 self.checkers.report(region, (found,))
             if left.problems:
-                if now_s - healed_s > self.size.convergence_timeout_s and len(left.problems) > left.still_running:
+                if timer.elapsed_s(now_s) > timeout_s and not left.all_permitted:
                     break
                 quiet_since_s = -1.0
                 self.checkers.churn.set_quiet_since(None)
             elif quiet_since_s < 0 or any(left.waiting.get(name, 0) < count for name, count in waiting_before.items()):
                 # The quiet phase starts here. It starts again when a pending replica got its room.
+                if self._until_converged:
+                    return timer.elapsed_s(now_s), None
                 quiet_since_s, waiting_before = now_s, left.waiting
+                converged_in_s = timer.elapsed_s(now_s)
                 self.checkers.churn.set_quiet_since(now_s)
             elif now_s - quiet_since_s >= self.size.stable_s:
                 self.checkers.report(GLOBAL, self.checkers.churn.quiet_phase_writes(now_s))
                 self._check_quiet_state(EPOCH_S + now_s)
-                return quiet_since_s - healed_s, None
+                return converged_in_s, None
         if left is not None and not left.problems:
-            left.problems.append(f"converged, but not stable for {self.size.stable_s:g} s")
-        return self.size.convergence_timeout_s, left
+            left.problems.append(f"{NOT_STABLE} for {self.size.stable_s:g} s")
+        return timeout_s, left
 
     def _check_quiet_state(self, wall_s: float) -> None:
         """Checks of the quiet phase beyond convergence: no leaked objects, and a reason for every pending replica."""
         states = {cell.name: self.checkers.state(cell.name) for cell in self.cells()}
         for where, violation in leaked_objects(states, wall_s):
             self.checkers.report(where, (violation,))
+        self.checkers.report(GLOBAL, ticks_at_rest(states[GLOBAL]))
         for where, state in states.items():
             self.checkers.report(where, unexplained_waits(where, state, wall_s))
+
+
+def _calmed(seed: int, enabled: frozenset[FaultKind], base: ScenarioVariant | None) -> frozenset[FaultKind]:
+    """The enabled kinds, fewer in a run with a failback: many faults at once would prevent the failback."""
+    if FaultKind.REGION_RETURNS_STALE not in enabled and (base is None or base.title != FAILBACK_SCENARIO):
+        return enabled
+    rng = random_stream(seed, "calm")
+    kept = frozenset(kind for kind in sorted(enabled) if rng.random() < CALM_FRACTION)
+    return kept | (enabled & {FaultKind.REGION_RETURNS_STALE})
+
+
+def _size_for(size: SimulationSize, enabled: Iterable[FaultKind]) -> SimulationSize:
+    """The size with a fault phase that is long enough for the drawn faults. A region that is cut off beyond its grant
+    leases may place provisional work."""
+    faults_s = max((size.faults_s, *(LONG_FAULTS_S.get(kind, 0.0) for kind in enabled)))
+    provisional = FaultKind.REGION_CUT_OFF in enabled
+    mode = PartitionMode.PROVISIONAL if provisional else size.partition_mode
+    return msgspec.structs.replace(size, faults_s=faults_s, partition_mode=mode)
 
 
 @contextmanager

@@ -22,7 +22,8 @@ PROGRESS_EVERY_S = 10.0
 
 
 class SingleRunOptions(msgspec.Struct, frozen=True):
-    """`only` restricts faults and user actions, `mutation` is a mutation to apply, `shrink_s` 0 disables shrinking."""
+    """`only` restricts faults and user actions, `schedule` selects another interleaving, `mutation` is a mutation to
+    apply, `shrink_s` 0 disables shrinking."""
 
     seed: int
     only: tuple[str, ...] = ()
@@ -30,6 +31,7 @@ class SingleRunOptions(msgspec.Struct, frozen=True):
     mutation: str = ""
     repeat: bool = False
     shrink_s: float = SHRINK_S
+    schedule: int = 0
 
 
 def run_seed(options: SingleRunOptions, print_line: Callable[[str], None]) -> int:
@@ -43,7 +45,10 @@ def run_seed(options: SingleRunOptions, print_line: Callable[[str], None]) -> in
         # With a mutation the run may never end, so it stops at the first violation.
         violation_by_s = math.inf if options.mutation else None
         simulation = Simulation(
-            options.seed, only=frozenset(options.only) if options.only else None, violation_by_s=violation_by_s
+            options.seed,
+            only=frozenset(options.only) if options.only else None,
+            violation_by_s=violation_by_s,
+            schedule=options.schedule,
         )
         outcome = simulation.run()
         recording = simulation.recording()
@@ -60,7 +65,8 @@ def run_seed(options: SingleRunOptions, print_line: Callable[[str], None]) -> in
         if failed and options.shrink_s > 0 and not options.objects and not options.only:
             print_line(f"  {next(failure_report.failure_lines(outcome))}")
             small = report_shrunk(RunSpec(options.seed), (outcome, recording), options.shrink_s, print_line)
-            _print_commands(options, (*small.faults, *small.user_actions), print_line)
+            smaller = msgspec.structs.replace(options, schedule=small.schedule)
+            _print_commands(smaller, (*small.faults, *small.user_actions), print_line)
         elif failed or options.objects:
             for line in failure_report.summary_lines(outcome) if failed else ():
                 print_line(f"  {line}")
@@ -125,8 +131,9 @@ def _print_commands(options: SingleRunOptions, only: tuple[str, ...] | None, pri
     mutation = f" --mutation {options.mutation}" if options.mutation else ""
     names = "".join(f" --only {shlex.quote(name)}" for name in only or ("nothing",))
     print_line("")
+    schedule = f" --schedule {options.schedule}" if options.schedule else ""
     if only is not None and len(only) <= NAMES_SHOWN:
-        print_line(f"reproduce:       python -m holdfast.sim --seed {options.seed}{mutation}{names}")
+        print_line(f"reproduce:       python -m holdfast.sim --seed {options.seed}{schedule}{mutation}{names}")
     print_line(f"full history:    python -m holdfast.sim --seed {options.seed}{mutation} --whole")
     print_line(f"other objects:   python -m holdfast.sim --seed {options.seed}{mutation} --about TEXT")
 

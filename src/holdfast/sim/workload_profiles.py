@@ -13,15 +13,18 @@ import msgspec
 
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import AffinityRule, Expression, Operator, PlacementRules, SpreadRule, Toleration
+from holdfast.model.probe import Probe, TcpProbe
 from holdfast.model.region import Region
-from holdfast.model.template import DriverName, Port, Probe, Probes, RestartPolicy, TcpProbe, Template
+from holdfast.model.template import DriverName, Port, Probes, RestartPolicy, Template
 from holdfast.model.workload import (
     Autoscale,
     Batch,
+    CompletionMode,
     Disruption,
     ExclusiveScope,
     Exclusivity,
     Gang,
+    Rebalance,
     RecoveryObjective,
     Rollout,
     ScaleLimits,
@@ -131,9 +134,27 @@ def critical(tenant: str, name: str, regions: Sequence[Region], rng: random.Rand
 
 
 def vital(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
-    """Four critical replicas, as many as one RecoveryBudget has slots. Used only in scenarios."""
+    """Four critical replicas in one region, as many as one RecoveryBudget has slots. Used only in scenarios."""
     objective = RecoveryObjective(min_serving=4, deadline_seconds=300.0)
-    spec = WorkloadSpec(replicas=4, template=template(), priority_class_name="high", recovery=objective)
+    spec = WorkloadSpec(
+        replicas=4,
+        template=template(),
+        priority_class_name="high",
+        placement=PlacementRules(spread_regions=1),
+        recovery=objective,
+    )
+    return _workload(tenant, name, spec)
+
+
+def balanced(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
+    """A service whose replicas move soon to a zone or node with fewer of them, or never. Used only in scenarios."""
+    spec = WorkloadSpec(
+        replicas=rng.choice((3, 4, 6)),
+        template=template(),
+        placement=PlacementRules(spread_regions=rng.choice((1, 2))),
+        disruption=Disruption(max_unavailable=rng.choice((1, 1, 2))),
+        rebalance=Rebalance(after_seconds=rng.choice((20.0, 20.0, 40.0, 0.0))),
+    )
     return _workload(tenant, name, spec)
 
 
@@ -298,6 +319,20 @@ def quick(tenant: str, name: str, regions: Sequence[Region], rng: random.Random)
     return _batch(tenant, name, made, many, rng)
 
 
+def array(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
+    """A job array over two regions whose indexes fail sometimes and are retried. Used only in scenarios."""
+    made = _finite_template(
+        resources={"cpu": "50m", "memory": "64Mi"},
+        env={BEHAVIOUR_ENV: rng.choice((FAILS_SOMETIMES, "steady"))},
+        restart_policy=RestartPolicy.NEVER,
+    )
+    indexed = Batch(
+        completions=rng.randint(4, 9), parallelism=2, backoff_limit=200, completion_mode=CompletionMode.INDEXED
+    )
+    work = _batch(tenant, name, made, indexed, rng)
+    return with_spec(work, placement=PlacementRules(spread_regions=2))
+
+
 def gang(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A gang."""
     size = rng.randint(2, 4)
@@ -351,9 +386,11 @@ PROFILES: dict[str, ProfileFactory] = {
     "tenured": tenured,
     "lone": lone,
     "vital": vital,
+    "balanced": balanced,
+    "array": array,
 }
 BASE_PROFILES = frozenset({"service", "exclusive", "resident", "batch"})
-SCENARIO_ONLY_PROFILES = frozenset({"vital"})
+SCENARIO_ONLY_PROFILES = frozenset({"vital", "balanced", "array"})
 """Profiles that are never drawn, only declared by scenarios."""
 
 

@@ -9,7 +9,9 @@
   `Expired` if the changes it needs are compacted; it never skips silently.
 - Reads and watches of the past work back to the compacted revision.
 - `Ambiguous` means that a commit may or may not have happened, or may still happen. Read back before deciding.
-- After a failed write the store stops and raises `StoreFailed`: it never guesses what reached the disk.
+- After a failed write the store stops and raises `StoreFailed`: it never guesses what reached the disk. On a full disk
+  nothing was written: commits raise `Unavailable` until there is space, and reads continue.
+- A read of damaged data raises `StoreFailed`. It never returns another value than the one that was stored.
 """
 
 from __future__ import annotations

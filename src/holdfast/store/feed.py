@@ -1,7 +1,7 @@
 """Recent commits in order, the watches that follow them, and subscribers that are called synchronously.
 
-A watch has no queue, only a revision: it reads on from there in the recent commits, or in history if it is further
-back. So a slow watcher costs no memory, and a watch whose wait was cancelled can be resumed.
+A watch has no queue, only a revision: it continues from there in the recent commits, or in history if the revision is
+older. So a slow watcher costs no memory, and a watch whose wait was cancelled can be resumed.
 """
 
 from __future__ import annotations

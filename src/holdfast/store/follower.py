@@ -32,6 +32,9 @@ class Follower:
         self._fault: Fault | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._end: Callable[[], object] | None = None
+        self._commits = 0
+        self._in_flight: dict[int, float] = {}
+        """Commits that the store has not answered, oldest first, and the time of each on the loop's clock."""
 
     async def start(self) -> None:
         await self._load()
@@ -68,8 +71,19 @@ class Follower:
                 self._waiting.remove(row)
         self.check()
 
+    @property
+    def oldest_commit_s(self) -> float:
+        """Age of the oldest commit that the store has not answered; 0 if there is none."""
+        began_s = next(iter(self._in_flight.values()), None)
+        return 0.0 if began_s is None else asyncio.get_running_loop().time() - began_s
+
     async def commit(self, txn: Txn) -> Committed:
-        committed = await self.store.commit(txn)
+        number, self._commits = self._commits, self._commits + 1
+        self._in_flight[number] = asyncio.get_running_loop().time()
+        try:
+            committed = await self.store.commit(txn)
+        finally:
+            del self._in_flight[number]
         if self.revision < committed.revision:
             await self.wait_for(committed.revision)
         return committed

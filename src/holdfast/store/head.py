@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest
+from holdfast.store.chained_log import GENESIS, linked
 from holdfast.store.contract import Append, Change, Committed, Put, Remove, StoredEntry, Txn, compare_conflict
 from holdfast.store.ordered_keys import OrderedKeys
 
@@ -24,6 +25,8 @@ class StagedValue(msgspec.Struct, frozen=True, gc=False):
     priors: tuple[int, ...]
     appends: tuple[tuple[int, Append], ...]
     committed: Committed
+    link: bytes = GENESIS
+    """Hash of the newest audit record up to this commit."""
 
 
 class StoreHead:
@@ -35,17 +38,20 @@ class StoreHead:
         removed: dict[str, int] | None = None,
         revision: int = 0,
         sequence: int = 0,
+        link: bytes = GENESIS,
     ) -> None:
         self.entries = {entry.key: entry for entry in entries}
         self.keys = OrderedKeys(self.entries)
         self.revision = revision
         self.sequence = sequence
+        self._link = link
         # Removed keys, oldest first, until compaction: a recreated key has its removal as the previous change.
         self._removed: dict[str, int] = removed if removed is not None else {}
         # Key → staged entry, or the revision of its staged removal.
         self._staged: dict[str, StoredEntry | int] = {}
         self._assigned = revision
         self._assigned_sequence = sequence
+        self._assigned_link = link
 
     def stage(self, txn: Txn) -> StagedValue:
         """Checks every compare and assigns revisions. If it raises, nothing has changed."""
@@ -74,12 +80,15 @@ class StoreHead:
             revisions.append(revision)
         appends: tuple[tuple[int, Append], ...] = ()
         if txn.appends:
-            appends = tuple(enumerate(txn.appends, self._assigned_sequence + 1))
+            records, self._assigned_link = linked(txn.appends, self._assigned_link)
+            appends = tuple(enumerate(records, self._assigned_sequence + 1))
             self._assigned_sequence += len(appends)
         for change in changes:
             self._staged[change.key] = change.entry if change.entry is not None else change.revision
         self._assigned = revision
-        return StagedValue(tuple(changes), tuple(priors), appends, Committed(revision, tuple(revisions)))
+        return StagedValue(
+            tuple(changes), tuple(priors), appends, Committed(revision, tuple(revisions)), self._assigned_link
+        )
 
     def publish(self, staged: StagedValue) -> None:
         """Makes a staged commit visible to readers."""
@@ -101,6 +110,14 @@ class StoreHead:
             self.revision = staged.changes[-1].revision
         if staged.appends:
             self.sequence = staged.appends[-1][0]
+            self._link = staged.link
+
+    def discard_staged(self) -> None:
+        """Forgets every staged commit, because none of them was or will be stored. Their revisions are used again."""
+        self._staged.clear()
+        self._assigned = self.revision
+        self._assigned_sequence = self.sequence
+        self._assigned_link = self._link
 
     def is_staged(self, key: str) -> bool:
         return key in self._staged

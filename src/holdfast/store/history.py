@@ -9,6 +9,7 @@ from typing import Any
 import apsw
 
 from holdfast.model import limits
+from holdfast.store.chained_log import GENESIS, record_hash
 from holdfast.store.contract import Change, LogRecord, StoredEntry
 from holdfast.store.feed import WATCH_CHUNK_EVENTS
 from holdfast.store.ordered_keys import upper_bound
@@ -79,6 +80,11 @@ class HistoryReader:
 
     def log(self, name: str, after: int, through: int, limit: int) -> tuple[LogRecord, ...]:
         return tuple(LogRecord(*row) for row in self._rows(_LOG, (name, after, through, limit)))
+
+    def newest_link(self, name: str) -> bytes:
+        """The hash of the log's newest record, which the next record names."""
+        found = self._rows("SELECT value FROM log WHERE name = ? ORDER BY sequence DESC LIMIT 1", (name,))
+        return record_hash(found[0][0]) if found else GENESIS
 
     def meta(self) -> dict[str, int]:
         """The rows of `meta`, plus the newest revision and log sequence ever used."""

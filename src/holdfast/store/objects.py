@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
-from holdfast.model.errors import Unavailable
+from holdfast.model.errors import Expired, Unavailable
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
 from holdfast.store.contract import Change, Committed, Store, StoredEntry, Txn
@@ -19,7 +20,7 @@ from holdfast.store.follower import Follower
 from holdfast.store.kind_cache import KindCache, object_of
 from holdfast.store.streams import FilteredChange, ObjectChange, ObjectFilter, Subscription, sorted_fields
 
-__all__ = ["ObjectChange", "ObjectPage", "ObjectStream", "Objects"]
+__all__ = ["ObjectChange", "ObjectPage", "ObjectReads", "ObjectStream", "Objects"]
 
 
 class ObjectPage(msgspec.Struct, frozen=True):
@@ -29,6 +30,22 @@ class ObjectPage(msgspec.Struct, frozen=True):
     revision: int
     more: bool
     remaining: int
+
+
+class ObjectReads(Protocol):
+    """Reads of one cell's objects, at present (`Objects`) or at a past revision."""
+
+    def head(self, kind: Kind) -> int: ...
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | None: ...
+
+    def list(
+        self, kind: Kind, namespace: str = "", *, fields: Mapping[str, str] | None = None
+    ) -> tuple[list[Object], int]: ...
+
+    def store_of(self, kind: Kind) -> Store: ...
+
+    async def page(self, kind: Kind, namespace: str = "", *, at: int | None, after: str, limit: int) -> ObjectPage: ...
 
 
 class Objects:
@@ -71,6 +88,10 @@ class Objects:
     def head(self, kind: Kind) -> int:
         """The revision that reads of this kind show."""
         return (self._volatile if kind.ephemeral else self._durable).revision
+
+    def changed_at(self, kind: Kind) -> int:
+        """The revision of the last change of any object of this kind."""
+        return self._cache(kind).changed_at
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return self._cache(kind).objects.get(kind.store_key(namespace, name))
@@ -139,6 +160,11 @@ class Objects:
         """
         return await (self._durable if kind is None else self._follower(kind)).commit(txn)
 
+    @property
+    def oldest_commit_s(self) -> float:
+        """Age of the oldest commit that a store has not answered; 0 if there is none."""
+        return max(self._durable.oldest_commit_s, self._volatile.oldest_commit_s)
+
     def _follower(self, kind: Kind) -> Follower:
         return self._volatile if kind.ephemeral else self._durable
 
@@ -170,6 +196,8 @@ class ObjectStream:
             elif self._after < self._cache.recent.floor:
                 found = await self._read_past()
             else:
+                if self._after > self._follower.revision:
+                    await self._check_reachable()
                 found = self._go_live()
             if found:
                 return found
@@ -203,6 +231,13 @@ class ObjectStream:
         self._live = Subscription(self._wanted)
         self._cache.streams.add(self._live)
         return self._matching(self._cache.recent.after(self._after))
+
+    async def _check_reachable(self) -> None:
+        """Raises Expired for a revision that no process of the cell has reached: it belongs to an earlier era, and
+        the reader would wait for it forever."""
+        newest = await self._follower.store.newest_revision()
+        if self._after > newest:
+            raise Expired(f"revision {self._after}: in the future (newest revision {newest}); next: list again")
 
     async def _read_past(self) -> Sequence[ObjectChange]:
         # Watches all keys: then there is a change at the floor for certain, and this never waits for a new one.

@@ -2,26 +2,32 @@
 
 `history` has one row per change, ordered by revision. `previous` is the revision of the key's previous change (0:
 none), and (key, previous) is unique: the schema itself refuses a second write on top of the same state. `last` is the
-last revision of the row's commit, so that readers of history can keep commits whole.
+last revision of the row's commit, so that readers of history can keep commits whole. `stamp` in `meta` is random and
+names this file. Every page has a checksum (page_checksums.py); a file of version 1 has none and is rewritten once.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from pathlib import Path
 
 import apsw
+import structlog
 
 from holdfast.model.errors import StoreFailed
+from holdfast.store import page_checksums
 
-# Time to wait for a locked database file. Then the store fails to open.
+# Time to wait for a locked database file. After that, the store fails to open.
 STORE_BUSY_TIMEOUT_S = 5.0
 # Size to which SQLite truncates its write-ahead log after a checkpoint.
 STORE_WAL_BYTES_MAX = 64 * 1024 * 1024
 
 APPLICATION_ID = 0x484F4C44
-VERSION = 1
+VERSION = 2
+VERSION_WITHOUT_CHECKSUMS = 1
+STAMP_BITS = 62
 
 CREATE = f"""
 CREATE TABLE history(
@@ -41,6 +47,8 @@ INSERT INTO meta(name, value) VALUES ('compacted', 0), ('swept', 0), ('trimmed',
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
+
+_log = structlog.get_logger()
 
 _READER = apsw.SQLITE_OPEN_READONLY
 _WRITER = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -75,8 +83,10 @@ def open_writer(path: Path) -> apsw.Connection:
     """The writing connection, with the schema in place. Refuses files of other programs."""
     connection = None
     try:
-        connection = _connect(path, _WRITER)
+        connection = connect(path, _WRITER)
         _recognise(connection, path)
+        if page_checksums.reserved_bytes(path) not in (None, page_checksums.CHECKSUM_BYTES):
+            raise damaged(path, "the header does not announce page checksums")
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {STORE_WAL_BYTES_MAX}").fetchall()
@@ -93,20 +103,32 @@ def open_writer(path: Path) -> apsw.Connection:
 
 def open_reader(path: Path) -> apsw.Connection:
     """A read-only connection: history, while the writer continues."""
-    return _connect(path, _READER)
+    return connect(path, _READER)
 
 
-def unreadable(path: Path, error: Exception) -> StoreFailed:
-    """The fault for a file that cannot be used, with the cause."""
+def damaged(path: Path, what: str) -> StoreFailed:
+    return StoreFailed(f"store {path}: damaged ({what}); next: restore it from a backup (holdfast restore --replace)")
+
+
+def unreadable(path: Path, error: Exception, reading: str = "") -> StoreFailed:
+    """The fault for a file that cannot be used, with the cause and what was read."""
+    while_reading = f", reading {reading}" if reading else ""
     if isinstance(error, apsw.NotADBError):
         return StoreFailed(f"store {path}: not a Holdfast store (not a SQLite database)")
     if isinstance(error, apsw.CorruptError):
-        return StoreFailed(f"store {path}: damaged ({error}); next: restore it from a backup")
+        return damaged(path, f"{error}{while_reading}")
+    if extended_result(error) == apsw.SQLITE_IOERR_DATA:
+        return damaged(path, f"a page has a wrong checksum{while_reading}")
     return StoreFailed(f"store {path}: cannot open it ({error})")
 
 
-def _connect(path: Path, flags: int) -> apsw.Connection:
-    connection = apsw.Connection(str(path), flags=flags)
+def extended_result(error: Exception) -> int:
+    """SQLite's extended result code; 0 for other errors."""
+    return getattr(error, "extendedresult", 0)  # apsw sets it and does not declare it
+
+
+def connect(path: Path, flags: int) -> apsw.Connection:
+    connection = page_checksums.connect(path, flags)
     connection.set_busy_timeout(int(STORE_BUSY_TIMEOUT_S * 1000))
     return connection
 
@@ -116,13 +138,30 @@ def _recognise(connection: apsw.Connection, path: Path) -> None:
     version = connection.pragma("user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     if application == 0 and tables == 0:
+        page_checksums.enable(connection)
         # Tables and ids are created in one transaction: a crash leaves an empty file.
-        connection.execute(f"BEGIN IMMEDIATE;{CREATE}COMMIT;")
+        stamp = secrets.randbits(STAMP_BITS)
+        connection.execute(f"BEGIN IMMEDIATE;{CREATE}INSERT INTO meta VALUES ('stamp', {stamp});COMMIT;")
         return
     if application != APPLICATION_ID:
         raise StoreFailed(f"store {path}: not a Holdfast store (SQLite application id {application:#x})")
-    if version != VERSION:
+    if version == VERSION_WITHOUT_CHECKSUMS:
+        _add_checksums(connection, path)
+    elif version != VERSION:
         raise StoreFailed(
             f"store {path}: wrong schema version (expected {VERSION}, found {version}); next: run the release that "
             "wrote it"
         )
+
+
+def _add_checksums(connection: apsw.Connection, path: Path) -> None:
+    """Rewrites a file of version 1 with a checksum in every page. A crash leaves the file as it was."""
+    _log.info("store_upgrade_started", path=str(path), version=VERSION)
+    connection.execute("PRAGMA journal_mode = DELETE").fetchall()
+    page_checksums.enable(connection)
+    connection.execute("VACUUM")
+    stamp = secrets.randbits(STAMP_BITS)
+    connection.execute(
+        f"BEGIN IMMEDIATE;INSERT OR IGNORE INTO meta VALUES ('stamp', {stamp});PRAGMA user_version = {VERSION};COMMIT;"
+    )
+    _log.info("store_upgraded", path=str(path), version=VERSION)

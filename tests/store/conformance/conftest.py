@@ -41,17 +41,20 @@ async def _sqlite(place: Path) -> Store:
     return SqliteStore(place / "cell.db")
 
 
-def _etcd(endpoints: tuple[str, ...]) -> Callable[[Path], Awaitable[Store]]:
+def _etcd(endpoints: tuple[str, ...], above: int) -> Callable[[Path], Awaitable[Store]]:
     async def open_at(place: Path) -> Store:
-        return await open_store(f"cell-{zlib.crc32(str(place).encode()):x}", EtcdTarget(endpoints=endpoints), place)
+        cell = f"cell-{zlib.crc32(str(place).encode()):x}"
+        return await open_store(cell, EtcdTarget(endpoints=endpoints), place, above=above)
 
     return open_at
 
 
 SUBJECTS = {"memory": Subject("memory", _memory, durable=False), "sqlite": Subject("sqlite", _sqlite, durable=True)}
-CLUSTERS = {"etcd": (1, "etcd"), "etcd-3": (3, "etcd"), "etcd-3.5": (1, "etcd-3.5")}
+CLUSTERS = {"etcd": (1, "etcd"), "etcd-restored": (1, "etcd"), "etcd-3": (3, "etcd"), "etcd-3.5": (1, "etcd-3.5")}
 """How many members, and of which program. The last two take their time: they are left out of the fast tests."""
 SLOW = ("etcd-3", "etcd-3.5")
+RESTORED_ABOVE = 1 << 47
+"""Revisions of `etcd-restored` are above this, like those of a cell restored on another cluster."""
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +66,8 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
             size, program = CLUSTERS[name]
             started[name] = etcd_cluster.Cluster(tmp_path_factory.mktemp(name), size, program=program)
             started[name].start()
-        return Subject(name, _etcd(started[name].endpoints), durable=True, in_process=False)
+        above = RESTORED_ABOVE if name == "etcd-restored" else 0
+        return Subject(name, _etcd(started[name].endpoints, above), durable=True, in_process=False)
 
     yield subject
     for cluster in started.values():

@@ -18,14 +18,17 @@ To write another driver (OCI, hollow, simulated), implement `Driver`. It must gu
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from holdfast.agent.cgroups import Usage
+from holdfast.agent.drivers.command_session import CommandSession
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.replica import ExitStatus
+from holdfast.model.task_programs import ProgramStatus
 from holdfast.model.template import Template
 
 # Output of an exec probe. The rest is cut off.
@@ -82,6 +85,18 @@ class ExecResult(msgspec.Struct, frozen=True):
     output: str
 
 
+class TaskPrograms(msgspec.Struct, frozen=True):
+    """States of the programs of a task. `pid` is the process of the main task; 0 while it does not run."""
+
+    stage: str
+    programs: tuple[ProgramStatus, ...]
+    pid: int = 0
+
+    @property
+    def main_runs(self) -> bool:
+        return self.stage == "main" and self.pid > 0
+
+
 class StartFailed(Exception):
     """The run did not start and will not. `reason` is one of `model.reasons`."""
 
@@ -98,6 +113,16 @@ class Driver(Protocol):
 
     async def inspect(self) -> list[DiscoveredTask]:
         """Every task that was not forgotten, ordered by task id. Called once, before any other method."""
+
+    async def fetch(self, task: Task) -> None:
+        """Fetches what the task needs from elsewhere. May take minutes, so it is called before a start's turn comes.
+
+        Raises StartFailed. A driver that fetches nothing inherits this.
+        """
+
+    def fetch_progress(self, task: Task) -> str:
+        """How far `fetch` is, for people. A driver that cannot say inherits this."""
+        return ""
 
     async def start(self, task: Task) -> StartedTask:
         """Starts the task. Repeating a (task id, run) that already started returns the running task."""
@@ -121,6 +146,19 @@ class Driver(Protocol):
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         """Runs a command beside the task, in its environment and under its limits. Raises TimeoutError."""
+
+    def programs(self, task_id: str) -> TaskPrograms | None:
+        """States of the programs of a task with init tasks, sidecars or hooks; None for other tasks, and for drivers
+        that inherit this.
+        """
+        return None
+
+    def open_command(self, task_id: str, command: tuple[str, ...], *, tty: bool) -> CommandSession:
+        """Starts a command beside the task with streams in both directions, on a terminal of its own if `tty`.
+
+        Raises OSError. A driver without commands inherits this.
+        """
+        raise OSError(errno.ENOTSUP, f"driver {self.name} does not run commands beside tasks")
 
     def usage(self, task_id: str) -> Usage | None:
         """Current resource use of the task; None if the driver cannot measure it."""

@@ -1,22 +1,33 @@
-"""OCI bundles, run by crun or runc under the same shims as plain processes.
+"""OCI bundles and images, run by crun or runc under the same shims as plain processes.
 
 The runtime is the shim's child and stays in the foreground, so logs, exit records, adoption and the watchdog are those
 of the process driver. The original bundle is never modified. A container shares the node's network, because ports are
 allocated per node, and is isolated otherwise. Without an installed runtime a start fails with DriverMissing.
+
+A bundle decides much about a container, so it must belong to the node: a directory that only its operator can change.
+The user is that of every task, whatever the bundle says: a uid of its own, without capabilities.
+
+An image needs no such trust: the agent writes the configuration itself. Its root file system is shared read-only by
+all tasks of the node. Each task writes to a layer of its own in memory, which ends with the container.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
+import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.agent.cgroups import Usage
+from holdfast.agent.cgroups import TASK_PROCESSES_MAX, Usage
+from holdfast.agent.drivers.command_session import CommandSession
 from holdfast.agent.drivers.contract import (
     PROBE_OUTPUT_BYTES_MAX,
     DiscoveredTask,
@@ -26,14 +37,25 @@ from holdfast.agent.drivers.contract import (
     StartFailed,
     Task,
     TaskExit,
+    TaskPrograms,
 )
+from holdfast.agent.drivers.image_bundle import runtime_config
+from holdfast.agent.drivers.images import ImageCache
+from holdfast.agent.drivers.oci_programs import ProgramContainers, program_containers
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import TASK_MARK_ENV
+from holdfast.agent.drivers.runtimes import RUNTIMES
+from holdfast.agent.drivers.volumes import TaskVolumes
 from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S
+from holdfast.agent.shim_confine import can_make_layers
+from holdfast.agent.task_users import RuntimeUser, TaskUsers
+from holdfast.model.quantity import CPU, DISK, MEMORY
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
+from holdfast.model.template import Template
 
-RUNTIMES = ("crun", "runc")
+# Size of the writable layer of a task that runs an image and requests no `disk`. It is memory of the task.
+IMAGE_LAYER_BYTES_DEFAULT = 256 * 1024**2
 _SHARED = ("network", "cgroup")
 _SYS = {
     "destination": "/sys",
@@ -43,37 +65,68 @@ _SYS = {
 }
 
 
-def find_runtime() -> str:
-    """Path of the first installed runtime; empty if there is none."""
-    return next((path for name in RUNTIMES if (path := shutil.which(name))), "")
-
-
 class OciDriver(Driver):
     """`processes` is a process driver with a directory of its own. Each run of the runtime is one of its runs."""
 
-    def __init__(self, processes: ProcessDriver, root: Path, runtime: str) -> None:
+    def __init__(
+        self,
+        processes: ProcessDriver,
+        root: Path,
+        runtime: str,
+        users: TaskUsers,
+        bundle_dirs: Sequence[str],
+        *,
+        images: ImageCache | None = None,
+        runtime_user: RuntimeUser | None = None,
+        volumes: TaskVolumes | None = None,
+    ) -> None:
+        """`runtime_user` is the one that `processes` has: it gives each container its writable layer."""
+        self._images = images
+        self._layers = runtime_user.layers if runtime_user is not None and makes_layers(root) else None
+        self._volumes = volumes or TaskVolumes(in_view=False)
+        self._users = users
         self._processes = processes
         self._root = root
         self._runtime = runtime
+        self._bundle_dirs = tuple(Path(directory).resolve() for directory in bundle_dirs)
 
     @property
     def name(self) -> str:
         return "oci"
 
     async def inspect(self) -> list[DiscoveredTask]:
-        return await self._processes.inspect()
+        found = await self._processes.inspect()
+        for each in found:
+            if self._images is not None and each.task.template.image and each.exit is None:
+                self._images.adopt(each.task)
+        return found
+
+    async def fetch(self, task: Task) -> None:
+        if task.template.image:
+            if self._images is None:
+                message = f"image {task.template.image}: this node runs no images; next: set images.registries"
+                raise StartFailed(Reason.DRIVER_MISSING, message)
+            await self._images.fetch(task)
+        await self._processes.fetch(task)
+
+    def fetch_progress(self, task: Task) -> str:
+        return self._images.progress(task) if self._images is not None and task.template.image else ""
 
     async def start(self, task: Task) -> StartedTask:
         if not self._runtime:
             message = f"driver oci: no container runtime on this node (expected one of {', '.join(RUNTIMES)})"
             raise StartFailed(Reason.DRIVER_MISSING, message)
         try:
-            bundle = await asyncio.to_thread(self._prepare, task)
-        except (OSError, ValueError, KeyError) as error:
-            raise StartFailed(Reason.START_ERROR, f"bundle {task.template.bundle}: not usable ({error})") from error
+            prepare = self._prepare_image if task.template.image else self._prepare
+            bundle = await asyncio.to_thread(prepare, task)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            what = f"image {task.template.image}" if task.template.image else f"bundle {task.template.bundle}"
+            message = f"{what}: not usable ({error})"
+            raise StartFailed(Reason.TEMPLATE_UNUSABLE, message) from error
         await self._delete(task.id)  # left over from an earlier run
         command = (*self._base(), "run", "--bundle", str(bundle), _container(task.id))
         template = msgspec.structs.replace(task.template, command=command, args=(), user="", working_dir="")
+        template = await asyncio.to_thread(self._contain_programs, template, task, bundle)
         return await self._processes.start(msgspec.structs.replace(task, template=template))
 
     def _base(self) -> tuple[str, ...]:
@@ -82,12 +135,16 @@ class OciDriver(Driver):
 
     def _prepare(self, task: Task) -> Path:
         """The task's own bundle: the given configuration adapted to this node, with the same root file system."""
-        given = Path(task.template.bundle)
+        given = self._allowed(task.template.bundle)
+        for path in (given / "config.json", given, *given.parents):
+            _check_owner(path)
         config: dict[str, Any] = json.loads((given / "config.json").read_text())
         folder = self._root / "bundles" / task.id
         folder.mkdir(parents=True, exist_ok=True)
         process, linux = config["process"], config.setdefault("linux", {})
         process["terminal"] = False
+        self._set_user(process, task)
+        config.pop("hooks", None)  # they run on the node, as root
         if task.template.command:
             process["args"] = [*task.template.command, *task.template.args]
         process["env"] = [
@@ -100,11 +157,73 @@ class OciDriver(Driver):
         config["root"]["path"] = str((given / config["root"]["path"]).resolve())
         linux["namespaces"] = [n for n in linux.get("namespaces", []) if n.get("type") not in _SHARED]
         mounts = [m for m in config.get("mounts", []) if m.get("type") not in ("cgroup", "sysfs")]
-        config["mounts"] = [*mounts, _SYS]
-        linux.pop("resources", None)  # the task's own control groups enforce its limits
+        linux["resources"] = self._limits(task)
+        config["mounts"] = [*mounts, _SYS, *self._volumes.oci_mounts(task, self._root / "tasks" / task.id)]
         linux["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
         (folder / "config.json").write_text(json.dumps(config))
         return folder
+
+    def _limits(self, task: Task) -> dict[str, Any]:
+        """Limits for runc, which moves the container to a control group of its own. With crun the container stays in
+        the task's control groups, which have the limits already.
+        """
+        if Path(self._runtime).name != "runc":
+            return {}
+        found: dict[str, Any] = {"pids": {"limit": TASK_PROCESSES_MAX}}
+        if MEMORY in task.resources:
+            found["memory"] = {"limit": task.resources[MEMORY]}
+        if CPU in task.resources:
+            found["cpu"] = {"shares": max(2, task.resources[CPU] * 1024 // 1000)}
+        return found
+
+    def _prepare_image(self, task: Task) -> Path:
+        """The task's bundle, written by the agent alone. Its root is the shared image, below a layer of the task."""
+        assert self._images is not None
+        rootfs, image = self._images.root_of(task)
+        folder = self._root / "bundles" / task.id
+        folder.mkdir(parents=True, exist_ok=True)
+        root = rootfs
+        if self._layers is not None:
+            layer = folder / "layer"
+            layer.mkdir(exist_ok=True)
+            size = task.resources.get(DISK, 0) or IMAGE_LAYER_BYTES_DEFAULT
+            self._layers[task.id] = [("layer", layer), ("layer_lower", rootfs), ("layer_bytes", size)]
+            root = layer / "root"
+        identity = dict(self._users.identify(task))
+        config = runtime_config(task, image, root=str(root), writable=self._layers is not None, identity=identity)
+        volumes = self._volumes.oci_mounts(task, self._root / "tasks" / task.id)
+        config["mounts"] = [*config["mounts"], _SYS, *volumes]
+        config["linux"]["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
+        config["linux"]["resources"] = self._limits(task)
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    def _contain_programs(self, template: Template, task: Task, bundle: Path) -> Template:
+        """The template with each program around the main task in a container of its own: with the same root file
+        system, user and volumes. Hooks run in the container of the main task.
+        """
+        programs = ProgramContainers(self._base(), bundle, _container(task.id))
+        return programs.contain(template, task)
+
+    def _allowed(self, bundle: str) -> Path:
+        """The bundle, if it is below a directory that the node's configuration names, after following all links.
+
+        A bundle says what is mounted and as whom it runs. One that a tenant wrote would own the node.
+        """
+        found = Path(bundle).resolve()
+        if not any(found != directory and found.is_relative_to(directory) for directory in self._bundle_dirs):
+            why = "not below a directory of bundles of this node; next: add its directory to bundle_dirs"
+            raise StartFailed(Reason.DRIVER_MISSING, f"bundle {bundle}: {why}")
+        return found
+
+    def _set_user(self, process: dict[str, Any], task: Task) -> None:
+        process["noNewPrivileges"] = True
+        identity = dict(self._users.identify(task))
+        if "root" in identity:
+            return  # node and tenant allow it: the user and the capabilities are those of the bundle
+        process["capabilities"] = {}
+        if "uid" in identity:
+            process["user"] = {"uid": identity["uid"], "gid": identity["gid"]}
 
     async def stop(self, task_id: str, grace_s: float) -> ExitStatus:
         """Both runtimes forward signals to the container and exit with it. SIGKILL ends the whole PID namespace."""
@@ -113,8 +232,9 @@ class OciDriver(Driver):
         return exit_
 
     async def _delete(self, task_id: str) -> None:
-        if self._runtime:
-            command = (*self._base(), "delete", "--force", _container(task_id))
+        containers = (_container(task_id), *program_containers(self._root / "bundles" / task_id, _container(task_id)))
+        for container in containers if self._runtime else ():
+            command = (*self._base(), "delete", "--force", container)
             await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, timeout=AGENT_CALL_TIMEOUT_S, check=False
             )
@@ -134,12 +254,25 @@ class OciDriver(Driver):
         await self._delete(task_id)
         await asyncio.to_thread(shutil.rmtree, self._root / "bundles" / task_id, True)
         await self._processes.forget(task_id)
+        self._users.release(task_id)
+        if self._images is not None:
+            self._images.release(task_id)
+        if self._layers is not None:
+            self._layers.pop(task_id, None)
 
     async def execute(
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
         inside = (*self._base(), "exec", _container(task_id), *command)
         return await self._processes.execute(task_id, inside, timeout_s, output_bytes)
+
+    def programs(self, task_id: str) -> TaskPrograms | None:
+        return self._processes.programs(task_id)
+
+    def open_command(self, task_id: str, command: tuple[str, ...], *, tty: bool) -> CommandSession:
+        terminal = ("--tty",) if tty else ()
+        inside = (*self._base(), "exec", *terminal, _container(task_id), *command)
+        return self._processes.open_command(task_id, inside, tty=tty)
 
     def usage(self, task_id: str) -> Usage | None:
         return self._processes.usage(task_id)
@@ -149,6 +282,24 @@ class OciDriver(Driver):
 
     async def close(self) -> None:
         await self._processes.close()
+
+
+def makes_layers(root: Path) -> bool:
+    """Whether containers get a writable layer. Without overlays their root is read-only, except for /tmp and /run."""
+    probe = root / "layer-probe"
+    try:
+        probe.mkdir(parents=True, exist_ok=True)
+        return os.geteuid() == 0 and can_make_layers(str(probe))
+    finally:
+        shutil.rmtree(probe, ignore_errors=True)
+
+
+def _check_owner(path: Path) -> None:
+    """Raises OSError if a user other than the agent's and root could have made or could change the file or folder."""
+    found = path.stat()
+    writable = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in (0, os.geteuid()) or writable:
+        raise PermissionError(errno.EPERM, "not only its operator can change it", str(path))
 
 
 def _container(task_id: str) -> str:

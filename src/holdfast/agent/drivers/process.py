@@ -2,7 +2,8 @@
 
 - A start is on disk before its shim exists.
 - The end of a shim comes from the kernel (pidfd), the exit of the task from the shim's record.
-- A task counts as ended only when its shim is gone and no process carries the task's mark.
+- A task counts as ended only when its shim is gone and none of its processes is left, by control group or by uid. If a
+  shim was killed and the node has neither, exclusive work counts as running until an operator or a reboot ends it.
 - No signal goes to a pid that was not verified to be the intended process.
 """
 
@@ -10,18 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import structlog
 
 from holdfast.agent.cgroups import NoIsolation, TaskIsolation, Usage
 from holdfast.agent.drivers.artifacts import ArtifactCache
-from holdfast.agent.drivers.command_output import wait_and_read
+from holdfast.agent.drivers.command_session import CommandSession
+from holdfast.agent.drivers.commands import CommandRunner
 from holdfast.agent.drivers.contract import (
     PROBE_OUTPUT_BYTES_MAX,
     DiscoveredTask,
@@ -31,48 +31,47 @@ from holdfast.agent.drivers.contract import (
     StartFailed,
     Task,
     TaskExit,
+    TaskPrograms,
 )
+from holdfast.agent.drivers.live_shim import LiveShim
+from holdfast.agent.drivers.lost_runs import LostRuns
+from holdfast.agent.drivers.open_commands import OpenCommands
+from holdfast.agent.drivers.program_launch import has_programs, program_settings, read_programs
 from holdfast.agent.drivers.records import (
     DISK_FULL_ERRNOS,
     TASK_MARK_ENV,
     StartedRecord,
     TaskDir,
     TaskRecord,
-    kill_marked,
     write_in_place,
 )
+from holdfast.agent.drivers.removal import remove_tree
+from holdfast.agent.drivers.shim_processes import read_start_report, spawn_shim
+from holdfast.agent.drivers.volumes import TaskVolumes
 from holdfast.agent.ports_in_use import find_port_in_use
 from holdfast.agent.shim_guard import encode_deadline
+from holdfast.agent.task_config import TaskConfig
 from holdfast.agent.task_decision import WATCHDOG_KILL_LEAD_S, WATCHDOG_LEAD_S
+from holdfast.agent.task_users import UserAssignment
 from holdfast.foundation.ports import Clock
+from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import limits, times
+from holdfast.model.config_references import has_references
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
+from holdfast.model.template import udp_ports
 
-# Time for a shim to report that its task runs. Then the start has failed and the shim is killed.
+# Time for a shim to report that its task runs. After that, the start has failed and the shim is killed.
 AGENT_START_TIMEOUT_S = 20.0
-# Time for a shim to write the exit record after its task was killed. Then the shim is killed.
+# Time for a shim to write the exit record after its task was killed. After that, the shim is killed.
 AGENT_EXIT_DRAIN_S = 5.0
 # Ended tasks whose logs are kept on the node. The oldest are deleted.
 AGENT_ENDED_TASKS_MAX = 64
 
-_SHIM = str(Path(__file__).resolve().parent.parent / "shim.py")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 _POLL_S = 0.02
 
 _log = structlog.get_logger()
-
-
-class _LiveShim:
-    """One running shim. `ended` receives the exit when the shim is gone."""
-
-    def __init__(self, task: Task, pidfd: int, shim_pid: int) -> None:
-        self.task = task
-        self.pidfd = pidfd
-        self.shim_pid = shim_pid
-        self.ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
-        self.stopping = False
-        self.starting = False
 
 
 class ProcessDriver(Driver):
@@ -83,15 +82,30 @@ class ProcessDriver(Driver):
         *,
         confinement: TaskIsolation | None = None,
         artifacts: ArtifactCache | None = None,
+        users: UserAssignment | None = None,
+        volumes: TaskVolumes | None = None,
+        config: TaskConfig | None = None,
     ) -> None:
-        """`root` holds one directory per task and the lease file of exclusive tasks."""
+        """`root` holds one directory per task and the lease file of exclusive tasks. Without `users` tasks run as the
+        user of this process.
+        """
         self._root = root
         self._clock = clock
         self._confinement = confinement or NoIsolation()
         self._artifacts = artifacts
-        self._live: dict[str, _LiveShim] = {}
+        self._live: dict[str, LiveShim] = {}
         self._exits: asyncio.Queue[TaskExit] = asyncio.Queue()
+        self._users = users
+        self._volumes = volumes or TaskVolumes()
+        self._config = config
+        self._sweeps: dict[str, asyncio.Task[None]] = {}
+        self._lost_runs = LostRuns(clock)
+        self._commands = CommandRunner()
+        self._open_commands = OpenCommands()
         root.mkdir(parents=True, exist_ok=True)
+        root.chmod(0o711)
+        if users is not None:
+            users.adopt(root)
 
     @property
     def name(self) -> str:
@@ -105,7 +119,7 @@ class ProcessDriver(Driver):
             folder = TaskDir(path)
             record = await asyncio.to_thread(folder.read)
             if record is None and folder.shim_pid() == 0:
-                shutil.rmtree(path, ignore_errors=True)  # the agent stopped before it had recorded a start
+                remove_tree(path)  # the agent stopped before it had recorded a start
             if record is not None and not record.forgotten:
                 found.append(await self._discover(folder, record.task))
         return found
@@ -125,7 +139,17 @@ class ProcessDriver(Driver):
             if late is not None:
                 return late
         started = folder.started(task.run)
-        exit_ = folder.exit(task.run) or await self._exit_without_record(folder, task)
+        if started is not None and folder.exit(task.run) is None and task.exclusive:
+            # The end may not be certain for a long time, and the other tasks must not wait for it.
+            self._live[task.id] = live = LiveShim(task, -1, 0)
+            live.starting = True  # an exit within this call is returned by it, not by next_exit
+            await asyncio.wait((self._finish_later(folder, live),), timeout=AGENT_EXIT_DRAIN_S)
+            live.starting = False
+            if not live.ended.done():
+                return DiscoveredTask(task=task, pid=started.pid, started_at_s=started.at_s)
+            exit_ = live.ended.result()
+        else:
+            exit_ = folder.exit(task.run) or await self._lost_runs.end(folder, task)
         at_s = times.parse_time(exit_.at) if exit_.at else 0.0
         return DiscoveredTask(
             task=task,
@@ -179,31 +203,29 @@ class ProcessDriver(Driver):
             loop.remove_reader(pidfd)
             os.close(pidfd)
 
-    async def _exit_without_record(self, folder: TaskDir, task: Task) -> ExitStatus:
-        """The exit of a run that left no exit record."""
-        at = times.micro_text(self._clock.now())
-        started = folder.started(task.run)
-        if started is None:
-            return ExitStatus(
-                reason=Reason.NEVER_STARTED, message="the agent stopped before the task was started", at=at
-            )
-        if started.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
-        left = await asyncio.to_thread(kill_marked, folder.id)
-        what = f"{left} remaining processes were killed" if left else "no process of the task remained"
-        return ExitStatus(
-            reason=Reason.KILLED, message=f"no exit record, because the shim or the node failed; {what}", at=at
-        )
+    def unconfirmed(self) -> dict[str, str]:
+        """Exclusive tasks whose shim was killed and of which processes may be left → what to do about each."""
+        return self._lost_runs.unconfirmed()
 
     # --- starting ----------------------------------------------------------------------------------------------
+
+    async def fetch(self, task: Task) -> None:
+        if self._config is not None:
+            await self._config.fetch(task)
+        if self._artifacts is None or not task.template.artifacts:
+            return
+        try:
+            await self._artifacts.fetch(task.namespace, task.id, task.template.artifacts)
+        except OSError as error:
+            raise StartFailed(start_failure_reason(error), f"artifacts: cannot store them ({error})") from error
 
     async def start(self, task: Task) -> StartedTask:
         folder = TaskDir(self._root / task.id)
         live = self._live.get(task.id)
         if live is not None:
             return self._already_started(folder, live, task)
-        taken = find_port_in_use(task.ports)
+        await self.fetch(task)
+        taken = find_port_in_use(task.ports, udp_ports(task.template))
         if taken is not None:
             what = f"port {taken[1]} ({taken[0]}): in use by a process that Holdfast did not start"
             raise StartFailed(Reason.PORT_IN_USE, f"{what}; next: stop that process, or exclude the port from --ports")
@@ -215,7 +237,7 @@ class ProcessDriver(Driver):
             ) from error
         report_r, report_w = os.pipe()
         try:
-            pid = self._spawn(folder, task.run, report_w)
+            pid = spawn_shim(folder.path, task.run, report_w)
         except OSError as error:
             os.close(report_r)
             raise StartFailed(Reason.START_ERROR, f"cannot start the shim ({error})") from error
@@ -223,7 +245,7 @@ class ProcessDriver(Driver):
             os.close(report_w)
         live = self._watch(task, os.pidfd_open(pid), pid)
         live.starting = True  # an exit before the shim has reported is returned by this call, not by next_exit
-        report = await self._read_start_report(report_r)
+        report = await read_start_report(report_r, AGENT_START_TIMEOUT_S)
         if report.startswith("started"):
             live.starting = False
             if live.ended.done() and not live.stopping:
@@ -249,13 +271,25 @@ class ProcessDriver(Driver):
     def _prepare(self, folder: TaskDir, task: Task) -> None:
         """Prepares the run in a thread: artifacts, control groups, records."""
         settings = self._confinement.prepare(task.id, task.resources)
+        folder.empty_tmp()
+        if self._users is not None:
+            settings += self._users.prepare(task, folder.path)
+        elif task.template.user:
+            raise StartFailed(Reason.USER_NOT_ALLOWED, f"user {task.template.user}: not allowed by this driver")
         if task.exclusive:
             settings += [("lease", self._lease), ("epoch", task.node_epoch)]
         if task.exclusive or task.run_until_mono_s is not None:
             settings += [("lead", WATCHDOG_LEAD_S), ("force", WATCHDOG_KILL_LEAD_S)]
         if self._artifacts is not None and task.template.artifacts:
-            self._artifacts.install(task.id, task.template.artifacts, folder.path / "work")
-        folder.prepare(task, self._environment(folder, task), settings)
+            self._artifacts.install(task.id, folder.path / "work")
+        if self._config is not None:
+            settings += self._config.install(task, folder.path / "work", settings)
+        elif has_references(task.template):
+            raise StartFailed(Reason.CONFIG_UNREACHABLE, "references to Secrets: not supported by this driver")
+        settings += self._volumes.prepare(task, folder.path, settings)
+        settings += program_settings(task, folder.path / "work")
+        env = {**self._environment(folder, task), **self._volumes.environment(task, folder.path)}
+        folder.prepare(task, env, settings)
         folder.set_run_until(task.run, task.run_until_mono_s)
 
     @property
@@ -271,14 +305,14 @@ class ProcessDriver(Driver):
         if live is not None:
             TaskDir(self._root / task_id).set_run_until(live.task.run, until_mono_s)
 
-    def _already_started(self, folder: TaskDir, live: _LiveShim, task: Task) -> StartedTask:
+    def _already_started(self, folder: TaskDir, live: LiveShim, task: Task) -> StartedTask:
         started = folder.started(live.task.run)
         if live.task.run != task.run or started is None:
             message = f"task {task.id}: run {live.task.run} is still running; stop it before starting run {task.run}"
             raise StartFailed(Reason.START_ERROR, message)
         return StartedTask(pid=started.pid, started_at_s=started.at_s)
 
-    async def _not_started(self, folder: TaskDir, live: _LiveShim, report: str) -> StartedTask:
+    async def _not_started(self, folder: TaskDir, live: LiveShim, report: str) -> StartedTask:
         """Waits until the shim is gone, so that its record is final, then raises StartFailed with the reason."""
         task = live.task
         try:
@@ -286,7 +320,8 @@ class ProcessDriver(Driver):
                 ended = await asyncio.shield(live.ended)
         except TimeoutError:
             folder.request_stop(task.run, 0.0)
-            signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
             ended = await live.ended
         if report in ("failed", "too late"):
             raise StartFailed(ended.reason, ended.message)
@@ -302,73 +337,44 @@ class ProcessDriver(Driver):
         """Environment of the task. Of the agent's own environment only the variables in _INHERITED are passed on."""
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         inherited.setdefault("PATH", os.defpath)
+        if self._users is not None:
+            inherited = self._users.environment(folder.path, inherited)
         return {**inherited, **task.env, TASK_MARK_ENV: folder.id}
-
-    def _spawn(self, folder: TaskDir, run: int, report_fd: int) -> int:
-        argv = [sys.executable, "-I", "-S", _SHIM, str(folder.path), str(run)]
-        shim_log = str(folder.path / "shim.log")
-        actions = [
-            (os.POSIX_SPAWN_DUP2, report_fd, 3),
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 2, shim_log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640),
-        ]
-        defaults = [signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1]
-        return os.posix_spawn(
-            sys.executable,
-            argv,
-            {"PATH": os.defpath},
-            file_actions=actions,
-            setsid=True,
-            setsigmask=(),
-            setsigdef=defaults,
-        )
-
-    async def _read_start_report(self, fd: int) -> str:
-        """The shim's report on the start; empty if it died or took too long."""
-        os.set_blocking(fd, False)
-        loop = asyncio.get_running_loop()
-        received: asyncio.Future[bytes] = loop.create_future()
-
-        def readable() -> None:
-            loop.remove_reader(fd)
-            if not received.done():
-                received.set_result(os.read(fd, 4096))
-
-        loop.add_reader(fd, readable)
-        try:
-            async with asyncio.timeout(AGENT_START_TIMEOUT_S):
-                return (await received).decode()
-        except TimeoutError:
-            return ""
-        finally:
-            loop.remove_reader(fd)
-            os.close(fd)
 
     # --- stop and exit -----------------------------------------------------------------------------------------
 
-    def _watch(self, task: Task, pidfd: int, shim_pid: int) -> _LiveShim:
-        live = _LiveShim(task, pidfd, shim_pid)
+    def _watch(self, task: Task, pidfd: int, shim_pid: int) -> LiveShim:
+        live = LiveShim(task, pidfd, shim_pid)
         self._live[task.id] = live
         asyncio.get_running_loop().add_reader(pidfd, self._shim_gone, live)
         return live
 
-    def _shim_gone(self, live: _LiveShim) -> None:
+    def _shim_gone(self, live: LiveShim) -> None:
         asyncio.get_running_loop().remove_reader(live.pidfd)
         os.close(live.pidfd)
+        live.pidfd = -1
         with contextlib.suppress(ChildProcessError):  # an adopted shim is not our child
             os.waitpid(live.shim_pid, os.WNOHANG)
         folder = TaskDir(self._root / live.task.id)
         known = folder.exit(live.task.run)
-        if known is not None:
+        if known is not None and not self._open_commands.had_any(live.task.id):
             self._finish(live, known)
         else:
-            live.ended.get_loop().create_task(self._finish_lost(folder, live))
+            self._finish_later(folder, live)
 
-    async def _finish_lost(self, folder: TaskDir, live: _LiveShim) -> None:
-        self._finish(live, await self._exit_without_record(folder, live.task))
+    def _finish_later(self, folder: TaskDir, live: LiveShim) -> asyncio.Task[None]:
+        """Finishes a run when the end of its processes is certain: its shim left no exit record, or it had sessions."""
 
-    def _finish(self, live: _LiveShim, exit_: ExitStatus) -> None:
+        async def finish() -> None:
+            if self._open_commands.had_any(live.task.id):
+                await self._open_commands.end(folder, live.task.run)
+            self._finish(live, folder.exit(live.task.run) or await self._lost_runs.end(folder, live.task))
+
+        sweep = self._sweeps[live.task.id] = asyncio.create_task(finish(), name=f"sweep:{live.task.id}")
+        sweep.add_done_callback(lambda _: self._sweeps.pop(live.task.id, None))
+        return sweep
+
+    def _finish(self, live: LiveShim, exit_: ExitStatus) -> None:
         del self._live[live.task.id]
         live.ended.set_result(exit_)
         if not live.stopping and not live.starting:
@@ -406,16 +412,22 @@ class ProcessDriver(Driver):
         """Keeps the newest ended tasks for their logs and deletes older ones."""
         folder = TaskDir(self._root / task_id)
         record = folder.read()
+        if self._artifacts is not None:
+            self._artifacts.release(task_id)
+        if self._config is not None:
+            self._config.forget(task_id)
         if record is not None:
-            shutil.rmtree(folder.path / "work", ignore_errors=True)
+            remove_tree(folder.path / "work")
+            emptied = self._volumes.remove(record.task, folder.path)
+            folder.empty_tmp()
             self._confinement.forget(task_id)
-            if self._artifacts is not None:
-                self._artifacts.release(task_id)
+            if self._users is not None and emptied and not (folder.path / "work").exists():
+                self._users.release(task_id)
             try:
                 folder.write(TaskRecord(task=record.task, forgotten=True))
             except OSError as error:
                 _log.warning("task_logs_deleted", task=task_id, error=str(error))
-                shutil.rmtree(folder.path, ignore_errors=True)
+                remove_tree(folder.path)
         self._delete_ended(AGENT_ENDED_TASKS_MAX)
 
     def _delete_ended(self, kept_tasks: int) -> int:
@@ -427,7 +439,7 @@ class ProcessDriver(Driver):
                 ended.append(((path / "task.json").stat().st_mtime, path))
         going = sorted(ended)[: max(0, len(ended) - kept_tasks)]
         for _, path in going:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         return len(going)
 
     # --- exec, usage and logs ----------------------------------------------------------------------------------
@@ -440,23 +452,28 @@ class ProcessDriver(Driver):
         if live is None:
             return ExecResult(code=127, output="the task is not running")
         try:
-            process = self._popen_beside(folder, live.task, command)
-        except (OSError, KeyError, ValueError) as error:
+            return await self._commands.run(
+                folder.path, live.task.run, command, timeout_s=timeout_s, output_bytes=output_bytes
+            )
+        except TimeoutError:
+            raise
+        except OSError as error:
             return ExecResult(code=127, output=f"{command[0]}: {error}")
-        with process:
-            return await wait_and_read(process, timeout_s, output_bytes)
 
-    def _popen_beside(self, folder: TaskDir, task: Task, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            env=self._environment(folder, task),
-            cwd=task.template.working_dir or folder.path / "work",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            user=task.template.user or None,
-        )
+    def programs(self, task_id: str) -> TaskPrograms | None:
+        folder, live = TaskDir(self._root / task_id), self._live.get(task_id)
+        record = folder.read() if live is None else None
+        task = live.task if live is not None else record.task if record is not None else None
+        if task is None or not has_programs(task):
+            return None
+        return read_programs(folder.run_dir(task.run) / "programs")
+
+    def open_command(self, task_id: str, command: tuple[str, ...], *, tty: bool) -> CommandSession:
+        live = self._live.get(task_id)
+        if live is None or live.stopping or live.pidfd < 0:
+            raise ProcessLookupError(errno.ESRCH, "the task is not running")
+        opened = self._commands.open(self._root / task_id, live.task.run, command, tty=tty)
+        return self._open_commands.add(task_id, opened)
 
     def usage(self, task_id: str) -> Usage | None:
         return self._confinement.usage(task_id) if task_id in self._live else None
@@ -467,8 +484,11 @@ class ProcessDriver(Driver):
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
         for live in self._live.values():
-            loop.remove_reader(live.pidfd)
-            os.close(live.pidfd)
+            if live.pidfd >= 0:
+                loop.remove_reader(live.pidfd)
+                os.close(live.pidfd)
+        await cancel_and_wait(*self._sweeps.values())
+        self._commands.close()
         self._live.clear()
 
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.drivers.contract import Task
+from holdfast.agent.drivers.contract import StartFailed, Task
+from holdfast.agent.drivers.removal import remove_tree
 from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
 from holdfast.agent.shim_guard import encode_deadline
 from holdfast.model import times
+from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
 
 # Size at which a task's log file is rotated.
@@ -33,7 +35,8 @@ TASK_MARK_ENV = "HOLDFAST_TASK"
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 STOP_RECORD_BYTES = 64
 SHIM_LOOKUPS = 8
-"""How often the shim's process id is looked up again after it changed meanwhile. Then the shim counts as not found."""
+"""Attempts to open the shim's pidfd. An attempt fails if the process id changes during it. After the last one the shim
+counts as not found."""
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -77,8 +80,6 @@ class TaskDir:
         """
         work = self.path / "work"
         work.mkdir(parents=True, exist_ok=True)
-        if task.template.user or any(key == "uid" for key, _ in settings):
-            work.chmod(0o777)
         for old in self.path.glob("run-*"):
             if old != self.run_dir(task.run):
                 self._delete_run(old)
@@ -88,8 +89,8 @@ class TaskDir:
         argv = [*task.template.command, *task.template.args]
         pairs = [f"{key}={value}" for key, value in env.items()]
         every: tuple[tuple[str, object], ...] = (
-            ("cwd", task.template.working_dir or work),
-            ("user", task.template.user),
+            ("cwd", self.working_dir(task)),
+            ("work", work),
             ("mark", f"{TASK_MARK_ENV}={self.id}"),
             ("log_bytes", LOG_FILE_BYTES_MAX),
             ("log_files", LOG_FILES_MAX),
@@ -97,8 +98,15 @@ class TaskDir:
             *((("checkpoint", int(signal.Signals[first])),) if (first := task.template.checkpoint_signal) else ()),
         )
         parts = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
+        if any("\0" in part for part in parts):
+            # The launch file is separated by NUL: the rest of the text would be read as another setting.
+            raise StartFailed(Reason.COMMAND_NOT_FOUND, f"task {task.id}: a text of its template contains NUL")
         write_atomically(self.run_dir(task.run) / "launch", "\0".join(parts).encode(errors="surrogateescape"))
         self.write(TaskRecord(task))
+
+    def working_dir(self, task: Task) -> Path:
+        """Where the task starts. A relative directory is below the task's own."""
+        return self.path / "work" / task.template.working_dir
 
     def _delete_run(self, run_dir: Path) -> None:
         """Deletes the records of an earlier run, in an order that never lets a late shim of a dead agent start it.
@@ -109,6 +117,11 @@ class TaskDir:
         """
         (run_dir / "launch").unlink(missing_ok=True)
         shutil.rmtree(run_dir, ignore_errors=True)
+
+    def empty_tmp(self) -> None:
+        """Deletes the temporary files of the earlier run. Nothing of the task runs meanwhile."""
+        for name in ("tmp", "var-tmp"):
+            remove_tree(self.path / name)
 
     def run_dir(self, run: int) -> Path:
         return self.path / f"run-{run}"
@@ -156,6 +169,10 @@ class TaskDir:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, encode_deadline(0, until_mono_s))
 
+    def is_confirmed_ended(self, run: int) -> bool:
+        """Whether an operator has confirmed that nothing of the run is left, where the agent cannot be sure."""
+        return (self.run_dir(run) / "confirmed").exists()
+
     def withdraw_stop(self, run: int) -> None:
         (self.run_dir(run) / "stop").unlink(missing_ok=True)
 
@@ -194,7 +211,7 @@ def write_in_place(path: Path, data: bytes) -> None:
     """For fixed-length text that reveals a torn read. Needs no free space after the first write; not synced, because
     the content need not survive a power loss.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, data, 0)
     finally:
@@ -216,29 +233,3 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def kill_marked(task_id: str) -> int:
-    """Kills every process that carries the task's mark in its environment. Returns how many there were.
-
-    Only for a task whose shim died: a living shim kills everything it started.
-    """
-    mark = f"{TASK_MARK_ENV}={task_id}".encode()
-    count = 0
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            fd = os.pidfd_open(int(entry))
-        except OSError:
-            continue
-        try:
-            environ = Path(f"/proc/{entry}/environ").read_bytes()
-            if mark in environ.split(b"\0"):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-                count += 1
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
-    return count

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from holdfast.cli.settings_file import check_config_option, check_keys, read_toml
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 
 @click.command()
+@check_config_option
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file with settings; options override it.")
 @click.option("--name", help="Node name.")
 @click.option("--region", help="Region of the node.")
@@ -26,6 +29,7 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 )
 @click.option("--state", type=click.Path(file_okay=False), help="Directory of the agent: tasks and their logs.")
 @click.option("--address", help="Address at which tasks are reachable.")
+@click.option("--dns", metavar="HOST:PORT", help="Name server (`holdfast dns`) that tasks are told to ask.")
 @click.option("--ports", metavar="FROM-TO", help="Port range for tasks.")
 @click.option(
     "--capacity",
@@ -36,8 +40,15 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 @click.option("--gpu", "gpus", multiple=True, metavar="ID=MODEL", help="GPU of the node; may be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of the node; may be repeated.")
 @click.option("--tenant", help="Dedicate the node to one tenant.")
+@click.option(
+    "--host-path",
+    "host_paths",
+    multiple=True,
+    type=click.Path(file_okay=False),
+    help="Directory that tasks see although it is below /tmp or a private directory; may be repeated.",
+)
 @click.option("--stop-work-on-exit", is_flag=True, help="Stop tasks on SIGTERM instead of leaving them running.")
-def agent(*, config: str | None, state: str | None, ports: str | None, **options: Any) -> None:
+def agent(*, config: str | None, state: str | None, ports: str | None, check_config: bool, **options: Any) -> None:
     """Run a node agent.
 
     The agent joins its region with a join token, registers the node, runs the tasks that the region binds to the node,
@@ -51,14 +62,17 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
     """
     import uvloop
 
-    from holdfast.agent.config import load
+    from holdfast.agent.config import AgentConfig, load
     from holdfast.agent.main import run_agent
     from holdfast.foundation.log import configure
-    from holdfast.model.errors import Forbidden, Invalid, Unauthorized
+    from holdfast.model.errors import Forbidden, Invalid, StoreFailed, Unauthorized, Unavailable
 
+    if config is not None:
+        check_keys(Path(config), read_toml(Path(config)), AgentConfig.__struct_fields__)
     gpus: tuple[str, ...] = options.pop("gpus")
     capacity, labels = parse_pairs("--capacity", options.pop("capacity")), parse_pairs("--label", options.pop("labels"))
     stop_work = options.pop("stop_work_on_exit")
+    host_paths = options.pop("host_paths")
     devices = [{"id": device, "model": model} for device, model in parse_pairs("--gpu", gpus).items()]
     try:
         settings = load(
@@ -69,6 +83,7 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
             capacity=capacity or None,
             labels=labels or None,
             devices=devices or None,
+            host_paths=host_paths or None,
             stop_work_on_exit=True if stop_work else None,
         )
     except Invalid as error:
@@ -79,6 +94,9 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
         raise CommandError(
             f"node {settings.name}: --url is missing", next_step="add --url https://HOST:PORT", code=ExitCode.USAGE
         )
+    if check_config:
+        click.echo(f"node {settings.name}: the settings are valid", err=True)
+        return
     configure(cell=settings.region, component=f"agent/{settings.name}")
     try:
         uvloop.run(run_agent(settings))
@@ -88,6 +106,10 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
             next_step=f"holdfast token create NAME --join {settings.region} --node {settings.name}",
             code=ExitCode.DENIED,
         ) from None
+    except (StoreFailed, Unavailable) as fault:
+        # Of the state directory. A region that does not answer is waited for.
+        text, _, step = fault.message.partition("; next: ")
+        raise CommandError(f"node {settings.name}: {text}", next_step=step) from None
 
 
 def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -10,9 +10,10 @@ from holdfast.platform.output import print_json
 
 
 @click.command("cleanup-check")
+@click.option("--only", default="", metavar="TEXT", help="Only findings that name this override, recovery or region.")
 @state_option
 @output_option
-def cleanup_check(state: str, output: str) -> int:
+def cleanup_check(only: str, state: str, output: str) -> int:
     """List resources that an incident has not returned.
 
     Checks for open Recoveries, recovery Assignments and grants, consumed recovery slots, unbound Reservations,
@@ -31,7 +32,7 @@ def cleanup_check(state: str, output: str) -> int:
     layout = Layout(state)
     observer = PlatformObserver(layout, layout.load())
     try:
-        found = unreturned_resources(observer)
+        found = [line for line in unreturned_resources(observer) if only in line]
     finally:
         observer.close()
     if output == "json":

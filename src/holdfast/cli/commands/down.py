@@ -18,7 +18,7 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
     """Stop the platform and all tasks it runs.
 
     Agents stop their tasks first, then the cells stop. Stored objects remain; `holdfast up` starts the platform with
-    them. It is not an error if nothing runs.
+    them. It is not an error if nothing runs, but a directory without a platform is.
 
     \b
     Examples:
@@ -33,11 +33,11 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
     from holdfast.platform.supervisor import running_supervisor, stop_programs
 
     layout = Layout(state)
-    if layout.root.exists() and any(layout.root.iterdir()) and not layout.platform.exists():
+    if not layout.platform.is_file():
         raise CommandError(
             f"{layout.root}: not a platform's directory (platform.json is missing)",
-            next_step="add --state DIR",
-            code=ExitCode.USAGE,
+            next_step="add --state DIR with the directory of the platform to stop",
+            code=ExitCode.UNREACHABLE,
         )
     supervisor = running_supervisor(layout)
     if supervisor is not None:

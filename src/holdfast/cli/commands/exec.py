@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.platform.output import print_json
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("name", metavar="[TENANT/]REPLICA")
+@click.argument("name", metavar="[TENANT/]REPLICA", shell_complete=shell_completion.complete_replicas)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-i", "--stdin", "with_input", is_flag=True, help="Connect the command's standard input.")
+@click.option("-t", "--tty", is_flag=True, help="Run the command on a terminal of its own.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -22,17 +27,23 @@ from holdfast.platform.output import print_json
 )
 @state_option
 @output_option
-def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, output: str) -> int:
+def exec_(
+    name: str, command: tuple[str, ...], *, with_input: bool, tty: bool, timeout_s: float, state: str, output: str
+) -> int:
     """Run a command in a replica's environment.
 
     The command runs on the replica's node with the environment, working directory and user of its task. The call goes
-    through the region's API to the node's agent and is allowed for operators only. Exits with the command's exit code.
+    through the region's API to the node's agent. It is audited, and allowed for operators and the tenant's own users.
+    Exits with the command's exit code. With -i or -t the command has streams in both directions and no timeout.
 
     \b
     Examples:
       holdfast exec risk-api-us-east-0 -- env
+      holdfast exec -it payments/risk-api-us-east-0 -- sh
       holdfast exec payments/risk-api-us-east-0 -- sh -c 'ls -l && id'
     """
+    if with_input or tty:
+        return _interactive(state, name, command, with_input=with_input, tty=tty)
     from holdfast.platform.agent_calls import call_replica_agent, find_replicas
 
     found = [placed for placed in find_replicas(state, name) if placed.node]
@@ -43,7 +54,7 @@ def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, out
         shown = ", ".join(names[:10])
         raise CommandError(
             f"{name}: matches several running replicas (expected 1, found {len(names)}: {shown})",
-            next_step=f"holdfast exec {names[0]} -- {' '.join(command)}",
+            next_step=f"holdfast exec {names[0]} -- {shlex.join(command)}",
         )
     rows = list(call_replica_agent(found[0], kind="Exec", command=list(command), timeoutSeconds=timeout_s))
     if not rows:
@@ -54,3 +65,12 @@ def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, out
     elif result.get("output"):
         click.echo(result["output"])
     return int(result.get("code", 0))
+
+
+def _interactive(state: str, name: str, command: tuple[str, ...], *, with_input: bool, tty: bool) -> int:
+    import sys
+
+    from holdfast.platform import pod_sessions
+
+    placed = pod_sessions.running_replica(state, name, f"holdfast exec -it REPLICA -- {shlex.join(command)}")
+    return pod_sessions.execute(placed, command, source=sys.stdin.buffer if with_input else None, tty=tty)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from holdfast.cli import shell_completion
-from holdfast.cli.options import output_option, state_option
+from holdfast.cli.options import line_output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ DISCOVERY_EVERY_POLLS = 20
 
 
 @click.command()
-@click.argument("name", metavar="[TENANT/]REPLICA|WORKLOAD", shell_complete=shell_completion.complete_workloads)
+@click.argument(
+    "name", metavar="[TENANT/]REPLICA|WORKLOAD", shell_complete=shell_completion.complete_workloads_and_replicas
+)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option(
     "--tail",
@@ -28,22 +30,31 @@ DISCOVERY_EVERY_POLLS = 20
     show_default=True,
     help="Number of last lines to print for each replica.",
 )
+@click.option("-p", "--previous", is_flag=True, help="Print the runs before the newest one. Implies --api.")
+@click.option(
+    "-c", "--container", "program", default="", help="Name of an init task or sidecar. Default: the main task."
+)
 @click.option(
     "--api", "via_api", is_flag=True, help="Read from the agents through the API instead of from local files."
 )
 @state_option
-@output_option
-def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, output: str) -> None:
+@line_output_option
+def logs(
+    name: str, *, follow: bool, tail: int, previous: bool, program: str, via_api: bool, state: str, output: str
+) -> None:
     """Print the logs of replicas.
 
     The name is a replica, or a workload for all its replicas. Lines of several replicas are prefixed with the replica's
-    name. Logs are read from the agents' files on this machine, or with --api from the agents through the region. With
-    -o json each line is one JSON object.
+    name. Logs are read from the agents' files on this machine, or with --api from the agents through the region. Work
+    that has ended has logs too: each node keeps those of its last 64 ended tasks. With -o json each line is one JSON
+    object.
 
     \b
     Examples:
       holdfast logs payments/risk-api --tail 20
       holdfast logs risk-api-us-east-0 -f
+      holdfast logs payments/risk-api -c migrate
+      holdfast logs risk-api-us-east-0 --previous
     """
     import time
 
@@ -51,12 +62,13 @@ def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, outpu
     from holdfast.platform.task_logs import find_logs
 
     layout = Layout(state)
-    if via_api or layout.remote:
-        logs_from_agents(name, follow=follow, tail=tail, state=state, output=output)
+    if via_api or layout.remote or previous:
+        selected = LogSelection(follow=follow and not previous, tail=tail, previous=previous, program=program)
+        logs_from_agents(name, selected, state=state, output=output)
         return
 
     layout.load()
-    found = find_logs(layout, name)
+    found = find_logs(layout, name, program)
     if not found and not follow:
         raise CommandError(
             f"{name}: no logs on this machine (searched {layout.root / 'agents'})",
@@ -72,32 +84,47 @@ def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, outpu
         round_number += 1
         if round_number % DISCOVERY_EVERY_POLLS == 0 or not known:
             # New replicas are followed from their first line.
-            for log in find_logs(layout, name):
+            for log in find_logs(layout, name, program):
                 known.setdefault(log.path, log)
         show(sorted((line for log in known.values() for line in log.read_new()), key=lambda found: found.line.at))
 
 
-def logs_from_agents(name: str, *, follow: bool, tail: int, state: str, output: str) -> None:
+class LogSelection(NamedTuple):
+    """Which lines of a replica's log are wanted."""
+
+    follow: bool
+    tail: int
+    previous: bool
+    program: str
+
+
+def logs_from_agents(name: str, selected: LogSelection, *, state: str, output: str) -> None:
     """Prints the logs that agents send. With --follow, several replicas are followed concurrently."""
     import threading
 
     from holdfast.platform.agent_calls import ReplicaLocation, call_replica_agent, find_replicas
     from holdfast.platform.task_logs import LogLocation, log_line
 
-    placed = [location for location in find_replicas(state, name) if location.node]
+    found = find_replicas(state, name)
+    placed = [location for location in found if location.log_node]
+    if not placed:
+        raise CommandError(
+            f"{name}: no logs, because no replica was placed yet (found {len(found)})",
+            next_step=f"holdfast explain {name}",
+        )
     show = line_printer(output, several=len(placed) != 1)
     printing = threading.Lock()
     problems: list[CommandError] = []
 
     def read(location: ReplicaLocation) -> None:
         try:
-            for row in call_replica_agent(location, kind="Logs", tail=tail, follow=follow):
+            for row in call_replica_agent(location, kind="Logs", **selected._asdict()):
                 with printing:
                     show([LogLocation(location.name, log_line(row))])
         except CommandError as stop:
             problems.append(stop)
 
-    if not follow or len(placed) == 1:
+    if not selected.follow or len(placed) == 1:
         for location in placed:
             read(location)
     else:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note
@@ -26,7 +27,7 @@ def metrics() -> None:
 
 
 @metrics.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @click.argument("metric")
 @click.argument("value", type=float)
 @state_option
@@ -53,7 +54,7 @@ def push(workload: str, metric: str, value: float, state: str, output: str) -> N
 
 
 @metrics.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @click.option(
     "--every",
     "every_s",

@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli import shell_completion
+from holdfast.cli.commands.node_install import node_join, node_leave, node_token
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note
@@ -19,18 +21,24 @@ POLL_EVERY_S = 0.5
 
 @click.group()
 def node() -> None:
-    """Cordon, drain and revoke nodes.
+    """Join, cordon, drain and revoke nodes.
 
     \b
     Examples:
+      holdfast node token --region us-east
+      holdfast node join TOKEN
       holdfast node cordon us-east-1
       holdfast node drain us-east-1 --deadline 120
       holdfast node uncordon us-east-1
     """
 
 
+for _command in (node_token, node_join, node_leave):
+    node.add_command(_command)
+
+
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=shell_completion.complete_nodes)
 @state_option
 @output_option
 def cordon(name: str, state: str, output: str) -> None:
@@ -46,7 +54,7 @@ def cordon(name: str, state: str, output: str) -> None:
 
 
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=shell_completion.complete_nodes)
 @state_option
 @output_option
 def uncordon(name: str, state: str, output: str) -> None:
@@ -62,7 +70,7 @@ def uncordon(name: str, state: str, output: str) -> None:
 
 
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=shell_completion.complete_nodes)
 @click.option(
     "--deadline",
     type=click.FloatRange(1, 7 * 86400),
@@ -113,7 +121,7 @@ def drain(name: str, *, deadline: float, wait: bool, state: str, output: str) ->
 
 
 @node.command()
-@click.argument("name")
+@click.argument("name", shell_complete=shell_completion.complete_nodes)
 @state_option
 @output_option
 def revoke(name: str, state: str, output: str) -> None:

@@ -25,6 +25,8 @@ KINDS = (
     "RaisePriority",
     "PinPolicy",
     "ShrinkBudget",
+    "ConfirmDeletion",
+    "PauseRebalance",
 )
 PATH = "/apis/holdfast.dev/v1/overrides"
 MERGE_PATCH = "application/merge-patch+json"
@@ -65,18 +67,29 @@ def _observer(state: str) -> PlatformObserver:
 @click.option("--tenant", default="", help="Scope: tenant.")
 @click.option("--workload", default="", help="Scope: workload.")
 @click.option("--quota", multiple=True, metavar="RESOURCE=AMOUNT", help="EmergencyQuota: the additional quota.")
+@click.option(
+    "--drain",
+    "drain_s",
+    type=float,
+    default=0.0,
+    help="EmergencyQuota: seconds after its end within which usage above the quota is drained; 600 if not set.",
+)
 @click.option("--priority", type=int, default=0, help="RaisePriority: the new priority.")
 @click.option("--policy-revision", default="", help="PinPolicy: the pinned policy revision.")
 @click.option("--break-glass", is_flag=True, help="Create it in the region while the global cell is unreachable.")
+@click.option(
+    "--insist", is_flag=True, help="With --break-glass: state that the global cell does not answer. It is recorded."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @state_option
 @output_option
 def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, **arguments: Any) -> None:
     """Create an override. Prints the affected workloads and asks for confirmation first.
 
-    With --break-glass the override is created in the region of --region. The region accepts it only while the global
-    cell is unreachable, for at most 30 minutes, and not for EmergencyQuota or DeclareRegionLost. It is reported to the
-    global cell after reconnection.
+    With --break-glass the override is created in the region of --region. The region accepts it while the global cell is
+    unreachable, for at most 30 minutes, and not for EmergencyQuota or DeclareRegionLost. A region notices within 10 s
+    that the global cell is unreachable; --insist does not wait for that. The override is reported to the global cell
+    after reconnection.
 
     \b
     Examples:
@@ -86,6 +99,8 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
     """
     import uuid
 
+    if arguments["insist"] and not break_glass:
+        raise CommandError("--insist: only with --break-glass", next_step="add --break-glass", code=ExitCode.USAGE)
     if break_glass and not arguments["region"]:
         raise CommandError("--break-glass: --region is missing", next_step="add --region REGION", code=ExitCode.USAGE)
     cell = arguments["region"] if break_glass else "global"
@@ -110,8 +125,12 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
             "reason": arguments["reason"],
             "ttlSeconds": arguments["ttl_s"],
         }
+        if arguments["insist"]:
+            spec["breakGlass"] = {"region": cell, "insisted": True}
         if arguments["quota"]:
             spec["quota"] = dict(_pair(text) for text in arguments["quota"])
+        if arguments["drain_s"]:
+            spec["drainSeconds"] = arguments["drain_s"]
         if arguments["priority"]:
             spec["priority"] = arguments["priority"]
         if arguments["policy_revision"]:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import print_json, table
+from holdfast.platform.output import print_json, print_note, table
 
 if TYPE_CHECKING:
     from holdfast.insight.region_clients import RegionClients
@@ -19,13 +20,32 @@ if TYPE_CHECKING:
 @click.option(
     "-f", "--file", "file", type=click.Path(dir_okay=False, allow_dash=True), help="Workload manifests; - is stdin."
 )
-@click.option("--drain", "drain", metavar="NODE", help="Plan the drain of this node.")
+@click.option(
+    "--drain",
+    "drain",
+    metavar="NODE",
+    shell_complete=shell_completion.complete_nodes,
+    help="Plan the drain of this node.",
+)
 @click.option("--policy", "policy", type=click.Path(exists=True, dir_okay=False), help="Use this SchedulerPolicy.")
 @click.option(
     "--last", default=100, show_default=True, help="With --policy alone: number of recent decisions to compare."
 )
-@click.option("--lose-region", "lose_region", metavar="REGION", help="Plan the loss of this region.")
+@click.option(
+    "--lose-region",
+    "lose_region",
+    metavar="REGION",
+    shell_complete=shell_completion.complete_regions,
+    help="Plan the loss of this region.",
+)
 @click.option("--lose-zone", "lose_zone", metavar="ZONE", default="", help="With --lose-region: only this zone.")
+@click.option(
+    "--rebalance",
+    "rebalance",
+    metavar="REGION",
+    shell_complete=shell_completion.complete_regions,
+    help="Plan the moves for a more even spread in a region.",
+)
 @state_option
 @output_option
 def plan(
@@ -36,6 +56,7 @@ def plan(
     last: int,
     lose_region: str | None,
     lose_zone: str,
+    rebalance: str | None,
     state: str,
     output: str,
 ) -> int:
@@ -43,7 +64,8 @@ def plan(
 
     Runs the platform's own assign, replicate and planning functions on a copy of its state. With --policy alone, the
     last decisions are repeated under that policy and the differences are listed. Of a rollout only the first step is
-    shown, because later steps depend on replicas that serve.
+    shown, because later steps depend on replicas that serve. With a tenant's token, -f shows what would be stored or
+    refused, without placements.
 
     \b
     Examples:
@@ -52,6 +74,7 @@ def plan(
       holdfast plan --policy packing.yaml --last 200
       holdfast plan --lose-region eu-central
       holdfast plan --lose-region eu-central --lose-zone eu-central-a
+      holdfast plan --rebalance us-east
     """
     if lose_region is not None:
         from holdfast.cli.commands.lose_region import plan_loss
@@ -65,10 +88,10 @@ def plan(
 
     rules = read_rules(policy) if policy is not None else None
     regions = connect_regions(state)
+    if rebalance is not None:
+        return plan_rebalance(regions, rebalance, output)
     if file is not None:
-        from holdfast.insight.what_if import what_if_applied
-
-        return print_what_if(output, what_if_applied(regions, read_workloads(file), rules=rules))
+        return plan_manifests(state, regions, read_workloads(file), rules, output)
     if drain is not None:
         from holdfast.insight.what_if import WhatIfResult, what_if_drained
         from holdfast.model.meta import Key
@@ -79,8 +102,50 @@ def plan(
         regions.raise_not_found(f"node {drain}: not found in any region", next_step="holdfast get nodes")
     if rules is not None:
         return compare_policy(output, regions, rules, last)
-    text = "plan: no subject (expected one of --file, --drain, --lose-region, --policy)"
+    text = "plan: no subject (expected one of --file, --drain, --lose-region, --policy, --rebalance)"
     raise CommandError(text, next_step="holdfast plan -f FILE", code=ExitCode.USAGE)
+
+
+def plan_manifests(
+    state: str, regions: RegionClients, manifests: list[ManifestWorkload], rules: Any, output: str
+) -> int:
+    """Placements for those who may read the nodes; for a tenant, what the API would store or refuse."""
+    from holdfast.client.sync_api import ApiRefusal
+    from holdfast.insight.what_if import what_if_applied
+    from holdfast.platform.caller_tenants import tenants_of
+
+    try:
+        return print_what_if(output, what_if_applied(regions, manifests, rules=rules))
+    except ApiRefusal as refusal:
+        if refusal.code is not ExitCode.DENIED or not tenants_of(regions.global_api):
+            raise
+    from holdfast.insight.what_if import what_if_admitted
+
+    found = what_if_admitted(regions.global_api, manifests)
+    code = print_what_if(output, found)
+    if output == "text" and not found.refused:
+        print_note("placements are not shown: your token may not read the nodes of other tenants")
+    return code
+
+
+def plan_rebalance(regions: RegionClients, name: str, output: str) -> int:
+    """Prints the moves that rebalancing would request in a region."""
+    import msgspec
+
+    from holdfast.insight.what_if import what_if_rebalanced
+
+    region = next((r for r in regions.reachable if r.name == name), None)
+    if region is None:
+        regions.raise_not_found(f"region {name}: not found", next_step="holdfast get regions")
+    found = what_if_rebalanced(region)
+    if output == "json":
+        print_json(msgspec.to_builtins(found))
+    else:
+        if found.stopped:
+            click.echo(f"nothing moves at the moment: {found.stopped}")
+        rows = [(m.replica, m.from_node, m.to_node, m.message) for m in found.moves]
+        click.echo(table(("REPLICA", "FROM", "TO", "WHY"), rows) if rows else "no move would make a spread more even")
+    return ExitCode.PLAN_CHANGES if found.moves and not found.stopped else ExitCode.OK
 
 
 def read_workloads(path: str) -> list[ManifestWorkload]:

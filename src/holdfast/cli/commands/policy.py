@@ -61,6 +61,10 @@ class PolicyApi:
         return self._observer.list("regions")
 
     def patch(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """Changes the given fields. `rules` are replaced as a whole: no rule of before is left."""
+        if "rules" in spec:
+            before = self.policy(name)["spec"].get("rules", {})
+            spec = {**spec, "rules": replacing_patch(before, spec["rules"])}
         stored: dict[str, Any] = self._observer.api().request(
             "PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE_PATCH
         )
@@ -102,6 +106,17 @@ class PolicyApi:
 
     def active_revision(self, name: str) -> dict[str, Any] | None:
         return next((r for r in self.revisions(name) if r["spec"]["stage"] == "Active"), None)
+
+
+def replacing_patch(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch that turns one object into the other. A key that is to go is null."""
+    changed = {
+        key: replacing_patch(before[key], value)
+        if isinstance(value, dict) and isinstance(before.get(key), dict)
+        else value
+        for key, value in wanted.items()
+    }
+    return {**dict.fromkeys(before.keys() - wanted.keys()), **changed}
 
 
 def _difference_lines(region: str, decision: dict[str, Any]) -> list[str]:

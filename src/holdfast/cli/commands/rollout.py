@@ -1,4 +1,4 @@
-"""`holdfast rollout`: status, history, pause, resume and undo of rollouts."""
+"""`holdfast rollout`: status, history, restart, diff, pause, resume and undo of rollouts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
@@ -15,13 +16,15 @@ if TYPE_CHECKING:
     from holdfast.client.sync_api import CellApi
 
 POLL_EVERY_S = 0.5
-TERMINAL_PHASES = ("Complete", "RolledBack", "Failed")
+RESTARTED_AT = "holdfast.dev/restarted-at"
+FAILED_PHASES = ("RolledBack", "Failed")
+TERMINAL_PHASES = ("Complete", *FAILED_PHASES)
 _HEADERS = ("REGION", "REVISION", "DESIRED", "BOUND", "STARTED", "READY", "SERVING", "UPDATED", "PENDING BECAUSE")
 
 
 @click.group()
 def rollout() -> None:
-    """Follow, pause and undo rollouts.
+    """Follow, restart, compare, pause and undo rollouts.
 
     \b
     Examples:
@@ -31,7 +34,7 @@ def rollout() -> None:
 
 
 @rollout.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the rollout ends.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to wait."
@@ -42,7 +45,7 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
     """Show the progress of a rollout: bound, started, ready and serving replicas in each region.
 
     Exits with 0 if the new revision serves in all regions, with 1 if the rollout failed or was rolled back, and with 5
-    if --timeout expires.
+    if --timeout expires. With --no-wait it also exits with 0 while the rollout is in progress.
 
     \b
     Example:
@@ -75,7 +78,7 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
         click.echo(text)
     else:
         click.echo(f"{workload} {found['revision']}: {found['phase']}")
-    if wait and found["phase"] != "Complete":
+    if found["phase"] in FAILED_PHASES:
         raise CommandError(
             f"rollout {workload}: ended in phase {found['phase']} (expected Complete): {found['message']}",
             next_step=f"holdfast explain {workload}",
@@ -83,7 +86,7 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
 
 
 @rollout.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @state_option
 @output_option
 def history(workload: str, state: str, output: str) -> None:
@@ -114,7 +117,7 @@ def history(workload: str, state: str, output: str) -> None:
 
 
 @rollout.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @click.option("--to", "revision", default="", help="Revision to return to; the last good revision if not set.")
 @state_option
 @output_option
@@ -140,13 +143,79 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
         raise CommandError(
             f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}"
         )
-    replaced = [{"op": "replace", "path": "/spec/template", "value": entry["template"]}]
+    replaced = [{"op": "replace", "path": "/spec/template", "value": pinned_template(entry["template"])}]
     api.request("PATCH", workload_path(tenant, name), replaced, content_type="application/json-patch+json")
     print_result(output, workload, "undone", revision=target_revision)
 
 
 @rollout.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
+@state_option
+@output_option
+def restart(workload: str, state: str, output: str) -> None:
+    """Replace every replica with a new rollout of the same template.
+
+    Sets the label holdfast.dev/restarted-at of the template, so the restart has a revision of its own, and follows the
+    workload's rollout rules and disruption budget.
+
+    \b
+    Example:
+      holdfast rollout restart payments/risk-api && holdfast rollout status payments/risk-api
+    """
+    import time
+
+    api, tenant, name = connect_to_workload(state, workload)
+    at = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime())
+    body = {"spec": {"template": {"labels": {RESTARTED_AT: at}}}}
+    api.request("PATCH", workload_path(tenant, name), body, content_type="application/merge-patch+json")
+    print_result(output, workload, "restarted")
+
+
+@rollout.command()
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
+@click.argument("old", metavar="[OLD]", default="")
+@click.argument("new", metavar="[NEW]", default="")
+@state_option
+@output_option
+def diff(workload: str, old: str, new: str, state: str, output: str) -> int:
+    """Compare the templates of two revisions, field by field.
+
+    Without revisions: the last good revision before the present one, and the present one. Exits with 3 if they differ.
+
+    \b
+    Examples:
+      holdfast rollout diff payments/risk-api
+      holdfast rollout diff payments/risk-api 3f2a91bc04 77ab120c9d
+    """
+    import msgspec
+
+    from holdfast.insight.spec_diff import field_changes
+
+    api, tenant, name = connect_to_workload(state, workload)
+    block = rollout_status(get_workload(api, tenant, name))
+    entries: list[dict[str, Any]] = block.get("history", [])
+    templates = {e["revision"]: e["template"] for e in entries}
+    newest = new or block.get("revision", "")
+    older = [e["revision"] for e in entries if e.get("outcome") == "Complete" and e["revision"] != newest]
+    before = old or next(iter(older), "")
+    for revision in (before, newest):
+        if revision not in templates:
+            what = f"revision {revision} not found" if revision else "no earlier revision"
+            known = ", ".join(templates) or "none"
+            raise CommandError(
+                f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}"
+            )
+    changes = field_changes(templates[before], templates[newest])
+    if output == "json":
+        print_json({"workload": workload, "old": before, "new": newest, "changes": msgspec.to_builtins(changes)})
+    else:
+        click.echo(f"{workload}: {before} → {newest}")
+        click.echo("\n".join(f"  {change}" for change in changes) if changes else "  no difference")
+    return ExitCode.PLAN_CHANGES if changes else ExitCode.OK
+
+
+@rollout.command()
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @state_option
 @output_option
 def pause(workload: str, state: str, output: str) -> None:
@@ -161,7 +230,7 @@ def pause(workload: str, state: str, output: str) -> None:
 
 
 @rollout.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=shell_completion.complete_workloads)
 @state_option
 @output_option
 def resume(workload: str, state: str, output: str) -> None:
@@ -186,6 +255,15 @@ def connect_to_workload(state: str, workload: str) -> tuple[CellApi, str, str]:
     return connect_cell(layout, layout.load(), "global"), tenant, name
 
 
+def pinned_template(template: dict[str, Any]) -> dict[str, Any]:
+    """An earlier template for the spec. The digest that its tag had becomes part of the image: it runs what ran."""
+    from holdfast.model.image import with_digest
+
+    digest = template.get("imageDigest", "")
+    rest = {name: value for name, value in template.items() if name != "imageDigest"}
+    return {**rest, "image": with_digest(rest["image"], digest)} if digest else rest
+
+
 def workload_path(tenant: str, name: str) -> str:
     return f"/apis/holdfast.dev/v1/namespaces/{quote(tenant)}/workloads/{quote(name)}"
 
@@ -207,7 +285,9 @@ def read_progress(api: CellApi, tenant: str, name: str) -> dict[str, Any]:
 
     item = get_workload(api, tenant, name)
     block = rollout_status(item)
-    template_revision = template_hash(msgspec.convert(item["spec"].get("template", {}), Template))
+    versions = item.get("status", {}).get("config", {}).get("versions", {})
+    template = {**item["spec"].get("template", {}), **({"contentVersions": versions} if versions else {})}
+    template_revision = template_hash(msgspec.convert(template, Template))
     regions = [
         {
             "region": a["spec"]["region"],

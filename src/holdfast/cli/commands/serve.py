@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from holdfast.cli.settings_file import config_option
+
+if TYPE_CHECKING:
+    from holdfast.cell.process import OidcConfig
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
+@config_option
 @click.option("--cell", required=True, metavar="global|REGION", help="Name of the cell.")
 @click.option(
     "--state",
@@ -24,6 +31,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--client-ca", type=FILE, required=True, help="CA certificate for client certificates.")
 @click.option("--node-ca", type=FILE, help="Regions: CA certificate for node certificates.")
 @click.option("--node-ca-key", type=FILE, help="Regions: key of the node CA. Without it no node can join.")
+@click.option("--cell-ca-key", type=FILE, help="Global cell: key of the CA. Without it no region can join.")
 @click.option("--tokens", type=FILE, required=True, help="File with hashed API tokens.")
 @click.option("--global-url", default="", help="Regions: URL of the global cell.")
 @click.option("--link-cert", type=FILE, help="Regions: client certificate for the global cell.")
@@ -48,9 +56,30 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="PART,…",
     help="With --store etcd: components that this process runs. The API always runs.",
 )
+@click.option(
+    "--rebalance/--no-rebalance",
+    default=True,
+    show_default=True,
+    help="Regions: move running replicas to zones and nodes with fewer of them. Workloads can opt out themselves.",
+)
+@click.option("--images", type=FILE, help="Global cell: TOML file with the registries that resolve tags (`images`).")
+@click.option(
+    "--secret-keys", type=FILE, help="File with the keys that encrypt Secrets.  [default: secret-keys.json in --state]"
+)
+@click.option(
+    "--secret-keys-command", default="", metavar="COMMAND", help="Command that prints those keys, instead of a file."
+)
 @click.option("--advertise", default="", metavar="URL", help="URL of this process for the cell's other processes.")
 @click.option("--peer-cert", type=FILE, help="Client certificate for the cell's other processes.")
 @click.option("--peer-key", type=FILE, help="Key of the peer certificate.")
+@click.option("--oidc-issuer-url", default="", metavar="URL", help="Accept tokens of this OIDC issuer (https).")
+@click.option("--oidc-client-id", default="", help="OIDC: audience that a token must have.")
+@click.option("--oidc-username-claim", default="sub", show_default=True, help="OIDC: claim with the user's name.")
+@click.option("--oidc-username-prefix", default="", help="OIDC: prefix of user names; `-` for none.")
+@click.option("--oidc-groups-claim", default="", help="OIDC: claim with the user's groups.")
+@click.option("--oidc-groups-prefix", default="", help="OIDC: prefix of groups.")
+@click.option("--oidc-required-claim", multiple=True, metavar="NAME=VALUE", help="OIDC: claim that a token must have.")
+@click.option("--oidc-ca-file", type=FILE, help="OIDC: CA certificate of the issuer.")
 def serve(
     *,
     cell: str,
@@ -74,9 +103,16 @@ def serve(
     etcd_user: str,
     etcd_password_file: str,
     parts: str,
+    rebalance: bool,
+    images: Path | None,
+    secret_keys: Path | None,
+    secret_keys_command: str,
     advertise: str,
     peer_cert: Path | None,
     peer_key: Path | None,
+    cell_ca_key: Path | None,
+    check_config: bool,
+    **oidc: Any,
 ) -> int:
     """Run one cell: the global cell or a regional cell.
 
@@ -84,7 +120,8 @@ def serve(
     up` runs all cells of a local platform.
 
     \b
-    Example:
+    Examples:
+      holdfast serve --config /etc/holdfast/global.toml
       holdfast serve --cell global --state /var/lib/holdfast/global --port 7400 \\
         --tls-cert cell.crt --tls-key cell.key --client-ca ca.crt --tokens tokens.json
     """
@@ -103,6 +140,7 @@ def serve(
 
     chosen = tuple(part.strip() for part in parts.split(",") if part.strip())
     _check_parts(chosen, store, etcd_endpoints)
+    _check_images(images)
     target = EtcdTarget(
         endpoints=tuple(url.strip() for url in etcd_endpoints.split(",") if url.strip()),
         ca=etcd_ca,
@@ -111,9 +149,16 @@ def serve(
         user=etcd_user,
         password_file=etcd_password_file,
     )
-
+    if check_config:
+        _check_files(
+            cell,
+            (tls_cert, tls_key, client_ca, node_ca, node_ca_key, link_cert, link_key, peer_cert, peer_key, cell_ca_key),
+        )
+        click.echo(f"cell {cell}: the settings are valid", err=True)
+        return 0
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = CellConfig(
+        oidc=_oidc_config(**oidc),
         cell=cell,
         state=state,
         host=host,
@@ -128,16 +173,63 @@ def serve(
         store=store,
         etcd=target if store == "etcd" else None,
         parts=chosen,
+        rebalance=rebalance,
+        images=images,
+        secret_keys=secret_keys,
+        secret_keys_command=secret_keys_command,
         url=advertise or f"https://{host}:{port}",
         peer_cert=peer_cert,
         peer_key=peer_key,
         node_ca=node_ca,
         node_ca_key=node_ca_key,
+        cell_ca_key=cell_ca_key,
     )
     try:
         return uvloop.run(run_cell(config))
     except Fault as fault:
-        raise CommandError(f"cell {cell}: {fault.message}", next_step="see docs/etcd.md") from fault
+        raise CommandError(f"cell {cell}: {fault.message}", next_step="see docs/operations/backup.md") from fault
+
+
+def _check_images(path: Path | None) -> None:
+    from holdfast.cell.image_resolver import read_allowed
+    from holdfast.foundation.exit_codes import CommandError, ExitCode
+    from holdfast.model.errors import Invalid
+
+    try:
+        read_allowed(path)
+    except Invalid as error:
+        raise CommandError(
+            f"--images: {error.message}", next_step="correct the file; docs/agent.md describes it", code=ExitCode.USAGE
+        ) from error
+
+
+def _oidc_config(*, oidc_issuer_url: str, oidc_required_claim: tuple[str, ...], **rest: Any) -> OidcConfig | None:
+    from holdfast.cell.process import OidcConfig
+    from holdfast.foundation.exit_codes import CommandError, ExitCode
+
+    if not oidc_issuer_url:
+        return None
+    wrong = next((claim for claim in oidc_required_claim if "=" not in claim), None)
+    if wrong is not None or not oidc_issuer_url.startswith("https://") or not rest["oidc_client_id"]:
+        expected = "an https URL in --oidc-issuer-url, --oidc-client-id, and NAME=VALUE in --oidc-required-claim"
+        raise CommandError(f"OIDC: incomplete settings (expected {expected})", code=ExitCode.USAGE)
+    claims = tuple((name, value) for name, _, value in (claim.partition("=") for claim in oidc_required_claim))
+    settings = {name.removeprefix("oidc_"): value for name, value in rest.items()}
+    return OidcConfig(issuer_url=oidc_issuer_url, required_claims=claims, **settings)
+
+
+def _check_files(cell: str, files: tuple[Path | None, ...]) -> None:
+    """Raises for a named file that is missing or not readable."""
+    from holdfast.foundation.exit_codes import CommandError, ExitCode
+
+    for path in files:
+        if path is None:
+            continue
+        try:
+            path.read_bytes()
+        except OSError as error:
+            text = f"cell {cell}: {path}: not readable ({error.strerror})"
+            raise CommandError(text, next_step="correct the path in the settings", code=ExitCode.USAGE) from None
 
 
 def _check_parts(chosen: tuple[str, ...], store: str, endpoints: str) -> None:

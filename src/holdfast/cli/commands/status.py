@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import output_option, state_option
+from holdfast.cli.options import output_option, repeat_until_interrupted, state_option, tenant_options, watch_option
 from holdfast.foundation.exit_codes import ExitCode
 from holdfast.platform.output import print_json, table
 
@@ -15,16 +15,20 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@tenant_options
+@watch_option
 @state_option
 @output_option
-def status(state: str, output: str) -> int:
+def status(*, tenant: str, all_tenants: bool, watch: bool, state: str, output: str) -> int:
     """Show cells, nodes, and workloads by stage.
 
-    Queries every cell and shows unreachable cells as not ready. Exits with 8 if a cell is not ready.
+    Queries every cell and shows unreachable cells as not ready. Exits with 8 if a cell is not ready. A tenant's token
+    shows that tenant's workloads.
 
     \b
     Examples:
       holdfast status
+      holdfast status -n payments -w
       holdfast status -o json | jq '.workloads[] | {name, serving, wanted}'
     """
     import msgspec
@@ -33,20 +37,31 @@ def status(state: str, output: str) -> int:
     from holdfast.platform.platform_status import PlatformStatusReader
 
     layout = Layout(state)
-    platform = layout.load()
-    reader = PlatformStatusReader(layout, platform)
+    reader = PlatformStatusReader(layout, layout.load())
     try:
+        if watch:
+            repeat_until_interrupted(lambda: as_text(reader.read(), tenant))
         status = reader.read()
     finally:
         reader.close()
     if output == "json":
-        print_json(msgspec.to_builtins(status))
+        print_json(msgspec.to_builtins(of_tenant(status, tenant)))
     else:
-        click.echo(as_text(status))
+        click.echo(as_text(status, tenant))
     return ExitCode.OK if status.complete else ExitCode.UNREACHABLE
 
 
-def as_text(status: PlatformStatus) -> str:
+def of_tenant(status: PlatformStatus, tenant: str) -> PlatformStatus:
+    """The status with the workloads of one tenant only, if one is named."""
+    import msgspec
+
+    if not tenant:
+        return status
+    return msgspec.structs.replace(status, workloads=tuple(w for w in status.workloads if w.tenant == tenant))
+
+
+def as_text(status: PlatformStatus, tenant: str = "") -> str:
+    status = of_tenant(status, tenant)
     supervisor = f"supervisor {status.supervisor_pid}" if status.supervisor_pid else "no supervisor; next: holdfast up"
     restarts = {p.name: p for p in status.processes}
     parts = [f"platform {status.state} ({'remote' if status.remote else supervisor})"]
@@ -56,6 +71,7 @@ def as_text(status: PlatformStatus) -> str:
         count = process.restarts if process is not None else 0
         cells.append((cell.name, cell.url, "yes" if cell.ready else "no", cell.health, count, cell.message))
     parts.append(table(("CELL", "ADDRESS", "READY", "HEALTH", "RESTARTS", "MESSAGE"), cells))
+    parts.extend(f"{cell.name} holds work: {cell.holding}" for cell in status.cells if cell.holding)
     if status.nodes:
         nodes = [(n.region, n.name, n.zone, n.contact, n.running, n.reason) for n in status.nodes]
         parts.append(table(("REGION", "NODE", "ZONE", "CONTACT", "RUNNING", "UNSCHEDULABLE BECAUSE"), nodes))

@@ -38,6 +38,7 @@ def tokens() -> None:
 @click.option("--tenant", "tenants", multiple=True, help="Grant access to this tenant; may be repeated.")
 @click.option("--viewer", is_flag=True, help="Grant read access to everything.")
 @click.option("--operator", is_flag=True, help="Grant the operator role.")
+@click.option("--monitor", is_flag=True, help="Grant access to /metrics and nothing else, for Prometheus.")
 @click.option("--cell", "cells", multiple=True, help="Restrict the token to this cell; may be repeated.")
 @click.option("--join", "region", default="", metavar="REGION", help="Create a join token for nodes of this region.")
 @click.option("--node", "node_name", default="", help="With --join: restrict the token to this node, also to rejoin.")
@@ -65,6 +66,7 @@ def create(
     tenants: tuple[str, ...],
     viewer: bool,
     operator: bool,
+    monitor: bool,
     cells: tuple[str, ...],
     region: str,
     node_name: str,
@@ -84,19 +86,20 @@ def create(
     """
     import time
 
-    from holdfast.model.principal import OPERATORS, TENANT_PREFIX, VIEWERS
+    from holdfast.model.principal import MONITORS, OPERATORS, TENANT_PREFIX, VIEWERS
     from holdfast.platform.credentials import token_file
 
     if region:
-        if tenants or viewer or operator or cells or user:
-            text = f"token {name}: a join token grants no API access (--tenant, --viewer, --operator, --cell, --user)"
+        if tenants or viewer or operator or monitor or cells or user:
+            options = "--tenant, --viewer, --operator, --monitor, --cell, --user"
+            text = f"token {name}: a join token grants no API access ({options})"
             raise CommandError(text, next_step=f"holdfast token create {name} --join {region}", code=ExitCode.USAGE)
         lasts_s = parse_duration_s(expires or "1h"), parse_duration_s(certificate)
         create_join_token(name, region, node_name, uses, lasts_s, state=state, output=output)
         return
-    if not (tenants or viewer or operator):
+    if not (tenants or viewer or operator or monitor):
         raise CommandError(
-            f"token {name}: no access granted (expected --tenant, --viewer or --operator)",
+            f"token {name}: no access granted (expected --tenant, --viewer, --operator or --monitor)",
             next_step=f"holdfast token create {name} --viewer",
             code=ExitCode.USAGE,
         )
@@ -104,6 +107,7 @@ def create(
         *(f"{TENANT_PREFIX}{tenant}" for tenant in tenants),
         *((VIEWERS,) if viewer else ()),
         *((OPERATORS,) if operator else ()),
+        *((MONITORS,) if monitor else ()),
     )
     expires_at_s = time.time() + parse_duration_s(expires) if expires else None
     try:

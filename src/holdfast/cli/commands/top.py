@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.options import output_option, state_option
-from holdfast.foundation.exit_codes import CommandError
+from holdfast.cli.options import output_option, repeat_until_interrupted, state_option, watch_option
 from holdfast.platform.output import print_json, print_note, table
 
 _AMOUNTS = ("cpu", "cpuRequested", "memory", "memoryRequested", "processes")
@@ -23,42 +22,41 @@ MIB = 1024 * 1024
     show_default=True,
     help="Group rows by this.",
 )
+@watch_option
 @state_option
 @output_option
-def top(by: str, state: str, output: str) -> None:
+def top(by: str, *, watch: bool, state: str, output: str) -> None:
     """Show resource usage and requests.
 
     Each node's agent measures its tasks: CPU over the last half second, current memory and process count. Unreachable
-    nodes are listed.
+    nodes are listed. A tenant's token shows that tenant's tasks.
 
     \b
     Examples:
       holdfast top
       holdfast top --by workload
     """
-    from holdfast.platform.agent_calls import call_node_agent, region_apis
-
-    rows: list[dict[str, Any]] = []
-    unreachable: list[str] = []
-    for region, api in region_apis(state):
-        try:
-            nodes = [item["metadata"]["name"] for item in api.list("nodes")]
-        except CommandError as stop:
-            unreachable.append(stop.message)
-            continue
-        for node in nodes:
-            try:
-                rows += [{"region": region, "node": node, **row} for row in call_node_agent(api, node, kind="Usage")]
-            except CommandError as stop:
-                unreachable.append(f"{node}: {stop.message}")
-    summed = sum_usage(rows, by)
+    if watch:
+        repeat_until_interrupted(lambda: usage_text(*measured(state, by)))
+    summed, unreachable = measured(state, by)
     if output == "json":
         print_json({"by": by, "rows": summed, "unreachable": unreachable})
         return
-    headers = ("NAME", "REPLICAS", "CPU", "REQUESTED", "MEMORY", "REQUESTED", "PROCESSES")
-    click.echo(table(headers, [usage_row(row) for row in summed]))
+    click.echo(usage_text(summed, []))
     for line in unreachable:
         print_note(f"not measured: {line}")
+
+
+def measured(state: str, by: str) -> tuple[list[dict[str, Any]], list[str]]:
+    from holdfast.platform.resource_usage import measure_usage
+
+    rows, unreachable = measure_usage(state)
+    return sum_usage(rows, by), unreachable
+
+
+def usage_text(summed: list[dict[str, Any]], unreachable: list[str]) -> str:
+    headers = ("NAME", "REPLICAS", "CPU", "REQUESTED", "MEMORY", "REQUESTED", "PROCESSES")
+    return "\n".join((table(headers, [usage_row(row) for row in summed]), *(f"not measured: {u}" for u in unreachable)))
 
 
 def sum_usage(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:

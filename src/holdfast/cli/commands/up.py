@@ -40,6 +40,11 @@ from holdfast.cli.options import directory_option, output_option, quiet_option
 )
 @click.option("--no-samples", is_flag=True, help="Do not apply the sample tenants and workloads.")
 @click.option(
+    "--example",
+    type=click.Choice(("shop",)),
+    help="Apply an example application. A new platform gets it instead of the samples.",
+)
+@click.option(
     "--no-provider",
     is_flag=True,
     help="Do not run the node provider, which also pushes CPU metrics (`holdfast pool provide`).",
@@ -63,6 +68,7 @@ def up(
     port_base: int,
     store: str,
     no_samples: bool,
+    example: str | None,
     no_provider: bool,
     timeout_s: float,
     quiet: bool,
@@ -81,6 +87,7 @@ def up(
       holdfast up
       holdfast up --detach
       holdfast up --store etcd
+      holdfast up --detach --example shop
       holdfast up --state /tmp/two --port-base 9400 --regions us-east,eu-west
     """
     from holdfast.platform import launch, local_etcd
@@ -93,6 +100,7 @@ def up(
         samples=not no_samples,
         etcd_cells=local_etcd.parse_store(store, ("global", *names)),
         provider=not no_provider,
+        example=example or "",
     )
     if spec.etcd_cells:
         local_etcd.etcd_binary()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, parse_tenant_name, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.command(name="why-not")
-@click.argument("replica", metavar="TENANT/REPLICA")
-@click.argument("node")
+@click.argument("replica", metavar="TENANT/REPLICA", shell_complete=shell_completion.complete_replicas)
+@click.argument("node", shell_complete=shell_completion.complete_nodes)
 @state_option
 @output_option
 def why_not(replica: str, node: str, state: str, output: str) -> int:

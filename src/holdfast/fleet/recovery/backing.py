@@ -1,4 +1,5 @@
-"""backing: whether every recovery objective holds after any single loss. Owns Workload.status.backing.
+"""backing: whether every recovery objective holds after any single loss, and when it was last proven. Owns
+Workload.status.backing.
 
 Every region and every zone is assumed lost once. Only free recovery slots and the tenants' recovery allowances count,
 and all critical workloads of the lost region must fit together. `holdfast plan --lose-region` uses the same function,
@@ -13,6 +14,7 @@ import msgspec
 
 from holdfast.fleet.assign import open_zones
 from holdfast.fleet.recovery.need import CriticalWorkload, critical_workloads, target_refusal_reason
+from holdfast.fleet.recovery.proof import proof_of_workload
 from holdfast.fleet.recovery.slot_matching import MatchResult, RecoveryDemand, SlotGroup, match_slots
 from holdfast.model.assignment import Assignment
 from holdfast.model.meta import Key
@@ -20,6 +22,7 @@ from holdfast.model.override import AVOIDANCES, Override, active_avoidances
 from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import Quota
 from holdfast.model.reasons import Reason
+from holdfast.model.recovery import Recovery
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
 from holdfast.model.tenant import Tenant, is_dedicated
@@ -28,6 +31,7 @@ from holdfast.model.workload import BackingBlock, Workload
 from holdfast.model.writes import Outcome, SetStatus, Write
 
 ALL_OBJECTIVES = Key("", "objectives")
+SEARCH_GAVE_UP = "not proven: the search for a better distribution reached its limit"
 
 
 class Loss(msgspec.Struct, frozen=True, order=True):
@@ -95,7 +99,8 @@ def _options(
             continue
         need = critical.objective.min_serving if name == loss.region else critical.need(name)
         found.append((name, need))
-    return tuple(sorted(found, key=lambda option: (option[1], option[0])))
+    cost = {r.metadata.name: r.spec.cost for r in regions}
+    return tuple(sorted(found, key=lambda option: (option[1], cost[option[0]], option[0])))
 
 
 def _closed_zones(
@@ -141,15 +146,24 @@ def _smaller(asked: Amounts, kept: object) -> Amounts:
 
 
 def unbacked_objectives(view: View, now: float, budgets: Sequence[RecoveryBudget] | None = None) -> dict[Key, str]:
-    """Workloads whose recovery objective some single loss would break, with the loss and the bottleneck."""
+    """Workloads whose recovery objective some single loss would break, with the loss and the bottleneck.
+
+    A loss for which the search finished is named before one for which it reached its bound.
+    """
     known = view.list(RecoveryBudget) if budgets is None else budgets
-    found: dict[Key, str] = {}
+    proven: dict[Key, str] = {}
+    unproven: dict[Key, str] = {}
     promised = critical_workloads(view)
     for loss in single_losses(view) if promised else ():
-        for shortage in forecast_loss(loss, view, known, now, promised).match.shortages:
+        match = forecast_loss(loss, view, known, now, promised).match
+        for shortage in match.shortages:
             key = Key(shortage.demand.tenant, shortage.demand.name)
-            found.setdefault(key, f"if {loss} is lost: {shortage.message}")
-    return found
+            message = f"if {loss} is lost: {shortage.message}"
+            if match.exact:
+                proven.setdefault(key, message)
+            else:
+                unproven.setdefault(key, f"{message}; {SEARCH_GAVE_UP}")
+    return unproven | proven
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -162,7 +176,9 @@ def decide(key: Key, view: View, now: float) -> Outcome:
             why = short.get(workload.key, "")
             reason = Reason.NOT_BACKED if why else Reason.BACKED
             said = why or "recovery slots and allowances cover the loss of any one region or zone"
-            block = BackingBlock(backed=not why, reason=reason, message=said)
+            known = workload.status.backing.last_proven if workload.status.backing is not None else None
+            proven = proof_of_workload(view.list(Recovery), workload.metadata.namespace, workload.metadata.name, known)
+            block = BackingBlock(backed=not why, reason=reason, message=said, last_proven=proven)
         if block != workload.status.backing:
             writes.append(SetStatus("Workload", workload.key, workload.uid, blocks={"backing": block}))
     return Outcome(writes=tuple(writes[:256]))
@@ -183,6 +199,12 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
 def woken_by_spec(new: object, old: object, view: View) -> Iterable[Key]:
     """Wakes the controller if the spec of a RecoveryBudget or Quota changes."""
     return () if getattr(new, "spec", None) == getattr(old, "spec", None) else (ALL_OBJECTIVES,)
+
+
+def woken_by_recovery(new: Recovery | None, old: Recovery | None, view: View) -> Iterable[Key]:
+    """Wakes the controller when a Recovery meets its objectives, which proves them."""
+    proven = new is not None and new.status.recovered_at and (old is None or not old.status.recovered_at)
+    return (ALL_OBJECTIVES,) if proven else ()
 
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.fleet.recovery.borrowed_shares import all_returned
 from holdfast.fleet.recovery.recovery_status import RECOVERY_CHECK_EVERY_S, status_write, suspension_writes
 from holdfast.fleet.recovery.targets import targets_in_use
 from holdfast.model.assignment import Assignment, Purpose
@@ -40,7 +41,10 @@ def decide(recovery: Recovery, region: Region, view: View, now: float) -> Outcom
     status = msgspec.structs.replace(recovery.status, remaining=remaining)
     notices: tuple[Notice, ...] = ()
     if not writes and not remaining:
-        status = msgspec.structs.replace(status, phase=RecoveryPhase.CLOSED, closed_at=micro_text(now))
+        borrowed = all_returned(status.borrowed, now)
+        status = msgspec.structs.replace(
+            status, phase=RecoveryPhase.CLOSED, closed_at=micro_text(now), borrowed=borrowed
+        )
         notices = (Notice(recovery, Reason.RECOVERY_CLOSED, "everything borrowed was returned"),)
     write = status_write(recovery, status, now)
     if write is not None:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import msgspec
 
 from holdfast.fleet.assign import open_zones, region_refusal_reason
+from holdfast.fleet.free_shapes import FreeNodes
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import Amounts, add, amounts, scaled
-from holdfast.model.region import HealthState, Region
+from holdfast.model.region import HealthState, Region, lacks_live_nodes
 from holdfast.model.template import requests
 from holdfast.model.view import View
 from holdfast.model.workload import RecoveryObjective, Workload, WorkloadType
@@ -111,6 +112,8 @@ def target_refusal_reason(
         return why
     if region.status.health.state is not HealthState.HEALTHY:
         return f"the region is {region.status.health.state.value}"
+    if lacks_live_nodes(region):
+        return "the region has no live node"
     bound = 0 if lost_zone else critical.counts_in(name).bound
     if avoidances and bound < critical.objective.min_serving:
         left = [zone for zone in open_zones(critical.workload, region, avoidances) if zone != lost_zone]
@@ -122,9 +125,15 @@ class TargetSelector:
     """Chooses targets one after another. Earlier choices reduce the room, so that not all choose the same region."""
 
     def __init__(
-        self, regions: Iterable[Region], avoidances: Collection[Override], room: Callable[[Region, Amounts], int]
+        self,
+        regions: Iterable[Region],
+        avoidances: Collection[Override],
+        room: Callable[[Region, Amounts], int],
+        planned: Callable[[CriticalWorkload], str] = lambda _: "",
     ) -> None:
-        """`room` returns how many replicas of a shape fit into a region by its last report."""
+        """`room` returns how many replicas of a shape fit into a region by its last report. `planned` returns the
+        target of the incident's plan (`target_plan`); empty if it has none."""
+        self._planned = planned
         self._regions = {r.metadata.name: r for r in regions}
         self._avoidances = avoidances
         self._room = room
@@ -143,8 +152,12 @@ class TargetSelector:
         )
 
     def choose(self, critical: CriticalWorkload, *, without: frozenset[str] = frozenset()) -> str:
-        """The best target: enough reported room first, then fewest replicas to start, then (only without enough room)
-        the smallest shortfall, then lowest cost, then name. Empty if no region is eligible."""
+        """The planned target if it is eligible. Otherwise enough reported room first, then fewest replicas to start,
+        then most free recovery slots for them, then (only without enough room) the smallest shortfall, then lowest
+        cost, then name. Empty if no region is eligible."""
+        planned = self._planned(critical)
+        if planned and planned not in without and not self.refusal(critical, planned):
+            return planned
         eligible = [r for name, r in self._regions.items() if name not in without and not self.refusal(critical, name)]
         if not eligible:
             return ""
@@ -152,13 +165,15 @@ class TargetSelector:
         def order(region: Region) -> tuple[object, ...]:
             name = region.metadata.name
             need = critical.need(name)
-            surplus = self._free_room(region, critical) - need
-            return (surplus < 0, need, -surplus if surplus < 0 else 0, region.spec.cost, name)
+            # Where nothing has to start, the room that others leave does not matter.
+            surplus = self._remaining(region, critical, self._room(region, critical.shape)) - need if need else 0
+            unslotted = max(0, need - self._remaining(region, critical, free_slots(region, critical.shape)))
+            return (surplus < 0, need, unslotted, -surplus if surplus < 0 else 0, region.spec.cost, name)
 
         return min(eligible, key=order).metadata.name
 
-    def _free_room(self, region: Region, critical: CriticalWorkload) -> int:
-        fits = self._room(region, critical.shape)
+    def _remaining(self, region: Region, critical: CriticalWorkload, fits: int) -> int:
+        """Places that earlier choices leave."""
         reserved = self._reserved.get(region.metadata.name, {})
         used = max(
             (-(-reserved.get(name, 0) // amount) for name, amount in critical.shape.items() if amount), default=0
@@ -171,14 +186,23 @@ def reported_headroom(region: Region, shape: Amounts) -> int:
     report = region.status.report
     if report is None:
         return 0
-    places = 0
-    for place in report.recovery_slots:
-        held = amounts(place.resources)
-        if all(held.get(name, 0) >= amount for name, amount in shape.items()):
-            places += place.admitted - place.consumed
+    places = free_slots(region, shape)
     capacity, used, kept = amounts(report.capacity), amounts(report.used), amounts(report.recovery_reserved)
     free = min(
         ((capacity.get(n, 0) - used.get(n, 0) - kept.get(n, 0)) // amount for n, amount in shape.items() if amount),
         default=0,
     )
+    if report.free_shapes:
+        free = min(free, FreeNodes(report.free_shapes).room_for(shape, lambda _: True))
     return places + max(0, free)
+
+
+def free_slots(region: Region, shape: Amounts) -> int:
+    """Free recovery slots of the region that hold a replica of the shape, by its report."""
+    report = region.status.report
+    places = 0
+    for place in report.recovery_slots if report is not None else ():
+        held = amounts(place.resources)
+        if all(held.get(name, 0) >= amount for name, amount in shape.items()):
+            places += place.admitted - place.consumed
+    return places

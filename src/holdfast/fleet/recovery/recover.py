@@ -18,6 +18,8 @@ import msgspec
 from holdfast.fleet.assign import assignment_meta, assignment_spec
 from holdfast.fleet.disruption_shares import with_share_peak
 from holdfast.fleet.recovery import failback, targets
+from holdfast.fleet.recovery.backing import Loss
+from holdfast.fleet.recovery.borrowed_shares import borrowed_shares
 from holdfast.fleet.recovery.need import (
     CriticalWorkload,
     TargetSelector,
@@ -34,6 +36,7 @@ from holdfast.fleet.recovery.recovery_status import (
     workload_progress,
 )
 from holdfast.fleet.recovery.start_rate import StartRateLimiter
+from holdfast.fleet.recovery.target_plan import TargetPlan, plan_targets
 from holdfast.fleet.region_health import CAPACITY_LOST, lost_zones
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Key, ObjectMeta
@@ -159,7 +162,7 @@ def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outc
     recovery_pass.run(name)
     rows, notices = tuple(recovery_pass.rows), recovery_pass.notices
     writes += recovery_pass.writes
-    status = _progress(recovery, rows, pace, now)
+    status = _progress(recovery, rows, pace, view, now)
     healthy_since = _healthy_since(recovery, region, view, now)
     status = msgspec.structs.replace(status, stable_since=healthy_since)
     if healthy_since and now - parse_time(healthy_since) >= RECOVERY_STABLE_S:
@@ -189,7 +192,8 @@ class _RecoveryPass:
     def __init__(self, recovery: Recovery, view: View, pace: StartRateLimiter, now: float) -> None:
         self._recovery, self._view, self._pace, self._now = recovery, view, pace, now
         self._avoidances = active_avoidances(view.list(Override), now)
-        self._targets = TargetSelector(view.list(Region), self._avoidances, reported_headroom)
+        self._targets = TargetSelector(view.list(Region), self._avoidances, reported_headroom, self._planned)
+        self._plan: TargetPlan | None = None
         self.rows: list[WorkloadProgress] = []
         self.writes: list[Write] = []
         self.notices: list[Notice] = []
@@ -208,6 +212,13 @@ class _RecoveryPass:
         for critical, row in zip(checked, self.rows, strict=True):
             if len(self.writes) < RECOVERY_WRITES_PER_PASS_MAX:
                 self.writes += targets.release_abandoned(critical, row.target, used, self._view)
+
+    def _planned(self, critical: CriticalWorkload) -> str:
+        """The target that `holdfast plan --lose-region` names. Computed only if a workload needs a target."""
+        if self._plan is None:
+            spec = self._recovery.spec
+            self._plan = plan_targets(Loss(spec.region, spec.zone), self._view, self._now)
+        return self._plan.targets.get(Key(critical.tenant, critical.name), "")
 
     def _check(self, critical: CriticalWorkload, known: WorkloadProgress | None) -> None:
         said = targets.pending_reason(critical, known.target, self._view) if known is not None else ""
@@ -277,7 +288,7 @@ def _assignment(recovery: Recovery, critical: CriticalWorkload, target: str, nee
 
 
 def _progress(
-    recovery: Recovery, rows: Sequence[WorkloadProgress], pace: StartRateLimiter, now: float
+    recovery: Recovery, rows: Sequence[WorkloadProgress], pace: StartRateLimiter, view: View, now: float
 ) -> RecoveryStatus:
     old = recovery.status
     done = all(row.serving >= row.wanted for row in rows)
@@ -289,6 +300,7 @@ def _progress(
         clock=clock,
         start_rate_limits=pace.rate_limits(),
         recovered_at=old.recovered_at or (micro_text(now) if done else ""),
+        borrowed=borrowed_shares(old.borrowed, rows, view, now),
     )
 
 

@@ -8,12 +8,13 @@ import msgspec
 
 from holdfast.fleet.disruption_shares import with_share_peak
 from holdfast.fleet.recovery.need import CriticalWorkload
+from holdfast.fleet.recovery.proof import proof_of_region
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Condition
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery, RecoveryPhase, RecoveryStatus, StageClock, WorkloadProgress
-from holdfast.model.recovery_budget import RecoveryBudget
-from holdfast.model.region import Region
+from holdfast.model.recovery_budget import RecoveryBudget, SlotShape
+from holdfast.model.region import RecoverySlotReport, Region
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import SetStatus, Update, Write
@@ -135,6 +136,14 @@ def suspension_writes(region: str, view: View, *, suspended: bool) -> Iterable[W
         yield Update(msgspec.structs.replace(item, spec=with_share_peak(spec, item)))
 
 
+def _is_admitted_and_spread(shape: SlotShape, index: int, reported: Sequence[RecoverySlotReport]) -> bool:
+    """Whether all slots of one shape are admitted, in at least `minZones` zones (or as many as there are slots)."""
+    mine = [p for p in reported if p.shape_index == index and p.admitted]
+    return sum(p.admitted for p in mine) >= shape.count and len({p.zone for p in mine}) >= min(
+        shape.min_zones, shape.count
+    )
+
+
 def budget_writes(region: Region, view: View) -> list[Write]:
     """Status writes of the region's budgets, from its report of admitted and consumed slots."""
     report = region.status.report
@@ -148,8 +157,7 @@ def budget_writes(region: Region, view: View) -> list[Write]:
         kept, drawn = sum(p.admitted for p in mine), sum(p.consumed for p in mine)
         wanted = sum(slot.count for slot in budget.spec.slot_shapes)
         zones = len({p.zone for p in mine if p.admitted})
-        fewest = max((slot.min_zones for slot in budget.spec.slot_shapes), default=1)
-        whole = kept >= wanted and zones >= min(fewest, wanted)
+        whole = all(_is_admitted_and_spread(shape, index, mine) for index, shape in enumerate(budget.spec.slot_shapes))
         condition = Condition(
             type="SlotsAdmitted",
             status="True" if whole else "False",
@@ -160,9 +168,11 @@ def budget_writes(region: Region, view: View) -> list[Write]:
         known = next((c for c in budget.status.conditions if c.type == "SlotsAdmitted"), None)
         same = known is not None and (known.status, known.message) == (condition.status, condition.message)
         current = budget.status.observed_generation == budget.metadata.generation
-        if same and current and (budget.status.admitted, budget.status.consumed) == (kept, drawn):
+        proven = proof_of_region(view.list(Recovery), region.metadata.name, budget.status.last_proven)
+        counts = (budget.status.admitted, budget.status.consumed)
+        if same and current and counts == (kept, drawn) and proven == budget.status.last_proven:
             continue
-        blocks = {"admitted": kept, "consumed": drawn}
+        blocks = {"admitted": kept, "consumed": drawn, "last_proven": proven}
         writes.append(
             SetStatus(
                 "RecoveryBudget",

@@ -29,7 +29,7 @@ from holdfast.model.writes import Delete, Update, Write
 RECOVERY_STALL_FRACTION = 0.25
 # Minimum time without progress before a recovery target is abandoned, for short deadlines.
 RECOVERY_STALL_MIN_S = 20.0
-# Targets abandoned per workload and incident. Then the last target is kept, so that the search ends.
+# Targets abandoned per workload and incident. After that, the last target is kept, so that the search ends.
 RECOVERY_TARGET_CHANGES_MAX = 4
 
 _SHORT_OF_QUOTA = frozenset({Reason.QUOTA_EXCEEDED, Reason.NO_GRANT})

@@ -34,7 +34,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if not node.spec.drain:
         if old is None:
             return NO_CHANGES
-        return Outcome(writes=(SetStatus("Node", node.key, node.uid, blocks={"drain": None}),))
+        return Outcome(writes=(_status(node, None),))
     new = _block(node, view.by(Replica, "node", key.name), view, now)
     again_s = RECHECK_AFTER_S if new.remaining else None
     if new == old:
@@ -43,8 +43,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if old is None or old.phase != new.phase:
         reason = Reason.DRAIN_OVERDUE if new.phase == DrainPhase.OVERDUE else Reason.DRAINED
         notices = (Notice(node, reason, new.message, warning=new.phase == DrainPhase.OVERDUE),)
-    write = SetStatus("Node", node.key, node.uid, blocks={"drain": new})
-    return Outcome(writes=(write,), notices=notices, requeue_after_s=again_s)
+    return Outcome(writes=(_status(node, new),), notices=notices, requeue_after_s=again_s)
+
+
+def _status(node: Node, block: DrainBlock | None) -> SetStatus:
+    return SetStatus("Node", node.key, node.uid, blocks={"drain": block}, observed_generation=node.metadata.generation)
 
 
 def _block(node: Node, replicas: Sequence[Replica], view: View, now: float) -> DrainBlock:

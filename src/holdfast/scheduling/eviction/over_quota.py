@@ -1,22 +1,41 @@
 """Replicas to evict after an emergency quota ended while usage exceeds the remaining limit. Pure.
 
 The fewest replicas that bring usage within the limit: lowest priority first, then highest ordinal. They are pending
-again until quota is available.
+again until quota is available. Evictions respect disruption budgets until the drain deadline that the Override states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.model.assignment import Purpose
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lifecycle import final_phase
 from holdfast.model.meta import Key
+from holdfast.model.override import Override, over_quota_deadline_s
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Replica
 from holdfast.model.template import requests
+from holdfast.model.times import parse_time
 from holdfast.model.view import View
+
+
+def is_drain_overdue(replica: Replica, view: View, now: float) -> bool:
+    """Whether the drain deadline of the ended emergency quota has passed: disruption budgets do not apply any more.
+
+    Without the Override, the end of the region's emergency grant counts."""
+    tenant = replica.metadata.namespace
+    assignment = view.get(Assignment, replica.spec.assignment, tenant)
+    region = assignment.spec.region if assignment is not None else ""
+    deadline_s = over_quota_deadline_s(view.list(Override), region=region, tenant=tenant, now=now)
+    if deadline_s is None:
+        copy = view.get(GrantCopy, GrantClass.EMERGENCY.value.lower(), tenant)
+        if copy is None or not copy.spec.lease_expires_at or amounts(copy.spec.limit):
+            return False
+        deadline_s = parse_time(copy.spec.lease_expires_at) + limits.OVER_QUOTA_DRAIN_S
+    return now >= deadline_s
 
 
 def eviction_reason(replica: Replica, view: View) -> str:

@@ -19,12 +19,13 @@ from holdfast.model.replica import Replica
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.scheduling import replicate
-from holdfast.scheduling.disruption_budget import draining_measure
-from holdfast.scheduling.eviction import over_quota, preempted
+from holdfast.scheduling.disruption_budget import evicting_measure, must_leave
+from holdfast.scheduling.eviction import over_quota, preempted, rebalance
 
 
 def pending_evictions(assignment: Assignment, replicas: Sequence[Replica], view: View) -> int:
-    """Serving replicas to evict: for a drain, a preemption, an ended emergency quota, or a replacement in place."""
+    """Serving replicas to evict: for a drain, a taint, a preemption, an ended emergency quota, a move for a more even
+    spread, or a replacement in place."""
     if assignment.spec.type is not WorkloadType.SERVICE:
         return 0
     serving = [
@@ -32,17 +33,19 @@ def pending_evictions(assignment: Assignment, replicas: Sequence[Replica], view:
     ]
     if not serving:
         return 0
-    draining = bool(view.total(Node, "", draining_measure))
+    evicting = bool(view.total(Node, "", evicting_measure))
     nominated = bool(view.total(Reservation, "", preempted.nomination_measure))
     over = _over_quota(assignment.metadata.namespace, view)
     siblings = view.by(Replica, "workload", f"{assignment.metadata.namespace}/{assignment.spec.workload}")
     replacing = replicate.replaces_in_place(assignment, replicas, siblings)
-    if not (draining or nominated or over or replacing):
+    moving = any(rebalance.release_request(r) for r in serving)
+    if not (evicting or nominated or over or replacing or moving):
         return 0
     return sum(
         (replacing and r.spec.revision != assignment.spec.revision)
         or r.uid in over
-        or (draining and _is_on_draining_node(r, view))
+        or bool(rebalance.release_request(r))
+        or (evicting and _must_leave_its_node(r, view))
         or (nominated and not r.spec.reclaimable and preempted.nomination_of(r, view) is not None)
         for r in serving
     )
@@ -53,9 +56,9 @@ def _is_release_requested(replica: Replica) -> bool:
     return release is not None and release.attempt == replica.status.placement.attempt
 
 
-def _is_on_draining_node(replica: Replica, view: View) -> bool:
+def _must_leave_its_node(replica: Replica, view: View) -> bool:
     node: Node | None = view.get(Node, replica.status.placement.node)
-    return node is not None and node.spec.drain
+    return node is not None and must_leave(replica, node)
 
 
 def _over_quota(tenant: str, view: View) -> frozenset[str]:

@@ -2,22 +2,22 @@
 
 The planner proved that the preemptor fits after its victims leave, and the authority reserved the capacity. Disruption
 budgets are checked again here with current serving counts, for all victims of a nomination together: either all of
-them may be evicted, or none is.
+them may be evicted, or none is. If victims bring a gang below its minimum, its other members are evicted with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Reservation, ReservationPhase
-from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.lifecycle import Stage, final_phase, stage
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.view import View
-from holdfast.model.workload import WorkloadType
+from holdfast.model.workload import Gang, WorkloadType
 from holdfast.scheduling.disruption_budget import disruption_share
 
 # Maximum termination grace of reclaimable work that is preempted. Short, so that recovery gets its capacity soon.
@@ -40,19 +40,68 @@ def nomination_of(replica: Replica, view: View) -> Reservation | None:
 def preemption_reason(replica: Replica, view: View) -> tuple[Reason, str, str] | None:
     """Reason, requester and message of a preemption; None if the replica stays for now."""
     nomination = nomination_of(replica, view)
+    gang = "" if nomination is not None else "with the rest of its gang, of which a member is "
+    nomination = nomination or gang_nomination_of(replica, view)
     if nomination is None or not all_victims_evictable(nomination, view):
         return None
     spec = nomination.spec
     message = (
-        f"preempted on node {spec.node} by {nomination.metadata.namespace}/{spec.replica} "
+        f"{gang}preempted on node {spec.node} by {nomination.metadata.namespace}/{spec.replica} "
         f"(priority {spec.priority}, this replica has {replica.spec.priority})"
     )
     return Reason.PREEMPTED, "preempt", message
 
 
+def gang_nomination_of(replica: Replica, view: View) -> Reservation | None:
+    """The nominated Reservation whose victims bring the replica's gang below its minimum; None if there is none."""
+    if not replica.status.placement.binding or not view.total(Reservation, "", nomination_measure):
+        return None
+    assignment: Assignment | None = view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)
+    if assignment is None or assignment.spec.gang is None:
+        return None
+    for member in _gang_members(replica, view):
+        nomination = nomination_of(member, view)
+        if nomination is not None and replica in gang_rest(victims_of(nomination, view), view):
+            return nomination
+    return None
+
+
+def gang_rest(victims: Sequence[Replica], view: View) -> list[Replica]:
+    """The other members of every gang that these victims bring below its minimum."""
+    found: list[Replica] = []
+    leaving = {victim.key for victim in victims}
+    for victim in {(v.spec.assignment, v.spec.revision): v for v in victims}.values():
+        assignment: Assignment | None = view.get(Assignment, victim.spec.assignment, victim.metadata.namespace)
+        if assignment is not None:
+            found += broken_gang(assignment.spec.gang, _gang_members(victim, view), leaving)
+    return found
+
+
+def broken_gang(gang: Gang | None, members: Iterable[Replica], leaving: Collection[Key]) -> list[Replica]:
+    """The members that would run without their gang if the replicas in `leaving` leave; empty if enough stay."""
+    if gang is None:
+        return []
+    unfinished = [member for member in members if not member.metadata.terminating and final_phase(member) is None]
+    staying = [member for member in unfinished if _stays(member) and member.key not in leaving]
+    return staying if len(staying) < min(gang.min_available, len(unfinished)) else []
+
+
+def _gang_members(replica: Replica, view: View) -> list[Replica]:
+    key = Key(replica.metadata.namespace, replica.spec.assignment)
+    siblings: Iterable[Replica] = view.by(Replica, "assignment", str(key))
+    return sorted((r for r in siblings if r.spec.revision == replica.spec.revision), key=lambda r: r.key)
+
+
+def _stays(replica: Replica) -> bool:
+    placed, release = replica.status.placement, replica.status.release
+    return bool(placed.binding) and (release is None or release.attempt != placed.attempt)
+
+
 def all_victims_evictable(nomination: Reservation, view: View) -> bool:
     """Whether every victim of the nomination may be evicted now, including those that stop already."""
-    return not over_budget_workload(victims_of(nomination, view), lambda victim: _siblings_of(victim, view))
+    victims = victims_of(nomination, view)
+    leaving = [*victims, *gang_rest(victims, view)]
+    return not over_budget_workload(leaving, lambda victim: _siblings_of(victim, view))
 
 
 def _siblings_of(victim: Replica, view: View) -> SiblingCounts:
@@ -180,7 +229,8 @@ def termination_grace_s(replica: Replica, reason: str) -> float:
 
 
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
-    """Wakes the victims of a nomination."""
+    """Wakes the victims of a nomination, and the rest of the gangs that they break."""
     if new is None or new.status.phase is not ReservationPhase.NOMINATED:
         return ()
-    return [victim.key for victim in victims_of(new, view)]
+    victims = victims_of(new, view)
+    return [victim.key for victim in (*victims, *gang_rest(victims, view))]

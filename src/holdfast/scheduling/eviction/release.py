@@ -20,19 +20,30 @@ from holdfast.model.meta import Key
 from holdfast.model.node import ContactState, Node
 from holdfast.model.ownership import RELEASE_FINALIZER
 from holdfast.model.placement_api import ReleaseAction, ReleaseItem
+from holdfast.model.placement_eligibility import evicting_taint
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, Replica
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus, Update, Write
-from holdfast.scheduling.disruption_budget import eviction_blocked_reason, is_allowed_while_not_serving
-from holdfast.scheduling.eviction import over_quota, preempted, provisional_excess, repair
+from holdfast.scheduling.batch_indexes import is_only_record
+from holdfast.scheduling.disruption_budget import (
+    evicting_measure,
+    eviction_blocked_reason,
+    is_allowed_while_not_serving,
+    must_leave,
+)
+from holdfast.scheduling.eviction import over_quota, preempted, provisional_excess, rebalance, repair
 
 RECHECK_AFTER_S = 2.0
 """Recheck interval of a release in progress, in case a watch event is lost."""
+INDEX_RECORDED_CHECK_EVERY_S = 5.0
+"""Interval at which a deleted replica is checked that holds the only record of a done index."""
 ENDED_PHASES = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
-BUDGETED_REASONS = frozenset({Reason.DRAINED, Reason.OVER_QUOTA, Reason.PREEMPTED})
+BUDGETED_REASONS = frozenset(
+    {Reason.DRAINED, Reason.EVICTED_BY_TAINT, Reason.OVER_QUOTA, Reason.PREEMPTED, Reason.REBALANCED}
+)
 """Voluntary evictions, which a disruption budget may block."""
 
 
@@ -43,7 +54,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return NO_CHANGES
     placed = replica.status.placement
     if not placed.binding and not placed.reservation:
-        return _remove_finalizer(replica)
+        return _remove_finalizer(replica, view)
     binding: Binding | None = view.get(Binding, placed.binding, key.namespace) if placed.binding else None
     node: Node | None = view.get(Node, placed.node)
     requested = replica.status.release
@@ -52,10 +63,13 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     return _continue_release(replica, binding, node, requested, now)
 
 
-def _remove_finalizer(replica: Replica) -> Outcome:
-    """The replica holds no claims: if it is being deleted, remove the finalizer."""
+def _remove_finalizer(replica: Replica, view: View) -> Outcome:
+    """The replica holds no claims: if it is being deleted, remove the finalizer. The only record of a done index
+    stays."""
     if not replica.metadata.terminating or RELEASE_FINALIZER not in replica.metadata.finalizers:
         return NO_CHANGES
+    if is_only_record(replica, view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)):
+        return Outcome(requeue_after_s=INDEX_RECORDED_CHECK_EVERY_S)
     rest = tuple(f for f in replica.metadata.finalizers if f != RELEASE_FINALIZER)
     meta = msgspec.structs.replace(replica.metadata, finalizers=rest)
     return Outcome(writes=(Update(msgspec.structs.replace(replica, metadata=meta)),))
@@ -64,9 +78,12 @@ def _remove_finalizer(replica: Replica) -> Outcome:
 def _decide_release(replica: Replica, binding: Binding | None, node: Node | None, view: View, now: float) -> Outcome:
     found = _release_reason(replica, binding, node, view, now)
     if found is None:
-        draining = node is not None and node.spec.drain
+        evicting = node is not None and must_leave(replica, node)
         unconfirmed = binding is not None and bool(binding.spec.run_until)
-        pending = draining or unconfirmed or preempted.nomination_of(replica, view) is not None
+        over = binding is not None and bool(over_quota.eviction_reason(replica, view))
+        nominated = preempted.nomination_of(replica, view) or preempted.gang_nomination_of(replica, view)
+        moving = bool(rebalance.release_request(replica))
+        pending = evicting or unconfirmed or over or nominated is not None or moving
         return Outcome(requeue_after_s=RECHECK_AFTER_S) if pending else NO_CHANGES
     reason, requester, message = found
     block = ReleaseBlock(
@@ -108,6 +125,9 @@ def _release_reason(
         return Reason.FINISHED, "release", f"the task ended ({ended.value}); its claims are released"
     if binding is not None and _is_lost(binding, node):
         return Reason.NODE_LOST, "node-health", f"node {binding.spec.node} is lost; the replica is rescheduled"
+    if binding is not None and binding.spec.stop_reason == Reason.CLAIM_LOST:
+        message = f"its Binding was lost; the task is stopped on node {binding.spec.node}, and the replica placed again"
+        return Reason.CLAIM_LOST, "authority", message
     if binding is not None and binding.status.phase in ENDED_PHASES and binding.spec.run_until:
         return Reason.PROVISIONAL_EXPIRED, "agent", f"the provisional placement expired at {binding.spec.run_until}"
     if binding is not None and binding.status.phase in ENDED_PHASES:
@@ -132,10 +152,19 @@ def _release_reason(
     if uncovered:
         return Reason.PROVISIONAL_WITHDRAWN, "grant", uncovered
     excess = over_quota.eviction_reason(replica, view) if binding is not None else ""
-    if excess and not eviction_blocked_reason(replica, view):
+    if excess and not eviction_blocked_reason(replica, view, over_quota=True):
         return Reason.OVER_QUOTA, "grant", excess
+    if excess and over_quota.is_drain_overdue(replica, view, now):
+        return Reason.OVER_QUOTA, "grant", f"{excess}; its drain deadline has passed, so no disruption budget applies"
     if node is not None and node.spec.drain and not eviction_blocked_reason(replica, view):
         return Reason.DRAINED, "drain", f"node {node.metadata.name} is draining"
+    taint = evicting_taint(node.spec.taints, replica.spec.placement.tolerations) if node is not None else None
+    if node is not None and taint is not None and not eviction_blocked_reason(replica, view):
+        what = f"{taint.key}={taint.value}" if taint.value else taint.key
+        return Reason.EVICTED_BY_TAINT, "release", f"does not tolerate taint {what} of node {node.metadata.name}"
+    better = rebalance.release_request(replica)
+    if better and not eviction_blocked_reason(replica, view) and not rebalance.stop_reason(view, now):
+        return Reason.REBALANCED, "rebalance", better
     return preempted.preemption_reason(replica, view)
 
 
@@ -212,7 +241,8 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
     if new is None:
         return ()
     status = new.status
-    releasing = new.metadata.terminating or status.release is not None or bool(repair.release_request(new))
+    requested = bool(repair.release_request(new) or rebalance.release_request(new))
+    releasing = new.metadata.terminating or status.release is not None or requested
     execution = current_execution(new)
     stuck = execution is not None and execution.phase in (*ENDED_PHASES, Phase.BACKING_OFF)
     if releasing or stuck:
@@ -226,20 +256,21 @@ def woken_by_binding(new: Binding | None, old: Binding | None, view: View) -> It
         return ()
     if new is not None and old is not None and new.status == old.status and new.spec.desired is old.spec.desired:
         return ()
-    if old is None and item.status.phase is None:
+    if old is None and item.status.phase is None and item.spec.desired is DesiredRunState.RUN:
         return ()
     return (Key(item.metadata.namespace, item.spec.replica),)
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
-    """Wakes all replicas of a node that was fenced, drained, quarantined or removed."""
+    """Wakes all replicas of a node that was fenced, drained, tainted, quarantined or removed."""
     item = new or old
     if item is None:
         return ()
     if new is not None and old is not None:
         quarantined = new.status.execution.quarantine is not None and old.status.execution.quarantine is None
-        if new.status.fence == old.status.fence and new.spec.drain == old.spec.drain and not quarantined:
+        evicts = (new.spec.drain, new.spec.taints) != (old.spec.drain, old.spec.taints)
+        if new.status.fence == old.status.fence and not evicts and not quarantined:
             return ()
-    elif new is not None and new.status.contact.state is not ContactState.FENCED and not new.spec.drain:
+    elif new is not None and new.status.contact.state is not ContactState.FENCED and not evicting_measure(new):
         return ()
     return [r.key for r in view.by(Replica, "node", item.metadata.name)]

@@ -1,7 +1,8 @@
 """finalizers: reports objects whose deletion is stuck on a finalizer past its deadline, with its owner.
 
-Covers every kind of the cell. It never removes a finalizer: its owner must clean up first. The event names the owner,
-the deadline and the owner's last heartbeat. Its text does not change while nothing happens, so events aggregate.
+Covers every kind of the cell. It never removes a finalizer: its owner must clean up first, or a person approves the
+removal (`drills/finalizer_repair.py`). The event names the owner, the deadline and the owner's last heartbeat. Its text
+does not change while nothing happens, so events aggregate.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class StuckFinalizer(msgspec.Struct, frozen=True, rename="camel"):
 def kinds_with_finalizers(cell: str) -> tuple[Kind, ...]:
     """Kinds whose originals the cell stores and that may have finalizers. Copies have none."""
     other = Home.REGION if cell == "global" else Home.GLOBAL
-    return tuple(k for k in KINDS if k.home is not other and k.name not in _NEVER)
+    return tuple(k for k in KINDS if k.home is not other and k.informed and k.name not in _NEVER)
 
 
 def stuck_finalizers(items: Iterable[Object], leases: Iterable[Lease], now: float) -> list[StuckFinalizer]:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from holdfast.model.scheduler_policy import FilterName, PolicyRules
+from holdfast.model.template import required_driver
 from holdfast.scheduling.filters import (
     affinity,
     devices,
@@ -35,11 +36,14 @@ from holdfast.scheduling.snapshot import Bools, Codes
 __all__ = [
     "ALWAYS_ON",
     "EligibleNodes",
+    "Refusal",
     "Skew",
     "all_refusals",
+    "applied_filters",
     "eligible_nodes",
     "nodes_where_preemption_may_help",
     "refusal_codes",
+    "refusals_by_filter",
     "skew_of",
 ]
 
@@ -65,6 +69,7 @@ _BY_NODE: tuple[tuple[FilterName, FilterFunction], ...] = (
     (FilterName.SCHEDULABLE, drivers.refuse),
     (FilterName.LABELS, labels.refuse),
     (FilterName.TAINTS, taints.refuse),
+    (FilterName.SCHEDULABLE, taints.refuse_evicting),
 )
 _BY_CLAIMS: tuple[tuple[FilterName, FilterFunction], ...] = (
     (FilterName.AFFINITY, affinity.refuse),
@@ -89,7 +94,8 @@ def eligible_nodes(scratch: Scratch, requirements: ReplicaRequirements, rules: P
         "eligible",
         requirements.namespace if requirements.dedicated else "",
         requirements.dedicated,
-        requirements.template.driver,
+        required_driver(requirements.template),
+        drivers.host_path_key(requirements),
         placement.regions,
         placement.excluded_regions,
         placement.residency,
@@ -97,6 +103,7 @@ def eligible_nodes(scratch: Scratch, requirements: ReplicaRequirements, rules: P
         placement.pools,
         tuple(sorted(placement.node_selector.items())),
         placement.expressions,
+        placement.node_terms,
         placement.tolerations,
         rules.filters,
         expressions.key(requirements, rules),
@@ -138,26 +145,41 @@ def refusal_codes(
 
 def all_refusals(scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, skew: Skew) -> list[Refusal]:
     """All refusals of all filters for all nodes, for explanations."""
-    found: list[Refusal] = []
+    return [refusal for _, refusal in refusals_by_filter(scratch, requirements, rules, skew) if refusal[1].any()]
+
+
+def refusals_by_filter(
+    scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, skew: Skew
+) -> list[tuple[str, Refusal]]:
+    """All refusals with the filter that makes them, in the order in which a node's first refusal is reported."""
+    found: list[tuple[str, Refusal]] = []
     for name, node_filter in (*_BY_NODE, *_BY_CLAIMS):
         if name in ALWAYS_ON or name in rules.filters:
-            found.extend(node_filter(scratch, requirements))
+            found.extend((name.value, refusal) for refusal in node_filter(scratch, requirements))
     if rules.filter_expressions:
-        found.extend(expressions.refuse(scratch, requirements, rules))
+        found.extend(("Expressions", refusal) for refusal in expressions.refuse(scratch, requirements, rules))
     if skew.limited:
-        found.extend(skew.refuse())
-    return [(reason, refused) for reason, refused in found if refused.any()]
+        found.extend((FilterName.SPREAD.value, refusal) for refusal in skew.refuse())
+    return found
+
+
+def applied_filters(rules: PolicyRules) -> list[str]:
+    """Names of the filters that apply under these rules, in the order in which they run, each once."""
+    names = [name.value for name, _ in (*_BY_NODE, *_BY_CLAIMS) if name in ALWAYS_ON or name in rules.filters]
+    if rules.filter_expressions:
+        names.append("Expressions")
+    if FilterName.SPREAD in rules.filters:
+        names.append(FilterName.SPREAD.value)
+    return list(dict.fromkeys(names))
 
 
 def nodes_where_preemption_may_help(
-    scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, eligible: EligibleNodes, skew: Skew
+    scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, eligible: EligibleNodes
 ) -> Bools:
     """Nodes that only existing claims make infeasible, so that an eviction may help."""
     codes = eligible.codes.copy()
-    if FilterName.AFFINITY in rules.filters:
-        mark_refused(codes, affinity.refuse(scratch, requirements))
-    if skew.limited:
-        mark_refused(codes, skew.refuse())
+    if FilterName.AFFINITY in rules.filters and requirements.placement.affinity:
+        mark_refused(codes, affinity.refuse_far(scratch, requirements))
     allowed: Bools = codes == ACCEPTED
     return allowed
 

@@ -13,14 +13,21 @@ from holdfast.scheduling.snapshot import Bools, Snapshot
 
 
 def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
-    expressions = expressions_of(requirements)
-    if not expressions:
+    expressions, terms = expressions_of(requirements), requirements.placement.node_terms
+    if not expressions and not terms:
         return []
-    snapshot = scratch.snapshot
+    matched = matching_all(scratch.snapshot, expressions)
+    if terms:
+        matched &= np.logical_or.reduce([matching_all(scratch.snapshot, term.expressions) for term in terms])
+    return [(Reason.LABELS_DO_NOT_MATCH, ~matched)]
+
+
+def matching_all(snapshot: Snapshot, expressions: tuple[Expression, ...]) -> Bools:
+    """Nodes whose labels satisfy all expressions."""
     matched: Bools = np.ones(len(snapshot.static.has_node), dtype=np.bool_)
     for expression in expressions:
         matched &= _matching(snapshot, expression)
-    return [(Reason.LABELS_DO_NOT_MATCH, ~matched)]
+    return matched
 
 
 def expressions_of(requirements: ReplicaRequirements) -> tuple[Expression, ...]:

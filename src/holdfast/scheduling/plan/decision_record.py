@@ -14,7 +14,7 @@ from holdfast.model.placement_api import ReserveItem
 from holdfast.model.placement_rules import required_anti_affinity
 from holdfast.model.quantity import amounts_text
 from holdfast.model.scheduling_request import SchedulingRequest
-from holdfast.model.template import template_hash
+from holdfast.model.template import port_number, template_hash
 from holdfast.model.times import micro_text
 from holdfast.scheduling.plan.planner import PLANNER_VERSION, RequestPlan, SchedulePlan
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
@@ -114,7 +114,8 @@ def decision_inputs(requirements: ReplicaRequirements) -> DecisionInputs:
     return DecisionInputs(
         resources=dict(amounts_text(requirements.amounts)),
         labels=dict(requirements.labels),
-        ports=requirements.fixed_ports,
+        ports=tuple(port for port in requirements.fixed_ports if port == port_number(port)),
+        udp_ports=tuple(port_number(port) for port in requirements.fixed_ports if port != port_number(port)),
         dynamic_ports=requirements.open_ports,
         reclaimable=requirements.reclaimable,
         priority=requirements.priority,

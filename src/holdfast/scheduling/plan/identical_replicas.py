@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.decision import ScoreComponent
+from holdfast.model.placement_rules import selects_own_replicas
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.model.scheduling_request import RequestMember
 from holdfast.scheduling import filters as gates
@@ -90,7 +91,7 @@ class _CandidateHeaps:
         self._scored_ahead: dict[int, tuple[NodeScores, int]] = {}
         self._placed_count: dict[int, int] = {}
         self._skew_blocked: list[tuple[int, _Entry]] = []
-        self._heaps = self._initial_heaps(codes, len(requirements.members) + 1)
+        self._heaps = self._initial_heaps(codes, len(codes) if skew.domains else len(requirements.members) + 1)
 
     def next(self, member: RequestMember, *, last: bool) -> tuple[Proposal, _Placement] | None:
         """Places one member on the best node; None if no node is feasible."""
@@ -133,22 +134,30 @@ class _CandidateHeaps:
         return (-entry.minus_key >> TIE_BITS) + self._scorer.zone_points(zone)
 
     def _initial_heaps(self, codes: Codes, limit: int) -> dict[int, list[_Entry]]:
-        """Keeps only the best nodes of each zone: a plan uses at most one node per member, and one runner-up."""
+        """Keeps only the best nodes of each zone: a plan uses at most one node per member, and one runner-up.
+
+        A hard spread by node closes nodes by their number of replicas. So the best nodes are kept for each number:
+        nodes with equal numbers are open or closed together. With a spread by label all nodes are kept.
+        """
         ok = np.flatnonzero(codes == 0)
         keys = ((self._tables[0].total << TIE_BITS) + (TIE_MAX - self._ties))[ok]
         zones = self._snapshot.static.zone.ids[ok]
+        counts = self._skew.counts_for_node_limit(ok)
         name = self._snapshot.name
         heaps: dict[int, list[_Entry]] = {}
         for zone in self._skew.zones:
-            here = np.flatnonzero(zones == zone)
-            there = keys[here]
-            if len(here) > limit:
-                best = there >= np.partition(there, len(here) - limit)[len(here) - limit]
-                here, there = here[best], there[best]
-            heap = [
-                _Entry(-key, name(slot), slot, slot, 0)
-                for key, slot in zip(there.tolist(), ok[here].tolist(), strict=True)
-            ]
+            in_zone = zones == zone
+            heap: list[_Entry] = []
+            for count in np.unique(counts[in_zone]).tolist():
+                here = np.flatnonzero(in_zone & (counts == count))
+                there = keys[here]
+                if len(here) > limit:
+                    best = there >= np.partition(there, len(here) - limit)[len(here) - limit]
+                    here, there = here[best], there[best]
+                heap += [
+                    _Entry(-key, name(slot), slot, slot, 0)
+                    for key, slot in zip(there.tolist(), ok[here].tolist(), strict=True)
+                ]
             heapify(heap)
             heaps[zone] = heap
         return heaps
@@ -241,6 +250,27 @@ def place_identical(
     scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, seed: int
 ) -> IdenticalReplicasPlan:
     """Places as many members as fit, in their order, and subtracts them from `scratch`."""
+    if len(requirements.members) == 1 or not selects_own_replicas(requirements.placement):
+        return _place_batch(scratch, requirements, rules, seed)
+    done: IdenticalReplicasPlan | None = None
+    for member in requirements.members:
+        one = _place_batch(scratch, msgspec.structs.replace(requirements, members=(member,)), rules, seed)
+        if done is not None:
+            proposals, placements = done.proposals + one.proposals, done.placements + one.placements
+            one = one._replace(
+                proposals=proposals, placements=placements, feasible=done.feasible, initial_codes=done.initial_codes
+            )
+        done = one
+        if done.final_codes is not None:
+            break
+    assert done is not None
+    return done
+
+
+def _place_batch(
+    scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, seed: int
+) -> IdenticalReplicasPlan:
+    """Places members whose placement does not change the affinity of the next one."""
     eligible = gates.eligible_nodes(scratch, requirements, rules)
     skew = gates.skew_of(scratch, requirements, rules, eligible)
     codes = gates.refusal_codes(scratch, requirements, rules, eligible)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.model.decision import DecisionEntry, PreemptionEvidence
+from holdfast.model.placement_rules import selects_own_replicas
 from holdfast.model.quantity import Amounts, add
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import PolicyRules
@@ -21,14 +22,18 @@ from holdfast.scheduling import filters as gates
 from holdfast.scheduling import quota_headroom
 from holdfast.scheduling.equivalence import refusal_cache_key
 from holdfast.scheduling.plan.identical_replicas import IdenticalReplicasPlan, Proposal, place_identical
+from holdfast.scheduling.plan.obstacles import obstacles
 from holdfast.scheduling.plan.preemption import VICTIMS_PER_REPLICA_MAX, Eviction, PreemptionPlanner
 from holdfast.scheduling.plan.victim_selection import UNKNOWN_SIBLINGS, SiblingStatusSource
 from holdfast.scheduling.refusal_summary import refusal_counts
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
-from holdfast.scheduling.snapshot import Snapshot
+from holdfast.scheduling.snapshot import Bools, Snapshot
 
-PLANNER_VERSION = "6"
+# Workloads named in the message of a refusal.
+WORKLOADS_NAMED_MAX = 5
+
+PLANNER_VERSION = "10"
 """Raised with every change that can alter an outcome: a replay compares only Decisions of the same version."""
 
 
@@ -222,7 +227,7 @@ class _PlanRun:
                 placed.feasible,
                 preemption_evidence=weighed,
             )
-        evicted = sum(len(e.victims) for e in evictions if not e.reclaimed)
+        evicted = _counted_evictions(evictions)
         self._evicted[requirements.namespace] = self._evicted.get(requirements.namespace, 0) + evicted
         left = requirements.members[len(proposals) :]
         return RequestPlan(requirements, proposals, left, refusals, nodes, placed.feasible, evicted, weighed)
@@ -237,13 +242,12 @@ class _PlanRun:
         if self._preemption is None:
             self._preemption = PreemptionPlanner(self._scratch, self._sibling_status)
         preemption, scratch = self._preemption, self._scratch
-        preemption.victim_selection.begin_request()
+        preemption.begin_request(requirements)
         left = requirements.evictions_left
         proposals: list[Proposal] = []
         evictions: list[Eviction] = []
-        allowed = gates.nodes_where_preemption_may_help(
-            scratch, requirements, self._rules, placed.eligible, placed.skew
-        )
+        changes = placed.skew.limited or selects_own_replicas(requirements.placement)
+        allowed = self._allowed_with_victims(requirements, placed, preemption)
         for member in members:
             eviction = (
                 preemption.choose_reclaimable(requirements, allowed, seed=self._seed)
@@ -254,30 +258,48 @@ class _PlanRun:
                 if left < 1:
                     spent = f"tenant {requirements.namespace} has used its evictions of this minute"
                     return proposals, evictions, RefusalCount(reason=Reason.PREEMPTION_BUDGET_SPENT, message=spent)
-                eviction = preemption.choose_victims(
-                    requirements, allowed, most=min(left, VICTIMS_PER_REPLICA_MAX), seed=self._seed
-                )
+                eviction = preemption.choose_victims(requirements, allowed, evictions_left=left, seed=self._seed)
             if eviction is None:
-                return proposals, evictions, self._no_victims_refusal(requirements, preemption)
+                return proposals, evictions, self._no_victims_refusal(requirements, preemption, left)
             preemption.nominate(requirements, eviction)
             evictions.append(eviction)
-            left -= 0 if eviction.reclaimed else len(eviction.victims)
+            left = requirements.evictions_left - _counted_evictions(evictions)
             names = tuple(sorted(victim.name for victim in eviction.victims))
             proposals.append(Proposal(member, scratch.snapshot.name(eviction.slot), (), 0, (), victims=names))
             placed.skew.add(eviction.slot)
-            if placed.skew.limited:
-                allowed = gates.nodes_where_preemption_may_help(
-                    scratch, requirements, self._rules, placed.eligible, placed.skew
-                )
+            if changes:
+                allowed = self._allowed_with_victims(requirements, placed, preemption)
         return proposals, evictions, None
 
-    def _no_victims_refusal(self, requirements: ReplicaRequirements, preemption: PreemptionPlanner) -> RefusalCount:
+    def _allowed_with_victims(
+        self, requirements: ReplicaRequirements, placed: IdenticalReplicasPlan, preemption: PreemptionPlanner
+    ) -> Bools:
+        scratch, rules = self._scratch, self._rules
+        preemption.set_obstacles(obstacles(scratch, requirements, rules, placed.skew, preemption.candidate_index))
+        return gates.nodes_where_preemption_may_help(scratch, requirements, rules, placed.eligible)
+
+    def _no_victims_refusal(
+        self, requirements: ReplicaRequirements, preemption: PreemptionPlanner, left: int
+    ) -> RefusalCount:
         priority = preemption.priority_of(requirements)
         evicted = f"replicas below priority {priority}" if self._preempts(requirements) else "reclaimable replicas"
+        if preemption.over_limit and self._preempts(requirements) and left < VICTIMS_PER_REPLICA_MAX:
+            spent = f"it needs more victims than the {left} evictions that tenant {requirements.namespace} has left"
+            return RefusalCount(reason=Reason.PREEMPTION_BUDGET_SPENT, message=f"{spent} in this minute")
+        if preemption.over_limit:
+            message = f"evicting {evicted} would need more than {VICTIMS_PER_REPLICA_MAX} victims on any node"
+            return RefusalCount(reason=Reason.TOO_MANY_VICTIMS, message=message)
         message = f"evicting {evicted} would not free enough resources on any node"
+        budgeted = sorted("/".join(key) for key in preemption.victim_selection.budgeted_workloads)
+        if budgeted:
+            named = ", ".join(budgeted[:WORKLOADS_NAMED_MAX])
+            message = f"evicting {evicted} would exceed the disruption budgets of {named}"
+            return RefusalCount(reason=Reason.VICTIMS_WITHIN_BUDGET, message=message)
         protected = sorted(preemption.victim_selection.protected_tenants)
         if protected:
             message += f"; protected quota exempts replicas of {', '.join(protected)}"
+        if requirements.excluded_victims:
+            message += f"; {len(requirements.excluded_victims)} could not be evicted lately and are tried again later"
         return RefusalCount(reason=Reason.NO_VICTIMS, message=message)
 
     def _undo(
@@ -288,6 +310,11 @@ class _PlanRun:
                 self._preemption.undo(requirements, eviction)
         for place in reversed(placed.placements):
             self._scratch.undo(requirements, place.slot, place.devices)
+
+
+def _counted_evictions(evictions: Sequence[Eviction]) -> int:
+    """Claims that leave and count against the tenant's eviction budget, each once."""
+    return len({claim.name for e in evictions if not e.reclaimed for claim in (*e.victims, *e.rest)})
 
 
 def _gang_refusal(requirements: ReplicaRequirements, fitting: int) -> RefusalCount:

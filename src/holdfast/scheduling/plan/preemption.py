@@ -1,9 +1,12 @@
 """Selects preemption victims: the cheapest set of lower-priority claims on one node that makes the replica fit.
 
 - Cost order: fewest victims, lowest highest priority, lowest sum of priorities, least disruption cost
-  (`victim_selection`), then the node's tie-break. Large sets are minimal, not optimal (`VICTIM_SETS_MAX`).
+  (`victim_selection`), then the node's tie-break. `victim_search` bounds the search on one node.
+- Victims may also leave because anti-affinity or spread keeps the replica off the node (`obstacles`).
+- A gang that would fall below its minimum leaves as a whole, and all its members count (`gang_victims`).
 - Never a victim: equal or higher priority, a node that takes no new work, a claim that stops or is a victim already, a
-  workload whose disruption budget is used up, another tenant's protected quota, a claim the authority just refused.
+  workload whose disruption budget is used up, another tenant's protected quota, a claim the authority just refused,
+  the last neighbour that a required affinity of the preemptor needs.
 - Priority strictly decreases from preemptor to victim, so preemption cannot cycle.
 - Recovery work first reclaims reclaimable work, whatever its priority: that capacity is borrowed. No preemption budget
   or policy applies, and reclaimable work evicts nothing, so this cannot cycle either.
@@ -12,36 +15,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
-from math import comb
 from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.model.placement_eligibility import is_neighbour, may_be_first
+from holdfast.model.placement_rules import AffinityRule, required_affinity
 from holdfast.model.quantity import WHOLE_GPU_MILLI
+from holdfast.scheduling.filters.affinity import matching_replicas, staying_neighbours
+from holdfast.scheduling.plan.gang_victims import GangVictims
+from holdfast.scheduling.plan.obstacles import CandidateIndex, Obstacle
 from holdfast.scheduling.plan.tie_break import tie_numbers
+from holdfast.scheduling.plan.victim_search import Candidates as SearchCandidates
+from holdfast.scheduling.plan.victim_search import SearchSteps, exceeds, smallest_set
 from holdfast.scheduling.plan.victim_selection import UNKNOWN_SIBLINGS, SiblingStatusSource, Victim, VictimSelection
 from holdfast.scheduling.queue_order import raised_priorities
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Bools, Counts, SnapshotClaim
+from holdfast.scheduling.snapshot.claim import ports_in_range
 
-# Nodes on which a preemption searches for victims, most promising first. At the bound the best set so far is taken.
+# Nodes with a sufficient victim set that a preemption compares, most promising first. At the bound the best set so far
+# is taken. Nodes without a sufficient set do not count.
 PREEMPTION_NODES_MAX = 64
+# Steps of the search for the victims of one replica, over all nodes. At the bound the best set so far is taken.
+PREEMPTION_STEPS_MAX = 400_000
 # Further nodes examined for a less disruptive victim set, once a set with the minimal count and priority is known.
 # At the bound the planner takes the best set so far.
 TIED_VICTIM_NODES_MAX = 8
-# Victim sets compared per size and node. Beyond that a minimal set is built greedily instead of the cheapest one.
-VICTIM_SETS_MAX = 512
-# Victims of one replica. If more were needed, the node is not considered.
+# Victims of one replica. If every node needs more, the replica stays pending with `TooManyVictims`.
 VICTIMS_PER_REPLICA_MAX = 16
+# Nodes that are examined, after a preemption found no victims, to tell whether more victims would have sufficed.
+OVER_LIMIT_NODES_MAX = 8
 
 
 class Eviction(NamedTuple):
-    """`reclaimed`: recovery work takes back capacity that reclaimable work borrowed."""
+    """`reclaimed`: recovery work takes back capacity that reclaimable work borrowed. `victims` are named by the
+    nomination; `rest` are the members of their gangs that leave with them."""
 
     slot: int
     victims: tuple[Victim, ...]
+    rest: tuple[Victim, ...] = ()
     reclaimed: bool = False
 
 
@@ -67,6 +81,17 @@ class PreemptionPlanner:
         self._leaving: Counts = np.zeros(shape, dtype=np.int64)
         self._leaving_firm: Counts = np.zeros(shape, dtype=np.int64)
         self._chosen: set[str] = set()
+        self._evictions_left = 0
+        """Claims that may leave for the next replica, members of gangs included."""
+        self.over_limit = False
+        """Whether the last search found no set, but a set with more victims than allowed would have sufficed."""
+        self._hopeless: dict[tuple[int, bool], None] = {}
+        """(slot, reclaim only): nodes where no victims suffice for the request, until a nomination changes them."""
+        self._neighbours: list[tuple[AffinityRule, dict[int, int], list[int] | None]] = []
+        """For each required affinity rule of the request: neighbours per slot that it may rely on, and the slots with
+        matching replicas, if the request may be the first of them."""
+        self._obstacles: list[Obstacle] = []
+        """Anti-affinity and spread that keep the request's next replica off some nodes."""
         self._candidates: list[Victim] = []
         slots: list[int] = []
         by_name: dict[str, tuple[int, SnapshotClaim]] = {}
@@ -94,6 +119,8 @@ class PreemptionPlanner:
         self._priority: Counts = np.array([p.priority for p in self._candidates], dtype=np.int64)
         self._reclaimable: Bools = np.array([p.claim.reclaimable for p in self._candidates], dtype=np.bool_)
         self._amounts: Counts = np.zeros((len(rows), len(self._candidates)), dtype=np.int64)
+        self._gangs = GangVictims(self._candidates, self._chosen)
+        self.candidate_index = CandidateIndex(self._candidates)
         self._index = {victim.name: index for index, victim in enumerate(self._candidates)}
         self._available: Bools = np.ones(len(self._candidates), dtype=np.bool_)
         """Candidates that are not victims yet."""
@@ -106,6 +133,18 @@ class PreemptionPlanner:
             if found is not None and name not in self._chosen:
                 self._mark_leaving(name, found[1], found[0])
 
+    def begin_request(self, requirements: ReplicaRequirements) -> None:
+        """Starts the next request: drops what was found for the last one."""
+        self.victim_selection.begin_request()
+        self._hopeless.clear()
+        self._note_neighbours(requirements)
+
+    def set_obstacles(self, found: list[Obstacle]) -> None:
+        """Sets the obstacles of the next replica. Nodes that were hopeless may be so no more."""
+        if found or self._obstacles:
+            self._hopeless.clear()
+        self._obstacles = found
+
     def priority_of(self, requirements: ReplicaRequirements) -> int:
         return max(
             requirements.priority,
@@ -113,24 +152,35 @@ class PreemptionPlanner:
         )
 
     def choose_victims(
-        self, requirements: ReplicaRequirements, allowed: Bools, *, most: int, seed: int
+        self, requirements: ReplicaRequirements, allowed: Bools, *, evictions_left: int, seed: int
     ) -> Eviction | None:
-        """The cheapest eviction, of at most `most` victims, that lets one replica fit on a node in `allowed`."""
+        """The cheapest eviction, of at most `evictions_left` claims, that lets one replica fit on a node in
+        `allowed`."""
+        self._evictions_left = evictions_left
         found = self._cheapest_eviction(
-            requirements, allowed, self._priority < self.priority_of(requirements), most=most, seed=seed
+            requirements,
+            allowed,
+            self._priority < self.priority_of(requirements),
+            most=min(evictions_left, VICTIMS_PER_REPLICA_MAX),
+            seed=seed,
+            reclaim=False,
         )
-        return Eviction(*found) if found is not None else None
+        return Eviction(*found, rest=tuple(self._gangs.rest(found[1]))) if found is not None else None
 
     def choose_reclaimable(self, requirements: ReplicaRequirements, allowed: Bools, *, seed: int) -> Eviction | None:
         """The cheapest eviction of reclaimable claims only, of any priority."""
+        self._evictions_left = len(self._candidates)
         found = self._cheapest_eviction(
-            requirements, allowed, self._reclaimable, most=VICTIMS_PER_REPLICA_MAX, seed=seed
+            requirements, allowed, self._reclaimable, most=VICTIMS_PER_REPLICA_MAX, seed=seed, reclaim=True
         )
-        return Eviction(*found, reclaimed=True) if found is not None else None
+        if found is None:
+            return None
+        return Eviction(*found, rest=tuple(self._gangs.rest(found[1])), reclaimed=True)
 
     def _cheapest_eviction(
-        self, requirements: ReplicaRequirements, allowed: Bools, eligible: Bools, *, most: int, seed: int
+        self, requirements: ReplicaRequirements, allowed: Bools, eligible: Bools, *, most: int, seed: int, reclaim: bool
     ) -> tuple[int, tuple[Victim, ...]] | None:
+        self.over_limit = False
         if not self._candidates or most < 1:
             return None
         excluded = [self._index[name] for name in requirements.excluded_victims if name in self._index]
@@ -145,10 +195,11 @@ class PreemptionPlanner:
         order = np.lexsort((ties, lowest, bounds)).tolist()
         best: tuple[_Cost, int, str, int] | None = None
         victims: tuple[Victim, ...] = ()
-        equals = 0
-        for tried, index in enumerate(order):
+        equals = compared = 0
+        steps = SearchSteps(PREEMPTION_STEPS_MAX)
+        for index in order:
             slot, bound = int(slots[index]), (int(bounds[index]), int(lowest[index]))
-            if bound[0] > most or tried >= PREEMPTION_NODES_MAX:
+            if bound[0] > most or compared >= PREEMPTION_NODES_MAX or steps.total <= 0:
                 break
             if best is not None and (best[0].victims, best[0].highest) < bound:
                 break
@@ -156,12 +207,21 @@ class PreemptionPlanner:
                 equals += 1
                 if not best[0].hurt or equals > TIED_VICTIM_NODES_MAX:
                     break  # no cheaper set can follow, and equal ones lose the tie-break
-            found = self._smallest_set(requirements, slot, eligible, most)
-            if found is None:
+            if (slot, reclaim) in self._hopeless:
                 continue
+            found = self._smallest_set(requirements, slot, eligible, most, steps)
+            if not found:
+                self._hopeless[slot, reclaim] = None
+                continue
+            compared += 1
             ranked = (self._cost(found), int(ties[index]), name(slot), slot)
             if best is None or _rating(ranked) < _rating(best):
                 best, victims = ranked, found
+        if best is None:
+            self.over_limit = any(
+                exceeds(self._search_candidates(requirements, slot, self._victims_on(slot, eligible), eligible), most)
+                for slot in slots[order[:OVER_LIMIT_NODES_MAX]].tolist()
+            )
         return (best[3], victims) if best is not None else None
 
     def nominate(self, requirements: ReplicaRequirements, eviction: Eviction) -> None:
@@ -169,11 +229,16 @@ class PreemptionPlanner:
         self._scratch.nominate(requirements, eviction.slot, 1)
         for victim in eviction.victims:
             self._mark_leaving(victim.name, victim.claim, eviction.slot)
+            self._scratch.count_victim(victim.claim, eviction.slot, 1)
+        for reclaim in (False, True):
+            self._hopeless.pop((eviction.slot, reclaim), None)
+        self._note_neighbours(requirements)
 
     def undo(self, requirements: ReplicaRequirements, eviction: Eviction) -> None:
         self._scratch.nominate(requirements, eviction.slot, -1)
         for victim in eviction.victims:
             self._mark_leaving(victim.name, victim.claim, eviction.slot, sign=-1)
+            self._scratch.count_victim(victim.claim, eviction.slot, -1)
 
     # Inside
 
@@ -214,89 +279,162 @@ class PreemptionPlanner:
             missing = amount - available
             fits &= total >= missing
             bounds = np.maximum(bounds, -(-missing // np.maximum(most, 1)))
+        for needs, gives in self._obstacles:
+            total = np.add.reduceat(gives[where].astype(np.int64), starts)
+            fits &= total >= needs[slots]
+            bounds = np.maximum(bounds, needs[slots])
         lowest = np.minimum.reduceat(self._priority[where], starts)
         return slots[fits], bounds[fits], lowest[fits]
 
-    def _smallest_set(
-        self, requirements: ReplicaRequirements, slot: int, eligible: Bools, most: int
-    ) -> tuple[Victim, ...] | None:
+    def _victims_on(self, slot: int, eligible: Bools) -> list[Victim]:
+        """The node's eligible candidates, in the order in which they are tried."""
         begin, end = np.searchsorted(self._slot, [slot, slot + 1]).tolist()
-        victim = [
+        found = [
             self._candidates[i]
             for i in range(begin, end)
             if eligible[i] and self._candidates[i].name not in self._chosen
         ]
-        victim.sort(key=lambda p: (not p.claim.reclaimable, p.priority, p.name))
-        for size in range(1, min(len(victim), most) + 1):
-            if comb(len(victim), size) > VICTIM_SETS_MAX:
-                return self._greedy(requirements, slot, victim, most)
-            fitting = [found for found in combinations(victim, size) if self._suffices(requirements, slot, found)]
-            if fitting:
-                return min(fitting, key=self._cost)
-        return None
+        found.sort(key=lambda p: (not p.claim.reclaimable, p.priority, p.name))
+        return found
 
-    def _greedy(
-        self, requirements: ReplicaRequirements, slot: int, victim: Sequence[Victim], most: int
-    ) -> tuple[Victim, ...] | None:
-        """Starts with all allowed victims and drops as many as possible, highest priority first."""
-        going: list[Victim] = []
-        for candidate in victim:
-            if self.victim_selection.allows(requirements, (*going, candidate)):
-                going.append(candidate)
-        if not self._suffices(requirements, slot, tuple(going)):
-            return None
-        for candidate in sorted(going, key=lambda p: (-p.priority, p.name)):
-            without = tuple(p for p in going if p is not candidate)
-            if self._suffices(requirements, slot, without):
-                going.remove(candidate)
-        return tuple(going) if len(going) <= most else None
+    def _smallest_set(
+        self, requirements: ReplicaRequirements, slot: int, eligible: Bools, most: int, steps: SearchSteps
+    ) -> tuple[Victim, ...]:
+        """The cheapest set of victims on the node. If it breaks a gang, the cheapest one that breaks none is compared
+        too: it may be larger and cost less."""
+        victims = self._victims_on(slot, eligible)
+        found = smallest_set(self._search_candidates(requirements, slot, victims, eligible), most, steps)
+        chosen = tuple(victims[i] for i in found)
+        if not self._gangs.rest(chosen):
+            return chosen
+        spared = self._search_candidates(requirements, slot, victims, None)
+        other = tuple(victims[i] for i in smallest_set(spared, most, steps))
+        return min((chosen, other), key=self._cost) if other else chosen
+
+    def _search_candidates(
+        self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim], eligible: Bools | None
+    ) -> SearchCandidates:
+        """`eligible`: claims that may leave with their gang; None if no gang may be broken."""
+        needs, gives = self._missing_and_freed(requirements, slot, victims)
+
+        def chosen(indexes: Sequence[int]) -> tuple[Victim, ...]:
+            return tuple(victims[i] for i in indexes)
+
+        return SearchCandidates(
+            gives=gives,
+            priorities=[victim.priority for victim in victims],
+            needs=needs,
+            fits=lambda indexes: self._fits(requirements, slot, chosen(indexes), eligible),
+            allows=lambda indexes: self._may_leave(requirements, chosen(indexes), eligible),
+            cost=lambda indexes: self._cost(chosen(indexes)),
+        )
+
+    def _missing_and_freed(
+        self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim]
+    ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+        """What is missing on the node, and what each victim frees of it: resources, firm resources, dynamic ports,
+        obstacles."""
+        scratch = self._scratch
+        needs: list[int] = []
+        columns: list[list[int]] = []
+
+        def add(missing: int, freed: list[int]) -> None:
+            if missing > 0:
+                needs.append(missing)
+                columns.append(freed)
+
+        amounts = [dict(victim.claim.amounts) for victim in victims]
+        names = scratch.snapshot.resources
+        for resource, amount in requirements.amounts.items():
+            row = names.get(resource)
+            freed = [given.get(resource, 0) for given in amounts]
+            if row is None:
+                add(amount, freed)
+                continue
+            add(amount - int(scratch.free_for_reclaimable[row, slot]) - int(self._leaving[row, slot]), freed)
+            if not requirements.reclaimable and not requirements.uses_recovery_slots:
+                firm = [0 if victim.claim.reclaimable else give for victim, give in zip(victims, freed, strict=True)]
+                add(amount - int(scratch.unreserved[row, slot]) - int(self._leaving_firm[row, slot]), firm)
+        if requirements.open_ports:
+            node = scratch.snapshot.static.nodes[slot]
+            needed = requirements.open_ports + ports_in_range(node, requirements.fixed_ports)
+            add(needed - int(scratch.ports_free[slot]), [ports_in_range(node, v.claim.ports) for v in victims])
+        for obstacle in self._obstacles:
+            add(int(obstacle.needs[slot]), [int(obstacle.gives[self._index[v.name]]) for v in victims])
+        return tuple(needs), list(zip(*columns, strict=True)) if columns else [()] * len(victims)
+
+    def _may_leave(self, requirements: ReplicaRequirements, victims: Sequence[Victim], eligible: Bools | None) -> bool:
+        """Whether these victims may leave, with the rest of the gangs that they break."""
+        rest = self._gangs.rest(victims)
+        if not rest:
+            return self.victim_selection.allows(requirements, victims)
+        if eligible is None or len(victims) + len(rest) > self._evictions_left:
+            return False
+        return all(eligible[self._index[member.name]] for member in rest) and self.victim_selection.allows(
+            requirements, (*victims, *rest)
+        )
 
     def _cost(self, victims: Sequence[Victim]) -> _Cost:
+        """The cost of the victims and of the rest of the gangs that they break."""
+        victims = (*victims, *self._gangs.rest(victims))
         priorities = [victim.priority for victim in victims]
         names = tuple(sorted(victim.name for victim in victims))
         return _Cost(
             len(priorities), max(priorities), sum(priorities), self.victim_selection.disruption_cost(victims), names
         )
 
-    def _suffices(self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim]) -> bool:
-        """Whether one replica fits by capacity, devices and ports if exactly these victims leave, and all may."""
-        scratch, rows = self._scratch, self._scratch.snapshot.resources
-        given: dict[int, int] = {}
-        firm: dict[int, int] = {}
-        for victim in victims:
-            for resource, amount in victim.claim.amounts:
-                row = rows[resource]
-                given[row] = given.get(row, 0) + amount
-                if not victim.claim.reclaimable:
-                    firm[row] = firm.get(row, 0) + amount
-        for resource, amount in requirements.amounts.items():
-            known = rows.get(resource)
-            if known is None:
-                return False
-            if (
-                int(scratch.free_for_reclaimable[known, slot]) + int(self._leaving[known, slot]) + given.get(known, 0)
-                < amount
+    def _fits(
+        self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim], eligible: Bools | None
+    ) -> bool:
+        """Whether, apart from amounts, one replica fits if exactly these victims leave, and all may."""
+        return (
+            self._fixed_ports_suffice(requirements, slot, victims)
+            and self._devices_suffice(requirements, slot, victims)
+            and self._neighbours_stay(requirements, slot, victims)
+            and self._may_leave(requirements, victims, eligible)
+        )
+
+    def _fixed_ports_suffice(self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim]) -> bool:
+        if not requirements.fixed_ports:
+            return True
+        freed = {port for victim in victims for port in victim.claim.ports}
+        still_owned = [port for port in requirements.fixed_ports if port not in freed]
+        return self._scratch.fixed_ports_free(still_owned, slot)
+
+    def _note_neighbours(self, requirements: ReplicaRequirements) -> None:
+        rules = required_affinity(requirements.placement) if requirements.placement.affinity else ()
+        scratch, workload, labels = self._scratch, requirements.workload, requirements.labels
+        self._neighbours = [
+            (
+                rule,
+                staying_neighbours(scratch, requirements, rule),
+                matching_replicas(scratch, requirements, rule) if may_be_first(rule, workload, labels) else None,
+            )
+            for rule in rules
+        ]
+
+    def _neighbours_stay(self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim]) -> bool:
+        """Whether every required affinity rule is met on the node if these victims leave."""
+        for rule, there, existing in self._neighbours:
+            near = sum(count for other, count in there.items() if self._is_near(rule, other, slot))
+            leaving = sum(
+                victim.claim.namespace == requirements.namespace
+                and is_neighbour(rule, requirements.workload, victim.claim.workload, victim.claim.labels)
+                for victim in victims
+            )
+            # Victims are on the node, so they are no matching replicas elsewhere.
+            if near <= leaving and (
+                existing is None or not all(self._is_near(rule, other, slot) for other in existing)
             ):
                 return False
-            available = int(scratch.unreserved[known, slot]) + int(self._leaving_firm[known, slot]) + firm.get(known, 0)
-            if not requirements.reclaimable and not requirements.uses_recovery_slots and available < amount:
-                return False
-        fits = self._ports_suffice(requirements, slot, victims) and self._devices_suffice(requirements, slot, victims)
-        return fits and self.victim_selection.allows(requirements, victims)
+        return True
 
-    def _ports_suffice(self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim]) -> bool:
-        scratch = self._scratch
-        if requirements.fixed_ports:
-            freed = {port for victim in victims for port in victim.claim.ports}
-            if not (scratch.ports(slot) - freed).isdisjoint(requirements.fixed_ports):
-                return False
-        if not requirements.open_ports:
-            return True
-        node = scratch.snapshot.static.nodes[slot]
-        low, high = node.spec.port_range if node is not None else (1, 0)
-        freed_open = sum(low <= port <= high for victim in victims for port in victim.claim.ports)
-        left: int = int(scratch.ports_free[slot]) + freed_open
-        return left >= requirements.open_ports
+    def _is_near(self, rule: AffinityRule, other: int, slot: int) -> bool:
+        """Whether the slots are in one domain. The slot itself has one: other slots are not allowed."""
+        if rule.topology == "node":
+            return other == slot
+        ids = self._scratch.snapshot.domain_ids(rule.topology)
+        return bool(ids[other] == ids[slot])
 
     def _devices_suffice(self, requirements: ReplicaRequirements, slot: int, victims: Sequence[Victim]) -> bool:
         if not requirements.gpu_milli:

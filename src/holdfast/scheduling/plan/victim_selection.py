@@ -92,16 +92,13 @@ class VictimSelection:
         self._checked: dict[str, None] = {}
         self.protected_tenants: dict[str, None] = {}
         """Tenants whose protected quota blocked victims of the request."""
+        self.budgeted_workloads: dict[WorkloadKey, None] = {}
+        """Workloads whose disruption budget blocked victims of the request."""
 
     def begin_request(self) -> None:
         """Starts the next request: reads are recorded for it from here on."""
-        self._serving_victims, self._siblings, self._not_serving, self._checked, self.protected_tenants = (
-            {},
-            {},
-            {},
-            {},
-            {},
-        )
+        self._serving_victims, self._siblings, self._not_serving, self._checked = {}, {}, {}, {}
+        self.protected_tenants, self.budgeted_workloads = {}, {}
 
     def preemption_evidence(self) -> PreemptionEvidence | None:
         """The sibling counts read for the request; None if none were read."""
@@ -165,12 +162,14 @@ class VictimSelection:
             going[workload_key] = going.get(workload_key, 0) + 1
             if siblings is None:
                 if going[workload_key] + self._leaving.get(workload_key, 0) > most:
+                    self.budgeted_workloads[workload_key] = None
                     return False
                 continue
             if (
                 siblings.serving - self._serving_victim_count(workload_key) - going[workload_key]
                 < siblings.total - most
             ):
+                self.budgeted_workloads[workload_key] = None
                 return False
         return True
 

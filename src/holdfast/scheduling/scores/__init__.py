@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.model.decision import ScoreComponent
+from holdfast.model.placement_rules import has_preferences
 from holdfast.model.scheduler_policy import PolicyRules, ScoreName, WeightedScore
 from holdfast.scheduling.filters.spread import Skew
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
@@ -20,6 +21,7 @@ from holdfast.scheduling.scores import (
     expressions,
     fragmentation,
     gpu_shape,
+    image_locality,
     locality,
     packing,
     spread,
@@ -44,6 +46,7 @@ SCORES: dict[ScoreName, ScoreFunction] = {
     ScoreName.SPREAD: spread.score,
     ScoreName.TAINTS: taints.score,
     ScoreName.EVICTIONS: evictions.score,
+    ScoreName.IMAGE_LOCALITY: image_locality.score,
 }
 
 
@@ -55,14 +58,17 @@ class NodeScores(msgspec.Struct, frozen=True):
 
 
 class NodeScorer:
-    """Scores candidates for one request. Scores with weight zero are skipped."""
+    """Scores candidates for one request. Scores with weight zero are skipped, and Locality without preferences."""
 
     def __init__(self, scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRules, skew: Skew) -> None:
         self._scratch = scratch
         self._requirements = requirements
         self._skew = skew
         self._known: dict[str, Counts] = {}
-        self._weighted: tuple[WeightedScore, ...] = tuple(s for s in rules.scores if s.weight)
+        prefers = has_preferences(requirements.placement)
+        self._weighted: tuple[WeightedScore, ...] = tuple(
+            s for s in rules.scores if s.weight and (prefers or s.name is not ScoreName.LOCALITY)
+        )
         self._expressions = tuple(s for s in rules.score_expressions if s.weight)
         self._spread_weight = next((s.weight for s in self._weighted if s.name is ScoreName.SPREAD), 0)
 

@@ -1,7 +1,7 @@
 """State of candidate nodes with the replica placed on them: the input of every score.
 
-A candidate is a slot and a level, the number of identical replicas placed there before. The same code scores all nodes
-at once and the next placements on one node, with equal results.
+A candidate is a node (its slot in the snapshot) and a level: the number of identical replicas that the plan already
+placed there. The same code scores all nodes at once and the next placements on one node, with equal results.
 """
 
 from __future__ import annotations

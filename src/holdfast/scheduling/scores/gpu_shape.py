@@ -1,8 +1,9 @@
 """Prefers placements that strand few GPU milli, as in "Beware of Fragmentation" (Weng et al., USENIX ATC 2023).
 
 Free GPU milli of a node are stranded for a request shape that cannot use them. Two measures are averaged:
-- the paper's: devices with less free than one share, or all devices if the CPU does not suffice for one more replica;
-- a stricter one: GPU milli beyond what as many replicas as the free CPU allows would use.
+- the paper's: free milli of devices too small for one share, or of all devices if the free CPU does not suffice for one
+  replica;
+- a stricter one: also the free milli that would remain if the free CPU were filled with replicas of the shape.
 The sum over all shapes, weighted by their frequency, is the node's fragmentation. The score rewards placements that add
 little to it. Integer arithmetic only.
 """

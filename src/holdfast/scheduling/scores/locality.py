@@ -1,10 +1,11 @@
-"""Applies preferred affinity rules: near some of the tenant's workloads, apart from others."""
+"""Applies the workload's preferences: preferred affinity rules, and preferred nodes by their labels."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from holdfast.scheduling.filters.affinity import near_nodes
+from holdfast.scheduling.filters.labels import matching_all
 from holdfast.scheduling.scores.candidate import CandidateState
 from holdfast.scheduling.snapshot import Counts
 
@@ -19,4 +20,7 @@ def _score(candidate: CandidateState) -> Counts:
     for rule in rules:
         near = near_nodes(candidate.scratch, candidate.requirements, rule)
         met += ~near if rule.apart else near
-    return met * 100 // max(len(rules), 1)
+    nodes = candidate.requirements.placement.preferred_nodes
+    for preference in nodes:
+        met += matching_all(candidate.scratch.snapshot, preference.expressions) * preference.weight
+    return met * 100 // max(len(rules) + sum(preference.weight for preference in nodes), 1)

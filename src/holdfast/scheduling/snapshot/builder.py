@@ -181,6 +181,7 @@ class SnapshotBuilder:
         """An immutable snapshot of the present state, labelled with `revision`."""
         nodes, usage = self._nodes, self._usage
         top = nodes.top
+        placed, stopping = usage.freeze_workloads()
         return Snapshot(
             revision=revision,
             hash=f"{self._hash:016x}",
@@ -198,11 +199,14 @@ class SnapshotBuilder:
             gpu_free=usage.gpu_free[:, :top].copy(),
             ports=tuple(usage.ports[:top]),
             ports_free=usage.ports_free[:top].copy(),
-            placed=usage.freeze_placed(),
+            open_ports=dict(usage.open_ports),
+            placed=placed,
             assumed=self._assumed,
             claims=usage.freeze_claims(),
             guards=usage.freeze_guards(),
             protected=dict(self._protected),
+            stopping=stopping,
+            nominations=usage.freeze_nominations(),
         )
 
     def _put_node(self, node: Node) -> None:

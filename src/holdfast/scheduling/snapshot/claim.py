@@ -13,6 +13,7 @@ from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import amounts
+from holdfast.model.template import port_keys, port_number, udp_ports
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -27,7 +28,7 @@ class ClaimKey(NamedTuple):
 
 
 class SnapshotClaim(msgspec.Struct, frozen=True, gc=False):
-    """`ports` are fixed port numbers; `open_ports` counts ports that the node will choose.
+    """`ports` are keys of ports (`model.template.port_key`); `open_ports` counts ports that the node will choose.
 
     A claim that is not `live` only blocks its node's capacity: its replica may be scheduled elsewhere. A claim that is
     `bound` and not `stopping` can be evicted. `victims` are the claims that a nominated claim waits for.
@@ -54,6 +55,8 @@ class SnapshotClaim(msgspec.Struct, frozen=True, gc=False):
     live: bool = True
     ordinary: bool = True
     """Whether it counts against the tenant's ordinary limit. Recovery and provisional work have separate limits."""
+    gang_min: int = 0
+    """Members of the claim's gang that must run together; 0 if it has none. Gangs are told apart by template hash."""
     stamp: int = 0
 
 
@@ -81,10 +84,11 @@ def claim_of_binding(binding: Binding) -> SnapshotClaim:
         amounts=tuple(amounts(spec.resources).items()),
         reclaimable=spec.capacity_class is CapacityClass.RECLAIMABLE,
         devices=tuple((d.id, d.milli) for d in spec.devices),
-        ports=tuple(sorted(spec.ports.values())),
+        ports=tuple(sorted(port_keys(spec.ports, udp_ports(spec.template) if spec.ports else ()))),
         priority=spec.priority,
         max_unavailable=spec.max_unavailable,
         anti_affinity=spec.anti_affinity if live else (),
+        gang_min=spec.gang_min if live else 0,
         bound=True,
         stopping=spec.desired is DesiredRunState.STOP,
         live=live,
@@ -109,7 +113,7 @@ def claim_of_reservation(reservation: Reservation) -> SnapshotClaim | None:
         reclaimable=spec.capacity_class is CapacityClass.RECLAIMABLE,
         nominated=phase is ReservationPhase.NOMINATED,
         devices=tuple((d.id, d.milli) for d in spec.devices),
-        ports=tuple(sorted(spec.ports.values())),
+        ports=tuple(sorted(port_keys(spec.ports, spec.udp_ports))),
         priority=spec.priority,
         anti_affinity=spec.anti_affinity,
         ordinary=spec.capacity_class is not CapacityClass.RECOVERY,
@@ -119,6 +123,6 @@ def claim_of_reservation(reservation: Reservation) -> SnapshotClaim | None:
 
 
 def ports_in_range(node: Node | None, ports: Iterable[int]) -> int:
-    """Number of these fixed ports that lie in the node's range of dynamic ports."""
+    """Number of port numbers in the node's range of dynamic ports that these ports (keys) take."""
     low, high = node.spec.port_range if node is not None else (1, 0)
-    return sum(low <= port <= high for port in ports)
+    return len({number for number in map(port_number, ports) if low <= number <= high})

@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.model.host_paths import NodeHostPath
 from holdfast.model.node import Node
 from holdfast.model.override import Override
+from holdfast.model.placement_eligibility import NeighbourSelector
 from holdfast.model.placement_rules import Taint
 from holdfast.scheduling.snapshot.claim import ClaimKey, Labels, SnapshotClaim
 from holdfast.scheduling.snapshot.columns import InternedColumn
@@ -34,12 +36,12 @@ _FLOAT_EXACT_MAX = 2**44
 
 
 class AntiAffinityGuard(NamedTuple):
-    """Anti-affinity of a placed workload: work with these labels must not use its nodes, or its zones."""
+    """Anti-affinity of a placed workload: selected work must not use its nodes, or its zones."""
 
     namespace: str
     workload: str
     topology: str
-    labels: Labels
+    selector: NeighbourSelector
 
 
 class StaticFacts(msgspec.Struct, frozen=True):
@@ -53,6 +55,7 @@ class StaticFacts(msgspec.Struct, frozen=True):
     pool: InternedColumn[str]
     tenant: InternedColumn[str]
     drivers: InternedColumn[tuple[str, ...]]
+    host_paths: InternedColumn[tuple[NodeHostPath, ...]]
     taints: InternedColumn[tuple[Taint, ...]]
     unschedulable_reason: InternedColumn[str]
     cached_artifacts: InternedColumn[tuple[str, ...]]
@@ -67,9 +70,10 @@ class StaticFacts(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """One state of a region.
 
-    `placed` counts claims per slot, by (namespace, workload) and template labels. `claims` has all claims by node,
-    `guards` the nodes of placed work with anti-affinity, `protected` the protected quota per tenant.
-    `recovery_reserved` is capacity of recovery slots.
+    `placed` counts claims that stay per slot, by (namespace, workload) and template labels; `stopping` counts those
+    that stop. `claims` has all claims by node, `nominations` those that wait for victims, `guards` the nodes of placed
+    work with anti-affinity, `protected` the protected quota per tenant.
+    `recovery_reserved` is capacity of recovery slots, `open_ports` the dynamic ports of assumed claims per slot.
     """
 
     revision: int
@@ -91,8 +95,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     placed: Mapping[tuple[str, str], Mapping[Labels, Mapping[int, int]]]
     assumed: int
     claims: Mapping[str, Mapping[ClaimKey, SnapshotClaim]] = {}
+    open_ports: Mapping[int, int] = {}
     guards: Mapping[AntiAffinityGuard, Mapping[str, int]] = {}
     protected: Mapping[str, Mapping[str, int]] = {}
+    stopping: Mapping[tuple[str, str], Mapping[Labels, Mapping[int, int]]] = {}
+    nominations: Mapping[str, tuple[SnapshotClaim, ...]] = {}
 
     @property
     def node_count(self) -> int:
@@ -115,6 +122,24 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def zone(self, slot: int) -> str:
         return self.static.zone.at(slot)
+
+    def domain_ids(self, topology: str) -> NDArray[np.int32]:
+        """[slot]: number of the node's domain of a spread or affinity rule; negative if it has none."""
+        if topology == "zone":
+            return self.static.zone.ids
+        key = ("domain ids", topology)
+        found = self.static.memo.get(key)
+        if found is None:
+            size = len(self.static.has_node)
+            column = self.static.labels.get(topology)
+            ids: NDArray[np.int32] = np.arange(size, dtype=np.int32)
+            if topology != "node":
+                ids = np.full(size, -1, dtype=np.int32)
+                if column is not None:
+                    ids[:] = np.where(column.where(lambda value: value is not None), column.ids, -1)
+            found = self.memoize(key, ids)
+        answer: NDArray[np.int32] = found
+        return answer
 
     def free(self, *, reclaimable: bool) -> Counts:
         """Free amounts for new claims, by the capacity rule; negative on an overcommitted node.

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.model.node import Device, Node, node_capacity, unschedulable_reason
+from holdfast.model.host_paths import NodeHostPath
+from holdfast.model.node import Device, Node, cached_digests, node_capacity, unschedulable_reason
 from holdfast.model.placement_rules import Taint
 from holdfast.model.quantity import CPU, GPU, MEMORY
 from holdfast.scheduling.snapshot.columns import GrowingColumn
@@ -39,6 +40,7 @@ class NodeTable:
         self._tenant: GrowingColumn[str] = GrowingColumn("", slots)
         self._refusal: GrowingColumn[str] = GrowingColumn("", slots)
         self._drivers: GrowingColumn[tuple[str, ...]] = GrowingColumn((), slots)
+        self._host_paths: GrowingColumn[tuple[NodeHostPath, ...]] = GrowingColumn((), slots)
         self._warm: GrowingColumn[tuple[str, ...]] = GrowingColumn((), slots)
         self._taints: GrowingColumn[tuple[Taint, ...]] = GrowingColumn((), slots)
         self._labels: dict[str, GrowingColumn[str | None]] = {}
@@ -72,9 +74,10 @@ class NodeTable:
             changed |= self._pool.put(slot, spec.pool)
             changed |= self._tenant.put(slot, spec.tenant)
             changed |= self._drivers.put(slot, spec.drivers)
+            changed |= self._host_paths.put(slot, spec.host_paths)
             changed |= self._taints.put(slot, spec.taints)
         changed |= self._refusal.put(slot, unschedulable_reason(node))
-        changed |= self._warm.put(slot, node.status.execution.cached_artifacts)
+        changed |= self._warm.put(slot, cached_digests(node.status.execution))
         reshaped = old is None or (
             old.spec is not spec
             and (old.spec.capacity, old.spec.devices, old.spec.port_range)
@@ -122,6 +125,7 @@ class NodeTable:
                 pool=self._pool.freeze(top),
                 tenant=self._tenant.freeze(top),
                 drivers=self._drivers.freeze(top),
+                host_paths=self._host_paths.freeze(top),
                 taints=self._taints.freeze(top),
                 unschedulable_reason=self._refusal.freeze(top),
                 cached_artifacts=self._warm.freeze(top),
@@ -190,6 +194,7 @@ class NodeTable:
             self._tenant,
             self._refusal,
             self._drivers,
+            self._host_paths,
             self._warm,
             self._taints,
             *self._labels.values(),

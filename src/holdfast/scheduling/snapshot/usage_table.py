@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from holdfast.model.placement_eligibility import selector_of
 from holdfast.scheduling.snapshot.claim import ClaimKey, Labels, SnapshotClaim, ports_in_range
 from holdfast.scheduling.snapshot.frozen import AntiAffinityGuard, Counts
 from holdfast.scheduling.snapshot.node_table import NodeTable
@@ -31,12 +32,18 @@ class UsageTable:
         self.gpu_free: Counts = np.zeros((0, nodes.size), dtype=np.int64)
         self.ports: list[frozenset[int]] = [_NO_PORTS] * nodes.size
         self.ports_free: Counts = np.zeros(nodes.size, dtype=np.int64)
+        self.open_ports: Counter[int] = Counter()
+        """Dynamic ports of assumed claims by slot. The authority has not told their numbers yet."""
         self._by_node: dict[str, dict[ClaimKey, SnapshotClaim]] = {}
         self._copied_nodes: set[str] = set()
         self._guards: dict[AntiAffinityGuard, dict[str, int]] = {}
         self._slots: dict[str, dict[str, Amounts]] = {}
         self._placed: dict[tuple[str, str], Placed] = {}
-        self._copied: set[tuple[str, str]] = set()
+        """Claims of a workload per slot, without those that are stopping."""
+        self._stopping: dict[tuple[str, str], Placed] = {}
+        self._copied: set[tuple[bool, tuple[str, str]]] = set()
+        self._nominations: dict[str, dict[ClaimKey, SnapshotClaim]] = {}
+        """Nominated claims by node."""
         self._retained: Counter[tuple[str, str, str]] = Counter()
         """Live claims that are not stopping, by workload and template."""
 
@@ -44,6 +51,8 @@ class UsageTable:
         self._claims_of(claim.node)[key] = claim
         self._count_retained(claim, 1)
         self._count_guard(claim, 1)
+        if claim.nominated:
+            self._nominations.setdefault(claim.node, {})[key] = claim
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
             self._count(slot, claim, 1)
@@ -51,6 +60,8 @@ class UsageTable:
     def restate(self, key: ClaimKey, claim: SnapshotClaim) -> None:
         """Replaces a claim by one with the same usage of the same node."""
         self._claims_of(claim.node)[key] = claim
+        if claim.nominated:
+            self._nominations[claim.node][key] = claim
 
     def drop(self, key: ClaimKey, claim: SnapshotClaim) -> None:
         on_node = self._claims_of(claim.node)
@@ -59,6 +70,10 @@ class UsageTable:
             del self._by_node[claim.node]
         self._count_retained(claim, -1)
         self._count_guard(claim, -1)
+        if claim.nominated:
+            del self._nominations[claim.node][key]
+            if not self._nominations[claim.node]:
+                del self._nominations[claim.node]
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
             self._count(slot, claim, -1)
@@ -91,7 +106,7 @@ class UsageTable:
         slot = self._nodes.slots[name]
         self._resize()
         for claim in self._by_node.get(name, {}).values():
-            counts = self._placed.get((claim.namespace, claim.workload), {}).get(claim.labels, {})
+            counts = self._table(claim).get((claim.namespace, claim.workload), {}).get(claim.labels, {})
             if slot in counts:
                 self._count_workload(slot, claim, -1)
         self._zero(slot)
@@ -105,10 +120,13 @@ class UsageTable:
         for claim in self._by_node.get(name, {}).values():
             self._count(slot, claim, 1)
 
-    def freeze_placed(self) -> Mapping[tuple[str, str], Placed]:
-        """Shares the inner counts with the snapshot (copy on write)."""
+    def freeze_workloads(self) -> tuple[Mapping[tuple[str, str], Placed], Mapping[tuple[str, str], Placed]]:
+        """Claims that stay and claims that stop. Shares the inner counts with the snapshot (copy on write)."""
         self._copied.clear()
-        return dict(self._placed)
+        return dict(self._placed), dict(self._stopping)
+
+    def freeze_nominations(self) -> Mapping[str, tuple[SnapshotClaim, ...]]:
+        return {node: tuple(claims.values()) for node, claims in self._nominations.items()}
 
     def retained_claims(self, namespace: str, workload: str, template: str) -> int:
         """Claims of a workload, committed or assumed, that are not stopping. A gang counts only these."""
@@ -137,9 +155,7 @@ class UsageTable:
 
     def _count_guard(self, claim: SnapshotClaim, sign: int) -> None:
         for rule in claim.anti_affinity:
-            guard = AntiAffinityGuard(
-                claim.namespace, claim.workload, rule.topology, tuple(sorted(rule.workload_labels.items()))
-            )
+            guard = AntiAffinityGuard(claim.namespace, claim.workload, rule.topology, selector_of(rule))
             nodes = self._guards.setdefault(guard, {})
             nodes[claim.node] = nodes.get(claim.node, 0) + sign
             if not nodes[claim.node]:
@@ -147,12 +163,16 @@ class UsageTable:
             if not nodes:
                 del self._guards[guard]
 
+    def _table(self, claim: SnapshotClaim) -> dict[tuple[str, str], Placed]:
+        return self._stopping if claim.stopping else self._placed
+
     def _zero(self, slot: int) -> None:
         for column in (self.firm, self.reclaimable, self.nominated, self.recovery_reserved):
             column[:, slot] = 0
         self.gpu_free[:, slot] = 0
         self.ports[slot] = _NO_PORTS
         self.ports_free[slot] = 0
+        self.open_ports.pop(slot, None)
 
     def _count(self, slot: int, claim: SnapshotClaim, sign: int) -> None:
         kind = "nominated" if claim.nominated else "reclaimable" if claim.reclaimable else "firm"
@@ -180,6 +200,9 @@ class UsageTable:
     def _count_ports(self, slot: int, claim: SnapshotClaim, sign: int) -> None:
         in_range = ports_in_range(self._nodes.node(claim.node), claim.ports)
         self.ports_free[slot] -= sign * (in_range + claim.open_ports)
+        self.open_ports[slot] += sign * claim.open_ports
+        if not self.open_ports[slot]:
+            del self.open_ports[slot]
         if sign > 0 and claim.ports:
             self.ports[slot] |= frozenset(claim.ports)
 
@@ -188,11 +211,11 @@ class UsageTable:
         self.ports[slot] = frozenset(port for claim in claims for port in claim.ports)
 
     def _count_workload(self, slot: int, claim: SnapshotClaim, sign: int) -> None:
-        key = (claim.namespace, claim.workload)
-        if key not in self._copied:
-            self._copied.add(key)
-            self._placed[key] = {labels: dict(counts) for labels, counts in self._placed.get(key, {}).items()}
-        groups = self._placed[key]
+        key, table = (claim.namespace, claim.workload), self._table(claim)
+        if (claim.stopping, key) not in self._copied:
+            self._copied.add((claim.stopping, key))
+            table[key] = {labels: dict(counts) for labels, counts in table.get(key, {}).items()}
+        groups = table[key]
         counts = groups.setdefault(claim.labels, {})
         remaining = counts.get(slot, 0) + sign
         if remaining > 0:
@@ -202,8 +225,8 @@ class UsageTable:
         if not counts:
             del groups[claim.labels]
         if not groups:
-            del self._placed[key]
-            self._copied.discard(key)
+            del table[key]
+            self._copied.discard((claim.stopping, key))
 
     def _resize(self) -> None:
         """Grows the columns to the size of the node table."""

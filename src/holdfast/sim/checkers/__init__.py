@@ -16,7 +16,7 @@ from holdfast.store.contract import Txn
 
 class Violation(msgspec.Struct, frozen=True):
     """A violated invariant. One violation fails the run. `objects` are the involved keys; `writer` made the commit that
-    shows the violation, if any."""
+    shows the violation, if any. `wall_s` is its time by the records of a real history; 0 in simulations."""
 
     invariant: str
     at_s: float
@@ -24,6 +24,7 @@ class Violation(msgspec.Struct, frozen=True):
     message: str
     objects: tuple[str, ...] = ()
     writer: str = ""
+    wall_s: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.invariant} violated at {self.at_s:.3f} s in {self.cell}: {self.message}"

@@ -4,7 +4,8 @@ task run."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -15,15 +16,21 @@ from holdfast.model import codec
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.meta import Object
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit, Violation
+from holdfast.sim.checkers.array_indexes import ArrayIndexesChecker
 from holdfast.sim.checkers.churn import ChurnChecker
+from holdfast.sim.checkers.cron_runs import CronRunsChecker
 from holdfast.sim.checkers.decisions import DecisionsChecker
+from holdfast.sim.checkers.device_use import conflicting_tasks
 from holdfast.sim.checkers.disruption import DisruptionChecker
 from holdfast.sim.checkers.expiry import ExpiryChecker
+from holdfast.sim.checkers.failback import FailbackChecker
 from holdfast.sim.checkers.ownership import OwnershipChecker, check_elections, writer_of
 from holdfast.sim.checkers.placement import PlacementChecker
 from holdfast.sim.checkers.protection import ProtectionChecker
 from holdfast.sim.checkers.quota import QuotaChecker
+from holdfast.sim.checkers.rebalancing import RebalancingChecker
 from holdfast.sim.checkers.records import RecordsChecker
+from holdfast.sim.checkers.removals import RemovalChecker
 from holdfast.sim.checkers.single_instance import SingleInstanceChecker
 from holdfast.sim.commit_history import CommitHistory, writer_label
 from holdfast.sim.coverage import Coverage
@@ -34,6 +41,8 @@ from holdfast.sim.releases import ReleaseVersion, object_read_by
 from holdfast.store.contract import Committed, Put, Txn
 
 VIOLATIONS_MAX = 20
+UNJUDGED_AFTER_RESTORE = frozenset({"S9", "S10", "identity", "observedGeneration", "oscillation", "ticks", "array"})
+"""Not checked once a store was restored: acknowledged writes after the backup are lost, and generations go back."""
 HEARTBEAT_KINDS = frozenset({"Lease", "LeasePage", "Region"})
 
 
@@ -47,7 +56,18 @@ class CheckerSet:
         self._quota = QuotaChecker(self.state)
         self._running = SingleInstanceChecker()
         self._disruption = DisruptionChecker()
+        self.removals = RemovalChecker()
+        self._replacing = False
+        """Whether the present commit replaces a whole store: it is observed, not checked."""
+        self._losing = False
+        """Whether the present commit is the loss of one record: it is observed, not checked."""
+        self._replaced = False
+        """Whether a store was replaced by an older one in this run."""
+        self._failback = FailbackChecker()
+        self._arrays = ArrayIndexesChecker()
         self._override_ends: dict[str, float] = {}
+        self._checked: frozenset[str] | None = None
+        """The checked invariants; None: all."""
         self.churn = ChurnChecker()
         self.history = CommitHistory()
         self.coverage = Coverage()
@@ -57,10 +77,19 @@ class CheckerSet:
         """Number of stored changes; of heartbeat kinds only creations and deletions."""
         self.on_violation: Callable[[], None] | None = None
         """Called at every violation."""
+        self.on_commit: Callable[[ObservedCommit], None] | None = None
+        """Called after every commit."""
+
+    def check_only(self, invariants: frozenset[str]) -> None:
+        """Only these invariants are checked from now on."""
+        self._checked = invariants
 
     def report(self, cell: str, found: Iterable[Finding], writer: str = "") -> None:
         for invariant, what, objects in found:
-            if len(self.violations) < VIOLATIONS_MAX:
+            if self._replacing or self._losing or (self._replaced and invariant in UNJUDGED_AFTER_RESTORE):
+                continue
+            checked = self._checked is None or invariant in self._checked
+            if checked and len(self.violations) < VIOLATIONS_MAX:
                 self.violations.append(Violation(invariant, self._loop.time(), cell, what, objects, writer))
                 if self.on_violation is not None:
                     self.on_violation()
@@ -81,6 +110,8 @@ class CheckerSet:
         protection = ProtectionChecker()
         expiry = ExpiryChecker(cell, self._override_ends, self._running.excluded_clocks, clock)
         decisions = DecisionsChecker(cell)
+        rebalancing = RebalancingChecker()
+        cron_runs = CronRunsChecker()
 
         def see(txn: Txn, committed: Committed) -> None:
             self.commits += 1
@@ -102,12 +133,40 @@ class CheckerSet:
                 protection.check(commit),
                 decisions.check(commit),
                 self._quota.check(commit),
+                self._failback.check(commit),
                 self._disruption.check(commit),
+                rebalancing.check(commit),
+                cron_runs.check(commit),
+                self._arrays.check(commit),
                 self.churn.check(commit),
             )
             self.report(cell, found, author)
+            if self.on_commit is not None:
+                self.on_commit(commit)
+            if self._replacing:
+                self.removals.store_replaced(commit)
+            else:
+                self.report(cell, self.removals.check(commit, writer), author)
 
         return see
+
+    @contextmanager
+    def replacing_store(self) -> Iterator[None]:
+        """Commits inside the block replace a store as a whole."""
+        self._replacing = self._replaced = True
+        try:
+            yield
+        finally:
+            self._replacing = False
+
+    @contextmanager
+    def losing_record(self) -> Iterator[None]:
+        """Commits inside the block are no writes: the store loses a record."""
+        self._losing = True
+        try:
+            yield
+        finally:
+            self._losing = False
 
     def _apply(self, state: dict[str, Any], txn: Txn, committed: Committed) -> tuple[list[ObservedChange], list[int]]:
         changed: list[ObservedChange] = []
@@ -154,7 +213,12 @@ class CheckerSet:
         self.coverage.reasons.update(reasons)
 
     def task_started(self, machine: Machine, work: TaskRun) -> None:
-        self.report(machine.name, self._running.task_started(machine, work), f"agent {machine.name}")
+        self._failback.task_started(machine.name, work)
+        found = chain(self._running.task_started(machine, work), conflicting_tasks(machine, work))
+        self.report(machine.name, found, f"agent {machine.name}")
+
+    def task_stopped(self, region: str, node: str, work: TaskRun) -> None:
+        self.report(region, self.removals.task_stopped(region, node, work, self.state(region)), f"agent {node}")
 
     def state(self, cell: str) -> dict[str, Any]:
         """The decoded objects of a cell's store, by key."""

@@ -22,6 +22,9 @@ AUTOSCALED_EXTRA_WRITES = 3
 _WATCHED = frozenset({"Assignment", "Grant"})
 
 
+SETTLE_S = 30.0
+"""Status that follows from the last change, such as which region's replicas wait for quota, may still be written for
+this long after the system has converged. The quiet phase lasts five minutes, so what goes on is still counted."""
 LOAD_WINDOW_S = 10.0
 COMMITS_PER_WINDOW_MAX = 3000
 """Maximum commit attempts on one cell's store in the window. Retries have a backoff, so normal runs stay far below."""
@@ -50,8 +53,8 @@ class ChurnChecker:
         """Number of pushed load changes by workload, from which the count of an autoscaled workload follows."""
 
     def set_quiet_since(self, at_s: float | None) -> None:
-        """Sets the start of the quiet phase, or ends it (None)."""
-        self._rests_since_s = at_s
+        """Sets the time since when the system has converged, or ends the quiet phase (None)."""
+        self._rests_since_s = None if at_s is None else at_s + SETTLE_S
         self._writes.clear()
         self._removed.clear()
 
@@ -82,7 +85,7 @@ class ChurnChecker:
                 self._scaled.add(change.key)
                 if _loads(change.old) != _loads(change.new):
                     self._loads[(change.new.metadata.namespace, change.new.metadata.name)] += 1
-            if self._rests_since_s is not None:
+            if self._rests_since_s is not None and commit.at_s >= self._rests_since_s:
                 self._count(commit.cell, change.key, removed=change.new is None)
             if commit.cell != "global":
                 continue
@@ -125,10 +128,11 @@ class ChurnChecker:
                 )
 
     def _input_version(self, item: Any) -> Any:
-        """Version of the inputs: for an Assignment the workload and its load, for a Grant the tenant's demand."""
+        """Version of the inputs: for an Assignment the workload and its load, for a Grant the tenant's demand and the
+        health of the regions, because a region without contact keeps what it may enforce."""
         generation = getattr(item.spec, "workload_generation", None)
         if generation is None:
-            return self._needs[item.metadata.namespace]
+            return self._needs[item.metadata.namespace], self._contacts
         requested = (generation, self._loads[(item.metadata.namespace, item.spec.workload)])
         return (*requested, self._contacts) if _moves_with_contact(item) else requested
 
@@ -149,7 +153,8 @@ class ChurnChecker:
                 yield "load", f"{key} was removed {count} times in {minutes:.0f} quiet minutes in {cell}", (key,)
 
 
-# Heartbeats, retries of pending requests with a backoff of up to a minute, and the progress of a failback.
+# Writes per minute of one object that the quiet phase allows, by kind; other kinds get none. They are heartbeats,
+# retries of pending requests with a backoff of up to a minute, and the progress of a failback.
 _ALLOWED_PER_MINUTE = {
     "leases": 300.0,
     "leasepages": 300.0,

@@ -1,11 +1,12 @@
 """Liveness: after the fault phase, desired state, stored state and running tasks agree.
 
-A replica may be pending only if there is no room for it, which is computed here from stored objects.
+A replica may be pending only if its tenant's unused quota does not cover it or its region has no room for it. Both are
+computed here from stored objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.model.assignment import Assignment, Purpose
@@ -14,16 +15,17 @@ from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lifecycle import Stage, final_phase, stage
 from holdfast.model.meta import is_condition_true
 from holdfast.model.node import Node, unschedulable_reason
-from holdfast.model.quantity import Amounts, add, amounts, scaled
-from holdfast.model.quota import GrantClass, Quota
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.quantity import amounts
+from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery, is_open
-from holdfast.model.replica import Phase, Replica
+from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
-from holdfast.model.template import requests
 from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, wanted_replicas
 from holdfast.sim.checkers.capacity_oracle import CapacityOracle
 from holdfast.sim.checkers.quota import used_by
+from holdfast.sim.checkers.unused_quota import UnusedQuota
 from holdfast.sim.workload_profiles import BEHAVIOUR_ENV, BROKEN_BEHAVIOURS
 
 if TYPE_CHECKING:
@@ -32,14 +34,39 @@ if TYPE_CHECKING:
     from holdfast.sim.hosts import AgentHost
 
 
+_STARTING_STAGES = (Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY)
 _LOOKED_AT = (Replica, Reservation, Binding, Assignment, GrantCopy)
+
+
+class ConvergenceTimer:
+    """Time to converge: the time since healing, without the time in which only permitted work ran.
+
+    Batches that were rightly pending run one after the other through a full quota. How long that takes depends on how
+    long they run, not on how soon the system acts.
+    """
+
+    def __init__(self, healed_s: float) -> None:
+        self._healed_s = healed_s
+        self._observed_s = healed_s
+        self._permitted_s = 0.0
+
+    def observe(self, now_s: float, check: ConvergenceCheck) -> None:
+        """The check holds for the time since the last one."""
+        if check.problems and check.all_permitted:
+            self._permitted_s += now_s - self._observed_s
+        self._observed_s = now_s
+
+    def elapsed_s(self, now_s: float) -> float:
+        return now_s - self._healed_s - self._permitted_s
 
 
 class ConvergenceCheck:
     """One check of the whole system. `problems` lists the differences, `objects` the involved keys.
 
-    `waited` collects workloads that were rightly pending in an earlier check. A batch among them may still run when all
-    else has converged; `still_running` counts these differences.
+    `waited` collects workloads that were rightly pending in an earlier check. When all else has converged, a batch of
+    these may still run and a service may still start: a rollout that waits for room is rolled back at its deadline.
+    Their nodes need not run them yet. `still_running` counts these differences. `former_releases` are the regions that
+    still run the former release.
     """
 
     def __init__(
@@ -49,8 +76,11 @@ class ConvergenceCheck:
         regions: Sequence[str],
         agents: Sequence[AgentHost],
         waited: set[tuple[str, str]] | None = None,
+        *,
+        former_releases: Collection[str] = (),
     ) -> None:
         self._checkers = checkers
+        self._former_releases = former_releases
         self._desired = desired
         self._global = checkers.state("global")
         self.waiting: dict[tuple[str, str], int] = {}
@@ -60,9 +90,11 @@ class ConvergenceCheck:
         self._behind: list[tuple[str, str, Replica]] = []
         """Replicas with a broken template, with region and key. They are checked after all regions are known."""
         self._running: set[tuple[str, str]] = set()
-        """Batch workloads with running tasks."""
+        """Batch workloads with bound replicas, and services with replicas that start."""
         self._waited = waited if waited is not None else set()
         self._rooms: dict[str, CapacityOracle] = {}
+        states = {region: checkers.state(region) for region in regions}
+        self._unused = UnusedQuota(self._global, states, self._has_no_room)
         self.still_running = 0
         self.problems: list[str] = []
         self.objects: dict[str, None] = {}
@@ -76,6 +108,11 @@ class ConvergenceCheck:
         bound = {region: _by_node(checkers.state(region)) for region in regions}
         for agent in agents:
             self._check_machine(agent, bound[agent.region.name].get(agent.name, ()))
+
+    @property
+    def all_permitted(self) -> bool:
+        """Whether every problem is work that was rightly pending and still runs or starts."""
+        return len(self.problems) <= self.still_running
 
     def _report(self, what: str, *keys: str) -> None:
         self.problems.append(what)
@@ -94,7 +131,7 @@ class ConvergenceCheck:
             if workload is None:
                 self._report(f"{tenant}/{name} is missing", key)
                 continue
-            if self._has_no_region(workload):
+            if self._has_no_region(workload) or self._waits_for_upgrade(workload):
                 continue
             if workload.status.observed_generation < workload.metadata.generation:
                 self._report(f"{tenant}/{name} has a stale observedGeneration", key)
@@ -108,11 +145,24 @@ class ConvergenceCheck:
                 keys = [k for k, a in self._global.items() if isinstance(a, Assignment) and _of(a) == (tenant, name)]
                 if not waits or not keys:
                     self._report(f"{tenant}/{name} serves {serving} of {count}", key, *keys)
+                    self.still_running += self._may_still_run((tenant, name))
+
+    def _may_still_run(self, name: tuple[str, str]) -> bool:
+        return name in self._running and name in self._waited
 
     def _has_no_region(self, workload: Workload) -> bool:
         """Whether its placement rules allow no existing region."""
         allowed = workload.spec.placement.regions
         return bool(allowed) and not any(f"/regions/{name}" in self._global for name in allowed)
+
+    def _waits_for_upgrade(self, workload: Workload) -> bool:
+        """Whether an ordinal cannot move, because a region of the former release does not report its ordinals."""
+        if workload.spec.exclusive is None or not self._former_releases:
+            return False
+        assignments = [a for a in self._global.values() if isinstance(a, Assignment) and _of(a) == _name(workload)]
+        return any(
+            a.spec.region in self._former_releases and len(a.status.ordinals) != a.status.replicas for a in assignments
+        )
 
     def _check_batches(self) -> None:
         for tenant, name in sorted(self._desired.batches):
@@ -126,7 +176,7 @@ class ConvergenceCheck:
             if given_up or self.waiting.get((tenant, name)):
                 continue
             self._report(f"batch {tenant}/{name} is not complete: {workload.status.summary.succeeded} succeeded", key)
-            self.still_running += (tenant, name) in self._running and (tenant, name) in self._waited
+            self.still_running += self._may_still_run((tenant, name))
 
     def _check_recoveries(self) -> None:
         """Checks that every Recovery is closed, unless ordinary replicas of a recovered workload are rightly
@@ -146,7 +196,7 @@ class ConvergenceCheck:
         for key in sorted(key for key, item in state.items() if isinstance(item, _LOOKED_AT)):
             item = state[key]
             if isinstance(item, Replica):
-                self._check_replica(region, key, item, state)
+                self._check_replica(region, key, item)
             elif isinstance(item, Reservation) and item.status.phase is not ReservationPhase.CONSUMED:
                 self._report(f"{region}: {key} is {item.status.phase}", key)
             elif isinstance(item, Binding) and item.spec.quota_released:
@@ -155,6 +205,7 @@ class ConvergenceCheck:
                 self._report(f"{region}: {key} is a mirror without an original", key)
             elif isinstance(item, GrantCopy) and item.spec.grant_class is GrantClass.NORMAL:
                 self._check_usage(region, key, item, state)
+                self._check_emergency_usage(region, key, item, state)
 
     def _check_usage(self, region: str, key: str, copy: GrantCopy, state: dict[str, Any]) -> None:
         """The usage that the authority reports for a tenant equals the sum of the tenant's stored claims."""
@@ -167,22 +218,43 @@ class ConvergenceCheck:
                 key,
             )
 
-    def _check_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any]) -> None:
+    def _check_emergency_usage(self, region: str, key: str, copy: GrantCopy, state: dict[str, Any]) -> None:
+        """S8 for the effect: after an emergency quota has ended, usage is within the normal limit again."""
+        tenant = copy.metadata.namespace
+        quotas = [
+            o
+            for o in self._global.values()
+            if isinstance(o, Override) and o.spec.kind is OverrideKind.EMERGENCY_QUOTA and o.spec.scope.tenant == tenant
+        ]
+        if not quotas or any(o.status.phase in ("", "Pending", "Active") for o in quotas):
+            return
+        used, limit = used_by(tenant, state), amounts(copy.spec.limit)
+        for name in sorted(n for n, amount in used.items() if amount > limit.get(n, 0)):
+            self._report(
+                f"{region}: tenant {tenant} uses {used[name]} of {name} after its emergency quota ended"
+                f" (limit {limit.get(name, 0)})",
+                key,
+                *(f"/overrides/{o.metadata.name}" for o in quotas),
+            )
+
+    def _check_replica(self, region: str, key: str, replica: Replica) -> None:
         at, name = stage(replica), (replica.metadata.namespace, replica.spec.workload)
         if final_phase(replica) is not None:
             return
-        if at is Stage.QUEUED and not replica.metadata.terminating and self._has_no_room(region, replica, state):
+        if at is Stage.QUEUED and not replica.metadata.terminating and self._may_wait(region, replica):
             self.waiting[name] = self.waiting.get(name, 0) + 1
             self._waiting.add((*name, region, replica.spec.revision))
             return
-        execution = replica.status.execution
-        if replica.spec.type is WorkloadType.BATCH and execution is not None and execution.phase is Phase.RUNNING:
+        if replica.spec.type is WorkloadType.BATCH and at in (*_STARTING_STAGES, Stage.SERVING):
             self._running.add(name)
         if replica.spec.type is WorkloadType.SERVICE and at is not Stage.SERVING:
             if at is Stage.RUNNING and replica.spec.template.env.get(BEHAVIOUR_ENV) in BROKEN_BEHAVIOURS:
                 self._behind.append((region, key, replica))
             else:
                 self._report_not_serving(region, key, replica)
+                if at in _STARTING_STAGES:
+                    self._running.add(name)
+                    self.still_running += self._may_still_run(name)
 
     def _report_not_serving(self, region: str, key: str, replica: Replica) -> None:
         spec = replica.spec
@@ -199,43 +271,37 @@ class ConvergenceCheck:
 
     def _check_observed_generations(self) -> None:
         """Checks replicas with a broken template. The rollout of the repaired revision replaces them region by region.
-        If it is rightly pending in an earlier region, the broken replicas here may stay."""
+        If it is rightly pending in an earlier region, the broken replicas here may stay, also after its deadline: a
+        failed rollout continues when its regions serve."""
         for region, key, replica in self._behind:
             namespace, name = replica.metadata.namespace, replica.spec.workload
             workload: Workload | None = self._global.get(f"/workloads/{namespace}/{name}")
             block = workload.status.rollout if workload is not None else None
             if (
                 block is None
-                or block.phase != RolloutPhase.PROGRESSING
+                or block.phase not in (RolloutPhase.PROGRESSING, RolloutPhase.FAILED)
                 or region in block.regions
                 or replica.spec.revision == block.revision
                 or not any((namespace, name, first, block.revision) in self._waiting for first in block.regions)
             ):
                 self._report_not_serving(region, key, replica)
 
-    def _has_no_room(self, region: str, replica: Replica, state: dict[str, Any]) -> bool:
-        namespace = replica.metadata.namespace
-        assignment: Assignment | None = state.get(f"/assignments/{namespace}/{replica.spec.assignment}")
-        gang = assignment.spec.gang if assignment is not None else None
-        if self._beyond_quota(namespace, requests(replica.spec.template)):
-            return True
-        if region not in self._rooms:
-            self._rooms[region] = CapacityOracle(state)
-        return self._rooms[region].has_no_room(replica, gang.min_available if gang is not None else 1)
+    def _may_wait(self, region: str, replica: Replica) -> bool:
+        """Whether the replica is rightly pending: neither the tenant's unused quota nor the region has room for it."""
+        return not self._unused.covers(region, replica, self._together(region, replica)) or self._has_no_room(
+            region, replica
+        )
 
-    def _beyond_quota(self, tenant: str, need: Amounts) -> bool:
-        """Whether all Assignments, including rollout surge, exceed the tenant's quota."""
-        quota: Quota | None = self._global.get(f"/quotas/{tenant}/quota")
-        if quota is None:
-            return True
-        desired: Amounts = {}
-        for item in self._global.values():
-            if isinstance(item, Assignment) and item.metadata.namespace == tenant:
-                surge = item.spec.rollout.max_surge if item.spec.type is WorkloadType.SERVICE else 0
-                count = max(_replicas_needed(item) + surge, item.status.bound)
-                add(desired, scaled(requests(item.spec.template), count))
-        hard = amounts(quota.spec.hard)
-        return any(desired.get(name, 0) > hard.get(name, 0) for name in need)
+    def _has_no_room(self, region: str, replica: Replica) -> bool:
+        if region not in self._rooms:
+            self._rooms[region] = CapacityOracle(self._checkers.state(region))
+        return self._rooms[region].has_no_room(replica, self._together(region, replica))
+
+    def _together(self, region: str, replica: Replica) -> int:
+        key = f"/assignments/{replica.metadata.namespace}/{replica.spec.assignment}"
+        assignment: Assignment | None = self._checkers.state(region).get(key)
+        gang = assignment.spec.gang if assignment is not None else None
+        return gang.min_available if gang is not None else 1
 
     # On a machine
 
@@ -248,6 +314,11 @@ class ConvergenceCheck:
         if running != bound:
             keys = [f"/bindings/{n}/{b}" for n, b in sorted(set(running) ^ set(bound))]
             self._report(f"{agent.name} runs {running}, expected {bound}", key, *keys)
+            self.still_running += not set(running) - set(bound) and all(
+                self._may_still_run((b.metadata.namespace, b.spec.workload))
+                for b in bindings
+                if b.status.phase is None and (b.metadata.namespace, b.metadata.name) not in running
+            )
         node: Node | None = state.get(key)
         if node is None or unschedulable_reason(node):
             why = unschedulable_reason(node) if node is not None else "it does not exist"
@@ -276,15 +347,9 @@ def _is_being_scaled(workload: Workload) -> bool:
     return block.reason == Reason.SCALE_LIMITED or held_for_nothing
 
 
+def _name(workload: Workload) -> tuple[str, str]:
+    return workload.metadata.namespace, workload.metadata.name
+
+
 def _of(assignment: Assignment) -> tuple[str, str]:
     return assignment.metadata.namespace, assignment.spec.workload
-
-
-def _replicas_needed(assignment: Assignment) -> int:
-    """The replicas that an Assignment still needs. A finished batch needs none."""
-    spec, batch = assignment.spec, assignment.spec.batch
-    if batch is None:
-        return spec.replicas
-    if assignment.status.failed > batch.backoff_limit:
-        return 0
-    return min(spec.replicas, max(0, batch.completions - assignment.status.succeeded))

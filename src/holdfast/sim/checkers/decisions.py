@@ -12,7 +12,8 @@ from holdfast.fleet.autoscale import AUTOSCALE_READY_FRACTION
 from holdfast.model import limits
 from holdfast.model.assignment import Purpose
 from holdfast.model.decision import Decision
-from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules, ScoreName
 from holdfast.model.workload import Workload
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
@@ -89,9 +90,15 @@ def _check_scores(change: ObservedChange, state: dict[str, Any]) -> Iterator[Fin
     rules = revision.spec.rules if revision is not None else PolicyRules()
     expected = {s.name.value: s.weight for s in rules.scores if s.weight}
     expected.update({s.name: s.weight for s in rules.score_expressions if s.weight})
+    # Locality is scored only for replicas with preferred affinity.
+    without_locality = {score: weight for score, weight in expected.items() if score != ScoreName.LOCALITY}
     for entry in decision.spec.entries:
         found = {part.name: part.weight for part in entry.scores}
-        if found and found != expected:
+        replica: Replica | None = state.get(f"/replicas/{decision.metadata.namespace}/{entry.replica}")
+        prefers = replica is not None and (
+            bool(replica.spec.placement.preferred_nodes) or any(r.preferred for r in replica.spec.placement.affinity)
+        )
+        if found and found != expected and (prefers or found != without_locality):
             weighs, used = _weights(expected), _weights(found)
             what = f"{change.key} names policy {name} with scores {weighs}; {entry.replica} was scored with {used}"
             yield "S10", what, (change.key, f"/policyrevisions/{name}")

@@ -2,22 +2,26 @@
 
 When a voluntary release (drain, over quota, preemption) of a serving replica is committed, all voluntarily evicted
 replicas of the workload that do not serve again are counted. Involuntary losses are not counted here. The cells do
-count them, and so stay below this bound.
+count them, and so stay below this bound. A replica that was evicted because of its tenant's quota is counted until it
+is queued: from then on it waits for quota. After the drain deadline of an emergency quota no budget applies to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.override import Override, OverrideKind
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
+from holdfast.model.times import parse_time
 from holdfast.model.workload import Workload, WorkloadType
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 GLOBAL = "global"
-_CHOSEN = frozenset({Reason.DRAINED, Reason.OVER_QUOTA, Reason.PREEMPTED})
+_CHOSEN = frozenset({Reason.DRAINED, Reason.EVICTED_BY_TAINT, Reason.OVER_QUOTA, Reason.PREEMPTED, Reason.REBALANCED})
 
 
 class DisruptionChecker:
@@ -59,9 +63,11 @@ class DisruptionChecker:
             or change.new.metadata.terminating
             or change.new.uid != disrupted.get(name, change.new.uid)
         )
-        if unavailable or stage(change.new) is Stage.SERVING:
+        if unavailable or stage(change.new) is Stage.SERVING or _awaits_quota(change.new):
             disrupted.pop(name, None)
         if unavailable or change.old is None or not _is_voluntary_release(change.old, change.new):
+            return
+        if change.new.status.release.reason == Reason.OVER_QUOTA and _is_drain_overdue(change.new, commit):
             return
         disrupted[name] = change.new.uid
         budget = self._budgets.get(replica.spec.workload_uid, 0)
@@ -82,6 +88,26 @@ def _is_voluntary_release(old: Replica, new: Replica) -> bool:
         return False
     reclaimed = block.reason == Reason.PREEMPTED and new.spec.reclaimable
     return stage(old) is Stage.SERVING and block.reason in _CHOSEN and not reclaimed
+
+
+def _awaits_quota(replica: Replica) -> bool:
+    block = replica.status.release
+    return block is not None and block.reason == Reason.OVER_QUOTA and stage(replica) is Stage.QUEUED
+
+
+def _is_drain_overdue(replica: Replica, commit: ObservedCommit) -> bool:
+    """Whether the drain time of an ended emergency quota had passed at the release. All times are the cell's."""
+    block = replica.status.release
+    assert block is not None
+    ends_s = [
+        parse_time(o.status.expires_at) + (o.spec.drain_seconds or limits.OVER_QUOTA_DRAIN_S)
+        for o in commit.state.values()
+        if isinstance(o, Override)
+        and o.spec.kind is OverrideKind.EMERGENCY_QUOTA
+        and o.spec.scope.tenant == replica.metadata.namespace
+        and o.status.expires_at
+    ]
+    return bool(ends_s) and parse_time(block.at) >= min(ends_s)
 
 
 def _of(replica: Replica) -> str:

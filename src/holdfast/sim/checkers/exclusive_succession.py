@@ -1,7 +1,7 @@
 """S7 and S8 on recorded histories: an exclusive replica has no successor before its predecessor's proven end, and no
 expired reservation is bound.
 
-In a simulation the machines themselves are checked (`running`). A recorded history has only the stored evidence.
+A simulation also checks the tasks that run on machines (`single_instance`). A recorded history has only stored objects.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from typing import Any
 
 from holdfast.fleet.override_kinds import RULES
 from holdfast.model import limits
@@ -20,6 +19,7 @@ from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
 from holdfast.model.override import MAX_TTL_S, Override, break_glass_prefix, is_break_glass
 from holdfast.model.placement_api import PlacementOutcome
+from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
 from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
@@ -75,6 +75,8 @@ class ExpiryChecker:
                     yield from self._override(change)
                     self._record_expiry(change.new, commit)
                 case "Override":
+                    if self._is_home(change.new):
+                        yield from self._override(change)
                     self._record_expiry(change.new, commit)
                     yield from self._check_active(change, commit)
                 case "Term" if change.key == f"/terms/{CONTROLLER_ELECTION}":
@@ -113,10 +115,10 @@ class ExpiryChecker:
 
     def _record_expiry(self, override: Override, commit: ObservedCommit) -> None:
         """Records the expiry when the override first becomes active in its home cell."""
-        if self._check_given(override) and override.status.phase == "Active" and override.uid not in self._ends:
+        if self._is_home(override) and override.status.phase == "Active" and override.uid not in self._ends:
             self._ends[override.uid] = commit.at_s + _max_ttl_s(override)
 
-    def _check_given(self, override: Override) -> bool:
+    def _is_home(self, override: Override) -> bool:
         name = override.metadata.name
         if self._cell == "global":
             return not is_break_glass(name)
@@ -135,7 +137,7 @@ class ExpiryChecker:
                 left_s = max(0.0, parse_time(override.status.expires_at) - renewed_s)
                 until_s = commit.at_s + min(left_s + TIMESTAMP_RESOLUTION_S, _max_ttl_s(override))
                 self._recounted[override.uid] = until_s
-                if self._check_given(override):
+                if self._is_home(override):
                     self._ends[override.uid] = max(self._ends.get(override.uid, until_s), until_s)
 
     def _lost_leases(self, commit: ObservedCommit) -> None:
@@ -228,10 +230,8 @@ def _for_tenant(override: Override, tenant: str) -> bool:
 
 
 def _raises(change: ObservedChange) -> bool:
-    def limit(item: Any) -> dict[str, Any]:
-        return dict(item.spec.limit) if item is not None else {}
-
-    return limit(change.new) != limit(change.old) and bool(limit(change.new))
+    before = amounts(change.old.spec.limit) if change.old is not None else {}
+    return any(amount > before.get(name, 0) for name, amount in amounts(change.new.spec.limit).items())
 
 
 def _lease_s(copy: GrantCopy) -> float:

@@ -1,8 +1,9 @@
 """Liveness: after convergence no object is leaked.
 
-One check of every cell: no object is terminating, every claim has its replica, every consumed recovery slot has its
-claim, every dependent has its owner, and no override is active after its expiry. Open reservations and recoveries are
-checked by `convergence`.
+One check of every cell: no object is terminating, every dependent has its owner, and no override is active after its
+expiry. The chain is compared both ways: every claim has its replica and every placed replica its claim, every recovery
+slot has its budget and its claim, and every address has a serving replica. Open reservations and recoveries are checked
+by `convergence`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.endpoint import Endpoint
 from holdfast.model.override import ACTIVE, Override
 from holdfast.model.recovery import Recovery, is_open
 from holdfast.model.recovery_slot import RecoverySlot
@@ -47,6 +49,8 @@ def _in_cell(cell: str, state: dict[str, Any], living: set[str], wall_s: float) 
         owners = metadata.owner_references
         if owners and living.isdisjoint(owner.uid for owner in owners):
             yield "leak", f"{key} belongs to {_named(f'{o.kind} {o.name}' for o in owners)}, which is gone", (key,)
+        for why in _broken_links(cell, item, state, replicas, living):
+            yield "chain", f"{key} {why}", (key,)
         for why in _unused_reasons(cell, item, state, replicas, recovers=recovers):
             yield "leak", f"{key} {why}", (key,)
         if isinstance(item, Override) and _overdue(item, wall_s):
@@ -69,6 +73,33 @@ def _unused_reasons(
             yield f"has no existing member ({_named(m.name for m in item.spec.members)})"
     elif isinstance(item, Assignment) and cell == "global" and item.spec.purpose is Purpose.RECOVERY and not recovers:
         yield "is a recovery Assignment, and no Recovery is open"
+
+
+def _broken_links(
+    cell: str, item: Any, state: dict[str, Any], replicas: dict[str, Replica], living: set[str]
+) -> Iterator[str]:
+    if isinstance(item, Replica):
+        placed, namespace = item.status.placement, item.metadata.namespace
+        if placed.binding and f"/bindings/{namespace}/{placed.binding}" not in state:
+            yield f"is placed by Binding {placed.binding}, which is gone"
+        elif placed.reservation and not placed.binding and not _claimed(f"{namespace}/{placed.reservation}", state):
+            yield f"is placed by Reservation {placed.reservation}, which is gone"
+    elif isinstance(item, RecoverySlot) and f"/recoverybudgets/{item.spec.budget}" not in state:
+        yield f"is reserved for RecoveryBudget {item.spec.budget}, which is gone"
+    elif isinstance(item, Endpoint):
+        for address in item.spec.addresses:
+            serving = address.uid in living if cell == "global" else _serves(replicas.get(address.uid), state)
+            if not serving:
+                yield f"has the address of {address.replica}, which does not serve"
+
+
+def _serves(replica: Replica | None, state: dict[str, Any]) -> bool:
+    if replica is None:
+        return False
+    status = replica.status
+    bound = f"/bindings/{replica.metadata.namespace}/{status.placement.binding}" in state
+    ran = status.execution
+    return bound and ran is not None and ran.ready and ran.attempt == status.placement.attempt
 
 
 def _claimed(claim: str, state: dict[str, Any]) -> bool:

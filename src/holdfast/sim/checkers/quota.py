@@ -2,6 +2,9 @@
 
 Checked on every increase. A quota may be lowered below its usage, which then shrinks; an increase of that usage is a
 violation.
+
+A restore of the global cell undoes grants that regions may enforce, or have received and are about to enforce. They
+count as granted until the region has acknowledged the restore.
 """
 
 from __future__ import annotations
@@ -9,14 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
+from holdfast.fleet.post_restore import has_acknowledged_restore
 from holdfast.model import limits
 from holdfast.model.binding import CapacityClass, ReservationPhase
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.quantity import Amounts, add, amount_text, amounts
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.quantity import Amounts, add, amount_text, amounts, amounts_text
 from holdfast.model.quota import Grant, GrantClass, Quota, grant_name
+from holdfast.model.region import Region
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 GLOBAL = "global"
+LOST = OverrideKind.DECLARE_REGION_LOST
+"""After a restore the global cell does not wait for a region that an operator declares lost."""
+OPEN_PHASES = (ReservationPhase.FIRM, ReservationPhase.NOMINATED)
 COMMIT_DELAY_MAX_S = 60.0
 """Maximum delay between check and commit. Stores are slow and processes are paused."""
 
@@ -28,9 +39,13 @@ class QuotaChecker:
         self._state_of = state_of
         self._last_contact_s: dict[str, float] = {}
         """Time of the last committed report of each region. Its grant leases started no later."""
+        self._undone: dict[str, Grant] = {}
+        """Grants before a restore of the global cell, by key, until their region has acknowledged the restore. The
+        limit is the highest that the region may enforce."""
 
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         if commit.cell == GLOBAL:
+            self._follow_restores(commit)
             for change in commit.changes:
                 if change.kind.name == "Grant" and _raises(change):
                     yield from self._granted(change, commit.state)
@@ -43,13 +58,33 @@ class QuotaChecker:
         spenders: dict[str, str] = {}
         for change in commit.changes:
             if change.kind.name in ("Binding", "Reservation") and change.old is None:
-                if change.new.spec.capacity_class is not CapacityClass.RECOVERY:
-                    spenders[change.new.metadata.namespace] = change.key
+                if change.new.spec.capacity_class is not CapacityClass.RECOVERY and change.new.spec.resources:
+                    if not _reserved_before(commit, change):
+                        spenders[change.new.metadata.namespace] = change.key
                     yield from self._in_time(commit, change)
             elif change.kind.name == "GrantCopy" and _raises(change):
                 yield from self._check_holding(commit.cell, change)
         for tenant, key in spenders.items():
             yield from self._spent(commit, tenant, key)
+
+    def _follow_restores(self, commit: ObservedCommit) -> None:
+        regions = [(c.old, c.new) for c in commit.changes if c.kind.name == "Region" and c.new is not None]
+        if any(new.status.restore_incarnation > _restore_incarnation(old) for old, new in regions):
+            for change in commit.changes:
+                if change.kind.name == "Grant" and change.old is not None:
+                    limit = dict(amounts_text(self._counted(change.key, change.old)))
+                    spec = msgspec.structs.replace(change.old.spec, limit=limit)
+                    self._undone[change.key] = msgspec.structs.replace(change.old, spec=spec)
+        done = {new.metadata.name for _, new in regions if has_acknowledged_restore(new)}
+        self._undone = {key: grant for key, grant in self._undone.items() if grant.spec.region not in done}
+
+    def _counted(self, key: str, grant: Grant | None) -> Amounts:
+        """The amount that counts against the quota for a Grant, undone ones included."""
+        counted = _counted(grant) if grant is not None else {}
+        undone = self._undone.get(key)
+        for name, amount in amounts(undone.spec.limit).items() if undone is not None else ():
+            counted[name] = max(amount, counted.get(name, 0))
+        return counted
 
     def _in_time(self, commit: ObservedCommit, change: ObservedChange) -> Iterator[Finding]:
         """A region whose grant lease has expired makes only provisional claims, within the provisional quota."""
@@ -57,10 +92,7 @@ class QuotaChecker:
         binding = commit.state.get(f"/bindings/{tenant}/{made.metadata.name}")
         silent_s = commit.at_s - self._last_contact_s.get(commit.cell, commit.at_s)
         if binding is None or not binding.spec.run_until:
-            # A Binding of an earlier reservation claims nothing new.
-            reserved = f"/reservations/{tenant}/{made.metadata.name}" in commit.state
-            fresh = change.kind.name == "Reservation" or not reserved
-            if fresh and silent_s > limits.GRANT_LEASE_S + COMMIT_DELAY_MAX_S:
+            if silent_s > limits.GRANT_LEASE_S + COMMIT_DELAY_MAX_S and not _reserved_before(commit, change):
                 yield (
                     "S3",
                     f"{change.key} was made {silent_s:.0f} s after the last contact of {commit.cell}",
@@ -103,7 +135,7 @@ class QuotaChecker:
         tenant = copy.metadata.namespace
         key = f"/grants/{tenant}/{grant_name(region, copy.spec.grant_class)}"
         grant: Grant | None = self._state_of(GLOBAL).get(key)
-        counted = _counted(grant) if grant is not None else {}
+        counted = self._counted(key, grant)
         for name, amount in amounts(copy.spec.limit).items():
             if amount > max(counted.get(name, 0), amounts(change.old.spec.limit).get(name, 0) if change.old else 0):
                 reserved, granted_text = amount_text(name, amount), amount_text(name, counted.get(name, 0))
@@ -111,7 +143,8 @@ class QuotaChecker:
                 yield "S3", what, (change.key, key)
 
     def _acknowledged(self, change: ObservedChange) -> Iterator[Finding]:
-        """A region acknowledges a lower limit only after it enforces it."""
+        """A region acknowledges a lower limit only after it enforces it, and never less than it uses: claims of before
+        the shrink, open reservations among them, are kept and may still be bound."""
         old, grant = _counted(change.old), change.new
         tenant, region = grant.metadata.namespace, grant.spec.region
         key = f"/grantcopies/{tenant}/{grant.spec.grant_class.value.lower()}"
@@ -122,9 +155,19 @@ class QuotaChecker:
                 counts, enforces = amount_text(name, counted.get(name, 0)), amount_text(name, amount)
                 what = f"{change.key} counts {counts} {name}, but {region} still enforces {enforces}"
                 yield "S3", what, (change.key, key)
+        emergency = f"/grantcopies/{tenant}/{GrantClass.EMERGENCY.value.lower()}"
+        if grant.spec.grant_class is not GrantClass.NORMAL or emergency in self._state_of(region):
+            return
+        for name, amount in used_by(tenant, self._state_of(region)).items():
+            if counted.get(name, 0) < min(amount, old.get(name, 0)):
+                counts, uses = amount_text(name, counted.get(name, 0)), amount_text(name, amount)
+                yield "S3", f"{change.key} counts {counts} {name}, but {region} uses {uses}", (change.key, key)
 
     def _granted(self, change: ObservedChange, state: dict[str, Any]) -> Iterator[Finding]:
-        """Checks the sum of the grants of a class. Emergency grants are checked by `expiry`."""
+        """Checks the sum of the grants of a class. Emergency grants are checked by `expiry`.
+
+        A raised limit and all that the other regions may enforce must be within the quota. That the region itself still
+        enforces a higher limit from before a shrink is no excuse: the quota may have been lowered meanwhile."""
         tenant, grant_class = change.new.metadata.namespace, change.new.spec.grant_class
         quota: Quota | None = state.get(f"/quotas/{tenant}/quota")
         if grant_class is GrantClass.EMERGENCY:
@@ -133,16 +176,17 @@ class QuotaChecker:
         if quota is not None:
             recovery = grant_class is GrantClass.RECOVERY
             hard = amounts(quota.spec.recovery_allowance if recovery else quota.spec.hard)
-        total: Amounts = {}
-        keys = []
-        for key, item in state.items():
+        total = amounts(change.new.spec.limit)
+        keys = [change.key]
+        lost = {o.spec.scope.region for o in state.values() if isinstance(o, Override) and o.spec.kind is LOST}
+        undone = {key: grant for key, grant in self._undone.items() if grant.spec.region not in lost}
+        for key, item in {**undone, **state}.items():
             is_tenant_grant = isinstance(item, Grant) and item.metadata.namespace == tenant
-            if is_tenant_grant and item.spec.grant_class is grant_class:
-                add(total, _counted(item))
+            if is_tenant_grant and item.spec.grant_class is grant_class and key != change.key:
+                add(total, _counted(item) if item.spec.region in lost else self._counted(key, item))
                 keys.append(key)
-        # Raising a limit to a value that the region still enforces adds nothing to the counted sum.
-        old = _counted(change.old) if change.old is not None else {}
-        for name, amount in _counted(change.new).items():
+        old = amounts(change.old.spec.limit) if change.old is not None else {}
+        for name, amount in amounts(change.new.spec.limit).items():
             if amount > old.get(name, 0) and total[name] > hard.get(name, 0):
                 granted_text, whole = amount_text(name, total[name]), amount_text(name, hard.get(name, 0))
                 what = f"{change.key} raises {name}: grants exceed the quota (quota {whole}, granted {granted_text})"
@@ -157,11 +201,24 @@ def used_by(tenant: str, state: dict[str, Any]) -> Amounts:
             if not item.spec.quota_released and item.spec.capacity_class is not CapacityClass.RECOVERY:
                 add(used, amounts(item.spec.resources))
         elif key.startswith(f"/reservations/{tenant}/"):
-            open_ = item.status.phase in (ReservationPhase.FIRM, ReservationPhase.NOMINATED)
+            open_ = item.status.phase in OPEN_PHASES
             bound = f"/bindings/{tenant}/{item.metadata.name}" in state
             if open_ and not bound and item.spec.capacity_class is not CapacityClass.RECOVERY:
                 add(used, amounts(item.spec.resources))
     return used
+
+
+def _reserved_before(commit: ObservedCommit, change: ObservedChange) -> bool:
+    """Whether the new Binding uses what its reservation already held before the commit. It claims nothing new: the
+    limit may have been lowered since then, and the region reports the reserved amount as still held."""
+    if change.kind.name != "Binding":
+        return False
+    key = f"/reservations/{change.new.metadata.namespace}/{change.new.metadata.name}"
+    before = next((other.old for other in commit.changes if other.key == key), commit.state.get(key))
+    if before is None or before.status.phase not in OPEN_PHASES:
+        return False
+    held = amounts(before.spec.resources)
+    return all(amount <= held.get(name, 0) for name, amount in amounts(change.new.spec.resources).items())
 
 
 def _counted(grant: Grant) -> Amounts:
@@ -176,6 +233,10 @@ def _counted(grant: Grant) -> Amounts:
         for name, amount in amounts(other).items():
             counted[name] = max(amount, counted.get(name, 0))
     return counted
+
+
+def _restore_incarnation(region: Region | None) -> int:
+    return region.status.restore_incarnation if region is not None else 0
 
 
 def _reported(change: ObservedChange) -> bool:

@@ -1,4 +1,4 @@
-"""S9, S10 and identities: revisions increase, acknowledged writes exist, watches have no gaps, committed decisions
+"""S9, S10 and uids: revisions increase, acknowledged writes exist, watches have no gaps, committed decisions
 never change, a uid is used once, and observedGeneration never exceeds the generation."""
 
 from __future__ import annotations

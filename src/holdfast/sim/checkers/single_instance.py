@@ -32,6 +32,8 @@ class SingleInstanceChecker:
         self._runs: dict[ExclusiveIdentity, list[tuple[str, TaskRun]]] = {}
         self._machines: dict[str, Machine] = {}
         """Machines that ran a task, by name."""
+        self._tokens: dict[ExclusiveIdentity, tuple[str, str]] = {}
+        """Highest fencing token of each ordinal, and the uid of its Binding."""
         self._newest: dict[str, tuple[str, TaskRun]] = {}
         """Newest run and machine of each Binding by uid."""
 
@@ -141,6 +143,7 @@ class SingleInstanceChecker:
         identity = self._identities.get(work.task.replica_uid)
         if identity is None:
             return
+        yield from self._check_token(identity, machine.name, work)
         others = [(name, run) for name, run in self._runs.get(identity, ()) if run.exit is None]
         self._runs[identity] = [*others, (machine.name, work)]
         for name, run in others:
@@ -157,6 +160,22 @@ class SingleInstanceChecker:
                 for kind, name in (("replicas", t.replica), ("bindings", t.binding))
             )
             yield "S7", what, tuple(dict.fromkeys((*about, f"/nodes/{machine.name}", f"/nodes/{name}")))
+
+    def _check_token(self, identity: ExclusiveIdentity, machine: str, work: TaskRun) -> Iterator[Finding]:
+        """Every placement of an ordinal has a higher fencing token than all before it. A restart keeps the token."""
+        task = work.task
+        token = task.env.get("HOLDFAST_FENCING_TOKEN", "")
+        highest, binding_uid = self._tokens.get(identity, ("", ""))
+        if token > highest:
+            self._tokens[identity] = (token, task.binding_uid)
+        elif self.excluded_clocks & {machine, _region(machine), "global"}:
+            return
+        elif token < highest or task.binding_uid != binding_uid:
+            what = (
+                f"{task.namespace}/{task.replica} (ordinal {identity[1]}) starts as {task.binding} with the fencing "
+                f"token {token or 'none'}, which is not above {highest}"
+            )
+            yield "S7", what, (f"/bindings/{task.namespace}/{task.binding}",)
 
 
 def _is_wait_over(assignment: Assignment) -> bool:

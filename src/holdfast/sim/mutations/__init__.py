@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.sim.mutations.amnesia_mutations import TABLE as FORGETTING
+from holdfast.sim.mutations.array_mutations import TABLE as INDEXING
+from holdfast.sim.mutations.cron_mutations import TABLE as TIMING
 from holdfast.sim.mutations.decision_mutations import TABLE as DECIDING
 from holdfast.sim.mutations.decoding_mutations import TABLE as READING
 from holdfast.sim.mutations.lease_mutations import TABLE as LEASE
@@ -20,7 +23,18 @@ from holdfast.sim.mutations.status_mutations import TABLE as TELLING
 
 __all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "applied_mutation", "find_mutation"]
 
-MUTATIONS: tuple[Mutation, ...] = (*PLACING, *LEASE, *SHARING, *TELLING, *HANDLING, *DECIDING, *READING)
+MUTATIONS: tuple[Mutation, ...] = (
+    *PLACING,
+    *LEASE,
+    *SHARING,
+    *TELLING,
+    *HANDLING,
+    *DECIDING,
+    *READING,
+    *FORGETTING,
+    *TIMING,
+    *INDEXING,
+)
 
 CATALOGUE = (
     "residency ignored on reassignment",
@@ -55,6 +69,12 @@ CATALOGUE = (
     "recovery slot consumed twice",
     "grant shrunk without acknowledgement",
     "reclaimable work evicted without a node for the preemptor",
+    "an empty global cell is believed",
+    "an empty regional cell is believed",
+    "affinity not checked at the commit",
+    "taints not checked at the commit",
+    "eviction by a taint outside the budgeted path",
+    "a lost record is not noticed",
 )
 """Mistakes that the mutations must cover, each with at least one mutation."""
 

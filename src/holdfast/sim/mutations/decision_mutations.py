@@ -11,6 +11,7 @@ import msgspec
 from holdfast.authority.commits import Commits
 from holdfast.controllers.leader_election import NAMESPACE, Election
 from holdfast.fleet import autoscale
+from holdfast.fleet.recovery import failback
 from holdfast.model.active_policy import ActivePolicy
 from holdfast.model.core import Lease
 from holdfast.model.errors import Fault
@@ -19,7 +20,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.writes import Update
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.scheduling.eviction import preempted
+from holdfast.scheduling.eviction import preempted, rebalance
 from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.store.contract import Txn
 
@@ -95,7 +96,29 @@ def pending_ignored(patch: Patch) -> None:
     patch.set(autoscale, "scale_up_blocked_reason", lambda current, observed: "")
 
 
+def stale_serving_trusted(patch: Patch) -> None:
+    """A failback counts the reported serving replicas, however old the report is."""
+    patch.set(failback, "_serves_fully", lambda item, view: item.status.serving >= item.spec.replicas)
+
+
+def moved_without_gain(patch: Patch) -> None:
+    """A replica moves for a more even spread although the spread is even and no better node is planned."""
+
+    def unplanned(assignment: Any, replica: Any, *context: Any, **named: Any) -> rebalance.Move:
+        return rebalance.Move(replica, "", "", "it has been there for long")
+
+    patch.set(rebalance, "_crowded", lambda replicas, nodes: list(replicas))
+    patch.set(rebalance, "_planned", unplanned)
+    patch.set(rebalance, "_did_not_help", lambda replica, now: False)
+
+
 TABLE = (
+    Mutation(
+        "moved-without-gain",
+        "rebalancing moves replicas of a service that is spread evenly",
+        moved_without_gain,
+        scenario="uneven-spread",
+    ),
     Mutation(
         "bind-retried-blindly",
         "a commit without a response is repeated without its compares",
@@ -121,6 +144,12 @@ TABLE = (
         "reclaimable work is evicted for a replica that does not fit even then",
         evicted_without_destination,
         "reclaimable work evicted without a node for the preemptor",
+    ),
+    Mutation(
+        "failback-trusts-stale-serving",
+        "a failback trusts a report from before the incident",
+        stale_serving_trusted,
+        scenario="stale-failback",
     ),
     Mutation(
         "autoscaler-ignores-pending",

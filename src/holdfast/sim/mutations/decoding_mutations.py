@@ -1,4 +1,4 @@
-"""Mutations of decoding messages and stored objects of another release."""
+"""Mutations of the code that decodes messages and stored objects of another release."""
 
 from __future__ import annotations
 

@@ -8,17 +8,22 @@ import msgspec
 
 from holdfast.authority import placement_checks
 from holdfast.authority import release as releasing
+from holdfast.authority.bind import BindHandler
 from holdfast.authority.ledger import Ledger
 from holdfast.authority.node_account import NodeAccount
+from holdfast.authority.placement_gates import NO_RELIANCE, PlacementGates
 from holdfast.authority.reserve import ReserveJob
+from holdfast.authority.state import NODE
 from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.binding import DesiredRunState
+from holdfast.model.node import Node
 from holdfast.model.placement_api import ReleaseAction
 from holdfast.model.replica import PlacementBlock
 from holdfast.model.writes import Outcome
 from holdfast.scheduling import filters as gates
 from holdfast.scheduling import quota_headroom, replicate
 from holdfast.scheduling.eviction import release
+from holdfast.scheduling.filters import taints
 from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.store.contract import Txn
 from holdfast.store.head import StoreHead
@@ -27,6 +32,31 @@ from holdfast.store.head import StoreHead
 def residency_ignored(patch: Patch) -> None:
     """Assign, planner and authority ignore residency."""
     patch.set(eligibility, "satisfies_residency", lambda rules, tags: True)
+
+
+def affinity_ignored(patch: Patch) -> None:
+    """Planner and authority ignore affinity and anti-affinity."""
+    _leave_out_filter(patch, "Affinity")
+    patch.set(PlacementGates, "_anti_affinity_refusal", lambda *_: None)
+    patch.set(PlacementGates, "_near_required", lambda *_: NO_RELIANCE)
+
+
+def taints_ignored(patch: Patch) -> None:
+    """Planner and authority place replicas on tainted nodes."""
+    patch.set(eligibility, "first_untolerated_taint", lambda taints, tolerations: None)
+    patch.set(taints, "first_untolerated_taint", lambda there, tolerations: None)
+
+
+def taint_evicts_beyond_budget(patch: Patch) -> None:
+    """A NoExecute taint evicts all replicas of a node at once."""
+    blocked = release.__dict__["eviction_blocked_reason"]
+
+    def unblocked(replica: Any, view: Any) -> str:
+        node = view.get(Node, replica.status.placement.node)
+        tainted = node is not None and eligibility.evicting_taint(node.spec.taints, replica.spec.placement.tolerations)
+        return "" if tainted else str(blocked(replica, view))
+
+    patch.set(release, "eviction_blocked_reason", unblocked)
 
 
 def _leave_out_filter(patch: Patch, name: str) -> None:
@@ -138,10 +168,22 @@ def finalizer_removed_early(patch: Patch) -> None:
 
         replica = view.get(Replica, key.name, key.namespace)
         if replica is not None and replica.metadata.terminating:
-            return release._remove_finalizer(replica)
+            return release._remove_finalizer(replica, view)
         return decide(key, view, now)
 
     patch.set(release, "decide", early)
+
+
+def bind_without_node(patch: Patch) -> None:
+    """The second step of a bind does not compare the Node, which may be cordoned or fenced meanwhile."""
+    plan = BindHandler.__dict__["_step"]
+
+    def blind(self: Any, item: Any, replica: Any, node: Any, reservation: Any) -> Any:
+        step = plan(self, item, replica, node, reservation)
+        step.compares.pop(NODE.store_key("", node.metadata.name))
+        return step
+
+    patch.set(BindHandler, "_step", blind)
 
 
 TABLE = (
@@ -151,6 +193,26 @@ TABLE = (
         residency_ignored,
         "residency ignored on reassignment",
         scenario="drained-in-turn",
+    ),
+    Mutation(
+        "affinity-ignored",
+        "affinity and anti-affinity are checked nowhere",
+        affinity_ignored,
+        "affinity not checked at the commit",
+    ),
+    Mutation(
+        "taints-ignored",
+        "taints are checked nowhere",
+        taints_ignored,
+        "taints not checked at the commit",
+        scenario="tainted-in-turn",
+    ),
+    Mutation(
+        "taint-evicts-beyond-budget",
+        "a NoExecute taint ignores disruption budgets",
+        taint_evicts_beyond_budget,
+        "eviction by a taint outside the budgeted path",
+        scenario="tainted-in-turn",
     ),
     Mutation(
         "quota-check-skipped",
@@ -184,6 +246,7 @@ TABLE = (
         claimed_twice,
         scenario="duplicate-reservation-race",
     ),
+    Mutation("bind-ignores-node-change", "a bind in two steps does not compare the Node", bind_without_node),
     Mutation("old-attempt-accepted", "a proposal for an ended attempt is accepted", old_attempt_accepted),
     Mutation(
         "finalizer-removed-early",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.fleet import assign, grant_demand, grants, ordinals
+from holdfast.fleet import assign, grant_demand, grants, ordinals, quota_division
 from holdfast.link import grant_sync
 from holdfast.scheduler.proposals import InFlightProposals
 from holdfast.sim.mutations.patch import Mutation, Patch
@@ -52,7 +52,7 @@ def lease_from_the_cache(patch: Patch) -> None:
 
         async def renew() -> None:
             while True:
-                self.last_contact_s = self._ports.clock.now()
+                self.contacts.last_contact_s = self._ports.clock.now()
                 self.runners["grant-sync"].resync_now()
                 await self._ports.clock.sleep(5.0)
 
@@ -68,6 +68,25 @@ def provisional_without_part(patch: Patch) -> None:
     from holdfast.authority.ledger import Ledger
 
     patch.set(Ledger, "_provisional_refusal", lambda *_: None)
+
+
+def returned_while_over_counted(patch: Patch) -> None:
+    """A region gets back what it still enforces from before a shrink, even while more is counted than exists."""
+
+    def unbounded(self: Any, region: str, want: int) -> int:
+        limit = self._new[region].get(self._resource, 0)
+        lacking = want - limit
+        if lacking <= 0:
+            return 0
+        owned = self._counted[region] - limit
+        granted = min(lacking, owned + max(0, self.free))
+        self.free -= max(0, granted - owned)
+        if granted > 0:
+            self._new[region][self._resource] = limit + granted
+            self._counted[region] = max(self._counted[region], limit + granted)
+        return int(lacking - granted)
+
+    patch.set(quota_division._ResourceDivision, "raise_to", unbounded)
 
 
 def type_of_grant() -> Any:
@@ -143,6 +162,11 @@ TABLE = (
         "provisional work is not limited by the provisional quota",
         provisional_without_part,
         scenario="cut-off-provisional",
+    ),
+    Mutation(
+        "grant-returned-while-over-counted",
+        "a shrunk grant is raised again although more is counted than the quota has",
+        returned_while_over_counted,
     ),
     Mutation("finished-batch-keeps-grant", "finished batch work still counts as demand", finished_batch_keeps_grant),
     Mutation("ordinal-in-two-regions", "every region numbers exclusive replicas on its own", ordinal_in_two_regions),

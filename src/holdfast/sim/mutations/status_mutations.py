@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
+from holdfast.authority import bind, reserve
 from holdfast.controllers.informer import Informer
 from holdfast.fleet import workload_status
 from holdfast.gate import write_plan
 from holdfast.gate.local_client import LocalClient
+from holdfast.model import replica
 from holdfast.model.kinds import kind_of
 from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.store.contract import Txn
@@ -72,6 +74,26 @@ def observed_too_much(patch: Patch) -> None:
     patch.set(write_plan, "_observed_causes", lambda *_: ())
 
 
+def late_report_accepted(patch: Patch) -> None:
+    """The gate does not compare the numbers of an agent's reports."""
+    is_older = replica.__dict__["_is_older_report"]
+
+    def unnumbered(old: Any, new: Any) -> bool:
+        return bool(is_older(old, msgspec.structs.replace(new, sequence=0) if new is not None else None))
+
+    patch.set(replica, "_is_older_report", unnumbered)
+
+
+def fencing_token_repeats(patch: Patch) -> None:
+    """The fencing token counts the attempts of one Replica, as HOLDFAST_EPOCH does."""
+
+    def attempts(assignment: Any, item: Any) -> str:
+        return f"{item.status.placement.attempt:016x}" if item.spec.exclusive is not None else ""
+
+    for module in (bind, reserve):
+        patch.set(module, "fencing_token", attempts)
+
+
 TABLE = (
     Mutation(
         "watch-resumes-at-now",
@@ -91,6 +113,10 @@ TABLE = (
         "the audit record is written in a second transaction",
         audit_after_commit,
         "audit written after commit",
+    ),
+    Mutation("late-report-accepted", "a report that was delayed on its way replaces a newer one", late_report_accepted),
+    Mutation(
+        "fencing-token-repeats", "a successor of exclusive work has no higher fencing token", fencing_token_repeats
     ),
     Mutation("observed-generation-ahead", "a status has an observedGeneration that does not exist", observed_too_much),
 )

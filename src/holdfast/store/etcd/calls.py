@@ -21,9 +21,9 @@ from holdfast.model.errors import Fault, Retryable, StoreFailed, Unavailable
 from holdfast.store.etcd import faults, wire
 from holdfast.store.etcd.target import EtcdTarget
 
-# Time for one etcd call. Then another member is tried.
+# Time for one etcd call. After that, another member is tried.
 ETCD_CALL_TIMEOUT_S = 5.0
-# Time to connect to an etcd member. Then another member is tried.
+# Time to connect to an etcd member. After that, another member is tried.
 ETCD_CONNECT_TIMEOUT_S = 3.0
 # Interval of gRPC keepalives to etcd, which detect a dead connection.
 ETCD_KEEPALIVE_S = 10.0

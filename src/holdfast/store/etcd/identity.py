@@ -17,7 +17,7 @@ import msgspec
 from holdfast.model.errors import Ambiguous, StoreFailed
 from holdfast.store.etcd import wire
 from holdfast.store.etcd.calls import EtcdCalls
-from holdfast.store.etcd.keys import EtcdKeys
+from holdfast.store.etcd.keys import INDEX_BITS, EtcdKeys
 from holdfast.store.etcd.logs import FIRST_SEGMENT
 
 MARK_FILE = "etcd.json"
@@ -65,21 +65,31 @@ class DataMarkFile:
         os.replace(new, self._path)
 
 
-async def establish_identity(calls: EtcdCalls, keys: EtcdKeys) -> tuple[str, int]:
-    """The identity of the cell's data, created if missing, and the etcd revision at which it was created."""
+async def read_base(calls: EtcdCalls, keys: EtcdKeys) -> None:
+    """Reads the number that is added to etcd's revisions."""
+    response = await calls.read("Range", wire.read(keys.base_key))
+    keys.base = int(response.kvs[0].value) if response.kvs else 0
+
+
+async def establish_identity(calls: EtcdCalls, keys: EtcdKeys, above: int) -> tuple[str, int]:
+    """The identity of the cell's data, created if missing, and the etcd revision at which it was created. The revisions
+    of new data are above `above`."""
+    response = await calls.read("Range", wire.read(keys.identity))
+    base = max(0, (above >> INDEX_BITS) + 1 - response.header.revision) if above else 0
     request = wire.TxnRequest(
         compare=[wire.at_revision(keys.identity, 0)],
         success=[
             wire.put_op(keys.identity, uuid.uuid4().hex.encode()),
             wire.put_op(keys.log_segment, FIRST_SEGMENT.encode()),
+            wire.put_op(keys.base_key, str(base).encode()),
         ],
     )
-    response = await calls.read("Range", wire.read(keys.identity))
     if not response.kvs:
         # If there is no response, the next read shows the result. A late write changes nothing: it compares with 0.
         with contextlib.suppress(Ambiguous):
             await calls.write("Txn", request)
         response = await calls.read("Range", wire.read(keys.identity))
+        await read_base(calls, keys)
     for pair in response.kvs:
         return pair.value.decode(), pair.create_revision
     raise StoreFailed("etcd: cannot write the cell's identity; next: start the cell again")

@@ -2,6 +2,8 @@
 
     /holdfast/<cell>/cell/head        written last in every commit; its value is the number of keys the commit changed
     /holdfast/<cell>/cell/identity    random identity of this cell's data, written once
+    /holdfast/<cell>/cell/base        with the identity: number added to etcd's revisions, so that a restore on another
+                                      cluster continues above the revisions of all earlier eras
     /holdfast/<cell>/cell/compacted   compacted revision
     /holdfast/<cell>/cell/epoch       name of the log segment that new records go to
     /holdfast/<cell>/data<key>        the objects
@@ -17,22 +19,13 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.model.errors import StoreFailed
-from holdfast.store.contract import StoredEntry
+from holdfast.store.contract import Compare, StoredEntry
 from holdfast.store.ordered_keys import upper_bound
 
 ROOT_PREFIX = "/holdfast"
 INDEX_BITS = 12
 LAST_INDEX = (1 << INDEX_BITS) - 1
 _HEADER_BYTES = 2
-
-
-def revision_of(main: int, place: int) -> int:
-    return main << INDEX_BITS | place
-
-
-def etcd_revision_of(revision: int) -> int:
-    """The etcd revision that contains a revision of ours."""
-    return revision >> INDEX_BITS
 
 
 def pack(value: bytes, place: int) -> bytes:
@@ -49,6 +42,9 @@ class EtcdKeys:
         self.head = self.root + b"cell/head"
         self.identity = self.root + b"cell/identity"
         self.compacted = self.root + b"cell/compacted"
+        self.base_key = self.root + b"cell/base"
+        self.base = 0
+        """Number added to etcd's revisions. Read once, when the store is opened."""
         self.log_segment = self.root + b"cell/epoch"
         self.logs = self.root + b"logs/"
         self.logs_end = self.root + b"logs0"
@@ -56,6 +52,17 @@ class EtcdKeys:
         self._data_bytes = self._data.encode()
         # One watch covers `cell/` and `data…`, but not the logs.
         self.watched = (self.root + b"cell/", self.root + b"datb")
+
+    def revision_of(self, main: int, place: int) -> int:
+        return (main + self.base) << INDEX_BITS | place
+
+    def etcd_revision_of(self, revision: int) -> int:
+        """The etcd revision that contains a Holdfast revision; negative or 0 for a revision of an earlier era."""
+        return (revision >> INDEX_BITS) - self.base
+
+    def expected_etcd_revision(self, compare: Compare) -> int:
+        """The etcd revision that a compare expects. A revision that no commit had must not turn into "missing" (0)."""
+        return max(self.etcd_revision_of(compare.revision), 0) or -1 if compare.revision else 0
 
     def data(self, key: str) -> bytes:
         return f"{self._data}{key}".encode()
@@ -81,14 +88,14 @@ class EtcdKeys:
         return StoredEntry(
             self.key(pair.key),
             value[_HEADER_BYTES:],
-            revision_of(pair.mod_revision, place),
-            revision_of(pair.create_revision, 0),
+            self.revision_of(pair.mod_revision, place),
+            self.revision_of(pair.create_revision, 0),
         )
 
     def head_revision(self, pairs: Any) -> int:
         """The cell's newest revision, from its head key."""
         for pair in pairs:
-            return revision_of(pair.mod_revision, int(pair.value) - 1)
+            return self.revision_of(pair.mod_revision, int(pair.value) - 1)
         return 0
 
     def log(self, log: str, segment: str = "") -> bytes:

@@ -18,7 +18,7 @@ from holdfast.store.etcd import wire
 from holdfast.store.etcd.calls import ETCD_PAGE_KEYS, EtcdCalls
 from holdfast.store.etcd.keys import INDEX_BITS, EtcdKeys, prefix_end
 
-# Records per segment of a log in etcd. Then a new segment begins, so that trimming deletes whole segments.
+# Records per segment of a log in etcd. At the limit a new segment begins, so that trimming deletes whole segments.
 ETCD_LOG_SEGMENT_RECORDS = 1_000
 
 _DIGITS = 16

@@ -24,14 +24,14 @@ from holdfast.store.contract import Change, Committed, LogRecord, StoredEntry, S
 from holdfast.store.etcd import identity, wire
 from holdfast.store.etcd.calls import ETCD_PAGE_KEYS, EtcdCalls
 from holdfast.store.etcd.identity import DataMark, DataMarkFile
-from holdfast.store.etcd.keys import LAST_INDEX, EtcdKeys, etcd_revision_of, revision_of
+from holdfast.store.etcd.keys import LAST_INDEX, EtcdKeys
 from holdfast.store.etcd.logs import EtcdLogs
 from holdfast.store.etcd.tail import EtcdCommit, EtcdTail, past_commits
 from holdfast.store.etcd.target import EtcdTarget
-from holdfast.store.etcd.transaction import ETCD_TXN_RESERVE, EtcdTransaction, expected_etcd_revision
+from holdfast.store.etcd.transaction import ETCD_TXN_RESERVE, EtcdTransaction
 from holdfast.store.feed import WATCH_RING_EVENTS, Feed, Watch
 
-# Time for a commit to appear in this server's watch. Then the watch moves to another member.
+# Time for a commit to appear in this server's watch. After that, the watch moves to another member.
 ETCD_PUBLISH_TIMEOUT_S = 3.0
 # Interval at which the newest revision is noted in a file beside the process. A wiped cluster is detected by it.
 ETCD_MARKER_EVERY_S = 5.0
@@ -78,7 +78,7 @@ class EtcdStore:
 
     def revision_back(self, changes: int) -> int:
         """Counted in etcd revisions, so that all cells of a cluster compact about the same past."""
-        return max(0, revision_of(etcd_revision_of(self.head) - changes, LAST_INDEX))
+        return max(0, self._keys.revision_of(self._keys.etcd_revision_of(self.head) - changes, LAST_INDEX))
 
     async def newest_revision(self) -> int:
         head, _ = await self._read_head()
@@ -136,13 +136,21 @@ class EtcdStore:
         metrics.STORE_COMPACTED.set(self._compacted)
         self._feed.wake()
         # A commit that is only partly compacted must stay complete in etcd.
-        head = await self._head_at(etcd_revision_of(revision))
-        main = etcd_revision_of(revision) if revision >= head else etcd_revision_of(revision) - 1
+        head = await self._head_at(self._keys.etcd_revision_of(revision))
+        main = self._keys.etcd_revision_of(revision) if revision >= head else self._keys.etcd_revision_of(revision) - 1
         if main >= self._first_revision:
             # Another process, or etcd itself, may have compacted further already.
             with contextlib.suppress(Expired):
                 await self._calls.write("Compact", wire.CompactionRequest(revision=main))
         _log.info("history_compacted", cell=self.cell, revision=revision)
+
+    async def refuse_past(self) -> None:
+        """Makes every watch from before now list again, without discarding history. For a restore: a reader of an
+        earlier era would otherwise keep objects that the restored cell never had."""
+        self._check()
+        put = wire.put_op(self._keys.compacted, str(self.head).encode())
+        await self._calls.write("Txn", wire.TxnRequest(success=[put]))
+        self._compacted = max(self._compacted, self.head)
 
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
         self._check()
@@ -246,7 +254,7 @@ class EtcdStore:
             return Committed(head, draft.revisions(0, head))
         main = reply.header.revision
         revisions = draft.revisions(main, before)
-        await self._wait_published(revision_of(main, draft.changes - 1))
+        await self._wait_published(self._keys.revision_of(main, draft.changes - 1))
         metrics.STORE_COMMITS.inc()
         metrics.STORE_KEY_WRITES.inc(draft.changes)
         return Committed(revisions[-1], revisions)
@@ -255,7 +263,7 @@ class EtcdStore:
         """Raises Conflict if a compare of the caller failed; returns if only one of our own compares did."""
         found = [response.response_range for response in reply.responses]
         for compare, now in zip(draft.compares, found, strict=False):
-            if (now.kvs[0].mod_revision if now.kvs else 0) == expected_etcd_revision(compare):
+            if (now.kvs[0].mod_revision if now.kvs else 0) == self._keys.expected_etcd_revision(compare):
                 continue
             metrics.STORE_CONFLICTS.inc()
             # Read again for its index; this also waits until the winning commit is visible here.
@@ -310,7 +318,7 @@ class EtcdStore:
         if at > self.head and at > await self.newest_revision():
             raise BadRequest(f"revision {at}: in the future (newest revision {self.head})")
         self._check_past(at)
-        main = etcd_revision_of(at)
+        main = self._keys.etcd_revision_of(at)
         if main < self._first_revision:
             return StorePage((), at, False)
         undone = await self._undone(at)
@@ -349,7 +357,7 @@ class EtcdStore:
         """Values replaced by later changes of the commit that contains `at`: etcd can be read only after whole
         commits.
         """
-        main = etcd_revision_of(at)
+        main = self._keys.etcd_revision_of(at)
         if await self._head_at(main) <= at:
             return {}
         await self._head_at(main - 1)  # raises Expired if this commit is partly compacted
@@ -362,8 +370,8 @@ class EtcdStore:
 
     async def _past_changes(self, after: int) -> Sequence[Change]:
         """Whole commits after a revision that the feed has dropped."""
-        through = etcd_revision_of(self._feed.floor)
-        main = max(etcd_revision_of(after), self._first_revision - 1)
+        through = self._keys.etcd_revision_of(self._feed.floor)
+        main = max(self._keys.etcd_revision_of(after), self._first_revision - 1)
         if after >= await self._head_at(main):
             main += 1
         else:
@@ -424,20 +432,22 @@ class EtcdStore:
         self._feed.wake()
 
 
-async def open_store(cell: str, target: EtcdTarget, folder: Path | None = None) -> EtcdStore:
-    """Opens a cell's store. Refuses a cluster or data that differs from what `folder` remembers."""
+async def open_store(cell: str, target: EtcdTarget, folder: Path | None = None, *, above: int = 0) -> EtcdStore:
+    """Opens a cell's store. Refuses a cluster or data that differs from what `folder` remembers. The revisions of a new
+    store are above `above`."""
     calls = EtcdCalls(target, first=zlib.crc32(cell.encode()))
     keys = EtcdKeys(cell)
     file = DataMarkFile(folder)
     try:
         version = await calls.open()
+        await identity.read_base(calls, keys)
         known = file.read()
         if known is not None:
             held = await calls.read("Range", wire.read(keys.identity))
             now_identity = held.kvs[0].value.decode() if held.kvs else "gone"
             now = DataMark(f"{calls.cluster_id:x}", now_identity, (await _head(calls, keys))[0])
             identity.check_mark(known, now, file)
-        own, born = await identity.establish_identity(calls, keys)
+        own, born = await identity.establish_identity(calls, keys, above)
         head, main = await _head(calls, keys)
         mark = DataMark(f"{calls.cluster_id:x}", own, head)
         store = EtcdStore(cell, calls, keys, mark, born=born, main=main, file=file)

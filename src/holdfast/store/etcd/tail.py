@@ -19,12 +19,12 @@ from holdfast.model.errors import Expired, Fault, Retryable, StoreFailed, Unavai
 from holdfast.store.contract import Change, StoredEntry
 from holdfast.store.etcd import faults, wire
 from holdfast.store.etcd.calls import ETCD_CALL_TIMEOUT_S, EtcdCalls
-from holdfast.store.etcd.keys import EtcdKeys, etcd_revision_of, revision_of
+from holdfast.store.etcd.keys import EtcdKeys
 from holdfast.store.feed import WATCH_CHUNK_EVENTS
 
 # Interval at which the watch on etcd requests progress while it is silent.
 ETCD_PROBE_EVERY_S = 5.0
-# Maximum silence of the watch on etcd. Then it moves to another member. Two progress requests fit into it.
+# Maximum silence of the watch on etcd. After that, it moves to another member. Two progress requests fit into it.
 ETCD_WATCH_SILENCE_MAX_S = 12.0
 
 _log = structlog.get_logger()
@@ -57,7 +57,7 @@ def group_commits(
         if not keys.is_data(pair.key):
             commit.facts[pair.key] = None if gone else pair
             continue
-        revision = revision_of(commit.main, len(commit.changes))
+        revision = keys.revision_of(commit.main, len(commit.changes))
         previous = keys.entry(event.prev_kv) if event.HasField("prev_kv") else None
         entry: StoredEntry | None = None
         if not gone:
@@ -192,7 +192,7 @@ class EtcdTail:
             self._publish(commit)
 
     def _check_commit(self, commit: EtcdCommit) -> None:
-        """Every commit of ours writes the head key; a change without it was made by another program."""
+        """Every commit of a cell writes the head key; a change without it was made by another program."""
         keys = self._keys
         if any(key in commit.facts and commit.facts[key] is None for key in (keys.head, keys.identity)):
             raise StoreFailed("etcd: the cell's data was deleted, so the cell stopped writing; next: holdfast restore")
@@ -209,7 +209,7 @@ class EtcdTail:
         head, self._main = await self._read_head()
         _log.warning("etcd_watch_expired", was=self.head, now=head)
         self.head = self.floor = max(head, self.head)
-        self._publish(EtcdCommit(etcd_revision_of(head)))
+        self._publish(EtcdCommit(self._keys.etcd_revision_of(head)))
 
 
 async def past_commits(calls: EtcdCalls, keys: EtcdKeys, main: int, through: int) -> list[EtcdCommit]:
@@ -228,9 +228,8 @@ async def past_commits(calls: EtcdCalls, keys: EtcdKeys, main: int, through: int
                     raise Unavailable(f"etcd at {address}: the watch ended")
                 if response.canceled:
                     if response.compact_revision:
-                        raise Expired(
-                            f"history: compacted up to {revision_of(response.compact_revision, 0)}; next: list again"
-                        )
+                        oldest = keys.revision_of(response.compact_revision, 0)
+                        raise Expired(f"history: compacted up to {oldest}; next: list again")
                     raise Unavailable(f"etcd at {address}: watch cancelled ({response.cancel_reason})")
                 made = group_commits(keys, response.events)
                 found += made

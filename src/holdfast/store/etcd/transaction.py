@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.model.errors import BadRequest
 from holdfast.store.contract import Compare, Put, Remove, Txn
 from holdfast.store.etcd import wire
-from holdfast.store.etcd.keys import EtcdKeys, etcd_revision_of, pack, revision_of
+from holdfast.store.etcd.keys import EtcdKeys, pack
 
 # Operations of a transaction reserved for the store's own keys and for compares. A commit may write the rest.
 ETCD_TXN_RESERVE = 16
@@ -35,7 +35,7 @@ class EtcdTransaction:
         self.compares: tuple[Compare, ...] = txn.compares
         self.puts = [write for write in writes if isinstance(write, Put)]
         # Keys to remove → their etcd revision, 0 if missing. The caller's compares come first.
-        self._compared_revisions = {compare.key: expected_etcd_revision(compare) for compare in txn.compares}
+        self._compared_revisions = {compare.key: keys.expected_etcd_revision(compare) for compare in txn.compares}
         self._removals: dict[str, int] = {}
 
     def unknown_removals(self) -> list[str]:
@@ -77,7 +77,7 @@ class EtcdTransaction:
             operations.append(wire.put_op(keys.head, str(place).encode()))
         else:
             operations.insert(0, wire.read_op(keys.head))
-        compares = [wire.at_revision(keys.data(c.key), expected_etcd_revision(c)) for c in self.compares]
+        compares = [wire.at_revision(keys.data(c.key), keys.expected_etcd_revision(c)) for c in self.compares]
         compares += [wire.at_revision(keys.data(key), main) for key, main in self._removals.items()]
         reads = [wire.read_op(keys.data(compare.key), keys_only=True) for compare in self.compares]
         return wire.TxnRequest(compare=[*compares, *more_compares], success=operations, failure=reads)
@@ -88,15 +88,10 @@ class EtcdTransaction:
         place = 0
         for write in self._writes:
             place += self._is_change(write)
-            found.append(revision_of(main, place - 1) if place else before)
+            found.append(self._keys.revision_of(main, place - 1) if place else before)
         return tuple(found)
 
     def _is_change(self, write: Put | Remove) -> bool:
         if isinstance(write, Put):
             return True
         return bool(self._compared_revisions.get(write.key, self._removals.get(write.key, 0)))
-
-
-def expected_etcd_revision(compare: Compare) -> int:
-    """The etcd revision that a compare expects. A revision that no commit ever had must not turn into "missing" (0)."""
-    return etcd_revision_of(compare.revision) or (-1 if compare.revision else 0)

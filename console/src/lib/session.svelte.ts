@@ -1,0 +1,90 @@
+// Who is signed in. The key is kept per origin; the cookie is not visible to scripts.
+
+export interface Session {
+  user: string;
+  role: string;
+  tenants: string[] | null;
+  pages: string[];
+  version: string;
+  now: number;
+  expiresAt: number;
+}
+
+const STORED = "holdfast-console-key";
+
+class SessionState {
+  current: Session | null = $state(null);
+  checked = $state(false);
+  error = $state("");
+
+  get key(): string {
+    return localStorage.getItem(STORED) ?? "";
+  }
+
+  headers(): Record<string, string> {
+    return { "X-Holdfast-Console": this.key || "none" };
+  }
+
+  /** Uses the code in the address if there is one, else the session that this browser has. */
+  async begin(): Promise<void> {
+    const code = new URLSearchParams(location.hash.slice(1)).get("sign-in");
+    if (code) {
+      history.replaceState(null, "", location.pathname + location.search);
+      await this.signIn({ code });
+    } else {
+      await this.check();
+    }
+    this.checked = true;
+  }
+
+  async signIn(body: { code?: string; token?: string }): Promise<boolean> {
+    this.error = "";
+    try {
+      const response = await fetch("/console/api/session", {
+        method: "POST",
+        headers: { ...this.headers(), "Content-Type": "application/json" },
+        body: JSON.stringify(body),
+      });
+      const found = await response.json();
+      if (!response.ok) {
+        // A link may be opened twice by a browser that is signed in already.
+        if (body.code && (await this.check())) return true;
+        this.error = found.message ?? "sign-in failed";
+        return false;
+      }
+      localStorage.setItem(STORED, found.key);
+      this.current = found;
+      return true;
+    } catch {
+      this.error = "the cell does not answer; next: holdfast status";
+      return false;
+    }
+  }
+
+  async check(): Promise<boolean> {
+    if (!this.key) return false;
+    try {
+      const response = await fetch("/console/api/session", { headers: this.headers() });
+      if (response.ok) {
+        this.current = await response.json();
+        return true;
+      }
+      if (response.status === 401) this.current = null;
+    } catch {
+      this.error = "the cell does not answer; next: holdfast status";
+    }
+    return false;
+  }
+
+  async signOut(): Promise<void> {
+    await fetch("/console/api/session", { method: "DELETE", headers: this.headers() }).catch(() => null);
+    localStorage.removeItem(STORED);
+    this.current = null;
+  }
+
+  may(page: string): boolean {
+    return this.current?.pages.includes(page) ?? false;
+  }
+}
+
+export const session = new SessionState();

@@ -1,0 +1,94 @@
+"""Follows Endpoints and Regions, and keeps the address table up to date.
+
+The global cell is watched: it knows every region. The own region is listed every few seconds, so that local changes are
+seen while the global cell is down. If the own region does not answer, the global cell's copies of its Endpoints count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+import structlog
+
+from holdfast.client.holdfast_async import AsyncHoldfast
+from holdfast.client.watch_cursor import ChangeType, WatchedChange
+from holdfast.dns.address_table import AddressTable
+from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.ports import Ports
+from holdfast.model.endpoint import Endpoint
+from holdfast.model.errors import Fault
+from holdfast.model.meta import Object
+from holdfast.model.region import Region
+
+OWN_REGION_EVERY_S = 2.0
+OWN_REGION_FAILURES_MAX = 3
+"""Unanswered lists in a row after which the own region's last answer no longer counts."""
+RETRY_FIRST_S, RETRY_MAX_S = 0.5, 15.0
+
+_log = structlog.get_logger()
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+
+class EndpointFeed:
+    def __init__(self, client: AsyncHoldfast, region: str, table: AddressTable, ports: Ports) -> None:
+        self._client, self._region, self.table, self._ports = client, region, table, ports
+        self.listed = asyncio.Event()
+        """Set when the global cell or the own region has answered once."""
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(Endpoint, self._endpoint_changed))
+            group.create_task(self._follow(Region, self._region_changed))
+            if self._region:
+                group.create_task(self._follow_own_region())
+
+    async def _follow(self, kind: type[O], changed: Callable[[WatchedChange[O]], None]) -> None:
+        backoff = Backoff(self._ports.random, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        while True:
+            try:
+                async with aclosing(self._client.watch(kind)) as changes:
+                    async for change in changes:
+                        backoff.reset()
+                        changed(change)
+            except Fault as fault:
+                _log.warning("watch_refused", kind=kind.__name__, error=str(fault))
+            await self._ports.clock.sleep(backoff.next_s())
+
+    def _endpoint_changed(self, change: WatchedChange[Endpoint]) -> None:
+        self.listed.set()
+        if change.type is ChangeType.DELETED:
+            self.table.remove(change.object)
+        else:
+            self.table.put(change.object)
+
+    def _region_changed(self, change: WatchedChange[Region]) -> None:
+        self.listed.set()
+        if change.type is ChangeType.DELETED:
+            self.table.remove_region(change.object.metadata.name)
+        else:
+            self.table.put_region(change.object)
+
+    async def _follow_own_region(self) -> None:
+        async for listed in self._own_lists():
+            self.table.replace_own(listed)
+            if listed is not None:
+                self.listed.set()
+
+    async def _own_lists(self) -> AsyncIterator[tuple[Endpoint, ...] | None]:
+        """The own region's Endpoints, again and again; None when it has not answered for some time."""
+        client: AsyncHoldfast | None = None
+        failures = 0
+        while True:
+            try:
+                client = client or await self._client.region(self._region)
+                yield await client.list(Endpoint)
+                failures = 0
+            except Fault as fault:
+                failures += 1
+                if failures == OWN_REGION_FAILURES_MAX:
+                    _log.warning("own_region_unreachable", region=self._region, error=str(fault))
+                    yield None
+            await self._ports.clock.sleep(OWN_REGION_EVERY_S)

@@ -1,0 +1,33 @@
+"""The metrics of this process as Prometheus text, without the families of other programs.
+
+All metrics are declared in one module, so every process has them all. A cell that exported the agent's metrics would
+report zeros in the agent's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, Metric, generate_latest
+
+AGENT_PREFIX = "holdfast_agent_"
+_SHARED_PREFIXES = ("process_", "python_", "holdfast_client_")
+"""Families that an agent has as well: its process, its interpreter, its calls to the region."""
+
+
+class _AgentFamilies:
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in REGISTRY.collect() if family.name.startswith((AGENT_PREFIX, *_SHARED_PREFIXES)))
+
+
+class _CellFamilies:
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in REGISTRY.collect() if not family.name.startswith(AGENT_PREFIX))
+
+
+def agent_metrics() -> str:
+    return generate_latest(_AgentFamilies()).decode()
+
+
+def cell_metrics() -> bytes:
+    return generate_latest(_CellFamilies())

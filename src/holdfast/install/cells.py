@@ -1,0 +1,242 @@
+"""`holdfast init global` and `holdfast init region`: a cell on this machine, from nothing to serving.
+
+Every step keeps what an earlier run has finished, so the command can be killed and run again. Keys are created here
+and never leave the machine. The CA's key stays with the global cell; a region makes its own CA for its nodes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.client.sync_api import CellApi
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.identity.cell_certificates import LOCAL_HOSTS, CellCertificateAuthority, issue_pem
+from holdfast.identity.cell_record import IdentityFile, initialize
+from holdfast.identity.certificates import make_ca, write_private, write_public
+from holdfast.identity.node_certificates import make_csr, new_key
+from holdfast.install.default_objects import create_default_objects
+from holdfast.install.join_string import JoinString, fetch_verified_ca
+from holdfast.install.places import InstallRecord, Places, Role, toml_text
+from holdfast.install.services import Service
+from holdfast.model.join import CellRequests, RegionJoinRequest, RegionJoinResponse
+from holdfast.model.principal import OPERATORS
+from holdfast.platform.layout import write_atomically
+
+# Time for a new cell to answer `/readyz`.
+CELL_START_TIMEOUT_S = 90.0
+# Lifetime of the operator's certificate in the kubeconfig. `holdfast init global` renews it in its last third.
+OPERATOR_CERTIFICATE_LIFETIME_S = 365 * 86400.0
+POLL_EVERY_S = 0.3
+CONFIG_NOTE = "Written by `holdfast init`. docs/reference/configuration.md explains each key. Restart after a change."
+
+Say = Callable[[str], None]
+
+
+class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for. `hosts` are further names of the server certificate."""
+
+    name: str
+    host: str
+    port: int
+    url: str
+    listen: str = ""
+    hosts: tuple[str, ...] = ()
+    store: dict[str, str] = {}
+    """Settings of the store, such as `etcd_endpoints`; empty for SQLite."""
+    start: bool = True
+
+    @property
+    def listen_host(self) -> str:
+        if self.listen:
+            return self.listen
+        if self.host in LOCAL_HOSTS:
+            return "127.0.0.1" if self.host == "localhost" else self.host
+        return "::" if ":" in self.host else "0.0.0.0"
+
+    @property
+    def certificate_hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.host, *self.hosts, *LOCAL_HOSTS)))
+
+
+def init_global(places: Places, plan: CellPlan, say: Say) -> None:
+    role: Role = "global"
+    held = places.begin(role, InstallRecord(role=role, name=role, advertise=plan.url))
+    pki = places.pki(role)
+    make_ca(pki, now_s=time.time())
+    authority = CellCertificateAuthority(pki / "ca.crt", pki / "ca.key")
+    say(f"CA: {pki / 'ca.crt'} (sha256:{authority.fingerprint[:16]}…)")
+    now_s = time.time()
+    issue_pem(authority, pki / "server.pem", "holdfast-cell-global", hosts=plan.certificate_hosts, now_s=now_s)
+    write_operator_kubeconfig(places, authority, plan.url)
+    say(f"operator credentials: {places.kubeconfig}")
+    settings: dict[str, str | int | bool] = {
+        "cell": role,
+        **_server_settings(places, role, plan),
+        "cell_ca_key": str(pki / "ca.key"),
+        **plan.store,
+    }
+    _write_cell(places, role, role, settings)
+    service = Service(places, role)
+    service.install()
+    places.save(role, msgspec.structs.replace(held, ca=authority.fingerprint, complete=True))
+    if not plan.start:
+        say(f"not started; the unit is {service.unit_path}")
+        return
+    say(f"service: {service.start()}")
+    api = _api(places, plan.url)
+    wait_ready(api, service, role)
+    created = create_default_objects(api)
+    say(f"default priority classes, policy, tenant and quota: {created} created")
+
+
+def join_region(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> None:
+    role: Role = "region"
+    held = places.begin(role, InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca))
+    pki = places.pki(role)
+    if not (pki / "link.pem").exists():
+        _obtain_certificates(pki, plan, joining)
+        say(f"certificates: received from {joining.url}; their keys were made here")
+    make_ca(pki / "nodes", now_s=time.time(), common_name=f"holdfast nodes of {plan.name}")
+    settings: dict[str, str | int | bool] = {
+        "cell": plan.name,
+        **_server_settings(places, role, plan),
+        "global_url": joining.url,
+        "link_cert": str(pki / "link.pem"),
+        "link_key": str(pki / "link.pem"),
+        "node_ca": str(pki / "nodes" / "ca.crt"),
+        "node_ca_key": str(pki / "nodes" / "ca.key"),
+        **plan.store,
+    }
+    _write_cell(places, role, plan.name, settings)
+    service = Service(places, role)
+    service.install()
+    places.save(role, msgspec.structs.replace(held, complete=True))
+    if not plan.start:
+        say(f"not started; the unit is {service.unit_path}")
+        return
+    say(f"service: {service.start()}")
+    wait_ready(CellApi(plan.url, name=plan.name, ca=pki / "ca.crt"), service, plan.name)
+
+
+def _obtain_certificates(pki: Path, plan: CellPlan, joining: JoinString) -> None:
+    """Exchanges the token. The keys are stored before the request, so that a repeated request is the same join."""
+    write_public(pki / "ca.crt", fetch_verified_ca(joining.url, joining.ca))
+    keys = [_stored_key(pki / f"{name}.next.key") for name in ("link", "server")]
+    asked = RegionJoinRequest(
+        token=joining.token,
+        region=plan.name,
+        endpoint=plan.url,
+        requests=CellRequests(link=make_csr(keys[0], "link"), server=make_csr(keys[1], "server")),
+        hosts=plan.hosts,
+    )
+    api = CellApi(joining.url, name="global", ca=pki / "ca.crt", timeout_s=30.0)
+    try:
+        answer = api.request("POST", "/join/v1/region", json.loads(msgspec.json.encode(asked)))
+    finally:
+        api.close()
+    made = msgspec.convert(answer, RegionJoinResponse)
+    write_public(pki / "ca.crt", made.ca.encode())
+    write_private(pki / "server.pem", made.server.encode() + keys[1])
+    # The link certificate comes last: its file says that all of them are here.
+    write_private(pki / "link.pem", made.link.encode() + keys[0])
+    for name in ("link", "server"):
+        (pki / f"{name}.next.key").unlink(missing_ok=True)
+
+
+def _stored_key(path: Path) -> bytes:
+    if not path.exists():
+        write_private(path, new_key())
+    return path.read_bytes()
+
+
+def _server_settings(places: Places, role: Role, plan: CellPlan) -> dict[str, str | int | bool]:
+    pki = places.pki(role)
+    return {
+        "state": str(places.folder(role)),
+        "host": plan.listen_host,
+        "port": plan.port,
+        "advertise": plan.url,
+        "tls_cert": str(pki / "server.pem"),
+        "tls_key": str(pki / "server.pem"),
+        "client_ca": str(pki / "ca.crt"),
+        "tokens": str(places.folder(role) / "tokens.json"),
+    }
+
+
+def _write_cell(places: Places, role: Role, cell: str, settings: dict[str, str | int | bool]) -> None:
+    record = IdentityFile(places.folder(role))
+    if record.read() is None:
+        initialize(record, cell)
+    if not places.config(role).exists():  # an operator's changes stay
+        write_atomically(places.config(role), toml_text(settings, CONFIG_NOTE).encode(), mode=0o640)
+
+
+def write_operator_kubeconfig(
+    places: Places, authority: CellCertificateAuthority, url: str, *, path: Path | None = None
+) -> None:
+    """The operator's kubeconfig with one context. Regions are reached at the endpoints that the global cell lists."""
+    pem = places.pki("global") / "operator.pem"
+    now_s, seconds = time.time(), OPERATOR_CERTIFICATE_LIFETIME_S
+    issue_pem(authority, pem, "operator", (OPERATORS,), now_s=now_s, seconds=seconds)
+    held = pem.read_bytes()
+    start = held.rindex(b"-----BEGIN ")  # the key follows the certificate
+    user = {"client-certificate-data": _base64(held[:start]), "client-key-data": _base64(held[start:])}
+    cluster = {"server": url, "certificate-authority-data": _base64(authority.bundle.encode())}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "global",
+        "clusters": [{"name": "holdfast-global", "cluster": cluster}],
+        "contexts": [{"name": "global", "context": {"cluster": "holdfast-global", "user": "holdfast-operator"}}],
+        "users": [{"name": "holdfast-operator", "user": user}],
+        "preferences": {},
+    }
+    write_atomically(path or places.kubeconfig, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _api(places: Places, url: str) -> CellApi:
+    pki = places.pki("global")
+    return CellApi(url, name="global", ca=pki / "ca.crt", cert=pki / "operator.pem", key=pki / "operator.pem")
+
+
+def wait_ready(api: CellApi, service: Service, cell: str, timeout_s: float = CELL_START_TIMEOUT_S) -> None:
+    """Polls until the cell is ready. Raises if its process ends, or after the time."""
+    deadline = time.monotonic() + timeout_s
+    last = ""
+    while True:
+        try:
+            status, last = api.text("/readyz")
+            if status == 200:
+                return
+        except CommandError as stop:
+            if stop.code is not ExitCode.UNREACHABLE:
+                raise
+            last = stop.message
+        if not service.is_running():
+            raise CommandError(
+                f"cell {cell}: its service ended ({service.failure()})", next_step=f"read {service.log}, then run again"
+            )
+        if time.monotonic() >= deadline:
+            raise CommandError(
+                f"cell {cell}: not ready after {timeout_s:g} s ({' '.join(last.split())[:200]})",
+                next_step="holdfast doctor, then run the command again",
+                code=ExitCode.TIMED_OUT,
+            )
+        time.sleep(POLL_EVERY_S)
+
+
+def etcd_settings(endpoints: str, files: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Settings of `--etcd`. Empty endpoints mean SQLite."""
+    if not endpoints:
+        return {}
+    return {"store": "etcd", "etcd_endpoints": endpoints, **{key: value for key, value in files if value}}

@@ -1,0 +1,87 @@
+"""`holdfast doctor`: what this machine and its connections need, each finding with its next step.
+
+The checks before an installation and those of an installed role are the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.foundation.exit_codes import CommandError
+from holdfast.install.cell_checks import certificate_checks, remote_checks
+from holdfast.install.findings import DoctorFinding
+from holdfast.install.machine_checks import agent_checks, disk_checks, file_limit_check, port_check
+from holdfast.install.places import Places, Role
+from holdfast.install.services import Service
+
+
+def machine_report(places: Places, role: Role, *, port: int = 0, other: str = "") -> list[DoctorFinding]:
+    """All checks of one role. `other` is the URL of the cell that it talks to."""
+    return list(_findings(places, role, port, other))
+
+
+def _findings(places: Places, role: Role, port: int, other: str) -> Iterator[DoctorFinding]:
+    held = places.record(role)
+    if held is not None and held.complete:
+        yield _service(places, role)
+    elif port:
+        yield port_check(port)
+    yield from disk_checks(places.state)
+    yield file_limit_check()
+    if role == "agent":
+        yield from agent_checks()
+    if held is not None:
+        yield from certificate_checks(places, role)
+    if other:
+        yield from remote_checks(other, places, role)
+
+
+def _service(places: Places, role: Role) -> DoctorFinding:
+    service = Service(places, role)
+    if service.is_running():
+        return DoctorFinding("service", "ok", f"{service.name} runs")
+    return DoctorFinding("service", "fail", f"{service.name} does not run ({service.failure()})", f"read {service.log}")
+
+
+def installed_report(places: Places) -> dict[str, list[DoctorFinding]]:
+    """The checks of every role that this machine holds."""
+    found: dict[str, list[DoctorFinding]] = {}
+    for role in places.roles():
+        found[role] = machine_report(places, role, other=_other_cell(places, role))
+        if role == "global":
+            found[role] += _region_findings(places)
+    return found
+
+
+def _other_cell(places: Places, role: Role) -> str:
+    """The URL of the cell that this role talks to: in its configuration."""
+    import tomllib
+
+    try:
+        settings = tomllib.loads(places.config(role).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(settings.get("global_url" if role == "region" else "url", "")) if role != "global" else ""
+
+
+def _region_findings(places: Places) -> list[DoctorFinding]:
+    """Whether the global cell's machine reaches every region."""
+    from holdfast.client import cell_access
+
+    try:
+        regions = cell_access.region_objects(places.kubeconfig)
+    except CommandError as stop:
+        return [DoctorFinding("global cell", "fail", stop.message, stop.next_step)]
+    found: list[DoctorFinding] = []
+    for item in regions:
+        name, endpoint = item["metadata"]["name"], item["spec"].get("endpoint", "")
+        if not endpoint:
+            step = f"holdfast region token {name}, then holdfast init region on its machine"
+            found.append(DoctorFinding(f"region {name}", "warn", "its cell has not joined yet", step))
+            continue
+        found += remote_checks(endpoint, places, "global")
+    return found
+
+
+def failures(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
+    return [finding for finding in findings if finding.status == "fail"]

@@ -1,0 +1,117 @@
+"""The join string: what one machine prints and another one is given to join.
+
+It carries the address of the cell, the SHA-256 of the platform's CA certificate and the one-time token. The joining
+machine fetches the CA without trust, keeps it only if its hash is the one in the string, and then talks TLS with it.
+So neither a copied certificate nor a first connection on trust is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import ssl
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast.client.sync_api import CellApi
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.identity.cell_certificates import bundle_hashes
+from holdfast.model.join import TrustBundle
+
+PREFIX = "hf1."
+# Characters of a join string. A longer one is refused.
+JOIN_STRING_CHARS_MAX = 4096
+# Bytes of a CA answer read before it is verified. A larger one is refused.
+CA_BYTES_MAX = 256 * 1024
+FETCH_TIMEOUT_S = 10.0
+
+
+class JoinString(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`joins` is `region` or `node`. `name` is the region in both cases."""
+
+    joins: str
+    name: str
+    url: str
+    ca: str
+    token: str
+    zones: tuple[str, ...] = ()
+
+    def encode(self) -> str:
+        return PREFIX + base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
+
+
+def parse_join_string(text: str, joins: str) -> JoinString:
+    text = text.strip()
+    step = "paste the whole line that `holdfast region add` or `holdfast node token` printed"
+    try:
+        if len(text) > JOIN_STRING_CHARS_MAX or not text.startswith(PREFIX):
+            raise ValueError(f"expected up to {JOIN_STRING_CHARS_MAX} characters that start with {PREFIX}")
+        data = text.removeprefix(PREFIX)
+        found = msgspec.json.decode(
+            base64.b64decode(data + "=" * (-len(data) % 4), b"-_", validate=True), type=JoinString
+        )
+    except (ValueError, binascii.Error, msgspec.MsgspecError) as wrong:
+        raise CommandError(f"join token: not readable ({wrong})", next_step=step, code=ExitCode.USAGE) from None
+    if found.joins != joins:
+        made_by = {"region": "holdfast region add NAME", "node": f"holdfast node token --region {found.name}"}
+        raise CommandError(
+            f"join token: it is for a {found.joins} (expected one for a {joins})",
+            next_step=f"use a token of `{made_by.get(joins, step)}`",
+            code=ExitCode.USAGE,
+        )
+    return found
+
+
+def fetch_verified_ca(url: str, fingerprint: str) -> bytes:
+    """The CA certificates that the cell trusts, if one of them has this SHA-256. Raises otherwise."""
+    first = _fetch_unverified(url)
+    try:
+        known = bundle_hashes(first.ca.encode())
+    except ValueError:
+        known = {}
+    if fingerprint not in known:
+        raise CommandError(
+            f"{url}: not the platform that the join token was made for (CA expected sha256:{fingerprint[:16]}…, found "
+            f"{', '.join(f'sha256:{each[:16]}…' for each in known) or 'none'})",
+            next_step="check the address; do not continue if somebody may answer in its place",
+            code=ExitCode.DENIED,
+        )
+    with tempfile.NamedTemporaryFile(suffix=".pem") as file:
+        file.write(known[fingerprint].encode())
+        file.flush()
+        api = CellApi(url, name="join", ca=Path(file.name), timeout_s=FETCH_TIMEOUT_S)
+        try:
+            trusted = msgspec.convert(api.get("/join/v1/ca"), TrustBundle)
+        finally:
+            api.close()
+    return trusted.ca.encode()
+
+
+def _fetch_unverified(url: str) -> TrustBundle:
+    parts = urlsplit(url)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    connection = http.client.HTTPSConnection(
+        parts.hostname or "", parts.port or 443, timeout=FETCH_TIMEOUT_S, context=context
+    )
+    try:
+        connection.request("GET", "/join/v1/ca")
+        answer = connection.getresponse()
+        data = answer.read(CA_BYTES_MAX + 1)
+        if answer.status != 200 or len(data) > CA_BYTES_MAX:
+            raise ValueError(f"status {answer.status}, {len(data)} bytes")
+        return msgspec.json.decode(data, type=TrustBundle)
+    except (OSError, http.client.HTTPException, ValueError, msgspec.MsgspecError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise CommandError(
+            f"{url}: no CA certificate received ({why})",
+            next_step="check that the cell runs and that its port is reachable: holdfast doctor --join TOKEN",
+            code=ExitCode.UNREACHABLE,
+        ) from None
+    finally:
+        connection.close()

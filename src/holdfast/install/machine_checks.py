@@ -1,0 +1,140 @@
+"""Checks of the machine itself: ports, disk, limits, kernel features, control groups and container runtimes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.install.findings import DoctorFinding
+
+# Free disk below which an installation is refused, and below which it is warned about.
+DISK_FREE_MIN_BYTES = 256 * 1024 * 1024
+DISK_FREE_WARN_BYTES = 4 * 1024 * 1024 * 1024
+# Median time of a synced write above which commits become slow. A disk fit for a store needs under 10 ms.
+FSYNC_WARN_S = 0.02
+FSYNC_SAMPLES = 10
+# Open files of a process: connections of nodes, watches and users.
+OPEN_FILES_MIN = 4096
+_OPENAT2 = 437
+
+
+def port_check(port: int) -> DoctorFinding:
+    name = f"port {port}"
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                step = f"ss -ltnp 'sport = :{port}' names the process; or choose another port: --advertise HOST:PORT"
+                return DoctorFinding(name, "fail", "in use by another process", step)
+            if error.errno == errno.EACCES:
+                return DoctorFinding(
+                    name, "fail", "may not be bound by this user", "choose a port above 1023, or use root"
+                )
+    return DoctorFinding(name, "ok", "free")
+
+
+def disk_checks(state: Path) -> Iterator[DoctorFinding]:
+    folder = next(path for path in (state, *state.parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 2**30:.1f} GiB free at {folder}"
+    if free < DISK_FREE_MIN_BYTES:
+        yield DoctorFinding("disk space", "fail", text, "free some space, or choose another --state")
+    elif free < DISK_FREE_WARN_BYTES:
+        yield DoctorFinding(
+            "disk space", "warn", text, f"{DISK_FREE_WARN_BYTES // 2**30} GiB leave room for growth and logs"
+        )
+    else:
+        yield DoctorFinding("disk space", "ok", text)
+    try:
+        delay_s = sync_delay_s(folder)
+    except OSError as error:
+        yield DoctorFinding(
+            "disk sync", "fail", f"{folder} is not writable ({error.strerror})", "choose another --state"
+        )
+        return
+    slow = delay_s > FSYNC_WARN_S
+    text = f"{delay_s * 1000:.1f} ms per synced write at {folder}"
+    step = "use a local SSD: every commit waits for one sync"
+    yield DoctorFinding("disk sync", "warn" if slow else "ok", text, step if slow else "")
+
+
+def sync_delay_s(folder: Path) -> float:
+    """Median time of a small write with fdatasync, as a commit does."""
+    took: list[float] = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(FSYNC_SAMPLES):
+            start = time.perf_counter()
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - start)
+    return statistics.median(took)
+
+
+def file_limit_check() -> DoctorFinding:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    unlimited = hard == resource.RLIM_INFINITY
+    if unlimited or hard >= OPEN_FILES_MIN:
+        return DoctorFinding("open files", "ok", f"limit {'unlimited' if unlimited else hard}")
+    step = "the systemd unit raises it; elsewhere: ulimit -Hn 65536"
+    return DoctorFinding("open files", "warn", f"limit {hard} (expected {OPEN_FILES_MIN})", step)
+
+
+def agent_checks() -> Iterator[DoctorFinding]:
+    yield _cgroups()
+    yield _namespaces()
+    yield _openat2()
+    runtime = next((name for name in ("crun", "runc") if shutil.which(name)), "")
+    if runtime:
+        yield DoctorFinding("container runtime", "ok", runtime)
+    else:
+        step = "install crun for workloads with driver oci; driver process needs none"
+        yield DoctorFinding("container runtime", "warn", "neither crun nor runc found", step)
+    if os.geteuid() != 0:
+        step = "run the agent as root; otherwise tasks run as its user"
+        yield DoctorFinding("task isolation", "warn", "the agent is not root, so tasks are not isolated from it", step)
+
+
+def _cgroups() -> DoctorFinding:
+    root = Path("/sys/fs/cgroup")
+    if not (root / "cgroup.controllers").exists():
+        step = "boot with systemd.unified_cgroup_hierarchy=1; until then limits are soft"
+        return DoctorFinding("cgroups v2", "warn", "not mounted at /sys/fs/cgroup", step)
+    line = next((each for each in Path("/proc/self/cgroup").read_text().splitlines() if each.startswith("0::")), "0::/")
+    own = root / line.removeprefix("0::").lstrip("/")
+    missing = {"cpu", "memory", "pids"} - set((root / "cgroup.controllers").read_text().split())
+    if missing:
+        return DoctorFinding("cgroups v2", "warn", f"without {', '.join(sorted(missing))}", "enable these controllers")
+    if os.geteuid() != 0 and not os.access(own, os.W_OK):
+        return DoctorFinding("cgroups v2", "warn", f"{own} is not delegated to this user", "the unit sets Delegate=yes")
+    return DoctorFinding("cgroups v2", "ok", "cpu, memory and pids")
+
+
+def _namespaces() -> DoctorFinding:
+    missing = [name for name in ("mnt", "pid", "user") if not Path(f"/proc/self/ns/{name}").exists()]
+    if missing:
+        return DoctorFinding("namespaces", "warn", f"without {', '.join(missing)}", "use a kernel with namespaces")
+    return DoctorFinding("namespaces", "ok", "mount, pid and user")
+
+
+def _openat2() -> DoctorFinding:
+    """The call is made with a bad argument: a kernel that knows it says EINVAL or EFAULT, another one ENOSYS."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall(ctypes.c_long(_OPENAT2), ctypes.c_int(-100), None, None, ctypes.c_size_t(0))
+    if ctypes.get_errno() == errno.ENOSYS:
+        return DoctorFinding("openat2", "warn", "the kernel lacks it", "use Linux 5.6 or newer")
+    return DoctorFinding("openat2", "ok", "available")

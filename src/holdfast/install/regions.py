@@ -1,0 +1,98 @@
+"""Regions and join tokens through the API, from any machine with operator credentials."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.client.sync_api import ApiRefusal, CellApi
+from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.identity.cell_certificates import bundle_hashes
+from holdfast.install.join_string import JoinString
+from holdfast.model.join import TrustBundle, token_text
+from holdfast.platform.join_tokens import JOIN_TOKENS_PATH, create_join_token
+from holdfast.platform.layout import Layout
+from holdfast.platform.platform_status import connect_cell
+
+REGIONS_PATH = "/apis/holdfast.dev/v1/regions"
+GLOBAL = "global"
+
+
+def global_api(state: str) -> CellApi:
+    layout = Layout(state)
+    return connect_cell(layout, layout.load(), GLOBAL)
+
+
+def add_region(api: CellApi, name: str, *, zones: tuple[str, ...], residency: tuple[str, ...], cost: int) -> bool:
+    """Creates the Region object. An existing one stays as it is. Returns whether it was created."""
+    spec = {"zones": list(zones or (f"{name}-a",)), "residency": list(residency), "cost": cost}
+    body = {"apiVersion": "holdfast.dev/v1", "kind": "Region", "metadata": {"name": name}, "spec": spec}
+    try:
+        api.request("POST", REGIONS_PATH, body)
+    except ApiRefusal as refusal:
+        if refusal.status == 409:
+            return False
+        raise
+    return True
+
+
+def find_region(api: CellApi, name: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = api.get(f"{REGIONS_PATH}/{quote(name)}")
+        return found
+    except ApiRefusal as refusal:
+        if refusal.status != 404:
+            raise
+    names = ", ".join(item["metadata"]["name"] for item in api.list("regions")) or "none"
+    raise CommandError(f"region {name}: not found (found {names})", next_step=f"holdfast region add {name}")
+
+
+def region_join_string(api: CellApi, name: str, *, ttl_s: float, hosts: tuple[str, ...] = ()) -> str:
+    """A join string for the cell of a region. The global cell stores only the token's hash."""
+    find_region(api, name)
+    trusted = _trust(api)
+    text = token_text(GLOBAL, secrets.token_urlsafe(32))
+    spec: dict[str, Any] = {
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "ttlSeconds": ttl_s,
+        "region": name,
+        **({"hosts": list(hosts)} if hosts else {}),
+    }
+    body = {"apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": _token_name(name)}, "spec": spec}
+    api.request("POST", JOIN_TOKENS_PATH, body)
+    return JoinString(joins="region", name=name, url=api.url, ca=trusted, token=text).encode()
+
+
+def node_join_string(state: str, region: str, *, node: str, uses: int, ttl_s: float, certificate_s: float) -> str:
+    """A join string for nodes of a region. The region stores only the token's hash."""
+    above = global_api(state)
+    found = find_region(above, region)
+    endpoint = found["spec"].get("endpoint", "")
+    if not endpoint:
+        raise CommandError(
+            f"region {region}: its cell has not joined yet, so no node can",
+            next_step=f"on the region's machine: holdfast init region --join TOKEN (holdfast region token {region})",
+            code=ExitCode.CONFLICT,
+        )
+    layout = Layout(state)
+    api = connect_cell(layout, layout.load(), region)
+    text = create_join_token(
+        api, region, _token_name(node or region), node=node, uses=uses, ttl_s=ttl_s, certificate_s=certificate_s
+    )
+    zones = tuple(found["spec"].get("zones", ()))
+    return JoinString(joins="node", name=region, url=api.url, ca=_trust(api), token=text, zones=zones).encode()
+
+
+def _trust(api: CellApi) -> str:
+    """SHA-256 of the CA certificate that signs now, as the cell says over verified TLS."""
+    trusted = msgspec.convert(api.get("/join/v1/ca"), TrustBundle)
+    return trusted.signer or list(bundle_hashes(trusted.ca.encode()))[-1]
+
+
+def _token_name(about: str) -> str:
+    return f"join-{about.replace('.', '-')[:40]}-{int(time.time()):x}-{secrets.token_hex(2)}"

@@ -1,0 +1,1 @@
+"""Container registries: which ones are allowed, and reading images from them."""

@@ -1,0 +1,132 @@
+"""Requests that the global cell's console makes in this region on behalf of a signed-in user, run in this process.
+
+The same routes, authorization, flow control, gate and audit as for a request over HTTP. Only the groups of people are
+taken from the global cell, and only the requests of `region_calls.PERMITTED` are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.console.region_calls import (
+    CALL_RESPONSE_BYTES_MAX,
+    CALL_TIMEOUT_S,
+    NODE_FIELDS,
+    PERMITTED,
+    RegionRequest,
+    RegionResponse,
+)
+from holdfast.model.errors import Forbidden
+from holdfast.model.principal import Principal
+from holdfast.server.request import Request
+from holdfast.server.status import status_dict
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+_encoder = msgspec.json.Encoder()
+_USAGE = "/agent/v1/nodes/{node}"
+
+
+def check_permitted(request: Request) -> None:
+    """Refuses every request that this process does not make on behalf of users."""
+    target, route = request.target, request.target.route
+    if target.resource is not None:
+        wanted = (target.verb, target.resource.kind.plural, target.subresource)
+    else:
+        wanted = ("call", "nodes", "usage") if route is not None and route.pattern == _USAGE else ("", "", "")
+    if wanted not in request.permitted:
+        raise Forbidden(f"{request.method} {request.path[:100]}: not served to the console of the global cell")
+
+
+class AssertedCalls:
+    """Implements `console.region_calls.RegionApi`. `permitted` are verbs, resources and subresources."""
+
+    def __init__(self, app: Application, permitted: frozenset[tuple[str, str, str]] = PERMITTED) -> None:
+        self._app = app
+        self._permitted = permitted
+
+    async def call(self, who: Principal, request: RegionRequest) -> RegionResponse:
+        data = request.body.encode()
+        if self._permitted is PERMITTED and request.method == "PATCH" and not _changes_only_scheduling(data):
+            expected = ", ".join(sorted(NODE_FIELDS))
+            message = f"node: the console changes only {expected}; next: kubectl patch in the region"
+            return RegionResponse(code=403, body=_encoder.encode(status_dict(Forbidden(message))).decode())
+        headers = [(b"user-agent", b"console"), (b"content-length", b"%d" % len(data))]
+        if request.content_type:
+            headers.append((b"content-type", request.content_type.encode()))
+        if request.accept:
+            headers.append((b"accept", request.accept.encode()))
+        scope = {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "query_string": request.query.encode(),
+            "headers": headers,
+            "holdfast.asserted_principal": who,
+            "holdfast.permitted": self._permitted,
+        }
+        captured = _Captured(data)
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await self._app(scope, captured.receive, captured.send)
+        except TimeoutError:
+            if not captured.code:
+                return RegionResponse(
+                    code=504, body=f"no response within {CALL_TIMEOUT_S:g} s", content_type="text/plain"
+                )
+        except _Enough:
+            pass
+        return captured.response()
+
+
+def _changes_only_scheduling(patch: bytes) -> bool:
+    try:
+        return msgspec.json.decode(patch, type=_NodePatch).spec.keys() <= NODE_FIELDS
+    except msgspec.MsgspecError:
+        return False
+
+
+class _NodePatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    spec: dict[str, Any]
+
+
+class _Enough(Exception):
+    """The response has reached its limit."""
+
+
+class _Captured:
+    """Sends one body, and keeps the response up to its limit."""
+
+    def __init__(self, body: bytes) -> None:
+        self.code = 0
+        self._inbox = [body]
+        self._type = "application/json"
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if self._inbox:
+            return {"type": "http.request", "body": self._inbox.pop(), "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.code = message["status"]
+            self._type = dict(message["headers"]).get(b"content-type", b"application/json").decode()
+            return
+        self._parts.append(message.get("body", b""))
+        self._size += len(self._parts[-1])
+        if self._size > CALL_RESPONSE_BYTES_MAX:
+            raise _Enough
+
+    def response(self) -> RegionResponse:
+        body = b"".join(self._parts)[:CALL_RESPONSE_BYTES_MAX].decode(errors="replace")
+        return RegionResponse(
+            code=self.code, body=body, content_type=self._type, cut=self._size > CALL_RESPONSE_BYTES_MAX
+        )

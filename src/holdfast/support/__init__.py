@@ -1,0 +1,1 @@
+"""The support bundle: facts of a platform in one file, without secrets."""

@@ -1,0 +1,51 @@
+"""Opening pages of the console of a running platform, for tests in a real browser.
+
+`HOLDFAST_SCREENSHOTS=FOLDER` keeps a picture of every page.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, expect
+from tests.browser import Tab
+from tests.platforms import RunningPlatform, holdfast
+
+
+def link(platform: RunningPlatform) -> str:
+    return holdfast("console", "--state", str(platform.state)).stdout.strip()
+
+
+def base(platform: RunningPlatform) -> str:
+    return f"http://127.0.0.1:{platform.base}/console"
+
+
+def signed_in(platform: RunningPlatform, opened: Tab, path: str = "") -> Tab:
+    opened.page.goto(link(platform))
+    expect(opened.page.locator(".fresh b")).to_have_text("Live")
+    if path:
+        opened.page.goto(base(platform) + path)
+    expect(opened.page.locator("main h1")).to_be_visible()
+    return opened
+
+
+def keep_picture(opened: Tab, name: str) -> None:
+    folder = os.environ.get("HOLDFAST_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        opened.page.wait_for_timeout(600)
+        opened.page.screenshot(path=Path(folder) / f"{name}.png")
+
+
+def forged(page: Page, method: str, path: str, body: Any = None) -> int:
+    """The status of a request that the page does not offer, sent with its session."""
+    status: int = page.evaluate(
+        """async ([method, path, body]) => (await fetch(path, {
+            method, body: body ? JSON.stringify(body) : undefined,
+            headers: {"X-Holdfast-Console": localStorage.getItem("holdfast-console-key"),
+                      "Content-Type": "application/merge-patch+json"}})).status""",
+        [method, path, body],
+    )
+    return status

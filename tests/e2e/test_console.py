@@ -1,0 +1,356 @@
+"""The console in a real Chromium on a real platform: every page, what happens when facts grow old, and size."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+from tests.browser import chromium, tab
+from tests.console_pages import base, keep_picture, link, signed_in
+from tests.platforms import RunningPlatform, holdfast, running_platform, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
+
+RESOURCES = ("cpu", "memory", "gpu")
+PAGES = {
+    "overview": "",
+    "workloads": "/workloads",
+    "workload": "/workloads/payments/risk-api?replica=risk-api-us-east-0",
+    "decisions": "/decisions",
+    "map": "/map?region=us-east&node=us-east-1",
+    "recovery": "/recovery",
+    "quotas": "/quotas",
+    "pipeline": "/pipeline",
+    "queues": "/queues",
+    "policies": "/policies",
+    "overrides": "/overrides",
+    "what-if": "/what-if?region=us-east",
+    "repairs": "/repairs",
+    "audit": "/audit",
+    "system": "/system",
+}
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    with running_platform(tmp_path_factory.mktemp("console") / "state") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+def some_decision(platform: RunningPlatform) -> str:
+    found = json.loads(platform.kubectl("--context", "us-east", "get", "decisions", "-n", "payments", "-o", "json"))
+    return f"/decisions/us-east/payments/{found['items'][0]['metadata']['name']}"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_accessible_and_breaks_no_policy(platform: RunningPlatform, browser: Browser, theme: str) -> None:
+    with tab(browser, theme=theme) as opened:
+        signed_in(platform, opened)
+        wrong: list[str] = []
+        for name, path in {**PAGES, "decision": some_decision(platform)}.items():
+            opened.page.goto(base(platform) + path)
+            expect(opened.page.locator("main h1")).to_have_count(1)
+            expect(opened.page.locator(".fresh b")).to_have_text("Live")
+            wrong += [f"{name}, {theme}: {text}" for text in opened.violations()]
+            keep_picture(opened, f"{name}-{theme}")
+        assert not wrong, "\n".join(wrong[:20])
+        assert not opened.troubles, opened.troubles
+
+
+def test_every_page_fits_a_phone(platform: RunningPlatform, browser: Browser) -> None:
+    with tab(browser, width=390, height=844) as opened:
+        signed_in(platform, opened)
+        for name, path in {**PAGES, "decision": some_decision(platform)}.items():
+            opened.page.goto(base(platform) + path)
+            expect(opened.page.locator("main h1")).to_have_count(1)
+            wide = opened.page.evaluate("document.querySelector('main').scrollWidth")
+            assert wide <= 390, f"{name} is {wide} pixels wide"
+            keep_picture(opened, f"{name}-390")
+        assert opened.page.locator("nav li:visible").count() == 5
+        assert not opened.violations()
+
+
+def test_link_works_once_and_the_address_keeps_no_secret(platform: RunningPlatform, browser: Browser) -> None:
+    shown = link(platform)
+    with tab(browser) as first, tab(browser) as second:
+        first.page.goto(shown)
+        expect(first.page.locator(".fresh b")).to_have_text("Live")
+        assert "sign-in" not in first.page.url
+        second.page.goto(shown)
+        expect(second.page.get_by_role("alert")).to_contain_text("used before")
+        first.page.reload()
+        expect(first.page.locator(".fresh b")).to_have_text("Live")
+
+
+def test_root_leads_to_the_sign_in_and_api_is_not_served_without_tls(
+    platform: RunningPlatform, browser: Browser
+) -> None:
+    with tab(browser) as opened:
+        opened.page.goto(f"http://127.0.0.1:{platform.base}/")
+        expect(opened.page.get_by_role("heading", name="Sign in to Holdfast")).to_be_visible()
+        keep_picture(opened, "sign-in")
+        assert not opened.violations()
+        answer = opened.page.request.get(f"http://127.0.0.1:{platform.base}/apis")
+        assert answer.status == 400 and "https" in answer.text()
+
+
+def test_search_and_keys_reach_every_page(platform: RunningPlatform, browser: Browser) -> None:
+    with tab(browser) as opened:
+        page = signed_in(platform, opened).page
+        page.keyboard.press("/")
+        page.keyboard.type("risk")
+        expect(page.get_by_role("option").filter(has_text="6 of 6 serve")).to_be_visible()
+        keep_picture(opened, "search")
+        assert not opened.violations()
+        page.keyboard.press("Enter")
+        expect(page.locator("main h1")).to_have_text("payments/risk-api")
+        for key, title in (("m", "nodes in"), ("w", "workloads"), ("q", "Nothing waits"), ("s", "cells")):
+            page.keyboard.press("g")
+            page.keyboard.press(key)
+            expect(page.locator("main .head")).to_contain_text(title)
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog", name="Keys")).to_have_count(0)
+        page.keyboard.press("g")
+        page.keyboard.press("w")
+        expect(page).to_have_url(re.compile("/console/workloads$"))
+        expect(page.locator("[data-row]").first).to_be_visible()
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile("/console/workloads/[a-z]+/"))
+        before = page.evaluate("document.documentElement.dataset.theme ?? ''")
+        page.keyboard.press(".")
+        assert page.evaluate("document.documentElement.dataset.theme") != before
+        page.go_back()
+        expect(page).to_have_url(re.compile("/console/workloads$"))
+
+
+def test_silent_server_freezes_the_page_and_a_restarted_one_resumes_it(
+    platform: RunningPlatform, browser: Browser
+) -> None:
+    with tab(browser) as opened:
+        page = signed_in(platform, opened).page
+        pid = platform.pid("cell-global")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            expect(page.get_by_role("alert")).to_contain_text("Nothing on this page is newer than")
+            expect(page.locator(".fresh b")).to_have_text("Frozen")
+            expect(page.locator("main h1")).to_contain_text("At ")
+            report = page.locator("table").nth(1).locator("td").nth(3).inner_text()
+            time.sleep(1.5)
+            assert page.locator("table").nth(1).locator("td").nth(3).inner_text() == report, "an age went on"
+            keep_picture(opened, "stale")
+            assert not opened.violations()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        expect(page.locator(".fresh b")).to_have_text("Live")
+        os.kill(pid, signal.SIGKILL)
+        expect(page.locator(".fresh b")).to_have_text("Frozen")
+        expect(page.locator(".fresh b")).to_have_text("Live", timeout=60_000)
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_region_without_contact_freezes_only_its_own_part(platform: RunningPlatform, browser: Browser) -> None:
+    with tab(browser) as opened:
+        page = signed_in(platform, opened, "/map").page
+        expect(page.locator(".tile")).to_have_count(8)
+        pid = platform.pid("cell-eu-west")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            note = page.get_by_role("status").filter(has_text="eu-west")
+            expect(note).to_contain_text("did not answer")
+            expect(page.locator(".fresh b")).to_have_text("Live")
+            expect(page.locator(".tile")).to_have_count(8)
+            assert page.locator(".tile.old").count() >= 2
+            keep_picture(opened, "region-silent")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        expect(note).to_have_count(0, timeout=30_000)
+
+
+def test_token_that_expires_keeps_the_page_frozen_behind_a_sign_in(platform: RunningPlatform, browser: Browser) -> None:
+    arguments = ("--state", str(platform.state))
+    token = holdfast("token", "create", "short", "--viewer", "--expires", "20s", *arguments).stdout.strip()
+    with tab(browser) as opened:
+        page = opened.page
+        page.goto(base(platform) + "/workloads")
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.locator("[data-row]")).not_to_have_count(0)
+        expect(page.get_by_role("alert")).to_contain_text("session has ended", timeout=60_000)
+        assert page.locator("[data-row]").count() > 0, "what was known stays in sight"
+        again = holdfast("token", "create", "long", "--viewer", *arguments).stdout.strip()
+        page.get_by_label("Token").fill(again)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.locator(".fresh b")).to_have_text("Live")
+        assert page.url.endswith("/console/workloads"), "the address is kept"
+
+
+def test_tenant_is_offered_only_its_own(platform: RunningPlatform, browser: Browser) -> None:
+    arguments = ("--state", str(platform.state))
+    token = holdfast("token", "create", "shop", "--tenant", "payments", *arguments).stdout.strip()
+    with tab(browser) as opened:
+        page = opened.page
+        page.goto(base(platform))
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("link", name=re.compile("^Workloads"))).to_be_visible()
+        for hidden in ("Map", "Audit", "System", "Recovery", "Policies"):
+            assert page.get_by_role("navigation").get_by_role("link", name=hidden).count() == 0
+        page.goto(base(platform) + "/workloads")
+        expect(page.locator("[data-row]").first).to_be_visible()
+        assert all("payments/" in row for row in page.locator("[data-row]").all_inner_texts())
+        page.goto(base(platform) + "/workloads/search/search-indexer")
+        expect(page.get_by_role("alert")).to_contain_text("forbidden")
+        page.goto(base(platform) + "/audit")
+        expect(page.get_by_role("alert")).to_contain_text("forbidden")
+
+
+def test_ten_tabs_of_one_browser_are_all_live(platform: RunningPlatform, browser: Browser) -> None:
+    with tab(browser) as opened:
+        signed_in(platform, opened)
+        others = [opened.context.new_page() for _ in range(9)]
+        for page, path in zip(others, PAGES.values(), strict=False):
+            page.goto(base(platform) + path)
+        for page in (opened.page, *others):
+            expect(page.locator(".fresh b")).to_have_text("Live")
+            expect(page.locator("main h1")).to_be_visible()
+        shown = others[-1].locator(".fresh .rev").inner_text()
+        wait_until(lambda: others[-1].locator(".fresh .rev").inner_text() != shown, "the last tab goes on", within_s=20)
+        assert not opened.troubles, opened.troubles
+
+
+def test_waiting_replica_is_explained_down_to_the_node(platform: RunningPlatform, browser: Browser) -> None:
+    platform.apply(
+        {
+            "apiVersion": "holdfast.dev/v1",
+            "kind": "Workload",
+            "metadata": {"name": "scoring", "namespace": "fraud"},
+            "spec": {
+                "replicas": 1,
+                "priorityClassName": "high",
+                "placement": {"regions": ["us-east"]},
+                "template": {"command": ["sleep", "60"], "resources": {"cpu": "1", "memory": "64Mi", "gpu": 4}},
+            },
+        }
+    )
+    try:
+        with tab(browser) as opened:
+            page = signed_in(platform, opened, "/queues").page
+            row = page.locator("[data-row]").filter(has_text="InsufficientDevices")
+            expect(row).to_contain_text("fraud/scoring", timeout=60_000)
+            keep_picture(opened, "queues-waiting")
+            row.get_by_role("link", name="Why").click()
+            expect(page.locator("main h1")).to_have_text("0 of 1 placed, 1 waits")
+            expect(page.locator(".matrix .group")).to_contain_text("InsufficientDevices")
+            expect(page.locator("main")).to_contain_text("Nearest miss: us-east-1")
+            expect(page.locator("main")).to_contain_text("same outcome")
+            keep_picture(opened, "decision-waiting")
+            assert not opened.violations()
+            assert not opened.troubles, opened.troubles
+    finally:
+        platform.kubectl("delete", "workload", "scoring", "-n", "fraud")
+
+
+def large_map(nodes: int) -> dict[str, Any]:
+    """The map of a fleet with this many nodes, as three regions would answer it."""
+    maps = {}
+    for region in ("eu-central", "eu-west", "us-east"):
+        each = nodes // 9 + 1
+        zones = [f"{region}-{letter}" for letter in "abc"]
+        resources = {
+            name: {"total": each * 32000, "allocated": each * 16000, "held": each * 4000} for name in RESOURCES
+        }
+        maps[region] = {
+            "nodes": each * 3,
+            "attention": [],
+            "zones": [
+                {
+                    "zone": zone,
+                    "prefix": zone,
+                    "names": [f"{i:04}" for i in range(each)],
+                    "allocated": [i * 37 % 1000 for i in range(each)],
+                    "held": [125] * each,
+                    "states": "".join("lllllllllx"[i % 10] if i > each - 20 else "l" for i in range(each)),
+                    "renewed": [],
+                    "replicas": [4] * each,
+                }
+                for zone in zones
+            ],
+            "totals": [
+                {"zone": zone, "nodes": each, "live": each, "attention": 0, "resources": resources} for zone in zones
+            ],
+        }
+    return {"regions": [], "maps": maps, "nodes": nodes, "resource": "cpu", "overrides": []}
+
+
+def test_map_of_5000_nodes_opens_within_a_second_and_answers_within_100_ms(
+    platform: RunningPlatform, browser: Browser
+) -> None:
+    answer = {"asOf": time.time(), "revision": 1, "etag": "x", "data": large_map(5000)}
+    body = f"event: page\nid: x\ndata: {json.dumps(answer)}\n\n"
+    with tab(browser) as opened:
+        page = signed_in(platform, opened).page
+        page.route("**/console/api/stream?*page=map*", lambda route: route.fulfill(body=body, status=200))
+        opening = page.evaluate(
+            """async () => {
+                const began = performance.now();
+                document.querySelector('nav a[href="/console/map"]').click();
+                while (!document.querySelector("main canvas")) await new Promise(requestAnimationFrame);
+                await new Promise(requestAnimationFrame);
+                return performance.now() - began;
+            }"""
+        )
+        filtering = page.evaluate(
+            """async () => {
+                const field = document.querySelector("[data-filter]");
+                const began = performance.now();
+                field.value = "b01";
+                field.dispatchEvent(new Event("input", {bubbles: true}));
+                await new Promise(requestAnimationFrame);
+                await new Promise(requestAnimationFrame);
+                return performance.now() - began;
+            }"""
+        )
+        keep_picture(opened, "map-5000")
+        # The goal holds for processors that nobody else uses; here they are shared with other work.
+        busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        found = f"opened in {opening:.0f} ms, filtered in {filtering:.0f} ms, {busy:.1f} tasks per processor"
+        assert opening < 1000 * busy and filtering < 100 * busy, found
+        print(f"5,000 nodes: {found}")
+
+
+def test_newcomer_reads_a_lost_region_from_the_console_alone(platform: RunningPlatform, browser: Browser) -> None:
+    wait_until(
+        lambda: all(w["done"] for w in platform.status()["workloads"]), "every workload serves again", within_s=90
+    )
+    drill = ("drill", "run", "region-loss", "--region", "us-east", "--state", str(platform.state))
+    holdfast(*drill, timeout_s=300)
+    with tab(browser) as opened:
+        page = signed_in(platform, opened).page
+        row = page.locator("tr").filter(has_text="us-east").first
+        row.get_by_role("link", name="proven").click()
+        expect(page.locator("main h1")).to_contain_text("us-east was lost")
+        expect(page.locator("main")).to_contain_text("the promise held")
+        for question in ("What desired state changed?", "Which controller acted first?", "Did the promise hold?"):
+            expect(page.locator(".qa")).to_contain_text(question)
+        expect(page.locator(".qa")).to_contain_text(re.compile(r"Yes: every critical workload served [\d.]+ s after"))
+        expect(page.locator("main")).to_contain_text("payments/risk-api")
+        keep_picture(opened, "recovery-lost")
+        assert not opened.violations()
+        assert not opened.troubles, opened.troubles

@@ -1,0 +1,85 @@
+"""Checks of machines and cells."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from holdfast.identity.cell_certificates import CellCertificateAuthority, issue_pem
+from holdfast.identity.certificates import make_ca
+from holdfast.install.cell_checks import certificate_check, clock_finding, remote_checks, version_finding
+from holdfast.install.doctor import failures, machine_report
+from holdfast.install.machine_checks import disk_checks, port_check
+from holdfast.install.places import ROLES, Places, Role
+
+NOW_S = 1_700_000_000.0
+
+
+def test_port_in_use_fails_and_a_free_one_does_not() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        found = port_check(port)
+        assert (found.status, found.message) == ("fail", "in use by another process")
+        assert str(port) in found.next_step
+    assert port_check(port).status == "ok"
+
+
+@pytest.mark.parametrize(("ahead_s", "status"), [(0.2, "ok"), (-3.0, "warn"), (400.0, "fail"), (-400.0, "fail")])
+def test_clock_difference_is_judged(ahead_s: float, status: str) -> None:
+    assert clock_finding(ahead_s).status == status
+
+
+@pytest.mark.parametrize(
+    ("theirs", "status"), [("0.1.3", "ok"), ("0.2.0", "warn"), ("0.3.0", "fail"), ("1.1.0", "fail"), ("x", "warn")]
+)
+def test_version_difference_is_judged(theirs: str, status: str) -> None:
+    assert version_finding(theirs, "0.1.0").status == status
+
+
+@pytest.mark.parametrize(("later_s", "status"), [(10.0, "ok"), (800.0, "warn"), (1001.0, "fail"), (-1000.0, "fail")])
+def test_certificate_lifetime_is_judged(later_s: float, status: str, tmp_path: Path) -> None:
+    made = make_ca(tmp_path, now_s=NOW_S)
+    authority = CellCertificateAuthority(made.certificate, made.key)
+    issue_pem(authority, tmp_path / "server.pem", "cell", hosts=("h",), now_s=NOW_S, seconds=1000.0)
+    found = certificate_check(tmp_path / "server.pem", NOW_S + later_s)
+    assert found.status == status
+    assert status == "ok" or found.next_step
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"])
+def test_unreadable_certificate_is_a_finding(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "server.pem"
+    path.write_bytes(content)
+    assert certificate_check(path, NOW_S).status == "fail"
+
+
+def test_cell_that_does_not_answer_is_a_finding(tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"https://127.0.0.1:{held.getsockname()[1]}"
+        found = list(remote_checks(url, Places(tmp_path), "region"))
+    assert [each.status for each in found] == ["ok", "fail"]
+    assert "firewall" in found[1].next_step
+
+
+def test_name_that_does_not_resolve_is_a_finding(tmp_path: Path) -> None:
+    found = list(remote_checks("https://no-such-host.invalid:1", Places(tmp_path), "region"))
+    assert [each.status for each in found] == ["fail"]
+
+
+def test_missing_directory_is_measured_at_its_parent(tmp_path: Path) -> None:
+    names = [finding.name for finding in disk_checks(tmp_path / "a" / "b")]
+    assert names == ["disk space", "disk sync"]
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_new_machine_has_every_finding_with_a_next_step(role: Role, tmp_path: Path) -> None:
+    found = machine_report(Places(tmp_path), role)
+    assert {"disk space", "disk sync", "open files"} <= {each.name for each in found}
+    assert all(each.next_step for each in found if each.status != "ok")
+    assert isinstance(failures(found), list)

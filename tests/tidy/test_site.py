@@ -1,0 +1,117 @@
+"""The documentation site: every page is listed, links lead somewhere, nothing needs a network or inline code."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import build_site
+import pytest
+import site_diagrams
+from site_markdown import PageRenderer
+
+from holdfast import __version__
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    build_site.write_site(build_site.read_site(), out)
+    return out
+
+
+class Elements(HTMLParser):
+    """The start tags of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_every_page_is_listed_and_every_link_leads_somewhere() -> None:
+    assert build_site.problems(build_site.read_site()) == []
+
+
+def test_build_names_a_broken_link_anchor_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    text = "# A\n\n[one](b.md) [two](#absent) [three](../src/absent.py) ![four](pictures/absent.png) [fine](#a)\n"
+    (tmp_path / "docs" / "a.md").write_text(text)
+    (tmp_path / "docs" / "unlisted.md").write_text("# Unlisted\n")
+    monkeypatch.setattr(build_site, "ROOT", tmp_path)
+    monkeypatch.setattr(build_site, "DOCS", tmp_path / "docs")
+    page = PageRenderer(tmp_path, build_site.output_name).render("docs/a.md")
+    site = build_site.Site((("Start", ("docs/a.md", "docs/gone.md")),), {"docs/a.md": page})
+    assert build_site.problems(site) == [
+        "docs/site.toml: docs/gone.md does not exist",
+        "docs/a.md: docs/b.md is not a page of the site",
+        "docs/a.md: docs/a.md has no heading #absent",
+        "docs/a.md: src/absent.py is not a page of the site",
+        "docs/a.md: docs/pictures/absent.png does not exist",
+        "docs/unlisted.md: not in docs/site.toml",
+    ]
+
+
+def test_built_pages_need_no_network_and_no_inline_code(built: Path) -> None:
+    pages = list(built.rglob("*.html"))
+    assert len(pages) > 50
+    for path in pages:
+        for tag, attributes in Elements(path.read_text()).found:
+            assert "style" not in attributes and not any(name.startswith("on") for name in attributes), path.name
+            assert tag != "style", path.name
+            if tag == "script":
+                assert attributes.get("src"), path.name
+            for name in ("src", "href"):
+                reference = attributes.get(name) or ""
+                assert tag == "a" or "://" not in reference, f"{path.name}: {reference}"
+
+
+def test_references_of_built_pages_are_files_of_the_site(built: Path) -> None:
+    broken = []
+    for path in built.rglob("*.html"):
+        for _, attributes in Elements(path.read_text()).found:
+            for reference in (attributes.get("src") or "", attributes.get("href") or ""):
+                file, _, _ = reference.partition("#")
+                if file and "://" not in file and not (path.parent / file).is_file():
+                    broken.append(f"{path.relative_to(built)} → {reference}")
+    assert not broken
+
+
+def test_site_is_small(built: Path) -> None:
+    assert sum(path.stat().st_size for path in built.rglob("*") if path.is_file()) < 8_000_000
+
+
+def test_versions_built_before_stay_and_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "0.0.9").mkdir()
+    build_site.write_site(build_site.read_site(), tmp_path)
+    assert (tmp_path / "versions.js").read_text() == f'window.holdfastVersions = ["{__version__}", "0.0.9"];\n'
+    assert f"url={__version__}/index.html" in (tmp_path / "index.html").read_text()
+
+
+def test_every_concept_opens_with_a_diagram(root: Path) -> None:
+    pages = dict(build_site.navigation())["Concepts"]
+    without = [page for page in pages if "```diagram " not in (root / page).read_text()]
+    assert not without
+
+
+def test_diagram_keeps_every_word_and_draws_boxes_and_arrows() -> None:
+    drawn = site_diagrams.svg("┌───┐\n│ a │──▶ b & c\n└───┘", "label")
+    assert re.findall(r">([^<>]+)</text>", drawn) == ["a", "b &amp; c"]
+    assert (drawn.count("<rect"), drawn.count("<polygon")) == (1, 1)
+    assert "style=" not in drawn
+
+
+def test_diagrams_have_captions_and_closed_boxes(root: Path) -> None:
+    wrong = []
+    for page in (root / "docs").rglob("*.md"):
+        for caption, text in re.findall(r"^```diagram(.*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            rows = text.split("\n")
+            corners = sum(row.count("┌") for row in rows)
+            grid = [row.ljust(max(map(len, rows))) for row in rows]
+            if not caption.strip() or corners != len(site_diagrams._boxes(grid)):
+                wrong.append(f"{page.relative_to(root)}: {caption.strip()[:40]} {corners}")
+    assert not wrong
