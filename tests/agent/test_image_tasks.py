@@ -34,7 +34,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield running
 
 
-def new_driver(tmp_path: Path, registry: Registry, *, layers: bool = True, volumes: bool = False) -> OciDriver:
+def new_driver(
+    tmp_path: Path, registry: Registry, *, layers: bool = True, volumes: bool = False, runtime: str = ""
+) -> OciDriver:
     if not runc() or os.geteuid() != 0:
         skip_or_fail("runc is missing, or this is not root; next: make tools")
     as_runtime = RuntimeUser()
@@ -43,7 +45,8 @@ def new_driver(tmp_path: Path, registry: Registry, *, layers: bool = True, volum
     inner = ProcessDriver(tmp_path / "oci" / "tasks", SystemClock(), users=as_runtime, volumes=mounted)
     cache = ImageCache(tmp_path / "images", registry.allowed())
     as_layers = as_runtime if layers else None
-    return OciDriver(inner, tmp_path / "oci", runc(), users, (), images=cache, runtime_user=as_layers, volumes=mounted)
+    binary = runtime or runc()
+    return OciDriver(inner, tmp_path / "oci", binary, users, (), images=cache, runtime_user=as_layers, volumes=mounted)
 
 
 @pytest.fixture
@@ -157,6 +160,22 @@ async def test_root_is_read_only_where_the_kernel_has_no_overlays(
         await driver.close()
     (root,) = (tmp_path / "images").glob("sha256-*/rootfs")
     assert not (root / "tmp/new").exists()
+
+
+async def test_command_in_a_container_that_is_still_made_waits_for_it(
+    registry: Registry, shell: str, tmp_path: Path
+) -> None:
+    slow = tmp_path / "runc"
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *" run "*) sleep 1 ;; esac\nexec {runc()} "$@"\n')
+    slow.chmod(0o755)
+    driver = new_driver(tmp_path, registry, runtime=str(slow))
+    await run(driver, shell_task("a", registry, shell, args=(LOOP,)))
+    try:
+        found = await driver.execute("a", ("id", "-u"), 10.0)
+        assert found.code == 0, found.output
+    finally:
+        await driver.stop("a", 0.0)
+        await driver.close()
 
 
 async def test_limits_of_a_container_are_enforced(driver: OciDriver, registry: Registry, shell: str) -> None:

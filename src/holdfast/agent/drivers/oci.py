@@ -14,6 +14,7 @@ all tasks of the node. Each task writes to a layer of its own in memory, which e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -56,6 +57,10 @@ from holdfast.model.template import Template
 
 # Size of the writable layer of a task that runs an image and requests no `disk`. It is memory of the task.
 IMAGE_LAYER_BYTES_DEFAULT = 256 * 1024**2
+# Between two looks at a container that its runtime is still making.
+CONTAINER_POLL_S = 0.05
+# A command gets at least this long, however long its container took.
+EXEC_TIMEOUT_MIN_S = 1.0
 _SHARED = ("network", "cgroup")
 _SYS = {
     "destination": "/sys",
@@ -89,6 +94,8 @@ class OciDriver(Driver):
         self._root = root
         self._runtime = runtime
         self._bundle_dirs = tuple(Path(directory).resolve() for directory in bundle_dirs)
+        self._made: set[str] = set()
+        """Tasks whose container has been seen running."""
 
     @property
     def name(self) -> str:
@@ -232,6 +239,7 @@ class OciDriver(Driver):
         return exit_
 
     async def _delete(self, task_id: str) -> None:
+        self._made.discard(task_id)
         containers = (_container(task_id), *program_containers(self._root / "bundles" / task_id, _container(task_id)))
         for container in containers if self._runtime else ():
             command = (*self._base(), "delete", "--force", container)
@@ -263,8 +271,29 @@ class OciDriver(Driver):
     async def execute(
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
+        started = asyncio.get_running_loop().time()
+        await self._wait_for_container(task_id, timeout_s)
+        left_s = max(EXEC_TIMEOUT_MIN_S, timeout_s - (asyncio.get_running_loop().time() - started))
         inside = (*self._base(), "exec", _container(task_id), *command)
-        return await self._processes.execute(task_id, inside, timeout_s, output_bytes)
+        return await self._processes.execute(task_id, inside, left_s, output_bytes)
+
+    async def _wait_for_container(self, task_id: str, timeout_s: float) -> None:
+        """A task is started once its runtime runs, which then still has to make the container. Until then a command
+        in it would fail as if the task were broken.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while task_id not in self._made and not await self._container_runs(task_id):
+                    await asyncio.sleep(CONTAINER_POLL_S)
+                self._made.add(task_id)
+
+    async def _container_runs(self, task_id: str) -> bool:
+        command = (*self._base(), "state", _container(task_id))
+        found = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, timeout=AGENT_CALL_TIMEOUT_S, check=False
+        )
+        # A stopped container is not waited for: the runtime's own error says what is wrong.
+        return found.returncode == 0 and json.loads(found.stdout)["status"] not in ("creating", "created")
 
     def programs(self, task_id: str) -> TaskPrograms | None:
         return self._processes.programs(task_id)
