@@ -33,7 +33,7 @@ from holdfast.scheduling.snapshot import Bools, Snapshot
 # Workloads named in the message of a refusal.
 WORKLOADS_NAMED_MAX = 5
 
-PLANNER_VERSION = "10"
+PLANNER_VERSION = "11"
 """Raised with every change that can alter an outcome: a replay compares only Decisions of the same version."""
 
 
@@ -194,6 +194,7 @@ class _PlanRun:
     def _place_members(self, requirements: ReplicaRequirements) -> RequestPlan:
         """Places as many members as fit, with preemption where the rules allow it."""
         scratch = self._scratch
+        scratch.begin_request()
         placed = place_identical(scratch, requirements, self._rules, self._seed)
         nodes = scratch.snapshot.node_count
         if placed.final_codes is None:
