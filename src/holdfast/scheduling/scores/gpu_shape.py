@@ -37,7 +37,7 @@ class _Free(msgspec.Struct, frozen=True):
 
 
 class _UsableSums(msgspec.Struct):
-    """Per slot: GPU milli that the shapes can use, summed by `occurrences`, after the first `placements` of the plan."""
+    """Per slot: GPU milli that the shapes can use, summed by `occurrences`, after `placements` of the plan."""
 
     row_set: int
     occurrences: Counts
@@ -71,11 +71,7 @@ def _after(candidate: CandidateState) -> _Free:
 
 
 def _all_usable(
-    candidate: CandidateState,
-    shapes: GpuShapes,
-    key: Hashable,
-    free: _Free,
-    free_of: Callable[[CandidateState], _Free],
+    candidate: CandidateState, shapes: GpuShapes, key: Hashable, free: _Free, free_of: Callable[[CandidateState], _Free]
 ) -> Counts:
     """The sums of `usable`. For all slots the last sums of this key are kept in the plan: only shapes whose number
     changed are added, and only slots that changed are summed anew."""
