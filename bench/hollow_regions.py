@@ -43,6 +43,8 @@ _DECODED = frozenset({Assignment, RecoveryBudget})
 WRITES_MAX = 256
 """Writes in one commit, as in the link's controllers."""
 PROBE_TIMEOUT_S = 2.0
+STARTS_AT_ONCE = 4
+"""Regions of one process that connect at the same time: a fleet is not started in one moment."""
 NODE_CPU, NODE_MEMORY_GIB = 64, 256
 _STATUS_FIELDS = tuple(
     (field.name, field.encode_name)
@@ -117,6 +119,8 @@ class DroppedStreams:
         while True:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with session.get(url) as answer:
+                    if answer.status in (403, 404):
+                        raise LookupError(f"{url}: refused with {answer.status}; a link may read it")
                     async for _ in answer.content.iter_any():
                         pass
             await asyncio.sleep(pause_s)
@@ -143,9 +147,10 @@ class HollowRegion:
         self._uid = ""
         self.informers.of(Assignment).on_change(self._on_assignments)
 
-    async def run(self) -> None:
-        await self.informers.start()
-        await self.informers.synced()
+    async def run(self, starting: asyncio.Semaphore) -> None:
+        async with starting:
+            await self.informers.start()
+            await self.informers.synced()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._streams.run())
             tasks.create_task(self._every(limits.LINK_FLUSH_EVERY_S, self._flush))
@@ -326,10 +331,11 @@ async def run(config: HollowConfig) -> None:
     peers = Peers(ports)
     regions = [HollowRegion(identity, config, ports, peers) for identity in config.regions]
     servers = [await _listen(identity.port) for identity in config.regions]
+    starting = asyncio.Semaphore(STARTS_AT_ONCE)
     try:
         async with asyncio.TaskGroup() as tasks:
             for region in regions:
-                tasks.create_task(region.run())
+                tasks.create_task(region.run(starting))
             tasks.create_task(peers.run(config.endpoints))
     finally:
         for server in servers:
