@@ -10,6 +10,7 @@ Critical workloads may run in every region, so each compares all of them. The ot
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ import msgspec
 from bench.cells import BenchCells, Process, bench_cells, free_port, until_ready
 from bench.hollow_regions import NODE_CPU, HollowConfig, RegionIdentity, zones_of
 from holdfast.client.http import HttpClient
+from holdfast.model.errors import Overloaded, Unavailable
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.principal import REGIONS as REGIONS_GROUP
@@ -51,6 +53,7 @@ STARTS_PER_S = 100.0
 CHEAP, USUAL = 10, 100
 WRITES = 200
 POSTS_AT_ONCE = 4
+POST_TRIES = 10
 AT_REST_S = 10.0
 SETTLE_CPU_CHANGE = 0.1
 WORKLOADS_PER_S_LEAST = 40
@@ -191,6 +194,10 @@ async def post(client: HttpClient, workloads: list[Workload]) -> None:
 
     async def one(batch: list[Workload]) -> None:
         async with running:
+            for _ in range(POST_TRIES - 1):
+                with contextlib.suppress(Unavailable, Overloaded):  # neither took effect
+                    await client.commit([Create(workload) for workload in batch], brief=True)
+                    return
             await client.commit([Create(workload) for workload in batch], brief=True)
 
     await asyncio.gather(*(one(batch) for batch in batches))
@@ -231,9 +238,11 @@ class Absorbed:
 async def measure(bench: BenchCells, regions: int, workloads: int) -> dict[str, Any]:
     critical = max(1, workloads // CRITICAL_PART)
     client, cell, processes = await build(bench, regions, critical)
-    try:
+    async with contextlib.AsyncExitStack() as tidying:
+        tidying.push_async_callback(client.close)
         idle = await _at_rest(cell)
         absorbed = Absorbed(client, [CRITICAL_TENANT, *(f"t{number:03}" for number in range(TENANTS))])
+        tidying.push_async_callback(absorbed.stop)
         empty_mb, cpu, began = cell.memory_bytes("VmRSS") / MB, cell.cpu_s(), time.monotonic()
         await post(client, [_critical(number) for number in range(critical)])
         await absorbed.until(critical)
@@ -266,8 +275,6 @@ async def measure(bench: BenchCells, regions: int, workloads: int) -> dict[str, 
             ),
         }
         return figures | await _lose(client, cell, processes[0], critical)
-    finally:
-        await client.close()
 
 
 async def _at_rest(cell: Process) -> float:
