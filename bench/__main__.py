@@ -2,7 +2,8 @@
 
 Each benchmark is a module with `async def run() -> dict`. Its figures are printed as a table and stored in
 `bench/out/NAME.json` with Git revision and time. Figures outside the module's `BOUNDS` exit with 1. A partial run
-(`--shape spread`) has its own file, and only its figures are checked. A run of another size is not checked.
+(`--shape spread`) has its own file, and only its figures are checked. A run of another size is not checked. Bounds on
+speed (`BY_SPEED`) are relative to a calibration that is printed and stored with the figures (`bench/calibration.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.calibration import Calibration, calibrate
 from holdfast.model.times import seconds_text
 from holdfast.readiness.revision import checkout_revision
 
@@ -28,9 +30,11 @@ NAMES = (
     "etcd",
     "planner",
     "regions",
+    "memory",
     "api",
     "pipeline",
     "recovery",
+    "fleet",
     "losses",
     "openb",
 )
@@ -57,7 +61,24 @@ def flat(figures: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def outside(figures: Mapping[str, Any], bounds: Mapping[str, tuple[float | None, float | None]]) -> list[str]:
+Bounds = Mapping[str, tuple[float | None, float | None]]
+
+
+def relative(bounds: Bounds, by_speed: Collection[str], calibration: Calibration) -> Bounds:
+    """The bounds for a machine with this calibration: rates of `by_speed` may be lower, and times higher, by as much as
+    the machine is slower than the reference."""
+    found = dict(bounds)
+    for name in bounds.keys() & set(by_speed):
+        least, most = bounds[name]
+        slowness = calibration.slowness(name)
+        found[name] = (
+            round(least / slowness, 1) if least is not None else None,
+            round(most * slowness, 1) if most is not None else None,
+        )
+    return found
+
+
+def outside(figures: Mapping[str, Any], bounds: Bounds) -> list[str]:
     """Messages for figures that are missing or outside their bounds."""
     wrong = []
     for name, (least, most) in bounds.items():
@@ -80,24 +101,32 @@ def table(name: str, figures: Mapping[str, Any], took_s: float) -> str:
     return "\n".join([f"{name} ({took_s:.0f} s)", *rows])
 
 
-SIZES = ("nodes", "replicas")
+SIZES = ("nodes", "replicas", "regions", "workloads")
 """Options that change the size, so that the bounds do not apply."""
 
 
 def measure(name: str, options: dict[str, Any]) -> list[str]:
     """Runs one benchmark, prints and stores its figures. Returns messages for figures outside their bounds."""
     module = importlib.import_module(f"bench.{name}")
-    began = time.monotonic()
+    before, began = calibrate(), time.monotonic()
     figures = flat(asyncio.run(module.run(**options)))
-    print(table(name, figures, time.monotonic() - began), flush=True)
+    took_s = time.monotonic() - began
+    calibration = before.with_other(calibrate())
+    print(table(name, figures, took_s), flush=True)
+    print(f"  calibration: {calibration.text()}", flush=True)
     OUT.mkdir(exist_ok=True)
-    revision, measured_at = checkout_revision(OUT.parent), seconds_text(time.time())
-    result = {"name": name, "revision": revision, "measuredAt": measured_at, "figures": figures}
+    result = {
+        "name": name,
+        "revision": checkout_revision(OUT.parent),
+        "measuredAt": seconds_text(time.time()),
+        "calibration": {part: round(seconds, 3) for part, seconds in calibration._asdict().items()},
+        "figures": figures,
+    }
     (OUT / f"{name}{_suffix(options)}.json").write_text(json.dumps(result, indent=2) + "\n")
     if any(size in options for size in SIZES):
         print(f"{name}: bounds not checked, because the size is not the default", flush=True)
         return []
-    bounds = getattr(module, "BOUNDS", {})
+    bounds = relative(getattr(module, "BOUNDS", {}), getattr(module, "BY_SPEED", ()), calibration)
     if _suffix(options):
         bounds = {figure: bound for figure, bound in bounds.items() if figure in figures}
     return outside(figures, bounds)
@@ -121,12 +150,25 @@ def _options(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
         "shapes": tuple(chosen.shape),
         "nodes": chosen.nodes,
         "replicas": chosen.replicas,
+        "regions": chosen.regions,
+        "workloads": chosen.workloads,
         "traces": tuple(chosen.trace),
         "policies": tuple(chosen.policy),
         "seeds": tuple(chosen.seed),
     }
     takes = inspect.signature(importlib.import_module(f"bench.{name}").run).parameters
-    return {key: value for key, value in options.items() if value and key in takes}
+    given = {key: value for key, value in options.items() if value}
+    refused = [f"--{size}" for size in SIZES if size in given and size not in takes]
+    if refused and chosen.names:
+        raise Unknown(f"benchmark {name}: no option {', '.join(refused)}; its size is fixed")
+    return {key: value for key, value in given.items() if key in takes}
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 1")
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,9 +177,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", default="", help="directory of the published traces (openb); default ../shared/data")
     parser.add_argument("--shape", action="append", default=[], help="shape (pipeline); may be repeated")
     parser.add_argument(
-        "--nodes", type=int, default=0, help="number of nodes (pipeline, planner; recovery: per region)"
+        "--nodes", type=_positive, default=0, help="number of nodes (pipeline, planner; recovery: per region)"
     )
-    parser.add_argument("--replicas", type=int, default=0, help="number of replicas (pipeline)")
+    parser.add_argument("--replicas", type=_positive, default=0, help="number of replicas (pipeline)")
+    parser.add_argument("--regions", type=_positive, default=0, help="number of hollow regions (fleet)")
+    parser.add_argument("--workloads", type=_positive, default=0, help="number of workloads (fleet)")
     parser.add_argument("--trace", action="append", default=[], help="trace, or `all` (openb); may be repeated")
     parser.add_argument("--policy", action="append", default=[], help="policy (openb); may be repeated")
     parser.add_argument("--seed", action="append", default=[], type=int, help="seed (openb); may be repeated")

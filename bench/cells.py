@@ -112,15 +112,15 @@ class BenchCells:
         self._pki = place / "pki"
         now_s = time.time()
         self.ca = str(make_ca(self._pki, now_s=now_s).certificate)
-        self.operator = self._user("operator", "operator", (OPERATORS,))
-        self.user = self._user("user", "bench-user", (f"{TENANT_PREFIX}{TENANT}",))
+        self.operator = self.issue_user("operator", "operator", (OPERATORS,))
+        self.user = self.issue_user("user", "bench-user", (f"{TENANT_PREFIX}{TENANT}",))
         self.ports = SystemPorts()
         self.processes: list[Process] = []
         self.urls: dict[str, str] = {}
         self.region_store: tuple[str, ...] = ()
         """Store options of regions; SQLite if empty."""
 
-    def _user(self, name: str, user: str, groups: tuple[str, ...]) -> Identity:
+    def issue_user(self, name: str, user: str, groups: tuple[str, ...]) -> Identity:
         issued = issue(self._pki, name, user, groups, now_s=time.time())
         return Identity(str(issued.certificate), str(issued.key))
 
@@ -161,7 +161,7 @@ class BenchCells:
             str(self.place / "tokens.json"),
         ]
         if cell != "global":
-            link = self._user(f"link-{cell}", f"holdfast:region:{cell}", (REGIONS,))
+            link = self.issue_user(f"link-{cell}", f"holdfast:region:{cell}", (REGIONS,))
             arguments += ["--global-url", self.urls["global"], "--link-cert", link.cert, "--link-key", link.key]
             arguments += self.region_store
         return self._add(Process(f"cell {cell}", arguments, self.place / f"{cell}.log"))
@@ -169,7 +169,7 @@ class BenchCells:
     def start_hollow(
         self, count: int, *options: str, region: str = REGION, prefix: str = PREFIX, zones: Sequence[str] = ZONES
     ) -> Process:
-        user = self._user(f"hollow-{region}", f"holdfast:hollow:{region}:{prefix}", (HOLLOW_NODES,))
+        user = self.issue_user(f"hollow-{region}", f"holdfast:hollow:{region}:{prefix}", (HOLLOW_NODES,))
         named = [argument for zone in zones for argument in ("--zone", zone)]
         arguments = [
             "-m",
@@ -193,6 +193,10 @@ class BenchCells:
             *options,
         ]
         return self._add(Process(f"hollow nodes of {region}", arguments, self.place / f"hollow-{region}.log"))
+
+    def start_program(self, name: str, arguments: Sequence[str]) -> Process:
+        """Starts another Python program of the benchmark."""
+        return self._add(Process(name, arguments, self.place / f"{name}.log"))
 
     def _add(self, process: Process) -> Process:
         self.processes.append(process)

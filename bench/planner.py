@@ -30,6 +30,7 @@ LIKE_REPLICAS = 10_000
 DIFFERENT_REPLICAS = 1_500
 
 BOUNDS = {f"like_per_s_{ASKED_AT}": (20_000, None), f"different_per_s_{ASKED_AT}": (5_000, None)}
+BY_SPEED = frozenset(BOUNDS)
 
 
 def _builder(nodes: int) -> SnapshotBuilder:

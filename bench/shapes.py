@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bench.__main__ import Unknown
 from bench.cells import TENANT
 from bench.load import workload_body
 from holdfast.model.placement_rules import AffinityRule, PlacementRules, SpreadRule
@@ -28,23 +29,26 @@ class Shape(NamedTuple):
     """`posted` creates the measured requests, `before` those of the existing workloads, of which `placed_before`
     replicas are placed and the others stay pending.
 
-    `most_nodes`, `most_replicas` and `per_node` limit the size.
+    `nodes` and `replicas` are the size that the bounds apply to. More than `per_node` replicas per node do not fit.
     """
 
     posted: Callable[[int], list[bytes]]
     before: Callable[[int, int], list[bytes]] | None = None
     placed_before: Callable[[int], int] = lambda nodes: 0
-    most_nodes: int = 5_000
-    most_replicas: int = 10_000
+    nodes: int = 5_000
+    replicas: int = 10_000
     per_node: float = 40.0
     until_ready: bool = False
     churn: bool = False
     hollow: tuple[str, ...] = LATER
 
     def size(self, nodes: int, replicas: int) -> tuple[int, int]:
-        """The requested size, limited by the shape."""
-        nodes = min(nodes, self.most_nodes)
-        return nodes, max(1, min(replicas, self.most_replicas, int(nodes * self.per_node)))
+        """The size to run: what was requested (0: the shape's own). Too many replicas for the nodes are refused."""
+        nodes = nodes or self.nodes
+        fitting = max(1, int(nodes * self.per_node))
+        if replicas > fitting:
+            raise Unknown(f"{replicas} replicas: {nodes} nodes of this shape hold at most {fitting}; raise --nodes")
+        return nodes, replicas or min(self.replicas, fitting)
 
 
 def in_workloads(replicas: int) -> list[bytes]:
@@ -119,14 +123,14 @@ SHAPES: dict[str, Shape] = {
     "singles": Shape(singles),
     "ready": Shape(in_workloads, until_ready=True, hollow=()),
     "spread": Shape(spread),
-    "anti-affinity": Shape(anti_affinity, most_replicas=2_000, per_node=0.4),
+    "anti-affinity": Shape(anti_affinity, replicas=2_000, per_node=0.4),
     "backlog": Shape(in_workloads, before=unplaceable),
     "preemption": Shape(
         high_rank,
         before=low_rank,
         placed_before=lambda nodes: nodes * (NODE_MILLI // LOW_MILLI),
-        most_nodes=1_000,
-        most_replicas=1_000,
+        nodes=1_000,
+        replicas=1_000,
         per_node=1.0,
         hollow=(),
     ),

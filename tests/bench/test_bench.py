@@ -8,9 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from bench.calibration import REFERENCE, Calibration, calibrate
+from bench.shapes import SHAPES
 
 from bench import __main__ as harness
-from bench import api, authority, conflicts, openb, pipeline, planner, recovery, regions, store
+from bench import api, authority, conflicts, fleet, openb, pipeline, planner, recovery, regions, store
 
 SMALL = ("singles", "preemption", "arrival")
 """The shapes that differ most. Each starts its own cells."""
@@ -128,7 +130,8 @@ async def test_api_benchmark_runs_at_small_size() -> None:
 @pytest.mark.waits
 @pytest.mark.parametrize("shape", SMALL if not os.environ.get("HOLDFAST_PROVE") else sorted({*pipeline.NAMES} - PAIRED))
 async def test_pipeline_benchmark_runs_every_shape_at_small_size(shape: str) -> None:
-    figures = await pipeline.run(nodes=20, replicas=30, shapes=(shape,))
+    replicas = 30 if shape == "arrival" else min(30, int(20 * SHAPES[shape].per_node))
+    figures = await pipeline.run(nodes=20, replicas=replicas, shapes=(shape,))
     if shape == "arrival":
         assert 0 < figures["arrival_p50_ms"] <= figures["arrival_p99_ms"] <= figures["arrival_max_ms"]
         assert figures["arrival_with_global_p50_ms"] > figures["arrival_p50_ms"]
@@ -195,3 +198,46 @@ async def test_recovery_benchmark_runs_at_small_size() -> None:
     assert 0 < figures["writes_per_s_peak"] < 5_000
     assert all(isinstance(figures[name], float) for name in ("queue_keys_peak", "scheduler_due_peak"))
     assert figures["clock_serving_s"] >= figures["clock_bound_s"] >= figures["clock_detected_s"] > 0
+
+
+def test_bounds_on_speed_follow_the_calibration_and_others_do_not() -> None:
+    slow = Calibration(*(2 * part for part in REFERENCE))
+    bounds = {"bound_per_s": (1_000.0, None), "region_us": (None, 300.0), "peak_mb": (None, 600.0)}
+    relative = harness.relative(bounds, ("bound_per_s", "region_us"), slow)
+    assert relative == {"bound_per_s": (500.0, None), "region_us": (None, 600.0), "peak_mb": (None, 600.0)}
+    assert harness.relative(bounds, (), slow) == bounds
+    busy = slow._replace(cpu_s=REFERENCE.cpu_s)
+    assert harness.relative(bounds, ("region_us",), busy)["region_us"] == (None, 300.0), (
+        "CPU time is judged by CPU time"
+    )
+
+
+def test_calibration_measures_each_part() -> None:
+    measured = calibrate()
+    assert min(measured) > 0
+    assert measured.cpu_s <= measured.seconds * 1.5
+
+
+def test_size_of_a_shape_is_done_or_refused() -> None:
+    assert SHAPES["workloads"].size(0, 0) == (5_000, 10_000)
+    assert SHAPES["workloads"].size(20_000, 40_000) == (20_000, 40_000)
+    assert SHAPES["preemption"].size(2_000, 0) == (2_000, 1_000)
+    with pytest.raises(harness.Unknown, match="hold at most 1000; raise --nodes"):
+        SHAPES["preemption"].size(0, 1_001)
+
+
+def test_size_option_of_another_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert harness.main(["store", "--nodes", "20000"]) == 2
+    assert "benchmark store: no option --nodes; its size is fixed" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        harness.main(["pipeline", "--nodes", "-1"])
+
+
+@pytest.mark.e2e
+@pytest.mark.waits
+async def test_fleet_benchmark_runs_at_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "AT_REST_S", 1.0)
+    figures = await fleet.run(regions=5, workloads=60)
+    assert figures["short"] == 0 and figures["lost_workloads"] == figures["critical"] == 1
+    assert figures["absorbed_per_s"] > 0
+    assert set(fleet.BOUNDS) <= set(figures)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests import factories
 
-from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent
+from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent, claim_name
 from holdfast.model.node import Device, Node
 from holdfast.model.quantity import Amount
 from holdfast.model.scheduler_policy import PolicyRules, ScoreName, WeightedScore
@@ -19,6 +19,7 @@ from holdfast.model.template import Template
 from holdfast.scheduling.gpu_request_shapes import PLANNER_GPU_SHAPES_MAX, GpuShapeCounter
 from holdfast.scheduling.plan import plan, requirements_of
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder
 from holdfast.scheduling.snapshot.builder import build_snapshot
 
 RULES = PolicyRules(scores=(WeightedScore(name=ScoreName.GPU_SHAPE, weight=1),))
@@ -111,14 +112,10 @@ def test_gpu_shape_score_equals_reference_computation(seed: int) -> None:
         build_snapshot("here", nodes), [gpu_requirements(i, *need) for i, need in enumerate(needs)], RULES, 0.0, seed
     )
     counted: list[Shape] = []
-    weighed: list[Shape] | None = None
     for need, outcome in zip(needs, made.request_plans, strict=True):
         if not outcome.proposals:
             continue
-        if weighed is None:  # the first scored request counts as existing work
-            counted = [need] if need[1] else []
-        if weighed is None or (len(counted) - len(weighed)) * 16 > len(weighed):
-            weighed = list(counted)
+        weighed = [*counted, need] if need[1] else counted
         (proposal,) = outcome.proposals
         cpu, gpus = free[proposal.node]
         assert proposal.score == points(weighed, (cpu, gpus), need)
@@ -135,9 +132,9 @@ def test_gpu_shapes_are_exact_if_few_and_rounded_up_if_many() -> None:
     for cpu_milli, gpu_milli in ((1500, 810), (1500, 810), (250, 2000), (0, 500)):
         few.add({"cpu": cpu_milli, "gpu": gpu_milli}.items(), 1)
     made = few.columns()
-    assert (made.count, made.occurrences.tolist()) == (4, [1, 1, 2])
-    assert made.gpu_milli_with_cpu(np.array([0, 3100])).tolist()[1:] == [[0, 12 * 2000], [0, 2 * 810]]
-    assert made.gpu_milli_with_cpu(np.array([0]))[0, 0] > 16_000, "a shape without CPU is not limited by CPU"
+    assert (made.count, made.occurrences.tolist()) == (4, [2, 1, 1])
+    assert made.gpu_milli_with_cpu(np.array([0, 3100])).tolist()[:2] == [[0, 2 * 810], [0, 12 * 2000]]
+    assert made.gpu_milli_with_cpu(np.array([0]))[2, 0] > 16_000, "a shape without CPU is not limited by CPU"
 
     many = GpuShapeCounter(build_snapshot("here", []))
     chance = random.Random(1)
@@ -155,3 +152,17 @@ def test_shipped_gpu_shape_policy_uses_gpu_shape_score() -> None:
     manifest = msgspec.yaml.decode(path.read_bytes())
     assert manifest["metadata"]["name"] == "gpu-shape"
     assert msgspec.convert(manifest["spec"]["rules"], PolicyRules) == RULES
+
+
+def test_gpu_shapes_count_earlier_placements_like_claims_of_the_snapshot() -> None:
+    """The second request of a plan, and the same request alone after the first was assumed."""
+    builder = SnapshotBuilder("here")
+    for node in (gpu_node("a", 16, 2), gpu_node("b", 8, 4), gpu_node("c", 32, 1)):
+        builder.upsert(node)
+    requests = [gpu_requirements(i, *need) for i, need in enumerate([(4000, 0), (1000, 500), (4000, 2000), (250, 200)])]
+    together = plan(builder.freeze(1), requests, RULES, 0.0, 1).request_plans
+    for made in together:
+        assert plan(builder.freeze(1), [made.requirements], RULES, 0.0, 1).request_plans[0] == made
+        for proposal in made.proposals:
+            claim = made.requirements.claim(proposal.node, proposal.member, proposal.devices, proposal.victims)
+            builder.assume(ClaimKey("acme", claim_name(proposal.member.name, 1)), claim)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import factories
 from tests.scheduling.test_plan_reference import node_lists, old_bindings, request_lists, rule_sets
@@ -84,8 +83,7 @@ def test_plan_of_several_requests_equals_plans_on_assumed_proposals(
     check_batch(data, nodes, requests, rules, seed)
 
 
-@pytest.mark.xfail(reason="open: docs/bugs.md, GpuShape", strict=False)
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), nodes_with_few_ports(), requests_with_ports(), st.integers(0, 3))
 def test_plan_of_several_requests_by_gpu_shape_equals_plans_on_assumed_proposals(
     data: st.DataObject, nodes: list[Node], requests: list[SchedulingRequest], seed: int

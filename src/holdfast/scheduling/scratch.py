@@ -50,6 +50,9 @@ class Scratch:
         self._placed: dict[tuple[str, str], dict[Labels, dict[int, int]]] = {}
         self._guards: dict[AntiAffinityGuard, list[int]] = {}
         self._shapes: GpuShapeCounter | None = None
+        self._shapes_of_request: GpuShapes | None = None
+        self._placed_gpu_amounts: list[tuple[Mapping[str, int], int]] = []
+        """GPU replicas that this plan placed before a request was the first to need the distribution."""
         self.touched: list[int] = []
         """Slots changed by placements of this plan, in order, one entry per change."""
         self.notes: dict[Hashable, Any] = {}
@@ -71,12 +74,22 @@ class Scratch:
         resources = self.snapshot.resources
         return [(resources[name], amount) for name, amount in requirements.amounts.items() if name in resources]
 
+    def begin_request(self) -> None:
+        """The next request is planned: it counts the GPU request shapes anew."""
+        self._shapes_of_request = None
+
     def shapes(self, requirements: ReplicaRequirements) -> GpuShapes:
-        """The distribution of GPU request shapes, including this request's. Counted on first use."""
-        if self._shapes is None:
-            self._shapes = GpuShapeCounter(self.snapshot)
+        """The distribution of GPU request shapes before the request is placed, with one replica of the request. It is
+        the same for all members, and depends on claims and earlier placements alike."""
+        if self._shapes_of_request is None:
+            if self._shapes is None:
+                self._shapes = GpuShapeCounter(self.snapshot)
+                for amounts, sign in self._placed_gpu_amounts:
+                    self._shapes.add(amounts.items(), sign)
             self._shapes.add(requirements.amounts.items(), 1)
-        return self._shapes.columns()
+            self._shapes_of_request = self._shapes.columns()
+            self._shapes.add(requirements.amounts.items(), -1)
+        return self._shapes_of_request
 
     def ports(self, slot: int) -> frozenset[int]:
         taken = self._ports.get(slot)
@@ -226,6 +239,8 @@ class Scratch:
             self.free_for_firm[row, slot] = min(self.free_for_reclaimable[row, slot], self.unreserved[row, slot])
         if self._shapes is not None:
             self._shapes.add(requirements.amounts.items(), sign)
+        elif requirements.gpu_milli:
+            self._placed_gpu_amounts.append((requirements.amounts, sign))
         if devices:
             ids = self.snapshot.static.gpu_ids[slot]
             for device in devices:

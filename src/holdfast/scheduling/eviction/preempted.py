@@ -72,7 +72,7 @@ def gang_rest(victims: Sequence[Replica], view: View) -> list[Replica]:
     leaving = {victim.key for victim in victims}
     for victim in {(v.spec.assignment, v.spec.revision): v for v in victims}.values():
         assignment: Assignment | None = view.get(Assignment, victim.spec.assignment, victim.metadata.namespace)
-        if assignment is not None:
+        if assignment is not None and assignment.spec.gang is not None:  # else its siblings need not be read
             found += broken_gang(assignment.spec.gang, _gang_members(victim, view), leaving)
     return found
 

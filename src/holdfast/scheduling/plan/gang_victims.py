@@ -25,6 +25,10 @@ class GangVictims:
             if victim.claim.gang_min:
                 self._members.setdefault(_key(victim), []).append(victim)
 
+    def __bool__(self) -> bool:
+        """Whether any candidate belongs to a gang."""
+        return bool(self._members)
+
     def rest(self, victims: Sequence[Victim]) -> list[Victim]:
         """The other members of every gang that these victims bring below its minimum. Members of a gang that earlier
         victims brought below it leave anyway, so they are not counted again."""

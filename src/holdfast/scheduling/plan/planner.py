@@ -33,7 +33,7 @@ from holdfast.scheduling.snapshot import Bools, Snapshot
 # Workloads named in the message of a refusal.
 WORKLOADS_NAMED_MAX = 5
 
-PLANNER_VERSION = "10"
+PLANNER_VERSION = "11"
 """Raised with every change that can alter an outcome: a replay compares only Decisions of the same version."""
 
 
@@ -194,6 +194,7 @@ class _PlanRun:
     def _place_members(self, requirements: ReplicaRequirements) -> RequestPlan:
         """Places as many members as fit, with preemption where the rules allow it."""
         scratch = self._scratch
+        scratch.begin_request()
         placed = place_identical(scratch, requirements, self._rules, self._seed)
         nodes = scratch.snapshot.node_count
         if placed.final_codes is None:
@@ -246,6 +247,7 @@ class _PlanRun:
         left = requirements.evictions_left
         proposals: list[Proposal] = []
         evictions: list[Eviction] = []
+        counted: set[str] = set()
         changes = placed.skew.limited or selects_own_replicas(requirements.placement)
         allowed = self._allowed_with_victims(requirements, placed, preemption)
         for member in members:
@@ -263,7 +265,8 @@ class _PlanRun:
                 return proposals, evictions, self._no_victims_refusal(requirements, preemption, left)
             preemption.nominate(requirements, eviction)
             evictions.append(eviction)
-            left = requirements.evictions_left - _counted_evictions(evictions)
+            counted |= _counted_claims(eviction)
+            left = requirements.evictions_left - len(counted)
             names = tuple(sorted(victim.name for victim in eviction.victims))
             proposals.append(Proposal(member, scratch.snapshot.name(eviction.slot), (), 0, (), victims=names))
             placed.skew.add(eviction.slot)
@@ -314,7 +317,11 @@ class _PlanRun:
 
 def _counted_evictions(evictions: Sequence[Eviction]) -> int:
     """Claims that leave and count against the tenant's eviction budget, each once."""
-    return len({claim.name for e in evictions if not e.reclaimed for claim in (*e.victims, *e.rest)})
+    return len({name for eviction in evictions for name in _counted_claims(eviction)})
+
+
+def _counted_claims(eviction: Eviction) -> set[str]:
+    return set() if eviction.reclaimed else {claim.name for claim in (*eviction.victims, *eviction.rest)}
 
 
 def _gang_refusal(requirements: ReplicaRequirements, fitting: int) -> RefusalCount:

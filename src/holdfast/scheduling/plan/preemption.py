@@ -24,6 +24,7 @@ from holdfast.model.placement_rules import AffinityRule, required_affinity
 from holdfast.model.quantity import WHOLE_GPU_MILLI
 from holdfast.scheduling.filters.affinity import matching_replicas, staying_neighbours
 from holdfast.scheduling.plan.gang_victims import GangVictims
+from holdfast.scheduling.plan.node_ranking import KnownSet, NodeRanking, VictimCost
 from holdfast.scheduling.plan.obstacles import CandidateIndex, Obstacle
 from holdfast.scheduling.plan.tie_break import tie_numbers
 from holdfast.scheduling.plan.victim_search import Candidates as SearchCandidates
@@ -59,14 +60,6 @@ class Eviction(NamedTuple):
     reclaimed: bool = False
 
 
-class _Cost(NamedTuple):
-    victims: int
-    highest: int
-    total: int
-    hurt: int
-    names: tuple[str, ...]
-
-
 class PreemptionPlanner:
     """The preemption candidates of one snapshot, and the victims that this plan has chosen so far."""
 
@@ -85,8 +78,8 @@ class PreemptionPlanner:
         """Claims that may leave for the next replica, members of gangs included."""
         self.over_limit = False
         """Whether the last search found no set, but a set with more victims than allowed would have sufficed."""
-        self._hopeless: dict[tuple[int, bool], None] = {}
-        """(slot, reclaim only): nodes where no victims suffice for the request, until a nomination changes them."""
+        self._rankings: dict[bool, NodeRanking] = {}
+        """The request's nodes in the order in which they are examined; True: to reclaim only."""
         self._neighbours: list[tuple[AffinityRule, dict[int, int], list[int] | None]] = []
         """For each required affinity rule of the request: neighbours per slot that it may rely on, and the slots with
         matching replicas, if the request may be the first of them."""
@@ -116,6 +109,8 @@ class PreemptionPlanner:
         order = np.argsort(np.array(slots, dtype=np.int64), kind="stable")
         self._candidates = [self._candidates[i] for i in order.tolist()]
         self._slot: Counts = np.array(slots, dtype=np.int64)[order]
+        self._first: Counts = np.searchsorted(self._slot, np.arange(shape[1] + 1))
+        """[slot]: index of the node's first candidate; the next entry is behind its last one."""
         self._priority: Counts = np.array([p.priority for p in self._candidates], dtype=np.int64)
         self._reclaimable: Bools = np.array([p.claim.reclaimable for p in self._candidates], dtype=np.bool_)
         self._amounts: Counts = np.zeros((len(rows), len(self._candidates)), dtype=np.int64)
@@ -136,13 +131,13 @@ class PreemptionPlanner:
     def begin_request(self, requirements: ReplicaRequirements) -> None:
         """Starts the next request: drops what was found for the last one."""
         self.victim_selection.begin_request()
-        self._hopeless.clear()
+        self._rankings.clear()
         self._note_neighbours(requirements)
 
     def set_obstacles(self, found: list[Obstacle]) -> None:
         """Sets the obstacles of the next replica. Nodes that were hopeless may be so no more."""
         if found or self._obstacles:
-            self._hopeless.clear()
+            self._rankings.clear()
         self._obstacles = found
 
     def priority_of(self, requirements: ReplicaRequirements) -> int:
@@ -183,22 +178,14 @@ class PreemptionPlanner:
         self.over_limit = False
         if not self._candidates or most < 1:
             return None
-        excluded = [self._index[name] for name in requirements.excluded_victims if name in self._index]
-        if excluded:
-            eligible = eligible.copy()
-            eligible[excluded] = False
-        slots, bounds, lowest = self._bounds(requirements, eligible, allowed)
-        if not slots.size:
-            return None
-        ties = tie_numbers(self._scratch.snapshot, seed)[slots]
+        ranking = self._ranking(requirements, allowed, eligible, seed=seed, reclaim=reclaim)
         name = self._scratch.snapshot.name
-        order = np.lexsort((ties, lowest, bounds)).tolist()
-        best: tuple[_Cost, int, str, int] | None = None
+        best: tuple[VictimCost, int, str, int] | None = None
         victims: tuple[Victim, ...] = ()
         equals = compared = 0
         steps = SearchSteps(PREEMPTION_STEPS_MAX)
-        for index in order:
-            slot, bound = int(slots[index]), (int(bounds[index]), int(lowest[index]))
+        for node in ranking.nodes:
+            slot, bound = node.slot, (node.victims, node.priority)
             if bound[0] > most or compared >= PREEMPTION_NODES_MAX or steps.total <= 0:
                 break
             if best is not None and (best[0].victims, best[0].highest) < bound:
@@ -207,22 +194,71 @@ class PreemptionPlanner:
                 equals += 1
                 if not best[0].hurt or equals > TIED_VICTIM_NODES_MAX:
                     break  # no cheaper set can follow, and equal ones lose the tie-break
-            if (slot, reclaim) in self._hopeless:
+            if slot in ranking.hopeless:
                 continue
-            found = self._smallest_set(requirements, slot, eligible, most, steps)
-            if not found:
-                self._hopeless[slot, reclaim] = None
+            found = self._cheapest_set(requirements, slot, ranking, most, steps)
+            if found is None:
+                ranking.hopeless[slot] = None
                 continue
             compared += 1
-            ranked = (self._cost(found), int(ties[index]), name(slot), slot)
+            ranked = (found.cost, node.tie, name(slot), slot)
             if best is None or _rating(ranked) < _rating(best):
-                best, victims = ranked, found
+                best, victims = ranked, found.victims
         if best is None:
+            eligible = ranking.eligible
             self.over_limit = any(
                 exceeds(self._search_candidates(requirements, slot, self._victims_on(slot, eligible), eligible), most)
-                for slot in slots[order[:OVER_LIMIT_NODES_MAX]].tolist()
+                for slot in [node.slot for node in ranking.nodes[:OVER_LIMIT_NODES_MAX]]
             )
         return (best[3], victims) if best is not None else None
+
+    def _ranking(
+        self, requirements: ReplicaRequirements, allowed: Bools, eligible: Bools, *, seed: int, reclaim: bool
+    ) -> NodeRanking:
+        """The ranking of the request, computed for its first replica and whenever the allowed nodes change."""
+        before = ranking = self._rankings.get(reclaim)
+        if ranking is None or ranking.allowed is not allowed:
+            excluded = [self._index[name] for name in requirements.excluded_victims if name in self._index]
+            if excluded:
+                eligible = eligible.copy()
+                eligible[excluded] = False
+            ranking = self._rankings[reclaim] = NodeRanking(
+                eligible, allowed, tie_numbers(self._scratch.snapshot, seed), before
+            )
+            usable = eligible & allowed[self._slot] & self._available
+            ranking.fill(*self._bounds(requirements, np.flatnonzero(usable)))
+        return ranking
+
+    def _rank_again(self, requirements: ReplicaRequirements, slot: int) -> None:
+        """A nomination changed the node."""
+        begin, end = int(self._first[slot]), int(self._first[slot + 1])
+        for ranking in self._rankings.values():
+            usable = ranking.eligible[begin:end] & self._available[begin:end] & ranking.allowed[slot]
+            _, victims, priorities = self._bounds(requirements, begin + np.flatnonzero(usable))
+            ranking.change(slot, list(zip(victims.tolist(), priorities.tolist(), strict=True)))
+
+    def _cheapest_set(
+        self, requirements: ReplicaRequirements, slot: int, ranking: NodeRanking, most: int, steps: SearchSteps
+    ) -> KnownSet | None:
+        """The cheapest set of victims on the node, and its cost; None if none suffices."""
+        known = ranking.known_sets.get(slot)
+        if (
+            known is not None
+            and known.cost.victims <= most
+            and known.steps < steps.total
+            and self.victim_selection.allows(requirements, known.victims)
+        ):
+            steps.total -= known.steps
+            return known
+        before = steps.total
+        victims = self._smallest_set(requirements, slot, ranking.eligible, most, steps)
+        if not victims:
+            return None
+        found = KnownSet(victims, self._cost(victims), before - steps.total)
+        if steps.complete and not self._gangs and not self._obstacles and not self._neighbours:
+            # Otherwise what counts may change with a nomination on another node.
+            ranking.known_sets[slot] = found
+        return found
 
     def nominate(self, requirements: ReplicaRequirements, eviction: Eviction) -> None:
         """Books the nomination: the claim counts, and its victims count as leaving and cannot be chosen again."""
@@ -230,9 +266,8 @@ class PreemptionPlanner:
         for victim in eviction.victims:
             self._mark_leaving(victim.name, victim.claim, eviction.slot)
             self._scratch.count_victim(victim.claim, eviction.slot, 1)
-        for reclaim in (False, True):
-            self._hopeless.pop((eviction.slot, reclaim), None)
         self._note_neighbours(requirements)
+        self._rank_again(requirements, eviction.slot)
 
     def undo(self, requirements: ReplicaRequirements, eviction: Eviction) -> None:
         self._scratch.nominate(requirements, eviction.slot, -1)
@@ -256,12 +291,8 @@ class PreemptionPlanner:
             if not claim.reclaimable:
                 self._leaving_firm[rows[resource], slot] += sign * amount
 
-    def _bounds(
-        self, requirements: ReplicaRequirements, eligible: Bools, allowed: Bools
-    ) -> tuple[Counts, Counts, Counts]:
-        """Nodes that fit if all lower-priority claims left, with lower bounds of victim count and priority."""
-        usable = eligible & allowed[self._slot] & self._available
-        where = np.flatnonzero(usable)
+    def _bounds(self, requirements: ReplicaRequirements, where: Counts) -> tuple[Counts, Counts, Counts]:
+        """Nodes that fit if the candidates `where` left, with lower bounds of victim count and priority."""
         if not where.size:
             empty: Counts = np.zeros(0, dtype=np.int64)
             return empty, empty, empty
@@ -288,10 +319,9 @@ class PreemptionPlanner:
 
     def _victims_on(self, slot: int, eligible: Bools) -> list[Victim]:
         """The node's eligible candidates, in the order in which they are tried."""
-        begin, end = np.searchsorted(self._slot, [slot, slot + 1]).tolist()
         found = [
             self._candidates[i]
-            for i in range(begin, end)
+            for i in range(int(self._first[slot]), int(self._first[slot + 1]))
             if eligible[i] and self._candidates[i].name not in self._chosen
         ]
         found.sort(key=lambda p: (not p.claim.reclaimable, p.priority, p.name))
@@ -374,12 +404,12 @@ class PreemptionPlanner:
             requirements, (*victims, *rest)
         )
 
-    def _cost(self, victims: Sequence[Victim]) -> _Cost:
+    def _cost(self, victims: Sequence[Victim]) -> VictimCost:
         """The cost of the victims and of the rest of the gangs that they break."""
         victims = (*victims, *self._gangs.rest(victims))
         priorities = [victim.priority for victim in victims]
         names = tuple(sorted(victim.name for victim in victims))
-        return _Cost(
+        return VictimCost(
             len(priorities), max(priorities), sum(priorities), self.victim_selection.disruption_cost(victims), names
         )
 
@@ -456,6 +486,6 @@ class PreemptionPlanner:
         return any(left >= requirements.gpu_milli for left in free_after)
 
 
-def _rating(ranked: tuple[_Cost, int, str, int]) -> tuple[int, int, int, int, int, str]:
+def _rating(ranked: tuple[VictimCost, int, str, int]) -> tuple[int, int, int, int, int, str]:
     cost, tie, name, _ = ranked
     return (cost.victims, cost.highest, cost.total, cost.hurt, tie, name)

@@ -32,10 +32,13 @@ class SearchSteps:
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.complete = True
+        """Whether the search of the current node has compared every set that it had to."""
         self._left = 0
 
     def begin_node(self) -> None:
         self._left = min(VICTIM_SEARCH_STEPS_MAX, self.total)
+        self.complete = True
         self.spend(_CHECK_STEPS)
 
     def spend(self, steps: int) -> None:
@@ -111,6 +114,7 @@ class _SizedSearch:
         gives = self._candidates.gives
         for position in range(start, len(self._indexes) - left + 1):
             if self._done:
+                self._steps.complete = False
                 return
             self._steps.spend(1)
             tops = self._top[position]

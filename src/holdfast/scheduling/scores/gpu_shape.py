@@ -10,6 +10,8 @@ little to it. Integer arithmetic only.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import msgspec
 import numpy as np
 
@@ -18,8 +20,9 @@ from holdfast.scheduling.gpu_request_shapes import GpuShapes
 from holdfast.scheduling.scores.candidate import CandidateState
 from holdfast.scheduling.snapshot import Counts
 
-_STRANDED_KEY = "stranded"
-"""Key of the cached stranded GPU milli of every slot."""
+_NOTE = "gpu-shape"
+"""First part of the keys under which the plan keeps sums; the second is the placed request's shape and models."""
+_NOTHING_PLACED = ()
 _NEUTRAL = 50
 _STEEPNESS_MILLI = 4000
 """Change of stranded milli that moves the score halfway to 0 or 100; near 50, one point is about 80 milli. Larger and
@@ -33,70 +36,81 @@ class _Free(msgspec.Struct, frozen=True):
     gpu: Counts
 
 
-class _CachedPoints(msgspec.Struct):
-    """Cached points of every slot for one request shape, valid for the first `placements` of the plan."""
+class _UsableSums(msgspec.Struct):
+    """Per slot: GPU milli that the shapes can use, summed by `occurrences`, after `placements` of the plan."""
 
-    shapes: GpuShapes
+    row_set: int
+    occurrences: Counts
     placements: int
-    points: Counts
+    sums: Counts
 
 
 def score(candidate: CandidateState) -> Counts:
-    """Points per candidate. For all slots, only those changed since the last request of this shape are recomputed."""
+    """Points per candidate."""
     scratch = candidate.scratch
     if not scratch.gpu_free.size:
         return np.full(candidate.size, _NEUTRAL, dtype=np.int64)
     shapes = scratch.shapes(candidate.requirements)
-    if not candidate.covers_all_slots:
-        return _points(candidate, shapes)
+    before, after = _before(candidate), _after(candidate)
     amounts, models = candidate.requirements.amounts, candidate.requirements.template.gpu_models
     key = (amounts.get(CPU, 0), amounts.get(GPU, 0), models)
-    cached: _CachedPoints | None = scratch.notes.get(key)
-    if cached is None or cached.shapes is not shapes:
-        cached = scratch.notes[key] = _CachedPoints(shapes, len(scratch.touched), _points(candidate, shapes))
-    elif cached.placements < len(scratch.touched):
-        slots = np.unique(np.array(scratch.touched[cached.placements :], dtype=np.intp))
-        cached.points[slots] = _points(candidate.for_slots(slots), shapes)
-        cached.placements = len(scratch.touched)
-    return cached.points.copy()
-
-
-def _points(candidate: CandidateState, shapes: GpuShapes) -> Counts:
-    before = _Free(candidate.free(CPU), candidate.select(candidate.scratch.gpu_free))
-    requested_cpu = candidate.requirements.amounts.get(CPU, 0)
-    after = _Free(before.cpu - requested_cpu, _gpus_after(candidate, before.gpu))
-    now = _stranded_before(candidate, shapes) if candidate.covers_all_slots else stranded(shapes, before)
-    gained = now - stranded(shapes, after)
+    gained = _stranded(shapes, before, _all_usable(candidate, shapes, _NOTHING_PLACED, before, _before))
+    gained -= _stranded(shapes, after, _all_usable(candidate, shapes, key, after, _after))
     milli = gained // max(1, shapes.count)
     points: Counts = _NEUTRAL + _NEUTRAL * milli // (_STEEPNESS_MILLI + np.abs(milli))
     return np.clip(points, 0, 100)
 
 
-def _stranded_before(candidate: CandidateState, shapes: GpuShapes) -> Counts:
-    """Stranded milli of all slots before the placement; shared by all request shapes."""
+def _before(candidate: CandidateState) -> _Free:
+    return _Free(candidate.free(CPU), candidate.select(candidate.scratch.gpu_free))
+
+
+def _after(candidate: CandidateState) -> _Free:
+    before = _before(candidate)
+    return _Free(before.cpu - candidate.requirements.amounts.get(CPU, 0), _gpus_after(candidate, before.gpu))
+
+
+def _all_usable(
+    candidate: CandidateState, shapes: GpuShapes, key: Hashable, free: _Free, free_of: Callable[[CandidateState], _Free]
+) -> Counts:
+    """The sums of `usable`. For all slots the last sums of this key are kept in the plan: only shapes whose number
+    changed are added, and only slots that changed are summed anew."""
+    if not candidate.covers_all_slots:
+        return usable(shapes, free)
     scratch = candidate.scratch
-    cached: _CachedPoints | None = scratch.notes.get(_STRANDED_KEY)
-    if cached is None or cached.shapes is not shapes:
-        found = stranded(shapes, _Free(candidate.free(CPU), scratch.gpu_free))
-        cached = scratch.notes[_STRANDED_KEY] = _CachedPoints(shapes, len(scratch.touched), found)
-    elif cached.placements < len(scratch.touched):
-        slots = np.unique(np.array(scratch.touched[cached.placements :], dtype=np.intp))
-        some = candidate.for_slots(slots)
-        cached.points[slots] = stranded(shapes, _Free(some.free(CPU), some.select(scratch.gpu_free)))
-        cached.placements = len(scratch.touched)
-    return cached.points
+    known: _UsableSums | None = scratch.notes.get((_NOTE, key))
+    if known is None or known.row_set != shapes.row_set:
+        known = _UsableSums(shapes.row_set, shapes.occurrences, len(scratch.touched), usable(shapes, free))
+        scratch.notes[_NOTE, key] = known
+        return known.sums
+    changed = shapes.changed_since(known.occurrences)
+    if changed is not None:
+        known.sums += usable(changed, free)
+        known.occurrences = shapes.occurrences
+    if known.placements < len(scratch.touched):
+        slots = np.unique(np.array(scratch.touched[known.placements :], dtype=np.intp))
+        known.sums[slots] = usable(shapes, free_of(candidate.for_slots(slots)))
+        known.placements = len(scratch.touched)
+    return known.sums
 
 
-def stranded(shapes: GpuShapes, free: _Free) -> Counts:
+def _stranded(shapes: GpuShapes, free: _Free, usable_sums: Counts) -> Counts:
     """Per candidate: stranded GPU milli, summed over all shapes by frequency."""
+    found: Counts = shapes.count * free.gpu.sum(axis=0) - usable_sums // 2
+    return found
+
+
+def usable(shapes: GpuShapes, free: _Free) -> Counts:
+    """Per candidate: GPU milli that a shape can use by the two measures together, summed over all shapes by
+    frequency."""
     large = free.gpu >= shapes.shares[:, None, None]  # [share, device, candidate]
-    usable = np.where(large, free.gpu, 0).sum(axis=1)[shapes.share_of]
+    by_kind = np.where(large, free.gpu, 0).sum(axis=1)[shapes.share_of]
     many = shapes.devices > 1  # which are whole
     if many.any():
-        usable[many] *= (free.gpu >= WHOLE_GPU_MILLI).sum(axis=0) >= shapes.devices[many, None]
-    one_fits, all_fit = usable[shapes.kind_of], shapes.gpu_milli_with_cpu(free.cpu)
+        by_kind[many] *= (free.gpu >= WHOLE_GPU_MILLI).sum(axis=0) >= shapes.devices[many, None]
+    one_fits, all_fit = by_kind[shapes.kind_of], shapes.gpu_milli_with_cpu(free.cpu)
     used = np.where(all_fit > 0, one_fits, 0) + np.minimum(one_fits, all_fit)
-    found: Counts = shapes.count * free.gpu.sum(axis=0) - (shapes.occurrences @ used) // 2
+    found: Counts = shapes.occurrences @ used
     return found
 
 
