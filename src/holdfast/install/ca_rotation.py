@@ -86,10 +86,8 @@ def rotate(places: Places, say: Say, *, until: str, skip: frozenset[str], settle
     rotation.rewrite_kubeconfig()
     state = ca_state(places)
     rotation.wait_for_own_certificate(state.signer)
-    rotation.wait_for_servers(
-        "uses certificates of the new CA",
-        lambda api, url: rotation.recorded_issuer(url) == state.signer and _serves(url, pki, state.signer),
-    )
+    rotation.wait_for_servers("uses certificates of the new CA", lambda api, url: _serves(url, pki, state.signer))
+    rotation.wait_for_records(state.signer)
     rotation.wait("uses certificates of the new CA", lambda api, item: _renewed(api, item, pki, state.signer))
     if until == "sign":
         return state
@@ -156,19 +154,18 @@ class _Rotation:
         pki, held = self._places.pki("global"), self._places.record("global")
         authority = CellCertificateAuthority(pki / "ca.crt", pki / "ca.key")
         url = held.advertise if held is not None else ""
-        write_operator_kubeconfig(self._places, authority, url, others=[server["url"] for server in self._servers()])
+        write_operator_kubeconfig(self._places, authority, url, others=self._global_urls())
         _keep_owner(pki / "operator.pem")
 
-    def _servers(self) -> list[dict[str, str]]:
-        """URL and issuer of each server of the global cell that is not revoked."""
+    def _servers(self) -> list[tuple[str, str, str]]:
+        """Cell, URL and issuer of each server that is not revoked."""
         deadline = time.monotonic() + STEP_TIMEOUT_S
         while True:
             api = cell_access.access_of(self._places.kubeconfig, cell_access.GLOBAL).api(cell_access.GLOBAL)
             try:
-                listed = [item for item in api.list("servers") if item["spec"]["cell"] == cell_access.GLOBAL]
                 return [
-                    {"url": item["spec"]["url"], "issuer": (item.get("status") or {}).get("issuer", "")}
-                    for item in listed
+                    (item["spec"]["cell"], item["spec"]["url"], (item.get("status") or {}).get("issuer", ""))
+                    for item in api.list("servers")
                     if not item["spec"].get("revoked")
                 ]
             except CommandError:
@@ -178,22 +175,35 @@ class _Rotation:
                 api.close()
             time.sleep(POLL_EVERY_S)
 
-    def recorded_issuer(self, url: str) -> str:
-        return next((server["issuer"] for server in self._servers() if server["url"] == url), "")
+    def _global_urls(self) -> list[str]:
+        return [url for cell, url, _ in self._servers() if cell == cell_access.GLOBAL]
+
+    def wait_for_records(self, signer: str) -> None:
+        """Polls until every server of every cell has all its certificates from the new CA."""
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while True:
+            left = [url for cell, url, issuer in self._servers() if issuer != signer and cell not in self._skip]
+            if not left:
+                return
+            self._check_deadline(deadline, left, "uses certificates of the new CA")
+            time.sleep(POLL_EVERY_S)
+
+    def _check_deadline(self, deadline: float, left: list[str], what: str) -> None:
+        if time.monotonic() >= deadline:
+            raise CommandError(
+                f"rotation of the CA: servers {', '.join(left)}: expected that each {what}, and it does not yet",
+                next_step="bring them back, or holdfast server revoke NAME; then run the command again",
+                code=ExitCode.TIMED_OUT,
+            )
 
     def wait_for_servers(self, what: str, done: Callable[[CellApi, str], bool]) -> None:
         """Polls the servers of the global cell, which take each step from this one."""
         deadline = time.monotonic() + STEP_TIMEOUT_S
         while True:
-            left = [server["url"] for server in self._servers() if not self._is_done(server["url"], done)]
+            left = [url for url in self._global_urls() if not self._is_done(url, done)]
             if not left:
                 return
-            if time.monotonic() >= deadline:
-                raise CommandError(
-                    f"rotation of the CA: servers {', '.join(left)}: expected that each {what}, and it does not yet",
-                    next_step="bring them back, or holdfast server revoke NAME; then run the command again",
-                    code=ExitCode.TIMED_OUT,
-                )
+            self._check_deadline(deadline, left, what)
             time.sleep(POLL_EVERY_S)
 
     def _is_done(self, url: str, done: Callable[[CellApi, str], bool]) -> bool:
