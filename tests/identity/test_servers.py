@@ -138,7 +138,7 @@ async def test_revoked_region_loses_servers_tokens_and_endpoint_in_one_commit(ce
     await two_servers(cell)
     await add_server_token(cell, "third", "t3", region="us-east")
     service = CellRevocation(cell.gate)
-    with pytest.raises(Conflict, match="2 servers lose their certificates.*NO other region is healthy"):
+    with pytest.raises(Conflict, match=r"2 servers lose their certificates.*NO other region is healthy"):
         await service.revoke_region(ADA, "us-east", RevokeRequest())
     before = cell.objects.head(SERVER)
     done = await service.revoke_region(ADA, "us-east", RevokeRequest(confirm=True, reason="rack stolen"))
@@ -166,7 +166,7 @@ async def test_revoked_region_refuses_older_certificates_without_a_server_name(
 
 
 async def test_revocation_cannot_be_undone_or_done_by_a_region(cell: GlobalCell) -> None:
-    first, second = await two_servers(cell)
+    _, second = await two_servers(cell)
     service = CellRevocation(cell.gate)
     region = from_identity("holdfast:region:us-east", (REGIONS,), credential="certificate:1")
     with pytest.raises(Forbidden):

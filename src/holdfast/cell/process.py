@@ -256,14 +256,18 @@ def _dial_peer(config: CellConfig, url: str, ports: Ports) -> HttpClient:
 
 def _material_files(config: CellConfig) -> MaterialFiles:
     etcd = config.etcd
-    settings = {} if etcd is None else {
-        "endpoints": ",".join(etcd.endpoints),
-        "user": etcd.user,
-        "ca": etcd.ca,
-        "cert": etcd.cert,
-        "key": etcd.key,
-        "password_file": etcd.password_file,
-    }
+    settings = (
+        {}
+        if etcd is None
+        else {
+            "endpoints": ",".join(etcd.endpoints),
+            "user": etcd.user,
+            "ca": etcd.ca,
+            "cert": etcd.cert,
+            "key": etcd.key,
+            "password_file": etcd.password_file,
+        }
+    )
     return MaterialFiles(
         ca=config.client_ca,
         ca_key=config.cell_ca_key,

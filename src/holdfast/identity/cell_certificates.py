@@ -148,9 +148,7 @@ def issue_pem(
             return False
     key = key or new_key()
     asked = parse_csr(make_csr(key, "holdfast"))
-    signed = authority.sign(
-        asked, common_name, organizations, hosts=hosts, now_s=now_s, seconds=seconds, server=server
-    )
+    signed = authority.sign(asked, common_name, organizations, hosts=hosts, now_s=now_s, seconds=seconds, server=server)
     write_private(path, signed.certificate.encode() + key)
     return True
 

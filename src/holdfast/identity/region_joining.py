@@ -87,9 +87,14 @@ class RegionJoinService:
             )
         others = other_urls(self._servers(asked.region), asked.endpoint)
         server = server_name(asked.region, keys.digest)
-        made, certificate = self._sign(authority, asked.region, keys, hosts, now_s, server)
+        made, certificate = self._sign(authority, asked.region, keys, hosts, name=server)
         spec = ServerSpec(
-            cell=asked.region, url=asked.endpoint, hosts=hosts, key=keys.digest, token=name, joined_at=seconds_text(now_s)
+            cell=asked.region,
+            url=asked.endpoint,
+            hosts=hosts,
+            key=keys.digest,
+            token=name,
+            joined_at=seconds_text(now_s),
         )
         writes += self.record_writes(server, spec, certificate)
         if region is not None:
@@ -110,9 +115,7 @@ class RegionJoinService:
         keys = parse_requests(asked, who.region)
         server = self._gate.objects.get(_SERVER, "", who.server) if who.server else None
         hosts = server.spec.hosts if isinstance(server, Server) else region.status.certificate.hosts
-        made, certificate = self._sign(
-            authority, who.region, keys, hosts, self._gate.ports.clock.now(), who.server
-        )
+        made, certificate = self._sign(authority, who.region, keys, hosts, name=who.server)
         writes: list[Write] = [_record(region, certificate)]
         if isinstance(server, Server):
             writes += self.record_writes(who.server, server.spec, certificate)
@@ -139,15 +142,10 @@ class RegionJoinService:
         return [s for s in found if s.spec.cell == cell and not s.spec.revoked]
 
     def _sign(
-        self,
-        authority: CellCertificateAuthority,
-        cell: str,
-        keys: RequestedKeys,
-        hosts: Sequence[str],
-        now_s: float,
-        name: str,
+        self, authority: CellCertificateAuthority, cell: str, keys: RequestedKeys, hosts: Sequence[str], *, name: str
     ) -> tuple[RegionJoinResponse, RegionCertificate]:
         link = peer = None
+        now_s = self._gate.ports.clock.now()
         if keys.link is not None:
             link = authority.sign(keys.link, f"holdfast:region:{cell}", (REGIONS,), now_s=now_s, server=name)
         if keys.peer is not None:
@@ -190,9 +188,9 @@ class RegionJoinService:
         if host in self._own_hosts and region != GLOBAL_CELL:
             return "the global cell"
         for server in self._gate.objects.list(_SERVER)[0]:
-            if isinstance(server, Server) and not server.spec.revoked and server.spec.cell != region:
-                if host in server.spec.hosts:
-                    return "the global cell" if server.spec.cell == GLOBAL_CELL else f"region {server.spec.cell}"
+            other = server.spec.cell if isinstance(server, Server) and not server.spec.revoked else region
+            if other != region and isinstance(server, Server) and host in server.spec.hosts:
+                return "the global cell" if other == GLOBAL_CELL else f"region {other}"
         for other in self._gate.objects.list(_REGION)[0]:
             if not isinstance(other, Region) or other.metadata.name == region:
                 continue

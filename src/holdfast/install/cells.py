@@ -218,9 +218,7 @@ def server_settings(places: Places, role: Role, plan: CellPlan) -> dict[str, str
     }
 
 
-def write_cell(
-    places: Places, role: Role, cell: str, settings: dict[str, str | int | bool], *, declare: bool
-) -> None:
+def write_cell(places: Places, role: Role, cell: str, settings: dict[str, str | int | bool], *, declare: bool) -> None:
     """The configuration. `declare`: this server is the cell's first, and may create its store."""
     record = IdentityFile(places.folder(role))
     if declare and record.read() is None:

@@ -67,9 +67,7 @@ def join_cell(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> 
     if role == "global":
         authority = CellCertificateAuthority(pki / "ca.crt", pki / "ca.key")
         write_operator_kubeconfig(places, authority, plan.url)  # makes the operator's certificate
-        write_operator_kubeconfig(
-            places, authority, plan.url, others=server_urls(operator_api(places, plan.url))
-        )
+        write_operator_kubeconfig(places, authority, plan.url, others=server_urls(operator_api(places, plan.url)))
         say(f"operator credentials: {places.kubeconfig}")
 
 
@@ -92,9 +90,7 @@ def _fetch_material(pki: Path, cell: str, urls: str) -> SharedMaterial:
     api = CellApi(urls, name=cell, ca=pki / "ca.crt", cert=pki / "peer.pem", key=pki / "peer.pem", timeout_s=30.0)
     asked = MaterialRequest(csr=make_csr(key, "material"))
     try:
-        answer: dict[str, Any] = api.request(
-            "POST", "/join/v1/server/material", json.loads(msgspec.json.encode(asked))
-        )
+        answer: dict[str, Any] = api.request("POST", "/join/v1/server/material", json.loads(msgspec.json.encode(asked)))
     finally:
         api.close()
     (pki / "material.key").unlink()
@@ -126,9 +122,7 @@ def _role_settings(places: Places, plan: CellPlan, joining: JoinString) -> dict[
     return region_settings(places, plan, joining)
 
 
-def _store_settings(
-    places: Places, role: Role, plan: CellPlan, etcd: dict[str, str], say: Say
-) -> dict[str, str]:
+def _store_settings(places: Places, role: Role, plan: CellPlan, etcd: dict[str, str], say: Say) -> dict[str, str]:
     """The cell's etcd: a further member of it here if Holdfast runs it, else the one that the operator runs."""
     endpoints = tuple(etcd.get("endpoints", "").split(","))
     if not endpoints[0]:

@@ -16,7 +16,15 @@ import msgspec
 from holdfast.model import limits
 from holdfast.model.meta import ApiStruct, Object, visible_default
 from holdfast.model.times import parse_time
-from holdfast.model.validation import Causes, check_dns_label, check_range, check_subdomain, forbidden, invalid, required
+from holdfast.model.validation import (
+    Causes,
+    check_dns_label,
+    check_range,
+    check_subdomain,
+    forbidden,
+    invalid,
+    required,
+)
 
 # Longest lifetime of a join token. A longer one is refused.
 JOIN_TOKEN_TTL_MAX_S = 7 * 86400.0

@@ -14,7 +14,6 @@ from holdfast.model.quantity import Amount
 from holdfast.model.quota import GrantClass
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_unique, forbidden, required
 
-
 # Servers of one region's cell. More are refused: etcd is no faster with more than a handful.
 ENDPOINTS_MAX = 16
 

@@ -204,8 +204,7 @@ def list_join_tokens(api: CellApi, output: str) -> None:
         print_json(rows)
         return
     lines = [
-        (r["name"], r["for"], f"{len(r['used'])}/{r['uses']}", r["created"], f"{r['ttlSeconds']:g}s")
-        for r in rows
+        (r["name"], r["for"], f"{len(r['used'])}/{r['uses']}", r["created"], f"{r['ttlSeconds']:g}s") for r in rows
     ]
     click.echo(table(("NAME", "FOR", "USED", "CREATED", "TTL"), lines))
 
