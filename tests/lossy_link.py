@@ -58,8 +58,8 @@ def forward(first: str, second: str, delay_s: float, jitter_s: float, loss: floa
             while source in readable:
                 try:
                     frame, address = source.recvfrom(FRAME_BYTES_MAX)
-                except BlockingIOError:
-                    break
+                except OSError:
+                    break  # nothing left to read, or the interface was taken down
                 if address[2] == PACKET_OUTGOING or chance.random() < loss:
                     continue
                 due_s = max(newest[side], now_s + delay_s + chance.uniform(-jitter_s, jitter_s))
