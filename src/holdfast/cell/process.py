@@ -165,19 +165,7 @@ async def run_cell(config: CellConfig) -> int:
     _add_server_upkeep(life, config, cell, ports, records)
     api = _Api(config, cell, ports, records)
     if isinstance(global_client, HttpClient):
-        reader = RegionReader(config.cell, cell.objects, ports)
-        history = region_history(config.cell, cell.objects, ports)
-
-        async def connect(one: HttpClient) -> None:
-            """Each server of the global cell asks this region by itself."""
-            uplink = ConsoleUplink(one, reader, history, AssertedCalls(api.app))
-            try:
-                await uplink.run()
-            finally:
-                await uplink.stop()
-
-        uplinks = EveryServer(global_client, connect, ports.clock)
-        life.add("console uplink", uplinks, runs=uplinks.run)
+        _add_console_uplinks(life, cell, global_client, api, ports)
     _add_upkeep(life, cell, ports)
     life.add("api", api)
     _log.info(
@@ -197,6 +185,22 @@ async def run_cell(config: CellConfig) -> int:
             await probe.close()
         await peers.close()
         await store.close()
+
+
+def _add_console_uplinks(life: Lifetime, cell: Cell, global_client: HttpClient, api: _Api, ports: Ports) -> None:
+    """Each server of the global cell asks this region by itself."""
+    reader = RegionReader(cell.name, cell.objects, ports)
+    history = region_history(cell.name, cell.objects, ports)
+
+    async def connect(one: HttpClient) -> None:
+        uplink = ConsoleUplink(one, reader, history, AssertedCalls(api.app))
+        try:
+            await uplink.run()
+        finally:
+            await uplink.stop()
+
+    uplinks = EveryServer(global_client, connect, ports.clock)
+    life.add("console uplink", uplinks, runs=uplinks.run)
 
 
 def _add_store_parts(life: Lifetime, config: CellConfig, cell: Cell, ports: Ports) -> None:

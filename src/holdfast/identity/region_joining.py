@@ -188,9 +188,9 @@ class RegionJoinService:
         if host in self._own_hosts and region != GLOBAL_CELL:
             return "the global cell"
         for server in self._gate.objects.list(_SERVER)[0]:
-            other = server.spec.cell if isinstance(server, Server) and not server.spec.revoked else region
-            if other != region and isinstance(server, Server) and host in server.spec.hosts:
-                return "the global cell" if other == GLOBAL_CELL else f"region {other}"
+            owner = server.spec.cell if isinstance(server, Server) and not server.spec.revoked else region
+            if owner != region and isinstance(server, Server) and host in server.spec.hosts:
+                return "the global cell" if owner == GLOBAL_CELL else f"region {owner}"
         for other in self._gate.objects.list(_REGION)[0]:
             if not isinstance(other, Region) or other.metadata.name == region:
                 continue
