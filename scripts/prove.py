@@ -45,7 +45,7 @@ NAMED = {
     "runbooks": ("tests/e2e/test_runbooks.py",),
     "upgrade": ("tests/e2e/test_rolling_upgrade.py",),
     "requests": ("tests/api/test_bad_input.py", "tests/server/test_fuzz.py"),
-    "install": ("tests/e2e/test_install.py", "tests/e2e/test_install_fleet.py"),
+    "install": ("tests/e2e/test_install.py", "tests/e2e/test_install_fleet.py", "tests/e2e/test_install_servers.py"),
     "thousand": ("tests/e2e/test_agent_thousand.py", "tests/e2e/test_agent_serving.py"),
 }
 """Tests by stage."""
@@ -133,9 +133,10 @@ def stages(workers: int) -> tuple[Stage, ...]:
         Stage("runbooks", "every runbook, on a platform of its own", (tests("e2e", *NAMED["runbooks"]),), 6),
         Stage(
             "install",
-            "three regions installed by the page, through a CA rotation, a restore and the loss of a region",
+            "three regions installed by the page, through a CA rotation, a restore, a lost region and an upgrade; "
+            "cells of three servers that lose some",
             (tests("e2e", *NAMED["install"]),),
-            15,
+            25,
         ),
         Stage("upgrade", "a region upgraded and back while its tasks run", (tests("e2e", *NAMED["upgrade"]),), 2),
         Stage("thousand", "a thousand replicas, and a rollout of forty", (tests("e2e", *NAMED["thousand"]),), 25),

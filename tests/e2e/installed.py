@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 
 from tests.machines import ROOT, Fleet, Machine
 from tests.page_commands import command_blocks
 
 PAGE = ROOT / "docs" / "operations" / "install.md"
+SERVERS_PAGE = ROOT / "docs" / "operations" / "high-availability.md"
 
 
-def page_scripts() -> dict[str, list[str]]:
+def page_scripts(page: Path = PAGE) -> dict[str, list[str]]:
     """The page's command blocks by the machine that their first line names."""
     found: dict[str, list[str]] = {}
-    for block in command_blocks(PAGE):
+    for block in command_blocks(page):
         first, _, rest = block.commands.partition("\n")
         assert first.startswith("# on "), f"{first}: a block of the page does not say on which machine it is run"
         found.setdefault(first.removeprefix("# on "), []).append(rest)

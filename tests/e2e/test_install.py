@@ -58,6 +58,15 @@ def test_machine_that_holds_a_cell_refuses_another(installed: Fleet) -> None:
     operator(installed, "kubectl --kubeconfig operator.kubeconfig delete region other")
 
 
+def test_tokens_are_made_listed_and_revoked_from_another_machine(installed: Fleet) -> None:
+    """By the page's commands, with an operator's kubeconfig alone."""
+    shown = installed.machines["us-east-1"].run(page_scripts()["the operator's machine: tokens"][0], region="us-east")
+    assert "rack-7" in shown
+    assert "region us-east" in shown
+    left = operator(installed, "holdfast token list --join us-east -o json")
+    assert "rack-7" not in left
+
+
 def test_doctor_finds_nothing_wrong(installed: Fleet) -> None:
     for machine in installed.machines.values():
         found = json.loads(machine.run("holdfast doctor -o json"))["roles"]

@@ -1,5 +1,6 @@
-"""Three regions with two nodes each, installed by the page. While a client counts failed requests, the CA is rotated,
-the global cell is restored from a backup, and a region is lost and comes back.
+"""Three regions with two nodes each, installed by the page, with delay and loss between all machines. While a client
+counts failed requests, the CA is rotated, the global cell is restored from a backup, a region is lost and comes back,
+and the fleet is upgraded to another release.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.e2e.installed import (
     serving,
     wait_serving,
 )
+from tests.e2e.test_rolling_upgrade import NEXT_VERSION, installed, tree
 from tests.machines import Fleet, NamespaceFleet, has_namespaces, running_fleet
 
 pytestmark = [
@@ -49,9 +51,27 @@ def wait_healthy(fleet: Fleet, names: set[str], timeout_s: float = 180.0) -> Non
         time.sleep(0.5)
 
 
-def test_fleet_serves_through_rotation_restore_and_loss_of_a_region(tmp_path: Path) -> None:
+def upgrade(fleet: Fleet, python: Path) -> None:
+    """Another release of the package on every machine, then the page's commands, one service after the other."""
+    program = fleet.programs / "holdfast"
+    program.write_text(f'#!/bin/sh\nexec {python} -m holdfast.cli "$@"\n')
     page = page_scripts()
-    with running_fleet(tmp_path) as fleet:
+    control = fleet.machines["control"]
+    control.run(page[f"{CONTROL}: upgrade"][0])
+    for region, nodes in REGIONS.items():
+        fleet.machines[region].run(page[f"{REGION}: upgrade"][0], region=region)
+        for number in range(1, nodes + 1):
+            fleet.machines[f"{region}-{number}"].run(page[f"{NODE}: upgrade"][0], region=region)
+    versions = {name: machine.run("holdfast version") for name, machine in fleet.machines.items()}
+    assert all(NEXT_VERSION in version for version in versions.values()), versions
+    doctor = control.run("holdfast doctor -o json")
+    assert NEXT_VERSION in doctor
+
+
+def test_fleet_serves_through_rotation_restore_loss_of_a_region_and_upgrade(tmp_path: Path) -> None:
+    page = page_scripts()
+    next_release = installed(tree(tmp_path / "next"), tmp_path / "next")
+    with running_fleet(tmp_path / "fleet") as fleet:
         assert isinstance(fleet, NamespaceFleet)
         fleet.shapes_traffic = True
         install(fleet, REGIONS)
@@ -85,6 +105,10 @@ def test_fleet_serves_through_rotation_restore_and_loss_of_a_region(tmp_path: Pa
             fleet.machines[name].reconnect()
             script = page[REGION if name == LOST else NODE][0]
             fleet.machines[name].run(script, region=LOST)
+        wait_healthy(fleet, set(REGIONS))
+        wait_serving(fleet, 6)
+
+        upgrade(fleet, next_release)
         wait_healthy(fleet, set(REGIONS))
         wait_serving(fleet, 6)
 

@@ -3,7 +3,8 @@
 Owns the directory `identity/`:
 - `node.pem`: key and certificate in one file, so that both change atomically;
 - `next.key`: key of a pending request, so that a retry is the same request;
-- `token`: hash of the last token used.
+- `token`: hash of the last token used;
+- `servers`: URLs of the region's servers, as the region said last.
 
 The private key is created here, is readable only by its owner, and never leaves the node.
 """
@@ -11,6 +12,7 @@ The private key is created here, is readable only by its owner, and never leaves
 from __future__ import annotations
 
 import hashlib
+import zlib
 from pathlib import Path
 
 import structlog
@@ -18,6 +20,7 @@ import structlog
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.limits import AGENT_RETRY_FIRST_S, AGENT_RETRY_MAX_S
 from holdfast.client.http import HttpClient
+from holdfast.client.server_urls import split_urls, starting_at
 from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff, jittered_s
 from holdfast.foundation.ports import Ports
@@ -51,6 +54,17 @@ class AgentIdentity:
         self.path = self._folder / "node.pem"
         self._next_key = self._folder / "next.key"
         self._used_token = self._folder / "token"
+        self._servers = self._folder / "servers"
+
+    def servers(self) -> str:
+        """URLs of the region's servers: those that the region named last, else those of the configuration. Each agent
+        begins at another one."""
+        try:
+            known = split_urls(self._servers.read_text(encoding="ascii"))
+        except (OSError, UnicodeDecodeError):
+            known = ("",)
+        urls = known if known[0] else split_urls(self._config.url)
+        return ",".join(starting_at(urls, zlib.crc32(self._config.name.encode())))
 
     async def obtain(self) -> None:
         """Returns with a valid certificate. Waits for a token and for the region; raises if the region refuses."""
@@ -108,9 +122,14 @@ class AgentIdentity:
         if path.parent.resolve() != self._folder.resolve():
             return
         try:
-            found = (await client.trust_bundle()).ca.encode()
+            trusted = await client.trust_bundle()
+            found = trusted.ca.encode()
         except (Fault, ValueError):
             return  # the region is away, or does not answer this call yet; asked again later
+        if trusted.servers and set(trusted.servers) != set(client.urls):
+            write_private(self._servers, ",".join(trusted.servers).encode())
+            client.use_servers(split_urls(self.servers()))
+            _log.info("region_servers_changed", node=self._config.name, servers=list(trusted.servers))
         if not _replace_bundle(path, found):
             return
         await client.reload_certificate()
@@ -121,7 +140,7 @@ class AgentIdentity:
         backoff = Backoff(self._ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=AGENT_RETRY_MAX_S)
         key = self._request_key()
         join_request = JoinRequest(token=token, node=self._config.name, csr=make_csr(key, self._config.name))
-        client = HttpClient(self._config.url, self._ports, cell=self._config.region, ca=self._config.ca)
+        client = HttpClient(self.servers(), self._ports, cell=self._config.region, ca=self._config.ca)
         try:
             while True:
                 try:

@@ -169,20 +169,19 @@ def _start_rpc_server(
     config: AgentConfig, client: Client, supervisor: TaskSupervisor, ports: Ports
 ) -> tuple[asyncio.Task[None], ...]:
     """Agent calls exist only over HTTP: a client inside the cell's process has no stream for them."""
+    from holdfast.client.every_server import EveryServer
     from holdfast.client.http import HttpClient
 
     if not isinstance(client, HttpClient):
         return ()
-    sessions = TaskSessions(config.name, config.address, client, ports, supervisor.running_tasks)
-    server = AgentRpcServer(
-        config.name,
-        client,
-        (config.tasks_dir, config.oci_dir / "tasks"),
-        ports,
-        supervisor.running_tasks,
-        sessions=sessions,
-    )
-    return (asyncio.create_task(server.run(), name="agent:rpc-server"),)
+
+    async def serve(one: HttpClient) -> None:
+        """Calls arrive at any server of the region, so each of them needs a stream."""
+        sessions = TaskSessions(config.name, config.address, one, ports, supervisor.running_tasks)
+        folders = (config.tasks_dir, config.oci_dir / "tasks")
+        await AgentRpcServer(config.name, one, folders, ports, supervisor.running_tasks, sessions=sessions).run()
+
+    return (asyncio.create_task(EveryServer(client, serve, ports.clock).run(), name="agent:rpc-server"),)
 
 
 async def _connect(config: AgentConfig, ports: Ports) -> tuple[Client, tuple[asyncio.Task[None], ...]]:
@@ -198,7 +197,7 @@ async def _connect(config: AgentConfig, ports: Ports) -> tuple[Client, tuple[asy
 
     identity = AgentIdentity(config, ports)
     await identity.obtain()
-    client = HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=str(identity.path))
+    client = HttpClient(identity.servers(), ports, cell=config.region, ca=config.ca, cert=str(identity.path))
     return client, (asyncio.create_task(identity.keep_valid(client), name="agent:identity"),)
 
 

@@ -24,8 +24,10 @@ from holdfast.identity.cell_certificates import (
 )
 from holdfast.identity.certificates import write_private, write_public
 from holdfast.identity.node_certificates import make_csr, new_key
+from holdfast.identity.server_records import ServerRecords
 from holdfast.model.errors import Fault
 from holdfast.model.join import CellRequests, TrustBundle
+from holdfast.model.principal import SERVERS
 
 # Interval at which a cell checks its certificates and, in a region, the CA certificates of the global cell.
 CERTIFICATE_CHECK_EVERY_S = 10.0
@@ -34,11 +36,15 @@ _log = structlog.get_logger()
 
 
 class GlobalCertificates:
-    """Renews the server certificate of the global cell with the names it has."""
+    """Renews the certificates of a server of the global cell with the names they have: of the API that it serves, and
+    for its calls to the other servers."""
 
-    def __init__(self, authority: CellCertificateAuthority, server: Path, ports: Ports) -> None:
+    def __init__(
+        self, authority: CellCertificateAuthority, server: Path, ports: Ports, *, peer: Path | None = None
+    ) -> None:
         self._authority = authority
         self._server = server
+        self._peer = peer
         self._ports = ports
 
     async def start(self) -> None:
@@ -56,17 +62,38 @@ class GlobalCertificates:
             await self._ports.clock.sleep(CERTIFICATE_CHECK_EVERY_S)
 
     def _renew_if_due(self) -> None:
-        hosts = certificate_facts(self._server.read_bytes()).hosts
+        held = certificate_facts(self._server.read_bytes())
         now_s = self._ports.clock.now()
-        if issue_pem(self._authority, self._server, "holdfast-cell-global", hosts=hosts, now_s=now_s):
+        own, hosts = held.server, held.hosts
+        if issue_pem(self._authority, self._server, "holdfast-cell-global", hosts=hosts, now_s=now_s, server=own):
             _log.info("server_certificate_renewed", path=str(self._server))
+        if self._peer is None:
+            return
+        name = certificate_facts(self._peer.read_bytes()).server
+        if issue_pem(self._authority, self._peer, "holdfast:server:global", (SERVERS,), now_s=now_s, server=name):
+            _log.info("peer_certificate_renewed", path=str(self._peer))
 
 
 class RegionCertificates:
-    """Renews the link and server certificates of a region, and copies the trusted CA certificates from the global
-    cell."""
+    """Renews the certificates of a region's server, and copies from the global cell what it says about itself: the
+    trusted CA certificates, its servers, and which servers of any cell are revoked. `known` is the file that keeps the
+    URLs of the global cell's servers."""
 
-    def __init__(self, client: HttpClient, trusted: Path, link: Path, server: Path, ports: Ports) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        trusted: Path,
+        link: Path,
+        server: Path,
+        ports: Ports,
+        *,
+        peer: Path | None = None,
+        records: ServerRecords | None = None,
+        known: Path | None = None,
+    ) -> None:
+        self._peer = peer
+        self._records = records
+        self._known = known
         self._client = client
         self._trusted = trusted
         self._link = link
@@ -84,6 +111,7 @@ class RegionCertificates:
             try:
                 trust = await self._client.trust_bundle()
                 await self._follow(trust)
+                self._follow_servers(trust)
                 if self._is_due(trust):
                     await self._renew()
             except (OSError, ValueError, msgspec.MsgspecError, Fault) as error:
@@ -99,9 +127,17 @@ class RegionCertificates:
         await self._client.reload_certificate()
         _log.info("trusted_ca_changed", path=str(self._trusted))
 
+    def _follow_servers(self, trust: TrustBundle) -> None:
+        if self._records is not None and self._records.remember(trust.revoked):
+            _log.info("revoked_servers_noted", servers=list(trust.revoked))
+        if self._known is not None and trust.servers and set(trust.servers) != set(self._client.urls):
+            write_public(self._known, ",".join(trust.servers).encode())
+            self._client.use_servers(trust.servers)
+            _log.info("global_servers_changed", servers=list(trust.servers))
+
     def _is_due(self, trust: TrustBundle) -> bool:
         now_s = self._ports.clock.now()
-        for path in (self._link, self._server):
+        for path in (self._link, self._server, *((self._peer,) if self._peer is not None else ())):
             held = path.read_bytes()
             if now_s >= certificate_facts(held).due_s():
                 return True
@@ -110,9 +146,15 @@ class RegionCertificates:
         return False
 
     async def _renew(self) -> None:
-        link_key, server_key = new_key(), new_key()
-        asked = CellRequests(link=make_csr(link_key, "link"), server=make_csr(server_key, "server"))
+        link_key, server_key, peer_key = new_key(), new_key(), new_key()
+        asked = CellRequests(
+            link=make_csr(link_key, "link"),
+            server=make_csr(server_key, "server"),
+            peer=make_csr(peer_key, "peer") if self._peer is not None else "",
+        )
         made = await self._client.renew_region_certificates(asked)
+        if self._peer is not None and made.peer:
+            write_private(self._peer, made.peer.encode() + peer_key)
         write_private(self._server, made.server.encode() + server_key)
         write_private(self._link, made.link.encode() + link_key)
         await self._client.reload_certificate()

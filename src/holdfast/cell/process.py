@@ -21,9 +21,11 @@ from holdfast.cell.disk_gauges import observe_directory
 from holdfast.cell.freed_memory import FreedMemory, keep_freed_memory
 from holdfast.cell.identity import IdentityRecorder, check_file, establish_identity
 from holdfast.cell.image_resolver import read_allowed
+from holdfast.cell.server_upkeep import EtcdMemberUpkeep, GlobalServerUpkeep
 from holdfast.cell.state_format import CELL_STATE
 from holdfast.cell.storage import STORE_FILE
 from holdfast.client.contract import Client
+from holdfast.client.every_server import EveryServer
 from holdfast.client.http import HttpClient
 from holdfast.console.region_reads import RegionReader, region_history
 from holdfast.console.uplink import ConsoleUplink
@@ -42,6 +44,8 @@ from holdfast.identity.oidc import OidcConfig, OidcVerifier
 from holdfast.identity.region_joining import RegionJoinService
 from holdfast.identity.revocation_journal import JOURNAL_FILE, RevocationJournalWriter
 from holdfast.identity.secret_keys import KEYS_FILE, KeyFile, check_secrets, create_keys
+from holdfast.identity.server_records import ServerRecords
+from holdfast.identity.shared_material import MaterialFiles
 from holdfast.identity.tokens import TokenFile
 from holdfast.link.link_certificate import LinkCertificate
 from holdfast.link.peer_https import HttpsProbe
@@ -66,6 +70,9 @@ __all__ = ["PARTS", "CellConfig", "EtcdTarget", "OidcConfig", "run_cell"]
 
 GC_THRESHOLDS = (50_000, 20, 100)
 """Objects are immutable and mostly long-lived. Default thresholds find little and cost a third of the throughput."""
+
+GLOBAL_SERVERS_FILE = "global-servers"
+"""In a region's state directory: URLs of the global cell's servers, as the global cell said last."""
 
 _log = structlog.get_logger()
 
@@ -153,13 +160,12 @@ async def run_cell(config: CellConfig) -> int:
     if isinstance(global_client, HttpClient) and config.link_cert is not None:
         shown = LinkCertificate(global_client, config.link_cert, ports)
         life.add("link certificate", shown, runs=shown.run)
-    _add_certificate_upkeep(life, config, global_client, ports)
-    api = _Api(config, cell, ports)
+    records = ServerRecords(config.cell, cell.objects, config.client_ca.parent)
+    _add_certificate_upkeep(life, config, global_client, ports, records)
+    _add_server_upkeep(life, config, cell, ports, records)
+    api = _Api(config, cell, ports, records)
     if isinstance(global_client, HttpClient):
-        reader = RegionReader(config.cell, cell.objects, ports)
-        history = region_history(config.cell, cell.objects, ports)
-        uplink = ConsoleUplink(global_client, reader, history, AssertedCalls(api.app))
-        life.add("console uplink", uplink, runs=uplink.run)
+        _add_console_uplinks(life, cell, global_client, api, ports)
     _add_upkeep(life, cell, ports)
     life.add("api", api)
     _log.info(
@@ -179,6 +185,22 @@ async def run_cell(config: CellConfig) -> int:
             await probe.close()
         await peers.close()
         await store.close()
+
+
+def _add_console_uplinks(life: Lifetime, cell: Cell, global_client: HttpClient, api: _Api, ports: Ports) -> None:
+    """Each server of the global cell asks this region by itself."""
+    reader = RegionReader(cell.name, cell.objects, ports)
+    history = region_history(cell.name, cell.objects, ports)
+
+    async def connect(one: HttpClient) -> None:
+        uplink = ConsoleUplink(one, reader, history, AssertedCalls(api.app))
+        try:
+            await uplink.run()
+        finally:
+            await uplink.stop()
+
+    uplinks = EveryServer(global_client, connect, ports.clock)
+    life.add("console uplink", uplinks, runs=uplinks.run)
 
 
 def _add_store_parts(life: Lifetime, config: CellConfig, cell: Cell, ports: Ports) -> None:
@@ -201,28 +223,84 @@ def _add_access_parts(life: Lifetime, config: CellConfig, cell: Cell, store: Sto
         life.add("audit checkpoints", checkpoints, runs=checkpoints.run)
 
 
-def _add_certificate_upkeep(life: Lifetime, config: CellConfig, global_client: Client | None, ports: Ports) -> None:
-    kept = _certificate_upkeep(config, global_client, ports)
+def _add_certificate_upkeep(
+    life: Lifetime, config: CellConfig, global_client: Client | None, ports: Ports, records: ServerRecords
+) -> None:
+    kept = _certificate_upkeep(config, global_client, ports, records)
     if kept is not None:
         life.add("certificates", kept, runs=kept.run)
 
 
+def _add_server_upkeep(life: Lifetime, config: CellConfig, cell: Cell, ports: Ports, records: ServerRecords) -> None:
+    """For servers that `holdfast init` installed: their peer certificate is one file that they renew themselves."""
+    if config.peer_cert is None or config.peer_cert != config.peer_key:
+        return
+    if config.cell == GLOBAL and config.cell_ca_key is not None:
+        kept = GlobalServerUpkeep(
+            cell.gate,
+            records,
+            CellCertificateAuthority(config.client_ca, config.cell_ca_key),
+            url=config.url,
+            peer=config.peer_cert,
+            server=config.tls_cert,
+            ca=config.client_ca,
+            ports=ports,
+            dial=lambda url: _dial_peer(config, url, ports),
+        )
+        life.add("server upkeep", kept, runs=kept.run)
+    if config.etcd is not None and config.etcd.ca and Path(config.etcd.ca).with_name("ca.key").exists():
+        members = EtcdMemberUpkeep(config.etcd, records.revoked, ports)
+        life.add("etcd members", members, runs=members.run)
+
+
+def _dial_peer(config: CellConfig, url: str, ports: Ports) -> HttpClient:
+    cert, key = str(config.peer_cert), str(config.peer_key)
+    return HttpClient(url, ports, cell=config.cell, ca=str(config.client_ca), cert=cert, key=key)
+
+
+def _material_files(config: CellConfig) -> MaterialFiles:
+    etcd = config.etcd
+    settings = (
+        {}
+        if etcd is None
+        else {
+            "endpoints": ",".join(etcd.endpoints),
+            "user": etcd.user,
+            "ca": etcd.ca,
+            "cert": etcd.cert,
+            "key": etcd.key,
+            "password_file": etcd.password_file,
+        }
+    )
+    return MaterialFiles(
+        ca=config.client_ca,
+        ca_key=config.cell_ca_key,
+        node_ca=config.node_ca,
+        node_ca_key=config.node_ca_key,
+        secret_keys=config.secret_keys or config.state / KEYS_FILE,
+        tokens=config.tokens,
+        etcd=settings,
+    )
+
+
 def _certificate_upkeep(
-    config: CellConfig, global_client: Client | None, ports: Ports
+    config: CellConfig, global_client: Client | None, ports: Ports, records: ServerRecords
 ) -> GlobalCertificates | RegionCertificates | None:
     """What renews this cell's certificates; None if an operator does. A cell renews files that hold key and
     certificate together, because only those change at once."""
     if config.tls_cert != config.tls_key:
         return None
+    peer = config.peer_cert if config.peer_cert == config.peer_key else None
     if config.cell == GLOBAL:
         if config.cell_ca_key is None:
             return None
-        return GlobalCertificates(
-            CellCertificateAuthority(config.client_ca, config.cell_ca_key), config.tls_cert, ports
-        )
+        authority = CellCertificateAuthority(config.client_ca, config.cell_ca_key)
+        return GlobalCertificates(authority, config.tls_cert, ports, peer=peer)
     if not isinstance(global_client, HttpClient) or config.link_cert is None or config.link_cert != config.link_key:
         return None
-    return RegionCertificates(global_client, config.client_ca, config.link_cert, config.tls_cert, ports)
+    known = config.state / GLOBAL_SERVERS_FILE
+    files = (config.client_ca, config.link_cert, config.tls_cert)
+    return RegionCertificates(global_client, *files, ports, peer=peer, records=records, known=known)
 
 
 class _Peers:
@@ -242,14 +320,7 @@ class _Peers:
 
     def _dial(self, url: str) -> HttpClient:
         config = self._config
-        client = HttpClient(
-            url,
-            self._ports,
-            cell=config.cell,
-            ca=str(config.client_ca),
-            cert=str(config.peer_cert),
-            key=str(config.peer_key),
-        )
+        client = _dial_peer(config, url, self._ports)
         self._clients.append(client)
         return client
 
@@ -305,8 +376,9 @@ def _check_state(config: CellConfig) -> None:
 def _dial(config: CellConfig, ports: Ports) -> Client | None:
     if config.cell == GLOBAL:
         return None
+    known = config.state / GLOBAL_SERVERS_FILE
     return HttpClient(
-        config.global_url,
+        known.read_text(encoding="ascii") if known.exists() else config.global_url,
         ports,
         cell=GLOBAL,
         ca=str(config.client_ca),
@@ -335,7 +407,7 @@ async def _until_failed(cell: Cell, ports: Ports) -> None:
 class _Api:
     """The HTTP API as a component: it starts last and stops first."""
 
-    def __init__(self, config: CellConfig, cell: Cell, ports: Ports) -> None:
+    def __init__(self, config: CellConfig, cell: Cell, ports: Ports, records: ServerRecords) -> None:
         self._config = config
         self._listener: Listener | None = None
         signing = (
@@ -348,7 +420,14 @@ class _Api:
             own_hosts = urlsplit(config.url).hostname or "", *certificate_facts(config.tls_cert.read_bytes()).hosts
             cell_ca = CellCertificateAuthority(config.client_ca, config.cell_ca_key)
             regions = RegionJoinService(cell.gate, cell_ca, tuple(host for host in own_hosts if host))
-        joining = JoinService(cell.gate, signing, regions=regions, trusted=config.client_ca)
+        joining = JoinService(
+            cell.gate,
+            signing,
+            regions=regions,
+            trusted=config.client_ca,
+            servers=records,
+            material=_material_files(config) if config.peer_cert is not None and config.etcd is not None else None,
+        )
         authenticator = Authenticator(
             config.cell,
             ports,
@@ -357,6 +436,7 @@ class _Api:
             node_issuer=signing.name if signing is not None else "",
             identities=joining.identity,
             oidc=OidcVerifier(config.oidc, ports) if config.oidc is not None else None,
+            cells=records.rejection_reason,
         )
         self.app = Application(
             config.cell,

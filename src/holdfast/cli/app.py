@@ -94,8 +94,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "region": (
         "holdfast.cli.commands.region:region",
-        "Add regions, and create the tokens with which their cells join.",
+        "Add regions, create the tokens with which their cells join, and revoke them.",
     ),
+    "server": ("holdfast.cli.commands.server:server", "Let further servers join a cell, list and revoke them."),
     "leave": (
         "holdfast.cli.commands.leave:leave",
         "Remove a cell or an agent from this machine. Asks before it destroys anything.",

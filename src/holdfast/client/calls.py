@@ -22,6 +22,7 @@ from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Fault, Invalid, Overloaded, Unavailable
 from holdfast.model.kinds import BY_NAME, Kind, kind_of
 from holdfast.model.meta import Object
+from holdfast.model.region import RegionSpec
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
@@ -132,11 +133,11 @@ def fault_of_command(error: CommandError) -> Fault:
     return (BadRequest if error.code is ExitCode.USAGE else Unavailable)(message)
 
 
-def region_access(known: CellAccess, endpoint: str, region: str) -> CellAccess:
-    """Access to a region at its own endpoint, with the credentials of the global cell."""
-    if not endpoint:
+def region_access(known: CellAccess, spec: RegionSpec, region: str) -> CellAccess:
+    """Access to the servers of a region's own cell, with the credentials of the global cell."""
+    if not spec.servers:
         raise BadRequest(f"region {region}: spec.endpoint is empty{NEXT}connect with a kubeconfig that has its context")
-    return msgspec.structs.replace(known, url=endpoint)
+    return msgspec.structs.replace(known, url=spec.servers[0], others=spec.servers[1:])
 
 
 def _default_step(fault: Fault) -> str:

@@ -19,29 +19,33 @@ from typing import Any
 
 import msgspec
 
+from holdfast.client.server_urls import split_urls
 from holdfast.client.sync_api import CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 GLOBAL = "global"
+SERVERS_EXTENSION = "holdfast.dev/servers"
+"""Extension of a kubeconfig's cluster: the URLs of all servers of the cell, for clients that use more than one."""
 KUBECONFIGS_CACHED = 16
 """Parsed kubeconfigs kept per process. A program that connects to more parses them again."""
 
 
 class CellAccess(msgspec.Struct, frozen=True):
-    """URL and credentials of one cell. Without `ca` the system's CAs are trusted."""
+    """URL and credentials of one cell. Without `ca` the system's CAs are trusted. `others` are the URLs of the cell's
+    other servers."""
 
     url: str
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
     token: str = ""
+    others: tuple[str, ...] = ()
 
     def api(self, name: str, *, token: str = "", timeout_s: float = 5.0) -> CellApi:
+        urls = ",".join((self.url, *self.others))
         if token:
-            return CellApi(self.url, name=name, ca=self.ca, token=token, timeout_s=timeout_s)
-        return CellApi(
-            self.url, name=name, ca=self.ca, cert=self.cert, key=self.key, token=self.token, timeout_s=timeout_s
-        )
+            return CellApi(urls, name=name, ca=self.ca, token=token, timeout_s=timeout_s)
+        return CellApi(urls, name=name, ca=self.ca, cert=self.cert, key=self.key, token=self.token, timeout_s=timeout_s)
 
 
 def contexts(path: Path) -> dict[str, CellAccess]:
@@ -82,7 +86,13 @@ def access_of(path: Path, cell: str, endpoint: str = "") -> CellAccess:
         return known[cell]
     if not endpoint:
         raise CommandError(f"{path}: no context {cell} (found {', '.join(known)})", code=ExitCode.USAGE)
-    return msgspec.structs.replace(known[GLOBAL], url=endpoint)
+    first, *others = split_urls(endpoint)
+    return msgspec.structs.replace(known[GLOBAL], url=first, others=tuple(others))
+
+
+def region_url(spec: dict[str, Any]) -> str:
+    """The servers of a region's cell by its Region's spec, separated by commas; empty before it has joined."""
+    return ",".join(spec.get("endpoints") or ()) or str(spec.get("endpoint", ""))
 
 
 def region_objects(path: Path) -> list[dict[str, Any]]:
@@ -126,8 +136,13 @@ def _access(path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> CellAc
     token = user.get("token", "")
     if not token and user.get("tokenFile"):
         token = (path.parent / user["tokenFile"]).read_text().strip()
+    others: tuple[str, ...] = ()
+    for entry in cluster.get("extensions") or ():
+        if entry.get("name") == SERVERS_EXTENSION:
+            others = tuple(url for url in (entry.get("extension") or {}).get("urls", ()) if url != cluster["server"])
     return CellAccess(
         url=cluster["server"],
+        others=others,
         ca=_file(path, cluster, "certificate-authority"),
         cert=_file(path, user, "client-certificate"),
         key=_file(path, user, "client-key"),

@@ -89,7 +89,7 @@ class Holdfast:
         if self._kubeconfig is not None and name in cell_access.contexts(self._kubeconfig):
             access = cell_access.contexts(self._kubeconfig)[name]
         else:
-            access = region_access(self._access, self.get(Region, name).spec.endpoint, name)
+            access = region_access(self._access, self.get(Region, name).spec, name)
         return Holdfast(access, name, kubeconfig=self._kubeconfig, timeout_s=self._timeout_s)
 
     # Reads

@@ -98,7 +98,7 @@ class AsyncHoldfast:
             access = cell_access.contexts(self._kubeconfig)[name]
         else:
             found = await self.get(Region, name)
-            access = region_access(self._access, found.spec.endpoint, name)
+            access = region_access(self._access, found.spec, name)
         return AsyncHoldfast(access, name, kubeconfig=self._kubeconfig, timeout_s=self._timeout_s)
 
     # Reads

@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.client import readback, wire
+from holdfast.client.certificate_calls import CertificateCalls
 from holdfast.client.contract import CommitReceipt, FencingToken, Listing, WatchEvent
 from holdfast.client.resources import (
     ListPage,
@@ -31,6 +32,7 @@ from holdfast.client.resources import (
     is_outcome_unknown,
     resource_path,
 )
+from holdfast.client.server_urls import split_urls
 from holdfast.client.session_socket import SESSION_PROTOCOL, SessionSocket
 from holdfast.client.watch_lines import WATCH_LINE_BYTES_MAX, WATCH_SILENCE_S, parse_events
 from holdfast.foundation import metrics
@@ -41,7 +43,6 @@ from holdfast.model import limits
 from holdfast.model.agent_rpc import AgentCall
 from holdfast.model.config_values import ConfigVersion, ConfigVersions, TaskValues
 from holdfast.model.errors import Ambiguous, Expired, Fault, NotFound, Overloaded, Unavailable
-from holdfast.model.join import CellRequests, JoinRequest, JoinResponse, RegionJoinResponse, RenewalRequest, TrustBundle
 from holdfast.model.kinds import BY_NAME, kind_of
 from holdfast.model.meta import ApiStruct, Object
 from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
@@ -54,6 +55,9 @@ CONNECT_DEADLINE_S = 3.0
 CALL_DEADLINE_S = 10.0
 # Connections of one client for calls. Further calls wait for a free one; watches have their own.
 HTTP_CONNECTIONS_MAX = 64
+
+# Statuses with which a server says that it cannot serve the cell now, for example without its etcd.
+_SERVER_CANNOT = frozenset({502, 503, 504})
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
@@ -72,9 +76,10 @@ class _BriefClient:
         return await self._client.commit_once(writes, token=token, brief=True)
 
 
-class HttpClient:
+class HttpClient(CertificateCalls):
     """Implements `client.contract.Client`. Authenticates with a client certificate (`cert`, `key`) or a bearer
-    `token`.
+    `token`. `base_url` may name several servers of the cell, separated by commas: if one does not answer, later calls
+    go to the next. No call is sent to two servers.
     """
 
     def __init__(
@@ -90,7 +95,8 @@ class HttpClient:
         call_deadline_s: float = CALL_DEADLINE_S,
         commit_deadline_s: float = limits.COMMIT_DEADLINE_S,
     ) -> None:
-        self._base_url = base_url.rstrip("/")
+        self._urls = split_urls(base_url)
+        self._base_url = self._urls[0]
         self._ports = ports
         self._cell = cell
         self._call_deadline_s = call_deadline_s
@@ -107,10 +113,41 @@ class HttpClient:
         self._watches: aiohttp.ClientSession | None = None
         """Watches have their own connections, so that they never exhaust the pool of the calls."""
         self._retired: list[aiohttp.ClientSession] = []
+        self._of_one_server: list[HttpClient] = []
 
     @property
     def cell(self) -> str:
         return self._cell
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers of the cell that this client knows."""
+        return self._urls
+
+    def use_servers(self, urls: Sequence[str]) -> None:
+        """Replaces the known servers. The one in use stays in use if it is among them."""
+        if urls:
+            self._urls = tuple(urls)
+            self._base_url = self._base_url if self._base_url in self._urls else self._urls[0]
+
+    def of_server(self, url: str) -> HttpClient:
+        """A client of one server alone, with the same credentials, until `drop_server_client`."""
+        made = HttpClient(url, self._ports, cell=self._cell, ca=self._ca, cert=self._cert, key=self._key)
+        made._headers = self._headers
+        self._of_one_server.append(made)
+        return made
+
+    async def drop_server_client(self, client: HttpClient) -> None:
+        if client in self._of_one_server:
+            self._of_one_server.remove(client)
+        await client.close()
+
+    def _server_failed(self, url: str) -> None:
+        """Later calls go to the next server, unless another call has noticed the failure before."""
+        if url == self._base_url and len(self._urls) > 1:
+            following = (self._urls.index(url) + 1) % len(self._urls) if url in self._urls else 0
+            self._base_url = self._urls[following]
+            metrics.CLIENT_FAILOVERS.labels(self._cell).inc()
 
     # Reads
 
@@ -169,10 +206,11 @@ class HttpClient:
             **field_selector_query(fields),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_DEADLINE_S, sock_read=WATCH_SILENCE_S)
-        where = f"watch of {row.plural} at {self._base_url}"
+        server = self._base_url
+        where = f"watch of {row.plural} at {server}"
         try:
             async with self._session(watches=True).get(
-                self._base_url + resource_path(row, namespace), params=query, timeout=timeout, ssl=self._ssl
+                server + resource_path(row, namespace), params=query, timeout=timeout, ssl=self._ssl
             ) as response:
                 if response.status != 200:
                     raise fault_from(response.status, await response.read(), response.headers.get("Retry-After", ""))
@@ -185,6 +223,7 @@ class HttpClient:
                     if batch:
                         yield batch
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+            self._server_failed(server)
             raise Unavailable(f"{where}: interrupted ({error or type(error).__name__})") from error
         raise Unavailable(f"{where}: ended by the server")
 
@@ -267,31 +306,6 @@ class HttpClient:
         path = f"/node/v1/{quote(node)}/values/{quote(tenant)}/{quote(binding)}"
         return msgspec.json.decode(await self._call("GET", path, verb="values"), type=TaskValues)
 
-    # Node certificates
-
-    async def join(self, request: JoinRequest) -> JoinResponse:
-        """The token in the request is the credential. A retry with the same key is safe."""
-        return await self._request_certificate("/join/v1", request, "join")
-
-    async def renew_certificate(self, request: RenewalRequest) -> JoinResponse:
-        return await self._request_certificate("/join/v1/renew", request, "renew_certificate")
-
-    async def _request_certificate(self, path: str, request: ApiStruct, verb: str) -> JoinResponse:
-        response = await self._call("POST", path, body=msgspec.json.encode(request), verb=verb)
-        try:
-            return msgspec.json.decode(response, type=JoinResponse)
-        except msgspec.DecodeError as error:
-            raise Ambiguous(f"{verb} at {self._base_url}: cannot decode the response ({error})") from error
-
-    async def trust_bundle(self) -> TrustBundle:
-        """The CA certificates that the cell trusts now."""
-        return msgspec.json.decode(await self._call("GET", "/join/v1/ca", verb="trust_bundle"), type=TrustBundle)
-
-    async def renew_region_certificates(self, request: CellRequests) -> RegionJoinResponse:
-        body = msgspec.json.encode(request)
-        response = await self._call("POST", "/join/v1/region/renew", body=body, verb="renew_certificate")
-        return msgspec.json.decode(response, type=RegionJoinResponse)
-
     # Writes
 
     async def commit(
@@ -367,6 +381,8 @@ class HttpClient:
         self._calls = self._watches = None
         for session in before:
             await session.close()
+        for client in self._of_one_server:
+            await client.reload_certificate()
 
     async def close(self) -> None:
         for session in (self._calls, self._watches, *self._retired):
@@ -374,6 +390,9 @@ class HttpClient:
                 await session.close()
         self._calls = self._watches = None
         self._retired = []
+        for client in self._of_one_server:
+            await client.close()
+        self._of_one_server = []
 
     # Single calls and retried reads
 
@@ -413,20 +432,25 @@ class HttpClient:
         deadline_s: float,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_DEADLINE_S)
-        where = f"{method} {self._base_url}{path}"
+        server = self._base_url
+        where = f"{method} {server}{path}"
         no_response: type[Fault] = Unavailable if method == "GET" else Ambiguous
         try:
             async with self._session().request(
-                method, self._base_url + path, params=query, data=body, headers=headers, timeout=timeout, ssl=self._ssl
+                method, server + path, params=query, data=body, headers=headers, timeout=timeout, ssl=self._ssl
             ) as response:
                 content = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            self._server_failed(server)
             raise Unavailable(f"{where}: cannot connect ({error or 'timed out'})") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._server_failed(server)
             why = str(error) or type(error).__name__
             raise no_response(f"{where}: no response within {deadline_s:g} s ({why})") from error
         if response.status < 400:
             return content
+        if response.status in _SERVER_CANNOT:
+            self._server_failed(server)
         if method != "GET" and is_outcome_unknown(response.status, content):
             raise Ambiguous(f"{where}: status {response.status}, which leaves open whether the write happened")
         raise fault_from(response.status, content, response.headers.get("Retry-After", ""))

@@ -15,11 +15,14 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from holdfast.client.refusal_text import cell_label, refusal_text
+from holdfast.client.server_urls import split_urls
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model import limits
 
 # Maximum size of a response. A larger response is an error, so that a faulty server cannot exhaust memory.
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
+# Time to connect to one of several servers of a cell. After that, the next one is tried.
+SERVER_CONNECT_S = 2.0
 # Maximum pages of one list. At 500 objects a page this is far above any supported platform.
 PAGES_MAX = 1000
 
@@ -61,7 +64,10 @@ def _tls_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SS
 
 
 class CellApi:
-    """The API of one cell. The connection is opened on first use and reopened after a failure."""
+    """The API of one cell. The connection is opened on first use and reopened after a failure.
+
+    `url` may name several servers of the cell, separated by commas. A new connection goes to the first that accepts it.
+    """
 
     def __init__(
         self,
@@ -74,14 +80,40 @@ class CellApi:
         token: str = "",
         timeout_s: float = 5.0,
     ) -> None:
-        parts = urlsplit(url)
         self.name = name
-        self.url = url.rstrip("/")
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 443
+        self.urls = split_urls(url)
         self._token = token
         self._timeout_s = timeout_s
+        self._use(self.urls[0])
         self._context = _tls_context(ca, cert, key)
         self._connection: http.client.HTTPSConnection | None = None
+
+    def _use(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 443
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPSConnection:
+        """A connection to the server in use, or else to the next one that accepts it. Nothing is sent before."""
+        first = self.urls.index(self.url)
+        order = (*self.urls[first:], *self.urls[:first])
+        for number, url in enumerate(order, 1):
+            self._use(url)
+            made = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._context)
+            if len(order) == 1:
+                return made  # it connects with the first request
+            try:
+                made.timeout = min(timeout_s, SERVER_CONNECT_S)
+                made.connect()
+                made.sock.settimeout(timeout_s)
+                return made
+            except ssl.SSLCertVerificationError:
+                raise
+            except OSError:
+                made.close()
+                if number == len(order):
+                    raise
+        raise AssertionError("unreachable")
 
     def streaming_access(self) -> tuple[ssl.SSLContext, dict[str, str]]:
         """TLS settings and headers for a connection that this client does not make itself, such as a WebSocket."""
@@ -153,7 +185,7 @@ class CellApi:
         headers = {"Content-Type": "application/json", "User-Agent": "holdfast-cli"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=silence_s, context=self._context)
+        connection = self._connect_or_raise(silence_s)
         try:
             connection.request("POST", path, body=json.dumps(body).encode(), headers=headers)
             answer = connection.getresponse()
@@ -189,7 +221,7 @@ class CellApi:
         """The same, as received."""
         target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=silence_s, context=self._context)
+        connection = self._connect_or_raise(silence_s)
         try:
             connection.request("GET", target, headers={"User-Agent": "holdfast-cli", **headers})
             answer = connection.getresponse()
@@ -215,11 +247,7 @@ class CellApi:
             headers["Content-Type"] = content_type
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        connection = self._connection
-        if connection is None:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._timeout_s, context=self._context
-            )
+        connection = self._connection or self._connect_or_raise(self._timeout_s)
         # Kept for the next request only after a complete response.
         self._connection = None
         try:
@@ -230,19 +258,31 @@ class CellApi:
                 raise http.client.IncompleteRead(data, answer.length)  # a bounded read does not raise it
         except ssl.SSLCertVerificationError as error:
             connection.close()
-            raise CommandError(
-                f"{cell_label(self.name)}: certificate not signed by this platform's CA ({error.verify_message})",
-                next_step="check that no other platform uses the same ports, or choose another --state",
-                code=ExitCode.UNREACHABLE,
-            ) from error
+            raise self._untrusted(error) from error
         except (OSError, http.client.HTTPException) as error:
             connection.close()
+            self._use(self.urls[(self.urls.index(self.url) + 1) % len(self.urls)])
             raise self._unreachable(error) from error
         if len(data) > RESPONSE_BYTES_MAX:
             connection.close()
             raise CommandError(f"{cell_label(self.name)}: response too large (limit {RESPONSE_BYTES_MAX} bytes)")
         self._connection = connection
         return answer.status, data
+
+    def _connect_or_raise(self, timeout_s: float) -> http.client.HTTPSConnection:
+        try:
+            return self._connect(timeout_s)
+        except ssl.SSLCertVerificationError as error:
+            raise self._untrusted(error) from error
+        except OSError as error:
+            raise self._unreachable(error) from error
+
+    def _untrusted(self, error: ssl.SSLCertVerificationError) -> CommandError:
+        return CommandError(
+            f"{cell_label(self.name)}: certificate not signed by this platform's CA ({error.verify_message})",
+            next_step="check that no other platform uses the same ports, or choose another --state",
+            code=ExitCode.UNREACHABLE,
+        )
 
     def _unreachable(self, error: Exception) -> CommandError:
         text = f"{cell_label(self.name)}: unreachable ({self._cause(error)})"

@@ -68,6 +68,9 @@ CLIENT_RETRIES = Counter("holdfast_client_retries_total", "Reads retried after a
 CLIENT_RETRIES_SUPPRESSED = Counter(
     "holdfast_client_retries_suppressed_total", "Retries skipped because the retry budget was spent.", ["verb"]
 )
+CLIENT_FAILOVERS = Counter(
+    "holdfast_client_failovers_total", "Changes to another server of a cell, because one did not answer.", ["cell"]
+)
 CLIENT_READ_BACKS = Counter(
     "holdfast_client_read_backs_total", "Commits without a response, by the result of reading back.", ["verdict"]
 )

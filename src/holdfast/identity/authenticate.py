@@ -7,6 +7,7 @@ hash.
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -16,7 +17,7 @@ import msgspec
 
 from holdfast.foundation.ports import Ports
 from holdfast.identity.certificates import RevokedSerials
-from holdfast.identity.node_certificates import parse_generation
+from holdfast.identity.node_certificates import BACKDATED_S, parse_generation, parse_server
 from holdfast.identity.oidc import OidcVerifier, is_jwt
 from holdfast.identity.tokens import TokenFile
 from holdfast.model.errors import Forbidden, Unauthorized
@@ -43,8 +44,10 @@ class Authenticator:
         node_issuer: str = "",
         identities: Callable[[str], NodeIdentity | None] = lambda node: None,
         oidc: OidcVerifier | None = None,
+        cells: Callable[[Principal, float], str] = lambda who, issued_s: "",
     ) -> None:
-        """`node_issuer` is the common name of the region's node CA; `identities` looks up joined nodes."""
+        """`node_issuer` is the common name of the region's node CA; `identities` looks up joined nodes. `cells` says
+        why the certificate of a cell, issued at a time, is refused (`server_records`)."""
         self._cell = cell
         self._ports = ports
         self._tokens = tokens
@@ -54,6 +57,7 @@ class Authenticator:
         self._node_issuer = node_issuer
         self._identities = identities
         self._oidc = oidc
+        self._cells = cells
 
     async def prepare(self, header: str) -> None:
         """Fetches what the token of this Authorization header is verified with, if it is not known yet."""
@@ -81,6 +85,8 @@ class Authenticator:
             return "CertificateExpired"
         if shown.serial in self._revoked_serials():
             return "CertificateRevoked"
+        if refused := self._cells(who, shown.start_s + BACKDATED_S):
+            return refused
         joined = bool(self._node_issuer) and _common_names(issuer) == [self._node_issuer]
         if not who.node and not joined:
             return ""
@@ -133,7 +139,7 @@ class Authenticator:
         the request. A token must still grant the same groups."""
         kind, _, name = who.credential.partition(":")
         if kind == "certificate":
-            return name.upper().lstrip("0") not in self._revoked_serials()
+            return name.upper().lstrip("0") not in self._revoked_serials() and not self._cells(who, math.inf)
         if kind == "oidc":
             return self._oidc is not None and self._oidc.is_live(who.credential)
         if kind != "token" or self._tokens is None:
@@ -160,7 +166,7 @@ def _parse_certificate(
     """None for a certificate without exactly one common name or without readable dates."""
     names: list[str] = []
     groups: list[str] = []
-    generation = 0
+    generation, server = 0, ""
     for relative in subject:
         for key, value in relative:
             if key == "commonName":
@@ -168,14 +174,16 @@ def _parse_certificate(
             elif key == "organizationName":
                 groups.append(value)
             elif key == "organizationalUnitName":
-                generation = parse_generation(value)
+                generation, server = parse_generation(value), parse_server(value)
     if len(names) != 1 or not names[0]:
         return None
     try:
         start_s, end_s = ssl.cert_time_to_seconds(start or ""), ssl.cert_time_to_seconds(end or "")
     except ValueError:
         return None
-    principal = from_identity(names[0], tuple(groups), credential=f"certificate:{serial}", generation=generation)
+    principal = from_identity(
+        names[0], tuple(groups), credential=f"certificate:{serial}", generation=generation, server=server
+    )
     return _CertificateContent(principal, serial.upper().lstrip("0"), start_s, end_s)
 
 

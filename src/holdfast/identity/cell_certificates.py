@@ -20,7 +20,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdfast.identity.certificates import write_private
-from holdfast.identity.node_certificates import RequestedKey, SignedCertificate, make_csr, new_key, parse_csr
+from holdfast.identity.node_certificates import (
+    RequestedKey,
+    SignedCertificate,
+    make_csr,
+    new_key,
+    parse_csr,
+    parse_server,
+)
 from holdfast.model.errors import Invalid
 
 # Lifetime of a cell's server and link certificates. They are renewed after CELL_RENEW_FRACTION of it.
@@ -39,6 +46,9 @@ class CertificateFacts(msgspec.Struct, frozen=True):
     end_s: float
     issuer_key: bytes
     hosts: tuple[str, ...]
+    serial: str = ""
+    server: str = ""
+    """Name of the Server in the subject."""
 
     def due_s(self) -> float:
         return self.start_s + (self.end_s - self.start_s) * CELL_RENEW_FRACTION
@@ -85,11 +95,15 @@ class CellCertificateAuthority:
         hosts: Sequence[str] = (),
         now_s: float,
         seconds: float = CELL_CERTIFICATE_LIFETIME_S,
+        server: str = "",
     ) -> SignedCertificate:
-        """A server certificate if `hosts` are given, otherwise a client certificate."""
+        """A server certificate if `hosts` are given, otherwise a client certificate. `server` is the name of the Server
+        that it belongs to, by which it is revoked."""
         ca, private = self._load()
         start = datetime.fromtimestamp(int(now_s), UTC)
         groups = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, each) for each in organizations]
+        if server:
+            groups.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, f"server-{server}"))
         use = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (
             x509.CertificateBuilder()
@@ -122,17 +136,19 @@ def issue_pem(
     hosts: Sequence[str] = (),
     now_s: float,
     seconds: float = CELL_CERTIFICATE_LIFETIME_S,
+    server: str = "",
+    key: bytes = b"",
 ) -> bool:
-    """Creates or renews a certificate with a new key on the CA's own machine. Returns whether the file changed."""
+    """Creates or renews a certificate, with a new key or `key`, on the CA's own machine. Returns whether the file
+    changed."""
     if path.exists():
         held = certificate_facts(path.read_bytes())
         same = set(held.hosts) == {_text(_name(host)) for host in hosts}
         if same and now_s < held.due_s() and authority.issued(path.read_bytes()):
             return False
-    key = new_key()
-    signed = authority.sign(
-        parse_csr(make_csr(key, "holdfast")), common_name, organizations, hosts=hosts, now_s=now_s, seconds=seconds
-    )
+    key = key or new_key()
+    asked = parse_csr(make_csr(key, "holdfast"))
+    signed = authority.sign(asked, common_name, organizations, hosts=hosts, now_s=now_s, seconds=seconds, server=server)
     write_private(path, signed.certificate.encode() + key)
     return True
 
@@ -150,7 +166,10 @@ def certificate_facts(pem: bytes) -> CertificateFacts:
     except x509.ExtensionNotFound:
         hosts = ()
     start_s = found.not_valid_before_utc.timestamp() + _BACKDATED.total_seconds()
-    return CertificateFacts(start_s, found.not_valid_after_utc.timestamp(), issuer, hosts)
+    units = found.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    server = next((name for unit in units if (name := parse_server(str(unit.value)))), "")
+    serial = f"{found.serial_number:X}"
+    return CertificateFacts(start_s, found.not_valid_after_utc.timestamp(), issuer, hosts, serial, server)
 
 
 def bundle_hashes(bundle: bytes) -> dict[str, str]:

@@ -20,23 +20,27 @@ from holdfast.foundation import metrics
 from holdfast.gate.gate import Gate
 from holdfast.identity.node_certificates import NodeCertificateAuthority, SignedCertificate, parse_csr
 from holdfast.identity.region_joining import RegionJoinService
+from holdfast.identity.server_records import REVOKED_SERVERS_MAX, ServerRecords
+from holdfast.identity.shared_material import MaterialFiles, read_epoch, seal
 from holdfast.identity.tokens import token_hash
-from holdfast.model.errors import BadRequest, Forbidden, Refused, Unauthorized, Unavailable
+from holdfast.model.errors import BadRequest, Forbidden, Invalid, Refused, Unauthorized, Unavailable
 from holdfast.model.join import (
     JoinRequest,
     JoinResponse,
     JoinToken,
     JoinUse,
+    MaterialRequest,
     NodeIdentity,
     NodeIdentitySpec,
     RenewalRequest,
+    SealedMaterial,
     TrustBundle,
     token_region,
 )
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.ownership import JOIN
-from holdfast.model.principal import NODES, Principal
+from holdfast.model.principal import NODES, SERVERS, Principal
 from holdfast.model.times import seconds_text
 from holdfast.model.validation import check_subdomain
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
@@ -61,17 +65,43 @@ class JoinService:
         *,
         regions: RegionJoinService | None = None,
         trusted: Path | None = None,
+        servers: ServerRecords | None = None,
+        material: MaterialFiles | None = None,
     ) -> None:
-        """`regions` lets regions join the global cell. `trusted` is the file of CA certificates of the platform."""
+        """`regions` lets regions join the global cell. `trusted` is the file of CA certificates of the platform.
+        `material` are the files that the servers of this cell share."""
         self._gate = gate
         self._authority = authority
         self.regions = regions or RegionJoinService(gate, None)
         self._trusted = trusted
+        self._servers = servers
+        self._material = material
 
     def trust_bundle(self) -> TrustBundle:
         """The platform's CA certificates: public, and verified by whoever asks, with the hash in a join token."""
         ca = self._trusted.read_text(encoding="ascii") if self._trusted is not None else ""
-        return TrustBundle(ca=ca, signer=self.regions.signer, at=seconds_text(self._gate.ports.clock.now()))
+        servers = self._servers
+        return TrustBundle(
+            ca=ca,
+            signer=self.regions.signer,
+            at=seconds_text(self._gate.ports.clock.now()),
+            servers=servers.own_urls() if servers is not None else (),
+            revoked=tuple(sorted(servers.revoked()))[-REVOKED_SERVERS_MAX:] if servers is not None else (),
+            epoch=read_epoch(self._trusted.parent) if self._trusted is not None else 0,
+        )
+
+    def share_material(self, who: Principal, asked: MaterialRequest, *, request: str = "") -> SealedMaterial:
+        """The keys that the servers of this cell share, for another one of them. Recorded in the audit log."""
+        if SERVERS not in who.groups or who.name != f"holdfast:server:{self._gate.cell}" or not who.server:
+            message = f'User "{who.name}" is no server of cell {self._gate.cell} that joined with a token'
+            self._gate.audit.record_refusal(who, "share", "servers", "NotAServer", message=message, request=request)
+            raise Forbidden(message, facts={"reason": "NotAServer"})
+        if self._material is None:
+            step = "install the cell with --start-etcd, or with --etcd"
+            raise Invalid(f"cell {self._gate.cell}: its store is SQLite, so it has one server; next: {step}")
+        sealed = seal(asked.csr, self._material.read())
+        self._gate.audit.record_use(who, "share", "servers", message=who.server, request=request)
+        return sealed
 
     def identity(self, node: str) -> NodeIdentity | None:
         found = self._gate.objects.get(_IDENTITY, "", node)

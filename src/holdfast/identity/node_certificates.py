@@ -25,7 +25,10 @@ from holdfast.model.principal import NODES
 
 # Length of a certificate signing request. A longer one is refused.
 MAX_CSR_CHARS = 8192
-_BACKDATED = timedelta(minutes=5)
+# Certificates begin this long before they are issued, because clocks differ.
+BACKDATED_S = 300.0
+_BACKDATED = timedelta(seconds=BACKDATED_S)
+_SERVER = re.compile(r"server-([a-z0-9-]{1,63})")
 _GENERATION = re.compile(r"generation-([1-9][0-9]{0,14})")
 
 
@@ -56,6 +59,12 @@ def parse_generation(unit: str) -> int:
     """The generation in an organizational unit of the subject; 0 if there is none."""
     found = _GENERATION.fullmatch(unit)
     return int(found[1]) if found is not None else 0
+
+
+def parse_server(unit: str) -> str:
+    """The name of a cell's server in an organizational unit of the subject; "" if there is none."""
+    found = _SERVER.fullmatch(unit)
+    return found[1] if found is not None else ""
 
 
 class SignedCertificate(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from holdfast.client.sync_api import CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.cell_certificates import CellCertificateAuthority, bundle_hashes, issued_by
 from holdfast.identity.certificates import make_ca, write_public
+from holdfast.identity.shared_material import EPOCH_FILE, read_epoch
 from holdfast.install.cells import write_operator_kubeconfig
 from holdfast.install.places import Places
 from holdfast.model.join import TrustBundle
@@ -69,21 +70,32 @@ def rotate(places: Places, say: Say, *, until: str, skip: frozenset[str], settle
         _begin(pki, say)
     if ca_state(places).step == "trust":
         new = ca_state(places).trusted[1]
+        rotation.wait_for_servers("trusts the new CA", lambda api, url: new in _trusted(api))
         rotation.wait("trusts the new CA", lambda api, item: new in _trusted(api))
         rotation.wait_for_nodes(settle_s)
         if until == "trust":
             return ca_state(places)
+        if not (pki / "next" / "ca.key").exists():
+            raise CommandError(
+                f"{pki / 'next' / 'ca.key'}: not found; the rotation was begun on another server of the global cell",
+                next_step="continue it there, or wait until that server is back",
+                code=ExitCode.CONFLICT,
+            )
         _replace_key(pki)
         say("sign: the new CA signs")
     rotation.rewrite_kubeconfig()
     state = ca_state(places)
     rotation.wait_for_own_certificate(state.signer)
+    rotation.wait_for_servers("uses certificates of the new CA", lambda api, url: _serves(url, pki, state.signer))
+    rotation.wait_for_records(state.signer)
     rotation.wait("uses certificates of the new CA", lambda api, item: _renewed(api, item, pki, state.signer))
     if until == "sign":
         return state
     write_public(pki / "ca.crt", bundle_hashes((pki / "ca.crt").read_bytes())[state.signer].encode())
     _keep_owner(pki / "ca.crt")
+    _raise_epoch(pki)
     rotation.rewrite_kubeconfig()
+    rotation.wait_for_servers("has dropped the old CA", lambda api, url: _trusted(api) == {state.signer})
     rotation.wait("has dropped the old CA", lambda api, item: _trusted(api) == {state.signer})
     say("drop: the old CA is no longer trusted")
     return ca_state(places)
@@ -95,6 +107,7 @@ def _begin(pki: Path, say: Say) -> None:
     write_public(pki / "ca.crt", (pki / "ca.crt").read_bytes() + made.certificate.read_bytes())
     for path in (pki / "next", made.certificate, made.key, pki / "ca.crt"):
         _keep_owner(path)
+    _raise_epoch(pki)
     say("trust: a new CA is made; cells and agents learn to trust it")
 
 
@@ -102,6 +115,13 @@ def _replace_key(pki: Path) -> None:
     """One rename decides which CA signs. The certificates of both are in `ca.crt`."""
     os.replace(pki / "next" / "ca.key", pki / "ca.key")
     shutil.rmtree(pki / "next", ignore_errors=True)
+    _raise_epoch(pki)
+
+
+def _raise_epoch(pki: Path) -> None:
+    """The other servers of the global cell then take the CA of this one."""
+    write_public(pki / EPOCH_FILE, str(read_epoch(pki) + 1).encode())
+    _keep_owner(pki / EPOCH_FILE)
 
 
 def _keep_owner(path: Path) -> None:
@@ -133,8 +153,68 @@ class _Rotation:
     def rewrite_kubeconfig(self) -> None:
         pki, held = self._places.pki("global"), self._places.record("global")
         authority = CellCertificateAuthority(pki / "ca.crt", pki / "ca.key")
-        write_operator_kubeconfig(self._places, authority, held.advertise if held is not None else "")
+        url = held.advertise if held is not None else ""
+        write_operator_kubeconfig(self._places, authority, url, others=self._global_urls())
         _keep_owner(pki / "operator.pem")
+
+    def _servers(self) -> list[tuple[str, str, str]]:
+        """Cell, URL and issuer of each server that is not revoked."""
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while True:
+            api = cell_access.access_of(self._places.kubeconfig, cell_access.GLOBAL).api(cell_access.GLOBAL)
+            try:
+                return [
+                    (item["spec"]["cell"], item["spec"]["url"], (item.get("status") or {}).get("issuer", ""))
+                    for item in api.list("servers")
+                    if not item["spec"].get("revoked")
+                ]
+            except CommandError:
+                if time.monotonic() >= deadline:
+                    raise
+            finally:
+                api.close()
+            time.sleep(POLL_EVERY_S)
+
+    def _global_urls(self) -> list[str]:
+        return [url for cell, url, _ in self._servers() if cell == cell_access.GLOBAL]
+
+    def wait_for_records(self, signer: str) -> None:
+        """Polls until every server of every cell has all its certificates from the new CA."""
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while True:
+            left = [url for cell, url, issuer in self._servers() if issuer != signer and cell not in self._skip]
+            if not left:
+                return
+            self._check_deadline(deadline, left, "uses certificates of the new CA")
+            time.sleep(POLL_EVERY_S)
+
+    def _check_deadline(self, deadline: float, left: list[str], what: str) -> None:
+        if time.monotonic() >= deadline:
+            raise CommandError(
+                f"rotation of the CA: servers {', '.join(left)}: expected that each {what}, and it does not yet",
+                next_step="bring them back, or holdfast server revoke NAME; then run the command again",
+                code=ExitCode.TIMED_OUT,
+            )
+
+    def wait_for_servers(self, what: str, done: Callable[[CellApi, str], bool]) -> None:
+        """Polls the servers of the global cell, which take each step from this one."""
+        deadline = time.monotonic() + STEP_TIMEOUT_S
+        while True:
+            left = [url for url in self._global_urls() if not self._is_done(url, done)]
+            if not left:
+                return
+            self._check_deadline(deadline, left, what)
+            time.sleep(POLL_EVERY_S)
+
+    def _is_done(self, url: str, done: Callable[[CellApi, str], bool]) -> bool:
+        known = cell_access.access_of(self._places.kubeconfig, cell_access.GLOBAL)
+        api = msgspec.structs.replace(known, url=url, others=()).api(cell_access.GLOBAL)
+        try:
+            return done(api, url)
+        except CommandError:
+            return False
+        finally:
+            api.close()
 
     def wait(self, what: str, done: Callable[[CellApi, dict[str, Any]], bool]) -> None:
         """Polls every region. Raises with the regions that have not finished when the time is over."""
@@ -156,7 +236,7 @@ class _Rotation:
         kubeconfig = self._places.kubeconfig
         found: list[tuple[str, bool]] = []
         for item in self._region_objects():
-            name, endpoint = item["metadata"]["name"], item["spec"].get("endpoint", "")
+            name, endpoint = item["metadata"]["name"], cell_access.region_url(item["spec"])
             if not endpoint:
                 continue
             api = cell_access.access_of(kubeconfig, name, endpoint).api(name)
@@ -210,7 +290,7 @@ class _Rotation:
     def _nodes(self) -> list[tuple[str, list[tuple[str, str]]]]:
         found: list[tuple[str, list[tuple[str, str]]]] = []
         for item in self._region_objects():
-            name, endpoint = item["metadata"]["name"], item["spec"].get("endpoint", "")
+            name, endpoint = item["metadata"]["name"], cell_access.region_url(item["spec"])
             if endpoint and name not in self._skip:
                 listed = cell_access.access_of(self._places.kubeconfig, name, endpoint).api(name).list("nodes")
                 states = [(n["metadata"]["name"], (n["status"].get("contact") or {}).get("state", "")) for n in listed]
@@ -226,7 +306,12 @@ def _renewed(api: CellApi, item: dict[str, Any], pki: Path, signer: str) -> bool
     """Whether the region's link and server certificates are of the new CA."""
     if ((item.get("status") or {}).get("certificate") or {}).get("issuer") != signer:
         return False
-    parts = urlsplit(api.url)
+    return all(_serves(url, pki, signer) for url in api.urls)
+
+
+def _serves(url: str, pki: Path, signer: str) -> bool:
+    """Whether the server at this URL shows a certificate of the CA."""
+    parts = urlsplit(url)
     try:
         shown = ssl.get_server_certificate((parts.hostname or "", parts.port or 443), timeout=5.0)
     except OSError:

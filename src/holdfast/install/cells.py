@@ -1,7 +1,8 @@
 """`holdfast init global` and `holdfast init region`: a cell on this machine, from nothing to serving.
 
-Every step keeps what an earlier run has finished, so the command can be killed and run again. Keys are created here
-and never leave the machine. The CA's key stays with the global cell; a region makes its own CA for its nodes.
+Every step keeps what an earlier run has finished, so the command can be killed and run again. A server's own keys are
+created here and never leave the machine. The CA's key stays with the servers of the global cell; a region makes its own
+CA for its nodes. Further servers of a cell join in `further_servers.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.client.cell_access import SERVERS_EXTENSION
 from holdfast.client.sync_api import CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.identity.cell_certificates import LOCAL_HOSTS, CellCertificateAuthority, issue_pem
+from holdfast.identity.cell_certificates import LOCAL_HOSTS, CellCertificateAuthority, certificate_facts, issue_pem
 from holdfast.identity.cell_record import IdentityFile, initialize
 from holdfast.identity.certificates import make_ca, write_private, write_public
-from holdfast.identity.node_certificates import make_csr, new_key
+from holdfast.identity.node_certificates import make_csr, new_key, parse_csr
+from holdfast.identity.secret_keys import KEYS_FILE, create_keys
 from holdfast.install.default_objects import create_default_objects
+from holdfast.install.etcd_member import EtcdInstallation
 from holdfast.install.join_string import JoinString, fetch_verified_ca
 from holdfast.install.places import InstallRecord, Places, Role, toml_text
 from holdfast.install.services import Service
-from holdfast.model.join import CellRequests, RegionJoinRequest, RegionJoinResponse
-from holdfast.model.principal import OPERATORS
+from holdfast.model.join import CellRequests, RegionJoinRequest, RegionJoinResponse, TrustBundle
+from holdfast.model.principal import OPERATORS, SERVERS
+from holdfast.model.server import server_name
 from holdfast.platform.layout import write_atomically
 
 # Time for a new cell to answer `/readyz`.
@@ -50,6 +55,8 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
     store: dict[str, str] = {}
     """Settings of the store, such as `etcd_endpoints`; empty for SQLite."""
     start: bool = True
+    start_etcd: bool = False
+    """Store in an etcd whose members Holdfast starts, one beside each server of the cell."""
 
     @property
     def listen_host(self) -> str:
@@ -71,17 +78,16 @@ def init_global(places: Places, plan: CellPlan, say: Say) -> None:
     make_ca(pki, now_s=time.time())
     authority = CellCertificateAuthority(pki / "ca.crt", pki / "ca.key")
     say(f"CA: {pki / 'ca.crt'} (sha256:{authority.fingerprint[:16]}…)")
-    now_s = time.time()
-    issue_pem(authority, pki / "server.pem", "holdfast-cell-global", hosts=plan.certificate_hosts, now_s=now_s)
+    name = _issue_global_certificates(pki, authority, plan)
     write_operator_kubeconfig(places, authority, plan.url)
     say(f"operator credentials: {places.kubeconfig}")
     settings: dict[str, str | int | bool] = {
         "cell": role,
-        **_server_settings(places, role, plan),
+        **server_settings(places, role, plan),
         "cell_ca_key": str(pki / "ca.key"),
-        **plan.store,
+        **first_store(places, role, plan, name, say),
     }
-    _write_cell(places, role, role, settings)
+    write_cell(places, role, role, settings, declare=True)
     service = Service(places, role)
     service.install()
     places.save(role, msgspec.structs.replace(held, ca=authority.fingerprint, complete=True))
@@ -89,10 +95,39 @@ def init_global(places: Places, plan: CellPlan, say: Say) -> None:
         say(f"not started; the unit is {service.unit_path}")
         return
     say(f"service: {service.start()}")
-    api = _api(places, plan.url)
+    api = operator_api(places, plan.url)
     wait_ready(api, service, role)
     created = create_default_objects(api)
     say(f"default priority classes, policy, tenant and quota: {created} created")
+    write_operator_kubeconfig(places, authority, plan.url, others=server_urls(api))
+
+
+def _issue_global_certificates(pki: Path, authority: CellCertificateAuthority, plan: CellPlan) -> str:
+    """The certificates of the first server of the global cell, which has the CA. Returns the server's name."""
+    peer = pki / "peer.pem"
+    key = b"" if peer.exists() else stored_key(pki / "peer.next.key")
+    name = certificate_facts(peer.read_bytes()).server if peer.exists() else ""
+    name = name or server_name("global", parse_csr(make_csr(key or stored_key(pki / "peer.next.key"), "peer")).digest)
+    now_s = time.time()
+    hosts = plan.certificate_hosts
+    issue_pem(authority, pki / "server.pem", "holdfast-cell-global", hosts=hosts, now_s=now_s, server=name)
+    issue_pem(authority, peer, "holdfast:server:global", (SERVERS,), now_s=now_s, server=name, key=key)
+    (pki / "peer.next.key").unlink(missing_ok=True)
+    return name
+
+
+def first_store(places: Places, role: Role, plan: CellPlan, name: str, say: Say) -> dict[str, str]:
+    """Settings of the store of a cell's first server. Starts its etcd if the plan asks for one."""
+    if not plan.start_etcd or not plan.start:
+        return plan.store
+    member = EtcdInstallation(places, role, host=plan.host, port=plan.port, listen=plan.listen_host)
+    member.create(plan.name, name, say)
+    return member.settings()
+
+
+def server_urls(api: CellApi) -> tuple[str, ...]:
+    """The servers that the cell names."""
+    return msgspec.convert(api.get("/join/v1/ca"), TrustBundle).servers
 
 
 def join_region(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> None:
@@ -100,20 +135,15 @@ def join_region(places: Places, plan: CellPlan, joining: JoinString, say: Say) -
     held = places.begin(role, InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca))
     pki = places.pki(role)
     if not (pki / "link.pem").exists():
-        _obtain_certificates(pki, plan, joining)
+        obtain_certificates(pki, plan, joining)
         say(f"certificates: received from {joining.url}; their keys were made here")
     make_ca(pki / "nodes", now_s=time.time(), common_name=f"holdfast nodes of {plan.name}")
+    name = certificate_facts((pki / "link.pem").read_bytes()).server or plan.name
     settings: dict[str, str | int | bool] = {
-        "cell": plan.name,
-        **_server_settings(places, role, plan),
-        "global_url": joining.url,
-        "link_cert": str(pki / "link.pem"),
-        "link_key": str(pki / "link.pem"),
-        "node_ca": str(pki / "nodes" / "ca.crt"),
-        "node_ca_key": str(pki / "nodes" / "ca.key"),
-        **plan.store,
+        **region_settings(places, plan, joining),
+        **first_store(places, role, plan, name, say),
     }
-    _write_cell(places, role, plan.name, settings)
+    write_cell(places, role, plan.name, settings, declare=True)
     service = Service(places, role)
     service.install()
     places.save(role, msgspec.structs.replace(held, complete=True))
@@ -124,15 +154,30 @@ def join_region(places: Places, plan: CellPlan, joining: JoinString, say: Say) -
     wait_ready(CellApi(plan.url, name=plan.name, ca=pki / "ca.crt"), service, plan.name)
 
 
-def _obtain_certificates(pki: Path, plan: CellPlan, joining: JoinString) -> None:
+def region_settings(places: Places, plan: CellPlan, joining: JoinString) -> dict[str, str | int | bool]:
+    pki = places.pki("region")
+    return {
+        "cell": plan.name,
+        **server_settings(places, "region", plan),
+        "global_url": joining.url,
+        "link_cert": str(pki / "link.pem"),
+        "link_key": str(pki / "link.pem"),
+        "node_ca": str(pki / "nodes" / "ca.crt"),
+        "node_ca_key": str(pki / "nodes" / "ca.key"),
+    }
+
+
+def obtain_certificates(pki: Path, plan: CellPlan, joining: JoinString) -> RegionJoinResponse:
     """Exchanges the token. The keys are stored before the request, so that a repeated request is the same join."""
     write_public(pki / "ca.crt", fetch_verified_ca(joining.url, joining.ca))
-    keys = [_stored_key(pki / f"{name}.next.key") for name in ("link", "server")]
+    names = ("server", "peer") if plan.name == "global" else ("server", "peer", "link")
+    keys = {name: stored_key(pki / f"{name}.next.key") for name in names}
+    requests = {name: make_csr(key, name) for name, key in keys.items()}
     asked = RegionJoinRequest(
         token=joining.token,
         region=plan.name,
         endpoint=plan.url,
-        requests=CellRequests(link=make_csr(keys[0], "link"), server=make_csr(keys[1], "server")),
+        requests=CellRequests(link=requests.get("link", ""), server=requests["server"], peer=requests["peer"]),
         hosts=plan.hosts,
     )
     api = CellApi(joining.url, name="global", ca=pki / "ca.crt", timeout_s=30.0)
@@ -142,20 +187,22 @@ def _obtain_certificates(pki: Path, plan: CellPlan, joining: JoinString) -> None
         api.close()
     made = msgspec.convert(answer, RegionJoinResponse)
     write_public(pki / "ca.crt", made.ca.encode())
-    write_private(pki / "server.pem", made.server.encode() + keys[1])
-    # The link certificate comes last: its file says that all of them are here.
-    write_private(pki / "link.pem", made.link.encode() + keys[0])
-    for name in ("link", "server"):
+    # The last file says that all of them are here: the link certificate, or in the global cell the one for peers.
+    for name, certificate in (("server", made.server), ("peer", made.peer), ("link", made.link)):
+        if name in keys:
+            write_private(pki / f"{name}.pem", certificate.encode() + keys[name])
+    for name in names:
         (pki / f"{name}.next.key").unlink(missing_ok=True)
+    return made
 
 
-def _stored_key(path: Path) -> bytes:
+def stored_key(path: Path) -> bytes:
     if not path.exists():
         write_private(path, new_key())
     return path.read_bytes()
 
 
-def _server_settings(places: Places, role: Role, plan: CellPlan) -> dict[str, str | int | bool]:
+def server_settings(places: Places, role: Role, plan: CellPlan) -> dict[str, str | int | bool]:
     pki = places.pki(role)
     return {
         "state": str(places.folder(role)),
@@ -165,46 +212,71 @@ def _server_settings(places: Places, role: Role, plan: CellPlan) -> dict[str, st
         "tls_cert": str(pki / "server.pem"),
         "tls_key": str(pki / "server.pem"),
         "client_ca": str(pki / "ca.crt"),
+        "peer_cert": str(pki / "peer.pem"),
+        "peer_key": str(pki / "peer.pem"),
         "tokens": str(places.folder(role) / "tokens.json"),
     }
 
 
-def _write_cell(places: Places, role: Role, cell: str, settings: dict[str, str | int | bool]) -> None:
+def write_cell(places: Places, role: Role, cell: str, settings: dict[str, str | int | bool], *, declare: bool) -> None:
+    """The configuration. `declare`: this server is the cell's first, and may create its store."""
     record = IdentityFile(places.folder(role))
-    if record.read() is None:
+    if declare and record.read() is None:
         initialize(record, cell)
+    if declare:
+        create_keys(places.folder(role) / KEYS_FILE)
     if not places.config(role).exists():  # an operator's changes stay
         write_atomically(places.config(role), toml_text(settings, CONFIG_NOTE).encode(), mode=0o640)
 
 
 def write_operator_kubeconfig(
-    places: Places, authority: CellCertificateAuthority, url: str, *, path: Path | None = None
+    places: Places, authority: CellCertificateAuthority, url: str, *, others: Sequence[str] = ()
 ) -> None:
-    """The operator's kubeconfig with one context. Regions are reached at the endpoints that the global cell lists."""
+    """The operator's kubeconfig. Regions are reached at the endpoints that the global cell lists.
+
+    The context `global` also names the other servers of the global cell, for `holdfast`; kubectl knows one server per
+    context, so each other server has a context of its own."""
     pem = places.pki("global") / "operator.pem"
     now_s, seconds = time.time(), OPERATOR_CERTIFICATE_LIFETIME_S
     issue_pem(authority, pem, "operator", (OPERATORS,), now_s=now_s, seconds=seconds)
     held = pem.read_bytes()
     start = held.rindex(b"-----BEGIN ")  # the key follows the certificate
     user = {"client-certificate-data": _base64(held[:start]), "client-key-data": _base64(held[start:])}
-    cluster = {"server": url, "certificate-authority-data": _base64(authority.bundle.encode())}
+    urls = tuple(dict.fromkeys((url, *others)))
+    names = {each: "global" if number == 1 else f"global-{number}" for number, each in enumerate(urls, 1)}
+    trusted = _base64(authority.bundle.encode())
+    more = [{"name": SERVERS_EXTENSION, "extension": {"urls": list(urls)}}]
+    clusters = [
+        {
+            "name": f"holdfast-{name}",
+            "cluster": {
+                "server": each,
+                "certificate-authority-data": trusted,
+                **({"extensions": more} if len(urls) > 1 else {}),
+            },
+        }
+        for each, name in names.items()
+    ]
     content = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "global",
-        "clusters": [{"name": "holdfast-global", "cluster": cluster}],
-        "contexts": [{"name": "global", "context": {"cluster": "holdfast-global", "user": "holdfast-operator"}}],
+        "clusters": clusters,
+        "contexts": [
+            {"name": name, "context": {"cluster": f"holdfast-{name}", "user": "holdfast-operator"}}
+            for name in names.values()
+        ],
         "users": [{"name": "holdfast-operator", "user": user}],
         "preferences": {},
     }
-    write_atomically(path or places.kubeconfig, json.dumps(content, indent=2).encode() + b"\n")
+    write_atomically(places.kubeconfig, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _api(places: Places, url: str) -> CellApi:
+def operator_api(places: Places, url: str) -> CellApi:
     pki = places.pki("global")
     return CellApi(url, name="global", ca=pki / "ca.crt", cert=pki / "operator.pem", key=pki / "operator.pem")
 

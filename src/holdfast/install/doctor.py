@@ -74,7 +74,7 @@ def _region_findings(places: Places) -> list[DoctorFinding]:
         return [DoctorFinding("global cell", "fail", stop.message, stop.next_step)]
     found: list[DoctorFinding] = []
     for item in regions:
-        name, endpoint = item["metadata"]["name"], item["spec"].get("endpoint", "")
+        name, endpoint = item["metadata"]["name"], cell_access.region_url(item["spec"])
         if not endpoint:
             step = f"holdfast region token {name}, then holdfast init region on its machine"
             found.append(DoctorFinding(f"region {name}", "warn", "its cell has not joined yet", step))

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.client.server_urls import split_urls
 from holdfast.client.sync_api import CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.cell_certificates import bundle_hashes
@@ -31,7 +32,8 @@ FETCH_TIMEOUT_S = 10.0
 
 
 class JoinString(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`joins` is `region` or `node`. `name` is the region in both cases."""
+    """`joins` is `region`, `node` or `server`. `name` is the region, or the cell of the server. `url` may name several
+    servers, separated by commas."""
 
     joins: str
     name: str
@@ -44,9 +46,10 @@ class JoinString(msgspec.Struct, frozen=True, omit_defaults=True):
         return PREFIX + base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")
 
 
-def parse_join_string(text: str, joins: str) -> JoinString:
+def parse_join_string(text: str, *joins: str) -> JoinString:
+    """Raises unless the string is for one of `joins`."""
     text = text.strip()
-    step = "paste the whole line that `holdfast region add` or `holdfast node token` printed"
+    step = "paste the whole line that `holdfast region add`, `server token` or `node token` printed"
     try:
         if len(text) > JOIN_STRING_CHARS_MAX or not text.startswith(PREFIX):
             raise ValueError(f"expected up to {JOIN_STRING_CHARS_MAX} characters that start with {PREFIX}")
@@ -56,18 +59,34 @@ def parse_join_string(text: str, joins: str) -> JoinString:
         )
     except (ValueError, binascii.Error, msgspec.MsgspecError) as wrong:
         raise CommandError(f"join token: not readable ({wrong})", next_step=step, code=ExitCode.USAGE) from None
-    if found.joins != joins:
-        made_by = {"region": "holdfast region add NAME", "node": f"holdfast node token --region {found.name}"}
+    if found.joins not in joins:
+        made_by = {
+            "region": "holdfast region add NAME",
+            "node": f"holdfast node token --region {found.name}",
+            "server": f"holdfast server token {found.name}",
+        }
         raise CommandError(
-            f"join token: it is for a {found.joins} (expected one for a {joins})",
-            next_step=f"use a token of `{made_by.get(joins, step)}`",
+            f"join token: it is for a {found.joins} (expected one for a {' or '.join(joins)})",
+            next_step=f"use a token of `{made_by.get(joins[-1], step)}`",
             code=ExitCode.USAGE,
         )
     return found
 
 
-def fetch_verified_ca(url: str, fingerprint: str) -> bytes:
-    """The CA certificates that the cell trusts, if one of them has this SHA-256. Raises otherwise."""
+def fetch_verified_ca(urls: str, fingerprint: str) -> bytes:
+    """The CA certificates that the cell trusts, if one of them has this SHA-256. Raises otherwise. Of several servers,
+    the first that answers is asked."""
+    *before, last = split_urls(urls)
+    for url in before:
+        try:
+            return _verified_ca(url, fingerprint)
+        except CommandError as stop:
+            if stop.code is not ExitCode.UNREACHABLE:
+                raise
+    return _verified_ca(last, fingerprint)
+
+
+def _verified_ca(url: str, fingerprint: str) -> bytes:
     first = _fetch_unverified(url)
     try:
         known = bundle_hashes(first.ca.encode())

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from holdfast.client.server_urls import split_urls
 from holdfast.client.sync_api import CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.certificates import write_private
@@ -65,7 +66,7 @@ def plan_node(joining: JoinString, *, name: str, zone: str, address: str, **more
 
 def own_address(url: str) -> str:
     """The address of this machine on the way to the region. Sends nothing."""
-    parts = urlsplit(url)
+    parts = urlsplit(split_urls(url)[0])
     try:
         family, _, _, _, target = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

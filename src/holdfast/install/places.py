@@ -17,8 +17,9 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model.join import is_host
 from holdfast.platform.layout import write_atomically
 
-Role = Literal["global", "region", "agent"]
+Role = Literal["global", "region", "agent", "etcd-global", "etcd-region"]
 ROLES: tuple[Role, ...] = ("global", "region", "agent")
+"""What a user installs. An etcd belongs to its cell."""
 # Port of a cell if `--advertise` names none.
 GLOBAL_PORT, REGION_PORT = 7400, 7401
 
@@ -54,7 +55,7 @@ class Places:
         return self.folder(role) / "pki"
 
     def config(self, role: Role) -> Path:
-        return self.config_dir / f"{role}.toml"
+        return self.config_dir / f"{role}.{'json' if role.startswith('etcd-') else 'toml'}"
 
     def unit(self, role: Role) -> Path:
         """The unit beside the configuration, where no service manager runs it."""

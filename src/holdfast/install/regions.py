@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from holdfast.client.cell_access import region_url
 from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.cell_certificates import bundle_hashes
@@ -55,25 +56,42 @@ def find_region(api: CellApi, name: str) -> dict[str, Any]:
 def region_join_string(api: CellApi, name: str, *, ttl_s: float, hosts: tuple[str, ...] = ()) -> str:
     """A join string for the cell of a region. The global cell stores only the token's hash."""
     find_region(api, name)
+    return _cell_join_string(api, "region", name, ttl_s, {"hosts": list(hosts)} if hosts else {})
+
+
+def server_join_string(api: CellApi, cell: str, *, ttl_s: float, hosts: tuple[str, ...] = ()) -> str:
+    """A join string for a further server of the global cell or of a region that has joined."""
+    if cell != GLOBAL and not region_url(find_region(api, cell)["spec"]):
+        raise CommandError(
+            f"region {cell}: its first server has not joined yet",
+            next_step=f"holdfast region token {cell}, then holdfast init region --join on its machine",
+            code=ExitCode.CONFLICT,
+        )
+    return _cell_join_string(api, "server", cell, ttl_s, {"server": True, **({"hosts": list(hosts)} if hosts else {})})
+
+
+def _cell_join_string(api: CellApi, joins: str, cell: str, ttl_s: float, more: dict[str, Any]) -> str:
     trusted = _trust(api)
     text = token_text(GLOBAL, secrets.token_urlsafe(32))
-    spec: dict[str, Any] = {
-        "sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "ttlSeconds": ttl_s,
-        "region": name,
-        **({"hosts": list(hosts)} if hosts else {}),
-    }
-    body = {"apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": _token_name(name)}, "spec": spec}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    spec: dict[str, Any] = {"sha256": digest, "ttlSeconds": ttl_s, "region": cell, **more}
+    body = {"apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": _token_name(cell)}, "spec": spec}
     api.request("POST", JOIN_TOKENS_PATH, body)
-    return JoinString(joins="region", name=name, url=api.url, ca=trusted, token=text).encode()
+    return JoinString(joins=joins, name=cell, url=_servers(api, trusted), ca=_signer(trusted), token=text).encode()
+
+
+def revoke(api: CellApi, plural: str, name: str, *, confirm: bool, reason: str) -> dict[str, Any]:
+    """Asks the global cell to revoke a region or a server. Raises ApiRefusal 409 with the effects if not confirmed."""
+    body = {"confirm": confirm, "reason": reason}
+    found: dict[str, Any] = api.request("POST", f"/join/v1/{plural}/{quote(name)}/revoke", body)
+    return found
 
 
 def node_join_string(state: str, region: str, *, node: str, uses: int, ttl_s: float, certificate_s: float) -> str:
     """A join string for nodes of a region. The region stores only the token's hash."""
     above = global_api(state)
     found = find_region(above, region)
-    endpoint = found["spec"].get("endpoint", "")
-    if not endpoint:
+    if not region_url(found["spec"]):
         raise CommandError(
             f"region {region}: its cell has not joined yet, so no node can",
             next_step=f"on the region's machine: holdfast init region --join TOKEN (holdfast region token {region})",
@@ -85,13 +103,24 @@ def node_join_string(state: str, region: str, *, node: str, uses: int, ttl_s: fl
         api, region, _token_name(node or region), node=node, uses=uses, ttl_s=ttl_s, certificate_s=certificate_s
     )
     zones = tuple(found["spec"].get("zones", ()))
-    return JoinString(joins="node", name=region, url=api.url, ca=_trust(api), token=text, zones=zones).encode()
+    trusted = _trust(api)
+    url, ca = _servers(api, trusted), _signer(trusted)
+    return JoinString(joins="node", name=region, url=url, ca=ca, token=text, zones=zones).encode()
 
 
-def _trust(api: CellApi) -> str:
-    """SHA-256 of the CA certificate that signs now, as the cell says over verified TLS."""
-    trusted = msgspec.convert(api.get("/join/v1/ca"), TrustBundle)
+def _trust(api: CellApi) -> TrustBundle:
+    """What the cell says about its CA and its servers, over verified TLS."""
+    return msgspec.convert(api.get("/join/v1/ca"), TrustBundle)
+
+
+def _signer(trusted: TrustBundle) -> str:
+    """SHA-256 of the CA certificate that signs now."""
     return trusted.signer or list(bundle_hashes(trusted.ca.encode()))[-1]
+
+
+def _servers(api: CellApi, trusted: TrustBundle) -> str:
+    """All servers of the cell, the one that answered first."""
+    return ",".join(dict.fromkeys((api.url, *trusted.servers)))
 
 
 def _token_name(about: str) -> str:

@@ -5,15 +5,19 @@ Nothing is destroyed unasked: the state of a cell, with its store and the CA's k
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import tomllib
 from pathlib import Path
 
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.install.etcd_member import ETCD_ROLES, etcd_folder, etcd_service, is_installed, leave_cluster
 from holdfast.install.places import Places, Role
 from holdfast.install.services import Service
 from holdfast.platform.processes import SHIM_SUFFIX, TASK_ENV, ProcessIdentity, identify, send_signal, wait_exited
+from holdfast.store.etcd.target import EtcdTarget
 
 # Time for tasks to stop by themselves when their agent is removed. After that they are killed.
 TASK_STOP_TIMEOUT_S = 10.0
@@ -44,8 +48,13 @@ def removal_warning(places: Places, role: Role) -> str:
 
 def remove_role(places: Places, role: Role, *, keep_state: bool) -> list[str]:
     """Stops and removes the service, the configuration and, unless kept, the state. Returns what was removed."""
+    with_etcd = is_installed(places, role)
+    if with_etcd and not keep_state:
+        _leave_etcd(places, role)
     service = Service(places, role)
     service.remove()
+    if with_etcd:
+        etcd_service(places, role).remove()
     if role == "agent" and not keep_state:
         _stop_tasks(places)
     removed = [str(service.unit_path)]
@@ -57,9 +66,25 @@ def remove_role(places: Places, role: Role, *, keep_state: bool) -> list[str]:
             path.unlink()
             removed.append(str(path))
     if not keep_state:
+        if with_etcd:
+            places.config(ETCD_ROLES[role]).unlink(missing_ok=True)
+            shutil.rmtree(etcd_folder(places, role), ignore_errors=True)
+            removed.append(str(etcd_folder(places, role)))
         shutil.rmtree(places.folder(role), ignore_errors=True)
         removed.append(str(places.folder(role)))
     return removed
+
+
+def _leave_etcd(places: Places, role: Role) -> None:
+    """Gives up this machine's member while it still runs, so that the others keep their majority."""
+    try:
+        settings = tomllib.loads(places.config(role).read_text(encoding="utf-8"))
+        name = json.loads(places.config(ETCD_ROLES[role]).read_text(encoding="utf-8"))["name"]
+        endpoints = tuple(settings["etcd_endpoints"].split(","))
+        files = {"ca": settings["etcd_ca"], "cert": settings["etcd_cert"], "key": settings["etcd_key"]}
+    except (OSError, ValueError, KeyError):
+        return
+    leave_cluster(EtcdTarget(endpoints=endpoints, **files), name)
 
 
 def _stop_tasks(places: Places) -> None:

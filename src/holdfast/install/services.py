@@ -22,6 +22,7 @@ import msgspec
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.install.places import Places, Role
 from holdfast.platform.layout import write_atomically
+from holdfast.platform.local_etcd import etcd_binary
 from holdfast.platform.processes import ProcessIdentity, identify, is_alive, send_signal, wait_exited
 
 SERVICE_USER = "holdfast"
@@ -29,7 +30,7 @@ SERVICE_USER = "holdfast"
 SERVICE_STOP_TIMEOUT_S = 30.0
 # Last lines of a log that are searched for the error which ended a service.
 LOG_LINES_READ = 20
-_COMMANDS: dict[Role, str] = {"global": "serve", "region": "serve", "agent": "agent"}
+_COMMANDS: dict[str, str] = {"global": "serve", "region": "serve", "agent": "agent"}
 
 _CELL_HARDENING = """\
 NoNewPrivileges=yes
@@ -76,6 +77,8 @@ SystemCallArchitectures=native
 
 def exec_start(places: Places, role: Role) -> list[str]:
     """The command line of the role's process, independent of PATH."""
+    if role.startswith("etcd-"):
+        return [str(Path(etcd_binary()).resolve()), "--config-file", str(places.config(role))]
     script = Path(sys.executable).parent / "holdfast"
     program = [str(script)] if script.exists() else [sys.executable, "-m", "holdfast.cli"]
     return [*program, _COMMANDS[role], "--config", str(places.config(role))]
@@ -87,7 +90,8 @@ def unit_text(places: Places, role: Role, *, user: str = "", scope: str = "syste
     in_home = any(Path(sys.prefix).is_relative_to(home) for home in homes)
     service = [
         "Type=notify" if role != "agent" else "Type=exec",
-        *(["NotifyAccess=main", "WatchdogSec=60", "TimeoutStartSec=120"] if role != "agent" else []),
+        *(["NotifyAccess=main", "TimeoutStartSec=120"] if role != "agent" else []),
+        *(["WatchdogSec=60"] if role in ("global", "region") else []),
         *([f"User={user}", f"Group={user}"] if user else []),
         f"ExecStart={' '.join(shlex.quote(part) for part in exec_start(places, role))}",
         "Restart=always",

@@ -199,6 +199,8 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "zones": "Failure domains inside the region.",
         "residency": "Residency tags of the region, such as `eu`.",
         "endpoint": "URL of the region's API.",
+        "endpoints": "URLs of all servers of the region's cell, if it has more than one.",
+        "revokedBefore": "Link certificates without a server's name that were issued before this time are refused.",
         "cost": "Relative cost. The cheaper of two otherwise equal regions is preferred.",
     },
     "TenantSpec": {

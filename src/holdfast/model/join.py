@@ -16,7 +16,15 @@ import msgspec
 from holdfast.model import limits
 from holdfast.model.meta import ApiStruct, Object, visible_default
 from holdfast.model.times import parse_time
-from holdfast.model.validation import Causes, check_dns_label, check_range, check_subdomain, forbidden, invalid
+from holdfast.model.validation import (
+    Causes,
+    check_dns_label,
+    check_range,
+    check_subdomain,
+    forbidden,
+    invalid,
+    required,
+)
 
 # Longest lifetime of a join token. A longer one is refused.
 JOIN_TOKEN_TTL_MAX_S = 7 * 86400.0
@@ -50,6 +58,8 @@ class JoinTokenSpec(ApiStruct, frozen=True):
     certificate_seconds: float = visible_default(limits.NODE_CERTIFICATE_LIFETIME_S)
     region: str = ""
     hosts: tuple[str, ...] = ()
+    server: bool = False
+    """In the global cell: a further server of the cell `region`, which may be `global`, joins with it."""
 
 
 class JoinUse(ApiStruct, frozen=True):
@@ -129,14 +139,17 @@ class JoinResponse(ApiStruct, frozen=True):
 
 
 class CellRequests(ApiStruct, frozen=True):
-    """Signing requests for a region's two certificates: of its link to the global cell, and of its server."""
+    """Signing requests of a cell's server: for its link to the global cell (regions only), for the API that it serves,
+    and for its calls to the other servers of its cell."""
 
     link: str
     server: str
+    peer: str = ""
 
 
 class RegionJoinRequest(ApiStruct, frozen=True):
-    """A region's cell asks for its certificates. `endpoint` is its URL; `hosts` are further names that it serves."""
+    """A server of a cell asks for its certificates. `region` is the cell. `endpoint` is the server's URL; `hosts` are
+    further names that it serves."""
 
     token: str
     region: str
@@ -146,21 +159,52 @@ class RegionJoinRequest(ApiStruct, frozen=True):
 
 
 class RegionJoinResponse(ApiStruct, frozen=True):
-    """Both certificates, and the CA certificates to trust, in PEM."""
+    """The certificates, and the CA certificates to trust, in PEM. `name` is the server's name, `servers` are the URLs
+    of the cell's other servers."""
 
     link: str
     server: str
     ca: str
     expires_at: str
+    peer: str = ""
+    name: str = ""
+    servers: tuple[str, ...] = ()
+
+
+class MaterialRequest(ApiStruct, frozen=True):
+    """A server asks another one of its cell for the keys that all of them share. The answer is sealed for the key of
+    this signing request."""
+
+    csr: str
+
+
+class SealedMaterial(ApiStruct, frozen=True):
+    """`sealed` is encrypted with the key that `sender` (a public key in PEM) and the request's key agree on."""
+
+    sender: str
+    nonce: bytes
+    sealed: bytes
+
+
+class RevokeRequest(ApiStruct, frozen=True):
+    """Asks to revoke a region or a server. Without `confirm`, a revocation that ends work is refused with its
+    effects."""
+
+    confirm: bool = False
+    reason: str = ""
 
 
 class TrustBundle(ApiStruct, frozen=True):
     """The CA certificates that a cell trusts, in PEM. `signer` is the SHA-256 of the one that signs now, `at` the
-    cell's time."""
+    cell's time. `servers` are the URLs of the cell's servers, `revoked` the names of revoked servers of all cells.
+    `epoch` rises with each step of a rotation of the CA."""
 
     ca: str
     signer: str = ""
     at: str = ""
+    servers: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
+    epoch: int = 0
 
 
 def token_text(region: str, secret: str) -> str:
@@ -179,6 +223,14 @@ def is_host(text: str) -> bool:
     return _HOST.fullmatch(text) is not None and not text.startswith(".") and ".." not in text
 
 
+def join_token_purpose(token: JoinToken) -> str:
+    """What joins with the token, in a few words."""
+    spec = token.spec
+    if spec.region:
+        return f"{'server of' if spec.server else 'region'} {spec.region}"
+    return f"node {spec.node}" if spec.node else "any node"
+
+
 def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
     spec = token.spec
     if not _SHA256.fullmatch(spec.sha256):
@@ -188,6 +240,8 @@ def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
     yield from check_dns_label("metadata.name", token.metadata.name)
     if spec.region:
         yield from check_dns_label("spec.region", spec.region)
+    if spec.server and not spec.region:
+        yield required("spec.region", "the cell that the server joins: global, or a region")
     yield from check_range("spec.hosts", len(spec.hosts), 0, CELL_HOSTS_MAX)
     for index, host in enumerate(spec.hosts):
         if not is_host(host):

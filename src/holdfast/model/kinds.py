@@ -33,6 +33,7 @@ from holdfast.model import (
     scheduler_policy,
     scheduling_request,
     secret,
+    server,
     tenant,
     workload,
 )
@@ -317,6 +318,17 @@ ALL: tuple[Kind, ...] = (
         type=join.NodeIdentity,
         home=Home.REGION,
         validate=join.validate_node_identity,
+    ),
+    Kind(
+        name="Server",
+        plural="servers",
+        note=(
+            "A machine that serves a cell: its address, its certificates, and whether they are revoked. The global "
+            "cell has those of all cells."
+        ),
+        type=server.Server,
+        home=Home.GLOBAL,
+        validate=server.validate_server,
     ),
     Kind(
         name="NodePool",

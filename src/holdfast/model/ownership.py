@@ -36,6 +36,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "spec": _roles(OPERATOR),
         # A region that joins says where its cell listens.
         "spec.endpoint": _roles(OPERATOR, JOIN),
+        "spec.endpoints": _roles(OPERATOR, JOIN),
         "status": _roles("region-health"),
         "status.report": _roles(REGION),
         "status.certificate": _roles(JOIN),
@@ -133,6 +134,12 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "spec.revokedGeneration": _roles(OPERATOR),
         "status": _roles(JOIN),
     },
+    "Server": {
+        "metadata": _roles(JOIN),
+        "spec": _roles(JOIN),
+        "spec.revoked": _roles(OPERATOR),
+        "status": _roles(JOIN),
+    },
     "LeasePage": {"metadata": _roles(AUTHORITY), "spec": _roles(AUTHORITY), "status": _roles(AUTHORITY)},
     "BreakGlassSession": {
         "metadata": _roles(OPERATOR, BREAK_GLASS),
@@ -166,6 +173,7 @@ DELETERS: dict[str, frozenset[str]] = {
     "Node": _roles(OPERATOR, AGENT),
     "NodeIdentity": _roles(OPERATOR),
     "JoinToken": _roles(OPERATOR, JOIN),
+    "Server": _roles(OPERATOR),
     "Override": _roles(OPERATOR, "override"),
     "Replica": _roles("replicate", OPERATOR, USER),
     # An operator removes the Endpoints of a region that never returns. In a living region `serve` writes it again.
@@ -232,6 +240,7 @@ CLEANUP: dict[str, str] = {
     "Node": "its claims are released; by an operator, who attests that nothing runs there, or when it is empty",
     "NodeIdentity": "kept, so that a revoked certificate stays revoked",
     "JoinToken": "expires; deleted a day later by the next join",
+    "Server": "kept, so that a revoked certificate stays revoked; an operator may delete a revoked one",
     "Replica": "release stops its task and frees its claims, then removes the finalizer",
     "SchedulingRequest": "deleted when its replicas are placed or gone",
     "Reservation": "consumed by the bind, released, or expired by the authority",

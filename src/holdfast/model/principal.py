@@ -46,6 +46,8 @@ class Principal(msgspec.Struct, frozen=True):
     credential: str = ""
     generation: int = 0
     """Generation of a joined node's certificate: which join issued it."""
+    server: str = ""
+    """The Server that a cell's certificate names; empty for certificates that no join issued."""
 
     def is_node(self, name: str) -> bool:
         """Whether this principal represents the node of that name."""
@@ -71,7 +73,7 @@ def agent(node: str, *, region: str) -> Principal:
 
 
 def from_identity(
-    name: str, groups: tuple[str, ...], *, credential: str, uid: str = "", generation: int = 0
+    name: str, groups: tuple[str, ...], *, credential: str, uid: str = "", generation: int = 0, server: str = ""
 ) -> Principal:
     """The principal of a verified certificate or token."""
     roles: set[str] = set()
@@ -110,4 +112,5 @@ def from_identity(
         uid=uid,
         credential=credential,
         generation=generation,
+        server=server if REGIONS in groups or SERVERS in groups else "",
     )

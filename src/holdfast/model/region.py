@@ -14,6 +14,9 @@ from holdfast.model.quantity import Amount
 from holdfast.model.quota import GrantClass
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_unique, forbidden, required
 
+# Servers of one region's cell. More are refused: etcd is no faster with more than a handful.
+ENDPOINTS_MAX = 16
+
 
 class RegionSpec(ApiStruct, frozen=True):
     """Other regions probe `endpoint`. A region that does not report for `lostAfterSeconds` can be declared lost."""
@@ -23,6 +26,14 @@ class RegionSpec(ApiStruct, frozen=True):
     endpoint: str = ""
     cost: int = visible_default(100)
     lost_after_seconds: float = visible_default(45.0)
+    endpoints: tuple[str, ...] = ()
+    """URLs of all servers of the region's cell, if it has more than one."""
+    revoked_before: str = ""
+    """Link certificates without the name of a server that were issued before this time are refused."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        return self.endpoints or ((self.endpoint,) if self.endpoint else ())
 
 
 class PeerProbeResult(ApiStruct, frozen=True):
@@ -197,6 +208,7 @@ def validate_region(region: Region, old: Region | None) -> Causes:
     yield from check_unique("spec.zones", region.spec.zones)
     for index, zone in enumerate(region.spec.zones):
         yield from check_dns_label(f"spec.zones[{index}]", zone)
+    yield from check_range("spec.endpoints", len(region.spec.endpoints), 0, ENDPOINTS_MAX)
     yield from check_range("spec.lostAfterSeconds", region.spec.lost_after_seconds, 5, 3600)
     for index, tag in enumerate(region.spec.residency):
         yield from check_dns_label(f"spec.residency[{index}]", tag)

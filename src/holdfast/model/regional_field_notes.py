@@ -151,6 +151,7 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "node": "Only this node may use it. Empty: any name without an identity.",
         "uses": "Nodes that may use it.",
         "region": "In the global cell: region whose cell may join with it.",
+        "server": "In the global cell: a further server of the cell `region` may join with it.",
         "hosts": "Names that the region's server certificate may have. Empty: any but those of other cells.",
     },
     "RegionCertificate": {
@@ -158,6 +159,20 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "key": "Hash of the public key of the link certificate.",
         "issuer": "SHA-256 of the CA certificate that signed.",
         "hosts": "Names of the server certificate.",
+    },
+    "ServerSpec": {
+        "cell": "The cell that it serves: `global`, or a region.",
+        "url": "Where other machines reach it.",
+        "hosts": "Names of its server certificate.",
+        "key": "Hash of the public key that joined.",
+        "token": "Join token that it used. Empty: the first server of the global cell.",
+        "joinedAt": "When it joined.",
+        "revoked": "Whether its certificates are refused. Cannot be undone.",
+    },
+    "ServerStatus": {
+        "serial": "Serial of the newest certificate for calls to other servers.",
+        "expiresAt": "When its first certificate ends.",
+        "issuer": "SHA-256 of the CA certificate that signed.",
     },
     "JoinTokenStatus": {"used": "Uses so far."},
     "JoinUse": {"key": "Hash of the node's public key."},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.foundation.exit_codes import CommandError
+from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.layout import Layout, Platform
 
 if TYPE_CHECKING:
@@ -157,5 +157,11 @@ def token_file(state: str) -> TokenFile:
     from holdfast.identity.tokens import TokenFile
 
     layout = Layout(state)
+    if layout.remote:
+        raise CommandError(
+            f"{state}: API tokens are in files beside a platform's cells (expected a directory, found a kubeconfig)",
+            next_step="--state DIR on its machine; join tokens are made from anywhere: holdfast token create --join",
+            code=ExitCode.USAGE,
+        )
     layout.load()
     return TokenFile(layout.tokens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -198,14 +199,21 @@ def remote_platform(kubeconfig: Path) -> Platform:
             port=0,
             agents=(),
             cost=item["spec"].get("cost", 100),
-            endpoint=cell_access.access_of(kubeconfig, item["metadata"]["name"], item["spec"].get("endpoint", "")).url,
+            endpoint=_remote_url(kubeconfig, item),
         )
         for item in cell_access.region_objects(kubeconfig)
         # A region whose cell has not joined yet has neither an endpoint nor a context.
-        if item["spec"].get("endpoint") or item["metadata"]["name"] in cell_access.contexts(kubeconfig)
+        if cell_access.region_url(item["spec"]) or item["metadata"]["name"] in cell_access.contexts(kubeconfig)
     ]
     url = cell_access.access_of(kubeconfig, cell_access.GLOBAL).url
     return Platform(port_base=0, regions=tuple(regions), agents_per_region=0, samples=False, endpoint=url)
+
+
+def _remote_url(kubeconfig: Path, item: dict[str, Any]) -> str:
+    from holdfast.client import cell_access
+
+    found = cell_access.access_of(kubeconfig, item["metadata"]["name"], cell_access.region_url(item["spec"]))
+    return ",".join((found.url, *found.others))
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:

@@ -48,8 +48,8 @@ def etcd_binary() -> str:
     found = shutil.which("etcd") or shutil.which("etcd", path=str(beside))
     if found is None:
         raise CommandError(
-            "--store etcd: the program etcd is not installed",
-            next_step="apt-get install etcd-server, or make tools, or use --store sqlite",
+            "etcd: the program is not installed",
+            next_step="apt-get install etcd-server, or make tools; or use SQLite, or an etcd that runs elsewhere",
             code=ExitCode.USAGE,
         )
     return found

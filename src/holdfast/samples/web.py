@@ -64,7 +64,7 @@ class Sample:
         signal.signal(signal.SIGINT, self._stop)
         address = os.environ.get("HOLDFAST_ADDRESS") or "127.0.0.1"
         port = int(os.environ.get("PORT") or 8080)
-        _Server(self, address, port).serve()
+        _SampleServer(self, address, port).serve()
         if self.on_exit is not None:
             self.on_exit()
         log_line(f"{self.name} stopped")
@@ -88,7 +88,7 @@ class Sample:
         return 200, {**task_identity(), **own}
 
 
-class _Server:
+class _SampleServer:
     def __init__(self, sample: Sample, address: str, port: int) -> None:
         self.sample = sample
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -182,6 +182,9 @@ ROUTES: tuple[Route, ...] = (
     Route(_GET, "/join/v1/ca", join.trust_bundle, access="open"),
     Route(("POST",), "/join/v1/region", join.join_region, access="open", max_body_bytes=MAX_JOIN_BYTES),
     _call("/join/v1/region/renew", join.renew_region, MAX_JOIN_BYTES),
+    _call("/join/v1/server/material", join.share_material, MAX_JOIN_BYTES),
+    _call("/join/v1/regions/{name}/revoke", join.revoke_region, MAX_OPTIONS_BYTES),
+    _call("/join/v1/servers/{name}/revoke", join.revoke_server, MAX_OPTIONS_BYTES),
     _call("/commit/v1", internal_api.commit, MAX_BODY_BYTES, internal_api.check_commit),
     _call("/notify/v1", internal_api.notify, MAX_BODY_BYTES, internal_api.check_notify),
     Route(

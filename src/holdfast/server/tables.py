@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.model.join import join_token_purpose
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import PLACED_STAGES, last_transition, stage
 from holdfast.model.meta import Object, find_condition
@@ -390,7 +391,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Message", _field("status.message"), wide=True),
     ),
     "JoinToken": (
-        TableColumn("Node", lambda t: t.spec.node or "any"),
+        TableColumn("For", join_token_purpose, description="what joins with it"),
         TableColumn("Used", lambda t: f"{len(t.status.used)}/{t.spec.uses}", description="uses so far/allowed"),
         TableColumn("Expires", lambda t: seconds_text(t.expires_at_s)),
     ),
@@ -400,6 +401,13 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Token", _field("spec.token")),
         TableColumn("Expires", _field("spec.expires_at")),
         TableColumn("Serial", _field("spec.serial"), wide=True),
+    ),
+    "Server": (
+        TableColumn("Cell", _field("spec.cell")),
+        TableColumn("URL", _field("spec.url")),
+        TableColumn("Revoked", lambda s: str(s.spec.revoked)),
+        TableColumn("Expires", _field("status.expires_at")),
+        TableColumn("Serial", _field("status.serial"), wide=True),
     ),
     "LeasePage": (TableColumn("Leases", lambda p: len(p.spec.leases), "integer"),),
     "Term": (TableColumn("Holder", _field("spec.holder")), TableColumn("Term", _field("spec.term"), "integer")),

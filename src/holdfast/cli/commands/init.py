@@ -60,6 +60,9 @@ def _cell_options(command: F) -> F:
         click.option("--etcd-cert", default="", help="Client certificate for etcd."),
         click.option("--etcd-ca", default="", help="CA certificate of etcd."),
         click.option("--etcd", default="", metavar="URL,…", help="Store in this etcd cluster instead of SQLite."),
+        click.option(
+            "--start-etcd", is_flag=True, help="Start an etcd with TLS here and store in it, so that servers can join."
+        ),
         click.option("--host", "hosts", multiple=True, help="Further name of the server certificate; may be repeated."),
         click.option("--listen", default="", help="Listen address. Default: all, or loopback for a loopback address."),
         click.option(
@@ -75,6 +78,12 @@ def _plan(name: str, default_port: int, options: dict[str, Any]) -> CellPlan:
     from holdfast.install.places import parse_advertise
 
     host, port, url = parse_advertise(options["advertise"], default_port)
+    if options["start_etcd"] and (options["etcd"] or options["no_start"]):
+        raise CommandError(
+            "--start-etcd: not together with --etcd or --no-start",
+            next_step="leave out one of them",
+            code=ExitCode.USAGE,
+        )
     keys = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file")
     files = [(key, str(Path(options[key]).absolute()) if options[key] else "") for key in keys]
     store = etcd_settings(options["etcd"], [*files, ("etcd_user", options["etcd_user"])])
@@ -87,36 +96,55 @@ def _plan(name: str, default_port: int, options: dict[str, Any]) -> CellPlan:
         hosts=options["hosts"],
         store=store,
         start=not options["no_start"],
+        start_etcd=options["start_etcd"],
     )
 
 
 @init.command("global")
 @_cell_options
 @click.option(
+    "--join",
+    "token",
+    default="",
+    metavar="TOKEN",
+    help="Become a further server of the global cell, with a token of `holdfast server token`; - reads it.",
+)
+@click.option(
     "--kubeconfig", type=click.Path(dir_okay=False), help="Write the operator's credentials to this file as well."
 )
 @install_options
 @output_option
-def global_(**options: Any) -> None:
-    """Install and start the global cell of a new platform.
+def global_(*, token: str, **options: Any) -> None:
+    """Install and start the global cell of a new platform, or a further server of it.
 
     Makes the platform's CA, the cell's certificate, operator credentials, the configuration and a service, starts it,
-    and creates default priority classes, a policy, a tenant and a quota.
+    and creates default priority classes, a policy, a tenant and a quota. With --join, this machine becomes a further
+    server of a global cell on etcd, and gets the keys that its servers share.
 
     \b
     Examples:
       holdfast init global --advertise 10.0.0.1
+      holdfast init global --advertise 10.0.0.1 --start-etcd
+      holdfast init global --advertise 10.0.0.2 --join hf1.…
       holdfast init global --advertise control.example.com:7400 --etcd https://e1:2379,https://e2:2379 --etcd-ca ca.crt
     """
     from holdfast.install.cells import init_global
+    from holdfast.install.further_servers import join_cell
+    from holdfast.install.join_string import parse_join_string
     from holdfast.install.places import GLOBAL_PORT, Places
     from holdfast.platform.layout import write_atomically
 
     places = Places(options["state"])
     plan = _plan("global", GLOBAL_PORT, options)
+    joining = parse_join_string(read_token(token), "server") if token else None
+    if joining is not None:
+        _check_cell(joining.name, "global")
     if not options["skip_checks"]:
-        preflight(places, "global", port=plan.port)
-    init_global(places, plan, print_note)
+        preflight(places, "global", port=plan.port, other=joining.url if joining is not None else "")
+    if joining is not None:
+        join_cell(places, plan, joining, print_note)
+    else:
+        init_global(places, plan, print_note)
     copy = options["kubeconfig"]
     if copy:
         write_atomically(Path(copy), places.kubeconfig.read_bytes())
@@ -125,16 +153,23 @@ def global_(**options: Any) -> None:
         print_json({"cell": "global", "url": plan.url, "kubeconfig": str(places.kubeconfig), "started": plan.start})
         return
     print_note(f"\nThe global cell {'serves' if plan.start else 'is installed'} at {plan.url}.")
-    print_note(f"next: {export}; holdfast region add us-east")
+    more = "holdfast server token global, for each further server" if plan.start_etcd else "holdfast region add us-east"
+    print_note(f"next: {export}; {'holdfast server list' if joining is not None else more}")
 
 
 @init.command("region")
-@click.option("--join", "token", required=True, metavar="TOKEN", help="Token of `holdfast region add`; - reads it.")
+@click.option(
+    "--join",
+    "token",
+    required=True,
+    metavar="TOKEN",
+    help="Token of `holdfast region add`, or of `holdfast server token` for a further server; - reads it.",
+)
 @_cell_options
 @install_options
 @output_option
 def region(*, token: str, **options: Any) -> None:
-    """Install and start the cell of a region, with the token that `holdfast region add` printed.
+    """Install and start the cell of a region, with the token that `holdfast region add` or `server token` printed.
 
     The token names the global cell and the hash of its CA, so nothing else is copied. Keys are made here; the global
     cell signs them. The region makes its own CA for its nodes.
@@ -144,20 +179,29 @@ def region(*, token: str, **options: Any) -> None:
       holdfast init region --join hf1.… --advertise 10.0.1.1
     """
     from holdfast.install.cells import join_region
+    from holdfast.install.further_servers import join_cell
     from holdfast.install.join_string import parse_join_string
     from holdfast.install.places import REGION_PORT, Places
 
     places = Places(options["state"])
-    joining = parse_join_string(read_token(token), "region")
+    joining = parse_join_string(read_token(token), "region", "server")
+    if joining.joins == "server" and joining.name == "global":
+        _check_cell(joining.name, "region")
     plan = _plan(joining.name, REGION_PORT, options)
     if not options["skip_checks"]:
         preflight(places, "region", port=plan.port, other=joining.url)
-    join_region(places, plan, joining, print_note)
+    (join_cell if joining.joins == "server" else join_region)(places, plan, joining, print_note)
     if options["output"] == "json":
         print_json({"cell": plan.name, "url": plan.url, "global": joining.url, "started": plan.start})
         return
     print_note(f"\nRegion {plan.name} {'serves' if plan.start else 'is installed'} at {plan.url}.")
     print_note(f"next: on a machine with operator credentials: holdfast node token --region {plan.name}")
+
+
+def _check_cell(found: str, role: str) -> None:
+    if (found == "global") != (role == "global"):
+        right = f"holdfast init {'global' if found == 'global' else 'region'} --join TOKEN"
+        raise CommandError(f"join token: it is for a server of cell {found}", next_step=right, code=ExitCode.USAGE)
 
 
 def read_token(text: str) -> str:

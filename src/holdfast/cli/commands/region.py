@@ -1,9 +1,10 @@
-"""`holdfast region`: adds regions, and makes the tokens with which their cells join."""
+"""`holdfast region`: adds regions, makes the tokens with which their cells join, and revokes regions."""
 
 from __future__ import annotations
 
 import click
 
+from holdfast.cli.commands.server import REASON, YES, revoke_asking
 from holdfast.cli.commands.tokens import parse_duration_s
 from holdfast.cli.options import output_option, state_option
 from holdfast.platform.output import print_json, print_note
@@ -19,12 +20,13 @@ HOSTS = click.option(
 
 @click.group()
 def region() -> None:
-    """Add regions, and create the tokens with which their cells join.
+    """Add regions, create the tokens with which their cells join, and revoke them.
 
     \b
     Examples:
       holdfast region add us-east --zones us-east-a,us-east-b
       holdfast region token us-east
+      holdfast region revoke us-east
     """
 
 
@@ -71,6 +73,26 @@ def token(name: str, *, hosts: tuple[str, ...], expires: str, state: str, output
       holdfast region token us-east --expires 2h
     """
     _print_token(name, hosts, expires, state=state, output=output)
+
+
+@region.command("revoke")
+@click.argument("name")
+@REASON
+@YES
+@state_option
+@output_option
+def revoke_region(name: str, *, reason: str, yes: bool, state: str, output: str) -> None:
+    """Revoke all certificates of a region's cell, for example when its machines are stolen.
+
+    The global cell refuses the region at once, and its join tokens are deleted. What the region runs is recovered as
+    from a region that is lost. Shows the effects and asks before it revokes. The region can join again later, with new
+    keys.
+
+    \b
+    Example:
+      holdfast region revoke us-east --reason "rack stolen"
+    """
+    revoke_asking("regions", name, reason=reason, yes=yes, state=state, output=output)
 
 
 def _print_token(name: str, hosts: tuple[str, ...], expires: str, *, state: str, output: str) -> None:

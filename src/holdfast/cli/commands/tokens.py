@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
 
-from holdfast.cli.options import directory_option, output_option
+from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
 
@@ -23,7 +23,8 @@ def tokens() -> None:
     """Create, list and revoke API tokens and join tokens.
 
     A token is shown once, on creation; only its hash is stored. Cells apply changes at once. With --join REGION the
-    commands manage the join tokens of that region's nodes.
+    commands manage the join tokens of that region's nodes, over the API and from any machine. `list` and `revoke` with
+    --join global manage those of regions and servers.
 
     \b
     Examples:
@@ -57,7 +58,7 @@ def tokens() -> None:
     metavar="DURATION",
     help="Lifetime, such as 12h or 30d. Default: unlimited, or 1h with --join.",
 )
-@directory_option
+@state_option
 @output_option
 def create(
     *,
@@ -89,6 +90,12 @@ def create(
     from holdfast.model.principal import MONITORS, OPERATORS, TENANT_PREFIX, VIEWERS
     from holdfast.platform.credentials import token_file
 
+    if region == "global":
+        raise CommandError(
+            f"token {name}: nodes join a region, not the global cell",
+            next_step="holdfast region token NAME for a region, holdfast server token CELL for a server",
+            code=ExitCode.USAGE,
+        )
     if region:
         if tenants or viewer or operator or monitor or cells or user:
             options = "--tenant, --viewer, --operator, --monitor, --cell, --user"
@@ -143,7 +150,7 @@ def region_api(state: str, region: str) -> CellApi:
 
     layout = Layout(state)
     platform = layout.load()
-    if region not in {planned.name for planned in platform.regions}:
+    if region != "global" and region not in {planned.name for planned in platform.regions}:
         names = ", ".join(planned.name for planned in platform.regions)
         raise CommandError(f"region {region}: not found (expected one of {names})", code=ExitCode.USAGE)
     return connect_cell(layout, platform, region)
@@ -151,7 +158,7 @@ def region_api(state: str, region: str) -> CellApi:
 
 @tokens.command("list")
 @click.option("--join", "region", default="", metavar="REGION", help="List the join tokens of this region.")
-@directory_option
+@state_option
 @output_option
 def list_tokens(region: str, state: str, output: str) -> None:
     """List tokens, without their secrets.
@@ -185,6 +192,7 @@ def list_join_tokens(api: CellApi, output: str) -> None:
         {
             "name": item["metadata"]["name"],
             "node": item["spec"].get("node", ""),
+            "for": _purpose(item["spec"]),
             "uses": item["spec"]["uses"],
             "used": [use["node"] for use in item["status"].get("used", [])],
             "created": item["metadata"]["creationTimestamp"],
@@ -196,16 +204,22 @@ def list_join_tokens(api: CellApi, output: str) -> None:
         print_json(rows)
         return
     lines = [
-        (r["name"], r["node"] or "any", f"{len(r['used'])}/{r['uses']}", r["created"], f"{r['ttlSeconds']:g}s")
-        for r in rows
+        (r["name"], r["for"], f"{len(r['used'])}/{r['uses']}", r["created"], f"{r['ttlSeconds']:g}s") for r in rows
     ]
-    click.echo(table(("NAME", "NODE", "USED", "CREATED", "TTL"), lines))
+    click.echo(table(("NAME", "FOR", "USED", "CREATED", "TTL"), lines))
+
+
+def _purpose(spec: dict[str, Any]) -> str:
+    """What joins with the token."""
+    if spec.get("region"):
+        return f"{'server of' if spec.get('server') else 'region'} {spec['region']}"
+    return f"node {spec['node']}" if spec.get("node") else "any node"
 
 
 @tokens.command("revoke")
 @click.argument("name")
 @click.option("--join", "region", default="", metavar="REGION", help="Revoke a join token of this region.")
-@directory_option
+@state_option
 @output_option
 def revoke(name: str, *, region: str, state: str, output: str) -> None:
     """Revoke a token. Nodes that joined with it keep their certificates; see `holdfast node revoke`.

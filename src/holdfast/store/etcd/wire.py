@@ -62,6 +62,12 @@ _MESSAGES = {
     "AlarmResponse": "1 ResponseHeader header; 2 AlarmMember* alarms",
     "AuthenticateRequest": "1 string name; 2 string password",
     "AuthenticateResponse": "1 ResponseHeader header; 2 string token",
+    "Member": "1 uint64 ID; 2 string name; 3 string* peerURLs; 4 string* clientURLs; 5 bool isLearner",
+    "MemberListRequest": "",
+    "MemberListResponse": "1 ResponseHeader header; 2 Member* members",
+    "MemberAddRequest": "1 string* peerURLs; 2 bool isLearner",
+    "MemberAddResponse": "1 ResponseHeader header; 2 Member member; 3 Member* members",
+    "MemberIdRequest": "1 uint64 ID",
 }
 
 # method → path, request, response
@@ -73,6 +79,10 @@ METHODS = {
     "Watch": ("Watch/Watch", "WatchRequest", "WatchResponse"),
     "Status": ("Maintenance/Status", "StatusRequest", "StatusResponse"),
     "Alarm": ("Maintenance/Alarm", "AlarmRequest", "AlarmResponse"),
+    "MemberList": ("Cluster/MemberList", "MemberListRequest", "MemberListResponse"),
+    "MemberAdd": ("Cluster/MemberAdd", "MemberAddRequest", "MemberAddResponse"),
+    "MemberPromote": ("Cluster/MemberPromote", "MemberIdRequest", "MemberListResponse"),
+    "MemberRemove": ("Cluster/MemberRemove", "MemberIdRequest", "MemberListResponse"),
     "Authenticate": ("Auth/Authenticate", "AuthenticateRequest", "AuthenticateResponse"),
 }
 
@@ -130,6 +140,9 @@ WatchProgressRequest: Any = _CLASS["WatchProgressRequest"]
 StatusRequest: Any = _CLASS["StatusRequest"]
 AlarmRequest: Any = _CLASS["AlarmRequest"]
 AuthenticateRequest: Any = _CLASS["AuthenticateRequest"]
+MemberListRequest: Any = _CLASS["MemberListRequest"]
+MemberAddRequest: Any = _CLASS["MemberAddRequest"]
+MemberIdRequest: Any = _CLASS["MemberIdRequest"]
 
 
 def path_of(method: str) -> str:
