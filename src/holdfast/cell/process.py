@@ -29,8 +29,10 @@ from holdfast.console.region_reads import RegionReader, region_history
 from holdfast.console.uplink import ConsoleUplink
 from holdfast.controllers.lifetime import Lifetime
 from holdfast.foundation import log as logging
+from holdfast.foundation.daemon_threads import run_in_thread
 from holdfast.foundation.ports import Ports, SystemPorts
 from holdfast.foundation.state_format import open_state
+from holdfast.foundation.tracing import Tracer, TraceSettings
 from holdfast.gate.sealing import Sealer
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.cell_certificates import CellCertificateAuthority, certificate_facts
@@ -108,6 +110,8 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     """File with the keys that seal Secrets; by default in the state directory. `secret_keys_command` prints them
     instead."""
     secret_keys_command: str = ""
+    traces: TraceSettings = TraceSettings()
+    """Where spans are exported to. Off by default."""
 
 
 async def run_cell(config: CellConfig) -> int:
@@ -161,6 +165,8 @@ async def run_cell(config: CellConfig) -> int:
         uplink = ConsoleUplink(global_client, reader, history, AssertedCalls(api.app))
         life.add("console uplink", uplink, runs=uplink.run)
     _add_upkeep(life, cell, ports)
+    if config.traces.url:
+        _add_traces(life, config, cell, api, ports)
     life.add("api", api)
     _log.info(
         "cell_starting",
@@ -320,6 +326,32 @@ def _add_upkeep(life: Lifetime, cell: Cell, ports: Ports) -> None:
     life.add("config upkeep", upkeep, runs=upkeep.run)
     memory = FreedMemory(ports.clock)
     life.add("freed memory", memory, runs=memory.run)
+
+
+class _Traces:
+    """The exporter as a component: it starts before the API and ends after it, with the last spans."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        await run_in_thread(self._tracer.close)
+
+
+def _add_traces(life: Lifetime, config: CellConfig, cell: Cell, api: _Api, ports: Ports) -> None:
+    is_global = config.cell == GLOBAL
+    tracer = Tracer(
+        config.traces,
+        service="holdfast-global" if is_global else "holdfast-region",
+        instance=f"{config.cell} {config.host}:{config.port}",
+        region="" if is_global else config.cell,
+    )
+    cell.trace_stages(tracer, ports.clock)
+    api.app.traces_requests = is_global
+    life.add("traces", _Traces(tracer))
 
 
 async def _until_failed(cell: Cell, ports: Ports) -> None:

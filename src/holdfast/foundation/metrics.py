@@ -176,6 +176,13 @@ SCHEDULER_SHADOW = Counter(
     "holdfast_scheduler_shadow_total", "Replicas also planned with the shadow policy, by comparison.", ["outcome"]
 )
 
+# Traces
+TRACE_SPANS = Counter(
+    "holdfast_trace_spans_total",
+    "Finished spans: exported, dropped by a full queue, or failed because the receiver did not accept them.",
+    ["outcome"],
+)
+
 # Server
 SERVER_REQUESTS = Counter(
     "holdfast_server_requests_total", "HTTP requests, by response code.", ["verb", "resource", "code"]
