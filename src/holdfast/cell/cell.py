@@ -115,7 +115,7 @@ class Cell:
         self._override_expiry = OverrideExpiry(self.informers.cache, self.client_of("override"), ports, copies)
         self.informers.of(Override)
         if regional and "controllers" in parts:
-            ReplicaStages(self.informers)
+            ReplicaStages(self.informers, ports.clock)
         if regional:
             if "scheduler" in parts:
                 self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)

@@ -17,7 +17,7 @@ from holdfast.cell.builtin_role_publisher import BuiltinRolePublisher
 from holdfast.cell.cell import GLOBAL, PARTS, Cell
 from holdfast.cell.certificate_upkeep import GlobalCertificates, RegionCertificates
 from holdfast.cell.config_upkeep import ConfigUpkeep
-from holdfast.cell.disk_gauges import observe_directory
+from holdfast.cell.disk_gauges import observe_certificate, observe_directory
 from holdfast.cell.freed_memory import FreedMemory, keep_freed_memory
 from holdfast.cell.identity import IdentityRecorder, check_file, establish_identity
 from holdfast.cell.image_resolver import read_allowed
@@ -265,6 +265,7 @@ async def _open_store(config: CellConfig, record: IdentityRecord) -> Store:
         return MemoryStore()
     _check_state(config)
     observe_directory(config.state)
+    observe_certificate(config.tls_cert)
     if config.etcd is not None:
         from holdfast.store.etcd.startup import wait_for_store
 
