@@ -169,7 +169,7 @@ def test_backup_alerts(drill: Drill, tmp_path: Path) -> None:
 def test_break_glass_alerts(drill: Drill) -> None:
     own = ("--state", str(drill.platform.state))
     greta = person(drill.platform, "greta", "--role", "break-glass")
-    session = ("--tenant", "acme", "--reason", "drill", "-o", "json", "--state", str(greta))
+    session = ("--tenant", "acme", "--reason", "a drill of the alerts", "-o", "json", "--state", str(greta))
 
     def opened() -> str:
         done = holdfast("break-glass", "open", *session, check=False)
