@@ -196,12 +196,14 @@ def test_queue_and_policy_alerts(drill: Drill) -> None:
     policy = {"stage": "Active", "rules": rules, "guard": guard}
     began = time.monotonic()
     drill.object("SchedulerPolicy", "default", policy)
-    drill.fires(began, "HoldfastPolicyStopped")
+    drill.workload("homeless-too", placement={"nodeSelector": {"disk": "none-has-it"}})  # pending since the change
+    drill.fires(began, "HoldfastPolicyStopped", within_s=240)
     acted = time.monotonic()
     drill.kubectl("patch", "schedulerpolicy", "default", "--type=merge", "-p", '{"spec": {"guard": null}}')
     drill.clears(acted, "HoldfastPolicyStopped")
     acted = time.monotonic()
-    drill.delete("homeless")
+    for name in ("homeless", "homeless-too"):
+        drill.delete(name)
     drill.clears(acted, "HoldfastQueueTooOld", "HoldfastPendingTooLong")
 
 
