@@ -460,16 +460,7 @@ class TaskSupervisor:
             exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
         unit.observation = to_ended(unit.observation, exit_, stop_reason, self._now())
         metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
-        _log.info(
-            "task_ended",
-            task=unit.id,
-            run=unit.observation.run,
-            code=exit_.code,
-            signal=exit_.signal,
-            reason=exit_.reason,
-            message=exit_.message,
-            trace=unit.trace,
-        )
+        unit.log_exit(exit_)
         self._report(unit)
         self._act(unit)
         self._refresh()

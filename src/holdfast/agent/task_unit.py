@@ -74,6 +74,18 @@ class TaskUnit:
         """Trace id of the Binding, for logs; empty if it is not traced."""
         return trace_of(self.last_binding) if self.last_binding is not None else ""
 
+    def log_exit(self, exit_: ExitStatus) -> None:
+        _log.info(
+            "task_ended",
+            task=self.id,
+            run=self.observation.run,
+            code=exit_.code,
+            signal=exit_.signal,
+            reason=exit_.reason,
+            message=exit_.message,
+            trace=self.trace,
+        )
+
     @property
     def is_held(self) -> bool:
         """Whether the task runs or is being stopped, and its Binding is missing without having been deleted."""
