@@ -43,6 +43,7 @@ NAMED = {
     "stores": ("tests/store/conformance",),
     "chaos": ("tests/etcd",),
     "runbooks": ("tests/e2e/test_runbooks.py",),
+    "alerts": ("tests/e2e/test_every_alert.py",),
     "upgrade": ("tests/e2e/test_rolling_upgrade.py",),
     "requests": ("tests/api/test_bad_input.py", "tests/server/test_fuzz.py"),
     "install": ("tests/e2e/test_install.py", "tests/e2e/test_install_fleet.py", "tests/e2e/test_install_servers.py"),
@@ -131,6 +132,12 @@ def stages(workers: int) -> tuple[Stage, ...]:
         ),
         Stage("drills", "regions lost, partitioned and restored", (tests("e2e", *NAMED["drills"]),), 30),
         Stage("runbooks", "every runbook, on a platform of its own", (tests("e2e", *NAMED["runbooks"]),), 6),
+        Stage(
+            "alerts",
+            "every alert fires by its cause and clears, under a real Prometheus, with a table of the times",
+            (tests("e2e", *NAMED["alerts"]),),
+            20,
+        ),
         Stage(
             "install",
             "three regions installed by the page, through a CA rotation, a restore, a lost region and an upgrade; "

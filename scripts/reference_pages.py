@@ -320,6 +320,25 @@ def alert_rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
+def _drilled(rules: list[dict[str, Any]]) -> list[str]:
+    """By which cause each alert was seen, from deploy/alerts/drill.toml."""
+    drill = tomllib.loads((ROOT / "deploy" / "alerts" / "drill.toml").read_text())
+    lines = ["## Seen firing and clearing", ""]
+    lines += [
+        "`make prove STAGE=alerts` causes each alert on a real platform under a real Prometheus, and prints the times."
+    ]
+    lines += [
+        "It shortens every `for` to a second, ranges of five minutes to 20 seconds, and the thresholds shown.",
+        "",
+    ]
+    lines += ["| alert | cause | cleared by | threshold |", "|---|---|---|---|"]
+    for rule in rules:
+        row = drill[rule["alert"]]
+        shortened = " instead of ".join(f"`{text}`" for text in reversed(row.get("shortened", ())))
+        lines.append(f"| `{rule['alert']}` | {row['cause']} | {row['cleared']} | {shortened or 'as shipped'} |")
+    return lines
+
+
 def alerts_page() -> str:
     """Every alert with its runbook, and every runbook with its alerts."""
     rules = alert_rules()
@@ -335,7 +354,7 @@ def alerts_page() -> str:
         runbook = f"[{page.removesuffix('.md')}](../runbooks/{page})"
         severity = rule["labels"]["severity"]
         lines.append(f"| `{rule['alert']}` | {severity} | {summary} | `{expression}`{after} | {runbook} |")
-    lines += ["", "## Runbooks", "", "| runbook | alerts |", "|---|---|"]
+    lines += ["", *_drilled(rules), "", "## Runbooks", "", "| runbook | alerts |", "|---|---|"]
     for path in sorted((DOCS / "runbooks").glob("*.md")):
         title = path.read_text().splitlines()[0].removeprefix("# ")
         alerts = [f"`{rule['alert']}`" for rule in rules if rule["annotations"]["runbook"].endswith(f"/{path.name}")]

@@ -74,7 +74,7 @@ def in_region(test: Callable[[ScriptedCell], Awaitable[None]], *first: Replica) 
         for item in first:
             cell.put(item)
         informers = Informers(ScriptedClient(cell, ports), ports)
-        ReplicaStages(informers)
+        ReplicaStages(informers, ports.clock)
         await informers.start()
         await informers.synced()
         try:

@@ -21,9 +21,9 @@ HELD_FULL_S = 15.0
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
+def small_disk(folder: Path, size: str = "32m") -> Iterator[None]:
     folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs root and a mount")
     try:

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import signal
 import subprocess
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from tests.e2e.prometheus_server import Prometheus, running_prometheus, shortened_rules, tool
 from tests.platforms import ROOT, RunningPlatform, holdfast, running_platform, wait_until
-from tests.requirements import skip_or_fail
 
 from holdfast.drills import outage
 from holdfast.platform.layout import Layout
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow, pytest.mark.timeout(300)]
 REGIONS = ("east", "west")
-PROMETHEUS_PORT_OFFSET = 90
-
-
-def tool(name: str) -> str:
-    program = shutil.which(name) or shutil.which(name, path=str(ROOT / ".tools/bin"))
-    if program is None:
-        skip_or_fail(f"{name} is missing; next: make tools")
-    assert program is not None
-    return program
 
 
 @pytest.fixture(scope="module")
@@ -41,65 +26,11 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
         yield running
 
 
-class Prometheus:
-    def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}/api/v1"
-
-    def get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self._url}/{path}?{urllib.parse.urlencode(query)}", timeout=10) as reply:
-            return json.loads(reply.read())["data"]
-
-    def is_ready(self) -> bool:
-        try:
-            return bool(self.get("status/buildinfo"))
-        except OSError:
-            return False
-
-    def values(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        return [(row["metric"], float(row["value"][1])) for row in self.get("query", query=expression)["result"]]
-
-    def firing(self) -> set[str]:
-        return {alert["labels"]["alertname"] for alert in self.get("alerts")["alerts"] if alert["state"] == "firing"}
-
-
 @pytest.fixture(scope="module")
 def prometheus(platform: RunningPlatform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """With the shipped configuration and rules; only the waiting times are shortened."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    token = holdfast("token", "create", "prometheus", "--monitor", "--state", str(platform.state)).stdout.strip()
-    (folder / "holdfast.token").write_text(token)
-    shutil.copy(platform.state / "pki" / "ca.crt", folder / "ca.crt")
-    rules = (ROOT / "deploy/alerts/holdfast.rules.yaml").read_text()
-    (folder / "holdfast.rules.yaml").write_text(re.sub(r"for: \w+", "for: 1s", rules))
-    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    cells = [(name, url.removeprefix("https://")) for name, url in Layout(platform.state).load().cells]
-    nodes_job = config["scrape_configs"][1]
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [at], "labels": {"cell": name}} for name, at in cells]
-    (listed,) = nodes_job["http_sd_configs"]
-    nodes_job["http_sd_configs"] = [
-        {**listed, "url": f"https://{at}/metrics/nodes", "refresh_interval": "1s"} for _, at in cells
-    ]
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    port = platform.base + PROMETHEUS_PORT_OFFSET
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                tool("prometheus"),
-                f"--config.file={folder / 'prometheus.yaml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-    server = Prometheus(port)
-    try:
-        wait_until(server.is_ready, f"Prometheus answers ({(folder / 'log').read_text()[-500:]})", 60)
+    with running_prometheus(platform, tmp_path_factory.mktemp("prometheus"), shortened_rules({})) as server:
         yield server
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
 
 def test_cells_and_nodes_are_scraped_each_with_its_own_metrics(

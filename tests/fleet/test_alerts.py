@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -18,6 +19,7 @@ from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, R
 from holdfast.model.workload import RecoveryObjective
 
 ROOT = Path(__file__).parents[2]
+RULE_TESTS = sorted(Path(__file__).parent.glob("alerts*.test.yaml"))
 RULES = yaml.safe_load((ROOT / "deploy/alerts/holdfast.rules.yaml").read_text())
 
 
@@ -30,6 +32,14 @@ def test_every_alert_uses_a_known_metric_and_names_a_runbook() -> None:
         for name in re.findall(r"holdfast_[a-z_]+", rule["expr"]):
             assert name.removesuffix("_bucket").removesuffix("_total") in known, f"{rule['alert']}: {name}"
         assert (ROOT / rule["annotations"]["runbook"]).is_file() and rule["annotations"]["summary"]
+
+
+def test_every_alert_has_a_rule_test_and_a_drill() -> None:
+    alerts = {rule["alert"] for group in RULES["groups"] for rule in group["rules"]}
+    tests = [test for path in RULE_TESTS for test in yaml.safe_load(path.read_text())["tests"]]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case.get("exp_alerts")}
+    assert fired == alerts
+    assert set(tomllib.loads((ROOT / "deploy/alerts/drill.toml").read_text())) == alerts
 
 
 def test_pending_alert_fires_before_the_default_recovery_deadline() -> None:
@@ -68,7 +78,7 @@ def test_promtool_accepts_the_alert_rules() -> None:
 
 
 def test_alerts_fire_only_when_expected(tmp_path: Path) -> None:
-    for source in (ROOT / "deploy/alerts/holdfast.rules.yaml", Path(__file__).parent / "alerts.test.yaml"):
+    for source in (ROOT / "deploy/alerts/holdfast.rules.yaml", *RULE_TESTS):
         shutil.copy(source, tmp_path)
-    ran = promtool("test", "rules", "alerts.test.yaml", where=tmp_path)
+    ran = promtool("test", "rules", *(path.name for path in RULE_TESTS), where=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr

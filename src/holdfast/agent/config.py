@@ -75,6 +75,9 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     image_cache_bytes: int = IMAGE_CACHE_BYTES_MAX
     """Size of all images of the node. Above it, images that no task uses are removed."""
 
+    otlp_endpoint: str = ""
+    """URL of the OTLP receiver (HTTP) for the spans of tasks. Without it OTEL_EXPORTER_OTLP_ENDPOINT, else none."""
+
     @property
     def runs_images(self) -> bool:
         """Whether the node can run images: it has the driver, a runtime, the rights, and a registry that is allowed."""

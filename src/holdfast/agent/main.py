@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 from pathlib import Path
@@ -32,10 +33,13 @@ from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.agent.system_facts import detect_system
 from holdfast.agent.task_config import TaskConfig
 from holdfast.agent.task_memory import TaskMemory, find_tmpfs
+from holdfast.agent.task_spans import TaskSpans
 from holdfast.agent.task_users import RuntimeUser, TaskUsers, runtime_paths
 from holdfast.client.contract import Client
+from holdfast.foundation.daemon_threads import run_in_thread
 from holdfast.foundation.ports import Ports, SystemPorts
 from holdfast.foundation.tasks import cancel_and_wait
+from holdfast.foundation.tracing import Tracer, trace_settings
 from holdfast.model.errors import Invalid
 from holdfast.model.template import DriverName
 
@@ -75,6 +79,7 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
                 config, ports, held, artifacts, users=users, volumes=mounted
             )
         system = detect_system()
+        tracer = _tracer(config)
         supervisor = TaskSupervisor(
             config,
             client,
@@ -92,6 +97,7 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
                 unconfirmed="; ".join(driver.unconfirmed().values()),
                 system=system,
             ),
+            spans=TaskSpans(tracer, config, ports.clock) if tracer is not None else None,
         )
         _log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
         running = lambda: [task for task, _ in supervisor.running_tasks()]  # noqa: E731 - read at every refresh
@@ -101,6 +107,8 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
             await _run_until_signal(supervisor, config)
         finally:
             await cancel_and_wait(*answering)
+            if tracer is not None:
+                await run_in_thread(tracer.close)
         _log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
     finally:
         await cancel_and_wait(*background)
@@ -108,6 +116,14 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
             await client.close()
         held.close()
         memory.close()
+
+
+def _tracer(config: AgentConfig) -> Tracer | None:
+    """Every Binding with a trace context was sampled by its region, so the agent needs no ratio."""
+    settings = trace_settings(config.otlp_endpoint, 1.0, os.environ)
+    if not settings.url:
+        return None
+    return Tracer(settings, service="holdfast-agent", instance=config.name, region=config.region)
 
 
 def _container_driver(

@@ -48,6 +48,7 @@ from holdfast.agent.task_decision import (
     failures_after_exit,
     run_until_mono_s,
 )
+from holdfast.agent.task_spans import TaskSpans
 from holdfast.agent.task_transitions import ACTIVE_STATES, is_zombie, to_ended, to_running, to_starting, to_stopping
 from holdfast.agent.task_unit import TaskUnit, needs_fetch, take_over
 from holdfast.client.contract import Client
@@ -81,7 +82,9 @@ class TaskSupervisor:
         memory: StateStore,
         ports: Ports,
         traits: Callable[[], NodeTraits] = NodeTraits,
+        spans: TaskSpans | None = None,
     ) -> None:
+        """`spans` exists only while traces are exported."""
         self._config = config
         self._client = client
         self._drivers = drivers
@@ -100,6 +103,7 @@ class TaskSupervisor:
         self._node_report = NodeReport(self._registration, self._reports, ports.clock)
         self._ports = ports
         self._traits = traits
+        self._spans = spans
         self._start_failures = StartFailures()
         self._bound: list[Binding | None] = []
         self._overcommitted = ""
@@ -244,6 +248,8 @@ class TaskSupervisor:
             driver = self._drivers.get(binding.spec.template.driver)
             known = take_over(self._units, binding)
             unit = self._units[binding.uid] = known or TaskUnit(task_id(binding), binding.uid, driver)
+            if self._spans is not None and known is None:
+                self._spans.received(binding)
         unit.binding, unit.deletion_seen = None if deleted else binding, deleted
         self._convert_run_until(unit)
         if unit.observation.state is TaskState.RUNNING and unit.probes is None and not deleted:
@@ -403,7 +409,7 @@ class TaskSupervisor:
             return
         self._start_failures.record_success()
         metrics.AGENT_START.observe(self._clock.monotonic() - began_mono_s)
-        _log.info("task_started", task=task.id, run=task.run, pid=started.pid)
+        _log.info("task_started", task=task.id, run=task.run, pid=started.pid, trace=unit.trace)
         unit.observation = to_running(
             unit.observation, pid=started.pid, started_at_s=started.started_at_s, now=self._now()
         )
@@ -454,15 +460,7 @@ class TaskSupervisor:
             exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
         unit.observation = to_ended(unit.observation, exit_, stop_reason, self._now())
         metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
-        _log.info(
-            "task_ended",
-            task=unit.id,
-            run=unit.observation.run,
-            code=exit_.code,
-            signal=exit_.signal,
-            reason=exit_.reason,
-            message=exit_.message,
-        )
+        unit.log_exit(exit_)
         self._report(unit)
         self._act(unit)
         self._refresh()
@@ -494,6 +492,8 @@ class TaskSupervisor:
     def _report_task(self, unit: TaskUnit) -> None:
         if unit.binding is None:
             return
+        if self._spans is not None:
+            self._spans.observed(unit.binding, unit.observation)
         block = execution_block(unit.binding, unit.observation, self._config)
         if block is not None:
             self._reports.put(execution_write(unit.binding, block), wait_s=max_delay_s(block))

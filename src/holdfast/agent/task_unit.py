@@ -27,6 +27,7 @@ from holdfast.model.config_references import has_references
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, ExitStatus
 from holdfast.model.template import Template, udp_ports
+from holdfast.model.trace_ids import trace_of
 
 # Interval at which the agent checks whether a task may still run while its artifacts or image are fetched.
 FETCH_RECHECK_S = 1.0
@@ -67,6 +68,23 @@ class TaskUnit:
     def binding(self, binding: Binding | None) -> None:
         self._binding = binding
         self.last_binding = binding or self.last_binding
+
+    @property
+    def trace(self) -> str:
+        """Trace id of the Binding, for logs; empty if it is not traced."""
+        return trace_of(self.last_binding) if self.last_binding is not None else ""
+
+    def log_exit(self, exit_: ExitStatus) -> None:
+        _log.info(
+            "task_ended",
+            task=self.id,
+            run=self.observation.run,
+            code=exit_.code,
+            signal=exit_.signal,
+            reason=exit_.reason,
+            message=exit_.message,
+            trace=self.trace,
+        )
 
     @property
     def is_held(self) -> bool:

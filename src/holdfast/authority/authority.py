@@ -11,7 +11,7 @@ It owns Reservation, Binding, Decision, LeasePage and the placement and fence bl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -56,6 +56,7 @@ from holdfast.model.placement_api import (
 from holdfast.model.principal import Principal, controller
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot
+from holdfast.model.replica import Replica
 from holdfast.store.objects import ObjectChange, Objects
 
 # Interval of the authority's background jobs: fencing, reservation expiry, slot admission.
@@ -104,6 +105,10 @@ class Authority:
         self._shielded_tasks: dict[asyncio.Task[Any], None] = {}
         self._watch_from: dict[str, int] = {}
         self._restore_ends_at_s = 0.0
+
+    def annotate_bindings(self, annotations: Callable[[Replica], dict[str, str]]) -> None:
+        """Adds these annotations to each new Binding."""
+        self._state.annotate = annotations
 
     # Requests
 

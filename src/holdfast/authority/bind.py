@@ -138,6 +138,7 @@ class BindHandler:
             policy=reservation.spec.policy_revision,
             fencing_token=fencing_token(assignment_of(state, replica), replica),
             gang_min=gang.needed if (gang := round_state.gang(replica)) is not None else 0,
+            annotations=state.trace_annotations(replica),
         )
         writes: list[Put | Remove] = [
             records.reservation_change(reservation, ReservationPhase.CONSUMED),

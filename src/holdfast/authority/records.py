@@ -134,6 +134,7 @@ def binding_put(
     policy: str,
     fencing_token: str,
     gang_min: int,
+    annotations: dict[str, str],
 ) -> Put:
     spec = BindingSpec(
         replica=claim.replica,
@@ -161,6 +162,8 @@ def binding_put(
         index=replica.spec.index,
     )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
+    if annotations:
+        meta = msgspec.structs.replace(meta, annotations=annotations)
     return put_object(_BINDING, Binding(meta, spec))
 
 

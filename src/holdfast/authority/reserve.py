@@ -320,6 +320,7 @@ class ReserveJob:
                 policy=item.policy_revision,
                 fencing_token=fencing_token(assignment_of(self._state, replica), replica),
                 gang_min=gang.needed if (gang := round_state.gang(replica)) is not None else 0,
+                annotations=self._state.trace_annotations(replica),
             )
             compares[binding.key] = 0
             writes.append(binding)

@@ -6,7 +6,7 @@ goes back, whatever the wall clock does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from holdfast.authority.claims import Claim, claim_from_records
@@ -64,6 +64,11 @@ class AuthorityState:
         """The last observed renewal, and its expiry on the monotonic clock."""
         self._last_s = 0.0
         self._last_monotonic_s = 0.0
+        self.annotate: Callable[[Replica], dict[str, str]] | None = None
+        """Annotations of a new Binding: the trace context, while traces are exported."""
+
+    def trace_annotations(self, replica: Replica) -> dict[str, str]:
+        return self.annotate(replica) if self.annotate is not None else {}
 
     def load(self) -> None:
         """Rebuilds everything from the stored objects."""

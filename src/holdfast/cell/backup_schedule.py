@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cell.backup_verification import verification_prefix
-from holdfast.cell.storage import StoreLocation, back_up
+from holdfast.cell.storage import StoreLocation, back_up, record_failure
 from holdfast.model.errors import Fault, StoreFailed
 
 FAILED_KEPT = 2
@@ -46,7 +46,9 @@ async def back_up_into(place: StoreLocation, folder: Path, *, keep: int, verify:
             objects, records = await back_up(place, path, verify=verify)
             deleted = _delete_old(place.cell, path, keep)
     except OSError as error:
-        raise StoreFailed(f"directory {folder}: {error.strerror or error}; next: correct --to-dir") from error
+        fault = StoreFailed(f"directory {folder}: {error.strerror or error}; next: correct --to-dir")
+        record_failure(place, fault)
+        raise fault from error
     return ScheduledBackup(str(path), objects, records, verify, tuple(old.name for old in deleted))
 
 

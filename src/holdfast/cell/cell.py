@@ -16,13 +16,15 @@ from holdfast.cell import fleet_gauges
 from holdfast.cell.controller_table import global_controllers, link_controllers, rebalancing, regional_controllers
 from holdfast.cell.image_resolver import ImageResolver
 from holdfast.cell.replica_stages import ReplicaStages
+from holdfast.cell.stage_spans import StageSpans
 from holdfast.client.contract import Client, FencingToken
 from holdfast.client.http import HttpClient
 from holdfast.controllers.informer import Informers
 from holdfast.controllers.leader_election import Election
 from holdfast.controllers.runner import Runner
-from holdfast.foundation.ports import Ports
+from holdfast.foundation.ports import Clock, Ports
 from holdfast.foundation.tasks import cancel_and_wait
+from holdfast.foundation.tracing import Tracer
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient, PlacementService
@@ -113,7 +115,7 @@ class Cell:
         self._override_expiry = OverrideExpiry(self.informers.cache, self.client_of("override"), ports, copies)
         self.informers.of(Override)
         if regional and "controllers" in parts:
-            ReplicaStages(self.informers)
+            ReplicaStages(self.informers, ports.clock)
         if regional:
             if "scheduler" in parts:
                 self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
@@ -141,6 +143,18 @@ class Cell:
     def _is_readable(self, copy: Object) -> bool:
         """Whether this cell has the key of a sealed copy."""
         return not isinstance(copy, Secret) or copy.sealed is None or self.gate.sealer.knows(copy.sealed.key)
+
+    def trace_stages(self, tracer: Tracer, clock: Clock) -> None:
+        """Exports a span for each stage that this process carries out. Call it before `start`."""
+        spans = StageSpans(self.name, tracer, self.objects, clock)
+        self.gate.observer = spans.committed
+        if self.scheduler is not None:
+            self.scheduler.observer = spans.planned
+        if self.link is not None:
+            spans.watch_originals(self.link.peer)
+        if (authority := self.authority) is not None:
+            authority.annotate_bindings(spans.binding_annotations)
+            spans.watch_placements(self.informers, lambda: authority.leading)
 
     def client_of(self, role: str) -> Client:
         """The in-process client of one component, which writes with its role."""

@@ -1,4 +1,4 @@
-"""Gauges of a cell's directory, read when Prometheus asks: free space, and the last backup."""
+"""Gauges of a cell's files, read when Prometheus asks: free space, the last backup, the server's certificate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from holdfast.foundation import metrics
+from holdfast.identity.node_certificates import validity_period
 from holdfast.model.times import parse_time
 from holdfast.store.backup_record import read_backup_record
 
@@ -16,6 +17,18 @@ def observe_directory(state: Path) -> None:
     metrics.STORE_BACKUP.set_function(lambda: _time_s(read_backup_record(state).made_at))
     metrics.STORE_BACKUP_VERIFIED.set_function(lambda: _time_s(read_backup_record(state).verified_at))
     metrics.STORE_BACKUP_FAILED.set_function(lambda: float(bool(read_backup_record(state).failed_at)))
+
+
+def observe_certificate(path: Path) -> None:
+    metrics.SERVER_CERTIFICATE_EXPIRY.set_function(lambda: _expiry_s(path))
+
+
+def _expiry_s(path: Path) -> float:
+    """0 while the file is being replaced: the alert ignores that."""
+    try:
+        return validity_period(path.read_bytes())[1]
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _free_bytes(state: Path) -> float:

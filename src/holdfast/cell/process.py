@@ -17,7 +17,7 @@ from holdfast.cell.builtin_role_publisher import BuiltinRolePublisher
 from holdfast.cell.cell import GLOBAL, PARTS, Cell
 from holdfast.cell.certificate_upkeep import GlobalCertificates, RegionCertificates
 from holdfast.cell.config_upkeep import ConfigUpkeep
-from holdfast.cell.disk_gauges import observe_directory
+from holdfast.cell.disk_gauges import observe_certificate, observe_directory
 from holdfast.cell.freed_memory import FreedMemory, keep_freed_memory
 from holdfast.cell.identity import IdentityRecorder, check_file, establish_identity
 from holdfast.cell.image_resolver import read_allowed
@@ -31,8 +31,10 @@ from holdfast.console.region_reads import RegionReader, region_history
 from holdfast.console.uplink import ConsoleUplink
 from holdfast.controllers.lifetime import Lifetime
 from holdfast.foundation import log as logging
+from holdfast.foundation.daemon_threads import run_in_thread
 from holdfast.foundation.ports import Ports, SystemPorts
 from holdfast.foundation.state_format import open_state
+from holdfast.foundation.tracing import Tracer, TraceSettings
 from holdfast.gate.sealing import Sealer
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.cell_certificates import CellCertificateAuthority, certificate_facts
@@ -115,6 +117,8 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     """File with the keys that seal Secrets; by default in the state directory. `secret_keys_command` prints them
     instead."""
     secret_keys_command: str = ""
+    traces: TraceSettings = TraceSettings()
+    """Where spans are exported to. Off by default."""
 
 
 async def run_cell(config: CellConfig) -> int:
@@ -167,6 +171,8 @@ async def run_cell(config: CellConfig) -> int:
     if isinstance(global_client, HttpClient):
         _add_console_uplinks(life, cell, global_client, api, ports)
     _add_upkeep(life, cell, ports)
+    if config.traces.url:
+        _add_traces(life, config, cell, api, ports)
     life.add("api", api)
     _log.info(
         "cell_starting",
@@ -330,6 +336,7 @@ async def _open_store(config: CellConfig, record: IdentityRecord) -> Store:
         return MemoryStore()
     _check_state(config)
     observe_directory(config.state)
+    observe_certificate(config.tls_cert)
     if config.etcd is not None:
         from holdfast.store.etcd.startup import wait_for_store
 
@@ -392,6 +399,32 @@ def _add_upkeep(life: Lifetime, cell: Cell, ports: Ports) -> None:
     life.add("config upkeep", upkeep, runs=upkeep.run)
     memory = FreedMemory(ports.clock)
     life.add("freed memory", memory, runs=memory.run)
+
+
+class _Traces:
+    """The exporter as a component: it starts before the API and ends after it, with the last spans."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        await run_in_thread(self._tracer.close)
+
+
+def _add_traces(life: Lifetime, config: CellConfig, cell: Cell, api: _Api, ports: Ports) -> None:
+    is_global = config.cell == GLOBAL
+    tracer = Tracer(
+        config.traces,
+        service="holdfast-global" if is_global else "holdfast-region",
+        instance=f"{config.cell} {config.host}:{config.port}",
+        region="" if is_global else config.cell,
+    )
+    cell.trace_stages(tracer, ports.clock)
+    api.app.traces_requests = is_global
+    life.add("traces", _Traces(tracer))
 
 
 async def _until_failed(cell: Cell, ports: Ports) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from holdfast.controllers.cache import CacheChange
 from holdfast.controllers.informer import Informers
 from holdfast.foundation import metrics
+from holdfast.foundation.ports import Clock
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.replica import Replica
 from holdfast.model.times import parse_time
@@ -40,8 +41,17 @@ def step_times(replica: Replica) -> dict[str, float]:
 class ReplicaStages:
     """Keeps the metrics up to date with the changes of the region's replicas."""
 
-    def __init__(self, informers: Informers) -> None:
+    def __init__(self, informers: Informers, clock: Clock) -> None:
+        self._clock = clock
+        self._queued_since: dict[str, str] = {}
+        """Replica uid → time, of the replicas that wait for a node."""
         informers.of(Replica).on_change(self._on_replicas)
+        metrics.REGION_QUEUE_AGE.set_function(self._queue_age_s)
+
+    def _queue_age_s(self) -> float:
+        """Read when Prometheus asks. Times of one format sort as texts."""
+        oldest = min(self._queued_since.values(), default="")
+        return max(0.0, self._clock.now() - parse_time(oldest)) if oldest else 0.0
 
     def _on_replicas(self, changes: Sequence[CacheChange[Replica]]) -> None:
         for new, old in changes:
@@ -52,6 +62,10 @@ class ReplicaStages:
                     metrics.REGION_REPLICAS.labels(was_in.value).dec()
                 if now_in is not None:
                     metrics.REGION_REPLICAS.labels(now_in.value).inc()
+            if new is not None and now_in is Stage.QUEUED:
+                self._queued_since[new.uid] = new.status.placement.released_at or new.metadata.creation_timestamp
+            elif (item := new if new is not None else old) is not None:
+                self._queued_since.pop(item.uid, None)
             _count_repair(new, 1)
             _count_repair(old, -1)
             if new is not None and old is not None and now_in is Stage.SERVING and _serves_first(new, old):

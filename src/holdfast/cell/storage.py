@@ -64,6 +64,12 @@ class StoreLocation(msgspec.Struct, frozen=True, kw_only=True):
         return self.state / JOURNAL_FILE
 
 
+def record_failure(place: StoreLocation, fault: Fault) -> None:
+    """Notes that a backup failed. The last one that succeeded stays on record."""
+    before, at = read_backup_record(place.state), seconds_text(time.time())
+    write_backup_record(place.state, msgspec.structs.replace(before, failed_at=at, failure=fault.message))
+
+
 async def back_up(place: StoreLocation, path: Path, *, verify: bool = False) -> tuple[int, int]:
     """Writes a backup while the cell runs. Returns the numbers of objects and log records.
 
@@ -82,7 +88,7 @@ async def back_up(place: StoreLocation, path: Path, *, verify: bool = False) -> 
         if verify:
             await _verified(verify_backup(new, place.cell), new, path)
     except Fault as fault:
-        write_backup_record(place.state, msgspec.structs.replace(before, failed_at=made_at, failure=fault.message))
+        record_failure(place, fault)
         raise
     record = msgspec.structs.replace(
         before, made_at=made_at, path=str(path), objects=len(content.entries), failed_at="", failure=""

@@ -7,14 +7,18 @@ override the file.
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from holdfast.foundation.tracing import TraceSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,6 +67,18 @@ def _load(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
                 code=ExitCode.USAGE,
             )
     ctx.default_map = {**(ctx.default_map or {}), **found}
+
+
+def read_trace_settings(endpoint: str, ratio: float | None) -> TraceSettings:
+    """Where traces are exported to, from options and OpenTelemetry's variables."""
+    from holdfast.foundation.tracing import trace_settings
+    from holdfast.model.errors import Invalid
+
+    try:
+        return trace_settings(endpoint, ratio, os.environ)
+    except Invalid as error:
+        next_step = "correct it; docs/operations/traces.md describes it"
+        raise CommandError(error.message, next_step=next_step, code=ExitCode.USAGE) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

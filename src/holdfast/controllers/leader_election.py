@@ -75,7 +75,6 @@ class Election:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(election=name, identity=identity, cell=client.cell)
-        self._leading_gauge = metrics.ELECTION_LEADING.labels(name)
 
     # Queries
 
@@ -124,6 +123,8 @@ class Election:
 
     async def start(self) -> None:
         if self._task is None:
+            # Not before: a process that does not contend, such as the global cell for `authority`, has no series.
+            metrics.ELECTION_LEADING.labels(self.name).set(0)
             self._task = asyncio.create_task(self._run(), name=f"election {self.name}")
 
     async def stop(self) -> None:
@@ -282,7 +283,7 @@ class Election:
         self._notify(None)
 
     def _notify(self, token: FencingToken | None) -> None:
-        self._leading_gauge.set(0 if token is None else 1)
+        metrics.ELECTION_LEADING.labels(self.name).set(0 if token is None else 1)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

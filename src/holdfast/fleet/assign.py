@@ -35,6 +35,7 @@ from holdfast.model.template import template_hash
 from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import parse_time
+from holdfast.model.trace_ids import TRACEPARENT_ANNOTATION, kept_context
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, Workload, WorkloadType, is_indexed, resolved_template, wanted_replicas
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
@@ -255,7 +256,18 @@ def _settle(
     if kept == stored.spec:
         return None
     spec = msgspec.structs.replace(spec, suspended=stored.spec.suspended, epoch=stored.spec.epoch + 1)
-    return Update(msgspec.structs.replace(stored, spec=with_share_peak(spec, stored)))
+    return Update(msgspec.structs.replace(_with_context(stored, workload), spec=with_share_peak(spec, stored)))
+
+
+def _with_context(stored: Assignment, workload: Workload) -> Assignment:
+    """The Assignment with the trace context of the workload's newest admission (`model.trace_ids`)."""
+    kept = kept_context(workload)
+    if kept_context(stored) == kept:
+        return stored
+    others = {name: text for name, text in stored.metadata.annotations.items() if name != TRACEPARENT_ANNOTATION}
+    return msgspec.structs.replace(
+        stored, metadata=msgspec.structs.replace(stored.metadata, annotations={**others, **kept})
+    )
 
 
 def _recovery_updates(
@@ -306,6 +318,7 @@ def assignment_meta(workload: Workload, region: str, purpose: Purpose = Purpose.
         name=assignment_name(workload.metadata.name, region, purpose),
         namespace=workload.metadata.namespace,
         labels={LABEL_WORKLOAD: workload.metadata.name},
+        annotations=kept_context(workload) if purpose is Purpose.NORMAL else {},
         owner_references=(owner,),
     )
 

@@ -179,6 +179,13 @@ SCHEDULER_SHADOW = Counter(
     "holdfast_scheduler_shadow_total", "Replicas also planned with the shadow policy, by comparison.", ["outcome"]
 )
 
+# Traces
+TRACE_SPANS = Counter(
+    "holdfast_trace_spans_total",
+    "Finished spans: exported, dropped by a full queue, or failed because the receiver did not accept them.",
+    ["outcome"],
+)
+
 # Server
 SERVER_REQUESTS = Counter(
     "holdfast_server_requests_total", "HTTP requests, by response code.", ["verb", "resource", "code"]
@@ -195,6 +202,9 @@ SERVER_WATCHES = Gauge("holdfast_server_watches", "Open watches.", ["lane"])
 SERVER_STALLED = Counter("holdfast_server_stalled_clients_total", "Streams closed because the client stopped reading.")
 SERVER_FORWARDED = Counter(
     "holdfast_server_forwarded_total", "Placement calls forwarded to the elected authority.", ["verb", "outcome"]
+)
+SERVER_CERTIFICATE_EXPIRY = Gauge(
+    "holdfast_server_certificate_expiry_timestamp_seconds", "Expiry of the certificate that the cell's API presents."
 )
 SERVER_FAILURES = Counter("holdfast_server_failures_total", "Requests that failed with an internal server error.")
 
@@ -223,6 +233,10 @@ FLEET_PENDING_AGE = Gauge("holdfast_fleet_pending_age_seconds", "Age of the olde
 
 # Replicas of a region, by stage
 REGION_REPLICAS = Gauge("holdfast_region_replicas", "Replicas in the region, by stage.", ["stage"])
+REGION_QUEUE_AGE = Gauge(
+    "holdfast_region_queue_age_seconds",
+    "Time since the oldest queued replica was created, or released by its last node.",
+)
 REGION_REPAIRS = Gauge(
     "holdfast_region_repairs", "Replicas that repair has found stuck, by the state of the repair.", ["state"]
 )

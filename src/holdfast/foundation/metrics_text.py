@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from prometheus_client import REGISTRY, Metric, generate_latest
 
 AGENT_PREFIX = "holdfast_agent_"
-_SHARED_PREFIXES = ("process_", "python_", "holdfast_client_")
-"""Families that an agent has as well: its process, its interpreter, its calls to the region."""
+_SHARED_PREFIXES = ("process_", "python_", "holdfast_client_", "holdfast_trace_")
+"""Families that an agent has as well: its process, its interpreter, its calls to the region, its traces."""
 
 
 class _AgentFamilies:

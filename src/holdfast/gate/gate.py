@@ -7,7 +7,7 @@ authority, which commits placement under the same audit and ownership rules.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.client.contract import CommitReceipt, FencingToken
@@ -41,6 +41,9 @@ _SECRET = BY_NAME["Secret"]
 _committed = metrics.GATE_COMMITS.labels("committed")
 _unchanged = metrics.GATE_COMMITS.labels("unchanged")
 
+CommitObserver = Callable[[Sequence[StagedWrite]], None]
+"""Called with the objects of every durable commit, before and after. Must not raise or wait."""
+
 
 class Gate:
     def __init__(self, cell: str, objects: Objects, ports: Ports, *, sealer: Sealer | None = None) -> None:
@@ -50,6 +53,7 @@ class Gate:
         self.objects = objects
         self.ports = ports
         self.audit = AuditLog(objects.store_of(_DURABLE), ports)
+        self.observer: CommitObserver | None = None
 
     async def commit(
         self,
@@ -126,6 +130,8 @@ class Gate:
             if plan.kind.ephemeral and CONTROLLERS not in who.groups:
                 self._record_events(who, changed, request)
             _committed.inc()
+            if self.observer is not None:
+                self.observer(changed)
             return CommitReceipt(max(revisions.values()), plan.results(revisions))
         raise Conflict(
             f"{_resource(writes)}: concurrent writes won all {COMMIT_ATTEMPTS} attempts; next: read again and retry"

@@ -23,6 +23,7 @@ from holdfast.model.override import Override, OverrideKind
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant
+from holdfast.model.trace_ids import kept_context
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, Update, Write
 
@@ -122,7 +123,8 @@ def copy_of(source: Any) -> Any:
     )
     if isinstance(source, Assignment):
         # Not compared by `_is_current`: it is the revision at which the spec was copied (`model.fencing_token`).
-        kept = msgspec.structs.replace(kept, annotations={SOURCE_REVISION_ANNOTATION: str(source.revision)})
+        annotations = {SOURCE_REVISION_ANNOTATION: str(source.revision), **kept_context(source)}
+        kept = msgspec.structs.replace(kept, annotations=annotations)
     if type(source) in STATUS_MIRRORED_KINDS or not hasattr(source, "status"):
         return msgspec.structs.replace(source, metadata=kept)
     empty = type(source.status)()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import structlog
@@ -25,7 +25,7 @@ from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import limits
 from holdfast.model.active_policy import ActivePolicy, active_policy
 from holdfast.model.binding import claim_name
-from holdfast.model.decision import QueueState
+from holdfast.model.decision import Decision, QueueState
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
 from holdfast.model.override import PLACEMENT_KINDS, has_emergency_quota, is_in_force, is_in_scope
@@ -34,7 +34,7 @@ from holdfast.model.quantity import Amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision
-from holdfast.model.scheduling_request import RefusalCount, RequestMember
+from holdfast.model.scheduling_request import RefusalCount, RequestMember, SchedulingRequest
 from holdfast.model.template import template_hash
 from holdfast.model.times import micro_text, parse_time
 from holdfast.scheduler.budgets import DecisionRecordBudget, EvictionBudget
@@ -66,6 +66,9 @@ UNPLACED_DECISION_REPEAT_S = 600.0
 SCHEDULER_SLEEP_MIN_S = 0.001
 
 _SEED_BITS = 31
+
+PlanObserver = Callable[[Sequence[tuple[SchedulingRequest, Decision]], float], None]
+"""Called with the decisions of a planned batch and the time at which planning began. Must not raise or wait."""
 
 
 class _BatchPart(msgspec.Struct, frozen=True):
@@ -107,6 +110,7 @@ class Scheduler:
         self._unplaced = metrics.SCHEDULER_PLANNED.labels("Unplaced")
         self._pending_gauge = metrics.SCHEDULER_REQUESTS.labels("Waiting")
         self._due_gauge = metrics.SCHEDULER_REQUESTS.labels("Due")
+        self.observer: PlanObserver | None = None
 
     async def start(self) -> None:
         """Starts in the background; plans as soon as the caches are synced."""
@@ -297,6 +301,9 @@ class Scheduler:
             sent.append(self._assume(part.pending, outcome, request, basis.batch))
             ordinal += bool(items)
             self._evictions.add(outcome.requirements.namespace, outcome.evictions)
+        if self.observer is not None:
+            made = ((one.pending.request, one.request.decision) for one in sent)
+            self.observer([(request, decision) for request, decision in made if decision is not None], now)
         return sent
 
     def _requirements(self, part: _BatchPart, policy: ActivePolicy, headroom: Amounts | None) -> ReplicaRequirements:

@@ -24,6 +24,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, Replica, ReplicaSpec, replica_name
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.times import micro_text, parse_time
+from holdfast.model.trace_ids import kept_context
 from holdfast.model.view import View
 from holdfast.model.workload import Gang, WorkloadType, is_indexed
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
@@ -251,6 +252,7 @@ def _replica(region: str, assignment: Assignment, ordinal: int, now: float, *, i
         namespace=assignment.metadata.namespace,
         uid=_uid(assignment, name, now),
         labels={**spec.template.labels, LABEL_WORKLOAD: spec.workload, LABEL_REVISION: spec.revision},
+        annotations=kept_context(assignment),
         owner_references=_owned_by(assignment),
     )
     return Replica(
@@ -344,6 +346,7 @@ def _request(region: str, assignment: Assignment, members: Sequence[Replica], ga
             name=f"{spec.workload}-{region}-{first.revision}{suffix}",
             namespace=assignment.metadata.namespace,
             labels={LABEL_WORKLOAD: spec.workload},
+            annotations=kept_context(assignment),
             owner_references=_owned_by(assignment),
         ),
         spec=SchedulingRequestSpec(

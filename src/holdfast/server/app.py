@@ -16,6 +16,7 @@ import structlog
 from holdfast.foundation import metrics
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.region_contact import RegionContact
+from holdfast.foundation.tracing import CURRENT_REQUEST, RequestFacts
 from holdfast.gate.audit_chain import AuditCheckpoint
 from holdfast.gate.authorize import access_refusal, path_refusal
 from holdfast.gate.events import EventLog
@@ -27,6 +28,7 @@ from holdfast.identity.joining import JoinService
 from holdfast.model.errors import Fault, Forbidden, Overloaded, Refused, Unauthorized
 from holdfast.model.indexes import indexes_of
 from holdfast.model.principal import REGIONS, Principal
+from holdfast.model.trace_ids import parse_traceparent
 from holdfast.server import status
 from holdfast.server.agent_rpc_hub import AgentRpcHub
 from holdfast.server.asserted_calls import check_permitted
@@ -92,6 +94,7 @@ class Application:
         self.join_service = joining or JoinService(gate, None)
         self.console = console
         self.draining = False
+        self.traces_requests = False
         self.openapi_documents = OpenApiDocuments(cell)
         self.access = GrantedAccess(objects, ports.clock)
         self.audit_checkpoints: Callable[[], list[AuditCheckpoint]] = list
@@ -118,6 +121,9 @@ class Application:
         request: Request | None = None
         try:
             request = Request(scope, receive, request_id=self.ports.ids.uid())
+            if self.traces_requests:
+                caller = parse_traceparent(request.headers.get("traceparent", ""))
+                CURRENT_REQUEST.set(RequestFacts(request.id, self.ports.clock.now(), caller))
             response = await self._handle(request)
         except ClientDisconnected:
             return
@@ -408,9 +414,9 @@ def _label(route: Route | None) -> str:
     return "unknown" if route is None else route.pattern.strip("/").partition("/")[0]
 
 
-def _trace_id(traceparent: str) -> str:
-    parts = traceparent.split("-")
-    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 and parts[1].isalnum() else ""
+def _trace_id(text: str) -> str:
+    found = parse_traceparent(text) if text else None
+    return found.trace_id if found is not None else ""
 
 
 def _refusal(request: Request | None, fault: Fault) -> Response:

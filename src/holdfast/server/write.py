@@ -23,6 +23,7 @@ from holdfast.server.request import Request, Response
 from holdfast.server.request_bodies import decode_json, decode_object_body, decode_yaml
 from holdfast.server.resources import Resource
 from holdfast.server.server_side_apply import apply
+from holdfast.server.trace_admission import with_context
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
@@ -184,6 +185,8 @@ def _write(
 
 async def commit_one(app: Application, request: Request, write: Write) -> Object:
     """One write through the gate. If the write removed the object, returns its last state."""
+    if app.traces_requests:
+        write = with_context(app, write)
     warnings: list[str] = []
     what = f"{request.id} {request.method} {request.path}"
     done = await app.gate.commit(

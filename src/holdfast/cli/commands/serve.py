@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.settings_file import config_option
+from holdfast.cli.settings_file import config_option, read_trace_settings
 
 if TYPE_CHECKING:
     from holdfast.cell.process import OidcConfig
@@ -69,6 +69,17 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--secret-keys-command", default="", metavar="COMMAND", help="Command that prints those keys, instead of a file."
 )
+@click.option(
+    "--otlp-endpoint",
+    default="",
+    metavar="URL",
+    help="Export traces to this OTLP receiver (HTTP).  [default: OTEL_EXPORTER_OTLP_ENDPOINT, else off]",
+)
+@click.option(
+    "--trace-ratio",
+    type=click.FloatRange(0, 1),
+    help="Part of all traces to export.  [default: OTEL_TRACES_SAMPLER_ARG, else 1]",
+)
 @click.option("--advertise", default="", metavar="URL", help="URL of this process for the cell's other processes.")
 @click.option("--peer-cert", type=FILE, help="Client certificate for the cell's other processes.")
 @click.option("--peer-key", type=FILE, help="Key of the peer certificate.")
@@ -107,6 +118,8 @@ def serve(
     images: Path | None,
     secret_keys: Path | None,
     secret_keys_command: str,
+    otlp_endpoint: str,
+    trace_ratio: float | None,
     advertise: str,
     peer_cert: Path | None,
     peer_key: Path | None,
@@ -141,6 +154,7 @@ def serve(
     chosen = tuple(part.strip() for part in parts.split(",") if part.strip())
     _check_parts(chosen, store, etcd_endpoints)
     _check_images(images)
+    traces = read_trace_settings(otlp_endpoint, trace_ratio)
     target = EtcdTarget(
         endpoints=tuple(url.strip() for url in etcd_endpoints.split(",") if url.strip()),
         ca=etcd_ca,
@@ -177,6 +191,7 @@ def serve(
         images=images,
         secret_keys=secret_keys,
         secret_keys_command=secret_keys_command,
+        traces=traces,
         url=advertise or f"https://{host}:{port}",
         peer_cert=peer_cert,
         peer_key=peer_key,
