@@ -5,6 +5,8 @@ export interface Session {
   role: string;
   tenants: string[] | null;
   pages: string[];
+  /** Tenants in whose tasks the user may run commands; null for all. */
+  execTenants: string[] | null;
   version: string;
   now: number;
   expiresAt: number;
@@ -80,6 +82,10 @@ class SessionState {
     await fetch("/console/api/session", { method: "DELETE", headers: this.headers() }).catch(() => null);
     localStorage.removeItem(STORED);
     this.current = null;
+  }
+
+  mayExec(tenant: string): boolean {
+    return !!this.current && (this.current.execTenants === null || this.current.execTenants.includes(tenant));
   }
 
   may(page: string): boolean {

@@ -2,7 +2,7 @@
 
 A request to `/console/api` must carry the header `X-Holdfast-Console`, whatever its credential: a page of another
 origin cannot send it without permission, which is never given. The cookie is accepted on these paths only, and only
-together with the key that the header carries.
+together with the key that the header carries. A WebSocket carries the key as a subprotocol, and must name its origin.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Fault, Forbidden, Unauthorized
 from holdfast.model.principal import Principal
 from holdfast.server import status
+from holdfast.server.agent_sessions import WaitingSession
 from holdfast.server.console_assets import DOCUMENTATION, SECURITY_HEADERS, ConsoleAssets
 from holdfast.server.request import AnyResponse, Request, Response, StreamResponse, json_response
+from holdfast.server.websocket import is_websocket
 from holdfast.store.objects import Objects
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ COMPRESS_FROM_BYTES = 4096
 MAX_SIGN_IN_BYTES = 8 * 1024
 
 HEADER = "x-holdfast-console"
+KEY_PROTOCOL = "key.console.holdfast.dev."
+"""Prefix of the subprotocol with which a page sends its key when it opens a WebSocket."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _NDJSON = "application/x-ndjson"
 _encoder = msgspec.json.Encoder()
@@ -86,6 +90,8 @@ class ConsoleService:
         self.history: CellHistory[GlobalReader] = CellHistory(objects, ports, self._past_reader)
         self.assets = ConsoleAssets()
         self.documentation = ConsoleAssets(DOCUMENTATION)
+        self.shells: dict[str, WaitingSession] = {}
+        """Sessions with tasks that a region was asked to open, and open ones, by id."""
         self._ports = ports
         self._pages: dict[tuple[Any, ...], tuple[float, asyncio.Task[ConsolePage]]] = {}
 
@@ -141,8 +147,10 @@ def check_request(app: Application, request: Request) -> None:
 
 def _foreign_reason(request: Request) -> str:
     host, origin = request.headers.get("host", ""), request.headers.get("origin", "")
-    if HEADER not in request.headers:
+    if not session_key(request):
         return f"the header {HEADER} is required"
+    if is_websocket(request) and not origin:
+        return "a WebSocket must name its origin"
     if request.scheme == "http" and _host_name(host) not in _LOOPBACK:
         return f"plain HTTP is served to this machine only (found host {host[:100]})"
     if origin and origin != f"{request.scheme}://{host}":
@@ -150,6 +158,14 @@ def _foreign_reason(request: Request) -> str:
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return "requests of another site are refused"
     return ""
+
+
+def session_key(request: Request) -> str:
+    """The key that the page sends: in the header, or as a subprotocol of a WebSocket, whose headers it cannot set."""
+    if HEADER in request.headers or not is_websocket(request):
+        return request.headers.get(HEADER, "")
+    offered = (part.strip() for part in request.headers.get("sec-websocket-protocol", "").split(","))
+    return next((name.removeprefix(KEY_PROTOCOL) for name in offered if name.startswith(KEY_PROTOCOL)), "")
 
 
 def _host_name(host: str) -> str:
@@ -186,7 +202,7 @@ def _cookie(request: Request) -> str:
 def session_principal(app: Application, request: Request) -> Principal:
     """The caller of a session. Raises Unauthorized without details."""
     service = service_of(app)
-    session = service.sessions.find(_cookie(request), request.headers.get(HEADER, ""))
+    session = service.sessions.find(_cookie(request), session_key(request))
     if session is None:
         raise Unauthorized("console: not signed in, or the session has ended; next: holdfast console")
     request.session_is_live = lambda: service.sessions.is_live(session)
@@ -264,12 +280,16 @@ async def session(app: Application, request: Request) -> Response:
 
 
 def _session_facts(app: Application, who: Principal, held: ConsoleSession | None) -> dict[str, Any]:
-    viewer = viewer_of(app.access.expand(who))
+    expanded = app.access.expand(who)
+    viewer = viewer_of(expanded)
+    own = [t for t in sorted(viewer.tenants or ()) if app.access_refusal(expanded, "create", "pods", "exec", t) is None]
+    everywhere = app.access_refusal(expanded, "create", "pods", "exec") is None
     return {
         "user": who.name,
         "role": viewer.role,
         "tenants": sorted(viewer.tenants) if viewer.tenants is not None else None,
         "pages": allowed_pages(viewer),
+        "execTenants": None if everywhere else own,
         "version": __version__,
         "now": app.ports.clock.now(),
         "expiresAt": held.expires_s if held is not None else 0.0,
