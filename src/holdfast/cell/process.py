@@ -108,6 +108,8 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     """File with the keys that seal Secrets; by default in the state directory. `secret_keys_command` prints them
     instead."""
     secret_keys_command: str = ""
+    drills: Path | None = None
+    """For the global cell: folder where a supervisor on this machine takes the drills that the console starts."""
 
 
 async def run_cell(config: CellConfig) -> int:
@@ -367,7 +369,9 @@ class _Api:
             placement=cell.placement,
             events=cell.events,
             joining=joining,
-            console=ConsoleService(cell.objects, authenticator, ports, config.state) if config.cell == GLOBAL else None,
+            console=ConsoleService(cell.objects, authenticator, ports, config.state, config.drills)
+            if config.cell == GLOBAL
+            else None,
         )
         self.app.audit_checkpoints = lambda: read_checkpoints(config.state)
         self.app.health.ready["parts"] = lambda: ", ".join(

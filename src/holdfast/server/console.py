@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast import __version__
+from holdfast.console.drill_desk import DrillDesk
 from holdfast.console.global_reads import GlobalReader, part
 from holdfast.console.pages import allowed_pages, check_has_past, read_page
 from holdfast.console.past import CellHistory, HistoryRange, PastObjects
@@ -78,9 +79,17 @@ class ConsolePage(msgspec.Struct, frozen=True):
 
 
 class ConsoleService:
-    """The console of the global cell. `state` is the directory for its sessions; None keeps them in memory."""
+    """The console of the global cell. `state` is the directory for its sessions; None keeps them in memory. `drills` is
+    the folder where the supervisor of this machine takes drills; None if there is no supervisor."""
 
-    def __init__(self, objects: Objects, authenticator: Authenticator, ports: Ports, state: Path | None) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        authenticator: Authenticator,
+        ports: Ports,
+        state: Path | None,
+        drills: Path | None = None,
+    ) -> None:
         path = state / SESSIONS_FILE if state is not None else None
         self.sessions = ConsoleSessions(path, ports, authenticator.is_credential_valid)
         self.hub = RegionHub(ports)
@@ -90,6 +99,7 @@ class ConsoleService:
         self.history: CellHistory[GlobalReader] = CellHistory(objects, ports, self._past_reader)
         self.assets = ConsoleAssets()
         self.documentation = ConsoleAssets(DOCUMENTATION)
+        self.drills = DrillDesk(drills) if drills is not None else None
         self.shells: dict[str, WaitingSession] = {}
         """Sessions with tasks that a region was asked to open, and open ones, by id."""
         self._ports = ports

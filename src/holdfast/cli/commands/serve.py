@@ -69,6 +69,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--secret-keys-command", default="", metavar="COMMAND", help="Command that prints those keys, instead of a file."
 )
+@click.option(
+    "--drills",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Global cell: folder where the supervisor of `holdfast up` takes the drills that the console starts.",
+)
 @click.option("--advertise", default="", metavar="URL", help="URL of this process for the cell's other processes.")
 @click.option("--peer-cert", type=FILE, help="Client certificate for the cell's other processes.")
 @click.option("--peer-key", type=FILE, help="Key of the peer certificate.")
@@ -107,6 +112,7 @@ def serve(
     images: Path | None,
     secret_keys: Path | None,
     secret_keys_command: str,
+    drills: Path | None,
     advertise: str,
     peer_cert: Path | None,
     peer_key: Path | None,
@@ -177,6 +183,7 @@ def serve(
         images=images,
         secret_keys=secret_keys,
         secret_keys_command=secret_keys_command,
+        drills=drills,
         url=advertise or f"https://{host}:{port}",
         peer_cert=peer_cert,
         peer_key=peer_key,
