@@ -39,6 +39,7 @@ from holdfast.identity.certificates import RevokedSerials
 from holdfast.identity.joining import JoinService
 from holdfast.identity.node_certificates import NodeCertificateAuthority
 from holdfast.identity.oidc import OidcConfig, OidcVerifier
+from holdfast.identity.oidc_sign_in import OidcSignIn
 from holdfast.identity.region_joining import RegionJoinService
 from holdfast.identity.revocation_journal import JOURNAL_FILE, RevocationJournalWriter
 from holdfast.identity.secret_keys import KEYS_FILE, KeyFile, check_secrets, create_keys
@@ -351,6 +352,7 @@ class _Api:
             cell_ca = CellCertificateAuthority(config.client_ca, config.cell_ca_key)
             regions = RegionJoinService(cell.gate, cell_ca, tuple(host for host in own_hosts if host))
         joining = JoinService(cell.gate, signing, regions=regions, trusted=config.client_ca)
+        oidc = OidcVerifier(config.oidc, ports) if config.oidc is not None else None
         authenticator = Authenticator(
             config.cell,
             ports,
@@ -358,7 +360,7 @@ class _Api:
             revoked=RevokedSerials(config.client_ca.parent / "revoked.json"),
             node_issuer=signing.name if signing is not None else "",
             identities=joining.identity,
-            oidc=OidcVerifier(config.oidc, ports) if config.oidc is not None else None,
+            oidc=oidc,
         )
         self.app = Application(
             config.cell,
@@ -373,6 +375,8 @@ class _Api:
             if config.cell == GLOBAL
             else None,
         )
+        if self.app.console is not None and config.oidc is not None and oidc is not None:
+            self.app.console.oidc = OidcSignIn(config.oidc, oidc, ports)
         self.app.audit_checkpoints = lambda: read_checkpoints(config.state)
         self.app.health.ready["parts"] = lambda: ", ".join(
             f"{name} is not ready" for name, ready in cell.ready().items() if not ready

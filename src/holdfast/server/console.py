@@ -30,6 +30,7 @@ from holdfast.console.sessions import SESSION_TTL_S, SESSIONS_FILE, ConsoleSessi
 from holdfast.console.viewer import Viewer, viewer_of
 from holdfast.foundation.ports import Ports
 from holdfast.identity.authenticate import Authenticator
+from holdfast.identity.oidc_sign_in import OIDC_SIGN_IN_TTL_S, OidcSignIn
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Fault, Forbidden, Unauthorized
 from holdfast.model.principal import Principal
@@ -63,10 +64,13 @@ _encoder = msgspec.json.Encoder()
 
 
 class SignIn(msgspec.Struct, frozen=True):
-    """A sign-in: the code of a link, or a bearer token. Neither with a client certificate."""
+    """A sign-in: the code of a link, a bearer token, or what an issuer sent the browser back with. None of them with a
+    client certificate."""
 
     code: str = ""
     token: str = ""
+    issuer_code: str = ""
+    issuer_state: str = ""
 
 
 class ConsolePage(msgspec.Struct, frozen=True):
@@ -100,6 +104,8 @@ class ConsoleService:
         self.assets = ConsoleAssets()
         self.documentation = ConsoleAssets(DOCUMENTATION)
         self.drills = DrillDesk(drills) if drills is not None else None
+        self.oidc: OidcSignIn | None = None
+        """Sign-in at the issuer of the cell, if it has one."""
         self.shells: dict[str, WaitingSession] = {}
         """Sessions with tasks that a region was asked to open, and open ones, by id."""
         self._ports = ports
@@ -200,8 +206,8 @@ def _cookie_name(request: Request) -> str:
     return f"holdfast-console-{port if port.isdigit() else 'default'}"
 
 
-def _cookie(request: Request) -> str:
-    wanted = _cookie_name(request)
+def _cookie(request: Request, named: str = "") -> str:
+    wanted = named or _cookie_name(request)
     for pair in request.headers.get("cookie", "").split(";"):
         name, _, value = pair.strip().partition("=")
         if name == wanted:
@@ -250,6 +256,8 @@ async def sign_in(app: Application, request: Request) -> Response:
         elif wanted.token:
             await app.authenticator.prepare(f"Bearer {wanted.token}")
             issued = service.sessions.begin(_allowed(app, app.authenticator.from_token(wanted.token)))
+        elif wanted.issuer_state:
+            issued = service.sessions.begin(_allowed(app, await _from_issuer(service, request, wanted)))
         elif request.principal.groups:
             issued = service.sessions.begin(_allowed(app, request.caller))
         else:
@@ -260,11 +268,44 @@ async def sign_in(app: Application, request: Request) -> Response:
         raise Unauthorized(f"sign-in link: {message}; next: holdfast console makes a new one") from None
     except Unauthorized as refusal:
         _audit_sign_in(app, request, str(refusal.facts.get("why", "TokenUnknown")), "")
+        if wanted.issuer_state:
+            raise Unauthorized("sign-in: not accepted after the issuer's answer; next: sign in again") from None
         raise Unauthorized("sign-in: the token is not accepted; next: holdfast token create NAME --viewer") from None
     app.gate.audit.record_use(issued.session.principal, "signIn", "console/session", request=request.id)
     response = json_response({"key": issued.key, **_session_facts(app, issued.session.principal, issued.session)})
     response.headers.append((b"set-cookie", _set_cookie(request, issued.cookie, int(SESSION_TTL_S))))
     return secured(response)
+
+
+async def ways_to_sign_in(app: Application, request: Request) -> Response:
+    """`GET /console/api/sign-in`: what the sign-in page offers."""
+    oidc = service_of(app).oidc
+    return secured(json_response({"issuer": oidc.issuer if oidc is not None else ""}))
+
+
+async def begin_at_issuer(app: Application, request: Request) -> Response:
+    """`POST /console/api/oidc`: where the browser signs in. It comes back to `/console/oidc`."""
+    check_request(app, request)
+    await _check_empty(request)
+    oidc = service_of(app).oidc
+    if oidc is None:
+        raise BadRequest("sign-in: this cell has no issuer; next: holdfast serve --oidc-issuer-url")
+    begun = await oidc.begin(f"{request.scheme}://{request.headers.get('host', '')}/console/oidc")
+    response = json_response({"location": begun.location})
+    cookie = _set_cookie(request, begun.binding, int(OIDC_SIGN_IN_TTL_S), _issuer_cookie(request))
+    response.headers.append((b"set-cookie", cookie))
+    return secured(response)
+
+
+async def _from_issuer(service: ConsoleService, request: Request, wanted: SignIn) -> Principal:
+    if service.oidc is None:
+        raise Unauthorized(facts={"why": "NoIssuer"})
+    binding = _cookie(request, _issuer_cookie(request))
+    return await service.oidc.finish(wanted.issuer_state, wanted.issuer_code, binding)
+
+
+def _issuer_cookie(request: Request) -> str:
+    return f"{_cookie_name(request)}-issuer"
 
 
 def _allowed(app: Application, who: Principal) -> Principal:
@@ -278,9 +319,9 @@ def _audit_sign_in(app: Application, request: Request, reason: str, user: str) -
     app.gate.audit.record_refusal(who, "signIn", "console/session", reason, message=text, request=request.id)
 
 
-def _set_cookie(request: Request, value: str, seconds: int) -> bytes:
+def _set_cookie(request: Request, value: str, seconds: int, named: str = "") -> bytes:
     secure = "; Secure" if request.scheme == "https" else ""
-    name = _cookie_name(request)
+    name = named or _cookie_name(request)
     return f"{name}={value}; Path=/console; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}".encode()
 
 

@@ -224,6 +224,10 @@ ROUTES: tuple[Route, ...] = (
         max_body_bytes=console.MAX_SIGN_IN_BYTES,
     ),
     Route(("POST",), "/console/api/session", console.sign_in, access="open", max_body_bytes=console.MAX_SIGN_IN_BYTES),
+    Route(_GET, "/console/api/sign-in", console.ways_to_sign_in, access="open"),
+    Route(
+        ("POST",), "/console/api/oidc", console.begin_at_issuer, access="open", max_body_bytes=console.MAX_SIGN_IN_BYTES
+    ),
     _console("GET", "session", console.session),
     _console("DELETE", "session", console.sign_out, console.MAX_SIGN_IN_BYTES),
     _console("GET", "pages/{page}", console.page),

@@ -85,6 +85,10 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--oidc-groups-prefix", default="", help="OIDC: prefix of groups.")
 @click.option("--oidc-required-claim", multiple=True, metavar="NAME=VALUE", help="OIDC: claim that a token must have.")
 @click.option("--oidc-ca-file", type=FILE, help="OIDC: CA certificate of the issuer.")
+@click.option("--oidc-client-secret-file", type=FILE, help="OIDC: file with the console's secret at the issuer.")
+@click.option(
+    "--oidc-scopes", default="openid email profile", show_default=True, help="OIDC: scopes that the console asks for."
+)
 def serve(
     *,
     cell: str,
