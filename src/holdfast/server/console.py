@@ -116,7 +116,7 @@ class ConsoleService:
 
     async def page(self, viewer: Viewer, name: str, parameters: dict[str, str]) -> ConsolePage:
         """The page, computed at most once per PAGE_FRESH_S for all who may see the same."""
-        key = (name, tuple(sorted(parameters.items())), viewer.scope, viewer.role)
+        key = (name, tuple(sorted(parameters.items())), viewer.scope, viewer.groups)
         now_s = self._ports.clock.monotonic()
         kept = self._pages.pop(key, None)
         if kept is None or (kept[1].done() and now_s - kept[0] >= PAGE_FRESH_S):
