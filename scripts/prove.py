@@ -34,6 +34,7 @@ NAMED = {
         "tests/e2e/test_restore.py",
         "tests/e2e/test_tenure.py",
     ),
+    "console": ("tests/e2e/test_console_load.py",),
     "kills": ("tests/e2e/test_agent_kills.py",),
     "disks": (
         "tests/store/test_sqlite_crash.py",
@@ -131,6 +132,12 @@ def stages(workers: int) -> tuple[Stage, ...]:
             40,
         ),
         Stage("drills", "regions lost, partitioned and restored", (tests("e2e", *NAMED["drills"]),), 30),
+        Stage(
+            "console",
+            "an hour of events in a tab, and the cost of ten open tabs",
+            (tests("e2e", *NAMED["console"], CONSOLE_EVENTS=3_600, CONSOLE_SECONDS=60),),
+            5,
+        ),
         Stage("runbooks", "every runbook, on a platform of its own", (tests("e2e", *NAMED["runbooks"]),), 6),
         Stage(
             "alerts",

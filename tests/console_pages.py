@@ -13,6 +13,8 @@ from playwright.sync_api import Page, expect
 from tests.browser import Tab
 from tests.platforms import RunningPlatform, holdfast
 
+RESOURCES = ("cpu", "memory", "gpu")
+
 
 def link(platform: RunningPlatform) -> str:
     return holdfast("console", "--state", str(platform.state)).stdout.strip()
@@ -49,3 +51,35 @@ def forged(page: Page, method: str, path: str, body: Any = None) -> int:
         [method, path, body],
     )
     return status
+
+
+def large_map(nodes: int) -> dict[str, Any]:
+    """The map of a fleet with this many nodes, as three regions would answer it."""
+    maps = {}
+    for region in ("eu-central", "eu-west", "us-east"):
+        each = nodes // 9 + 1
+        zones = [f"{region}-{letter}" for letter in "abc"]
+        resources = {
+            name: {"total": each * 32000, "allocated": each * 16000, "held": each * 4000} for name in RESOURCES
+        }
+        maps[region] = {
+            "nodes": each * 3,
+            "attention": [],
+            "zones": [
+                {
+                    "zone": zone,
+                    "prefix": zone,
+                    "names": [f"{i:04}" for i in range(each)],
+                    "allocated": [i * 37 % 1000 for i in range(each)],
+                    "held": [125] * each,
+                    "states": "".join("lllllllllx"[i % 10] if i > each - 20 else "l" for i in range(each)),
+                    "renewed": [],
+                    "replicas": [4] * each,
+                }
+                for zone in zones
+            ],
+            "totals": [
+                {"zone": zone, "nodes": each, "live": each, "attention": 0, "resources": resources} for zone in zones
+            ],
+        }
+    return {"regions": [], "maps": maps, "nodes": nodes, "resource": "cpu", "overrides": []}

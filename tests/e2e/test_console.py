@@ -8,17 +8,15 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.browser import chromium, tab
-from tests.console_pages import base, keep_picture, link, signed_in
+from tests.console_pages import base, keep_picture, large_map, link, signed_in
 from tests.platforms import RunningPlatform, holdfast, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
 
-RESOURCES = ("cpu", "memory", "gpu")
 PAGES = {
     "overview": "",
     "workloads": "/workloads",
@@ -33,6 +31,9 @@ PAGES = {
     "overrides": "/overrides",
     "what-if": "/what-if?region=us-east",
     "repairs": "/repairs",
+    "schedules": "/schedules",
+    "config": "/config",
+    "access": "/access",
     "audit": "/audit",
     "system": "/system",
 }
@@ -265,38 +266,6 @@ def test_waiting_replica_is_explained_down_to_the_node(platform: RunningPlatform
             assert not opened.troubles, opened.troubles
     finally:
         platform.kubectl("delete", "workload", "scoring", "-n", "fraud")
-
-
-def large_map(nodes: int) -> dict[str, Any]:
-    """The map of a fleet with this many nodes, as three regions would answer it."""
-    maps = {}
-    for region in ("eu-central", "eu-west", "us-east"):
-        each = nodes // 9 + 1
-        zones = [f"{region}-{letter}" for letter in "abc"]
-        resources = {
-            name: {"total": each * 32000, "allocated": each * 16000, "held": each * 4000} for name in RESOURCES
-        }
-        maps[region] = {
-            "nodes": each * 3,
-            "attention": [],
-            "zones": [
-                {
-                    "zone": zone,
-                    "prefix": zone,
-                    "names": [f"{i:04}" for i in range(each)],
-                    "allocated": [i * 37 % 1000 for i in range(each)],
-                    "held": [125] * each,
-                    "states": "".join("lllllllllx"[i % 10] if i > each - 20 else "l" for i in range(each)),
-                    "renewed": [],
-                    "replicas": [4] * each,
-                }
-                for zone in zones
-            ],
-            "totals": [
-                {"zone": zone, "nodes": each, "live": each, "attention": 0, "resources": resources} for zone in zones
-            ],
-        }
-    return {"regions": [], "maps": maps, "nodes": nodes, "resource": "cpu", "overrides": []}
 
 
 def test_map_of_5000_nodes_opens_within_a_second_and_answers_within_100_ms(

@@ -14,7 +14,10 @@ export interface Action {
   body?: unknown;
   type?: "application/merge-patch+json" | "application/json-patch+json" | "application/json";
   command: string;
+  /** What a command would do, for what has no object to compare. */
   plan?: Line[];
+  /** Called after it acted. */
+  done?: () => void;
   /** For an action that is recorded with a reason: body and command with it. */
   reasoned?: (reason: string) => { body: unknown; command: string };
   /** Who restarts, moves, waits or is evicted: a glyph, a sentence and a number. */
@@ -48,7 +51,8 @@ export interface Line { kind: "gone" | "added"; text: string }
 
 /** Changes nothing: what the object would become, as the fields of `spec` that differ. */
 export async function dryRun(action: Action): Promise<Line[]> {
-  if (!action.path) return action.plan ?? [];
+  if (action.path && action.plan) await call("POST", `${action.path}?dryRun=All`, action);
+  if (action.plan) return action.plan;
   const creates = action.method === "POST";
   const before = creates ? {} : await call("GET", action.path);
   const after = await call(action.method ?? "PATCH", `${action.path}?dryRun=All&fieldManager=console`, action);
@@ -64,6 +68,7 @@ export async function dryRun(action: Action): Promise<Line[]> {
 
 export async function act(action: Action): Promise<void> {
   await call(action.method ?? "PATCH", `${action.path}?fieldManager=console`, action);
+  action.done?.();
 }
 
 export function readObject(path: string): Promise<Tree> {

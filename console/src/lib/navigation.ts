@@ -8,6 +8,7 @@ export const GROUPS: { title: string; entries: Entry[] }[] = [
       { page: "overview", title: "Overview", path: "/", key: "o", tab: true },
       { page: "map", title: "Map", path: "/map", key: "m", tab: true, count: "nodes" },
       { page: "workloads", title: "Workloads", path: "/workloads", key: "w", tab: true, count: "workloads" },
+      { page: "schedules", title: "Schedules", path: "/schedules", key: "c" },
       { page: "pipeline", title: "Pipeline", path: "/pipeline", key: "p" },
       { page: "queues", title: "Queues", path: "/queues", key: "q", count: "queues" },
     ],
@@ -30,7 +31,14 @@ export const GROUPS: { title: string; entries: Entry[] }[] = [
       { page: "repairs", title: "Repairs", path: "/repairs", key: "e", count: "repairs" },
     ],
   },
-  { title: "Platform", entries: [{ page: "system", title: "System", path: "/system", key: "s" }] },
+  {
+    title: "Platform",
+    entries: [
+      { page: "config", title: "Secrets and config", path: "/config", key: "f" },
+      { page: "access", title: "Access", path: "/access", key: "x" },
+      { page: "system", title: "System", path: "/system", key: "s" },
+    ],
+  },
 ];
 
 export const ALL_ENTRIES = GROUPS.flatMap((group) => group.entries);

@@ -5,12 +5,16 @@ export interface Session {
   role: string;
   tenants: string[] | null;
   pages: string[];
+  /** Tenants in whose tasks the user may run commands; null for all. */
+  execTenants: string[] | null;
   version: string;
   now: number;
   expiresAt: number;
 }
 
 const STORED = "holdfast-console-key";
+const RETURN = "holdfast-console-return";
+const CALLBACK = "/console/oidc";
 
 class SessionState {
   current: Session | null = $state(null);
@@ -28,6 +32,11 @@ class SessionState {
   /** Uses the code in the address if there is one, else the session that this browser has. */
   async begin(): Promise<void> {
     const code = new URLSearchParams(location.hash.slice(1)).get("sign-in");
+    if (location.pathname === CALLBACK) {
+      await this.#fromIssuer(new URLSearchParams(location.search));
+      this.checked = true;
+      return;
+    }
     if (code) {
       history.replaceState(null, "", location.pathname + location.search);
       await this.signIn({ code });
@@ -37,7 +46,35 @@ class SessionState {
     this.checked = true;
   }
 
-  async signIn(body: { code?: string; token?: string }): Promise<boolean> {
+  /** Leaves for the issuer, which sends the browser back to CALLBACK. */
+  async toIssuer(): Promise<void> {
+    this.error = "";
+    try {
+      const response = await fetch("/console/api/oidc", { method: "POST", headers: this.headers() });
+      const found = await response.json();
+      if (!response.ok) {
+        this.error = found.message ?? "sign-in failed";
+        return;
+      }
+      sessionStorage.setItem(RETURN, location.pathname + location.search);
+      location.assign(found.location);
+    } catch {
+      this.error = "the cell does not answer; next: holdfast status";
+    }
+  }
+
+  /** What the issuer sent back: a code, or why there is none. The address keeps neither. */
+  async #fromIssuer(answer: URLSearchParams): Promise<void> {
+    const wanted = sessionStorage.getItem(RETURN) ?? "";
+    sessionStorage.removeItem(RETURN);
+    history.replaceState(null, "", /^\/console(\/|\?|$)/.test(wanted) && !wanted.startsWith(CALLBACK) ? wanted : "/console");
+    dispatchEvent(new PopStateEvent("popstate"));
+    const refused = answer.get("error");
+    if (refused) this.error = `the issuer refused the sign-in (${answer.get("error_description") ?? refused})`;
+    else await this.signIn({ issuer_code: answer.get("code") ?? "", issuer_state: answer.get("state") ?? "" });
+  }
+
+  async signIn(body: { code?: string; token?: string; issuer_code?: string; issuer_state?: string }): Promise<boolean> {
     this.error = "";
     try {
       const response = await fetch("/console/api/session", {
@@ -80,6 +117,10 @@ class SessionState {
     await fetch("/console/api/session", { method: "DELETE", headers: this.headers() }).catch(() => null);
     localStorage.removeItem(STORED);
     this.current = null;
+  }
+
+  mayExec(tenant: string): boolean {
+    return !!this.current && (this.current.execTenants === null || this.current.execTenants.includes(tenant));
   }
 
   may(page: string): boolean {

@@ -80,6 +80,7 @@ export interface WorkloadDetail {
   recovery: { minServing: number; deadlineSeconds: number } | null;
   backing: { backed: boolean; reason?: string; message?: string } | null;
   disruption: { maxUnavailable: number } | null; scale: { replicas: number; reason?: string } | null; usualReadyS: number;
+  array: { completions: number; succeeded: string; failed: string; failures: { index: number; failures: number; replica: string; exitCode?: number | null; reason: string; message: string }[] } | null;
 }
 export interface MatrixRow {
   node: string; zone: string; refused: Record<string, string>; messages: string[]; scores: number[]; total: number;
@@ -118,7 +119,7 @@ export interface MapPage {
 export interface NodeDetail {
   name: string; region: string; zone: string; pool: string; state: string; reason: string; since: string;
   renewedAt: number; epoch: number; agentVersion: string; isolation: string; resources: Resources; drain: string;
-  taints: string[]; replicas: ReplicaRow[]; slots: number; unschedulable: boolean; draining: boolean;
+  taints: string[]; replicas: ReplicaRow[]; slots: number; unschedulable: boolean; draining: boolean; images: string[];
 }
 export interface UsageRow { namespace: string; workload: string; replica: string; cpu: number; cpuRequested: number; memory: number; memoryRequested: number }
 export interface RecoveryLine {

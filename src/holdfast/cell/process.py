@@ -43,6 +43,7 @@ from holdfast.identity.certificates import RevokedSerials
 from holdfast.identity.joining import JoinService
 from holdfast.identity.node_certificates import NodeCertificateAuthority
 from holdfast.identity.oidc import OidcConfig, OidcVerifier
+from holdfast.identity.oidc_sign_in import OidcSignIn
 from holdfast.identity.region_joining import RegionJoinService
 from holdfast.identity.revocation_journal import JOURNAL_FILE, RevocationJournalWriter
 from holdfast.identity.secret_keys import KEYS_FILE, KeyFile, check_secrets, create_keys
@@ -119,6 +120,8 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     secret_keys_command: str = ""
     traces: TraceSettings = TraceSettings()
     """Where spans are exported to. Off by default."""
+    drills: Path | None = None
+    """For the global cell: folder where a supervisor on this machine takes the drills that the console starts."""
 
 
 async def run_cell(config: CellConfig) -> int:
@@ -461,6 +464,7 @@ class _Api:
             servers=records,
             material=_material_files(config) if config.peer_cert is not None and config.etcd is not None else None,
         )
+        oidc = OidcVerifier(config.oidc, ports) if config.oidc is not None else None
         authenticator = Authenticator(
             config.cell,
             ports,
@@ -468,8 +472,8 @@ class _Api:
             revoked=RevokedSerials(config.client_ca.parent / "revoked.json"),
             node_issuer=signing.name if signing is not None else "",
             identities=joining.identity,
-            oidc=OidcVerifier(config.oidc, ports) if config.oidc is not None else None,
             cells=records.rejection_reason,
+            oidc=oidc,
         )
         self.app = Application(
             config.cell,
@@ -480,8 +484,12 @@ class _Api:
             placement=cell.placement,
             events=cell.events,
             joining=joining,
-            console=ConsoleService(cell.objects, authenticator, ports, config.state) if config.cell == GLOBAL else None,
+            console=ConsoleService(cell.objects, authenticator, ports, config.state, config.drills)
+            if config.cell == GLOBAL
+            else None,
         )
+        if self.app.console is not None and config.oidc is not None and oidc is not None:
+            self.app.console.oidc = OidcSignIn(config.oidc, oidc, ports)
         self.app.audit_checkpoints = lambda: read_checkpoints(config.state)
         self.app.health.ready["parts"] = lambda: ", ".join(
             f"{name} is not ready" for name, ready in cell.ready().items() if not ready

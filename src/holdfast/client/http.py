@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -253,10 +253,13 @@ class HttpClient(CertificateCalls):
         response = await self._call("POST", path, body=data, query=query, verb="response")
         return bool(msgspec.json.decode(response).get("more"))
 
-    @asynccontextmanager
-    async def open_session(self, node: str, session_id: str) -> AsyncGenerator[SessionSocket]:
+    def open_session(self, node: str, session_id: str) -> AbstractAsyncContextManager[SessionSocket]:
         """The agent's side of a session that the region asked for. Raises Unavailable."""
-        url = f"{self._base_url}/node/v1/{quote(node)}/sessions/{quote(session_id)}"
+        return self._socket(f"/node/v1/{quote(node)}/sessions/{quote(session_id)}")
+
+    @asynccontextmanager
+    async def _socket(self, path: str) -> AsyncGenerator[SessionSocket]:
+        url = self._base_url + path
         try:
             # The server's pings keep the connection alive. It does not answer ours while its client reads slowly.
             opened = await self._session(watches=True).ws_connect(
@@ -291,6 +294,10 @@ class HttpClient(CertificateCalls):
     async def answer_region_query(self, region: str, query: str, data: bytes) -> None:
         path = f"/region/v1/{quote(region)}/answers/{quote(query)}"
         await self._call("POST", path, body=data, verb="console_answer")
+
+    def open_region_session(self, region: str, session_id: str) -> AbstractAsyncContextManager[SessionSocket]:
+        """The region's side of a session that the console of the global cell asked for. Raises Unavailable."""
+        return self._socket(f"/region/v1/{quote(region)}/sessions/{quote(session_id)}")
 
     # Secrets and ConfigMaps
 

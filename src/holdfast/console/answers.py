@@ -233,6 +233,8 @@ class NodeDetail(AnswerRow, frozen=True, kw_only=True):
     taints: tuple[str, ...] = ()
     replicas: tuple[ReplicaRow, ...] = ()
     slots: int = 0
+    images: tuple[str, ...] = ()
+    """Names of images that the node has, each with its size in bytes after a space."""
 
 
 class SearchHit(AnswerRow, frozen=True, kw_only=True):

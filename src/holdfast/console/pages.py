@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.console import fleet_reads, recovery_reads, what_if_reads, workload_reads
+from holdfast.console import fleet_reads, recovery_reads, tenant_reads, what_if_reads, workload_reads
 from holdfast.console.global_reads import GlobalReader
 from holdfast.console.viewer import Viewer, read_refusal
 from holdfast.model.errors import BadRequest, Forbidden, NotFound
@@ -40,6 +40,9 @@ PAGES: dict[str, Page] = {
     "overrides": Page(fleet_reads.override_page),
     "what-if": Page(what_if_reads.what_if_page, "recoveries", past=False),
     "repairs": Page(fleet_reads.repair_page),
+    "schedules": Page(tenant_reads.schedule_page),
+    "config": Page(tenant_reads.config_page, past=False),
+    "access": Page(tenant_reads.access_page),
     "audit": Page(fleet_reads.audit_page, "leases", past=False),
     "system": Page(fleet_reads.system_page, "leases", past=False),
     "search": Page(fleet_reads.search_page),

@@ -1,12 +1,13 @@
 """Requests of a signed-in user to the API of a region, carried over the region's uplink.
 
-A region accepts only the requests of `PERMITTED`, whoever asks: a global cell in wrong hands can close and drain nodes
-and read logs, nodes and placements, and nothing else. The region authorizes, audits and answers each request as its own
-API does.
+A region accepts only the requests of `PERMITTED`, whoever asks: a global cell in wrong hands can close and drain nodes,
+read logs, nodes and placements, and open sessions with tasks, whose commands it chooses anyway, and nothing else. The
+region authorizes, audits and answers each request as its own API does.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from holdfast.console.answers import AnswerRow
@@ -15,6 +16,9 @@ from holdfast.model.principal import Principal
 CALL = "call"
 """Name of the query that carries a request."""
 
+SESSION = "session"
+"""Name of the query that asks the region to open a session with a task, by the query's id."""
+
 READ_IN_REGIONS = ("nodes", "pods", "replicas", "schedulingrequests")
 """Resources of regions that the API of the global cell reads for its clients."""
 
@@ -22,6 +26,7 @@ PERMITTED = frozenset(
     {
         ("patch", "nodes", ""),
         ("get", "pods", "log"),
+        ("create", "pods", "exec"),
         ("call", "nodes", "usage"),
         *((verb, plural, "") for verb in ("get", "list", "watch") for plural in READ_IN_REGIONS),
     }
@@ -37,6 +42,8 @@ CALL_BODY_CHARS_MAX = 16 * 1024
 CALL_RESPONSE_BYTES_MAX = 1024 * 1024
 # Time that a region has for one request. After that, it is answered with 504.
 CALL_TIMEOUT_S = 8.0
+# Time for the region to open its side of a session. After that, the page is told so.
+SESSION_OPEN_TIMEOUT_S = 10.0
 
 
 class RegionRequest(AnswerRow, frozen=True, kw_only=True):
@@ -56,7 +63,22 @@ class RegionResponse(AnswerRow, frozen=True, kw_only=True):
     """Whether the end of the body is missing because the response reached its limit."""
 
 
+class SessionLink(Protocol):
+    """The global cell's side of one session, with the messages of `model.pod_session`."""
+
+    async def receive(self) -> tuple[int, bytes] | None: ...
+
+    async def send(self, channel: int, data: bytes) -> None: ...
+
+
 class RegionApi(Protocol):
     """The API of this region, in this process."""
 
     async def call(self, who: Principal, request: RegionRequest) -> RegionResponse: ...
+
+    async def run_session(self, who: Principal, request: RegionRequest, link: SessionLink) -> None:
+        """Runs the session to its end. A refusal is sent as its outcome. Raises ConnectionError."""
+
+
+class SessionOpener(Protocol):
+    def open_region_session(self, region: str, session_id: str) -> AbstractAsyncContextManager[SessionLink]: ...

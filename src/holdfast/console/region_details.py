@@ -35,6 +35,8 @@ from holdfast.model.times import parse_time
 REPLICAS_PAGE = 50
 # Events of a workload that one region sends, the newest.
 EVENTS_MAX = 30
+# Images of a node that its panel lists.
+NODE_IMAGES_MAX = 50
 # Decisions listed at once, the newest.
 DECISIONS_MAX = 50
 # Hits of one kind that a search returns.
@@ -148,6 +150,7 @@ def node_detail(reader: RegionReader, viewer: Viewer, name: str) -> NodeDetail:
         taints=tuple(f"{t.key}={t.value}:{t.effect}" for t in node.spec.taints),
         replicas=tuple(replica_row(r) for r in replicas[:REPLICAS_PAGE]),
         slots=sum(is_admitted(s) for s in slots),
+        images=tuple(f"{i.names[0]} {i.size_bytes}" for i in node.status.execution.images if i.names)[:NODE_IMAGES_MAX],
     )
 
 

@@ -12,7 +12,14 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.console.answers import RegionAnswer, RegionQuery
-from holdfast.console.region_calls import CALL, CALL_TIMEOUT_S, RegionRequest, RegionResponse
+from holdfast.console.region_calls import (
+    CALL,
+    CALL_TIMEOUT_S,
+    SESSION,
+    SESSION_OPEN_TIMEOUT_S,
+    RegionRequest,
+    RegionResponse,
+)
 from holdfast.console.viewer import Viewer
 from holdfast.foundation.ports import Ports
 from holdfast.model.errors import Forbidden, Unavailable
@@ -121,8 +128,17 @@ class RegionHub:
             raise Unavailable(f"{found}; next: look at the object, then try again")
         return msgspec.convert(found.data, RegionResponse)
 
-    async def _send(
-        self, region: str, name: str, viewer: Viewer, parameters: dict[str, str], timeout_s: float
+    def new_id(self, region: str) -> str:
+        return f"{region}.{self._ports.ids.uid()}"
+
+    async def ask_session(self, region: str, viewer: Viewer, session_id: str, request: RegionRequest) -> str:
+        """Asks the region to open a session. Returns why it did not: the region answers only then."""
+        parameters: dict[str, str] = msgspec.to_builtins(request)
+        found = await self._send(region, SESSION, viewer, parameters, SESSION_OPEN_TIMEOUT_S, session_id)
+        return found if isinstance(found, str) else f"region {region} did not open the session"
+
+    async def _send(  # noqa: PLR0917 - a query, in the order of its fields
+        self, region: str, name: str, viewer: Viewer, parameters: dict[str, str], timeout_s: float, query: str = ""
     ) -> RegionAnswer | str:
         """The region's answer, or why there is none."""
         streams = self._streams.get(region)
@@ -130,7 +146,7 @@ class RegionHub:
             return f"region {region[:100]} is not connected to the console of this cell"
         if len(self._pending) >= QUERIES_PENDING_MAX:
             return "too many queries in flight"
-        query = f"{region}.{self._ports.ids.uid()}"
+        query = query or self.new_id(region)
         future: asyncio.Future[RegionAnswer] = asyncio.get_running_loop().create_future()
         self._pending[query] = future
         try:

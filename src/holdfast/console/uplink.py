@@ -16,7 +16,7 @@ import structlog
 from holdfast.console.answers import RegionAnswer, RegionQuery
 from holdfast.console.node_usage import NodeUsage
 from holdfast.console.past import CellHistory
-from holdfast.console.region_calls import CALL, RegionApi, RegionRequest
+from holdfast.console.region_calls import CALL, SESSION, RegionApi, RegionRequest, SessionOpener
 from holdfast.console.region_hub import AT
 from holdfast.console.region_queries import RegionAnswers
 from holdfast.console.region_reads import RegionReader
@@ -35,13 +35,15 @@ WATCH_POLLS_AT_ONCE = 8
 SLOW_QUERIES_AT_ONCE = 2
 # Queries that wait. Further ones are dropped; the page asks again.
 QUERIES_WAITING_MAX = 64
+# Sessions with tasks that are open at the same time through the console. Further ones are refused.
+UPLINK_SESSIONS_MAX = 64
 
 _log = structlog.get_logger()
 _decoder = msgspec.json.Decoder(RegionQuery)
 _encoder = msgspec.json.Encoder()
 
 
-class UplinkClient(Protocol):
+class UplinkClient(SessionOpener, Protocol):
     """What the uplink needs of a client of the global cell."""
 
     def region_queries(self, region: str) -> AsyncIterator[bytes]: ...
@@ -59,6 +61,7 @@ class ConsoleUplink:
         self._usage = NodeUsage(api, reader.ports)
         self._answers = RegionAnswers(reader, history)
         self._answering: set[asyncio.Task[None]] = set()
+        self._sessions: set[asyncio.Task[None]] = set()
         self._seats = asyncio.Semaphore(QUERIES_AT_ONCE)
         self._call_seats = asyncio.Semaphore(CALLS_AT_ONCE)
         self._slow_seats = asyncio.Semaphore(SLOW_QUERIES_AT_ONCE)
@@ -69,7 +72,7 @@ class ConsoleUplink:
 
     async def stop(self) -> None:
         self._usage.stop()
-        for task in self._answering:
+        for task in (*self._answering, *self._sessions):
             task.cancel()
 
     async def run(self) -> None:
@@ -78,25 +81,50 @@ class ConsoleUplink:
             try:
                 async for line in self._client.region_queries(self._reader.region):
                     backoff.reset()
-                    if len(self._answering) < QUERIES_WAITING_MAX:
-                        task = asyncio.ensure_future(self._answer(_decoder.decode(line)))
-                        self._answering.add(task)
-                        task.add_done_callback(self._answering.discard)
+                    self._take(_decoder.decode(line))
             except (Fault, msgspec.DecodeError) as fault:
                 _log.debug("console_uplink_interrupted", message=str(fault))
             await self._reader.ports.clock.sleep(backoff.next_s())
+
+    def _take(self, query: RegionQuery) -> None:
+        opens = query.name == SESSION and len(self._sessions) < UPLINK_SESSIONS_MAX
+        tasks = self._sessions if opens else self._answering
+        if not opens and len(tasks) >= QUERIES_WAITING_MAX:
+            return
+        task = asyncio.ensure_future(self._session(query) if opens else self._answer(query))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _session(self, query: RegionQuery) -> None:
+        """Opens the session that the console asks for, and runs it to its end under the user's name."""
+        region = self._reader.region
+        try:
+            who = asserted_principal(query.user, query.groups)
+            request = msgspec.convert(query.parameters, RegionRequest)
+            async with self._client.open_region_session(region, query.id) as link:
+                await self._api.run_session(who, request, link)
+        except (Fault, ConnectionError, msgspec.ValidationError) as wrong:
+            _log.debug("console_session_failed", query=query.id, message=str(wrong))
+        except Exception:
+            await _log.aexception("console_session_failed", query=query.id)
 
     async def _answer(self, query: RegionQuery) -> None:
         async with self._seats_of(query):
             try:
                 if query.name == "map" and AT not in query.parameters:
                     self._refresh_usage(query)
-                found = await (self._call(query) if query.name == CALL else self._answers.answer(query))
+                found = await self._found(query)
                 await self._client.answer_region_query(self._reader.region, query.id, _encoder.encode(found))
             except Fault as fault:
                 _log.debug("console_answer_failed", query=query.name, message=fault.message)
             except Exception:
                 await _log.aexception("console_query_failed", query=query.name)
+
+    async def _found(self, query: RegionQuery) -> RegionAnswer:
+        if query.name == SESSION:
+            error = f"region {self._reader.region}: too many open sessions (limit {UPLINK_SESSIONS_MAX})"
+            return RegionAnswer(as_of=self._reader.ports.clock.now(), error=error)
+        return await (self._call(query) if query.name == CALL else self._answers.answer(query))
 
     def _refresh_usage(self, query: RegionQuery) -> None:
         """The map shows what the agents answered last; the agents are asked anew now and then."""

@@ -11,10 +11,12 @@ from holdfast.console.viewer import Viewer
 from holdfast.model.assignment import Assignment
 from holdfast.model.errors import NotFound
 from holdfast.model.recovery import Recovery, is_open
-from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, wanted_replicas
+from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, is_indexed, wanted_replicas
 
 # Workloads on one page at most.
 WORKLOADS_PAGE_MAX = 200
+# Failures of a job array that its page lists.
+INDEX_FAILURES_MAX = 50
 
 
 class WorkloadLine(AnswerRow, frozen=True, kw_only=True):
@@ -101,6 +103,8 @@ class WorkloadDetail(AnswerRow, frozen=True, kw_only=True):
     disruption: Any = None
     scale: Any = None
     usual_ready_s: float = 0.0
+    array: Any = None
+    """Of a job array: completions, the indexes that succeeded and failed as ranges, and the newest failures."""
 
 
 def line_of(workload: Workload) -> WorkloadLine:
@@ -229,7 +233,20 @@ async def workload_detail(reader: GlobalReader, viewer: Viewer, parameters: dict
         disruption=workload.spec.disruption,
         scale=status.scale,
         usual_ready_s=usual,
+        array=_array(workload),
     )
+
+
+def _array(workload: Workload) -> dict[str, Any] | None:
+    batch, summary = workload.spec.batch, workload.status.summary
+    if batch is None or not is_indexed(batch):
+        return None
+    return {
+        "completions": batch.completions,
+        "succeeded": summary.succeeded_indexes,
+        "failed": summary.failed_indexes,
+        "failures": summary.index_failures[:INDEX_FAILURES_MAX],
+    }
 
 
 def _rollout_without_history(workload: Workload) -> Any:

@@ -61,6 +61,10 @@ class OidcConfig(msgspec.Struct, frozen=True, kw_only=True):
     groups_prefix: str = ""
     required_claims: tuple[tuple[str, str], ...] = ()
     ca_file: Path | None = None
+    client_secret_file: Path | None = None
+    """Secret of the console at the issuer, if the issuer gave it one; PKCE is used with and without it."""
+    scopes: str = "openid email profile"
+    """What the console asks for at the issuer."""
 
     @property
     def prefix(self) -> str:
@@ -170,14 +174,8 @@ class OidcVerifier:
         return from_identity(config.prefix + user, accepted, credential=f"oidc:{int(claims['exp'])}")
 
     async def _fetch(self) -> dict[str, jwt.PyJWK]:
-        config = self._config
-        context = ssl.create_default_context(cafile=str(config.ca_file) if config.ca_file is not None else None)
-        timeout = aiohttp.ClientTimeout(total=OIDC_FETCH_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(ssl=context)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-            about = await _document(session, config.issuer_url.rstrip("/") + "/.well-known/openid-configuration")
-            if about.get("issuer") != config.issuer_url:
-                raise ValueError(f"the issuer calls itself {str(about.get('issuer'))[:100]}")
+        async with issuer_session(self._config) as session:
+            about = await issuer_document(session, self._config)
             where = about.get("jwks_uri")
             if not isinstance(where, str) or not where.startswith("https://"):
                 raise ValueError("jwks_uri: must begin with https://")
@@ -185,6 +183,20 @@ class OidcVerifier:
         if not isinstance(listed, list):
             raise ValueError("jwks_uri: no list of keys")
         return dict(_usable_keys(listed[:OIDC_KEYS_MAX]))
+
+
+def issuer_session(config: OidcConfig) -> aiohttp.ClientSession:
+    context = ssl.create_default_context(cafile=str(config.ca_file) if config.ca_file is not None else None)
+    timeout = aiohttp.ClientTimeout(total=OIDC_FETCH_TIMEOUT_S)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=context))
+
+
+async def issuer_document(session: aiohttp.ClientSession, config: OidcConfig) -> dict[str, Any]:
+    """What the issuer says about itself. Raises ValueError if it is another issuer."""
+    about = await _document(session, config.issuer_url.rstrip("/") + "/.well-known/openid-configuration")
+    if about.get("issuer") != config.issuer_url:
+        raise ValueError(f"the issuer calls itself {str(about.get('issuer'))[:100]}")
+    return about
 
 
 def _usable_keys(listed: list[Any]) -> list[tuple[str, jwt.PyJWK]]:

@@ -107,6 +107,8 @@ class Layout:
         self.supervisor = self.run / "supervisor.json"
         self.applied = self.root / "samples-applied"
         self.drill_reports = self.root / "drills"
+        self.drill_desk = self.run / "drill"
+        """Where the console asks the supervisor for a drill."""
         self.node_settings = self.root / "node.toml"
         """Settings of all local agents, and the registries of the global cell, if the operator creates it."""
         self.shared = self.root / "shared"

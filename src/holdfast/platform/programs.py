@@ -19,9 +19,8 @@ AGENT_STOP_S = 20.0
 def programs(platform: Platform, layout: Layout) -> list[Program]:
     """All programs in start order: etcd members, global cell, regional cells, agents, name server, node provider."""
     found = local_etcd.etcd_programs(platform, layout)
-    found.append(
-        _cell("global", platform.port_base, layout, start_order=GLOBAL_START_ORDER, more=_store(platform, "global"))
-    )
+    more = ("--drills", str(layout.drill_desk), *_store(platform, "global"))
+    found.append(_cell("global", platform.port_base, layout, start_order=GLOBAL_START_ORDER, more=more))
     for region in platform.regions:
         more = ("--global-url", platform.global_url, *_store(platform, region.name))
         found.append(_cell(region.name, region.port, layout, start_order=REGION_START_ORDER, more=more))

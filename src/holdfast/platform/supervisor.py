@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.drill_runner import DrillRunner
 from holdfast.platform.layout import Layout, write_atomically
 from holdfast.platform.processes import (
     PLATFORM_ENV,
@@ -99,12 +100,17 @@ class ManagedProcess:
 
 
 class ProcessSupervisor:
-    def __init__(self, layout: Layout, programs: Sequence[Program], say: Callable[[str], None]) -> None:
+    """`drills` runs the drills that are started in the console; None if none are taken."""
+
+    def __init__(
+        self, layout: Layout, programs: Sequence[Program], say: Callable[[str], None], drills: DrillRunner | None = None
+    ) -> None:
         self._layout = layout
         self._managed = [ManagedProcess(p) for p in sorted(programs, key=lambda p: (p.start_order, p.name))]
         self._say = say
         self._stopping = False
         self._lock_handle: int | None = None
+        self._drills = drills
 
     def run(self, *, parent: ProcessIdentity | None = None) -> None:
         """Supervises until SIGTERM or SIGINT, or until `parent` exits. Then stops all processes and returns."""
@@ -118,6 +124,8 @@ class ProcessSupervisor:
         assert me is not None
         write_atomically(self._layout.supervisor, msgspec.json.encode(me))
         parent_handle = open_pidfd(parent) if parent is not None else None
+        if self._drills is not None:
+            self._drills.start()
         try:
             for managed in self._managed:
                 if self._stopping:
@@ -131,9 +139,13 @@ class ProcessSupervisor:
                 self._wait(wake_read, parent_handle)
                 self._notice_exits()
                 self._restart_due()
+                if self._drills is not None:
+                    self._drills.tick()
                 if parent is not None and not is_alive(parent):
                     parent_handle = None
         finally:
+            if self._drills is not None:
+                self._drills.stop()
             stop_programs(self._layout, self._say, popens={k.program.name: k.popen for k in self._managed if k.popen})
             self._layout.supervisor.unlink(missing_ok=True)
             signal.set_wakeup_fd(-1)

@@ -352,8 +352,8 @@ class Application:
         resource = target.resource.kind.plural if target.resource else _label(target.route)
         if target.subresource:
             resource = f"{resource}/{target.subresource}"
-            if code == 101:
-                verb = "connect"  # a session lasts as long as its user wants: no duration is recorded
+        if code == 101:
+            verb = "connect"  # a session lasts as long as its user wants: no duration is recorded
         counter = self._counters.get((verb, resource, code))
         if counter is None:
             counter = self._counters[(verb, resource, code)] = metrics.SERVER_REQUESTS.labels(verb, resource, str(code))

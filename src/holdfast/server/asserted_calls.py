@@ -7,7 +7,8 @@ taken from the global cell, and only the requests of `region_calls.PERMITTED` ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+import contextlib
+from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,10 +20,13 @@ from holdfast.console.region_calls import (
     PERMITTED,
     RegionRequest,
     RegionResponse,
+    SessionLink,
 )
 from holdfast.model.errors import Forbidden
+from holdfast.model.pod_session import Channel
 from holdfast.model.principal import Principal
-from holdfast.server.request import Request
+from holdfast.server.request import Request, UpgradedStream
+from holdfast.server.session_relay import ClientLink
 from holdfast.server.status import status_dict
 
 if TYPE_CHECKING:
@@ -61,15 +65,7 @@ class AssertedCalls:
             headers.append((b"content-type", request.content_type.encode()))
         if request.accept:
             headers.append((b"accept", request.accept.encode()))
-        scope = {
-            "type": "http",
-            "method": request.method,
-            "path": request.path,
-            "query_string": request.query.encode(),
-            "headers": headers,
-            "holdfast.asserted_principal": who,
-            "holdfast.permitted": self._permitted,
-        }
+        scope = self._scope(who, request, headers)
         captured = _Captured(data)
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -82,6 +78,79 @@ class AssertedCalls:
         except _Enough:
             pass
         return captured.response()
+
+    def _scope(self, who: Principal, request: RegionRequest, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "query_string": request.query.encode(),
+            "headers": headers,
+            "holdfast.asserted_principal": who,
+            "holdfast.permitted": self._permitted,
+        }
+
+    async def run_session(self, who: Principal, request: RegionRequest, link: SessionLink) -> None:
+        scope = self._scope(who, request, [(b"user-agent", b"console"), (b"content-length", b"0")])
+        captured = _Captured(b"")
+        exchange = _UplinkExchange(captured)
+        scope["holdfast.exchange"], scope["holdfast.client_link"] = exchange, UplinkChannels(link)
+        with contextlib.suppress(_Enough):
+            await self._app(scope, captured.receive, captured.send)
+        if not exchange.upgraded:
+            await link.send(Channel.ERROR, captured.response().body.encode())
+
+
+class UplinkChannels(ClientLink):
+    """A client of a session whose WebSocket ends in the global cell, which keeps the connection alive."""
+
+    def __init__(self, link: SessionLink) -> None:
+        self._link = link
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        return await self._link.receive()
+
+    async def send(self, channel: int, data: bytes) -> None:
+        await self._link.send(channel, data)
+
+    async def ping(self) -> None:
+        """The global cell does."""
+
+    async def finish(self, outcome: bytes) -> None:
+        await self._link.send(Channel.ERROR, outcome)
+
+
+class _NoBytes(UpgradedStream):
+    """The session's messages travel over its link, not over a connection of its own."""
+
+    async def read(self) -> bytes:
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        """Nothing is written."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _UplinkExchange:
+    """Implements `server.request.HttpExchange` for a request of this process that becomes a session."""
+
+    body_complete = True
+
+    def __init__(self, captured: _Captured) -> None:
+        self.upgraded = False
+        self._captured = captured
+
+    async def respond(
+        self, code: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False
+    ) -> None:
+        await self._captured.send({"type": "http.response.start", "status": code, "headers": list(headers)})
+        await self._captured.send({"type": "http.response.body", "body": body})
+
+    def upgrade(self, protocol: str, headers: Iterable[tuple[bytes, bytes]]) -> UpgradedStream:
+        self.upgraded = True
+        return _NoBytes()
 
 
 def _changes_only_scheduling(patch: bytes) -> bool:

@@ -2,7 +2,7 @@
 
 A request to `/console/api` must carry the header `X-Holdfast-Console`, whatever its credential: a page of another
 origin cannot send it without permission, which is never given. The cookie is accepted on these paths only, and only
-together with the key that the header carries.
+together with the key that the header carries. A WebSocket carries the key as a subprotocol, and must name its origin.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast import __version__
+from holdfast.console.drill_desk import DrillDesk
 from holdfast.console.global_reads import GlobalReader, part
 from holdfast.console.pages import allowed_pages, check_has_past, read_page
 from holdfast.console.past import CellHistory, HistoryRange, PastObjects
@@ -29,12 +30,15 @@ from holdfast.console.sessions import SESSION_TTL_S, SESSIONS_FILE, ConsoleSessi
 from holdfast.console.viewer import Viewer, viewer_of
 from holdfast.foundation.ports import Ports
 from holdfast.identity.authenticate import Authenticator
+from holdfast.identity.oidc_sign_in import OIDC_SIGN_IN_TTL_S, OidcSignIn
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Fault, Forbidden, Unauthorized
 from holdfast.model.principal import Principal
 from holdfast.server import status
+from holdfast.server.agent_sessions import WaitingSession
 from holdfast.server.console_assets import DOCUMENTATION, SECURITY_HEADERS, ConsoleAssets
 from holdfast.server.request import AnyResponse, Request, Response, StreamResponse, json_response
+from holdfast.server.websocket import is_websocket
 from holdfast.store.objects import Objects
 
 if TYPE_CHECKING:
@@ -52,16 +56,21 @@ COMPRESS_FROM_BYTES = 4096
 MAX_SIGN_IN_BYTES = 8 * 1024
 
 HEADER = "x-holdfast-console"
+KEY_PROTOCOL = "key.console.holdfast.dev."
+"""Prefix of the subprotocol with which a page sends its key when it opens a WebSocket."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _NDJSON = "application/x-ndjson"
 _encoder = msgspec.json.Encoder()
 
 
 class SignIn(msgspec.Struct, frozen=True):
-    """A sign-in: the code of a link, or a bearer token. Neither with a client certificate."""
+    """A sign-in: the code of a link, a bearer token, or what an issuer sent the browser back with. None of them with a
+    client certificate."""
 
     code: str = ""
     token: str = ""
+    issuer_code: str = ""
+    issuer_state: str = ""
 
 
 class ConsolePage(msgspec.Struct, frozen=True):
@@ -74,9 +83,17 @@ class ConsolePage(msgspec.Struct, frozen=True):
 
 
 class ConsoleService:
-    """The console of the global cell. `state` is the directory for its sessions; None keeps them in memory."""
+    """The console of the global cell. `state` is the directory for its sessions; None keeps them in memory. `drills` is
+    the folder where the supervisor of this machine takes drills; None if there is no supervisor."""
 
-    def __init__(self, objects: Objects, authenticator: Authenticator, ports: Ports, state: Path | None) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        authenticator: Authenticator,
+        ports: Ports,
+        state: Path | None,
+        drills: Path | None = None,
+    ) -> None:
         path = state / SESSIONS_FILE if state is not None else None
         self.sessions = ConsoleSessions(path, ports, authenticator.is_credential_valid)
         self.hub = RegionHub(ports)
@@ -86,6 +103,11 @@ class ConsoleService:
         self.history: CellHistory[GlobalReader] = CellHistory(objects, ports, self._past_reader)
         self.assets = ConsoleAssets()
         self.documentation = ConsoleAssets(DOCUMENTATION)
+        self.drills = DrillDesk(drills) if drills is not None else None
+        self.oidc: OidcSignIn | None = None
+        """Sign-in at the issuer of the cell, if it has one."""
+        self.shells: dict[str, WaitingSession] = {}
+        """Sessions with tasks that a region was asked to open, and open ones, by id."""
         self._ports = ports
         self._pages: dict[tuple[Any, ...], tuple[float, asyncio.Task[ConsolePage]]] = {}
 
@@ -94,7 +116,7 @@ class ConsoleService:
 
     async def page(self, viewer: Viewer, name: str, parameters: dict[str, str]) -> ConsolePage:
         """The page, computed at most once per PAGE_FRESH_S for all who may see the same."""
-        key = (name, tuple(sorted(parameters.items())), viewer.scope, viewer.role)
+        key = (name, tuple(sorted(parameters.items())), viewer.scope, viewer.groups)
         now_s = self._ports.clock.monotonic()
         kept = self._pages.pop(key, None)
         if kept is None or (kept[1].done() and now_s - kept[0] >= PAGE_FRESH_S):
@@ -141,8 +163,10 @@ def check_request(app: Application, request: Request) -> None:
 
 def _foreign_reason(request: Request) -> str:
     host, origin = request.headers.get("host", ""), request.headers.get("origin", "")
-    if HEADER not in request.headers:
+    if not session_key(request):
         return f"the header {HEADER} is required"
+    if is_websocket(request) and not origin:
+        return "a WebSocket must name its origin"
     if request.scheme == "http" and _host_name(host) not in _LOOPBACK:
         return f"plain HTTP is served to this machine only (found host {host[:100]})"
     if origin and origin != f"{request.scheme}://{host}":
@@ -150,6 +174,14 @@ def _foreign_reason(request: Request) -> str:
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return "requests of another site are refused"
     return ""
+
+
+def session_key(request: Request) -> str:
+    """The key that the page sends: in the header, or as a subprotocol of a WebSocket, whose headers it cannot set."""
+    if HEADER in request.headers or not is_websocket(request):
+        return request.headers.get(HEADER, "")
+    offered = (part.strip() for part in request.headers.get("sec-websocket-protocol", "").split(","))
+    return next((name.removeprefix(KEY_PROTOCOL) for name in offered if name.startswith(KEY_PROTOCOL)), "")
 
 
 def _host_name(host: str) -> str:
@@ -174,8 +206,8 @@ def _cookie_name(request: Request) -> str:
     return f"holdfast-console-{port if port.isdigit() else 'default'}"
 
 
-def _cookie(request: Request) -> str:
-    wanted = _cookie_name(request)
+def _cookie(request: Request, named: str = "") -> str:
+    wanted = named or _cookie_name(request)
     for pair in request.headers.get("cookie", "").split(";"):
         name, _, value = pair.strip().partition("=")
         if name == wanted:
@@ -186,7 +218,7 @@ def _cookie(request: Request) -> str:
 def session_principal(app: Application, request: Request) -> Principal:
     """The caller of a session. Raises Unauthorized without details."""
     service = service_of(app)
-    session = service.sessions.find(_cookie(request), request.headers.get(HEADER, ""))
+    session = service.sessions.find(_cookie(request), session_key(request))
     if session is None:
         raise Unauthorized("console: not signed in, or the session has ended; next: holdfast console")
     request.session_is_live = lambda: service.sessions.is_live(session)
@@ -224,6 +256,8 @@ async def sign_in(app: Application, request: Request) -> Response:
         elif wanted.token:
             await app.authenticator.prepare(f"Bearer {wanted.token}")
             issued = service.sessions.begin(_allowed(app, app.authenticator.from_token(wanted.token)))
+        elif wanted.issuer_state:
+            issued = service.sessions.begin(_allowed(app, await _from_issuer(service, request, wanted)))
         elif request.principal.groups:
             issued = service.sessions.begin(_allowed(app, request.caller))
         else:
@@ -234,11 +268,44 @@ async def sign_in(app: Application, request: Request) -> Response:
         raise Unauthorized(f"sign-in link: {message}; next: holdfast console makes a new one") from None
     except Unauthorized as refusal:
         _audit_sign_in(app, request, str(refusal.facts.get("why", "TokenUnknown")), "")
+        if wanted.issuer_state:
+            raise Unauthorized("sign-in: not accepted after the issuer's answer; next: sign in again") from None
         raise Unauthorized("sign-in: the token is not accepted; next: holdfast token create NAME --viewer") from None
     app.gate.audit.record_use(issued.session.principal, "signIn", "console/session", request=request.id)
     response = json_response({"key": issued.key, **_session_facts(app, issued.session.principal, issued.session)})
     response.headers.append((b"set-cookie", _set_cookie(request, issued.cookie, int(SESSION_TTL_S))))
     return secured(response)
+
+
+async def ways_to_sign_in(app: Application, request: Request) -> Response:
+    """`GET /console/api/sign-in`: what the sign-in page offers."""
+    oidc = service_of(app).oidc
+    return secured(json_response({"issuer": oidc.issuer if oidc is not None else ""}))
+
+
+async def begin_at_issuer(app: Application, request: Request) -> Response:
+    """`POST /console/api/oidc`: where the browser signs in. It comes back to `/console/oidc`."""
+    check_request(app, request)
+    await _check_empty(request)
+    oidc = service_of(app).oidc
+    if oidc is None:
+        raise BadRequest("sign-in: this cell has no issuer; next: holdfast serve --oidc-issuer-url")
+    begun = await oidc.begin(f"{request.scheme}://{request.headers.get('host', '')}/console/oidc")
+    response = json_response({"location": begun.location})
+    cookie = _set_cookie(request, begun.binding, int(OIDC_SIGN_IN_TTL_S), _issuer_cookie(request))
+    response.headers.append((b"set-cookie", cookie))
+    return secured(response)
+
+
+async def _from_issuer(service: ConsoleService, request: Request, wanted: SignIn) -> Principal:
+    if service.oidc is None:
+        raise Unauthorized(facts={"why": "NoIssuer"})
+    binding = _cookie(request, _issuer_cookie(request))
+    return await service.oidc.finish(wanted.issuer_state, wanted.issuer_code, binding)
+
+
+def _issuer_cookie(request: Request) -> str:
+    return f"{_cookie_name(request)}-issuer"
 
 
 def _allowed(app: Application, who: Principal) -> Principal:
@@ -252,9 +319,9 @@ def _audit_sign_in(app: Application, request: Request, reason: str, user: str) -
     app.gate.audit.record_refusal(who, "signIn", "console/session", reason, message=text, request=request.id)
 
 
-def _set_cookie(request: Request, value: str, seconds: int) -> bytes:
+def _set_cookie(request: Request, value: str, seconds: int, named: str = "") -> bytes:
     secure = "; Secure" if request.scheme == "https" else ""
-    name = _cookie_name(request)
+    name = named or _cookie_name(request)
     return f"{name}={value}; Path=/console; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}".encode()
 
 
@@ -264,12 +331,16 @@ async def session(app: Application, request: Request) -> Response:
 
 
 def _session_facts(app: Application, who: Principal, held: ConsoleSession | None) -> dict[str, Any]:
-    viewer = viewer_of(app.access.expand(who))
+    expanded = app.access.expand(who)
+    viewer = viewer_of(expanded)
+    own = [t for t in sorted(viewer.tenants or ()) if app.access_refusal(expanded, "create", "pods", "exec", t) is None]
+    everywhere = app.access_refusal(expanded, "create", "pods", "exec") is None
     return {
         "user": who.name,
         "role": viewer.role,
         "tenants": sorted(viewer.tenants) if viewer.tenants is not None else None,
         "pages": allowed_pages(viewer),
+        "execTenants": None if everywhere else own,
         "version": __version__,
         "now": app.ports.clock.now(),
         "expiresAt": held.expires_s if held is not None else 0.0,

@@ -29,7 +29,7 @@ MERGE_PATCH = "application/merge-patch+json"
 async def replica_log(app: Application, request: Request) -> Response:
     """`GET /console/api/regions/REGION/pods/TENANT/NAME/log`: the newest lines, with the times of the agent."""
     tenant, name = request.target.parameters["tenant"], request.target.parameters["name"]
-    _require(app, request, "get", "pods", "log", tenant, name)
+    require_access(app, request, "get", "pods", "log", tenant, name)
     query = urlencode({"tailLines": LOG_LINES_MAX, "limitBytes": LOG_BYTES_MAX, "timestamps": "true"})
     return await _forward(
         app, request, RegionRequest(method="GET", path=f"/api/v1/namespaces/{tenant}/pods/{name}/log", query=query)
@@ -39,14 +39,14 @@ async def replica_log(app: Application, request: Request) -> Response:
 async def node(app: Application, request: Request) -> Response:
     """`GET /console/api/regions/REGION/nodes/NODE`."""
     name = request.target.parameters["node"]
-    _require(app, request, "get", "nodes", "", "", name)
+    require_access(app, request, "get", "nodes", "", "", name)
     return await _forward(app, request, RegionRequest(method="GET", path=_node_path(name)))
 
 
 async def patch_node(app: Application, request: Request) -> Response:
     """`PATCH /console/api/regions/REGION/nodes/NODE`: a merge patch, with `dryRun=All` for a dry run."""
     region, name = request.target.parameters["region"], request.target.parameters["node"]
-    _require(app, request, "patch", "nodes", "", "", name)
+    require_access(app, request, "patch", "nodes", "", "", name)
     if request.content_type != MERGE_PATCH:
         raise BadRequest(f"node {name}: wrong content type (expected {MERGE_PATCH}, found {request.content_type[:60]})")
     body = (await request.body()).decode(errors="replace")
@@ -62,7 +62,7 @@ async def patch_node(app: Application, request: Request) -> Response:
 async def node_usage(app: Application, request: Request) -> Response:
     """`GET /console/api/regions/REGION/nodes/NODE/usage`: what the node's tasks use now, as the agent measures it."""
     name = request.target.parameters["node"]
-    _require(app, request, "get", "nodes", "", "", name)
+    require_access(app, request, "get", "nodes", "", "", name)
     return await _forward(app, request, usage_request(name))
 
 
@@ -70,9 +70,10 @@ def _node_path(name: str) -> str:
     return f"/apis/holdfast.dev/v1/nodes/{name}"
 
 
-def _require(  # noqa: PLR0917 - the parts of a request, in the order of `access_refusal`
+def require_access(  # noqa: PLR0917 - the parts of a request, in the order of `access_refusal`
     app: Application, request: Request, verb: str, resource: str, subresource: str, namespace: str, name: str
 ) -> None:
+    """Raises Forbidden, and audits it, if the caller may not do this here."""
     refused = app.access_refusal(request.principal, verb, resource, subresource, namespace, name)
     if refused is not None:
         what = f"{resource}/{subresource}" if subresource else resource

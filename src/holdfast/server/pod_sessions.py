@@ -120,7 +120,14 @@ def still_allowed(app: Application, request: Request) -> Callable[[Principal], b
 async def _open(app: Application, request: Request, arguments: SessionArguments) -> UpgradeResponse:
     binding = require_running_pod(app, request)
     link: Callable[[UpgradedStream], Awaitable[ClientLink]]
-    if is_websocket(request):
+    asked = request.client_link
+    if asked is not None:
+        protocol, headers = "", []
+
+        async def link(stream: UpgradedStream) -> ClientLink:
+            return asked
+
+    elif is_websocket(request):
         subprotocol = choose_subprotocol(request, "sec-websocket-protocol", WEBSOCKET_PROTOCOLS)
         protocol, headers = "websocket", accept_headers(request, subprotocol)
         link = _websocket_link

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -14,6 +14,9 @@ from holdfast.model.errors import BadRequest
 from holdfast.model.principal import Principal
 from holdfast.server import status
 from holdfast.server.router import RouteTarget
+
+if TYPE_CHECKING:
+    from holdfast.server.session_relay import ClientLink
 
 # Largest body of a resource, a commit or an agent's response. A larger one is refused with 413. The same limit as
 # kube-apiserver.
@@ -127,6 +130,8 @@ class Request:
         """Who the credential proves, without the rights of bound roles."""
         self.asserted_principal: Principal | None = scope.get("holdfast.asserted_principal")
         """The signed-in user for whom the console of the global cell makes this request; see `asserted_calls`."""
+        self.client_link: ClientLink | None = scope.get("holdfast.client_link")
+        """The client's side of a session that the console of the global cell asked for; see `asserted_calls`."""
         self.permitted: frozenset[tuple[str, str, str]] = scope.get("holdfast.permitted", frozenset())
         self.target = RouteTarget()
         self.warnings: list[str] = []

@@ -80,6 +80,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.FloatRange(0, 1),
     help="Part of all traces to export.  [default: OTEL_TRACES_SAMPLER_ARG, else 1]",
 )
+@click.option(
+    "--drills",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Global cell: folder where the supervisor of `holdfast up` takes the drills that the console starts.",
+)
 @click.option("--advertise", default="", metavar="URL", help="URL of this process for the cell's other processes.")
 @click.option("--peer-cert", type=FILE, help="Client certificate for the cell's other processes.")
 @click.option("--peer-key", type=FILE, help="Key of the peer certificate.")
@@ -91,6 +96,10 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--oidc-groups-prefix", default="", help="OIDC: prefix of groups.")
 @click.option("--oidc-required-claim", multiple=True, metavar="NAME=VALUE", help="OIDC: claim that a token must have.")
 @click.option("--oidc-ca-file", type=FILE, help="OIDC: CA certificate of the issuer.")
+@click.option("--oidc-client-secret-file", type=FILE, help="OIDC: file with the console's secret at the issuer.")
+@click.option(
+    "--oidc-scopes", default="openid email profile", show_default=True, help="OIDC: scopes that the console asks for."
+)
 def serve(
     *,
     cell: str,
@@ -120,6 +129,7 @@ def serve(
     secret_keys_command: str,
     otlp_endpoint: str,
     trace_ratio: float | None,
+    drills: Path | None,
     advertise: str,
     peer_cert: Path | None,
     peer_key: Path | None,
@@ -192,6 +202,7 @@ def serve(
         secret_keys=secret_keys,
         secret_keys_command=secret_keys_command,
         traces=traces,
+        drills=drills,
         url=advertise or f"https://{host}:{port}",
         peer_cert=peer_cert,
         peer_key=peer_key,

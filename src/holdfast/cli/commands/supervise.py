@@ -19,6 +19,7 @@ def supervise(state: str, parent_pid: int) -> None:
     Example:
       holdfast supervise --state .holdfast
     """
+    from holdfast.platform.drill_runner import drill_runner
     from holdfast.platform.layout import Layout
     from holdfast.platform.processes import identify
     from holdfast.platform.programs import programs
@@ -34,5 +35,6 @@ def supervise(state: str, parent_pid: int) -> None:
     if parent_pid and parent is None:
         say("the parent command has already exited")
         return
-    ProcessSupervisor(layout, programs(platform, layout), say).run(parent=parent)
+    drills = drill_runner(layout, platform, say)
+    ProcessSupervisor(layout, programs(platform, layout), say, drills).run(parent=parent)
     say("stopped")
