@@ -57,7 +57,15 @@ from holdfast.model.view import View
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Outcome, Write
 from holdfast.scheduling import endpoint_membership, node_health, replicate, slot_requests
-from holdfast.scheduling.eviction import drain, maintenance_drain, preempted, rebalance, release, repair, stuck_finalizers
+from holdfast.scheduling.eviction import (
+    drain,
+    maintenance_drain,
+    preempted,
+    rebalance,
+    release,
+    repair,
+    stuck_finalizers,
+)
 
 # Resync interval of node-health. A timer per node detects expiry; the resync covers a missed timer or event.
 NODE_HEALTH_RESYNC_S = limits.NODE_LEASE_TTL_S

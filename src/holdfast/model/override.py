@@ -264,12 +264,19 @@ def maintenance_of_region(overrides: Iterable[Override], region: str, now: float
     for override in overrides:
         planned = override.spec.maintenance
         whole = planned is not None and override.spec.kind is OverrideKind.AVOID_REGION and not planned.nodes
-        if whole and override.spec.scope.region == region and is_in_force(override, now) and has_begun_by(override, now):
+        if (
+            whole
+            and override.spec.scope.region == region
+            and is_in_force(override, now)
+            and has_begun_by(override, now)
+        ):
             return override
     return None
 
 
-def maintenance_of_node(overrides: Iterable[Override], *, region: str, zone: str, node: str, now: float) -> Override | None:
+def maintenance_of_node(
+    overrides: Iterable[Override], *, region: str, zone: str, node: str, now: float
+) -> Override | None:
     """The planned maintenance that drains the node now; None if there is none."""
     for override in overrides:
         planned, scope = override.spec.maintenance, override.spec.scope

@@ -73,11 +73,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "spec.approver": _roles(OPERATOR, REGION, APPROVER),
         "status": _roles("override"),
     },
-    "MaintenanceWindow": {
-        "metadata": _roles(OPERATOR),
-        "spec": _roles(OPERATOR),
-        "status": _roles("maintenance"),
-    },
+    "MaintenanceWindow": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("maintenance")},
     "Recovery": {"metadata": _roles("recover"), "spec": _roles("recover"), "status": _roles("recover")},
     "Secret": {
         **dict.fromkeys(("metadata", "immutable", "data", "stringData", "type"), _PEOPLE),

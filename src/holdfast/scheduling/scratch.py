@@ -82,9 +82,7 @@ class Scratch:
         )
 
     def _stays_until_s(self, requirements: ReplicaRequirements) -> float:
-        return stays_until_s(
-            requirements.template, requirements.max_unavailable, requirements.active_until, self.now
-        )
+        return stays_until_s(requirements.template, requirements.max_unavailable, requirements.active_until, self.now)
 
     def rows(self, requirements: ReplicaRequirements) -> list[tuple[int, int]]:
         """(row, amount) of every requested resource that some node offers."""

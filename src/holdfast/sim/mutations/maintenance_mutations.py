@@ -39,7 +39,5 @@ TABLE = (
         maintenance_never_begins,
         scenario=SCENARIO,
     ),
-    Mutation(
-        "maintenance-drain-kept", "a drain outlasts its maintenance", maintenance_drain_kept, scenario=SCENARIO
-    ),
+    Mutation("maintenance-drain-kept", "a drain outlasts its maintenance", maintenance_drain_kept, scenario=SCENARIO),
 )
