@@ -1,12 +1,12 @@
-"""`make sbom`, `make licences` and `make audit`: what Holdfast is built from, under which licences, with which known holes.
+"""`make sbom`, `make licences`, `make audit`: what Holdfast is built from, its licences, its known vulnerabilities.
 
     python scripts/supply_chain.py sbom [--out FILE]    CycloneDX 1.6 JSON of the wheel, the image and the console
-    python scripts/supply_chain.py licences             every dependency with its licence; fails if one is not allowed
-    python scripts/supply_chain.py audit                known vulnerabilities of the locked versions, from the registries
+    python scripts/supply_chain.py licences             licence of every dependency; fails if one is not allowed
+    python scripts/supply_chain.py audit                known vulnerabilities of the locked versions, by registry
 
 The list comes from requirements/runtime.txt and console/package-lock.json, which name every package with its hash. The
-SBOM has no time in it: the same locks give the same bytes. Only `audit` uses the network; without it nothing was audited,
-and it says so (exit status 2). Vulnerabilities give exit status 1.
+SBOM has no time in it: the same locks give the same bytes. Only `audit` uses the network; without it nothing is
+audited, and it says so (exit status 2). Vulnerabilities give exit status 1.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _python_licence(name: str) -> str:
     if name in rules["packages"]:
         return str(rules["packages"][name])
     try:
-        described = metadata.metadata(name)
+        described: Any = metadata.metadata(name)
     except metadata.PackageNotFoundError:
         return ""
     classifiers = [c.rpartition("::")[2].strip() for c in described.get_all("Classifier") or () if "License ::" in c]
@@ -183,7 +183,7 @@ def _index_api() -> str:
         asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
         index = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     if not index:
-        from pip._internal.models.index import PyPI  # noqa: PLC0415  the default of the installed pip
+        from pip._internal.models.index import PyPI
 
         index = PyPI.simple_url
     return f"{index.rstrip('/').removesuffix('/simple')}/pypi"
@@ -217,17 +217,15 @@ def audit_console() -> list[str]:
 def _audit(found: list[Component]) -> int:
     problems: list[str] = []
     unanswered: list[str] = []
-    for what, ask in (("Python packages", lambda: audit_python(found)), ("console", audit_console)):
+    for what in ("Python packages", "console"):
         try:
-            problems += ask()
+            problems += audit_console() if what == "console" else audit_python(found)
         except (NotAnswered, subprocess.TimeoutExpired) as error:
             unanswered.append(f"error: audit of the {what}: the registry gave no answer ({error})")
     for line in (*problems, *unanswered):
         say(line)
     if unanswered:
-        say(
-            "next: run it with a network and a registry that serves vulnerabilities; what it did not answer is not audited"
-        )
+        say("next: use a registry that answers and serves vulnerabilities; what it did not answer is not audited")
         return 2
     say(f"{len(found)} packages, {len(problems)} known vulnerabilities")
     return 1 if problems else 0

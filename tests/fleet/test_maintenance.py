@@ -148,7 +148,7 @@ def test_only_work_that_cannot_finish_or_move_is_kept_away_before_the_start() ->
 
 def test_window_of_nodes_closes_neither_zone_nor_region() -> None:
     override = announced(nodes=("n1", "n2"))
-    place = {"region": "x", "zone": "a", "tenant": "t", "workload": "w", "stays_until_s": inf}
+    place: dict[str, Any] = {"region": "x", "zone": "a", "tenant": "t", "workload": "w", "stays_until_s": inf}
     assert avoidance_of((override,), **place, node="n1") is override
     assert avoidance_of((override,), **place, node="n3") is None
     assert avoidance_of((override,), **place) is None

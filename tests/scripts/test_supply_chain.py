@@ -83,7 +83,7 @@ def test_sbom_lists_every_locked_package_with_hashes_and_is_the_same_twice(tmp_p
 
 def test_licence_that_is_not_allowed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import supply_chain  # type: ignore[import-not-found]  # noqa: PLC0415
+    import supply_chain
 
     def judged(licence: str) -> bool:
         return not supply_chain.refused_licences([supply_chain.Component("pypi", "x", "1", licence, ())])

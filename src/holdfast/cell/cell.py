@@ -96,8 +96,9 @@ class Cell:
     ) -> None:
         """`wrap_client` wraps the client of every component; the simulation injects faults there. `probe` probes other
         regions. `forward` creates the access to an authority that may be in another process. `rebalances`: running
-        replicas move for a more even spread. `maintenance`: MaintenanceWindows take effect. `registries`: of the global cell, which resolves the tags of images.
-        `sealer` has the keys of Secrets; without it they are lost with the process."""
+        replicas move for a more even spread. `maintenance`: MaintenanceWindows take effect. `registries`:
+        of the global cell, which resolves the tags of images. `sealer` has the keys of Secrets; without it they are
+        lost with the process."""
         self.name = name
         self.store = store
         self.ports = ports

@@ -44,7 +44,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """Whether controllers cache every object of this kind. Otherwise the cell's own process looks after it
     (`cell/config_upkeep.py`), and no controller holds its content."""
     leaf: bool = False
-    """Owns no object and is owned by none, so that garbage collection need not cache it: a deletion is always at once."""
+    """Owns no object and is owned by none, so that garbage collection need not cache it: it is deleted at once."""
 
     @property
     def collected(self) -> bool:

@@ -37,8 +37,8 @@ class WindowPhase(enum.StrEnum):
 
 
 class MaintenanceWindowSpec(ApiStruct, frozen=True):
-    """`start` and `end` are local times of the first occurrence, as 2026-12-01T22:00. `recurrence` is a cron schedule of
-    the later starts; each occurrence lasts as long as the first.
+    """`start` and `end` are local times of the first occurrence, as 2026-12-01T22:00. `recurrence` is a cron schedule
+    of the later starts; each occurrence lasts as long as the first.
 
     For `noticeSeconds` before it, no replica is placed there that can neither finish nor move before the start. With
     `drain` the nodes are drained from the start on, within disruption budgets; otherwise they only get no new work.

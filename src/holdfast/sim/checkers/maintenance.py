@@ -34,9 +34,11 @@ class MaintenanceChecker:
 
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         for change in commit.changes:
-            if change.kind.name == "Override" and change.new is not None and change.new.spec.maintenance is not None:
-                if change.new.status.phase == "Active":
-                    self._active_since_s.setdefault(change.new.uid, commit.at_s)
+            override = change.new
+            if not isinstance(override, Override) or override.spec.maintenance is None:
+                continue
+            if override.status.phase == "Active":
+                self._active_since_s.setdefault(override.uid, commit.at_s)
         if not self._active_since_s:
             return
         for change in commit.changes:
