@@ -13,15 +13,9 @@ import structlog
 
 from holdfast.authority.authority import Authority
 from holdfast.cell import fleet_gauges
-from holdfast.cell.controller_table import (
-    global_controllers,
-    link_controllers,
-    maintenance_drains,
-    planned_maintenance,
-    rebalancing,
-    regional_controllers,
-)
+from holdfast.cell.controller_table import global_controllers, link_controllers, rebalancing, regional_controllers
 from holdfast.cell.image_resolver import ImageResolver
+from holdfast.cell.maintenance_controllers import maintenance_drains, planned_maintenance
 from holdfast.cell.replica_stages import ReplicaStages
 from holdfast.client.contract import Client, FencingToken
 from holdfast.client.http import HttpClient

@@ -15,7 +15,6 @@ from holdfast.fleet import (
     batch_ttl,
     cron,
     grants,
-    maintenance,
     node_pools,
     overrides,
     policy,
@@ -38,7 +37,6 @@ from holdfast.model.election_term import Term
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lease_page import LeasePage
-from holdfast.model.maintenance_window import MaintenanceWindow
 from holdfast.model.meta import Key
 from holdfast.model.node import Node
 from holdfast.model.node_pool import NodePool
@@ -57,15 +55,7 @@ from holdfast.model.view import View
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Outcome, Write
 from holdfast.scheduling import endpoint_membership, node_health, replicate, slot_requests
-from holdfast.scheduling.eviction import (
-    drain,
-    maintenance_drain,
-    preempted,
-    rebalance,
-    release,
-    repair,
-    stuck_finalizers,
-)
+from holdfast.scheduling.eviction import drain, preempted, rebalance, release, repair, stuck_finalizers
 
 # Resync interval of node-health. A timer per node detects expiry; the resync covers a missed timer or event.
 NODE_HEALTH_RESYNC_S = limits.NODE_LEASE_TTL_S
@@ -208,29 +198,6 @@ def _cron_runs() -> Controller:
         wakes={CronWorkload: cron.woken_by_cron_workload, Workload: cron.woken_by_workload},
         reads=(Quota, Region, Override),
         resync_s=cron.RECHECK_S,
-    )
-
-
-def planned_maintenance() -> Controller:
-    """Creates and ends the Overrides of MaintenanceWindows."""
-    return Controller(
-        name="maintenance",
-        decide=post_restore.unless_restoring(maintenance.decider(find_zone)),
-        keys=maintenance.keys,
-        wakes={MaintenanceWindow: maintenance.woken_by_window, Override: maintenance.woken_by_override},
-        reads=(Region,),
-        resync_s=maintenance.RECHECK_S,
-    )
-
-
-def maintenance_drains(region: str) -> Controller:
-    """Drains the nodes of planned maintenance."""
-    return Controller(
-        name="maintenance",
-        decide=maintenance_drain.decider(region),
-        keys=maintenance_drain.keys,
-        wakes={Override: maintenance_drain.woken_by_override, Node: maintenance_drain.woken_by_node},
-        resync_s=maintenance_drain.RECHECK_S,
     )
 
 

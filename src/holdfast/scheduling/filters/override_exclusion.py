@@ -14,7 +14,7 @@ def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]
         return []
     zones, slots = scratch.snapshot.static.zone, scratch.snapshot.slots
     refused = zones.where(lambda zone: scratch.avoidance_of(requirements, zone) is not None)
-    for node in {name for o in found if o.spec.maintenance is not None for name in o.spec.maintenance.nodes}:
+    for node in (name for o in found if o.spec.maintenance is not None for name in o.spec.maintenance.nodes):
         slot = slots.get(node)
         if slot is not None and scratch.avoidance_of(requirements, zones.at(slot), node) is not None:
             refused[slot] = True
