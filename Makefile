@@ -133,6 +133,18 @@ docs: install-dev ## Generate the reference pages and build the documentation si
 docs-serve: docs ## Show the documentation site at http://127.0.0.1:7480/
 	@$(PY) scripts/build_site.py --serve 7480
 
+.PHONY: sbom
+sbom: install-dev ## Write the software bill of materials to dist/holdfast.cdx.json (CycloneDX), from the locks
+	@$(PY) scripts/supply_chain.py sbom --out dist/holdfast.cdx.json
+
+.PHONY: licences
+licences: install-dev ## List the licence of every dependency; fails if one is not in requirements/licences.toml
+	@$(PY) scripts/supply_chain.py licences
+
+.PHONY: audit
+audit: install-dev ## Ask the registries for known vulnerabilities of the locked packages; needs a network
+	@$(PY) scripts/supply_chain.py audit
+
 .PHONY: lock
 lock: install-dev ## Update requirements/*.txt from pyproject.toml, with hashes
 	@scripts/lock

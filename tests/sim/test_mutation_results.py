@@ -15,6 +15,8 @@ from holdfast.sim import mutation_testing, parallel_runs
 from holdfast.sim.mutations import MUTATIONS, find_mutation
 
 RECORDED_SEEDS = {
+    "maintenance-never-begins": 23,
+    "maintenance-drain-kept": 23,
     "cron-decided-by-clock": 45,
     "cron-miss-unsaid": 45,
     "cron-tick-after-run": 45,

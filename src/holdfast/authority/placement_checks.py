@@ -14,7 +14,7 @@ from holdfast.model.decision import Decision
 from holdfast.model.errors import Refused
 from holdfast.model.host_paths import host_path_needs, refused_host_path
 from holdfast.model.node import Node, unschedulable_reason
-from holdfast.model.override import ACTIVE, Override, avoidance_of
+from holdfast.model.override import ACTIVE, Override, avoidance_of, stays_until_s
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
@@ -88,13 +88,22 @@ def node_refusal(node: Node | None, name: str, epoch: int, *, live: bool) -> Ref
     return Refused(reason, f"node {name}: takes no new replicas ({_NODE_REASON_TEXT[reason]})", facts)
 
 
-def override_refusal(node: Node, replica: Replica, region: str, avoidances: Sequence[Override]) -> Refused | None:
+def replica_stays_until_s(replica: Replica, now: float) -> float:
+    spec = replica.spec
+    return stays_until_s(spec.template, spec.disruption.max_unavailable, spec.active_until, now)
+
+
+def override_refusal(
+    node: Node, replica: Replica, region: str, avoidances: Sequence[Override], now: float
+) -> Refused | None:
     override = avoidance_of(
         avoidances,
         region=region,
         zone=node.spec.zone,
         tenant=replica.metadata.namespace,
         workload=replica.spec.workload,
+        stays_until_s=replica_stays_until_s(replica, now),
+        node=node.metadata.name,
     )
     if override is None:
         return None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from holdfast.authority.claims import Claim, claim_key, victim_key
+from holdfast.authority.placement_checks import replica_stays_until_s
 from holdfast.authority.spread_domains import Domains
 from holdfast.authority.state import BINDING, RESERVATION, AuthorityState
 from holdfast.model import placement_eligibility as eligibility
@@ -23,7 +24,7 @@ from holdfast.model.binding import DesiredRunState
 from holdfast.model.errors import Refused
 from holdfast.model.host_paths import host_path_needs, refused_host_path
 from holdfast.model.node import Node, unschedulable_reason
-from holdfast.model.override import Override, avoidance_of, is_in_scope
+from holdfast.model.override import Override, avoidance_of, has_begun_by, is_in_scope
 from holdfast.model.placement_eligibility import Labels, NeighbourSelector
 from holdfast.model.placement_rules import (
     AffinityRule,
@@ -55,10 +56,13 @@ NO_RELIANCE = RelianceOnClaims()
 class PlacementGates:
     """The gates during one round."""
 
-    def __init__(self, state: AuthorityState, rules: Callable[[], PolicyRules], avoidances: Iterable[Override]) -> None:
+    def __init__(
+        self, state: AuthorityState, rules: Callable[[], PolicyRules], avoidances: Iterable[Override], now: float
+    ) -> None:
         self._state = state
         self._read_rules = rules
         self._avoidances = list(avoidances)
+        self._now = now
 
     def check(
         self, replica: Replica, node: Node, victims: Iterable[str] = (), *, new_claim: bool
@@ -299,6 +303,7 @@ class PlacementGates:
         driver, dedicated = required_driver(replica.spec.template), self._is_dedicated(replica)
         paths = host_path_needs(replica.spec.template)
         avoidances, region = self._avoidances_of(replica), self._state.region
+        until_s = replica_stays_until_s(replica, self._now)
         labels, keeps_off = FilterName.LABELS in rules.filters, _taint_rule(rules)
 
         def eligible(node: Node) -> bool:
@@ -312,14 +317,30 @@ class PlacementGates:
                 and not refused_host_path(node.spec.host_paths, namespace, paths)
                 and (not labels or eligibility.matches_node_labels(placement, node.metadata.labels))
                 and keeps_off(node.spec.taints, placement.tolerations) is None
-                and avoidance_of(avoidances, region=region, zone=zone, tenant=namespace, workload=workload) is None
+                and avoidance_of(
+                    avoidances,
+                    region=region,
+                    zone=zone,
+                    tenant=namespace,
+                    workload=workload,
+                    stays_until_s=until_s,
+                    node=node.metadata.name,
+                )
+                is None
             )
 
         return eligible
 
     def _avoidances_of(self, replica: Replica) -> list[Override]:
         namespace, workload, region = replica.metadata.namespace, replica.spec.workload, self._state.region
-        return [o for o in self._avoidances if is_in_scope(o, region=region, tenant=namespace, workload=workload)]
+        if not self._avoidances:
+            return []
+        until_s = replica_stays_until_s(replica, self._now)
+        return [
+            o
+            for o in self._avoidances
+            if is_in_scope(o, region=region, tenant=namespace, workload=workload) and has_begun_by(o, until_s)
+        ]
 
     def _is_dedicated(self, replica: Replica) -> bool:
         return replica.spec.dedicated or is_dedicated(self._state.tenant(replica.metadata.namespace))

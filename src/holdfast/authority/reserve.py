@@ -67,7 +67,7 @@ class RoundState:
         self._siblings: dict[tuple[str, str], preempted.SiblingCounts] = {}
         self.protected = ProtectedQuota(state)
         self._rules: PolicyRules | None = None
-        self.gates = PlacementGates(state, self.rules, self.avoidances)
+        self.gates = PlacementGates(state, self.rules, self.avoidances, self.now)
 
     def limit(self, tenant: str, spent: CapacityClass) -> tuple[SpendingLimit, dict[str, int]]:
         """The limit for claims of this class, and the revisions it was read from."""
@@ -123,7 +123,7 @@ def node_refusal(
     if refused is not None or node is None:
         return refused
     return (
-        placement_checks.override_refusal(node, replica, state.region, round_state.avoidances)
+        placement_checks.override_refusal(node, replica, state.region, round_state.avoidances, round_state.now)
         or placement_checks.driver_refusal(node, replica)
         or placement_checks.placement_rules_refusal(node, replica, state.region, round_state.region)
         or placement_checks.tenancy_refusal(node, replica, round_state.tenant(replica.metadata.namespace))

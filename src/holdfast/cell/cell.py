@@ -15,6 +15,7 @@ from holdfast.authority.authority import Authority
 from holdfast.cell import fleet_gauges
 from holdfast.cell.controller_table import global_controllers, link_controllers, rebalancing, regional_controllers
 from holdfast.cell.image_resolver import ImageResolver
+from holdfast.cell.maintenance_controllers import maintenance_drains, planned_maintenance
 from holdfast.cell.replica_stages import ReplicaStages
 from holdfast.cell.stage_spans import StageSpans
 from holdfast.client.contract import Client, FencingToken
@@ -85,13 +86,15 @@ class Cell:
         forward: Forward | None = None,
         resync_s: float = limits.RESYNC_S,
         rebalances: bool = True,
+        maintenance: bool = True,
         registries: AllowedRegistries | None = None,
         sealer: Sealer | None = None,
     ) -> None:
         """`wrap_client` wraps the client of every component; the simulation injects faults there. `probe` probes other
         regions. `forward` creates the access to an authority that may be in another process. `rebalances`: running
-        replicas move for a more even spread. `registries`: of the global cell, which resolves the tags of images.
-        `sealer` has the keys of Secrets; without it they are lost with the process."""
+        replicas move for a more even spread. `maintenance`: MaintenanceWindows take effect. `registries`:
+        of the global cell, which resolves the tags of images. `sealer` has the keys of Secrets; without it they are
+        lost with the process."""
         self.name = name
         self.store = store
         self.ports = ports
@@ -108,7 +111,7 @@ class Cell:
         self.informers = Informers(self.client_of("informers"), ports, resync_s=resync_s)
         self.election = Election(self.client_of("election"), "controllers", identity, ports)
         self._authority_election = Election(self.client_of("authority"), "authority", identity, ports)
-        self.runners = self._runners(rebalances=rebalances) if "controllers" in parts else []
+        self.runners = self._runners(rebalances=rebalances, maintenance=maintenance) if "controllers" in parts else []
         self.scheduler: Scheduler | None = None
         self.link: Link | None = None
         copies = self.client_of("link") if regional else None
@@ -163,10 +166,12 @@ class Cell:
     def client(self, who: Principal) -> LocalClient:
         return LocalClient(self.gate, who, placement=self.placement, events=self.events)
 
-    def _runners(self, *, rebalances: bool) -> list[Runner]:
+    def _runners(self, *, rebalances: bool, maintenance: bool) -> list[Runner]:
         table = global_controllers() if self.name == GLOBAL else regional_controllers(self.name)
         if self.name != GLOBAL and rebalances:
             table = (*table, rebalancing(self.name))
+        if maintenance:
+            table = (*table, planned_maintenance() if self.name == GLOBAL else maintenance_drains(self.name))
         return [Runner(item, self.client_of(item.name), self.informers, self.ports, self.election) for item in table]
 
     async def start(self) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from holdfast.foundation import metrics
 from holdfast.model.assignment import Assignment
-from holdfast.model.override import Override
+from holdfast.model.override import Override, maintenance_of_region
 from holdfast.model.quota import Quota
 from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
 from holdfast.model.recovery_budget import RecoveryBudget
@@ -18,13 +18,16 @@ from holdfast.model.view import View
 from holdfast.model.workload import Workload, WorkloadType
 from holdfast.scheduling.eviction import stuck_finalizers
 
+PLANNED_ABSENCE = "PlannedAbsence"
+"""State of a region that is not healthy while it is in planned maintenance. No alert names it."""
+
 READS = (Region, Recovery, RecoveryBudget, Override, Quota, Workload, Tenant, Assignment, SchedulerPolicy)
 
 
 def update_gauges(view: View, now: float) -> None:
-    states = Counter(r.status.health.state for r in view.list(Region))
-    for state in HealthState:
-        metrics.FLEET_REGIONS.labels(state.value).set(states[state])
+    states = Counter(_alarming_state(r, view, now) for r in view.list(Region))
+    for state in (*HealthState, PLANNED_ABSENCE):
+        metrics.FLEET_REGIONS.labels(str(state)).set(states[str(state)])
     metrics.FLEET_CONTACT_AGE.clear()  # a deleted region has no series
     for region in view.list(Region):
         if region.status.health.last_contact_at:
@@ -58,6 +61,14 @@ def update_gauges(view: View, now: float) -> None:
     workloads = view.list(Workload)
     metrics.FLEET_UNBACKED.set(sum(w.status.backing is not None and not w.status.backing.backed for w in workloads))
     metrics.FLEET_PENDING_AGE.set(max((_not_serving_s(w, now) for w in workloads), default=0.0))
+
+
+def _alarming_state(region: Region, view: View, now: float) -> str:
+    """The region's health; PLANNED_ABSENCE instead of a state that alerts, while it is in planned maintenance."""
+    state = region.status.health.state
+    if state is HealthState.HEALTHY or maintenance_of_region(view.list(Override), region.metadata.name, now) is None:
+        return state.value
+    return PLANNED_ABSENCE
 
 
 def _not_serving_s(workload: Workload, now: float) -> float:

@@ -112,6 +112,8 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For the global cell: key of the platform's CA, which is in `client_ca`. Without it no region can join."""
     rebalance: bool = True
     """For a region: whether running replicas move for a more even spread."""
+    maintenance: bool = True
+    """Whether MaintenanceWindows take effect in this cell."""
     images: Path | None = None
     """For the global cell: TOML file with the table `images`, the registries that resolve tags."""
     secret_keys: Path | None = None
@@ -155,6 +157,7 @@ async def run_cell(config: CellConfig) -> int:
         parts=frozenset(config.parts),
         forward=peers.forwarding if config.etcd is not None else None,
         rebalances=config.rebalance,
+        maintenance=config.maintenance,
         registries=read_allowed(config.images) if config.cell == GLOBAL else None,
         sealer=await _sealer(config, store),
     )

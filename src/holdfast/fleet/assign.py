@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -26,7 +27,7 @@ from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assig
 from holdfast.model.config_references import restarting_objects
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
-from holdfast.model.override import Override, active_avoidances, avoidance_of
+from holdfast.model.override import Override, active_avoidances, avoidance_of, stays_until_s
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.reasons import Reason
@@ -34,7 +35,7 @@ from holdfast.model.region import HealthState, Region
 from holdfast.model.template import template_hash
 from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.model.tenure import needs_tenure
-from holdfast.model.times import parse_time
+from holdfast.model.times import micro_text, parse_time
 from holdfast.model.trace_ids import TRACEPARENT_ANNOTATION, kept_context
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, Workload, WorkloadType, is_indexed, resolved_template, wanted_replicas
@@ -64,7 +65,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if not stored and (_awaits_versions(workload) or any(_just_created(r, now) for r in allowed)):
         return Outcome(requeue_after_s=1.0)  # new regions report first: otherwise the first would get everything
     avoidances = active_avoidances(view.list(Override), now)
-    open_to_more = [r for r in allowed if accepts_new_replicas(workload, r, avoidances)]
+    open_to_more = [r for r in allowed if accepts_new_replicas(workload, r, avoidances, now)]
     away = reassignment(workload, stored, view, now) if open_to_more else Reassignment()
     gone = {r.metadata.name for r in allowed if stops_without_contact(workload, r)} if open_to_more else frozenset()
     staying = [r for r in allowed if r.metadata.name not in gone | away.regions]
@@ -144,15 +145,20 @@ def region_refusal_reason(workload: Workload, region: Region) -> str:
     return ""
 
 
-def open_zones(workload: Workload, region: Region, avoidances: Collection[Override] = ()) -> list[str]:
-    """Zones of the region that the placement rules allow and that none of these active overrides closes."""
+def open_zones(
+    workload: Workload, region: Region, avoidances: Collection[Override] = (), stays_until_s: float = inf
+) -> list[str]:
+    """Zones of the region that the placement rules allow and that none of these active overrides closes to replicas
+    that stay until then."""
     name, tenant, work = region.metadata.name, workload.metadata.namespace, workload.metadata.name
     rules, zones = workload.spec.placement, region.spec.zones or ("",)
     return [
         zone
         for zone in zones
         if eligibility.allows_zone(rules, zone)
-        and not avoidance_of(avoidances, region=name, zone=zone, tenant=tenant, workload=work)
+        and not avoidance_of(
+            avoidances, region=name, zone=zone, tenant=tenant, workload=work, stays_until_s=stays_until_s
+        )
     ]
 
 
@@ -168,10 +174,18 @@ def _just_created(region: Region, now: float) -> bool:
     return now - parse_time(region.metadata.creation_timestamp) < REGION_FIRST_REPORT_GRACE_S
 
 
-def accepts_new_replicas(workload: Workload, region: Region, avoidances: Collection[Override]) -> bool:
+def accepts_new_replicas(workload: Workload, region: Region, avoidances: Collection[Override], now: float) -> bool:
     """Whether the region may get new replicas of the workload: it is healthy and no override forbids it."""
     healthy = region.status.health.state is HealthState.HEALTHY
-    return healthy and (not avoidances or bool(open_zones(workload, region, avoidances)))
+    return healthy and (not avoidances or bool(open_zones(workload, region, avoidances, _stay_until_s(workload, now))))
+
+
+def _stay_until_s(workload: Workload, now: float) -> float:
+    """The latest time at which replicas that are placed now may still be there if nobody forces them out."""
+    spec, ends_at = workload.spec, ""
+    if spec.batch is not None and spec.batch.active_deadline_seconds is not None:
+        ends_at = micro_text(now + spec.batch.active_deadline_seconds)
+    return stays_until_s(spec.template, spec.disruption.max_unavailable, ends_at, now)
 
 
 def _shares(

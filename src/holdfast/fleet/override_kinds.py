@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import MAX_MAINTENANCE_TTL_S, Override, OverrideKind
 from holdfast.model.times import parse_time
 
 
@@ -64,7 +64,7 @@ def latest_expiry_s(override: Override) -> float:
 
 def max_duration_s(override: Override) -> float:
     """Longest duration: the requested TTL, limited by its kind and, for break-glass, by BREAK_GLASS_MAX_S."""
-    most_s = RULES[override.spec.kind].max_ttl_s
+    most_s = RULES[override.spec.kind].max_ttl_s if override.spec.maintenance is None else MAX_MAINTENANCE_TTL_S
     if override.spec.break_glass is not None:
         most_s = min(most_s, limits.BREAK_GLASS_MAX_S)
     return min(override.spec.ttl_seconds, most_s)

@@ -4,6 +4,8 @@
 - If it is also unreachable for a majority of the regions that still report, it is Lost.
 - Without that majority it is AwaitingWitness. Only an operator's override declares it lost.
 - No other region reports either: the global cell may be isolated, so the region stays Suspect (GlobalCellIsolated).
+- Planned maintenance of the region changes none of this, because what still runs there must be recovered. Its absence
+  is only reported as planned: no warning, and no alert.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 from holdfast.model import input_freshness
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Condition, Key, with_condition
-from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope
+from holdfast.model.override import Override, OverrideKind, in_force, is_in_scope, maintenance_of_region
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, scaled, shortfall
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region, RegionHealth
@@ -77,7 +79,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     notices: tuple[Notice, ...] = ()
     if assessment.state is not old.state:
         message = f"{old.state.value} → {assessment.state.value}: {assessment.message}"
-        notices = (Notice(region, assessment.reason, message, warning=assessment.state is not HealthState.HEALTHY),)
+        planned = maintenance_of_region(view.list(Override), region.metadata.name, now)
+        if planned is not None:
+            message += f"; planned: {planned.spec.reason}, until {planned.status.expires_at}"
+        unhealthy = assessment.state is not HealthState.HEALTHY
+        notices = (Notice(region, assessment.reason, message, warning=unhealthy and planned is None),)
     return Outcome(writes=(write,), notices=notices, requeue_after_s=assessment.next_s)
 
 

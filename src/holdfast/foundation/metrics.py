@@ -209,7 +209,9 @@ SERVER_CERTIFICATE_EXPIRY = Gauge(
 SERVER_FAILURES = Counter("holdfast_server_failures_total", "Requests that failed with an internal server error.")
 
 # The fleet, from the global cell
-FLEET_REGIONS = Gauge("holdfast_fleet_regions", "Regions, by health.", ["state"])
+FLEET_REGIONS = Gauge(
+    "holdfast_fleet_regions", "Regions, by health. PlannedAbsence: not healthy, in planned maintenance.", ["state"]
+)
 FLEET_CONTACT_AGE = Gauge(
     "holdfast_fleet_region_contact_age_seconds", "Time since the region's last report, by region.", ["region"]
 )

@@ -58,7 +58,7 @@ class Collector:
         self.is_global = cell == "global"
         self._cell = cell
         other = Home.REGION if self.is_global else Home.GLOBAL
-        self.own_kinds = tuple(k for k in ALL if k.home is not other and k.informed and k.name not in _NEVER_COLLECTED)
+        self.own_kinds = tuple(k for k in ALL if k.home is not other and k.collected and k.name not in _NEVER_COLLECTED)
         """Kinds that may be deleted here."""
         copies = () if self.is_global else tuple(k for k in ALL if k.home is Home.GLOBAL and k.mirrored)
         self.watched_kinds = (*self.own_kinds, *copies)

@@ -41,7 +41,7 @@ def override_scope(case: AdmissionCase) -> Iterator[Cause | Refused]:
     if case.before is not None or REGION in case.who.roles:
         return  # a region's report was admitted there and is already effective
     rule = RULES[spec.kind]
-    if spec.ttl_seconds > rule.max_ttl_s:
+    if spec.ttl_seconds > rule.max_ttl_s and spec.maintenance is None:
         most = f"must be at most {rule.max_ttl_s:g} for {spec.kind}; create another override when it expires"
         yield invalid("spec.ttlSeconds", spec.ttl_seconds, most)
     if spec.approver or spec.revoked:

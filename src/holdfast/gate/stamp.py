@@ -192,7 +192,7 @@ def mark_deleted(kind: Kind, before: Object, propagation: str, *, now: str) -> O
         return before if meta.finalizers else None
     extra = PROPAGATION_FINALIZERS[propagation]
     finalizers = meta.finalizers
-    if extra and extra not in finalizers and not kind.ephemeral and kind.informed:
+    if extra and extra not in finalizers and not kind.ephemeral and kind.collected:
         finalizers = (*finalizers, extra)
     if not finalizers:
         return None

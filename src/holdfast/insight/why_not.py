@@ -175,7 +175,7 @@ class WhyNotQuery:
                 owner = snapshot.static.tenant.at(slot) or "everyone"
                 return f"add nodes for tenant {requirements.namespace}: node {name} belongs to {owner}"
             case Reason.NODE_EXCLUDED_BY_OVERRIDE:
-                override = self._scratch.avoidance_of(requirements, snapshot.zone(slot))
+                override = self._scratch.avoidance_of(requirements, snapshot.zone(slot), name)
                 name = override.metadata.name if override is not None else ""
                 return f"end override {name}, or wait until it expires"
             case _:

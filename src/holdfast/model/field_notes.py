@@ -188,7 +188,17 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "recoveryAllowance": "Resources that may be used beyond `hard` during a recovery.",
         "pendingCap": "Highest number of pending replicas.",
     },
+    "MaintenanceWindowSpec": {
+        "region": "Region of the maintenance.",
+        "zone": "Only this zone of the region.",
+        "nodes": "Only these nodes of the region.",
+        "timeZone": "IANA name of the zone of `start`, `end` and `recurrence`, such as Europe/Berlin.",
+        "reason": "What is done there.",
+        "owner": "Whom to ask: a person or a team.",
+        "suspend": "Whether no occurrence takes effect. One that goes on ends at once.",
+    },
     "OverrideSpec": {
+        "maintenance": "Planned maintenance that the override stands for. Set by the controller alone.",
         "kind": "What the override does.",
         "scope": "Region, zone, tenant or workload that it applies to.",
         "reason": "Why it is needed. Kept for the review after the incident.",

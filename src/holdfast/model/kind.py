@@ -43,6 +43,13 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     informed: bool = True
     """Whether controllers cache every object of this kind. Otherwise the cell's own process looks after it
     (`cell/config_upkeep.py`), and no controller holds its content."""
+    leaf: bool = False
+    """Owns no object and is owned by none, so that garbage collection need not cache it: it is deleted at once."""
+
+    @property
+    def collected(self) -> bool:
+        """Whether garbage collection watches objects of this kind."""
+        return self.informed and not self.leaf
 
     @property
     def singular(self) -> str:

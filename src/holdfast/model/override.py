@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
 from holdfast.model import limits
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
+from holdfast.model.template import RestartPolicy, Template
 from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_range, forbidden, required
 
 # Longest lifetime of an Override. A longer one is refused; an exception that lasts belongs into the spec.
 MAX_TTL_S = 24 * 3600.0
+# Longest lifetime of the Override of a MaintenanceWindow: the longest window and the longest notice before it.
+MAX_MAINTENANCE_TTL_S = 15 * 24 * 3600.0
 PENDING, ACTIVE, EXPIRED, REVOKED = "Pending", "Active", "Expired", "Revoked"
 BREAK_GLASS_PREFIX = "break-glass-"
 
@@ -92,6 +96,19 @@ class BreakGlass(ApiStruct, frozen=True):
     The reason is in `spec.reason`."""
 
 
+class PlannedMaintenance(ApiStruct, frozen=True):
+    """The occurrence of a MaintenanceWindow that an avoidance stands for. Written by the controller maintenance.
+
+    Before `startsAt` the avoidance keeps away only replicas that may still be there then (`stays_until_s`). With
+    `nodes` it is about these nodes alone. `drain`: from `startsAt` on, the nodes are drained.
+    """
+
+    window: str
+    starts_at: str
+    nodes: tuple[str, ...] = ()
+    drain: bool = False
+
+
 class OverrideSpec(ApiStruct, frozen=True):
     kind: OverrideKind
     scope: OverrideScope = msgspec.field(default_factory=OverrideScope)
@@ -107,6 +124,7 @@ class OverrideSpec(ApiStruct, frozen=True):
     priority: int = 0
     policy_revision: str = ""
     break_glass: BreakGlass | None = None
+    maintenance: PlannedMaintenance | None = None
 
 
 class OverrideStatus(ApiStruct, frozen=True):
@@ -197,13 +215,74 @@ def active_avoidances(overrides: Iterable[Override], now: float) -> tuple[Overri
     return tuple(o for o in overrides if o.spec.kind in AVOIDANCES and is_in_force(o, now))
 
 
+def stays_until_s(template: Template, max_unavailable: int, active_until: str, now: float) -> float:
+    """The latest time at which a replica that is placed now may still be there if nobody forces it out.
+
+    - A replica that ends by itself (restartPolicy OnFailure or Never) loses its work if it moves. It stays until its
+      `activeDeadlineSeconds` are over, without them for ever.
+    - Any other replica can be moved at once, unless its disruption budget never lets it go: then it stays for ever.
+    """
+    if template.restart_policy is not RestartPolicy.ALWAYS:
+        return parse_time(active_until) if active_until else inf
+    return now if max_unavailable else inf
+
+
+def has_begun_by(avoidance: Override, stays_until_s: float) -> bool:
+    """Whether a replica that stays until then would meet the avoidance. Only planned maintenance begins later."""
+    planned = avoidance.spec.maintenance
+    return planned is None or stays_until_s >= parse_time(planned.starts_at)
+
+
 def avoidance_of(
-    avoidances: Iterable[Override], *, region: str, zone: str, tenant: str, workload: str
+    avoidances: Iterable[Override],
+    *,
+    region: str,
+    zone: str,
+    tenant: str,
+    workload: str,
+    stays_until_s: float,
+    node: str = "",
 ) -> Override | None:
-    """The first avoidance that forbids new replicas of the workload in the zone; None if there is none."""
+    """The first avoidance that forbids a new replica of the workload on the node, or without `node` in all of the zone;
+    None if there is none. `stays_until_s` is that of the replica."""
     for override in avoidances:
+        planned = override.spec.maintenance
         closes_zone = override.spec.kind is OverrideKind.AVOID_REGION or override.spec.scope.zone == zone
-        if closes_zone and is_in_scope(override, region=region, tenant=tenant, workload=workload):
+        closes_node = planned is None or not planned.nodes or node in planned.nodes
+        if (
+            closes_zone
+            and closes_node
+            and is_in_scope(override, region=region, tenant=tenant, workload=workload)
+            and has_begun_by(override, stays_until_s)
+        ):
+            return override
+    return None
+
+
+def maintenance_of_region(overrides: Iterable[Override], region: str, now: float) -> Override | None:
+    """The planned maintenance of the whole region that goes on now; None if there is none."""
+    for override in overrides:
+        planned = override.spec.maintenance
+        whole = planned is not None and override.spec.kind is OverrideKind.AVOID_REGION and not planned.nodes
+        if (
+            whole
+            and override.spec.scope.region == region
+            and is_in_force(override, now)
+            and has_begun_by(override, now)
+        ):
+            return override
+    return None
+
+
+def maintenance_of_node(
+    overrides: Iterable[Override], *, region: str, zone: str, node: str, now: float
+) -> Override | None:
+    """The planned maintenance that drains the node now; None if there is none."""
+    for override in overrides:
+        planned, scope = override.spec.maintenance, override.spec.scope
+        if planned is None or not planned.drain or scope.region != region or scope.zone not in ("", zone):
+            continue
+        if (not planned.nodes or node in planned.nodes) and is_in_force(override, now) and has_begun_by(override, now):
             return override
     return None
 
@@ -212,7 +291,11 @@ def validate_override(override: Override, old: Override | None) -> Causes:
     spec = override.spec
     if not spec.reason.strip():
         yield required("spec.reason", "explain why, for the review after the incident")
-    yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, MAX_TTL_S)
+    yield from check_range(
+        "spec.ttlSeconds", spec.ttl_seconds, 1, MAX_TTL_S if spec.maintenance is None else MAX_MAINTENANCE_TTL_S
+    )
+    if spec.maintenance is not None and spec.kind not in AVOIDANCES:
+        yield forbidden("spec.maintenance", "only an AvoidRegion or AvoidZone stands for planned maintenance")
     needed, optional = _SCOPE_FIELDS[spec.kind]
     for name in OverrideScope.__struct_fields__:
         given = bool(getattr(spec.scope, name))

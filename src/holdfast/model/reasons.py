@@ -454,6 +454,12 @@ class Reason(enum.StrEnum):
         "the region until the global cell is in contact again.",
     )
     OVERRIDE_REVOKED = "OverrideRevoked", "The Override was revoked and has no effect."
+    MAINTENANCE_PLANNED = (
+        "MaintenancePlanned",
+        "The window is planned, announced, suspended or over; its phase says which.",
+    )
+    MAINTENANCE_ACTIVE = "MaintenanceActive", "Planned maintenance goes on: no new work is placed there."
+    MAINTENANCE_ENDED = "MaintenanceEnded", "The maintenance is over, and the node takes work again."
     OVERRIDE_REVERTED = "OverrideReverted", "The Override has ended, and a check found none of its effect left."
     OVERRIDE_REVERT_PENDING = (
         "OverrideRevertPending",

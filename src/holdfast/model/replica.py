@@ -38,6 +38,7 @@ class ReplicaSpec(ApiStruct, frozen=True):
     exclusive: Exclusivity | None = None
     min_ready_seconds: float = 0.0
     index: int | None = None
+    active_until: str = ""
 
 
 class PlacementBlock(ApiStruct, frozen=True):

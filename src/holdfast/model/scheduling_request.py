@@ -38,6 +38,7 @@ class SchedulingRequestSpec(ApiStruct, frozen=True):
     max_unavailable: int = 0
     workload_generation: int = 0
     members: tuple[RequestMember, ...] = ()
+    active_until: str = ""
 
 
 class RefusalCount(ApiStruct, frozen=True):

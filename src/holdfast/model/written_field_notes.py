@@ -344,6 +344,13 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "requestedTtlSeconds": "TTL that was requested.",
         "insisted": "Whether it was accepted although the global cell was believed to be reachable.",
     },
+    "PlannedMaintenance": {"window": "The MaintenanceWindow."},
+    "MaintenanceWindowStatus": {
+        "phase": "Scheduled, Notice, Active, Suspended or Ended.",
+        "startsAt": "Start of the present or next occurrence.",
+        "endsAt": "End of the present or next occurrence.",
+        "override": "The Override of the present occurrence.",
+    },
     "RecoverySpec": {
         "zone": "Lost zone; empty for a whole region.",
         "cause": "What was lost.",

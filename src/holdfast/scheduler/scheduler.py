@@ -28,7 +28,7 @@ from holdfast.model.binding import claim_name
 from holdfast.model.decision import Decision, QueueState
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
-from holdfast.model.override import PLACEMENT_KINDS, has_emergency_quota, is_in_force, is_in_scope
+from holdfast.model.override import PLACEMENT_KINDS, has_begun_by, has_emergency_quota, is_in_force, is_in_scope
 from holdfast.model.placement_api import ReserveRequest
 from holdfast.model.quantity import Amounts
 from holdfast.model.quota import GrantClass
@@ -340,6 +340,16 @@ class Scheduler:
             adopted=adopted,
         )
 
+    def _equivalence(self, pending: PendingRequest) -> bytes:
+        """The request's equivalence class. While maintenance is announced, requests of one class differ: those that
+        can finish or move before its start may be placed."""
+        now = self._ports.clock.now()
+        announced = any(
+            o.spec.maintenance is not None and is_in_force(o, now) and not has_begun_by(o, now)
+            for o in self._builder.overrides()
+        )
+        return b"" if announced else equivalence_key(pending.request)
+
     def _overrides_in_force(self, now: float) -> tuple[str, ...]:
         """Active overrides that affect placement in this region; others are not recorded in Decisions."""
         return tuple(
@@ -398,7 +408,7 @@ class Scheduler:
         pending.planned_but_refused = False
         self._unplaced.inc(len(outcome.unplaced))
         pause_s = self._record_failure(
-            pending, outcome.refusals, equivalence=equivalence_key(pending.request), outcompeted=contested
+            pending, outcome.refusals, equivalence=self._equivalence(pending), outcompeted=contested
         )
         return now + pause_s
 

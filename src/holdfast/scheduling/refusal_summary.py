@@ -122,8 +122,8 @@ def refusal_message(scratch: Scratch, requirements: ReplicaRequirements, reason:
             pools = sorted({scratch.snapshot.static.pool.at(slot) for slot in slots})
             return f"allows pools {', '.join(requirements.placement.pools)}; these are in {', '.join(pools)}"
         case Reason.NODE_EXCLUDED_BY_OVERRIDE:
-            zones = sorted({scratch.snapshot.zone(slot) for slot in slots})
-            found = [o for zone in zones if (o := scratch.avoidance_of(requirements, zone)) is not None]
+            places = sorted({(scratch.snapshot.zone(slot), scratch.snapshot.name(slot)) for slot in slots})
+            found = [o for place in places if (o := scratch.avoidance_of(requirements, *place)) is not None]
             return "; ".join(dict.fromkeys(f"override {o.metadata.name}: {o.spec.reason}" for o in found))
         case Reason.PORT_IN_USE:
             return f"needs port {', '.join(map(port_text, requirements.fixed_ports))}"

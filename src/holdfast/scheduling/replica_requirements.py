@@ -48,6 +48,8 @@ class ReplicaRequirements(msgspec.Struct, frozen=True):
     """Claims (tenant/claim) that the authority recently refused to evict for this request."""
     template_hash: str = ""
     """Identifies gang members. It is part of every claim, so that a committed claim equals the assumed one."""
+    active_until: str = ""
+    """When the batch must have ended (`activeDeadlineSeconds`); empty without such a time."""
 
     @property
     def gpu_milli(self) -> int:
@@ -126,6 +128,7 @@ def requirements_of(
         quota_headroom=None if uses_recovery_slots else quota_headroom,
         excluded_victims=excluded_victims,
         template_hash=template_hash(template),
+        active_until=spec.active_until,
     )
 
 
@@ -144,6 +147,7 @@ def request_for(replica: Replica, *, attempt: int) -> SchedulingRequest:
             reclaimable=spec.reclaimable,
             dedicated=spec.dedicated,
             purpose=spec.purpose,
+            active_until=spec.active_until,
             members=(RequestMember(replica.metadata.name, replica.uid, attempt),),
         ),
     )

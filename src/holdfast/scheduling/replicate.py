@@ -106,6 +106,12 @@ def _active_time_left_s(assignment: Assignment, now: float) -> float | None:
     return parse_time(assignment.metadata.creation_timestamp) + batch.active_deadline_seconds - now
 
 
+def _active_until(assignment: Assignment) -> str:
+    """When a batch must have ended; empty without such a time."""
+    at_s = _active_time_left_s(assignment, 0.0)
+    return micro_text(at_s) if at_s is not None else ""
+
+
 def _changes(
     assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica], siblings: Sequence[Replica]
 ) -> tuple[int, list[Replica]]:
@@ -274,6 +280,7 @@ def _replica(region: str, assignment: Assignment, ordinal: int, now: float, *, i
             exclusive=spec.exclusive,
             min_ready_seconds=spec.min_ready_seconds,
             index=index,
+            active_until=_active_until(assignment),
         ),
     )
 
@@ -367,6 +374,7 @@ def _request(region: str, assignment: Assignment, members: Sequence[Replica], ga
             max_unavailable=spec.disruption.max_unavailable,
             workload_generation=spec.workload_generation,
             members=tuple(_member(r) for r in members),
+            active_until=_active_until(assignment),
         ),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.model.binding import DeviceClaim
-from holdfast.model.override import Override, active_avoidances, avoidance_of, is_in_scope
+from holdfast.model.override import Override, active_avoidances, avoidance_of, has_begun_by, is_in_scope, stays_until_s
 from holdfast.model.placement_eligibility import selector_of
 from holdfast.model.placement_rules import required_anti_affinity
 from holdfast.model.quantity import WHOLE_GPU_MILLI
@@ -60,14 +60,32 @@ class Scratch:
         self._avoidances = active_avoidances(snapshot.overrides, now)
 
     def avoidances(self, requirements: ReplicaRequirements) -> list[Override]:
-        """Active overrides that exclude this workload from the region or one of its zones."""
+        """Active overrides that exclude these replicas from the region, one of its zones or some nodes."""
+        if not self._avoidances:
+            return []
         region, tenant, workload = self.snapshot.region, requirements.namespace, requirements.workload
-        return [o for o in self._avoidances if is_in_scope(o, region=region, tenant=tenant, workload=workload)]
+        until_s = self._stays_until_s(requirements)
+        return [
+            o
+            for o in self._avoidances
+            if is_in_scope(o, region=region, tenant=tenant, workload=workload) and has_begun_by(o, until_s)
+        ]
 
-    def avoidance_of(self, requirements: ReplicaRequirements, zone: str) -> Override | None:
-        """The active override that excludes this workload from the zone; None if there is none."""
-        region, tenant, workload = self.snapshot.region, requirements.namespace, requirements.workload
-        return avoidance_of(self._avoidances, region=region, zone=zone, tenant=tenant, workload=workload)
+    def avoidance_of(self, requirements: ReplicaRequirements, zone: str, node: str = "") -> Override | None:
+        """The active override that excludes these replicas from the node, or without `node` from the zone; None if
+        there is none."""
+        return avoidance_of(
+            self._avoidances,
+            region=self.snapshot.region,
+            zone=zone,
+            tenant=requirements.namespace,
+            workload=requirements.workload,
+            stays_until_s=self._stays_until_s(requirements),
+            node=node,
+        )
+
+    def _stays_until_s(self, requirements: ReplicaRequirements) -> float:
+        return stays_until_s(requirements.template, requirements.max_unavailable, requirements.active_until, self.now)
 
     def rows(self, requirements: ReplicaRequirements) -> list[tuple[int, int]]:
         """(row, amount) of every requested resource that some node offers."""

@@ -303,6 +303,17 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Reason", _field("spec.reason"), wide=True),
         TableColumn("Requester", _field("spec.requester"), wide=True),
     ),
+    "MaintenanceWindow": (
+        TableColumn("Region", _field("spec.region")),
+        TableColumn("Scope", lambda w: w.spec.zone or ",".join(w.spec.nodes) or "region"),
+        TableColumn("Phase", _field("status.phase")),
+        TableColumn("Starts", lambda w: w.status.starts_at or NONE),
+        TableColumn("Ends", lambda w: w.status.ends_at or NONE),
+        TableColumn("Owner", _field("spec.owner")),
+        TableColumn("Recurrence", lambda w: w.spec.recurrence or NONE, wide=True),
+        TableColumn("Reason", _field("spec.reason"), wide=True),
+        TableColumn("Override", lambda w: w.status.override or NONE, wide=True),
+    ),
     "Recovery": (
         TableColumn("Region", _field("spec.region")),
         TableColumn("Phase", _field("status.phase")),

@@ -105,6 +105,7 @@ class FaultKind(enum.StrEnum):
     REGION_RETURNS_STALE = "region returns with stale status"
     REGION_CUT_OFF = "region cut off beyond its grant leases"
     CELL_RESTORED = "cell restored"
+    MAINTENANCE = "maintenance window"
     # Scheduled, by scenarios only: single records of a region's authority
     RECORD_LOST = "record lost"
     RECORD_DELETED = "record deleted by an operator"
@@ -168,6 +169,7 @@ SEPARATELY_DRAWN: dict[FaultKind, float] = {
     FaultKind.REGION_RETURNS_STALE: 0.04,
     FaultKind.REGION_CUT_OFF: 0.03,
     FaultKind.CELL_RESTORED: 0.03,
+    FaultKind.MAINTENANCE: 0.03,
     FaultKind.RECORD_LOST: 0.0,  # only in scenarios: docs/bugs.md, seed 121 (open)
     FaultKind.RECORD_DELETED: 0.02,
 }

@@ -78,6 +78,7 @@ _REGIONS = frozenset(
         FaultKind.REGION_CUT_OFF,
         FaultKind.RECORD_LOST,
         FaultKind.RECORD_DELETED,
+        FaultKind.MAINTENANCE,
     }
 )
 _ZONES = frozenset({FaultKind.ZONE_LOSS, FaultKind.ZONE_AVOIDED})
@@ -118,6 +119,7 @@ DURATIONS_S: dict[FaultKind, tuple[float, float]] = {
     FaultKind.REGION_RETURNS_STALE: (40.0, 55.0),
     FaultKind.REGION_CUT_OFF: (150.0, 250.0),
     FaultKind.CELL_RESTORED: (10.0, 80.0),
+    FaultKind.MAINTENANCE: (60.0, 90.0),
 }
 DEFAULT_DURATION_S = (0.5, 60.0)
 

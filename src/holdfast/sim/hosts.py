@@ -57,6 +57,7 @@ class HostContext(msgspec.Struct):
     watches_enabled: bool = True
     resync_s: float = limits.RESYNC_S
     rebalances: bool = False
+    maintenance: bool = False
     releases: dict[str, ReleaseVersion] = msgspec.field(default_factory=dict)
     """Releases of callers that run, or ran, another release."""
     before_bind: Callable[[str, str], None] = lambda cell, node: None
@@ -197,6 +198,7 @@ class CellHost:
                     wrap_client=wrap_client,
                     resync_s=shared.resync_s,
                     rebalances=shared.rebalances,
+                    maintenance=shared.maintenance,
                 )
                 try:
                     if is_next_release:

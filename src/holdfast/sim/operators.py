@@ -33,7 +33,7 @@ from holdfast.model.scheduler_policy import (
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Delete
-from holdfast.sim import actors, override_faults, restores, second_scheduler, workload_profiles
+from holdfast.sim import actors, maintenance_windows, override_faults, restores, second_scheduler, workload_profiles
 from holdfast.sim.fault_injection import FaultKind
 from holdfast.sim.ports import random_stream
 
@@ -87,12 +87,16 @@ async def apply_operator_fault(simulation: Simulation, fault: ScheduledFault) ->
             await _lower_quota(simulation, fault)
         case FaultKind.SECOND_SCHEDULER:
             await second_scheduler.propose_randomly(simulation, fault)
+        case FaultKind.MAINTENANCE:
+            await maintenance_windows.plan_maintenance(simulation, fault)
         case FaultKind.CELL_RESTORED:
             await restores.back_up_and_restore(simulation, fault)
 
 
 async def undo_operator_changes(simulation: Simulation) -> None:
-    """Uncordons nodes, revokes overrides and restores the default policy."""
+    """Uncordons nodes, deletes maintenance windows, revokes overrides and restores the default policy."""
+    if simulation.plans_maintenance:
+        await maintenance_windows.delete_windows(simulation)
     for region in simulation.regions:
         client = simulation.operator_client(region.name)
         for node in (await client.list(Node)).items:

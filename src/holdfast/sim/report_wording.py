@@ -89,6 +89,10 @@ INVARIANTS: dict[str, InvariantText] = {
         "recovery replicas removed while the ordinary replicas do not run",
         "the recovery shrinks after every ordinary region reports its replicas as serving under the newest epoch",
     ),
+    "maintenance": InvariantText(
+        "work bound to a node in planned maintenance, or a drain that outlasts its maintenance",
+        "new work goes elsewhere from the start on; at the end the nodes take work again",
+    ),
     "protection": InvariantText(
         "another tenant's preemption of work within the protected quota",
         "after the preemption the victim's tenant still runs its protected amount, or nothing is preempted",
@@ -202,6 +206,7 @@ FAULT_TEXTS: dict[FaultKind, str] = {
     FaultKind.NODE_BROKEN: "task starts on the node fail",
     FaultKind.BURST: "a tenant creates many workloads at once",
     FaultKind.CORDON: "an operator cordons the node, and uncordons it later",
+    FaultKind.MAINTENANCE: "an operator plans maintenance of the region, a zone or some nodes",
     FaultKind.DRAIN: "an operator drains the node, and uncordons it later",
     FaultKind.REPLICA_DELETED: "an operator deletes a replica",
     FaultKind.NODE_DELETED: "an operator deletes the Node while its agent runs",

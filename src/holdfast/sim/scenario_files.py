@@ -57,6 +57,7 @@ SEPARATE_FRACTIONS = {
     "stale-failback": 0.02,
     "cron-and-region-loss": 0.02,
     "array-loses-region": 0.02,
+    "maintenance-and-region-loss": 0.01,
 }
 """Scenarios that exercise something rare, with their share of all seeds. Each has its own draw."""
 NO_RESYNC_FRACTION = 0.1
@@ -86,6 +87,8 @@ class SimulationSize(msgspec.Struct, frozen=True):
     resync_enabled: bool = True
     """Whether informers resync. Without resync no wakeup may be lost."""
     rebalances: bool = False
+    maintenance: bool = False
+    """Whether MaintenanceWindows take effect. Off unless a run has them: recorded seeds keep their histories."""
     """Whether regions move running replicas for a more even spread. Off: recorded seeds keep their histories."""
     crons: bool = False
     """Whether users have CronWorkloads. Only in scenarios."""

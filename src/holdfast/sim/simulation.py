@@ -21,6 +21,7 @@ from holdfast.sim.checkers.checker_set import CheckerSet
 from holdfast.sim.checkers.convergence import ConvergenceCheck, ConvergenceTimer
 from holdfast.sim.checkers.cron_runs import ticks_at_rest
 from holdfast.sim.checkers.leaked_objects import leaked_objects
+from holdfast.sim.checkers.maintenance import drains_at_rest
 from holdfast.sim.checkers.pending_reasons import unexplained_waits
 from holdfast.sim.checkers.quota_wakeups import QuotaWakeupChecker
 from holdfast.sim.clients import RemoteClient
@@ -147,6 +148,7 @@ class Simulation:
         crowded = as_drawn and base is None and self.size.nodes_per_region == CROWDED_NODES
         needed += CROWDED_PROFILES if crowded else ()
         self.profiles = (*self.profiles, *(p for p in needed if p not in self.profiles))
+        self.plans_maintenance = FaultKind.MAINTENANCE in self.faults.enabled or self.size.maintenance
         self._setting = HostContext(
             seed,
             self.loop,
@@ -158,6 +160,7 @@ class Simulation:
             watches_enabled=self.size.watches_enabled,
             resync_s=limits.RESYNC_S if self.size.resync_enabled else NEVER_S,
             rebalances=self.size.rebalances,
+            maintenance=self.plans_maintenance,
             before_bind=self._cordon_at_bind,
         )
         self._cordon_rng = random_stream(seed, "cordon at bind")
@@ -430,6 +433,7 @@ class Simulation:
         self.checkers.report(GLOBAL, ticks_at_rest(states[GLOBAL]))
         for where, state in states.items():
             self.checkers.report(where, unexplained_waits(where, state, wall_s))
+            self.checkers.report(where, drains_at_rest(state))
 
 
 def _calmed(seed: int, enabled: frozenset[FaultKind], base: ScenarioVariant | None) -> frozenset[FaultKind]:

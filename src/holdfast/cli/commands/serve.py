@@ -62,6 +62,12 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Regions: move running replicas to zones and nodes with fewer of them. Workloads can opt out themselves.",
 )
+@click.option(
+    "--maintenance/--no-maintenance",
+    default=True,
+    show_default=True,
+    help="Let MaintenanceWindows take effect. Without it the global cell starts none, and a region drains no node.",
+)
 @click.option("--images", type=FILE, help="Global cell: TOML file with the registries that resolve tags (`images`).")
 @click.option(
     "--secret-keys", type=FILE, help="File with the keys that encrypt Secrets.  [default: secret-keys.json in --state]"
@@ -124,6 +130,7 @@ def serve(
     etcd_password_file: str,
     parts: str,
     rebalance: bool,
+    maintenance: bool,
     images: Path | None,
     secret_keys: Path | None,
     secret_keys_command: str,
@@ -198,6 +205,7 @@ def serve(
         etcd=target if store == "etcd" else None,
         parts=chosen,
         rebalance=rebalance,
+        maintenance=maintenance,
         images=images,
         secret_keys=secret_keys,
         secret_keys_command=secret_keys_command,

@@ -102,7 +102,8 @@ def target_refusal_reason(
     """Why the region is not eligible as recovery target of the workload; empty if it is eligible.
 
     An avoided region is eligible if `minServing` replicas are already bound there, because an avoidance only forbids
-    new replicas. With a `lost_zone`, no bound replica counts.
+    new replicas. With a `lost_zone`, no bound replica counts. A region with planned maintenance is not eligible from
+    the notice on, whatever is bound there: it may be drained, or absent, before the incident is over.
     """
     name = region.metadata.name
     if critical.objective.regions and name not in critical.objective.regions:
@@ -114,6 +115,9 @@ def target_refusal_reason(
         return f"the region is {region.status.health.state.value}"
     if lacks_live_nodes(region):
         return "the region has no live node"
+    planned = [o for o in avoidances if o.spec.maintenance is not None]
+    if planned and not open_zones(critical.workload, region, planned):
+        return "planned maintenance"
     bound = 0 if lost_zone else critical.counts_in(name).bound
     if avoidances and bound < critical.objective.min_serving:
         left = [zone for zone in open_zones(critical.workload, region, avoidances) if zone != lost_zone]

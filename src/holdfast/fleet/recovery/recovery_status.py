@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.fleet.disruption_shares import with_share_peak
 from holdfast.fleet.recovery.need import CriticalWorkload
-from holdfast.fleet.recovery.proof import proof_of_region
+from holdfast.fleet.recovery.proof import proof_of_budget
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Condition
 from holdfast.model.reasons import Reason
@@ -168,7 +168,7 @@ def budget_writes(region: Region, view: View) -> list[Write]:
         known = next((c for c in budget.status.conditions if c.type == "SlotsAdmitted"), None)
         same = known is not None and (known.status, known.message) == (condition.status, condition.message)
         current = budget.status.observed_generation == budget.metadata.generation
-        proven = proof_of_region(view.list(Recovery), region.metadata.name, budget.status.last_proven)
+        proven = proof_of_budget(view.list(Recovery), budget.spec, drawn, budget.status.last_proven)
         counts = (budget.status.admitted, budget.status.consumed)
         if same and current and counts == (kept, drawn) and proven == budget.status.last_proven:
             continue

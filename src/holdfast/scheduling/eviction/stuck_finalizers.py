@@ -52,7 +52,7 @@ class StuckFinalizer(msgspec.Struct, frozen=True, rename="camel"):
 def kinds_with_finalizers(cell: str) -> tuple[Kind, ...]:
     """Kinds whose originals the cell stores and that may have finalizers. Copies have none."""
     other = Home.REGION if cell == "global" else Home.GLOBAL
-    return tuple(k for k in KINDS if k.home is not other and k.informed and k.name not in _NEVER)
+    return tuple(k for k in KINDS if k.home is not other and k.collected and k.name not in _NEVER)
 
 
 def stuck_finalizers(items: Iterable[Object], leases: Iterable[Lease], now: float) -> list[StuckFinalizer]:

@@ -108,7 +108,10 @@ def eligible_nodes(scratch: Scratch, requirements: ReplicaRequirements, rules: P
         rules.filters,
         expressions.key(requirements, rules),
         snapshot.residency,
-        tuple((o.spec.kind, o.spec.scope.zone) for o in scratch.avoidances(requirements)),
+        tuple(
+            (o.spec.kind, o.spec.scope.zone, o.spec.maintenance.nodes if o.spec.maintenance is not None else ())
+            for o in scratch.avoidances(requirements)
+        ),
     )
     found = snapshot.static.memo.get(key)
     if found is None:

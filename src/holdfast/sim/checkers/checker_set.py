@@ -24,6 +24,7 @@ from holdfast.sim.checkers.device_use import conflicting_tasks
 from holdfast.sim.checkers.disruption import DisruptionChecker
 from holdfast.sim.checkers.expiry import ExpiryChecker
 from holdfast.sim.checkers.failback import FailbackChecker
+from holdfast.sim.checkers.maintenance import MaintenanceChecker
 from holdfast.sim.checkers.ownership import OwnershipChecker, check_elections, writer_of
 from holdfast.sim.checkers.placement import PlacementChecker
 from holdfast.sim.checkers.protection import ProtectionChecker
@@ -112,6 +113,7 @@ class CheckerSet:
         decisions = DecisionsChecker(cell)
         rebalancing = RebalancingChecker()
         cron_runs = CronRunsChecker()
+        maintenance = MaintenanceChecker(cell)
 
         def see(txn: Txn, committed: Committed) -> None:
             self.commits += 1
@@ -137,6 +139,7 @@ class CheckerSet:
                 self._disruption.check(commit),
                 rebalancing.check(commit),
                 cron_runs.check(commit),
+                maintenance.check(commit),
                 self._arrays.check(commit),
                 self.churn.check(commit),
             )

@@ -15,6 +15,7 @@ from holdfast.sim.mutations.cron_mutations import TABLE as TIMING
 from holdfast.sim.mutations.decision_mutations import TABLE as DECIDING
 from holdfast.sim.mutations.decoding_mutations import TABLE as READING
 from holdfast.sim.mutations.lease_mutations import TABLE as LEASE
+from holdfast.sim.mutations.maintenance_mutations import TABLE as MAINTAINING
 from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.sim.mutations.placement_mutations import TABLE as PLACING
 from holdfast.sim.mutations.quota_mutations import TABLE as SHARING
@@ -34,6 +35,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *FORGETTING,
     *TIMING,
     *INDEXING,
+    *MAINTAINING,
 )
 
 CATALOGUE = (
