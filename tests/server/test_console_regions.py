@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 from tests.expected import of_type, present
 
-from holdfast.console.region_calls import RegionRequest
+from holdfast.console.region_calls import RegionRequest, SessionLink
 from holdfast.console.region_hub import RegionHub
 from holdfast.console.region_reads import RegionReader, region_history
 from holdfast.console.uplink import ConsoleUplink
@@ -53,6 +54,9 @@ class HubClient:
 
     async def answer_region_query(self, region: str, query: str, data: bytes) -> None:
         self.hub.resolve(region, query, data)
+
+    def open_region_session(self, region: str, session_id: str) -> AbstractAsyncContextManager[SessionLink]:
+        raise ConnectionError(f"region {region}: session {session_id} needs HTTP")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import gc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 import structlog
 
 from holdfast import __version__
@@ -14,7 +13,8 @@ from holdfast.authority.authority import Authority
 from holdfast.cell.audit_checkpoints import AuditCheckpoints, read_checkpoints
 from holdfast.cell.break_glass_watch import BreakGlassWatch
 from holdfast.cell.builtin_role_publisher import BuiltinRolePublisher
-from holdfast.cell.cell import GLOBAL, PARTS, Cell
+from holdfast.cell.cell import GLOBAL, Cell
+from holdfast.cell.cell_config import CellConfig
 from holdfast.cell.certificate_upkeep import GlobalCertificates, RegionCertificates
 from holdfast.cell.config_upkeep import ConfigUpkeep
 from holdfast.cell.disk_gauges import observe_certificate, observe_directory
@@ -34,7 +34,7 @@ from holdfast.foundation import log as logging
 from holdfast.foundation.daemon_threads import run_in_thread
 from holdfast.foundation.ports import Ports, SystemPorts
 from holdfast.foundation.state_format import open_state
-from holdfast.foundation.tracing import Tracer, TraceSettings
+from holdfast.foundation.tracing import Tracer
 from holdfast.gate.sealing import Sealer
 from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.cell_certificates import CellCertificateAuthority, certificate_facts
@@ -42,7 +42,7 @@ from holdfast.identity.cell_record import IdentityFile, IdentityRecord, Volatile
 from holdfast.identity.certificates import RevokedSerials
 from holdfast.identity.joining import JoinService
 from holdfast.identity.node_certificates import NodeCertificateAuthority
-from holdfast.identity.oidc import OidcConfig, OidcVerifier
+from holdfast.identity.oidc import OidcVerifier
 from holdfast.identity.oidc_sign_in import OidcSignIn
 from holdfast.identity.region_joining import RegionJoinService
 from holdfast.identity.revocation_journal import JOURNAL_FILE, RevocationJournalWriter
@@ -64,12 +64,9 @@ from holdfast.server.mixed_server import is_loopback
 from holdfast.server.placement_forwarding import ForwardingPlacement, election_identity
 from holdfast.store.backup import RESTORE_MARKER
 from holdfast.store.contract import Store
-from holdfast.store.etcd.target import EtcdTarget
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 from holdfast.store.scrubber import Scrubber
-
-__all__ = ["PARTS", "CellConfig", "EtcdTarget", "OidcConfig", "run_cell"]
 
 GC_THRESHOLDS = (50_000, 20, 100)
 """Objects are immutable and mostly long-lived. Default thresholds find little and cost a third of the throughput."""
@@ -78,52 +75,6 @@ GLOBAL_SERVERS_FILE = "global-servers"
 """In a region's state directory: URLs of the global cell's servers, as the global cell said last."""
 
 _log = structlog.get_logger()
-
-
-class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one server process of a cell, after files and options were read.
-
-    `link_cert` and `link_key` are the client certificate of a region for the global cell at `global_url`."""
-
-    cell: str
-    state: Path
-    host: str
-    port: int
-    tls_cert: Path
-    tls_key: Path
-    client_ca: Path
-    tokens: Path
-    global_url: str = ""
-    link_cert: Path | None = None
-    link_key: Path | None = None
-    store: str = "sqlite"
-    etcd: EtcdTarget | None = None
-    parts: tuple[str, ...] = PARTS
-    url: str = ""
-    """URL for the other servers of the cell. `peer_cert` and `peer_key` are the client certificate for them."""
-    peer_cert: Path | None = None
-    peer_key: Path | None = None
-    node_ca: Path | None = None
-    """For a region: certificate and key of the CA that signs node certificates."""
-    node_ca_key: Path | None = None
-    oidc: OidcConfig | None = None
-    """The issuer whose tokens are accepted beside certificates and tokens of the platform."""
-    cell_ca_key: Path | None = None
-    """For the global cell: key of the platform's CA, which is in `client_ca`. Without it no region can join."""
-    rebalance: bool = True
-    """For a region: whether running replicas move for a more even spread."""
-    maintenance: bool = True
-    """Whether MaintenanceWindows take effect in this cell."""
-    images: Path | None = None
-    """For the global cell: TOML file with the table `images`, the registries that resolve tags."""
-    secret_keys: Path | None = None
-    """File with the keys that seal Secrets; by default in the state directory. `secret_keys_command` prints them
-    instead."""
-    secret_keys_command: str = ""
-    traces: TraceSettings = TraceSettings()
-    """Where spans are exported to. Off by default."""
-    drills: Path | None = None
-    """For the global cell: folder where a supervisor on this machine takes the drills that the console starts."""
 
 
 async def run_cell(config: CellConfig) -> int:

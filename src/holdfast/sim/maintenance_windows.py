@@ -25,7 +25,8 @@ SHORTEST_S = 60.0
 async def plan_maintenance(simulation: Simulation, fault: ScheduledFault) -> None:
     """Creates a window that starts soon. Some are deleted early; the others last until their end."""
     rng = random_stream(simulation.seed, f"maintenance/{fault.name}")
-    region, zone, nodes = fault.target, "", ()
+    region, zone = fault.target, ""
+    nodes: tuple[str, ...] = ()
     match rng.randrange(4):
         case 0:
             zone = rng.choice(actors.zones_of(region))

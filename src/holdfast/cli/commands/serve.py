@@ -10,7 +10,7 @@ import click
 from holdfast.cli.settings_file import config_option, read_trace_settings
 
 if TYPE_CHECKING:
-    from holdfast.cell.process import OidcConfig
+    from holdfast.cell.cell_config import OidcConfig
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -165,7 +165,8 @@ def serve(
         )
     import uvloop
 
-    from holdfast.cell.process import CellConfig, EtcdTarget, run_cell
+    from holdfast.cell.cell_config import CellConfig, EtcdTarget
+    from holdfast.cell.process import run_cell
     from holdfast.model.errors import Fault
 
     chosen = tuple(part.strip() for part in parts.split(",") if part.strip())
@@ -238,7 +239,7 @@ def _check_images(path: Path | None) -> None:
 
 
 def _oidc_config(*, oidc_issuer_url: str, oidc_required_claim: tuple[str, ...], **rest: Any) -> OidcConfig | None:
-    from holdfast.cell.process import OidcConfig
+    from holdfast.cell.cell_config import OidcConfig
     from holdfast.foundation.exit_codes import CommandError, ExitCode
 
     if not oidc_issuer_url:
@@ -267,7 +268,7 @@ def _check_files(cell: str, files: tuple[Path | None, ...]) -> None:
 
 
 def _check_parts(chosen: tuple[str, ...], store: str, endpoints: str) -> None:
-    from holdfast.cell.process import PARTS
+    from holdfast.cell.cell_config import PARTS
     from holdfast.foundation.exit_codes import CommandError, ExitCode
 
     wrong = ", ".join(sorted(set(chosen) - set(PARTS))) or "none"
