@@ -48,6 +48,7 @@ from holdfast.agent.drivers.runtimes import RUNTIMES
 from holdfast.agent.drivers.volumes import TaskVolumes
 from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S
 from holdfast.agent.shim_confine import can_make_layers
+from holdfast.agent.task_config import ContainerConfig
 from holdfast.agent.task_users import RuntimeUser, TaskUsers
 from holdfast.model.quantity import CPU, DISK, MEMORY
 from holdfast.model.reasons import Reason
@@ -79,8 +80,12 @@ class OciDriver(Driver):
         images: ImageCache | None = None,
         runtime_user: RuntimeUser | None = None,
         volumes: TaskVolumes | None = None,
+        values: ContainerConfig | None = None,
     ) -> None:
-        """`runtime_user` is the one that `processes` has: it gives each container its writable layer."""
+        """`runtime_user` and `values` are those that `processes` has. `runtime_user` gives each container its writable
+        layer.
+        """
+        self._values = values
         self._images = images
         self._layers = runtime_user.layers if runtime_user is not None and makes_layers(root) else None
         self._volumes = volumes or TaskVolumes(in_view=False)
@@ -124,14 +129,27 @@ class OciDriver(Driver):
             message = f"{what}: not usable ({error})"
             raise StartFailed(Reason.TEMPLATE_UNUSABLE, message) from error
         await self._delete(task.id)  # left over from an earlier run
-        command = (*self._base(), "run", "--bundle", str(bundle), _container(task.id))
+        command = (*self._base(task.id), "run", "--bundle", str(bundle), _container(task.id))
         template = msgspec.structs.replace(task.template, command=command, args=(), user="", working_dir="")
         template = await asyncio.to_thread(self._contain_programs, template, task, bundle)
         return await self._processes.start(msgspec.structs.replace(task, template=template))
 
-    def _base(self) -> tuple[str, ...]:
+    def _base(self, task_id: str) -> tuple[str, ...]:
         own = ("--cgroup-manager=disabled",) if Path(self._runtime).name == "crun" else ()
-        return (self._runtime, *own, "--root", str(self._root / "containers"))
+        in_memory = self._values.runtime_dir(task_id) if self._values is not None else None
+        return (self._runtime, *own, "--root", str(in_memory or self._root / "containers"))
+
+    def _bundle(self, task_id: str) -> Path:
+        """Where the container's configuration is, and those of the programs around it."""
+        in_memory = self._values.bundle_dir(task_id) if self._values is not None else None
+        return in_memory or self._root / "bundles" / task_id
+
+    def _write_bundle(self, task: Task, config: dict[str, Any], folder: Path) -> Path:
+        """With values from Secrets and ConfigMaps the bundle is in memory, else in `folder`."""
+        if self._values is not None:
+            folder = self._values.add_to(config, task, dict(self._users.identify(task))) or folder
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
 
     def _prepare(self, task: Task) -> Path:
         """The task's own bundle: the given configuration adapted to this node, with the same root file system."""
@@ -160,8 +178,7 @@ class OciDriver(Driver):
         linux["resources"] = self._limits(task)
         config["mounts"] = [*mounts, _SYS, *self._volumes.oci_mounts(task, self._root / "tasks" / task.id)]
         linux["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        return self._write_bundle(task, config, folder)
 
     def _limits(self, task: Task) -> dict[str, Any]:
         """Limits for runc, which moves the container to a control group of its own. With crun the container stays in
@@ -195,14 +212,13 @@ class OciDriver(Driver):
         config["mounts"] = [*config["mounts"], _SYS, *volumes]
         config["linux"]["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
         config["linux"]["resources"] = self._limits(task)
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        return self._write_bundle(task, config, folder)
 
     def _contain_programs(self, template: Template, task: Task, bundle: Path) -> Template:
         """The template with each program around the main task in a container of its own: with the same root file
         system, user and volumes. Hooks run in the container of the main task.
         """
-        programs = ProgramContainers(self._base(), bundle, _container(task.id))
+        programs = ProgramContainers(self._base(task.id), bundle, _container(task.id))
         return programs.contain(template, task)
 
     def _allowed(self, bundle: str) -> Path:
@@ -232,9 +248,9 @@ class OciDriver(Driver):
         return exit_
 
     async def _delete(self, task_id: str) -> None:
-        containers = (_container(task_id), *program_containers(self._root / "bundles" / task_id, _container(task_id)))
+        containers = (_container(task_id), *program_containers(self._bundle(task_id), _container(task_id)))
         for container in containers if self._runtime else ():
-            command = (*self._base(), "delete", "--force", container)
+            command = (*self._base(task_id), "delete", "--force", container)
             await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, timeout=AGENT_CALL_TIMEOUT_S, check=False
             )
@@ -263,7 +279,7 @@ class OciDriver(Driver):
     async def execute(
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
     ) -> ExecResult:
-        inside = (*self._base(), "exec", _container(task_id), *command)
+        inside = (*self._base(task_id), "exec", _container(task_id), *command)
         return await self._processes.execute(task_id, inside, timeout_s, output_bytes)
 
     def programs(self, task_id: str) -> TaskPrograms | None:
@@ -271,7 +287,7 @@ class OciDriver(Driver):
 
     def open_command(self, task_id: str, command: tuple[str, ...], *, tty: bool) -> CommandSession:
         terminal = ("--tty",) if tty else ()
-        inside = (*self._base(), "exec", *terminal, _container(task_id), *command)
+        inside = (*self._base(task_id), "exec", *terminal, _container(task_id), *command)
         return self._processes.open_command(task_id, inside, tty=tty)
 
     def usage(self, task_id: str) -> Usage | None:

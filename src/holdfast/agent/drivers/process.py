@@ -56,7 +56,7 @@ from holdfast.agent.task_users import UserAssignment
 from holdfast.foundation.ports import Clock
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import limits, times
-from holdfast.model.config_references import has_references
+from holdfast.model.config_references import has_values
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
 from holdfast.model.template import udp_ports
@@ -284,7 +284,7 @@ class ProcessDriver(Driver):
             self._artifacts.install(task.id, folder.path / "work")
         if self._config is not None:
             settings += self._config.install(task, folder.path / "work", settings)
-        elif has_references(task.template):
+        elif has_values(task.template):
             raise StartFailed(Reason.CONFIG_UNREACHABLE, "references to Secrets: not supported by this driver")
         settings += self._volumes.prepare(task, folder.path, settings)
         settings += program_settings(task, folder.path / "work")
