@@ -62,6 +62,14 @@ class RestartPolicy(enum.StrEnum):
     NEVER = "Never"
 
 
+class TerminationMessagePolicy(enum.StrEnum):
+    """`File`: the message is what the task wrote to its termination file. `FallbackToLogsOnError`: if it wrote nothing
+    and failed, the end of its output, which everybody who may read the replica then sees."""
+
+    FILE = "File"
+    FALLBACK_TO_LOGS_ON_ERROR = "FallbackToLogsOnError"
+
+
 class Protocol(enum.StrEnum):
     TCP = "TCP"
     UDP = "UDP"
@@ -113,6 +121,7 @@ class Template(ApiStruct, frozen=True):
     files: tuple[ConfigFile, ...] = ()
     content_versions: dict[str, str] = {}
     image_pull_secrets: tuple[PullSecret, ...] = ()
+    termination_message_policy: TerminationMessagePolicy = TerminationMessagePolicy.FILE
     """`imageDigest` is what the tag of `image` was resolved to, once per revision. Only Holdfast sets it.
 
     `checkpointSignal` asks a task that must stop to write a checkpoint. SIGTERM follows after half the grace period.

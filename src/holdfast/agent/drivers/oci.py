@@ -43,7 +43,7 @@ from holdfast.agent.drivers.image_bundle import runtime_config
 from holdfast.agent.drivers.images import ImageCache
 from holdfast.agent.drivers.oci_programs import ProgramContainers, program_containers
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.records import TASK_MARK_ENV
+from holdfast.agent.drivers.records import TASK_MARK_ENV, TERMINATION_ENV
 from holdfast.agent.drivers.runtimes import RUNTIMES
 from holdfast.agent.drivers.volumes import TaskVolumes
 from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S
@@ -57,6 +57,9 @@ from holdfast.model.template import Template
 
 # Size of the writable layer of a task that runs an image and requests no `disk`. It is memory of the task.
 IMAGE_LAYER_BYTES_DEFAULT = 256 * 1024**2
+# Size of the file system for the termination file of a container. Writes beyond it fail.
+TERMINATION_SPACE_BYTES = 64 * 1024
+TERMINATION_PLACE = "/dev/termination-log"
 _SHARED = ("network", "cgroup")
 _SYS = {
     "destination": "/sys",
@@ -87,7 +90,8 @@ class OciDriver(Driver):
         """
         self._values = values
         self._images = images
-        self._layers = runtime_user.layers if runtime_user is not None and makes_layers(root) else None
+        self._settings = runtime_user.settings if runtime_user is not None else {}
+        self._makes_layers = runtime_user is not None and makes_layers(root)
         self._volumes = volumes or TaskVolumes(in_view=False)
         self._users = users
         self._processes = processes
@@ -146,6 +150,8 @@ class OciDriver(Driver):
 
     def _write_bundle(self, task: Task, config: dict[str, Any], folder: Path) -> Path:
         """With values from Secrets and ConfigMaps the bundle is in memory, else in `folder`."""
+        if self._makes_layers:
+            self._add_termination_file(task, config, folder)
         if self._values is not None:
             folder = self._values.add_to(config, task, dict(self._users.identify(task))) or folder
         (folder / "config.json").write_text(json.dumps(config))
@@ -159,6 +165,7 @@ class OciDriver(Driver):
         config: dict[str, Any] = json.loads((given / "config.json").read_text())
         folder = self._root / "bundles" / task.id
         folder.mkdir(parents=True, exist_ok=True)
+        self._settings[task.id] = []
         process, linux = config["process"], config.setdefault("linux", {})
         process["terminal"] = False
         self._set_user(process, task)
@@ -180,6 +187,27 @@ class OciDriver(Driver):
         linux["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
         return self._write_bundle(task, config, folder)
 
+    def _add_termination_file(self, task: Task, config: dict[str, Any], folder: Path) -> None:
+        """A file of bounded size: in a small file system in memory, which the shim mounts and reads at the exit."""
+        user = {**config["process"].get("user", {}), **dict(self._users.identify(task))}
+        uid, gid = int(str(user.get("uid", 0))), int(str(user.get("gid", 0)))
+        stage = folder / "termination"
+        stage.mkdir(exist_ok=True)
+        volume = {"name": "termination", "stage": str(stage), "place": "", "ro": False, "kind": "tmpfs"}
+        request = {**volume, "size": TERMINATION_SPACE_BYTES, "uid": uid, "gid": gid}
+        self._settings.setdefault(task.id, []).extend(
+            (
+                ("volume", json.dumps(request)),
+                ("termination", stage / "message"),
+                ("termination_uid", uid),
+                ("termination_gid", gid),
+            )
+        )
+        options = ["bind", "nosuid", "nodev", "noexec"]
+        mount = {"type": "none", "source": str(stage / "message"), "options": options}
+        config["mounts"] = [*config["mounts"], {"destination": TERMINATION_PLACE, **mount}]
+        config["process"]["env"] = [*config["process"].get("env", []), f"{TERMINATION_ENV}={TERMINATION_PLACE}"]
+
     def _limits(self, task: Task) -> dict[str, Any]:
         """Limits for runc, which moves the container to a control group of its own. With crun the container stays in
         the task's control groups, which have the limits already.
@@ -200,14 +228,15 @@ class OciDriver(Driver):
         folder = self._root / "bundles" / task.id
         folder.mkdir(parents=True, exist_ok=True)
         root = rootfs
-        if self._layers is not None:
+        self._settings[task.id] = []
+        if self._makes_layers:
             layer = folder / "layer"
             layer.mkdir(exist_ok=True)
             size = task.resources.get(DISK, 0) or IMAGE_LAYER_BYTES_DEFAULT
-            self._layers[task.id] = [("layer", layer), ("layer_lower", rootfs), ("layer_bytes", size)]
+            self._settings[task.id] = [("layer", layer), ("layer_lower", rootfs), ("layer_bytes", size)]
             root = layer / "root"
         identity = dict(self._users.identify(task))
-        config = runtime_config(task, image, root=str(root), writable=self._layers is not None, identity=identity)
+        config = runtime_config(task, image, root=str(root), writable=self._makes_layers, identity=identity)
         volumes = self._volumes.oci_mounts(task, self._root / "tasks" / task.id)
         config["mounts"] = [*config["mounts"], _SYS, *volumes]
         config["linux"]["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
@@ -273,8 +302,7 @@ class OciDriver(Driver):
         self._users.release(task_id)
         if self._images is not None:
             self._images.release(task_id)
-        if self._layers is not None:
-            self._layers.pop(task_id, None)
+        self._settings.pop(task_id, None)
 
     async def execute(
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX

@@ -36,7 +36,7 @@ from holdfast.agent.drivers.contract import (
 from holdfast.agent.drivers.live_shim import LiveShim
 from holdfast.agent.drivers.lost_runs import LostRuns
 from holdfast.agent.drivers.open_commands import OpenCommands
-from holdfast.agent.drivers.program_launch import has_programs, program_settings, read_programs
+from holdfast.agent.drivers.program_launch import add_termination_file, has_programs, program_settings, read_programs
 from holdfast.agent.drivers.records import (
     DISK_FULL_ERRNOS,
     TASK_MARK_ENV,
@@ -289,6 +289,7 @@ class ProcessDriver(Driver):
         settings += self._volumes.prepare(task, folder.path, settings)
         settings += program_settings(task, folder.path / "work")
         env = {**self._environment(folder, task), **self._volumes.environment(task, folder.path)}
+        env |= add_termination_file(task, folder.path / "work", settings)
         folder.prepare(task, env, settings)
         folder.set_run_until(task.run, task.run_until_mono_s)
 
