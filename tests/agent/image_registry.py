@@ -133,7 +133,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile
 
 def shell_layer() -> bytes:
     """busybox with the programs that tests call."""
-    names = ("sh", "id", "cat", "echo", "sleep", "touch", "ls", "dd", "grep", "httpd", "pwd", "env")
+    names = ("sh", "id", "cat", "echo", "sleep", "touch", "ls", "dd", "grep", "httpd", "pwd", "env", "md5sum")
     return layer(
         [
             folder("bin"),
