@@ -49,7 +49,10 @@ def test_lowered_spread_is_said() -> None:
     def lines(limit: int, *regions: str) -> list[str]:
         spec = WorkloadSpec(placement=PlacementRules(spread_regions=limit))
         found = [AssignmentSpec("w", "u", region, "r1", Template(), replicas=1) for region in regions]
-        return spread_lines(Workload(metadata=ObjectMeta(name="w"), spec=spec), [Assignment(metadata=ObjectMeta(name="w"), spec=one) for one in found])
+        return spread_lines(
+            Workload(metadata=ObjectMeta(name="w"), spec=spec),
+            [Assignment(metadata=ObjectMeta(name="w"), spec=one) for one in found],
+        )
 
     assert lines(0, "a", "b") == [] and lines(2, "a", "b") == []
     (said,) = lines(1, "b", "a")

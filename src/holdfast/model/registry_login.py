@@ -52,14 +52,14 @@ class BadDockerConfig(ValueError):
     """Not in the form of Docker's `config.json`. The message shows nothing of the content."""
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _DockerAuth(msgspec.Struct, frozen=True):
     auth: str = ""
     username: str = ""
     password: str = ""
 
 
 class _DockerConfig(msgspec.Struct, frozen=True):
-    auths: dict[str, _Entry] = {}
+    auths: dict[str, _DockerAuth] = {}
 
 
 def find_docker_login(config: bytes, reference: ImageReference) -> tuple[str, str] | None:
@@ -68,7 +68,7 @@ def find_docker_login(config: bytes, reference: ImageReference) -> tuple[str, st
         entries = msgspec.json.decode(config, type=_DockerConfig).auths
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BadDockerConfig("not in the form of Docker's config.json") from None
-    found: tuple[int, _Entry] | None = None
+    found: tuple[int, _DockerAuth] | None = None
     for name, entry in entries.items():
         path = _matched_path(name, reference)
         if path is not None and (found is None or len(path) > found[0]):
@@ -88,7 +88,7 @@ def _matched_path(name: str, reference: ImageReference) -> str | None:
     return path if f"{reference.repository}/".startswith(f"{path}/") else None
 
 
-def _decoded(entry: _Entry) -> tuple[str, str] | None:
+def _decoded(entry: _DockerAuth) -> tuple[str, str] | None:
     if entry.username:
         return entry.username, entry.password
     if not entry.auth:
