@@ -219,6 +219,7 @@ GIVEN_TO_TASKS = {
     "HOLDFAST_INDEX": "Job array: index of the task. Also as `JOB_COMPLETION_INDEX`.",
     "HOLDFAST_ORDINAL": "Exclusive work: number of the replica.",
     "HOLDFAST_TASK": "Identity of the task on its node. For the agent.",
+    "HOLDFAST_TERMINATION_FILE": "File in which the task says why it ends. In a container: /dev/termination-log.",
     "HOLDFAST_PLATFORM": "Directory of the platform that started the process. For `holdfast up`.",
 }
 

@@ -133,7 +133,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile
 
 def shell_layer() -> bytes:
     """busybox with the programs that tests call."""
-    names = ("sh", "id", "cat", "echo", "sleep", "touch", "ls", "dd", "grep", "httpd", "pwd", "env")
+    names = ("sh", "id", "cat", "echo", "sleep", "touch", "ls", "dd", "grep", "httpd", "pwd", "env", "md5sum")
     return layer(
         [
             folder("bin"),
@@ -156,8 +156,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_registry(root: Path, *, login: bool = False, port: int = 0) -> Iterator[Registry]:
-    """Starts docker-registry on loopback. `login`: with HTTP basic authentication."""
+def running_registry(
+    root: Path, *, login: bool = False, port: int = 0, token: Mapping[str, str] | None = None
+) -> Iterator[Registry]:
+    """Starts docker-registry on loopback. `login`: with HTTP basic authentication. `token`: its settings for tokens."""
     command = program("docker-registry")
     address = f"127.0.0.1:{port or free_port()}"
     root.mkdir(parents=True, exist_ok=True)
@@ -170,6 +172,8 @@ def running_registry(root: Path, *, login: bool = False, port: int = 0) -> Itera
     if login:
         (root / "htpasswd").write_text(HTPASSWD + "\n")
         settings["auth"] = {"htpasswd": {"realm": "test", "path": str(root / "htpasswd")}}
+    if token is not None:
+        settings["auth"] = {"token": dict(token)}
     (root / "config.json").write_text(json.dumps(settings))  # JSON is YAML
     with (root / "log").open("ab") as log:
         process = subprocess.Popen([command, "serve", str(root / "config.json")], stdout=log, stderr=log)

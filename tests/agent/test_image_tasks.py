@@ -150,8 +150,9 @@ async def test_root_is_read_only_where_the_kernel_has_no_overlays(
     registry: Registry, shell: str, tmp_path: Path
 ) -> None:
     driver = new_driver(tmp_path, registry, layers=False)
-    await run(driver, shell_task("a", registry, shell, args=(LOOP,)))
+    await run(driver, shell_task("a", registry, shell, args=(f"echo ready; {LOOP}",)))
     try:
+        await shown(driver, "a", "ready")
         refused = await driver.execute("a", ("touch", "/srv/new"), 10.0)
         assert refused.code != 0 and "read-only" in refused.output.lower()
         assert (await driver.execute("a", ("touch", "/tmp/new"), 10.0)).code == 0

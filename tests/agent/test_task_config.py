@@ -14,6 +14,7 @@ from holdfast.agent.task_memory import TaskMemory
 from holdfast.model.config_references import ConfigFile, EnvValue
 from holdfast.model.config_values import TaskFile, TaskValues
 from holdfast.model.errors import Fault, NotFound, Unavailable
+from holdfast.model.registry_login import RegistryLogin
 from holdfast.model.template import Template
 
 TEMPLATE = Template(
@@ -53,6 +54,9 @@ class Region:
         if isinstance(answer, Fault):
             raise answer
         return answer
+
+    async def registry_login(self, node: str, tenant: str, binding: str) -> RegistryLogin:
+        raise Unavailable("no route")
 
 
 @pytest.fixture

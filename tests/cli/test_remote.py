@@ -80,3 +80,23 @@ def test_rotated_kubeconfig_is_read_again(tmp_path: Path) -> None:
     assert contexts(path)["global"].token == "old"
     kubeconfig(tmp_path, ("global",), token="new")
     assert contexts(path)["global"].token == "new"
+
+
+def test_kubeconfig_of_the_environment_is_used_without_a_local_platform(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kubeconfig(tmp_path, ("global",))
+    (tmp_path / "ca.crt").write_text("not a certificate")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOLDFAST_STATE", raising=False)
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'missing'}:{path}")
+    run(["get", "nodes"])
+    assert f"note: using {path} (KUBECONFIG)" in capsys.readouterr().err
+    assert run(["get", "nodes", "--state", str(tmp_path / "chosen")]) == ExitCode.UNREACHABLE
+    assert "KUBECONFIG" not in capsys.readouterr().err
+
+    (tmp_path / ".holdfast").mkdir()
+    (tmp_path / ".holdfast" / "platform.json").write_text("{")
+    run(["get", "nodes"])
+    shown = capsys.readouterr().err
+    assert "note: using the platform in .holdfast, not KUBECONFIG" in shown and "damaged" in shown

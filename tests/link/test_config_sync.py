@@ -127,6 +127,19 @@ async def test_copy_follows_its_original_and_is_sealed_here(region: Region) -> N
     assert copy is not None and (copy.uid, copy.data) == ("u2", {"k": b"three"})
 
 
+async def test_new_revision_is_copied_only_after_its_content(region: Region) -> None:
+    """A restart that follows a change of the Secret must not start with the content before."""
+    region.peer.put(assignment())
+    region.originals.put(secret())
+    await region.sync.run_once()
+    here = assignment()
+    restarted = msgspec.structs.replace(here, spec=msgspec.structs.replace(here.spec, revision="r2"))
+    assert region.sync.must_precede(restarted, here) and not region.sync.must_precede(here, here)
+    assert region.sync.must_precede(here, None)
+    plain = msgspec.structs.replace(here, spec=msgspec.structs.replace(here.spec, template=Template()))
+    assert not region.sync.must_precede(plain, None), "without references nothing is asked"
+
+
 async def test_copy_stays_while_work_here_refers_to_it(region: Region) -> None:
     region.peer.put(assignment())
     region.here.put(assignment())

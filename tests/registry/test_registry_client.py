@@ -161,3 +161,17 @@ def test_documents_are_decoded() -> None:
     for wrong in (b"[]", b'{"config": {"Cmd": ["a\\u0000b"]}}'):
         with pytest.raises(BadManifest):
             decode_config(wrong)
+
+
+def test_host_of_a_redirect_cannot_ask_for_credentials() -> None:
+    """A storage host that answers 401 could name a token server of its own, and get the registry's credentials."""
+    with serving(lambda path, authorization: (200, {}, b'{"token": "t1"}')) as thief:
+        challenge = f'Bearer realm="http://{thief.address}/token"'
+        with serving(lambda path, authorization: (401, {"WWW-Authenticate": challenge}, b"")) as store:
+            redirect = {"Location": f"http://{store.address}/blob"}
+            with serving(lambda path, authorization: (307, redirect, b"")) as server:
+                credentials = RegistryCredentials("tenant", "secret")
+                with pytest.raises(RegistryRefused) as refusal:
+                    client(server, store.address, thief.address, known=credentials).small_blob(digest_of(b"layer"))
+                assert refusal.value.reason == "RegistryDenied"
+                assert thief.asked == [] and store.asked == [("/blob", "")]

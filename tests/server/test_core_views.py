@@ -81,6 +81,12 @@ async def test_node_conditions_have_heartbeat_time_of_lease(api: Api, region: Wo
     assert done.code == 200 and node(region).spec.unschedulable, "the object as read can be written back"
 
 
+async def test_deleting_a_core_node_says_what_to_do_instead(api: Api, region: World) -> None:
+    refused = await api.call("DELETE", "/api/v1/nodes/n1")
+    assert refused.code == 405 and "holdfast node drain" in refused.json["message"]
+    assert node(region).metadata.name == "n1"
+
+
 async def test_uncordon_also_ends_a_drain(api: Api, region: World) -> None:
     done = await api.call("PATCH", "/api/v1/nodes/n1", {"spec": {"unschedulable": True}}, type=STRATEGIC)
     assert done.code == 200 and done.json["spec"]["unschedulable"] is True

@@ -32,6 +32,7 @@ CLOSED = {
     "PullPolicy": "Always IfNotPresent Never",
     "ProgramKind": "Init Sidecar Main",
     "ProgramState": "Waiting Running Ended",
+    "TerminationMessagePolicy": "File FallbackToLogsOnError",
     "OverrideKind": (
         "AvoidZone AvoidRegion DeclareRegionLost PauseAutoscaler PauseRepair ApproveRepair "
         "EmergencyQuota RaisePriority PinPolicy ShrinkBudget ConfirmDeletion PauseRebalance"

@@ -31,7 +31,7 @@ from holdfast.agent.rpc_server import AgentRpcServer
 from holdfast.agent.sessions import TaskSessions
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.agent.system_facts import detect_system
-from holdfast.agent.task_config import TaskConfig
+from holdfast.agent.task_config import ContainerConfig, TaskConfig
 from holdfast.agent.task_memory import TaskMemory, find_tmpfs
 from holdfast.agent.task_spans import TaskSpans
 from holdfast.agent.task_users import RuntimeUser, TaskUsers, runtime_paths
@@ -61,7 +61,8 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
         if client is None:
             client, background = await _connect(config, ports)
         artifacts = ArtifactCache(Path(config.state_dir) / "artifacts", config.artifacts)
-        volumes, values = _task_volumes(config, users), _task_config(config, client)
+        volumes = _task_volumes(config, users)
+        values, values_in_containers = _task_config(config, client)
         driver = ProcessDriver(
             config.tasks_dir,
             ports.clock,
@@ -76,7 +77,7 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
         if DriverName.OCI in config.drivers:
             mounted = _task_volumes(config, users, in_containers=True, limit=volumes.limit)
             drivers[DriverName.OCI], images = _container_driver(
-                config, ports, held, artifacts, users=users, volumes=mounted
+                config, ports, held, artifacts, users=users, volumes=mounted, values=values_in_containers
             )
         system = detect_system()
         tracer = _tracer(config)
@@ -134,15 +135,24 @@ def _container_driver(
     *,
     users: TaskUsers,
     volumes: TaskVolumes,
+    values: ContainerConfig,
 ) -> tuple[Driver, ImageCache | None]:
     """The driver oci, and the image cache if the node runs images."""
     as_runtime = RuntimeUser()
     inner = ProcessDriver(
-        config.oci_dir / "tasks", ports.clock, confinement=held, artifacts=artifacts, users=as_runtime, volumes=volumes
+        config.oci_dir / "tasks",
+        ports.clock,
+        confinement=held,
+        artifacts=artifacts,
+        users=as_runtime,
+        volumes=volumes,
+        config=values,
     )
     images: ImageCache | None = None
     if config.runs_images:
-        images = ImageCache(config.images_dir, config.images, high_bytes=config.image_cache_bytes)
+        images = ImageCache(
+            config.images_dir, config.images, high_bytes=config.image_cache_bytes, logins=values.registry_login
+        )
     elif config.images.registries:
         _log.warning("images_unavailable", node=config.name, why="the agent is not root, or finds no crun or runc")
     driver = OciDriver(
@@ -154,6 +164,7 @@ def _container_driver(
         images=images,
         runtime_user=as_runtime,
         volumes=volumes,
+        values=values,
     )
     return driver, images
 
@@ -172,13 +183,17 @@ def _task_volumes(
     )
 
 
-def _task_config(config: AgentConfig, client: Client) -> TaskConfig:
-    """Values are served over HTTP only. Those of tasks that are not on this node any more are removed."""
+def _task_config(config: AgentConfig, client: Client) -> tuple[TaskConfig, ContainerConfig]:
+    """For processes and for containers. Values are served over HTTP only. Those of tasks that are not on this node any
+    more are removed.
+    """
     from holdfast.client.http import HttpClient
 
     memory = TaskMemory(Path(config.state_dir), find_tmpfs())
-    memory.keep_only(path.name for path in config.tasks_dir.glob("*"))
-    return TaskConfig(config.name, client if isinstance(client, HttpClient) else None, memory)
+    folders = (config.tasks_dir, config.oci_dir / "tasks")
+    memory.keep_only(path.name for folder in folders for path in folder.glob("*"))
+    source = client if isinstance(client, HttpClient) else None
+    return TaskConfig(config.name, source, memory), ContainerConfig(config.name, source, memory)
 
 
 def _start_rpc_server(

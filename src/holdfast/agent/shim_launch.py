@@ -67,6 +67,10 @@ class Launch:
         if "values" in settings:
             self.env |= read_values(settings["values"])
 
+        self.termination_file = settings.get("termination", "")
+        self.termination_owner = int(settings.get("termination_uid", "-1")), int(settings.get("termination_gid", "-1"))
+        """Owner of a file that the shim makes; -1 if the task makes it."""
+        self.output_is_message = "termination_output" in settings
         self.grace_s = float(settings.get("grace", "0"))
         """Time for the sidecars to end after the main task has ended by itself."""
         self.main = ProgramLaunch("main", "work", self.argv, self.env, self.cwd)

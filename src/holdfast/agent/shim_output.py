@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import time
 
+from holdfast.agent.shim_termination import TERMINATION_OUTPUT_BYTES_MAX
+
 # Longest line of a task log. A longer one is split into several lines.
 LINE_BYTES_MAX = 16384
 
@@ -20,6 +22,8 @@ class LogWriter:
     def __init__(self, path: str, max_bytes: int, files: int) -> None:
         self.path, self.max_bytes, self.files = path, max_bytes, files
         self.pending = [b"", b""]
+        self.tail = b""
+        """The last TERMINATION_OUTPUT_BYTES_MAX bytes of this run."""
         self.lost_bytes = 0
         self.loss_reason = ""
         self._unreported = 0
@@ -35,6 +39,8 @@ class LogWriter:
             self.fd, self.size, self.loss_reason = -1, 0, error.strerror or str(error)
 
     def feed(self, stream: int, data: bytes) -> None:
+        kept = TERMINATION_OUTPUT_BYTES_MAX
+        self.tail = data[-kept:] if len(data) >= kept else (self.tail + data)[-kept:]
         data = self.pending[stream] + data
         cut = data.rfind(b"\n") + 1
         self.pending[stream] = data[cut:]

@@ -31,6 +31,7 @@ from holdfast.agent.shim_programs import (
     start_failure_reason,
 )
 from holdfast.agent.shim_sequence import DONE, Sequence
+from holdfast.agent.shim_termination import make_termination_file, read_termination_file, save_termination_message
 
 STATUS_FD = 3
 PR_SET_CHILD_SUBREAPER = 36
@@ -76,6 +77,8 @@ class Shim:
         self._ensure_guard()
         try:
             stage_volumes(launch)
+            if launch.termination_owner[0] >= 0:
+                make_termination_file(launch.termination_file, *launch.termination_owner)
         except OSError as error:
             self._cleanup()
             self._record_exit(127, "", "VolumeUnavailable", f"cannot mount its volumes: {error.strerror or error}")
@@ -323,8 +326,16 @@ class Shim:
         if lost:
             bytes_lost = sum(writer.lost_bytes for writer in lost)
             message += f"; {bytes_lost} bytes of its output were lost ({lost[0].loss_reason})"
+        self._save_termination_message(failed=not stopped and code != 0)
         self._cleanup()
         self._record_exit(code, killed_by, reason, message)
+
+    def _save_termination_message(self, *, failed: bool) -> None:
+        launch, output = self.launch, self.sequence.main.output
+        found = read_termination_file(launch.termination_file) if launch.termination_file else b""
+        if not found.strip() and failed and launch.output_is_message and output is not None:
+            found = output.tail
+        save_termination_message(self.dir, found)
 
     def _refine_reason(self, reason: str, how: str) -> tuple[str, str]:
         """Refines the reason of a failure with the event counters of the control groups."""

@@ -1,8 +1,9 @@
 """Values of tasks in memory-backed files: the environment and the files that come from Secrets and ConfigMaps.
 
 Owns one directory on a tmpfs, so nothing of it reaches a disk. It outlives the agent, and a new agent process finds it.
-`TASK/env` is readable for the agent and the shim only; `TASK/files/…` belongs to the user of the task. The directory
-of a task is removed when the task is forgotten.
+`TASK/env` is readable for the agent and the shim only; `TASK/files/…` belongs to the user of the task. For a container,
+`TASK/bundle` and `TASK/runtime` are what its runtime reads and writes, because both repeat the environment. The
+directory of a task is removed when the task is forgotten.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from holdfast.model.config_values import TaskFile, TaskValues
 
 TMPFS_PLACES = ("/dev/shm", "/run")
-_ENV, _FILES = "env", "files"
+_ENV, _FILES, _BUNDLE, _RUNTIME = "env", "files", "bundle", "runtime"
 _PART = ".part-"
 
 
@@ -53,6 +54,26 @@ class TaskMemory:
     def files_dir(self, task_id: str) -> Path:
         return self._dir(task_id) / _FILES
 
+    def environment(self, task_id: str) -> dict[str, bytes]:
+        pairs = (pair.partition(b"=") for pair in self.env_file(task_id).read_bytes().split(b"\0") if pair)
+        return {os.fsdecode(name): value for name, _, value in pairs}
+
+    def make_bundle_dir(self, task_id: str) -> Path:
+        """The directory for the container's configuration. From here on its runtime keeps its state in memory too."""
+        for name in (_BUNDLE, _RUNTIME):
+            (self._dir(task_id) / name).mkdir(mode=0o700, exist_ok=True)
+        return self._dir(task_id) / _BUNDLE
+
+    def bundle_dir(self, task_id: str) -> Path | None:
+        return self._existing(task_id, _BUNDLE)
+
+    def runtime_dir(self, task_id: str) -> Path | None:
+        return self._existing(task_id, _RUNTIME)
+
+    def _existing(self, task_id: str, name: str) -> Path | None:
+        found = self._root / task_id / name if self._root is not None else None
+        return found if found is not None and found.is_dir() else None
+
     def write(self, task_id: str, values: TaskValues) -> None:
         """Replaces the values of a task that does not run."""
         folder = self._dir(task_id)
@@ -74,8 +95,12 @@ class TaskMemory:
         for path in (top, *top.rglob("*")):
             os.chown(path, uid, gid, follow_symlinks=False)
 
-    def update(self, task_id: str, files: Iterable[TaskFile]) -> int:
-        """Replaces changed files of a running task, each atomically. Returns how many."""
+    def update(self, task_id: str, files: Iterable[TaskFile], rewritten: Collection[str] = ()) -> int:
+        """Replaces changed files of a running task, each atomically. Returns how many.
+
+        `rewritten` files are mounted into a container one by one. A mount shows the file that was there when it was
+        made, so the file itself is written.
+        """
         top = self.files_dir(task_id)
         try:
             owner = top.stat()
@@ -87,7 +112,10 @@ class TaskMemory:
             with contextlib.suppress(OSError):
                 if not path.is_symlink() and path.read_bytes() == file.content:
                     continue
-            self._write_file(top, file, (owner.st_uid, owner.st_gid))
+            if file.path in rewritten:
+                _rewrite(path, file.content)
+            else:
+                self._write_file(top, file, (owner.st_uid, owner.st_gid))
             changed += 1
         return changed
 
@@ -171,6 +199,15 @@ def _write(path: Path, data: bytes, mode: int) -> None:
     finally:
         os.close(fd)
     part.rename(path)
+
+
+def _rewrite(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _write_all(fd, data)
+        os.ftruncate(fd, len(data))
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -23,7 +23,7 @@ from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Clock, Ports
 from holdfast.model import times
 from holdfast.model.binding import Binding
-from holdfast.model.config_references import has_references
+from holdfast.model.config_references import has_values
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, ExitStatus
 from holdfast.model.template import Template, udp_ports
@@ -39,7 +39,7 @@ _log = structlog.get_logger()
 
 def needs_fetch(template: Template) -> bool:
     """Whether something must be fetched before the task can start."""
-    return bool(template.artifacts or template.image) or has_references(template)
+    return bool(template.artifacts or template.image) or has_values(template)
 
 
 class TaskUnit:

@@ -56,17 +56,17 @@ class UserAssignment(Protocol):
 class RuntimeUser(UserAssignment):
     """For a container runtime, which needs the rights of the agent. The runtime gives the container its user.
 
-    `layers` has the launch settings of the writable layer of each task that runs an image.
+    `settings` has further launch settings of each task: its writable layer, its termination file.
     """
 
     def __init__(self) -> None:
-        self.layers: dict[str, list[tuple[str, object]]] = {}
+        self.settings: dict[str, list[tuple[str, object]]] = {}
 
     def adopt(self, tasks_dir: Path) -> None:
         return None
 
     def prepare(self, task: Task, task_dir: Path) -> list[tuple[str, object]]:
-        return [("root", 1), *self.layers.get(task.id, ())]
+        return [("root", 1), *self.settings.get(task.id, ())]
 
     def environment(self, task_dir: Path, inherited: dict[str, str]) -> dict[str, str]:
         return inherited

@@ -29,7 +29,7 @@ from holdfast.foundation.tracing import Tracer
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
 from holdfast.gate.local_client import LocalClient, PlacementService
-from holdfast.gate.sealing import Sealer
+from holdfast.gate.sealing import CannotOpen, Sealer
 from holdfast.insight import replay
 from holdfast.link.config_sync import ConfigCopies
 from holdfast.link.link import Link
@@ -268,7 +268,17 @@ class Cell:
         await self.informers.synced()
         registries = self._registries or AllowedRegistries()
         client = self.client_of("image-resolver")
-        await ImageResolver(client, self.informers.cache, registries, self.ports, token=token).run()
+        resolver = ImageResolver(
+            client, self.informers.cache, registries, self.ports, token=token, open_secret=self._open_secret
+        )
+        await resolver.run()
+
+    def _open_secret(self, tenant: str, name: str) -> Secret | None:
+        item = self.objects.get(kind_of(Secret), tenant, name)
+        try:
+            return self.gate.sealer.open(item) if isinstance(item, Secret) else None
+        except CannotOpen:
+            return None
 
     async def _update_fleet_metrics(self) -> None:
         await self.informers.synced()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +30,14 @@ from holdfast.model.errors import Fault, Invalid
 from holdfast.model.image import parse_reference
 from holdfast.model.meta import Condition
 from holdfast.model.reasons import Reason
+from holdfast.model.registry_login import find_registry_login
+from holdfast.model.secret import Secret
 from holdfast.model.template import is_unresolved, template_hash
 from holdfast.model.times import micro_text
 from holdfast.model.workload import Workload, resolved_template
 from holdfast.model.workload_blocks import ImageBlock
 from holdfast.model.writes import Notice, SetStatus
-from holdfast.registry.allowed_registries import AllowedRegistries, read_credentials
+from holdfast.registry.allowed_registries import AllowedRegistries, credentials_for
 from holdfast.registry.registry_client import RegistryClient, RegistryRefused
 
 # Interval at which workloads without a digest are searched for.
@@ -54,6 +57,8 @@ class _Attempts(msgspec.Struct):
     revision: str
     backoff: Backoff
     next_mono_s: float = 0.0
+    secret_versions: tuple[str, ...] = ()
+    """A changed pull secret ends the pause."""
 
 
 def read_allowed(path: Path | None) -> AllowedRegistries:
@@ -82,8 +87,11 @@ class ImageResolver:
         ports: Ports,
         *,
         token: FencingToken | None = None,
+        open_secret: Callable[[str, str], Secret | None] = lambda _tenant, _name: None,
     ) -> None:
+        """`open_secret` returns a Secret by tenant and name, with its data."""
         self._token = token
+        self._open_secret = open_secret
         self._client = client
         self._cache = cache
         self._allowed = allowed
@@ -108,12 +116,13 @@ class ImageResolver:
         busy = Counter(tenant for tenant, _ in self._running.values())
         for workload in waiting:
             tenant, revision = workload.metadata.namespace, template_hash(workload.spec.template)
+            versions = self._secret_versions(workload)
             attempts = self._attempts.get(workload.uid)
-            if attempts is None or attempts.revision != revision:
+            if attempts is None or (attempts.revision, attempts.secret_versions) != (revision, versions):
                 backoff = Backoff(
                     self._ports.random, first_s=IMAGE_RESOLVE_BACKOFF_FIRST_S, max_s=IMAGE_RESOLVE_BACKOFF_MAX_S
                 )
-                attempts = self._attempts[workload.uid] = _Attempts(revision, backoff)
+                attempts = self._attempts[workload.uid] = _Attempts(revision, backoff, secret_versions=versions)
             full = len(self._running) >= IMAGE_RESOLVES_MAX or busy[tenant] >= IMAGE_RESOLVES_PER_TENANT_MAX
             if full or workload.uid in self._running or now < attempts.next_mono_s:
                 continue
@@ -127,14 +136,30 @@ class ImageResolver:
         if not attempt.cancelled() and (error := attempt.exception()) is not None:
             _log.error("image_attempt_crashed", uid=uid, error=str(error))
 
+    def _secret_versions(self, workload: Workload) -> tuple[str, ...]:
+        found = []
+        for secret in workload.spec.template.image_pull_secrets:
+            item = self._open_secret(workload.metadata.namespace, secret.name)
+            found.append(f"{item.uid}.{item.metadata.generation}" if item is not None else "")
+        return tuple(found)
+
+    async def _resolve(self, workload: Workload) -> tuple[str, str, str]:
+        """Digest, reason and message. The credentials are held for this attempt only."""
+        template = workload.spec.template
+        reference = parse_reference(template.image)
+        find = partial(self._open_secret, workload.metadata.namespace)
+        login = find_registry_login(template.image, template.image_pull_secrets, find)
+        if login.reason:
+            return "", login.reason, login.message
+        client = RegistryClient(self._allowed, reference, partial(credentials_for, self._allowed.auth_file, login))
+        try:
+            return await run_in_thread(client.resolve), Reason.IMAGE_RESOLVED, ""
+        except RegistryRefused as refusal:
+            return "", refusal.reason, refusal.message
+
     async def _attempt(self, workload: Workload, attempts: _Attempts) -> None:
         reference = parse_reference(workload.spec.template.image)
-        client = RegistryClient(self._allowed, reference, partial(read_credentials, self._allowed.auth_file))
-        digest, reason, message = "", Reason.IMAGE_RESOLVED, ""
-        try:
-            digest = await run_in_thread(client.resolve)
-        except RegistryRefused as refusal:
-            reason, message = refusal.reason, refusal.message
+        digest, reason, message = await self._resolve(workload)
         block = ImageBlock(
             revision=attempts.revision,
             image=str(reference),
@@ -147,7 +172,7 @@ class ImageResolver:
         attempts.next_mono_s = self._ports.clock.monotonic() + pause_s
         await self._record(workload, block, reason)
 
-    async def _record(self, workload: Workload, block: ImageBlock, reason: Reason) -> None:
+    async def _record(self, workload: Workload, block: ImageBlock, reason: str) -> None:
         """Writes the result, unless it only repeats the last failure."""
         known = workload.status.image
         same = known is not None and not block.digest

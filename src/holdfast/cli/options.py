@@ -98,7 +98,30 @@ def repeat_until_interrupted(read: Callable[[], str]) -> None:
 
 def state_option(command: F) -> F:
     """`--state` of commands that use the API: a local platform's directory, or a kubeconfig of a remote platform."""
-    return _state(click.Path(), "The platform's directory, or a kubeconfig of a remote platform.")(command)
+    text = "The platform's directory, or a kubeconfig of a remote platform. Without a platform there: KUBECONFIG."
+    return _state(click.Path(), text, callback=_or_kubeconfig)(command)
+
+
+def _or_kubeconfig(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The kubeconfig that KUBECONFIG names, if the caller did not choose a platform and none is in the default place.
+
+    A platform in the default place wins, because its directory has more than the API. The caller is told which platform
+    is used whenever KUBECONFIG could mean another.
+    """
+    import os
+
+    from click.core import ParameterSource
+
+    named = [path for path in os.environ.get("KUBECONFIG", "").split(os.pathsep) if path and os.path.isfile(path)]
+    if context.resilient_parsing or context.get_parameter_source("state") is not ParameterSource.DEFAULT or not named:
+        return value
+    own = os.path.join(value, "kubeconfig")
+    if os.path.exists(os.path.join(value, "platform.json")):
+        if not (os.path.exists(own) and os.path.samefile(own, named[0])):
+            click.echo(f"note: using the platform in {value}, not KUBECONFIG; next: --state {named[0]}", err=True)
+        return value
+    click.echo(f"note: using {named[0]} (KUBECONFIG)", err=True)
+    return named[0]
 
 
 def directory_option(command: F) -> F:
@@ -106,7 +129,9 @@ def directory_option(command: F) -> F:
     return _state(click.Path(file_okay=False), "The platform's directory.")(command)
 
 
-def _state(type_: click.Path, text: str) -> Callable[[F], F]:
+def _state(
+    type_: click.Path, text: str, *, callback: Callable[[click.Context, click.Parameter, str], str] | None = None
+) -> Callable[[F], F]:
     return click.option(
         "--state",
         "state",
@@ -115,6 +140,7 @@ def _state(type_: click.Path, text: str) -> Callable[[F], F]:
         envvar="HOLDFAST_STATE",
         show_default=True,
         show_envvar=True,
+        callback=callback,
         help=text,
     )
 

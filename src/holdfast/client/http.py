@@ -47,6 +47,7 @@ from holdfast.model.kinds import BY_NAME, kind_of
 from holdfast.model.meta import ApiStruct, Object
 from holdfast.model.placement_api import BindRequest, PlacementResponse, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.pod_session import SESSION_MESSAGE_BYTES_MAX
+from holdfast.model.registry_login import RegistryLogin
 from holdfast.model.writes import Notice, Write
 
 # Time to open a connection. After that, the call fails as Unavailable.
@@ -312,6 +313,10 @@ class HttpClient(CertificateCalls):
     async def task_values(self, node: str, tenant: str, binding: str) -> TaskValues:
         path = f"/node/v1/{quote(node)}/values/{quote(tenant)}/{quote(binding)}"
         return msgspec.json.decode(await self._call("GET", path, verb="values"), type=TaskValues)
+
+    async def registry_login(self, node: str, tenant: str, binding: str) -> RegistryLogin:
+        path = f"/node/v1/{quote(node)}/registry-login/{quote(tenant)}/{quote(binding)}"
+        return msgspec.json.decode(await self._call("GET", path, verb="values"), type=RegistryLogin)
 
     # Writes
 

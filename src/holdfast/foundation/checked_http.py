@@ -63,7 +63,7 @@ def fetched(rules: SourceRules, url: str, limits: TransferLimits) -> Iterator[It
     deadline = time.monotonic() + limits.transfer_s
     with contextlib.ExitStack() as connection:
         with failures_named(deadline, limits):
-            response = follow(rules, url, deadline, limits, connection=connection)
+            response, _ = follow(rules, url, deadline, limits, connection=connection)
         if response.status != 200:
             raise SourceRefused(f"HTTP status {response.status}")
         yield bounded(body(response, deadline, limits), limits.size_max)
@@ -86,19 +86,21 @@ def follow(
     *,
     connection: contextlib.ExitStack,
     headers: Mapping[str, str] | None = None,
-) -> http.client.HTTPResponse:
-    """The first response that is not a redirect. `connection` keeps it open.
+) -> tuple[http.client.HTTPResponse, bool]:
+    """The first response that is not a redirect, and whether the first host sent it. `connection` keeps it open.
 
     `headers` go to the first host only: a redirect must not carry credentials elsewhere.
     """
+    own = True
     sent = dict(headers or {})
     for _ in range(limits.redirects_max + 1):
         response = connection.enter_context(_response(rules, url, deadline, limits, sent))
         if response.status not in _REDIRECTS:
-            return response
+            return response, own
         target = urljoin(url, response.headers.get("Location", ""))
         if urlsplit(target)[:2] != urlsplit(url)[:2]:
             sent.pop("Authorization", None)
+            own = False
         url = target
         connection.close()
     raise SourceRefused(f"more than {limits.redirects_max} redirects")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from holdfast.foundation.exit_codes import CommandError, ExitCode
@@ -99,6 +101,7 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
         for a in assignments
         if a.spec.workload == key.name
     ]
+    lines += spread_lines(workload, [a for a in assignments if a.spec.workload == key.name])
     if workload.status.spillover is not None:
         lines += spillover_lines(workload.status.spillover)
     own, timelines = region_timelines(regions, key)
@@ -139,6 +142,18 @@ def region_timelines(regions: RegionClients, key: Key) -> tuple[list[str], list[
     if len(timelines) > TIMELINES_MAX:
         lines.append(f"{len(timelines)} replicas or requests do not serve; the first {TIMELINES_MAX} timelines follow")
     return lines, timelines
+
+
+def spread_lines(workload: Workload, assignments: Sequence[Assignment]) -> list[str]:
+    """Says that a lowered `spreadRegions` moves nothing by itself."""
+    limit = workload.spec.placement.spread_regions
+    used = sorted(a.spec.region for a in assignments if a.spec.replicas)
+    if not limit or len(used) <= limit:
+        return []
+    return [
+        f"spreadRegions is {limit}, and replicas are in {len(used)} regions ({', '.join(used)}): running ones stay, "
+        f"and new ones go to at most {limit} of them; to move the others, list {limit} of them in placement.regions"
+    ]
 
 
 def spillover_lines(moves: SpilloverStatus) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.insight.failed_starts import failed_start_fix, termination_lines
 from holdfast.insight.why_not import SuggestedFix, cluster_level_fix
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.decision import Decision, DecisionEntry
@@ -104,9 +105,11 @@ def replica_timeline(replica: Replica, evidence: Evidence) -> Timeline:
     execution = current_execution(replica)
     if execution is not None and execution.phase is Phase.BACKING_OFF:
         reasons, step = (f"{execution.reason}: {execution.message}",), "restarts it after the backoff"
-        fix = f"read its output: holdfast logs {replica.metadata.namespace}/{replica.metadata.name}"
+        fix = failed_start_fix(replica, execution)
     elif current is Stage.RUNNING and execution is not None and execution.message:
         reasons = (f"{execution.reason}: {execution.message}",)
+    if execution is not None and not execution.ready:
+        reasons += termination_lines(execution.last_exit)
     if current is Stage.RESERVED and evidence.reservation is not None:
         nominated = evidence.reservation.status.phase is ReservationPhase.NOMINATED
         reason = Reason.WAITING_FOR_VICTIMS if nominated else Reason.WAITING_FOR_GANG

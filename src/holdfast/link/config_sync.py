@@ -76,6 +76,13 @@ class ConfigSync:
                 return True
         return False
 
+    def must_precede(self, original: Assignment, copy: Assignment | None) -> bool:
+        """Whether the objects must be compared before the Assignment is copied: one of them is missing, or the revision
+        is new here. A restart that follows a change of a Secret must not start a replica with the content before.
+        """
+        new_revision = copy is None or copy.spec.revision != original.spec.revision
+        return self.lacks(original) or (new_revision and has_references(original.spec.template))
+
     async def run_once(self) -> None:
         """Makes the copies equal to the originals. A fault is logged; the next report tries again."""
         if self._originals is None or self._copies is None:

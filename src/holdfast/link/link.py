@@ -190,7 +190,9 @@ class Link:
         kind, name = mirror.mirror_key(key)
         copy = self._here.cache.get(kind, name.name, name.namespace)
         original = self.peer.cache.get(kind, name.name, name.namespace)
-        if isinstance(original, Assignment) and self._config.lacks(original):
+        if isinstance(original, Assignment) and self._config.must_precede(
+            original, copy if isinstance(copy, Assignment) else None
+        ):
             await self._config.run_once()
         if copy is not None and (original is None or original.uid != copy.uid):
             await self._recognizer.check()

@@ -14,8 +14,9 @@ from typing import Protocol
 import msgspec
 
 from holdfast.model.meta import ApiStruct
+from holdfast.model.registry_login import PullSecret
 from holdfast.model.secret import KEY_CHARS_MAX
-from holdfast.model.validation import Causes, check_subdomain, check_unique, forbidden, invalid, required, too_long
+from holdfast.model.validation import Causes, check_subdomain, check_unique, invalid, required, too_long
 
 # References of one template. More are refused; the agent resolves all of them before each start.
 REFERENCES_PER_TEMPLATE_MAX = 64
@@ -25,6 +26,7 @@ FILE_PATH_CHARS_MAX = 512
 FILE_MODE = 0o400
 
 SECRET_KIND, CONFIG_MAP_KIND = "Secret", "ConfigMap"
+_CONTAINER_SYSTEM = ("/proc", "/sys", "/dev")
 _ENV_NAME = re.compile(r"[A-Za-z_][-._A-Za-z0-9]*")
 _PATH_PART = re.compile(r"[-._A-Za-z0-9]+")
 
@@ -87,6 +89,8 @@ class ReferencingTemplate(Protocol):
     def files(self) -> tuple[ConfigFile, ...]: ...
     @property
     def content_versions(self) -> dict[str, str]: ...
+    @property
+    def image_pull_secrets(self) -> tuple[PullSecret, ...]: ...
 
 
 class ConfigObject(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -101,12 +105,18 @@ class ConfigObject(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def references(template: ReferencingTemplate) -> tuple[ConfigReference, ...]:
-    """All references, in the order in which a later environment variable replaces an earlier one."""
+    """References to values, in the order in which a later environment variable replaces an earlier one."""
     return (*template.env_from, *template.env_values, *template.files)
 
 
-def has_references(template: ReferencingTemplate) -> bool:
+def has_values(template: ReferencingTemplate) -> bool:
+    """Whether the task gets values: environment or files."""
     return bool(template.env_from or template.env_values or template.files)
+
+
+def has_references(template: ReferencingTemplate) -> bool:
+    """Whether the template needs any Secret or ConfigMap, also to pull its image."""
+    return bool(template.image_pull_secrets) or has_values(template)
 
 
 def target(reference: ConfigReference) -> ConfigObject:
@@ -116,7 +126,9 @@ def target(reference: ConfigReference) -> ConfigObject:
 
 
 def referenced_objects(template: ReferencingTemplate) -> frozenset[ConfigObject]:
-    return frozenset(target(reference) for reference in references(template))
+    """Everything that a region needs a copy of."""
+    logins = (ConfigObject(SECRET_KIND, secret.name) for secret in template.image_pull_secrets)
+    return frozenset((*(target(reference) for reference in references(template)), *logins))
 
 
 def restarting_objects(template: ReferencingTemplate) -> tuple[ConfigObject, ...]:
@@ -125,7 +137,7 @@ def restarting_objects(template: ReferencingTemplate) -> tuple[ConfigObject, ...
     return tuple(sorted(found))
 
 
-def validate_references(field: str, template: ReferencingTemplate, *, runs_in_image: bool) -> Causes:
+def validate_references(field: str, template: ReferencingTemplate, *, in_container: bool) -> Causes:
     every = references(template)
     if len(every) > REFERENCES_PER_TEMPLATE_MAX:
         yield invalid(field, f"{len(every)} references", f"at most {REFERENCES_PER_TEMPLATE_MAX}")
@@ -141,9 +153,7 @@ def validate_references(field: str, template: ReferencingTemplate, *, runs_in_im
     for index, value in enumerate(template.env_values):
         if value.name in template.env:
             yield invalid(f"{field}.envValues[{index}].name", value.name, "is also set by env")
-    yield from _validate_paths(f"{field}.files", template.files)
-    if every and runs_in_image:
-        yield forbidden(field, "the driver oci has no references to Secrets and ConfigMaps; next: use driver process")
+    yield from _validate_paths(f"{field}.files", template.files, in_container=in_container)
 
 
 def _validate_reference(field: str, row: ConfigReference) -> Causes:
@@ -167,21 +177,37 @@ def _validate_reference(field: str, row: ConfigReference) -> Causes:
                 yield invalid(f"{field}.mode", oct(mode), "must be between 0400 and 0777 and readable by its owner")
 
 
-def _validate_paths(field: str, files: Sequence[ConfigFile]) -> Causes:
+def container_path_error(path: str) -> str:
+    """Why no file can be mounted at this absolute path of a container; empty if one can."""
+    for folder in _CONTAINER_SYSTEM:
+        if f"{path}/".startswith(f"{folder}/"):
+            return f"must not be at or below {folder}"
+    return "must not be the root directory" if not path.strip("/") else ""
+
+
+def file_place(path: str) -> str:
+    """The path below the directory that holds the files of a task, also of an absolute path in a container."""
+    return path.removeprefix("/")
+
+
+def _validate_paths(field: str, files: Sequence[ConfigFile], *, in_container: bool) -> Causes:
     seen: list[str] = []
     for index, file in enumerate(files):
         where = f"{field}[{index}].path"
         if len(file.path) > FILE_PATH_CHARS_MAX:
             yield too_long(where, FILE_PATH_CHARS_MAX)
             continue
-        parts = file.path.split("/")
-        if not all(_PATH_PART.fullmatch(part) and part not in (".", "..") for part in parts):
+        if in_container and file.path.startswith("/") and (rule := container_path_error(file.path)):
+            yield invalid(where, file.path, rule)
+            continue
+        place = file_place(file.path) if in_container else file.path
+        if not all(_PATH_PART.fullmatch(part) and part not in (".", "..") for part in place.split("/")):
             yield invalid(where, file.path, "must be relative to the task's directory, such as secrets/token")
             continue
         for other in seen:
-            if f"{file.path}/".startswith(f"{other}/") or f"{other}/".startswith(f"{file.path}/"):
+            if f"{place}/".startswith(f"{other}/") or f"{other}/".startswith(f"{place}/"):
                 yield invalid(where, file.path, f"overlaps with the path {other}")
-        seen.append(file.path)
+        seen.append(place)
 
 
 def is_older_than_wanted(template: ReferencingTemplate, found: ConfigObject, uid: str, generation: int) -> bool:

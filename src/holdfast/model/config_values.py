@@ -16,6 +16,7 @@ from holdfast.model.config_references import (
     EnvValue,
     OnChange,
     ReferencingTemplate,
+    file_place,
     missing_text,
     references,
     target,
@@ -98,10 +99,10 @@ def resolve(template: ReferencingTemplate, find: FindContent) -> TaskValues:
 
 
 def _files(reference: ConfigFile, content: Mapping[str, bytes]) -> list[TaskFile]:
-    updates = reference.on_change is OnChange.UPDATE
+    updates, place = reference.on_change is OnChange.UPDATE, file_place(reference.path)
     if reference.key:
-        return [TaskFile(reference.path, reference.mode, content[reference.key], updates)]
-    return [TaskFile(f"{reference.path}/{key}", reference.mode, content[key], updates) for key in sorted(content)]
+        return [TaskFile(place, reference.mode, content[reference.key], updates)]
+    return [TaskFile(f"{place}/{key}", reference.mode, content[key], updates) for key in sorted(content)]
 
 
 def _missing(reference: ConfigReference, key: str = "") -> TaskValues:

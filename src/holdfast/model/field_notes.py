@@ -61,6 +61,11 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "image": "Image to run: `[registry/]repository[:tag][@digest]`. The tag is resolved once per revision.",
         "imagePullPolicy": "`Always`, `IfNotPresent` or `Never`. Absent: `Always` for the tag `latest`, else "
         "`IfNotPresent`.",
+        "imagePullSecrets": "Secrets of type kubernetes.io/dockerconfigjson with credentials for the image's registry. "
+        "The first entry for this registry is used; without one, the node's own credentials.",
+        "terminationMessagePolicy": "Where `terminationMessage` of an exit comes from: `File`, the file that "
+        "HOLDFAST_TERMINATION_FILE names (/dev/termination-log in a container), or also the last 2 KiB of the output "
+        "of a task that failed without writing it (`FallbackToLogsOnError`).",
         "imageDigest": "Digest that the tag was resolved to. Only Holdfast sets it.",
         "artifacts": "Files that the task needs. The node names the sources that are allowed.",
         "resources": "Resource requests of one replica: cpu, memory, disk, gpu, or custom names.",
@@ -83,6 +88,7 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "optional": "Whether the task starts without the object.",
         "onChange": "Update and Ignore: no effect until the next restart. Restart: the replicas are replaced.",
     },
+    "PullSecret": {"name": "Name of the Secret, in the tenant of the workload."},
     "EnvValue": {
         "name": "Name of the environment variable.",
         "key": "Key of the Secret or ConfigMap.",

@@ -61,7 +61,12 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "restarts": "Restarts on this node.",
         "readySince": "Since when the replica is ready.",
     },
-    "ExitStatus": {"code": "Exit code.", "signal": "Signal that ended the process."},
+    "ExitStatus": {
+        "code": "Exit code.",
+        "signal": "Signal that ended the process.",
+        "terminationMessage": "What the task wrote to its termination file, or the end of its output; at most 4 KiB. "
+        "See `terminationMessagePolicy`.",
+    },
     "ReplicaContact": {"lost": "Whether the node is out of contact."},
     "TrafficBlock": {"serving": "Whether the replica is listed in the Endpoint."},
     "ReleaseBlock": {"requestedBy": "Component or replica that asked for the release."},

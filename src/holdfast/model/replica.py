@@ -83,6 +83,7 @@ class ExitStatus(ApiStruct, frozen=True):
     reason: str = ""
     message: str = ""
     at: str = ""
+    termination_message: str = ""
 
 
 class ExecutionBlock(ApiStruct, frozen=True):

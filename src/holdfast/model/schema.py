@@ -24,6 +24,7 @@ from holdfast.model.kinds import BY_TYPE, Kind
 from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference
 from holdfast.model.node import Device
 from holdfast.model.regional_field_notes import REGIONAL_NOTES
+from holdfast.model.registry_login import PullSecret
 from holdfast.model.secret import Secret
 from holdfast.model.shared_field_notes import SHARED_NOTES
 from holdfast.model.template import Port
@@ -43,6 +44,7 @@ LIST_KEYS: dict[type[Any], tuple[str, ...]] = {
     OwnerReference: ("uid",),
     Port: ("name",),
     EnvValue: ("name",),
+    PullSecret: ("name",),
     ConfigFile: ("path",),
     Artifact: ("name",),
     Device: ("id",),

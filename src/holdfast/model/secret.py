@@ -24,14 +24,15 @@ SECRET_TYPE_CHARS_MAX = 253
 
 OPAQUE = "Opaque"
 SERVICE_ACCOUNT_TOKEN = "kubernetes.io/service-account-token"
-_DOCKER_CONFIG, _DOCKER_CONFIG_JSON = "kubernetes.io/dockercfg", "kubernetes.io/dockerconfigjson"
+DOCKER_CONFIG_JSON = "kubernetes.io/dockerconfigjson"
+_DOCKER_CONFIG = "kubernetes.io/dockercfg"
 _BASIC_AUTH = "kubernetes.io/basic-auth"
 # Type → keys that it needs. Of the keys of basic-auth one is enough.
 REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
     "kubernetes.io/tls": ("tls.crt", "tls.key"),
     "kubernetes.io/ssh-auth": ("ssh-privatekey",),
     _DOCKER_CONFIG: (".dockercfg",),
-    _DOCKER_CONFIG_JSON: (".dockerconfigjson",),
+    DOCKER_CONFIG_JSON: (".dockerconfigjson",),
 }
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _KEY_RULE = "must be letters, digits, '-', '_' or '.', and must not be '.' or start with '..'"
@@ -98,7 +99,7 @@ def _validate_type(secret: Secret) -> Causes:
         yield required("data[password]")
     if secret.type == SERVICE_ACCOUNT_TOKEN:
         yield forbidden("type", "Holdfast has no service accounts; next: use the type Opaque")
-    for kind, key in ((_DOCKER_CONFIG, ".dockercfg"), (_DOCKER_CONFIG_JSON, ".dockerconfigjson")):
+    for kind, key in ((_DOCKER_CONFIG, ".dockercfg"), (DOCKER_CONFIG_JSON, ".dockerconfigjson")):
         if secret.type == kind and key in secret.data:
             try:
                 msgspec.json.decode(secret.data[key], type=dict[str, msgspec.Raw])

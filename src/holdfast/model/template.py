@@ -15,6 +15,7 @@ from holdfast.model.image import BadReference, PullPolicy, default_pull_policy, 
 from holdfast.model.meta import ApiStruct, visible_default
 from holdfast.model.probe import Probe, validate_probe
 from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, amounts_text
+from holdfast.model.registry_login import PullSecret, validate_pull_secrets
 from holdfast.model.task_programs import InitTask, Lifecycle, Sidecar, validate_programs
 from holdfast.model.template_volume import TemplateVolume, validate_volumes
 from holdfast.model.validation import (
@@ -59,6 +60,14 @@ class RestartPolicy(enum.StrEnum):
     ALWAYS = "Always"
     ON_FAILURE = "OnFailure"
     NEVER = "Never"
+
+
+class TerminationMessagePolicy(enum.StrEnum):
+    """`File`: the message is what the task wrote to its termination file. `FallbackToLogsOnError`: if it wrote nothing
+    and failed, the end of its output, which everybody who may read the replica then sees."""
+
+    FILE = "File"
+    FALLBACK_TO_LOGS_ON_ERROR = "FallbackToLogsOnError"
 
 
 class Protocol(enum.StrEnum):
@@ -111,6 +120,8 @@ class Template(ApiStruct, frozen=True):
     env_values: tuple[EnvValue, ...] = ()
     files: tuple[ConfigFile, ...] = ()
     content_versions: dict[str, str] = {}
+    image_pull_secrets: tuple[PullSecret, ...] = ()
+    termination_message_policy: TerminationMessagePolicy = TerminationMessagePolicy.FILE
     """`imageDigest` is what the tag of `image` was resolved to, once per revision. Only Holdfast sets it.
 
     `checkpointSignal` asks a task that must stop to write a checkpoint. SIGTERM follows after half the grace period.
@@ -193,7 +204,7 @@ def validate_template(field: str, template: Template) -> Causes:
         yield from check_dns_label(f"{field}.ports[{index}].name", port.name)
         yield from check_range(f"{field}.ports[{index}].port", port.port, 0, 65535)
     yield from validate_artifacts(f"{field}.artifacts", template.artifacts)
-    yield from validate_references(field, template, runs_in_image=template.driver is DriverName.OCI)
+    yield from validate_references(field, template, in_container=template.driver is DriverName.OCI)
     fetched = {artifact.name for artifact in template.artifacts}
     for index, file in enumerate(template.files):
         if file.path.partition("/")[0] in fetched:
@@ -225,6 +236,8 @@ def _validate_image_source(field: str, template: Template) -> Causes:
         yield from validate_image(f"{field}.image", template.image)
     if template.image_pull_policy is not None and not template.image:
         yield forbidden(f"{field}.imagePullPolicy", "not allowed without image")
+    secrets = f"{field}.imagePullSecrets"
+    yield from validate_pull_secrets(secrets, template.image_pull_secrets, has_image=bool(template.image))
     if template.image_digest:
         yield forbidden(f"{field}.imageDigest", "set by Holdfast; to choose a digest, write image: NAME@sha256:DIGEST")
 

@@ -6,7 +6,6 @@ The file with credentials has the form of Docker's `config.json`. It belongs to 
 from __future__ import annotations
 
 import base64
-import binascii
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ import msgspec
 
 from holdfast.foundation.checked_http import is_host_pattern, is_network, judged_address, matches_host, port_of
 from holdfast.model.image import DEFAULT_REGISTRY, ImageReference
+from holdfast.model.registry_login import BadDockerConfig, RegistryLogin, find_docker_login
 
 # Size of the file with credentials. A larger one is refused.
 AUTH_FILE_BYTES_MAX = 1024 * 1024
@@ -77,23 +77,25 @@ class AllowedRegistries(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return "" if allowed else f"address {address} is not public; next: add its network to images.networks"
 
 
-class _Auth(msgspec.Struct, frozen=True):
-    auth: str = ""
-
-
-class _AuthFile(msgspec.Struct, frozen=True):
-    auths: dict[str, _Auth] = {}
+AUTH_FILE = "images.auth_file"
 
 
 class RegistryCredentials(msgspec.Struct, frozen=True):
+    """`origin` says where they come from, for people. Credentials of the auth file belong to all tenants."""
+
     user: str
     password: str
+    origin: str = AUTH_FILE
+
+    def __repr__(self) -> str:
+        """Without the password: representations end up in logs and tracebacks."""
+        return f"RegistryCredentials({self.origin})"
 
     def basic(self) -> str:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
-def read_credentials(auth_file: str, registry: str) -> RegistryCredentials | None:
+def read_credentials(auth_file: str, reference: ImageReference) -> RegistryCredentials | None:
     """The credentials for a registry; None if the file has none. Read for every pull, so that a new file takes effect.
 
     Raises ValueError with a message that shows nothing of the file.
@@ -102,17 +104,21 @@ def read_credentials(auth_file: str, registry: str) -> RegistryCredentials | Non
         return None
     try:
         raw = Path(auth_file).read_bytes()[: AUTH_FILE_BYTES_MAX + 1]
-        if len(raw) > AUTH_FILE_BYTES_MAX:
-            raise ValueError(f"images.auth_file: larger than {AUTH_FILE_BYTES_MAX} bytes")
-        known = msgspec.json.decode(raw, type=_AuthFile).auths
-        found = known.get(registry) or (
-            known.get("https://index.docker.io/v1/") if registry == DEFAULT_REGISTRY else None
-        )
-        if found is None or not found.auth:
-            return None
-        user, _, password = base64.b64decode(found.auth, validate=True).decode().partition(":")
     except OSError as error:
-        raise ValueError(f"images.auth_file: cannot read it ({error.strerror})") from error
-    except (msgspec.DecodeError, binascii.Error, UnicodeDecodeError) as error:
-        raise ValueError("images.auth_file: not in the form of Docker's config.json") from error
-    return RegistryCredentials(user, password)
+        raise ValueError(f"{AUTH_FILE}: cannot read it ({error.strerror})") from error
+    if len(raw) > AUTH_FILE_BYTES_MAX:
+        raise ValueError(f"{AUTH_FILE}: larger than {AUTH_FILE_BYTES_MAX} bytes")
+    try:
+        found = find_docker_login(raw, reference)
+    except BadDockerConfig as wrong:
+        raise ValueError(f"{AUTH_FILE}: {wrong}") from wrong
+    return RegistryCredentials(*found) if found is not None else None
+
+
+def credentials_for(
+    auth_file: str, login: RegistryLogin | None, reference: ImageReference
+) -> RegistryCredentials | None:
+    """The tenant's login if its pull secrets have one for the registry, else the credentials of the operator."""
+    if login is not None and login.user:
+        return RegistryCredentials(login.user, login.password, f"Secret {login.secret}")
+    return read_credentials(auth_file, reference)

@@ -38,7 +38,7 @@ REGISTRY_REDIRECTS_MAX = 5
 
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
-CredentialSource = Callable[[str], RegistryCredentials | None]
+CredentialSource = Callable[[ImageReference], RegistryCredentials | None]
 
 
 class RegistryRefused(Exception):
@@ -67,6 +67,12 @@ class RegistryClient:
         self._reference = reference
         self._credentials = credentials
         self._authorization = ""
+        self._used: RegistryCredentials | None = None
+
+    @property
+    def used_credentials(self) -> str:
+        """Origin of the credentials that the registry asked for; empty if it gave everything to anybody."""
+        return self._used.origin if self._used is not None else ""
 
     def resolve(self) -> str:
         """The digest of the reference's tag."""
@@ -113,22 +119,25 @@ class RegistryClient:
             raise RegistryRefused(Reason.REGISTRY_DENIED, f"image {self._reference}: {refusal}")
         url = f"{self._allowed.base_url(self._reference)}/{path}"
         with contextlib.ExitStack() as connection, self._named_failures():
-            response, deadline = self._get(url, limits, headers or {}, connection)
-            if response.status == 401 and not self._authorization:
+            response, deadline, own = self._get(url, limits, headers or {}, connection)
+            # Only the registry itself may ask for credentials: a host that it redirects to would name its own server.
+            if response.status == 401 and not self._authorization and own:
                 challenge = response.headers.get("WWW-Authenticate", "")
                 connection.close()
                 self._authorization = self._authorize(challenge)
-                response, deadline = self._get(url, limits, headers or {}, connection)
+                response, deadline, _ = self._get(url, limits, headers or {}, connection)
             self._check_status(response, path)
             yield bounded(body(response, deadline, limits), limits.size_max)
 
     def _get(
         self, url: str, limits: TransferLimits, headers: dict[str, str], connection: contextlib.ExitStack
-    ) -> tuple[http.client.HTTPResponse, float]:
+    ) -> tuple[http.client.HTTPResponse, float, bool]:
+        """The response, its deadline, and whether the host of the URL sent it."""
         deadline = time.monotonic() + limits.transfer_s
         sent = {**headers, **({"Authorization": self._authorization} if self._authorization else {})}
         with failures_named(deadline, limits):
-            return follow(self._allowed, url, deadline, limits, connection=connection, headers=sent), deadline
+            response, own = follow(self._allowed, url, deadline, limits, connection=connection, headers=sent)
+        return response, deadline, own
 
     @contextlib.contextmanager
     def _named_failures(self) -> Iterator[None]:
@@ -146,7 +155,7 @@ class RegistryClient:
         kind = path.partition("/")[0]
         shown = f"image {self._reference}: the registry answered {response.status} for its {kind}"
         if response.status in (401, 403):
-            raise RegistryRefused(Reason.REGISTRY_DENIED, f"{shown}; next: check images.auth_file")
+            raise RegistryRefused(Reason.REGISTRY_DENIED, f"{shown}; next: {self._advice()}")
         if response.status == 404:
             raise RegistryRefused(Reason.IMAGE_NOT_FOUND, shown)
         raise RegistryRefused(Reason.IMAGE_PULL_FAILED, shown, answered=response.status < 500)
@@ -155,7 +164,7 @@ class RegistryClient:
         """The value of the header Authorization that the challenge asks for; empty if there are no credentials."""
         scheme, _, rest = challenge.partition(" ")
         try:
-            known = self._credentials(self._reference.registry)
+            known = self._used = self._credentials(self._reference)
         except ValueError as error:
             raise RegistryRefused(Reason.REGISTRY_DENIED, f"image {self._reference}: {error}") from error
         if scheme.lower() == "basic":
@@ -172,12 +181,12 @@ class RegistryClient:
         self._authorization = known.basic() if known is not None else ""
         with contextlib.ExitStack() as connection:
             try:
-                response, deadline = self._get(f"{parameters['realm']}?{urlencode(asked)}", limits, {}, connection)
+                response, deadline, _ = self._get(f"{parameters['realm']}?{urlencode(asked)}", limits, {}, connection)
             finally:
                 self._authorization = ""
             if response.status != 200:
                 shown = f"image {self._reference}: the registry's token server answered {response.status}"
-                raise RegistryRefused(Reason.REGISTRY_DENIED, f"{shown}; next: check images.auth_file")
+                raise RegistryRefused(Reason.REGISTRY_DENIED, f"{shown}; next: {self._advice()}")
             text = b"".join(bounded(body(response, deadline, limits), limits.size_max))
         try:
             found = msgspec.json.decode(text, type=_Token)
@@ -186,6 +195,12 @@ class RegistryClient:
                 Reason.IMAGE_PULL_FAILED, f"image {self._reference}: the token server sent no token"
             ) from error
         return f"Bearer {found.token or found.access_token}"
+
+    def _advice(self) -> str:
+        if self._used is not None:
+            return f"check the credentials in {self._used.origin}"
+        registry = self._reference.registry
+        return f"name a Secret with credentials for {registry} in imagePullSecrets, or set images.auth_file"
 
 
 def digest_of(data: bytes) -> str:

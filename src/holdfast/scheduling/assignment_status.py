@@ -78,6 +78,10 @@ def assignment_status(
     )
 
 
+_NAMED_FAILURES = (Reason.SECRET_MISSING, Reason.CONFIG_MISSING, Reason.CONFIG_UNUSABLE)
+"""Failures whose message names the object to change, in the same words after each attempt."""
+
+
 def _failing(failures: Counter[tuple[str, str]]) -> tuple[PendingReason, ...]:
     """The most frequent first."""
     by_frequency = sorted(failures.items(), key=lambda item: (-item[1], item[0]))
@@ -99,6 +103,8 @@ def _failure(replica: Replica) -> tuple[str, str] | None:
             if exit_status.signal
             else f"exit code {exit_status.code}"
             if exit_status.code is not None
+            else exit_status.message
+            if exit_status.reason in _NAMED_FAILURES
             else ""
         )
         return exit_status.reason, detail

@@ -204,7 +204,7 @@ class Application:
                 request.target = with_opened_view(target, self._opening)
                 check_served_here(target, self.cell)
                 if target.resource is not None and not target.subresource and target.verb not in target.resource.verbs:
-                    raise status.method_not_allowed(request.method)
+                    raise status.method_not_allowed(request.method, target.resource.advice.get(target.verb, ""))
                 return route
         if found:
             raise status.method_not_allowed(request.method)

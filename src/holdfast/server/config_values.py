@@ -4,12 +4,13 @@
 - `GET /region/v1/REGION/config/KIND/TENANT/NAME`: one of these objects, opened. Everything else does not exist.
 - `GET /secrets/v1/keys`: the keys of this cell and how many Secrets each seals, for operators. Never a key itself.
 - `GET /node/v1/NODE/values/TENANT/BINDING`: the values that the template of a Binding of this node refers to.
+- `GET /node/v1/NODE/registry-login/TENANT/BINDING`: the credentials for the registry of its image, from pull secrets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,7 @@ from holdfast.model.errors import Forbidden, NotFound
 from holdfast.model.kinds import BY_NAME, kind_of
 from holdfast.model.meta import Object
 from holdfast.model.principal import OPERATORS
+from holdfast.model.registry_login import find_registry_login
 from holdfast.model.replica import Replica
 from holdfast.model.secret import ConfigMap, Secret, config_content
 from holdfast.model.writes import Notice
@@ -63,11 +65,36 @@ async def region_config_object(app: Application, request: Request) -> Response:
     return Response(resource.encode(app.gate.sealer.open(item)))
 
 
-async def task_values(app: Application, request: Request) -> Response:
+def _binding_of_node(app: Application, request: Request) -> Binding:
     given = request.target.parameters
-    binding: Any = app.objects.get(kind_of(Binding), given["tenant"], given["binding"])
-    if binding is None or binding.spec.node != given["node"] or binding.spec.desired is not DesiredRunState.RUN:
+    binding = app.objects.get(kind_of(Binding), given["tenant"], given["binding"])
+    runs_here = isinstance(binding, Binding) and binding.spec.node == given["node"]
+    if not isinstance(binding, Binding) or not runs_here or binding.spec.desired is not DesiredRunState.RUN:
         raise NotFound(f"binding {given['tenant'][:100]}/{given['binding'][:100]}: not to run on node {given['node']}")
+    return binding
+
+
+async def registry_login(app: Application, request: Request) -> Response:
+    binding = _binding_of_node(app, request)
+    tenant, template = binding.metadata.namespace, binding.spec.template
+
+    def find(name: str) -> Secret | None:
+        item = app.objects.get(kind_of(Secret), tenant, name)
+        try:
+            return app.gate.sealer.open(item) if isinstance(item, Secret) else None
+        except CannotOpen:
+            return None  # the link fetches a copy again whose key this region has lost
+
+    app.gate.audit.record_use(
+        request.principal, "get", f"values/{tenant}", message=f"for binding {binding.metadata.name}", request=request.id
+    )
+    login = find_registry_login(template.image, template.image_pull_secrets, find)
+    await _warn(app, request, binding, login.reason, login.message)
+    return Response(_encoder.encode(login))
+
+
+async def task_values(app: Application, request: Request) -> Response:
+    binding = _binding_of_node(app, request)
     tenant = binding.metadata.namespace
 
     def find(wanted: ConfigObject) -> Mapping[str, bytes] | None:
@@ -86,11 +113,15 @@ async def task_values(app: Application, request: Request) -> Response:
         request.principal, "get", f"values/{tenant}", message=f"for binding {binding.metadata.name}", request=request.id
     )
     values = resolve(binding.spec.template, find)
-    replica = app.objects.get(kind_of(Replica), tenant, binding.spec.replica)
-    if values.reason and replica is not None:
-        notice = Notice(replica, values.reason, values.message, warning=True)
-        await app.events.record([notice], component=request.principal.name)
+    await _warn(app, request, binding, values.reason, values.message)
     return Response(_encoder.encode(values))
+
+
+async def _warn(app: Application, request: Request, binding: Binding, reason: str, message: str) -> None:
+    replica = app.objects.get(kind_of(Replica), binding.metadata.namespace, binding.spec.replica)
+    if reason and replica is not None:
+        notice = Notice(replica, reason, message, warning=True)
+        await app.events.record([notice], component=request.principal.name)
 
 
 def check_operator(app: Application, request: Request) -> None:

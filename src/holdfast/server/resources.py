@@ -88,6 +88,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """Finds an object that is no longer stored, for reads by name."""
     subresources: tuple[str, ...] = ()
     verbs: tuple[str, ...] = ALL_VERBS
+    advice: dict[str, str] = {}
+    """What to do instead of a verb that the resource does not have."""
 
     def view_of(self, item: Object) -> Object:
         return item if self.to_view is None else self.to_view(item)
@@ -157,6 +159,10 @@ CORE_NODES = Resource(
     tracks_managed_fields=False,
     accepts_strategic_patch=True,
     verbs=(*_READ, "patch", "update"),
+    advice={
+        "delete": "nodes: not deleted in the core view, because replicas of the node would lose their place; next: "
+        "holdfast node drain NAME, stop its agent, then kubectl delete nodes.holdfast.dev NAME"
+    },
 )
 PODS = Resource(
     kind=POD,

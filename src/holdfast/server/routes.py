@@ -294,6 +294,13 @@ ROUTES: tuple[Route, ...] = (
         access="handler",
         check=agent_rpc_hub.check_caller_is_agent,
     ),
+    Route(
+        ("GET",),
+        "/node/v1/{node}/registry-login/{tenant}/{binding}",
+        config_values.registry_login,
+        access="handler",
+        check=agent_rpc_hub.check_caller_is_agent,
+    ),
     # Namespaces first: `/api/v1/namespaces/x/status` is a subresource of a namespace, not an object called status.
     *_parts("/api/v1/namespaces/{name}"),
     *_item("/api/v1/namespaces/{name}"),

@@ -24,10 +24,9 @@ class HttpRefusal(errors.Final):
         self.causes = causes
 
 
-def method_not_allowed(method: str) -> HttpRefusal:
-    return HttpRefusal(
-        405, "MethodNotAllowed", f"the server does not allow this method on the requested resource: {method}"
-    )
+def method_not_allowed(method: str, advice: str = "") -> HttpRefusal:
+    message = advice or f"the server does not allow this method on the requested resource: {method}"
+    return HttpRefusal(405, "MethodNotAllowed", message)
 
 
 def not_acceptable(offered: str) -> HttpRefusal:

@@ -17,7 +17,7 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -36,8 +36,9 @@ from holdfast.foundation.daemon_threads import run_in_thread
 from holdfast.model.image import BadReference, ImageReference, PullPolicy, parse_reference
 from holdfast.model.node import NodeImage
 from holdfast.model.reasons import Reason
+from holdfast.model.registry_login import RegistryLogin
 from holdfast.model.template import pull_policy
-from holdfast.registry.allowed_registries import AllowedRegistries, RegistryCredentials, read_credentials
+from holdfast.registry.allowed_registries import AUTH_FILE, AllowedRegistries, credentials_for
 from holdfast.registry.manifests import (
     BadManifest,
     Descriptor,
@@ -70,6 +71,13 @@ IMAGES_REPORTED_MAX = 50
 # Images whose failed pulls are remembered. The oldest is forgotten.
 IMAGE_FAILURES_MAX = 256
 
+# Tenants to whom the registry confirmed an image that was pulled with a tenant's credentials. Beyond it the first is
+# forgotten, and the registry is asked again.
+IMAGE_READERS_MAX = 64
+
+LoginSource = Callable[[Task], Awaitable[RegistryLogin]]
+"""The tenant's credentials for the registry of a task's image. Raises StartFailed."""
+
 _ENTRY = re.compile(r"sha256-[0-9a-f]{64}")
 _NAMES_MAX = 8
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -81,6 +89,9 @@ class CachedImage(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     size_bytes: int
     config: ImageConfig
+    readers: tuple[str, ...] = ()
+    """Tenants with the repository under which the registry gave them the image, for their own credentials. Empty: the
+    image is for all tenants of the node."""
 
 
 class _Failure(msgspec.Struct):
@@ -92,11 +103,22 @@ class _Failure(msgspec.Struct):
 class ImageCache:
     """`fetch` makes the image of a task present; `root_of` says where. `release` ends the use by a task.
 
+    `logins` gets the tenant's credentials for a pull, which are held for this pull only. An image that was pulled with
+    a tenant's credentials is given to another tenant only after the registry has confirmed it to that tenant.
+
     Pulls run in threads. `_lock` guards the entries, and is never held during a transfer.
     """
 
-    def __init__(self, root: Path, allowed: AllowedRegistries, *, high_bytes: int = IMAGE_CACHE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        root: Path,
+        allowed: AllowedRegistries,
+        *,
+        high_bytes: int = IMAGE_CACHE_BYTES_MAX,
+        logins: LoginSource | None = None,
+    ) -> None:
         self._root = root
+        self._logins = logins
         self._allowed = allowed
         self._high_bytes = high_bytes
         self._lock = Lock()
@@ -130,26 +152,44 @@ class ImageCache:
 
     async def _present(self, task: Task, reference: ImageReference, digest: str) -> None:
         policy, cached = pull_policy(task.template), self._read(digest)
-        if cached is not None and policy is not PullPolicy.ALWAYS:
+        readable = cached is not None and (not cached.readers or _reader(task, reference) in cached.readers)
+        if readable and policy is not PullPolicy.ALWAYS:
             self._use(reference, digest)
             return
         if policy is PullPolicy.NEVER:
-            message = f"image {reference}: not on this node, and imagePullPolicy is Never"
-            raise StartFailed(Reason.IMAGE_NEVER_PULLED, message)
-        self._check_backoff(reference, digest)
-        call = partial(self._confirm if cached is not None else self._pull, reference, digest, task)
+            why = "not on this node" if cached is None else "on this node only for a tenant with credentials for it"
+            raise StartFailed(Reason.IMAGE_NEVER_PULLED, f"image {reference}: {why}, and imagePullPolicy is Never")
+        login = await self._login(task, readable=readable)
+        attempt = f"{_reader(task, reference)} {digest} {hash(login)}"
+        self._check_backoff(reference, attempt)
         try:
+            confirm = partial(self._confirm, readable=readable) if cached is not None else self._pull
+            call = partial(confirm, reference, digest, task, login)
             await run_in_thread(call, (self._turns[task.namespace], self._pulls))
         except StartFailed as failure:
-            self._record_failure(digest, failure.message)
+            self._record_failure(attempt, failure.message)
             raise
         except OSError as error:
             message = f"image {reference}: cannot store it ({error.strerror or error})"
-            self._record_failure(digest, message)
+            self._record_failure(attempt, message)
             raise StartFailed(Reason.IMAGE_PULL_FAILED, message) from error
         finally:
             self._progress.pop(digest, None)
-        self._failures.pop(digest, None)
+        self._failures.pop(attempt, None)
+
+    async def _login(self, task: Task, *, readable: bool) -> RegistryLogin | None:
+        """The tenant's credentials. If the region does not answer, an image that the tenant may use needs none."""
+        if self._logins is None or not task.template.image_pull_secrets:
+            return None
+        try:
+            found = await self._logins(task)
+        except StartFailed as failure:
+            if failure.reason == Reason.CONFIG_UNREACHABLE and readable:
+                return None
+            raise
+        if found.reason:
+            raise StartFailed(found.reason, found.message)
+        return found
 
     def keep(self, task_id: str, digest: str) -> None:
         """The task uses the image, which stays until `release`."""
@@ -192,48 +232,54 @@ class ImageCache:
 
     # --- back-off --------------------------------------------------------------------------------------------------
 
-    def _check_backoff(self, reference: ImageReference, digest: str) -> None:
-        failed = self._failures.get(digest)
+    def _check_backoff(self, reference: ImageReference, attempt: str) -> None:
+        """`attempt` is tenant, image and credentials: wrong credentials delay neither other tenants nor new ones."""
+        failed = self._failures.get(attempt)
         left_s = failed.until_mono_s - time.monotonic() if failed is not None else 0.0
         if failed is not None and left_s > 0:
             message = f"image {reference}: {failed.failures} pulls failed; next in {left_s:.0f} s ({failed.message})"
             raise StartFailed(Reason.IMAGE_PULL_BACK_OFF, message[:1000])
 
-    def _record_failure(self, digest: str, message: str) -> None:
-        failures = self._failures[digest].failures + 1 if digest in self._failures else 1
+    def _record_failure(self, attempt: str, message: str) -> None:
+        failures = self._failures[attempt].failures + 1 if attempt in self._failures else 1
         pause_s = delay_s(failures, random.Random(), first_s=IMAGE_BACKOFF_FIRST_S, max_s=IMAGE_BACKOFF_MAX_S)
-        self._failures.pop(digest, None)
-        self._failures[digest] = _Failure(failures, time.monotonic() + pause_s, message[:500])
+        self._failures.pop(attempt, None)
+        self._failures[attempt] = _Failure(failures, time.monotonic() + pause_s, message[:500])
         while len(self._failures) > IMAGE_FAILURES_MAX:
             del self._failures[next(iter(self._failures))]
 
     # --- one pull, in a thread -------------------------------------------------------------------------------------
 
-    def registry_credentials(self, task: Task) -> Callable[[str], RegistryCredentials | None]:
-        """Credentials for a registry on behalf of a task: those of the node. A Secret of the tenant would go here."""
-        del task
-        return partial(read_credentials, self._allowed.auth_file)
+    def _client(self, reference: ImageReference, login: RegistryLogin | None) -> RegistryClient:
+        return RegistryClient(self._allowed, reference, partial(credentials_for, self._allowed.auth_file, login))
 
-    def _confirm(self, reference: ImageReference, digest: str, task: Task) -> None:
-        """Pull policy Always with a cached image: asks whether the registry still gives it.
+    def _confirm(
+        self, reference: ImageReference, digest: str, task: Task, login: RegistryLogin | None, *, readable: bool
+    ) -> None:
+        """A cached image with pull policy Always, or pulled for another tenant: asks whether the registry gives it.
 
-        The digest is the same, so there is nothing new to pull. If the registry cannot be reached, the cached image is
-        used: a recovery must not depend on it. If the registry refuses, the start fails.
+        The digest is the same, so there is nothing new to pull. If the registry cannot be reached, an image that the
+        tenant may use is used: a recovery must not depend on the registry. If the registry refuses, the start fails.
         """
+        client = self._client(reference, login)
         try:
-            RegistryClient(self._allowed, reference, self.registry_credentials(task)).manifest(digest)
+            client.manifest(digest)
         except RegistryRefused as refusal:
-            if refusal.answered:
+            if refusal.answered or not readable:
                 raise StartFailed(refusal.reason, refusal.message) from refusal
-        self._use(reference, digest)
+            self._use(reference, digest)
+            return
+        self._use(reference, digest, _readers(client, task, reference))
 
-    def _pull(self, reference: ImageReference, digest: str, task: Task) -> None:
+    def _pull(self, reference: ImageReference, digest: str, task: Task, login: RegistryLogin | None) -> None:
+        client = self._client(reference, login)
         part = self._root / f"part-{secrets.token_hex(8)}"
         part.mkdir(mode=0o700)
         try:
-            size, config = self._unpack(reference, digest, task, part)
+            size, config = self._unpack(client, reference, digest, part)
             names = tuple(dict.fromkeys((_digest_name(reference, digest), *_tag_names(reference))))
-            (part / "image.json").write_bytes(msgspec.json.encode(CachedImage(names, size, config)))
+            made = CachedImage(names, size, config, _readers(client, task, reference))
+            (part / "image.json").write_bytes(msgspec.json.encode(made))
             _sync(part)
             with self._lock:
                 if self._read(digest) is None:  # else a withdrawn pull went on and ended first
@@ -250,9 +296,10 @@ class ImageCache:
         finally:
             remove_tree(part)
 
-    def _unpack(self, reference: ImageReference, digest: str, task: Task, part: Path) -> tuple[int, ImageConfig]:
+    def _unpack(
+        self, client: RegistryClient, reference: ImageReference, digest: str, part: Path
+    ) -> tuple[int, ImageConfig]:
         """Fetches and verifies every part of the image, and builds its root file system."""
-        client = RegistryClient(self._allowed, reference, self.registry_credentials(task))
         self._progress[digest] = "reading the manifest"
         found = decode_document(client.manifest(digest), node_architecture())
         if isinstance(found, Descriptor):
@@ -325,14 +372,21 @@ class ImageCache:
         except (OSError, msgspec.DecodeError):
             return None
 
-    def _use(self, reference: ImageReference, digest: str) -> None:
-        """Records the use, and the name under which the image is known now."""
+    def _use(self, reference: ImageReference, digest: str, confirmed: tuple[str, ...] | None = None) -> None:
+        """Records the use, the name under which the image is known now, and to whom the registry confirmed it."""
+        with self._lock:
+            self._record_use(reference, digest, confirmed)
+
+    def _record_use(self, reference: ImageReference, digest: str, confirmed: tuple[str, ...] | None) -> None:
         path, found = self._path(digest), self._read(digest)
         names = tuple(dict.fromkeys((*(found.names if found else ()), *_tag_names(reference))))[:_NAMES_MAX]
+        readers = found.readers if found is not None else ()
+        if confirmed is not None and readers:
+            readers = tuple(dict.fromkeys((*readers, *confirmed)))[-IMAGE_READERS_MAX:] if confirmed else ()
         with contextlib.suppress(OSError):
-            if found is not None and names != found.names:
+            if found is not None and (names, readers) != (found.names, found.readers):
                 part = self._root / f"part-{secrets.token_hex(8)}"
-                part.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, names=names)))
+                part.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, names=names, readers=readers)))
                 part.rename(path / "image.json")
             os.utime(path)
         self._listed = None
@@ -364,6 +418,17 @@ def _pinned(task: Task) -> tuple[ImageReference, str]:
     if not digest:
         raise StartFailed(Reason.IMAGE_UNRESOLVED, f"image {reference}: its tag was not resolved to a digest")
     return reference, digest
+
+
+def _reader(task: Task, reference: ImageReference) -> str:
+    """Another repository may hold the digest and not give it to the tenant."""
+    return f"{task.namespace} {reference.name}"
+
+
+def _readers(client: RegistryClient, task: Task, reference: ImageReference) -> tuple[str, ...]:
+    """Who may use what this client was given. Credentials of the node are those of all its tenants."""
+    private = client.used_credentials not in ("", AUTH_FILE)
+    return (_reader(task, reference),) if private else ()
 
 
 def _tag_names(reference: ImageReference) -> tuple[str, ...]:

@@ -44,11 +44,12 @@ from holdfast.agent.drivers.image_bundle import runtime_config
 from holdfast.agent.drivers.images import ImageCache
 from holdfast.agent.drivers.oci_programs import ProgramContainers, program_containers
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.records import TASK_MARK_ENV
+from holdfast.agent.drivers.records import TASK_MARK_ENV, TERMINATION_ENV
 from holdfast.agent.drivers.runtimes import RUNTIMES
 from holdfast.agent.drivers.volumes import TaskVolumes
 from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S
 from holdfast.agent.shim_confine import can_make_layers
+from holdfast.agent.task_config import ContainerConfig
 from holdfast.agent.task_users import RuntimeUser, TaskUsers
 from holdfast.model.quantity import CPU, DISK, MEMORY
 from holdfast.model.reasons import Reason
@@ -61,6 +62,9 @@ IMAGE_LAYER_BYTES_DEFAULT = 256 * 1024**2
 CONTAINER_POLL_S = 0.05
 # A command gets at least this long, however long its container took.
 EXEC_TIMEOUT_MIN_S = 1.0
+# Size of the file system for the termination file of a container. Writes beyond it fail.
+TERMINATION_SPACE_BYTES = 64 * 1024
+TERMINATION_PLACE = "/dev/termination-log"
 _SHARED = ("network", "cgroup")
 _SYS = {
     "destination": "/sys",
@@ -84,10 +88,15 @@ class OciDriver(Driver):
         images: ImageCache | None = None,
         runtime_user: RuntimeUser | None = None,
         volumes: TaskVolumes | None = None,
+        values: ContainerConfig | None = None,
     ) -> None:
-        """`runtime_user` is the one that `processes` has: it gives each container its writable layer."""
+        """`runtime_user` and `values` are those that `processes` has. `runtime_user` gives each container its writable
+        layer.
+        """
+        self._values = values
         self._images = images
-        self._layers = runtime_user.layers if runtime_user is not None and makes_layers(root) else None
+        self._settings = runtime_user.settings if runtime_user is not None else {}
+        self._makes_layers = runtime_user is not None and makes_layers(root)
         self._volumes = volumes or TaskVolumes(in_view=False)
         self._users = users
         self._processes = processes
@@ -131,14 +140,29 @@ class OciDriver(Driver):
             message = f"{what}: not usable ({error})"
             raise StartFailed(Reason.TEMPLATE_UNUSABLE, message) from error
         await self._delete(task.id)  # left over from an earlier run
-        command = (*self._base(), "run", "--bundle", str(bundle), _container(task.id))
+        command = (*self._base(task.id), "run", "--bundle", str(bundle), _container(task.id))
         template = msgspec.structs.replace(task.template, command=command, args=(), user="", working_dir="")
         template = await asyncio.to_thread(self._contain_programs, template, task, bundle)
         return await self._processes.start(msgspec.structs.replace(task, template=template))
 
-    def _base(self) -> tuple[str, ...]:
+    def _base(self, task_id: str) -> tuple[str, ...]:
         own = ("--cgroup-manager=disabled",) if Path(self._runtime).name == "crun" else ()
-        return (self._runtime, *own, "--root", str(self._root / "containers"))
+        in_memory = self._values.runtime_dir(task_id) if self._values is not None else None
+        return (self._runtime, *own, "--root", str(in_memory or self._root / "containers"))
+
+    def _bundle(self, task_id: str) -> Path:
+        """Where the container's configuration is, and those of the programs around it."""
+        in_memory = self._values.bundle_dir(task_id) if self._values is not None else None
+        return in_memory or self._root / "bundles" / task_id
+
+    def _write_bundle(self, task: Task, config: dict[str, Any], folder: Path) -> Path:
+        """With values from Secrets and ConfigMaps the bundle is in memory, else in `folder`."""
+        if self._makes_layers:
+            self._add_termination_file(task, config, folder)
+        if self._values is not None:
+            folder = self._values.add_to(config, task, dict(self._users.identify(task))) or folder
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
 
     def _prepare(self, task: Task) -> Path:
         """The task's own bundle: the given configuration adapted to this node, with the same root file system."""
@@ -148,6 +172,7 @@ class OciDriver(Driver):
         config: dict[str, Any] = json.loads((given / "config.json").read_text())
         folder = self._root / "bundles" / task.id
         folder.mkdir(parents=True, exist_ok=True)
+        self._settings[task.id] = []
         process, linux = config["process"], config.setdefault("linux", {})
         process["terminal"] = False
         self._set_user(process, task)
@@ -167,8 +192,28 @@ class OciDriver(Driver):
         linux["resources"] = self._limits(task)
         config["mounts"] = [*mounts, _SYS, *self._volumes.oci_mounts(task, self._root / "tasks" / task.id)]
         linux["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        return self._write_bundle(task, config, folder)
+
+    def _add_termination_file(self, task: Task, config: dict[str, Any], folder: Path) -> None:
+        """A file of bounded size: in a small file system in memory, which the shim mounts and reads at the exit."""
+        user = {**config["process"].get("user", {}), **dict(self._users.identify(task))}
+        uid, gid = int(str(user.get("uid", 0))), int(str(user.get("gid", 0)))
+        stage = folder / "termination"
+        stage.mkdir(exist_ok=True)
+        volume = {"name": "termination", "stage": str(stage), "place": "", "ro": False, "kind": "tmpfs"}
+        request = {**volume, "size": TERMINATION_SPACE_BYTES, "uid": uid, "gid": gid}
+        self._settings.setdefault(task.id, []).extend(
+            (
+                ("volume", json.dumps(request)),
+                ("termination", stage / "message"),
+                ("termination_uid", uid),
+                ("termination_gid", gid),
+            )
+        )
+        options = ["bind", "nosuid", "nodev", "noexec"]
+        mount = {"type": "none", "source": str(stage / "message"), "options": options}
+        config["mounts"] = [*config["mounts"], {"destination": TERMINATION_PLACE, **mount}]
+        config["process"]["env"] = [*config["process"].get("env", []), f"{TERMINATION_ENV}={TERMINATION_PLACE}"]
 
     def _limits(self, task: Task) -> dict[str, Any]:
         """Limits for runc, which moves the container to a control group of its own. With crun the container stays in
@@ -190,26 +235,26 @@ class OciDriver(Driver):
         folder = self._root / "bundles" / task.id
         folder.mkdir(parents=True, exist_ok=True)
         root = rootfs
-        if self._layers is not None:
+        self._settings[task.id] = []
+        if self._makes_layers:
             layer = folder / "layer"
             layer.mkdir(exist_ok=True)
             size = task.resources.get(DISK, 0) or IMAGE_LAYER_BYTES_DEFAULT
-            self._layers[task.id] = [("layer", layer), ("layer_lower", rootfs), ("layer_bytes", size)]
+            self._settings[task.id] = [("layer", layer), ("layer_lower", rootfs), ("layer_bytes", size)]
             root = layer / "root"
         identity = dict(self._users.identify(task))
-        config = runtime_config(task, image, root=str(root), writable=self._layers is not None, identity=identity)
+        config = runtime_config(task, image, root=str(root), writable=self._makes_layers, identity=identity)
         volumes = self._volumes.oci_mounts(task, self._root / "tasks" / task.id)
         config["mounts"] = [*config["mounts"], _SYS, *volumes]
         config["linux"]["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
         config["linux"]["resources"] = self._limits(task)
-        (folder / "config.json").write_text(json.dumps(config))
-        return folder
+        return self._write_bundle(task, config, folder)
 
     def _contain_programs(self, template: Template, task: Task, bundle: Path) -> Template:
         """The template with each program around the main task in a container of its own: with the same root file
         system, user and volumes. Hooks run in the container of the main task.
         """
-        programs = ProgramContainers(self._base(), bundle, _container(task.id))
+        programs = ProgramContainers(self._base(task.id), bundle, _container(task.id))
         return programs.contain(template, task)
 
     def _allowed(self, bundle: str) -> Path:
@@ -240,9 +285,9 @@ class OciDriver(Driver):
 
     async def _delete(self, task_id: str) -> None:
         self._made.discard(task_id)
-        containers = (_container(task_id), *program_containers(self._root / "bundles" / task_id, _container(task_id)))
+        containers = (_container(task_id), *program_containers(self._bundle(task_id), _container(task_id)))
         for container in containers if self._runtime else ():
-            command = (*self._base(), "delete", "--force", container)
+            command = (*self._base(task_id), "delete", "--force", container)
             await asyncio.to_thread(
                 subprocess.run, command, capture_output=True, timeout=AGENT_CALL_TIMEOUT_S, check=False
             )
@@ -265,8 +310,7 @@ class OciDriver(Driver):
         self._users.release(task_id)
         if self._images is not None:
             self._images.release(task_id)
-        if self._layers is not None:
-            self._layers.pop(task_id, None)
+        self._settings.pop(task_id, None)
 
     async def execute(
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = PROBE_OUTPUT_BYTES_MAX
@@ -274,7 +318,7 @@ class OciDriver(Driver):
         started = asyncio.get_running_loop().time()
         await self._wait_for_container(task_id, timeout_s)
         left_s = max(EXEC_TIMEOUT_MIN_S, timeout_s - (asyncio.get_running_loop().time() - started))
-        inside = (*self._base(), "exec", _container(task_id), *command)
+        inside = (*self._base(task_id), "exec", _container(task_id), *command)
         return await self._processes.execute(task_id, inside, left_s, output_bytes)
 
     async def _wait_for_container(self, task_id: str, timeout_s: float) -> None:
@@ -288,7 +332,7 @@ class OciDriver(Driver):
                 self._made.add(task_id)
 
     async def _container_runs(self, task_id: str) -> bool:
-        command = (*self._base(), "state", _container(task_id))
+        command = (*self._base(task_id), "state", _container(task_id))
         found = await asyncio.to_thread(
             subprocess.run, command, capture_output=True, timeout=AGENT_CALL_TIMEOUT_S, check=False
         )
@@ -300,7 +344,7 @@ class OciDriver(Driver):
 
     def open_command(self, task_id: str, command: tuple[str, ...], *, tty: bool) -> CommandSession:
         terminal = ("--tty",) if tty else ()
-        inside = (*self._base(), "exec", *terminal, _container(task_id), *command)
+        inside = (*self._base(task_id), "exec", *terminal, _container(task_id), *command)
         return self._processes.open_command(task_id, inside, tty=tty)
 
     def usage(self, task_id: str) -> Usage | None:

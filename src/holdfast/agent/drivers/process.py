@@ -36,7 +36,7 @@ from holdfast.agent.drivers.contract import (
 from holdfast.agent.drivers.live_shim import LiveShim
 from holdfast.agent.drivers.lost_runs import LostRuns
 from holdfast.agent.drivers.open_commands import OpenCommands
-from holdfast.agent.drivers.program_launch import has_programs, program_settings, read_programs
+from holdfast.agent.drivers.program_launch import add_termination_file, has_programs, program_settings, read_programs
 from holdfast.agent.drivers.records import (
     DISK_FULL_ERRNOS,
     TASK_MARK_ENV,
@@ -56,7 +56,7 @@ from holdfast.agent.task_users import UserAssignment
 from holdfast.foundation.ports import Clock
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.model import limits, times
-from holdfast.model.config_references import has_references
+from holdfast.model.config_references import has_values
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
 from holdfast.model.template import udp_ports
@@ -284,11 +284,12 @@ class ProcessDriver(Driver):
             self._artifacts.install(task.id, folder.path / "work")
         if self._config is not None:
             settings += self._config.install(task, folder.path / "work", settings)
-        elif has_references(task.template):
+        elif has_values(task.template):
             raise StartFailed(Reason.CONFIG_UNREACHABLE, "references to Secrets: not supported by this driver")
         settings += self._volumes.prepare(task, folder.path, settings)
         settings += program_settings(task, folder.path / "work")
         env = {**self._environment(folder, task), **self._volumes.environment(task, folder.path)}
+        env |= add_termination_file(task, folder.path / "work", settings)
         folder.prepare(task, env, settings)
         folder.set_run_until(task.run, task.run_until_mono_s)
 

@@ -5,19 +5,22 @@ Pure, apart from reading the state file. The order of the programs is kept by `a
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import msgspec
 
 from holdfast.agent.drivers.contract import Task, TaskPrograms
+from holdfast.agent.drivers.records import TERMINATION_ENV
 from holdfast.model import times
 from holdfast.model.probe import ExecProbe, Hook, HttpProbe, Probe, TcpProbe
 from holdfast.model.task_programs import InitTask, ProgramKind, ProgramState, ProgramStatus, Sidecar
-from holdfast.model.template import udp_ports
+from holdfast.model.template import TerminationMessagePolicy, udp_ports
 
 # Time of a `postStart` hook without `timeoutSeconds`. After that, it has failed.
 POST_START_TIMEOUT_S = 60.0
+TERMINATION_FILE = "termination-message"
 _READS = 5
 
 
@@ -73,6 +76,22 @@ def _way(way: ExecProbe | HttpProbe | TcpProbe | None, task: Task) -> dict[str, 
     port = task.ports.get(way.port or next(iter(named), ""), 0)
     where: dict[str, object] = {"address": task.env.get("HOLDFAST_ADDRESS", "127.0.0.1"), "port": port}
     return {**where, "path": way.path, "scheme": way.scheme.upper()} if isinstance(way, HttpProbe) else where
+
+
+def add_termination_file(task: Task, work: Path, settings: list[tuple[str, object]]) -> dict[str, str]:
+    """Adds where the task says why it ends, and returns the variable that tells it. The file of an earlier run goes.
+
+    A container has the file in a file system of its own, which its settings name already.
+    """
+    if task.template.termination_message_policy is TerminationMessagePolicy.FALLBACK_TO_LOGS_ON_ERROR:
+        settings.append(("termination_output", 1))
+    if any(key == "termination" for key, _ in settings):
+        return {}
+    path = work / TERMINATION_FILE
+    settings.append(("termination", path))
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    return {TERMINATION_ENV: str(path)}
 
 
 def has_programs(task: Task) -> bool:

@@ -21,6 +21,7 @@ from holdfast.agent.drivers.contract import StartFailed, Task
 from holdfast.agent.drivers.removal import remove_tree
 from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
 from holdfast.agent.shim_guard import encode_deadline
+from holdfast.agent.shim_termination import TERMINATION_FILE_BYTES_MAX, TERMINATION_RECORD, termination_text
 from holdfast.model import times
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
@@ -32,6 +33,7 @@ LOG_FILES_MAX = 3
 
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
 TASK_MARK_ENV = "HOLDFAST_TASK"
+TERMINATION_ENV = "HOLDFAST_TERMINATION_FILE"
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 STOP_RECORD_BYTES = 64
 SHIM_LOOKUPS = 8
@@ -145,7 +147,15 @@ class TaskDir:
             reason=record["reason"],
             message=record["message"],
             at=times.micro_text(float(record["at"])),
+            termination_message=self._termination_message(run),
         )
+
+    def _termination_message(self, run: int) -> str:
+        try:
+            with (self.run_dir(run) / TERMINATION_RECORD).open("rb") as file:
+                return termination_text(file.read(TERMINATION_FILE_BYTES_MAX))
+        except OSError:
+            return ""
 
     def request_stop(self, run: int, grace_s: float) -> None:
         """From here on no shim can start this run, and a running shim knows the grace period."""

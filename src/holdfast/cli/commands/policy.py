@@ -60,6 +60,30 @@ class PolicyApi:
     def regions(self) -> list[dict[str, Any]]:
         return self._observer.list("regions")
 
+    def wait_until_used(self, name: str, before: str, timeout_s: float) -> None:
+        """Waits until the policy has another revision than `before` and every region reports that it uses it."""
+        import time
+
+        deadline = time.monotonic() + timeout_s
+        while True:
+            revision = self.policy(name).get("status", {}).get("revision", "")
+            others = [
+                region["metadata"]["name"]
+                for region in self.regions()
+                if region.get("status", {}).get("report", {}).get("policy", "") != revision
+            ]
+            if revision and revision != before and not others:
+                return
+            if time.monotonic() >= deadline:
+                missing = ", ".join(sorted(others)) or "none, because the revision does not exist yet"
+                raise CommandError(
+                    f"policy {name}: not used in all regions when --timeout expired (missing: {missing}); "
+                    "the rollback goes on",
+                    next_step=f"holdfast policy list {name}",
+                    code=ExitCode.TIMED_OUT,
+                )
+            time.sleep(POLL_EVERY_S)
+
     def patch(self, name: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Changes the given fields. `rules` are replaced as a whole: no rule of before is left."""
         if "rules" in spec:
@@ -297,14 +321,22 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
 
 @policy.command("rollback")
 @click.argument("name", default="default")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all regions use the rules.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0), default=900.0, show_default=True, help="Seconds to wait."
+)
 @state_option
 @output_option
-def rollback(name: str, state: str, output: str) -> None:
-    """Return to the previously active rules, as a new sequence number.
+def rollback(name: str, *, wait: bool, timeout_s: float, state: str, output: str) -> None:
+    """Return to the previously active rules, as a new sequence number, and wait until all regions use them.
+
+    Exits with 5 if --timeout expires. The rollback goes on then: a region that is out of touch takes the rules when it
+    is back.
 
     \b
     Examples:
       holdfast policy rollback default
+      holdfast policy rollback default --no-wait
     """
     with PolicyApi(state) as policies:
         current = policies.policy(name).get("status", {}).get("revision", "")
@@ -320,4 +352,6 @@ def rollback(name: str, state: str, output: str) -> None:
             raise CommandError(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
         rules = before["spec"].get("rules", {})
         stored = policies.patch(name, {"stage": "Active", "canaryRegions": [], "rules": rules})
+        if wait:
+            policies.wait_until_used(name, current, timeout_s)
     _print(output, stored, f"policy {name}: rolled back to the rules of revision {before['metadata']['name']}")
