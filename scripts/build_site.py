@@ -30,6 +30,8 @@ DOCS = ROOT / "docs"
 PACKAGED = ROOT / "src" / "holdfast" / "console" / "docs"
 OUTSIDE = {"CHANGELOG.md": "changelog.html", "CONTRIBUTING.md": "contributing.html"}
 THEME = DOCS / "site"
+SECTION_LISTED_EVERYWHERE_MAX = 40
+"""The navigation lists a section of more pages on its own pages only; elsewhere it shows the first one."""
 
 
 class NavigationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -186,7 +188,9 @@ def _navigation(site: Site, current: str, up: str) -> str:
     for title, pages in site.sections:
         state = " open" if current in pages else ""
         lines.append(f"<details{state}><summary>{escape(title)}</summary><ul>")
-        for source in pages:
+        # A long section is listed whole on its own pages only. Repeated on every page it would be half of the site.
+        listed = pages if current in pages or len(pages) <= SECTION_LISTED_EVERYWHERE_MAX else pages[:1]
+        for source in listed:
             here = ' aria-current="page"' if source == current else ""
             lines.append(f'<li><a href="{up}{output_name(source)}"{here}>{escape(site.pages[source].title)}</a></li>')
         lines.append("</ul></details>")

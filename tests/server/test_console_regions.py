@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from tests.expected import of_type, present
 
-from holdfast.console.region_calls import RegionRequest, SessionLink
+from holdfast.client.contract import SessionLink
+from holdfast.console.region_calls import RegionRequest
 from holdfast.console.region_hub import RegionHub
 from holdfast.console.region_reads import RegionReader, region_history
 from holdfast.console.uplink import ConsoleUplink

@@ -18,6 +18,7 @@ import structlog
 from holdfast.agent import logs
 from holdfast.agent.drivers.command_session import CommandSession
 from holdfast.agent.drivers.contract import Driver, Task
+from holdfast.client.contract import SessionLink
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_quietly
 from holdfast.model.agent_rpc import AgentCall
@@ -40,14 +41,6 @@ ATTACH_CHECK_EVERY_S = 0.5
 _READ_BYTES = 32 * 1024
 
 _log = structlog.get_logger()
-
-
-class SessionLink(Protocol):
-    """The region's side of one session."""
-
-    async def receive(self) -> tuple[int, bytes] | None: ...
-
-    async def send(self, channel: int, data: bytes) -> None: ...
 
 
 class SessionOpener(Protocol):

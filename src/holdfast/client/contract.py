@@ -89,3 +89,11 @@ class Client(Protocol):
         """Best effort: Events are for people, and no decision reads them."""
 
     async def close(self) -> None: ...
+
+
+class SessionLink(Protocol):
+    """The other side of one exec, attach or port-forward session, with the messages of `model.pod_session`."""
+
+    async def receive(self) -> tuple[int, bytes] | None: ...
+
+    async def send(self, channel: int, data: bytes) -> None: ...

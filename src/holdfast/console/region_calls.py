@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from holdfast.client.contract import SessionLink
 from holdfast.console.answers import AnswerRow
 from holdfast.model.principal import Principal
 
@@ -63,14 +64,6 @@ class RegionResponse(AnswerRow, frozen=True, kw_only=True):
     """Whether the end of the body is missing because the response reached its limit."""
 
 
-class SessionLink(Protocol):
-    """The global cell's side of one session, with the messages of `model.pod_session`."""
-
-    async def receive(self) -> tuple[int, bytes] | None: ...
-
-    async def send(self, channel: int, data: bytes) -> None: ...
-
-
 class RegionApi(Protocol):
     """The API of this region, in this process."""
 
@@ -80,5 +73,5 @@ class RegionApi(Protocol):
         """Runs the session to its end. A refusal is sent as its outcome. Raises ConnectionError."""
 
 
-class SessionOpener(Protocol):
+class RegionSessionOpener(Protocol):
     def open_region_session(self, region: str, session_id: str) -> AbstractAsyncContextManager[SessionLink]: ...

@@ -16,7 +16,7 @@ import structlog
 from holdfast.console.answers import RegionAnswer, RegionQuery
 from holdfast.console.node_usage import NodeUsage
 from holdfast.console.past import CellHistory
-from holdfast.console.region_calls import CALL, SESSION, RegionApi, RegionRequest, SessionOpener
+from holdfast.console.region_calls import CALL, SESSION, RegionApi, RegionRequest, RegionSessionOpener
 from holdfast.console.region_hub import AT
 from holdfast.console.region_queries import RegionAnswers
 from holdfast.console.region_reads import RegionReader
@@ -43,7 +43,7 @@ _decoder = msgspec.json.Decoder(RegionQuery)
 _encoder = msgspec.json.Encoder()
 
 
-class UplinkClient(SessionOpener, Protocol):
+class UplinkClient(RegionSessionOpener, Protocol):
     """What the uplink needs of a client of the global cell."""
 
     def region_queries(self, region: str) -> AsyncIterator[bytes]: ...

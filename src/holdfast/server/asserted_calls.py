@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.client.contract import SessionLink
 from holdfast.console.region_calls import (
     CALL_RESPONSE_BYTES_MAX,
     CALL_TIMEOUT_S,
@@ -20,7 +21,6 @@ from holdfast.console.region_calls import (
     PERMITTED,
     RegionRequest,
     RegionResponse,
-    SessionLink,
 )
 from holdfast.model.errors import Forbidden
 from holdfast.model.pod_session import Channel
