@@ -322,9 +322,9 @@ def alert_rules() -> list[dict[str, Any]]:
 
 
 def _drilled(rules: list[dict[str, Any]]) -> list[str]:
-    """By which cause each alert was seen, from deploy/alerts/drill.toml."""
+    """The cause that makes each alert fire, from deploy/alerts/drill.toml."""
     drill = tomllib.loads((ROOT / "deploy" / "alerts" / "drill.toml").read_text())
-    lines = ["## Seen firing and clearing", ""]
+    lines = ["## How each is made to fire", ""]
     lines += [
         "`make prove STAGE=alerts` causes each alert on a real platform under a real Prometheus, and prints the times."
     ]
