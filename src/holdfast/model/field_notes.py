@@ -196,6 +196,11 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
     },
     "MaintenanceWindowSpec": {
         "region": "Region of the maintenance.",
+        "start": "Local time of the first start, such as 2026-12-01T22:00.",
+        "end": "Local time of the first end. Later occurrences last as long.",
+        "recurrence": "Cron schedule of the later starts. Absent: the window occurs once.",
+        "noticeSeconds": "Time before each start in which no work is placed there that can neither finish nor move.",
+        "drain": "Whether the nodes are drained from the start on, within disruption budgets.",
         "zone": "Only this zone of the region.",
         "nodes": "Only these nodes of the region.",
         "timeZone": "IANA name of the zone of `start`, `end` and `recurrence`, such as Europe/Berlin.",

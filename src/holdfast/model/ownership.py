@@ -176,6 +176,7 @@ DELETERS: dict[str, frozenset[str]] = {
     "Node": _roles(OPERATOR, AGENT),
     "NodeIdentity": _roles(OPERATOR),
     "JoinToken": _roles(OPERATOR, JOIN),
+    # As NodeIdentity, the record of a join. A file beside the store keeps the names of revoked servers.
     "Server": _roles(OPERATOR),
     "Override": _roles(OPERATOR, "override"),
     "Replica": _roles("replicate", OPERATOR, USER),

@@ -303,6 +303,12 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "command": "Command of the replica.",
     },
     "ContainerResources": {"requests": "Resources that the replica claims."},
-    "ReplicaSpec": {"index": "Index in a job array."},
+    "ReplicaSpec": {
+        "index": "Index in a job array.",
+        "activeUntil": "When `activeDeadlineSeconds` of the batch ends the replica. Absent: no deadline.",
+    },
+    "SchedulingRequestSpec": {
+        "activeUntil": "When `activeDeadlineSeconds` of the batch ends its replicas. Absent: no deadline."
+    },
     "ContainerPort": {"containerPort": "Number of the port on the node.", "protocol": "TCP or UDP."},
 }

@@ -344,7 +344,11 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "requestedTtlSeconds": "TTL that was requested.",
         "insisted": "Whether it was accepted although the global cell was believed to be reachable.",
     },
-    "PlannedMaintenance": {"window": "The MaintenanceWindow."},
+    "PlannedMaintenance": {
+        "window": "The MaintenanceWindow.",
+        "startsAt": "Start of the occurrence. Before it, only replicas that may still be there then are kept away.",
+        "drain": "Whether the nodes are drained from the start on.",
+    },
     "MaintenanceWindowStatus": {
         "phase": "Scheduled, Notice, Active, Suspended or Ended.",
         "startsAt": "Start of the present or next occurrence.",
