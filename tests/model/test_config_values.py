@@ -65,7 +65,9 @@ def test_value_that_no_process_can_get_is_refused_without_it(value: bytes) -> No
         Template(files=(ConfigFile(path="a/../b", secret="db"),)),
         Template(files=(ConfigFile(path="a", secret="db"), ConfigFile(path="a/b", secret="db"))),
         Template(files=(ConfigFile(path="a", secret="db", mode=0o2400),)),
-        Template(driver=DriverName.OCI, bundle="/b", env_from=(EnvSource(secret="db"),)),
+        Template(driver=DriverName.OCI, bundle="/b", files=(ConfigFile(path="/proc/x", secret="db"),)),
+        Template(driver=DriverName.OCI, bundle="/b", files=(ConfigFile(path="/", secret="db"),)),
+        Template(driver=DriverName.OCI, bundle="/b", files=(ConfigFile(path="/etc/../x", secret="db"),)),
     ],
 )
 def test_invalid_reference_is_refused(template: Template) -> None:

@@ -151,12 +151,14 @@ CLAIMS: tuple[DesignClaim, ...] = (
     DesignClaim(
         "safe-operators",
         "Operators can act safely: overrides are scoped, audited, and end on time; every writer has its own fields",
-        ("S6", "S8"),
+        ("S6", "S8", "maintenance"),
         (
             _test("tests/fleet/test_overrides.py"),
+            _test("tests/fleet/test_maintenance.py"),
             _test("tests/link/test_override_expiry.py"),
             *SEEDS,
             _scenario("override-expires", quick=True),
+            _scenario("maintenance-and-region-loss"),
             _mutation("audit-after-commit", quick=True),
             _mutation("override-by-other-clock"),
             _drill("override-expires"),
