@@ -27,7 +27,7 @@ from holdfast.install.default_objects import create_default_objects
 from holdfast.install.etcd_member import EtcdInstallation
 from holdfast.install.join_string import JoinString, fetch_verified_ca
 from holdfast.install.places import InstallRecord, Places, Role, toml_text
-from holdfast.install.services import Service
+from holdfast.install.services import Service, install_service
 from holdfast.model.join import CellRequests, RegionJoinRequest, RegionJoinResponse, TrustBundle
 from holdfast.model.principal import OPERATORS, SERVERS
 from holdfast.model.server import server_name
@@ -88,13 +88,10 @@ def init_global(places: Places, plan: CellPlan, say: Say) -> None:
         **first_store(places, role, plan, name, say),
     }
     write_cell(places, role, role, settings, declare=True)
-    service = Service(places, role)
-    service.install()
-    places.save(role, msgspec.structs.replace(held, ca=authority.fingerprint, complete=True))
-    if not plan.start:
-        say(f"not started; the unit is {service.unit_path}")
+    held = msgspec.structs.replace(held, ca=authority.fingerprint)
+    service = install_service(places, role, held, start=plan.start, say=say)
+    if service is None:
         return
-    say(f"service: {service.start()}")
     api = operator_api(places, plan.url)
     wait_ready(api, service, role)
     created = create_default_objects(api)
@@ -144,13 +141,9 @@ def join_region(places: Places, plan: CellPlan, joining: JoinString, say: Say) -
         **first_store(places, role, plan, name, say),
     }
     write_cell(places, role, plan.name, settings, declare=True)
-    service = Service(places, role)
-    service.install()
-    places.save(role, msgspec.structs.replace(held, complete=True))
-    if not plan.start:
-        say(f"not started; the unit is {service.unit_path}")
+    service = install_service(places, role, held, start=plan.start, say=say)
+    if service is None:
         return
-    say(f"service: {service.start()}")
     wait_ready(CellApi(plan.url, name=plan.name, ca=pki / "ca.crt"), service, plan.name)
 
 

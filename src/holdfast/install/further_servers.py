@@ -36,7 +36,7 @@ from holdfast.install.cells import (
 from holdfast.install.etcd_member import EtcdInstallation
 from holdfast.install.join_string import JoinString
 from holdfast.install.places import InstallRecord, Places, Role
-from holdfast.install.services import Service
+from holdfast.install.services import install_service
 from holdfast.model.join import MaterialRequest, SealedMaterial
 
 
@@ -56,13 +56,9 @@ def join_cell(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> 
             **_store_settings(places, role, plan, material.etcd, say),
         }
         write_cell(places, role, plan.name, settings, declare=False)
-    service = Service(places, role)
-    service.install()
-    places.save(role, msgspec.structs.replace(held, complete=True))
-    if not plan.start:
-        say(f"not started; the unit is {service.unit_path}")
+    service = install_service(places, role, held, start=plan.start, say=say)
+    if service is None:
         return
-    say(f"service: {service.start()}")
     wait_ready(CellApi(plan.url, name=plan.name, ca=pki / "ca.crt"), service, plan.name)
     if role == "global":
         authority = CellCertificateAuthority(pki / "ca.crt", pki / "ca.key")

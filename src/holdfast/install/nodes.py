@@ -17,7 +17,7 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.certificates import write_private
 from holdfast.install.join_string import JoinString, fetch_verified_ca
 from holdfast.install.places import InstallRecord, Places
-from holdfast.install.services import Service
+from holdfast.install.services import Service, install_service
 from holdfast.model.validation import check_subdomain
 from holdfast.platform.layout import write_atomically
 
@@ -93,13 +93,9 @@ def join_node(places: Places, plan: NodePlan, joining: JoinString, say: Say) -> 
     if not places.config("agent").exists():
         text = CONFIG_NOTE + _settings_text(plan, joining, state)
         write_atomically(places.config("agent"), text.encode(), mode=0o640)
-    service = Service(places, "agent")
-    service.install()
-    places.save("agent", msgspec.structs.replace(held, complete=True))
-    if not plan.start:
-        say(f"not started; the unit is {service.unit_path}")
+    service = install_service(places, "agent", held, start=plan.start, say=say)
+    if service is None:
         return
-    say(f"service: {service.start()}")
     _wait_until_ready(plan, joining, identity, service)
     (state / "join-token").unlink(missing_ok=True)
 

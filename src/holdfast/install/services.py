@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from holdfast.foundation.exit_codes import CommandError
-from holdfast.install.places import Places, Role
+from holdfast.install.places import InstallRecord, Places, Role
 from holdfast.platform.layout import write_atomically
 from holdfast.platform.local_etcd import etcd_binary
 from holdfast.platform.processes import ProcessIdentity, identify, is_alive, send_signal, wait_exited
@@ -291,3 +292,17 @@ def _own(places: Places, role: Role, user: str) -> None:
         os.chown(path, found.pw_uid, found.pw_gid, follow_symlinks=False)
     os.chown(places.config(role), 0, found.pw_gid)
     places.config(role).chmod(0o640)
+
+
+def install_service(
+    places: Places, role: Role, held: InstallRecord, *, start: bool, say: Callable[[str], None]
+) -> Service | None:
+    """Installs the unit, records the installation as complete, and starts the service. None: it is not started."""
+    service = Service(places, role)
+    service.install()
+    places.save(role, msgspec.structs.replace(held, complete=True))
+    if not start:
+        say(f"not started; the unit is {service.unit_path}")
+        return None
+    say(f"service: {service.start()}")
+    return service

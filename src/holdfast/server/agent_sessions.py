@@ -8,7 +8,7 @@ memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -122,11 +122,17 @@ async def agent_session(app: Application, binding: Binding, arguments: SessionAr
 
 async def agent_side(app: Application, request: Request) -> UpgradeResponse:
     """`GET /node/v1/NODE/sessions/ID`: the agent opens a session that it was asked for."""
-    node, session_id = request.target.parameters["node"], request.target.parameters["id"]
+    sessions = app.agent_rpc.sessions
+    return accept_session(request, sessions, request.target.parameters["node"])
+
+
+def accept_session(request: Request, sessions: Mapping[str, WaitingSession], opener: str) -> UpgradeResponse:
+    """The other end of a session that waits for `opener`: an agent, or a region."""
+    session_id = request.target.parameters["id"]
     if not is_websocket(request):
         raise BadRequest("session: expected a WebSocket handshake")
-    waiting = app.agent_rpc.sessions.get(session_id)
-    if waiting is None or waiting.node != node or waiting.opened.done():
+    waiting = sessions.get(session_id)
+    if waiting is None or waiting.node != opener or waiting.opened.done():
         raise BadRequest(f"session {session_id[:300]}: not asked for, or ended")
 
     async def serve(stream: UpgradedStream) -> None:

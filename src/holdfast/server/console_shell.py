@@ -20,9 +20,9 @@ from holdfast.console.region_hub import limited_reason
 from holdfast.console.viewer import Viewer
 from holdfast.foundation.tasks import cancel_quietly
 from holdfast.model.errors import BadRequest, Fault, Forbidden, Overloaded, Unavailable
-from holdfast.model.pod_session import SESSION_MESSAGE_BYTES_MAX, outcome_of_failure
+from holdfast.model.pod_session import outcome_of_failure
 from holdfast.model.principal import Principal
-from holdfast.server.agent_sessions import AGENT_PROTOCOL, AgentLink, WaitingSession
+from holdfast.server.agent_sessions import AgentLink, WaitingSession, accept_session
 from holdfast.server.console import require_viewer, service_of
 from holdfast.server.console_regions import require_access
 from holdfast.server.pod_sessions import CLIENT_MESSAGE_BYTES_MAX, WEBSOCKET_PROTOCOLS, WebSocketChannels
@@ -116,17 +116,4 @@ async def _region_session(
 
 async def region_side(app: Application, request: Request) -> UpgradeResponse:
     """`GET /region/v1/REGION/sessions/ID`: the region opens a session that it was asked for."""
-    region, session_id = request.target.parameters["region"], request.target.parameters["id"]
-    if not is_websocket(request):
-        raise BadRequest("session: expected a WebSocket handshake")
-    waiting = service_of(app).shells.get(session_id)
-    if waiting is None or waiting.node != region or waiting.opened.done():
-        raise BadRequest(f"session {session_id[:300]}: not asked for, or ended")
-
-    async def serve(stream: UpgradedStream) -> None:
-        if waiting.opened.done():
-            return
-        waiting.opened.set_result(AgentLink(WebSocket(stream, SESSION_MESSAGE_BYTES_MAX + 1)))
-        await waiting.ended.wait()
-
-    return UpgradeResponse("websocket", serve, headers=accept_headers(request, AGENT_PROTOCOL))
+    return accept_session(request, service_of(app).shells, request.target.parameters["region"])
