@@ -70,6 +70,14 @@ TABLE: dict[str, dict[str, Any]] = {
         UNKNOWN: (401,),
         **dict.fromkeys((TENANT, NODE, OPERATOR), (403, 503)),
     },
+    # Only for a server of the same cell; operators may not read the keys either. 503: this server shares none.
+    "/join/v1/server/material": {
+        ANONYMOUS: (401,),
+        UNKNOWN: (401,),
+        **dict.fromkeys((TENANT, NODE, OPERATOR), (403, 503)),
+    },
+    "/join/v1/regions/{name}/revoke": OPERATORS_ONLY,
+    "/join/v1/servers/{name}/revoke": OPERATORS_ONLY,
     "/commit/v1": RESOURCES_OF_OTHERS,
     "/notify/v1": {**OPERATORS_ONLY, NODE: (200, 403)},  # received, and dropped; a node has no business globally
     "/node/v1/{node}/calls": NOBODY_HERE,
@@ -88,15 +96,21 @@ TABLE: dict[str, dict[str, Any]] = {
     "/region/v1/{region}/config": NOBODY_HERE,
     "/region/v1/{region}/config/{kind}/{tenant}/{name}": NOBODY_HERE,
     "/node/v1/{node}/values/{tenant}/{binding}": NOBODY_HERE,
+    "/node/v1/{node}/registry-login/{tenant}/{binding}": NOBODY_HERE,
+    "/region/v1/{region}/sessions/{id}": NOBODY_HERE,
     "/secrets/v1/keys": OPERATORS_ONLY,
     **dict.fromkeys(("/", "/console", "/console/{a}", "/console/{a}/{b}", "/console/{a}/{b}/{c}"), OPEN),
     **dict.fromkeys(("/console/{a}/{b}/{c}/{d}", "/console/assets/{file}"), OPEN),
     **dict.fromkeys(("/docs", "/docs/{a}", "/docs/{a}/{b}", "/docs/{a}/{b}/{c}", "/docs/{a}/{b}/{c}/{d}"), OPEN),
     "/console/api/session": OPEN,  # signing in needs no credential but what the body carries
+    "/console/api/sign-in": OPEN,  # the ways to sign in that the page offers
+    "/console/api/oidc": OPEN,  # the way to the issuer, and back with what it said
     "/console/api/links": {**KNOWN_CALLERS, NODE: (403, 404)},
     # With a certificate alone, another site could have caused the request.
     **dict.fromkeys(("/console/api/pages/{page}", "/console/api/stream", "/console/api/history"), NOBODY_HERE),
     "/console/api/regions/{region}/pods/{tenant}/{name}/log": NOBODY_HERE,
+    "/console/api/regions/{region}/pods/{tenant}/{name}/exec": NOBODY_HERE,
+    "/console/api/drills": NOBODY_HERE,
     "/console/api/what-if": NOBODY_HERE,
     "/console/api/regions/{region}/nodes/{node}": NOBODY_HERE,
     "/console/api/regions/{region}/nodes/{node}/usage": NOBODY_HERE,
@@ -193,6 +207,7 @@ def requests(name: str) -> Iterator[tuple[str, str, str, Any]]:
             "requests": {"link": "x", "server": "x"},
         },
         "/join/v1/region/renew": {"link": "x", "server": "x"},
+        "/join/v1/server/material": {"csr": "x"},
         "/console/api/links": None,
     }
     for route in ROUTES:
@@ -204,7 +219,14 @@ def requests(name: str) -> Iterator[tuple[str, str, str, Any]]:
                         yield route.pattern, method, path, body_of(method, route.pattern, resource, name)
                 continue
             path = route.pattern
-            values = {"tenant": "other", "workload": name, "replica": name, "node": name, "id": f"{name}.x"}
+            values = {
+                "tenant": "other",
+                "workload": name,
+                "replica": name,
+                "node": name,
+                "id": f"{name}.x",
+                "name": name,
+            }
             for parameter, value in (values | {"group": "holdfast.dev", "version": "v1", "check": "ping"}).items():
                 path = path.replace(f"{{{parameter}}}", value)
             yield route.pattern, method, path, bodies.get(route.pattern, {}) if method == "POST" else None

@@ -45,7 +45,7 @@ RECORDED_SEEDS = {
     "grant-shrink-unacknowledged": 1,
     "grant-acknowledged-early": 1,
     "grant-lease-renewed-from-cache": 752,
-    "provisional-share-ignored": 161,
+    "provisional-share-ignored": 2240,
     "finished-batch-keeps-grant": 85,
     "ordinal-in-two-regions": 2,
     "ordinal-moved-before-release": 2,
