@@ -70,9 +70,11 @@ def test_invalid_kubeconfig_is_named(tmp_path: Path, capsys: Any, text: str, exp
 
 def test_process_commands_need_the_state_directory(tmp_path: Path, capsys: Any) -> None:
     path = kubeconfig(tmp_path, ("global",))
-    for arguments in (["up"], ["down"], ["drill", "run", "zone-loss"], ["token", "list"], ["credentials", "list"]):
+    for arguments in (["up"], ["down"], ["drill", "run", "zone-loss"], ["credentials", "list"]):
         assert run([*arguments, "--state", str(path)]) == ExitCode.USAGE, arguments
         assert "is a file" in capsys.readouterr().err
+    assert run(["token", "list", "--state", str(path)]) == ExitCode.USAGE
+    assert "found a kubeconfig" in capsys.readouterr().err, "only join tokens are made over the API"
 
 
 def test_rotated_kubeconfig_is_read_again(tmp_path: Path) -> None:

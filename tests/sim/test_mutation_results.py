@@ -61,7 +61,7 @@ RECORDED_SEEDS = {
     "release-repeated": 706,
     "release-by-name": 706,
     "override-by-other-clock": 2,
-    "override-by-wall-clock": 958,
+    "override-by-wall-clock": 5115,
     "status-touches-spec": 1,
     "stale-status-overwrites": 1,
     "watch-crosses-tenants": 1,
