@@ -63,7 +63,7 @@ def test_replicas_of_a_deleted_workload_do_not_count() -> None:
     assert workload_view(reborn, [("us-east", factories.replica(0, status=factories.serving_status()))]).stages == {}
 
 
-def test_batch_is_done_when_running_or_ended() -> None:
+def test_up_waits_for_a_batch_until_it_runs_or_has_ended() -> None:
     shape = Batch(completions=4, parallelism=2)
     item = factories.workload(type=WorkloadType.BATCH, batch=shape)
     running = factories.replica(0, factories.batch_assignment(4, 2), status=factories.serving_status(serving=False))

@@ -81,7 +81,7 @@ async def test_state_is_never_newer_than_the_moment(cell: Cell) -> None:
     assert reader.revision() == moment.revision
 
 
-async def test_second_lease_does_not_move_the_moment(cell: Cell) -> None:
+async def test_moment_of_the_past_is_measured_by_one_lease_of_several(cell: Cell) -> None:
     """Leases are renewed in turn: whichever was renewed last, the same one gives the marks."""
     await cell.live(10)
     meta = ObjectMeta(name="another", namespace="holdfast-system", creation_timestamp="2030-01-01T00:00:00Z")

@@ -3,8 +3,8 @@
 - The workload (`spec.reassign`) or its PriorityClass (`reassignAfterSeconds`) states the time; 0 is never.
 - Only services move. Critical workloads have a Recovery, exclusive ones a tenure, and a batch could run its completions
   twice.
-- Without `failback` the replicas stay where they are, and the returned region gives its own up. With it, the lost
-  region keeps its Assignment, and the other regions give their extra replicas up when the region serves again.
+- Without `failback` the replicas stay where they are, and the returned region releases its own. With it, the lost
+  region keeps its Assignment, and the other regions release their extra replicas when the region serves again.
 """
 
 from __future__ import annotations

@@ -209,5 +209,5 @@ class FilteredChange:
 
 
 def sorted_fields(fields: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Fields as a filter keeps them, with metadata.name first because it narrows most."""
+    """The fields of a watch filter in the order of comparison: metadata.name first, because it excludes most."""
     return tuple(sorted((fields or {}).items(), key=lambda pair: (pair[0] != "metadata.name", pair[0])))
