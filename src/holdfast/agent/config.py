@@ -15,8 +15,8 @@ import msgspec
 from holdfast.agent.capacity_detection import detect_capacity, detect_devices
 from holdfast.agent.drivers.artifact_sources import ArtifactSources
 from holdfast.agent.drivers.images import IMAGE_CACHE_BYTES_MAX
-from holdfast.agent.drivers.runtimes import find_runtime
 from holdfast.agent.drivers.volumes import HostPathRule
+from holdfast.foundation.container_runtime import find_runtime
 from holdfast.model.errors import Invalid
 from holdfast.model.host_paths import NodeHostPath
 from holdfast.model.meta import ObjectMeta

@@ -22,7 +22,6 @@ from holdfast.agent.drivers.contract import Driver
 from holdfast.agent.drivers.images import ImageCache
 from holdfast.agent.drivers.oci import OciDriver
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.runtimes import find_runtime
 from holdfast.agent.drivers.volumes import TaskVolumes, choose_scratch_limit
 from holdfast.agent.node_report import NodeTraits
 from holdfast.agent.persisted_state import FileStateStore
@@ -36,6 +35,7 @@ from holdfast.agent.task_memory import TaskMemory, find_tmpfs
 from holdfast.agent.task_spans import TaskSpans
 from holdfast.agent.task_users import RuntimeUser, TaskUsers, runtime_paths
 from holdfast.client.contract import Client
+from holdfast.foundation.container_runtime import find_runtime
 from holdfast.foundation.daemon_threads import run_in_thread
 from holdfast.foundation.ports import Ports, SystemPorts
 from holdfast.foundation.tasks import cancel_and_wait

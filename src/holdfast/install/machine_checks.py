@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.foundation.container_runtime import find_runtime, has_controllers_on_both
 from holdfast.install.findings import DoctorFinding
 
 # Free disk below which an installation is refused, and below which it is warned about.
@@ -98,15 +99,19 @@ def agent_checks() -> Iterator[DoctorFinding]:
     yield _cgroups()
     yield _namespaces()
     yield _openat2()
-    runtime = next((name for name in ("crun", "runc") if shutil.which(name)), "")
-    if runtime:
-        yield DoctorFinding("container runtime", "ok", runtime)
-    else:
-        step = "install crun for workloads with driver oci; driver process needs none"
-        yield DoctorFinding("container runtime", "warn", "neither crun nor runc found", step)
+    yield _container_runtime()
     if os.geteuid() != 0:
         step = "run the agent as root; otherwise tasks run as its user"
         yield DoctorFinding("task isolation", "warn", "the agent is not root, so tasks are not isolated from it", step)
+
+
+def _container_runtime() -> DoctorFinding:
+    if found := find_runtime():
+        return DoctorFinding("container runtime", "ok", Path(found).name)
+    mixed = has_controllers_on_both()
+    why = "crun does not run with controllers on cgroup v1 and v2" if shutil.which("crun") else "none found"
+    step = f"install {'runc' if mixed else 'crun'} for workloads with driver oci; driver process needs none"
+    return DoctorFinding("container runtime", "warn", why, step)
 
 
 def _cgroups() -> DoctorFinding:

@@ -45,12 +45,12 @@ from holdfast.agent.drivers.images import ImageCache
 from holdfast.agent.drivers.oci_programs import ProgramContainers, program_containers
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import TASK_MARK_ENV, TERMINATION_ENV
-from holdfast.agent.drivers.runtimes import RUNTIMES
 from holdfast.agent.drivers.volumes import TaskVolumes
 from holdfast.agent.limits import AGENT_CALL_TIMEOUT_S
 from holdfast.agent.shim_confine import can_make_layers
 from holdfast.agent.task_config import ContainerConfig
 from holdfast.agent.task_users import RuntimeUser, TaskUsers
+from holdfast.foundation.container_runtime import RUNTIMES
 from holdfast.model.quantity import CPU, DISK, MEMORY
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExitStatus
