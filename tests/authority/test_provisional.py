@@ -183,3 +183,13 @@ async def test_new_authority_counts_provisional_usage(cell: Cell) -> None:
     await cell.lead()
     assert (await cell.place(await reclaimable_replica(cell, "web-1"))).reason == "NotAllowedWhilePartitioned"
     cell.check_ledger()
+
+
+async def test_provisional_claims_beyond_a_lowered_share_count_against_the_ordinary_limit(cell: Cell) -> None:
+    await partition(cell, limit="8", provisional="3")
+    for n in range(3):
+        await cell.place(await reclaimable_replica(cell, f"web-{n}"))
+    await reconnect(cell, limit={"cpu": "3", "memory": "1000Gi"}, provisional={})
+    refused = await cell.place(await reclaimable_replica(cell, "web-3"))
+    assert refused.reason == "QuotaExceeded" and "used 3" in refused.message
+    cell.check_ledger()

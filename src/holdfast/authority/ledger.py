@@ -198,6 +198,9 @@ class Ledger:
         if limit.all_expired:
             return _expired_refusal(request, limit, facts_of_tenant)
         used = self.ordinary_use(request.namespace, spent_as)
+        if spent_as is GrantClass.NORMAL:
+            # After a partition the share may be smaller than what provisional work still holds.
+            add(used, shortfall(self.provisional_use.get(request.namespace, {}), limit.provisional))
         after = dict(used)
         add(after, request.amounts)
         exceeded = shortfall(after, limit.spendable)
