@@ -15,6 +15,7 @@ BUSY ?= $(shell expr $(WORKERS) + 1)
 PLATFORMS ?= 3
 SEED ?=
 SEEDS ?= 20
+FROM ?=
 HOURS ?=
 BENCH ?=
 STAGE ?=
@@ -102,8 +103,8 @@ bench: install-dev ## Run the benchmarks: all, or one with BENCH=name
 	$(PY) -m bench $(BENCH) $(ARGS)
 
 .PHONY: sim
-sim: install-dev ## Run simulations: SEED=7 for one with a report, SEEDS=200 for many, HOURS=8 overnight
-	$(PY) -m holdfast.sim $(if $(SEED),--seed $(SEED),$(if $(HOURS),--hours $(HOURS),--seeds $(SEEDS))) --workers $(WORKERS) $(ARGS)
+sim: install-dev ## Run simulations: SEED=7 for one with a report, SEEDS=200 for many, FROM=5001 as first, HOURS=8 overnight
+	$(PY) -m holdfast.sim $(if $(SEED),--seed $(SEED),$(if $(HOURS),--hours $(HOURS),--seeds $(SEEDS))$(if $(FROM), --from $(FROM))) --workers $(WORKERS) $(ARGS)
 
 .PHONY: prove
 prove: install-dev tools ## Run the long tests: all, or some with STAGE=drills,kills; STAGE=list lists them
@@ -128,6 +129,10 @@ image: install-dev ## Build a container image in dist/image (OCI layout), the sa
 docs: install-dev ## Generate the reference pages and build the documentation site (OUT=DIR keeps older versions)
 	@$(PY) scripts/generate_docs.py
 	@$(PY) scripts/build_site.py $(if $(OUT),--out $(OUT))
+
+.PHONY: pictures
+pictures: install-dev tools console ## Take the pictures of the console for the documentation anew: 15 minutes
+	@$(PY) scripts/pictures.py
 
 .PHONY: docs-serve
 docs-serve: docs ## Show the documentation site at http://127.0.0.1:7480/

@@ -31,6 +31,7 @@ NAMES = (
     "planner",
     "regions",
     "memory",
+    "steps",
     "api",
     "pipeline",
     "recovery",

@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import msgspec
 from bench.cells import BenchCells, Process, bench_cells, free_port, until_ready
 from bench.hollow_regions import NODE_CPU, HollowConfig, RegionIdentity, zones_of
 from holdfast.client.http import HttpClient
-from holdfast.model.errors import Overloaded, Unavailable
+from holdfast.model.errors import Expired, Overloaded, Unavailable
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.principal import REGIONS as REGIONS_GROUP
@@ -140,7 +141,17 @@ async def build(bench: BenchCells, regions: int, critical: int) -> tuple[HttpCli
 
 async def _commit(client: HttpClient, writes: list[Write]) -> None:
     for start in range(0, len(writes), WRITES):
-        await client.commit(writes[start : start + WRITES], brief=True)
+        await _commit_some(client, writes[start : start + WRITES])
+
+
+async def _commit_some(client: HttpClient, writes: Sequence[Write]) -> None:
+    """One commit, again if a busy cell refused it or was not reached. Neither took effect."""
+    for _ in range(POST_TRIES - 1):
+        with contextlib.suppress(Unavailable, Overloaded):
+            await client.commit(writes, brief=True)
+            return
+        await asyncio.sleep(POLL_EVERY_S)
+    await client.commit(writes, brief=True)
 
 
 async def _healthy(client: HttpClient, regions: int) -> bool:
@@ -151,8 +162,9 @@ async def _healthy(client: HttpClient, regions: int) -> bool:
 async def _until(true: Any, what: str, *, within_s: float = MOST_S) -> float:
     began = time.monotonic()
     while time.monotonic() - began < within_s:
-        if await true():
-            return time.monotonic() - began
+        with contextlib.suppress(Unavailable, Overloaded):  # a busy cell is asked again
+            if await true():
+                return time.monotonic() - began
         await asyncio.sleep(POLL_EVERY_S)
     raise TimeoutError(f"not within {within_s:.0f} s: {what}")
 
@@ -194,11 +206,7 @@ async def post(client: HttpClient, workloads: list[Workload]) -> None:
 
     async def one(batch: list[Workload]) -> None:
         async with running:
-            for _ in range(POST_TRIES - 1):
-                with contextlib.suppress(Unavailable, Overloaded):  # neither took effect
-                    await client.commit([Create(workload) for workload in batch], brief=True)
-                    return
-            await client.commit([Create(workload) for workload in batch], brief=True)
+            await _commit_some(client, [Create(workload) for workload in batch])
 
     await asyncio.gather(*(one(batch) for batch in batches))
 
@@ -212,11 +220,16 @@ class Absorbed:
         self._tasks = [asyncio.create_task(self._follow(tenant)) for tenant in tenants]
 
     async def _follow(self, tenant: str) -> None:
-        listed = await self._client.list(Workload, tenant)
-        async for batch in self._client.watch(Workload, tenant, after=listed.revision):
-            for event in batch:
-                if event.object is not None and event.object.status.summary.serving:
-                    self.serving[event.object.key] = None
+        while True:
+            with contextlib.suppress(Unavailable, Overloaded, Expired):  # a busy cell: list and watch again
+                listed = await self._client.list(Workload, tenant)
+                self._count(listed.items)
+                async for batch in self._client.watch(Workload, tenant, after=listed.revision):
+                    self._count([event.object for event in batch if event.object is not None])
+            await asyncio.sleep(POLL_EVERY_S)
+
+    def _count(self, workloads: Sequence[Workload]) -> None:
+        self.serving.update((item.key, None) for item in workloads if item.status.summary.serving)
 
     async def until(self, expected: int) -> None:
         within_s = max(MOST_S, expected / WORKLOADS_PER_S_LEAST)
@@ -300,11 +313,12 @@ async def _lose(client: HttpClient, cell: Process, lost: Process, critical: int)
     elsewhere = 0
     while elsewhere < critical and time.monotonic() - died < MOST_S:
         await asyncio.sleep(POLL_EVERY_S)
-        if not detected_s:
-            region = await client.get(Region, LOST)
-            if region is not None and region.status.health.state is HealthState.LOST:
-                detected_s = time.monotonic() - died
-        _, elsewhere = await _served(client)
+        with contextlib.suppress(Unavailable, Overloaded):
+            if not detected_s:
+                region = await client.get(Region, LOST)
+                if region is not None and region.status.health.state is HealthState.LOST:
+                    detected_s = time.monotonic() - died
+            _, elsewhere = await _served(client)
     return {
         "lost_workloads": touched,
         "detected_seconds": round(detected_s, 1),

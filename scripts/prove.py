@@ -34,7 +34,7 @@ NAMED = {
         "tests/e2e/test_restore.py",
         "tests/e2e/test_tenure.py",
     ),
-    "console": ("tests/e2e/test_console_load.py",),
+    "console": ("tests/e2e/test_console_fleet.py",),
     "kills": ("tests/e2e/test_agent_kills.py",),
     "disks": (
         "tests/store/test_sqlite_crash.py",
@@ -134,9 +134,9 @@ def stages(workers: int) -> tuple[Stage, ...]:
         Stage("drills", "regions lost, partitioned and restored", (tests("e2e", *NAMED["drills"]),), 30),
         Stage(
             "console",
-            "an hour of events in a tab, and the cost of ten open tabs",
+            "the console with 5,000 nodes and 20,000 replicas: time to open, an hour of churn, ten open tabs",
             (tests("e2e", *NAMED["console"], CONSOLE_EVENTS=3_600, CONSOLE_SECONDS=60),),
-            5,
+            12,
         ),
         Stage("runbooks", "every runbook, on a platform of its own", (tests("e2e", *NAMED["runbooks"]),), 6),
         Stage(
@@ -147,12 +147,17 @@ def stages(workers: int) -> tuple[Stage, ...]:
         ),
         Stage(
             "install",
-            "three regions installed by the page, through a CA rotation, a restore, a lost region and an upgrade; "
+            "three regions installed by the page, through a CA rotation, a restore, a lost region and upgrades; "
             "cells of three servers that lose some",
             (tests("e2e", *NAMED["install"]),),
             25,
         ),
-        Stage("upgrade", "a region upgraded and back while its tasks run", (tests("e2e", *NAMED["upgrade"]),), 2),
+        Stage(
+            "upgrade",
+            "a platform upgraded from the previous release and back, in both orders, while its tasks run",
+            (tests("e2e", *NAMED["upgrade"]),),
+            4,
+        ),
         Stage("thousand", "a thousand replicas, and a rollout of forty", (tests("e2e", *NAMED["thousand"]),), 25),
         Stage(
             "clients",

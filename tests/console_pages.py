@@ -41,6 +41,21 @@ def keep_picture(opened: Tab, name: str) -> None:
         opened.page.screenshot(path=Path(folder) / f"{name}.png")
 
 
+def confirm(opened: Tab, action: str, *, typed: str = "") -> None:
+    """Carries out the open action after its dry run. `typed` is the name that must be typed first.
+
+    `action` is its name in `console/src/lib/actions.ts`: `tests/console/test_console_coverage.py` reads these calls.
+    """
+    dialog = opened.page.locator(f'dialog[data-action="{action}"]')
+    expect(dialog.locator(".diff span").first).to_be_visible()
+    button = dialog.locator("footer .primary")
+    if typed:
+        expect(button).to_be_disabled()
+        dialog.get_by_label("to confirm").fill(typed)
+    button.click()
+    expect(dialog).to_have_count(0)
+
+
 def forged(page: Page, method: str, path: str, body: Any = None) -> int:
     """The status of a request that the page does not offer, sent with its session."""
     status: int = page.evaluate(

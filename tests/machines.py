@@ -19,6 +19,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.shim import start_ticks
+
 ROOT = Path(__file__).parent.parent
 UIDS = Path("/var/lib/holdfast/task-uids")
 """Agents of one kernel share their blocks of uids, whatever machine they seem to be on."""
@@ -129,18 +131,22 @@ class NamespaceMachine(Machine):
             "mkdir -p /run/systemd",
             "mount -t tmpfs tmpfs /run/systemd",
             f"hostname {self.name}",
-            "echo ready",
-            "exec sleep infinity",
+            f"exec {sys.executable} -I {ROOT / 'tests' / 'machine_init.py'}",
         ]
-        inside = ["unshare", "--uts", "--mount", "sh", "-e", "-c", "\n".join(setup)]
+        # With process ids of its own: all agents have one state directory, so one block of uids, and end by uid what a
+        # killed shim has left.
+        own = ["--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        inside = ["unshare", *own, "sh", "-e", "-c", "\n".join(setup)]
         made = subprocess.Popen(["ip", "netns", "exec", self._namespace, *inside], stdout=subprocess.PIPE)
         assert made.stdout is not None
         assert made.stdout.readline() == b"ready\n", f"{self.name}: its mounts failed"
+        children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
+        self._first_process = int(children[0])
         return made
 
     def command(self, script: str) -> list[str]:
-        enter = ["nsenter", "--target", str(self._holder.pid), "--mount", "--net", "--uts", f"--wd={self.fleet.folder}"]
-        return [*enter, *super().command(script)]
+        enter = ["nsenter", "--target", str(self._first_process), "--mount", "--net", "--uts", "--pid"]
+        return [*enter, f"--wd={self.fleet.folder}", *super().command(script)]
 
     def kill_all(self) -> None:
         deadline = time.monotonic() + 30
@@ -151,9 +157,25 @@ class NamespaceMachine(Machine):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
 
+    def processes(self, *words: str) -> set[tuple[int, int]]:
+        """Process id and start time of every process whose command line has these words after its program."""
+        wanted = [word.encode() for word in words]
+        found = set()
+        for pid in self._pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1 : 1 + len(wanted)] == wanted:
+                    found.add((pid, start_ticks(pid)))
+        return found
+
     def _pids(self) -> list[int]:
-        listed = subprocess.run(["ip", "netns", "pids", self._namespace], capture_output=True, text=True, check=False)
-        return [int(pid) for pid in listed.stdout.split() if int(pid) != self._holder.pid]
+        """By the namespace of the holder: its name below /run/netns can lead elsewhere when others mount there."""
+        own, found = os.readlink(f"/proc/{self._holder.pid}/ns/net"), []
+        kept = (self._holder.pid, self._first_process)
+        for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+            with contextlib.suppress(OSError):
+                if pid not in kept and os.readlink(f"/proc/{pid}/ns/net") == own:
+                    found.append(pid)
+        return found
 
     def cut(self) -> None:
         _ip("link", "set", self._veth, "down")
@@ -198,10 +220,14 @@ class Fleet:
         self.folder = folder
         self.programs = folder / "bin"
         self.programs.mkdir(parents=True)
-        program = self.programs / "holdfast"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast.cli "$@"\n')
-        program.chmod(0o755)
         self.machines: dict[str, Machine] = {}
+        self.install_release(Path(sys.executable))
+
+    def install_release(self, python: Path) -> None:
+        """Puts the package of this Python on every machine. Services that run keep theirs until they are restarted."""
+        program = self.programs / "holdfast"
+        program.write_text(f'#!/bin/sh\nexec {python} -m holdfast.cli "$@"\n')
+        program.chmod(0o755)
 
     def add(self, name: str, number: int) -> Machine:
         """Cells get ports of their own, because all of them listen on one address."""
@@ -244,7 +270,8 @@ def running_fleet(folder: Path) -> Iterator[Fleet]:
         yield fleet
     finally:
         fleet.remove()
-        shutil.rmtree(fleet.folder / "machines", ignore_errors=True)
+    # The machines' files are kept if the test failed: their logs say why.
+    shutil.rmtree(fleet.folder / "machines", ignore_errors=True)
 
 
 def has_namespaces() -> bool:

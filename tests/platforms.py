@@ -146,13 +146,16 @@ class RunningPlatform:
         up_output = json.loads(holdfast("endpoints", name, "--state", str(self.state), "-o", "json").stdout)
         return [f"http://{a['address']}:{a['ports']['http']}/" for a in up_output["addresses"]]
 
-    def kubectl(self, *arguments: str, check: bool = True) -> str:
+    def kubectl_program(self) -> str:
         tools = ROOT / ".tools" / "bin" / "kubectl"
         program = shutil.which("kubectl") or (str(tools) if tools.exists() else None)
         if program is None:
             skip_or_fail("kubectl is missing; next: make tools")
+        return program
+
+    def kubectl(self, *arguments: str, check: bool = True) -> str:
         completed = subprocess.run(
-            [program, "--kubeconfig", self.up_output["kubeconfig"], *arguments],
+            [self.kubectl_program(), "--kubeconfig", self.up_output["kubeconfig"], *arguments],
             capture_output=True,
             text=True,
             timeout=120,

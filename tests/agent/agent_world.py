@@ -53,6 +53,7 @@ class RenewalService:
         self.requests: list[tuple[str, int]] = []
         self.away = False
         self.identity = ""
+        self.incarnation = 0
         self.confirms_deletion = False
 
     async def reserve(self, who: Principal, request: object) -> PlacementResponse:
@@ -84,7 +85,12 @@ class RenewalService:
             answers.append(
                 PlacementResult(result=PlacementOutcome.ACCEPTED, epoch=granted.epoch, ttl_seconds=granted.ttl_s)
             )
-        return PlacementResponse(tuple(answers), identity=self.identity, confirms_deletion=self.confirms_deletion)
+        return PlacementResponse(
+            tuple(answers),
+            incarnation=self.incarnation,
+            identity=self.identity,
+            confirms_deletion=self.confirms_deletion,
+        )
 
     def fence(self, node: str) -> int:
         self.floor[node] = self.book.epoch(node)

@@ -163,6 +163,26 @@ async def test_root_is_read_only_where_the_kernel_has_no_overlays(
     assert not (root / "tmp/new").exists()
 
 
+async def test_read_only_root_is_read_only_and_leaves_the_shared_image_as_it_was(
+    registry: Registry, shell: str, tmp_path: Path
+) -> None:
+    driver = new_driver(tmp_path, registry, volumes=True)
+    volume = TemplateVolume("data", mount_path="/made/here", scratch=ScratchVolume(size_limit="1Mi"))
+    script = f"echo ready; {LOOP}"
+    await run(driver, shell_task("a", registry, shell, args=(script,), read_only_root=True, volumes=(volume,)))
+    try:
+        await shown(driver, "a", "ready")
+        refused = await driver.execute("a", ("touch", "/etc/new"), 10.0)
+        assert refused.code != 0 and "read-only" in refused.output.lower()
+        for place in ("/tmp/new", "/run/new", "/made/here/new"):
+            assert (await driver.execute("a", ("touch", place), 10.0)).code == 0, place
+    finally:
+        await driver.stop("a", 0.0)
+        await driver.close()
+    (root,) = (tmp_path / "images").glob("sha256-*/rootfs")
+    assert not (root / "made").exists() and not (root / "tmp/new").exists()
+
+
 async def test_command_in_a_container_that_is_still_made_waits_for_it(
     registry: Registry, shell: str, tmp_path: Path
 ) -> None:

@@ -475,6 +475,46 @@ def test_confirmed_new_cell_is_obeyed() -> None:
     play(body)
 
 
+def test_confirmed_new_cell_with_a_lower_incarnation_is_obeyed() -> None:
+    """A restored cell has the clock as its incarnation, a cell that was created again has 1."""
+
+    async def body(s: Scene) -> None:
+        service = s.world.renewal_service
+        service.identity, service.incarnation = "first", 27_000_000
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.until(lambda: s.world.ready("a"))
+            service.identity, service.incarnation = "another", 1
+            service.confirms_deletion = True
+            fenced = service.fence("n1")
+            await s.until(lambda: s.driver.running() == [])
+            await s.until(lambda: present(s.node()).status.execution.epoch == fenced + 1)
+
+    play(body)
+
+
+def test_node_that_joined_a_mistaken_cell_follows_the_restored_one() -> None:
+    """The node has no tasks, so it has nothing to protect from a cell that may have lost its records."""
+
+    async def body(s: Scene) -> None:
+        service = s.world.renewal_service
+        service.identity, service.incarnation = "mistaken", 5
+        async with s.agent():
+            await s.until(s.reconciled)
+            service.identity, service.incarnation = "restored", 2
+            fenced = service.fence("n1")
+            await s.until(lambda: present(s.node()).status.execution.epoch == fenced + 1)
+            await s.world.bind("a", template(), node_epoch=fenced + 1)
+            await s.until(lambda: s.world.ready("a"))
+            service.identity = "mistaken"
+            service.fence("n1")
+            await asyncio.sleep(60)
+            assert s.driver.running() == ["a"], "it has a task of the restored cell now, which must not stop"
+
+    play(body)
+
+
 def test_exclusive_task_is_stopped_before_its_node_can_be_fenced() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():

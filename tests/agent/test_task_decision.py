@@ -11,6 +11,7 @@ from tests.agent.agent_world import template
 from holdfast.agent.config import AgentConfig, load
 from holdfast.agent.status_blocks import environment, execution_block, task_id
 from holdfast.agent.task_decision import (
+    CONFIG_RETRY_FAILURES,
     RESTART_BACKOFF_MAX_S,
     RESTART_BACKOFF_RESET_S,
     RESTARTS_ON_FAILURE_MAX,
@@ -33,6 +34,7 @@ from holdfast.model.binding import Binding, BindingSpec, BindingStatus, DesiredR
 from holdfast.model.errors import Invalid
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.replica import ExitStatus, Phase
+from holdfast.model.task_programs import ProgramKind, ProgramState, ProgramStatus
 from holdfast.model.template import Port, RestartPolicy
 from holdfast.model.workload import ExclusiveScope, Exclusivity
 
@@ -282,6 +284,23 @@ def test_decide_without_binding_keeps_tasks_running_while_lease_allows(
     assert decide_without_binding(exclusive, local, lease, NOW) == expected
 
 
+@pytest.mark.parametrize("left_s", [0.5, 0.0, -1.0])
+def test_fence_ends_the_grace_of_a_stop_once(left_s: float) -> None:
+    """A stop without time left is not repeated: the driver has the order already."""
+    local = msgspec.structs.replace(STOPPING, stop_by_mono_s=NOW.mono_s + left_s)
+    expected = TaskDecision(StopTask(0.0, "Fenced")) if left_s > 0 else TaskDecision()
+    assert decide(bound(), local, FENCED, NOW) == expected
+    assert decide_without_binding(False, local, FENCED, NOW) == expected
+
+
+@pytest.mark.parametrize("left_s", [5.0, 4.0, 3.0])
+def test_stop_in_progress_becomes_only_more_urgent(left_s: float) -> None:
+    """The Binding asks for a stop within 4 s."""
+    local = msgspec.structs.replace(STOPPING, stop_by_mono_s=NOW.mono_s + left_s)
+    expected = TaskDecision(StopTask(4.0, "Drained")) if left_s > 4.0 else TaskDecision()
+    assert decide(STOP, local, LIVE, NOW) == expected
+
+
 def test_task_that_was_never_observed_had_no_run_failure_or_process() -> None:
     unseen = TaskObservation()
     assert (unseen.state, unseen.run, unseen.failures, unseen.pid) == (TaskState.ABSENT, 0, 0, 0)
@@ -379,3 +398,62 @@ def test_failure_count_after_lost_shim_is_unchanged() -> None:
     assert failures_after_exit(local, ExitStatus(reason="Killed", code=137, signal="SIGKILL"), "", NOW) == 6
     assert assumed_failures(200, RestartPolicy.ALWAYS) == 3
     assert assumed_failures(5, RestartPolicy.ON_FAILURE) == 4
+
+
+@pytest.mark.parametrize(
+    ("local", "image", "expected"),
+    [
+        (
+            msgspec.structs.replace(STARTING, fetching=True, fetch_message="3 of 9 MiB"),
+            "",
+            (Phase.STARTING, "FetchingArtifacts", "3 of 9 MiB"),
+        ),
+        (
+            msgspec.structs.replace(STARTING, fetching=True, fetch_message="2 of 4 layers"),
+            "registry.example/app:1",
+            (Phase.STARTING, "ImagePulling", "2 of 4 layers"),
+        ),
+        (
+            msgspec.structs.replace(
+                RUNNING,
+                programs=(
+                    ProgramStatus("main"),
+                    ProgramStatus("migrate", kind=ProgramKind.INIT, state=ProgramState.RUNNING),
+                ),
+            ),
+            "",
+            (Phase.STARTING, "Initializing", "init task migrate (1 of 1) is running"),
+        ),
+        (STARTING, "", (Phase.STARTING, "Started", "")),
+    ],
+    ids=["artifacts", "image", "init task", "start"],
+)
+def test_report_says_what_a_start_waits_for(
+    local: TaskObservation, image: str, expected: tuple[Phase, str, str]
+) -> None:
+    binding = bound()
+    made = msgspec.structs.replace(binding.spec.template, image=image)
+    asked = msgspec.structs.replace(binding, spec=msgspec.structs.replace(binding.spec, template=made))
+    block = execution_block(asked, local, CONFIG)
+    assert block is not None and (block.phase, block.reason, block.message, block.ready) == (*expected, False)
+
+
+@pytest.mark.parametrize("reason", ["SecretMissing", "ConfigMissing", "ConfigUnreachable"])
+def test_task_that_waits_for_its_values_is_tried_again_at_a_steady_pace(reason: str) -> None:
+    local = TaskObservation(state=TaskState.RUNNING, failures=9, started_mono_s=NOW.mono_s - 1)
+    assert failures_after_exit(local, ExitStatus(reason=reason), "", NOW) == CONFIG_RETRY_FAILURES
+    assert restart_backoff_s(CONFIG_RETRY_FAILURES) == 4.0
+
+
+def test_index_of_a_job_array_is_in_the_environment() -> None:
+    assert "HOLDFAST_INDEX" not in environment(bound(), CONFIG)
+    env = environment(bound(index=0), CONFIG)
+    assert env["HOLDFAST_INDEX"] == env["JOB_COMPLETION_INDEX"] == "0"
+
+
+def test_granted_tenure_counts_from_the_sending_of_its_renewal_and_never_shrinks() -> None:
+    first = LIVE.with_tenures({"b": 40.0}, 1000.0)
+    assert first.tenures == {"b": 1040.0}
+    later = first.with_tenures({"b": 10.0, "c": 5.0}, 1001.0)
+    assert later.tenures == {"b": 1040.0, "c": 1006.0}, "a shorter answer that came late revokes nothing"
+    assert later.with_tenures({}, 1020.0).tenures == {"b": 1040.0}, "an ended tenure is forgotten"

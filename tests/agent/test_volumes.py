@@ -15,7 +15,8 @@ from tests.requirements import skip_or_fail
 
 from holdfast.agent.drivers.contract import StartFailed, Task
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.volumes import HostPathRule, TaskVolumes, choose_scratch_limit
+from holdfast.agent.drivers.volume_images import choose_scratch_limit
+from holdfast.agent.drivers.volumes import HostPathRule, TaskVolumes
 from holdfast.agent.shim_checks import VOLUME_DEPTH_MAX, measure
 from holdfast.agent.task_users import TaskUsers
 from holdfast.foundation.ports import SystemClock

@@ -36,6 +36,9 @@ def found_kubectls() -> dict[str, str]:
     old = HERE.parents[1] / ".tools" / "bin" / "kubectl"
     if old.exists() and "v1.20" in subprocess.run([old, "version", "--client"], capture_output=True, text=True).stdout:
         found["1.20"] = str(old)
+    current = HERE.parents[1] / ".tools" / "bin" / "kubectl-1.35"
+    if current.exists():
+        found["1.35"] = str(current)
     plain = shutil.which("kubectl")
     if not found and plain:
         found["plain"] = plain

@@ -53,7 +53,7 @@ def manifest(folder: Path, name: str = "web", replicas: int = 3) -> str:
 
 
 def old(kubectl: Kubectl) -> bool:
-    return ".tools" in kubectl.binary
+    return kubectl.binary.endswith(".tools/bin/kubectl")
 
 
 def test_kubectl_api_resources_lists_public_kinds(kubectl: Kubectl) -> None:

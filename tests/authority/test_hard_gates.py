@@ -21,7 +21,9 @@ from holdfast.model.region import Region, RegionSpec
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import FilterName
 from holdfast.model.template import Port
+from holdfast.model.template_volume import ClaimVolume, TemplateVolume
 from holdfast.model.times import micro_text
+from holdfast.model.volume import Volume, VolumeSpec, volume_name
 from holdfast.scheduling import filters
 
 NEAR_DB = PlacementRules(affinity=(AffinityRule(workload_labels={"app": "db"}),))
@@ -121,6 +123,13 @@ async def sibling_placed_here(cell: Cell) -> Replica:
     return await cell.replica("web-1", placement=APART)
 
 
+async def volume_elsewhere(cell: Cell) -> Replica:
+    volume = TemplateVolume(name="data", mount_path="/data", claim=ClaimVolume("orders", "1Gi"))
+    spec = VolumeSpec(claim="orders", workload="web", replica="web-0", node="n2", size="1Gi")
+    await cell.put(Volume(ObjectMeta(name=volume_name("orders", "web-0"), namespace=TENANT), spec))
+    return await cell.replica(template={"volumes": (volume,)})
+
+
 CASES: dict[FilterName, tuple[tuple[Callable[[Cell], Awaitable[Replica]], Reason], ...]] = {
     FilterName.HEALTH: ((fenced, Reason.NODE_FENCED), (drained, Reason.NODE_DRAINING)),
     FilterName.SCHEDULABLE: (
@@ -140,6 +149,7 @@ CASES: dict[FilterName, tuple[tuple[Callable[[Cell], Awaitable[Replica]], Reason
     FilterName.DEVICES: ((device_gone, Reason.INSUFFICIENT_DEVICES),),
     FilterName.PORTS: ((port_taken, Reason.PORT_IN_USE),),
     FilterName.SPREAD: ((sibling_placed_here, Reason.SPREAD_VIOLATED),),
+    FilterName.VOLUMES: ((volume_elsewhere, Reason.VOLUME_ON_OTHER_NODE),),
     FilterName.AFFINITY: ((neighbour_gone, Reason.AFFINITY_NOT_MET),),
 }
 

@@ -16,6 +16,7 @@ from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import NodeStatus
 from holdfast.model.placement_api import PlacementOutcome, RenewItem, RenewRequest
+from holdfast.store.contract import Committed, Txn
 
 
 async def test_registration_issues_increasing_epochs_without_node(cell: Cell) -> None:
@@ -86,6 +87,42 @@ async def test_fence_survives_node_deletion_and_leader_change(cell: Cell) -> Non
         "the fenced epoch must not be renewed"
     )
     assert (await cell.renew("n1", 0)).epoch == 2
+
+
+async def test_node_that_changes_during_its_fence_is_fenced_later_and_the_others_at_once(cell: Cell) -> None:
+    await cell.node("n2")
+    await cell.clock.advance(40)
+    commit, changed = cell.store.commit, cell.get_node("n1")
+    races = ["/nodes/n1"]
+
+    async def commit_behind_another(txn: Txn) -> Committed:
+        if races and any(write.key == races[0] for write in txn.writes):
+            races.pop()
+            await cell.put(changed)
+        return await commit(txn)
+
+    cell.store.commit = commit_behind_another  # type: ignore[method-assign]
+    await cell.authority.tick()
+    assert (cell.get_node("n1").status.fence.fenced_epoch, cell.get_node("n2").status.fence.fenced_epoch) == (0, 1)
+    leases = cell.every(LeasePage)[0].spec.leases
+    assert leases["n1"].ttl_s > 0 and leases["n2"].ttl_s == 0, "a lease ends in the commit of its fence alone"
+    await cell.authority.tick()
+    assert cell.get_node("n1").status.fence.fenced_epoch == 1
+
+
+async def test_renewal_whose_lease_page_changes_meanwhile_is_decided_again(cell: Cell) -> None:
+    """Another writer stores the page between the decision and the commit."""
+    commit, races = cell.store.commit, [True]
+
+    async def commit_behind_another(txn: Txn) -> Committed:
+        if races and any(write.key.startswith("/leasepages/") for write in txn.writes):
+            races.pop()
+            await cell.put(cell.every(LeasePage)[0])
+        return await commit(txn)
+
+    cell.store.commit = commit_behind_another  # type: ignore[method-assign]
+    assert (await cell.renew("n1", 1)).result is PlacementOutcome.ACCEPTED
+    assert not races and cell.every(LeasePage)[0].spec.leases["n1"].epoch == 1
 
 
 async def test_fence_without_ended_lease_is_completed(cell: Cell) -> None:

@@ -343,3 +343,32 @@ def test_search_for_ports_starts_again_only_outside_the_node_s_range(ports: tupl
 def test_claim_is_labelled_with_its_workload_unless_the_name_is_too_long(length: int, labelled: bool) -> None:
     meta = claim_meta(ported("r1", 3000), "w" * length, "uid", "2027-01-01T00:00:00Z")
     assert ("w" * length in meta.labels.values()) is labelled and "n1" in meta.labels.values()
+
+
+def test_provisional_claims_count_beside_the_ordinary_use_of_their_class_alone() -> None:
+    def claim(name: str, kind: CapacityClass, **more: Any) -> Claim:
+        return Claim(
+            key=f"a/{name}",
+            namespace="a",
+            name=name,
+            replica=name,
+            replica_uid=name,
+            attempt=1,
+            node="n1",
+            amounts={"cpu": 1000},
+            capacity_class=kind,
+            bound=True,
+            **more,
+        )
+
+    ledger = Ledger()
+    ledger.put(claim("ordinary", CapacityClass.FIRM))
+    ledger.put(claim("provisional", CapacityClass.RECLAIMABLE, run_until="2026-01-01T00:00:00Z"))
+    ledger.put(claim("recovery", CapacityClass.RECOVERY))
+    assert ledger.used["a", GrantClass.NORMAL] == {"cpu": 2000}
+    assert ledger.ordinary_use("a", GrantClass.NORMAL) == {"cpu": 1000}
+    assert ledger.ordinary_use("a", GrantClass.RECOVERY) == {"cpu": 1000}
+    ledger.drop("a/provisional")
+    assert ledger.provisional_use == {} and ledger.used["a", GrantClass.NORMAL] == {"cpu": 1000}
+    ledger.drop("a/ordinary")
+    assert ("a", GrantClass.NORMAL) not in ledger.used

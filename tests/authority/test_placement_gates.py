@@ -105,7 +105,7 @@ async def test_neighbour_that_is_stopping_is_not_relied_on(cell: Cell) -> None:
     await cell.place(db)
     await cell.release(cell.get_replica("db-0"), ReleaseAction.STOP)
     answer = await cell.place(await replica_of(cell, "web-0", placement=NEAR_DB))
-    assert outcome(answer) == Reason.AFFINITY_NOT_MET
+    assert outcome(answer) == Reason.AFFINITY_NOT_MET and "stays on node n1" in answer.message
     apart = await cell.place(await replica_of(cell, "web-1", placement=APART_DB))
     assert outcome(apart) == Reason.ANTI_AFFINITY_VIOLATED, "it may still run"
     cell.check_ledger()
@@ -197,7 +197,8 @@ async def test_spread_counts_only_nodes_that_the_workload_may_use(cell: Cell) ->
     for name in ("web-0", "web-1"):
         assert outcome(await cell.place(await replica_of(cell, name, placement=ssd))) == ""
     await labelled(cell, "n2", {"disk": "ssd"})
-    assert outcome(await cell.place(await replica_of(cell, "web-2", placement=ssd))) == Reason.SPREAD_VIOLATED
+    refused = await cell.place(await replica_of(cell, "web-2", placement=ssd))
+    assert outcome(refused) == Reason.SPREAD_VIOLATED and "zone z1" in refused.message
     await cell.change_node("n2", unschedulable=True)
     assert outcome(await cell.place(await replica_of(cell, "web-2", placement=ssd))) == ""
 

@@ -245,6 +245,21 @@ def _put(item: Any) -> Any:
     return put_object(kind_of(item), msgspec.structs.replace(item, metadata=without_revision(item.metadata)))
 
 
+async def test_item_that_waits_for_a_commit_in_flight_does_not_hold_up_the_items_behind_it(cell: Cell) -> None:
+    first, second = await cell.replica("web-0"), await cell.replica("web-1")
+    slow = SlowStore(cell)
+    asking = asyncio.create_task(cell.place(first))
+    await yield_to_loop()
+    both = asyncio.create_task(cell.reserve(cell.item(first), cell.item(second)))
+    await yield_to_loop()
+    slow.resume()
+    assert (await asking).result is PlacementOutcome.ACCEPTED
+    again, other = await both
+    assert (again.result, again.binding) == (PlacementOutcome.ALREADY, "web-0.1")
+    assert (other.result, other.binding) == (PlacementOutcome.ACCEPTED, "web-1.1")
+    cell.check_ledger()
+
+
 async def test_leadership_lost_during_commit_leaves_no_claim(cell: Cell) -> None:
     replica = await cell.replica()
     slow = SlowStore(cell)

@@ -10,7 +10,7 @@ import pytest
 from tests.authority.cell import TENANT, Cell, yield_to_loop
 
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
-from holdfast.model.binding import Reservation
+from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.errors import Ambiguous, Conflict
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
@@ -171,4 +171,32 @@ async def test_recovery_without_preemption_evicts_only_reclaimable_work(
     assert (answer.reason == Reason.WAITING_FOR_VICTIMS) is taken, answer
     if not taken:
         assert answer.reason == Reason.VICTIM_NOT_ALLOWED and "is not reclaimable" in answer.message
+    cell.check_ledger()
+
+
+async def test_nomination_that_consumes_a_slot_becomes_firm_on_a_node_full_of_slots(cell: Cell) -> None:
+    """Its slot is its own room: counted against it as well, the replica would evict one victim after another."""
+    await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
+    await cell.grant(grant_class=GrantClass.RECOVERY)
+    await cell.lead()
+    await put_slot(cell, "h1", "4")
+    await put_slot(cell, "h2", "4")
+    await cell.authority.tick()
+    template = {"resources": {"cpu": "4"}}
+    lent, other = [await cell.replica(name, template=template, reclaimable=True) for name in ("lent", "other")]
+    for replica in (lent, other):
+        assert (await cell.place(replica)).result is PlacementOutcome.ACCEPTED
+    high = await cell.replica("high", template=template, purpose=Purpose.RECOVERY)
+    await cell.reserve(cell.item(high, victims=("lent.1",)), bind=False)
+    (nomination,) = cell.every(Reservation)
+    assert nomination.status.phase is ReservationPhase.NOMINATED and nomination.spec.recovery_slots == ("h1",)
+    placed = cell.get_replica("lent")
+    await cell.release(placed, ReleaseAction.STOP)
+    await cell.acknowledge("lent.1")
+    await cell.release(placed, ReleaseAction.FREE)
+    await cell.authority.tick()
+    (promoted,) = cell.every(Reservation)
+    assert promoted.status.phase is ReservationPhase.FIRM and promoted.spec.recovery_slots == ("h1",)
+    account = cell.authority.ledger.nodes["n1"]
+    assert account.recovery_reserved() == {"cpu": 4000} and not account.overcommitted()
     cell.check_ledger()

@@ -13,7 +13,7 @@ from bench.calibration import REFERENCE, Calibration, calibrate
 from bench.shapes import SHAPES
 
 from bench import __main__ as harness
-from bench import api, authority, conflicts, fleet, openb, pipeline, planner, recovery, regions, store
+from bench import api, authority, conflicts, fleet, openb, pipeline, planner, recovery, regions, steps, store
 
 SMALL = ("singles", "preemption", "arrival")
 """The shapes that differ most. Each starts its own cells."""
@@ -246,3 +246,17 @@ async def test_fleet_benchmark_runs_at_small_size(monkeypatch: pytest.MonkeyPatc
     assert figures["short"] == 0 and figures["lost_workloads"] == figures["critical"] == 1
     assert figures["absorbed_per_s"] > 0
     assert set(fleet.BOUNDS) <= set(figures)
+
+
+@pytest.mark.e2e
+@pytest.mark.waits
+async def test_steps_benchmark_counts_the_rows_of_one_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "AT_REST_S", 6.0)
+    monkeypatch.setattr(steps, "WARM_UP", 2)
+    figures = harness.flat(await steps.run(workloads=2))
+    assert set(steps.BOUNDS) <= set(figures)
+    assert 2 <= figures["global.rows_of.workloads"] <= 4
+    assert figures["global.rows_of.assignments"] >= 2 and figures["region.rows_of.bindings"] == 1
+    for cell in ("global", "region"):
+        for step in ("encodes", "decodes", "validations", "wakeups", "events"):
+            assert figures[f"{cell}.{step}"] > 0, f"{step} in the {cell} cell"

@@ -117,3 +117,13 @@ def test_replica_that_served_before_the_cell_started_is_not_counted() -> None:
         assert (counted("serving"), in_stage("Serving")) == (before, served + 1)
 
     in_region(test, replica(status=serving_status()))
+
+
+def test_every_step_has_its_series_before_the_first_replica_serves() -> None:
+    metrics.REGION_STEP.clear()
+
+    async def test(cell: ScriptedCell) -> None:
+        (family,) = metrics.REGION_STEP.collect()
+        assert {sample.labels["step"] for sample in family.samples} == set(STEPS)
+
+    in_region(test)

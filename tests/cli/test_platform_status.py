@@ -9,7 +9,9 @@ from holdfast.cli.commands.status import as_text
 from holdfast.model.meta import Condition
 from holdfast.model.node import ContactState
 from holdfast.model.replica import ExecutionBlock, Phase
+from holdfast.model.template import template_hash
 from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadStatus, WorkloadType
+from holdfast.model.workload_blocks import ImageBlock
 from holdfast.platform.layout import design_platform
 from holdfast.platform.platform_status import CellView, PlatformStatus, ProcessView, node_view, workload_view
 from holdfast.platform.progress import progress_rows, workload_progress
@@ -39,6 +41,39 @@ def test_stuck_workload_differs_from_one_still_starting() -> None:
     for reason, stuck in (("Waiting", False), ("InsufficientCpu", True)):
         summary = Summary(regions=(RegionProgress(region="eu-west", pending_reason=reason),))
         assert workload_view(with_status(item, summary=summary), []).stuck is stuck
+
+
+def unassigned(item: Workload, reason: str, *, generation: int | None = None, **status: object) -> Workload:
+    observed = item.metadata.generation if generation is None else generation
+    why = Condition(type="Assigned", status="False", reason=reason, message="x", observed_generation=observed)
+    return with_status(item, conditions=(why,), **status)
+
+
+def test_workload_without_region_is_stuck_if_only_its_owner_can_help() -> None:
+    """Regression: the second `up` waited 120 s for a workload whose image cannot be resolved, and exited with 5."""
+    item = factories.workload()
+    revision = template_hash(item.spec.template)
+    failed = ImageBlock(revision=revision, image="lab/none:1", reason="ImageUnresolved", message="no such host")
+    assert workload_view(unassigned(item, "ImageUnresolved", image=failed), []).stuck
+    assert not workload_view(unassigned(item, "ImageUnresolved"), []).stuck, "the registry was not asked yet"
+    other = msgspec.structs.replace(failed, revision="of-another-template")
+    assert not workload_view(unassigned(item, "ImageUnresolved", image=other), []).stuck
+    for reason, stuck in (
+        ("NoRegionAllowed", True),
+        ("VolumeClaimNotFound", True),
+        ("RegionNotHealthy", False),  # regions become healthy while `up` waits
+        ("PartlyAssigned", False),
+    ):
+        assert workload_view(unassigned(item, reason), []).stuck is stuck, reason
+    older = item.metadata.generation - 1
+    assert not workload_view(unassigned(item, "NoRegionAllowed", generation=older), []).stuck
+
+
+def test_failed_batch_is_stuck() -> None:
+    item = factories.workload(type=WorkloadType.BATCH, batch=Batch(completions=4, parallelism=2))
+    failed = Condition(type="Failed", status="True", reason="BackoffLimitExceeded", message="x")
+    assert not workload_view(item, []).stuck
+    assert workload_view(with_status(item, conditions=(failed,)), []).stuck
 
 
 def test_service_is_done_when_replicas_and_summary_agree() -> None:

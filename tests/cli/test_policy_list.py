@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.factories import cache_of, meta, with_new_revision
 
-from holdfast.cli.commands.policy import replaced_revisions, replacing_patch
+from holdfast.cli.commands.policy import replaced_revisions, replacing_patch, rollback_target, rollback_text, rule_text
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import policy
 from holdfast.model.scheduler_policy import (
@@ -48,6 +48,16 @@ class GlobalCell:
                     self.cache.put(self.policy)
         return self.policy.status.revision
 
+    def rolled_back(self) -> str:
+        """The text of a rollback, after its effect."""
+        plain: list[dict[str, Any]] = [msgspec.to_builtins(r) for r in self.cache.list(PolicyRevision)]
+        plain.sort(key=lambda r: -r["spec"].get("sequence", 1))
+        current = self.policy.status.revision
+        target = rollback_target(plain, current)
+        assert target is not None
+        self.promote(msgspec.convert(target["spec"]["rules"], PolicyRules))
+        return rollback_text("default", plain, current, target)
+
     def shown(self) -> dict[str, str]:
         """Each revision with its displayed stage."""
         plain: list[dict[str, Any]] = [msgspec.to_builtins(r) for r in self.cache.list(PolicyRevision)]
@@ -81,6 +91,41 @@ def test_draft_revision_without_active_revision_is_listed_as_draft() -> None:
     cell = GlobalCell()
     draft = cell.promote(PLAIN, PromotionStage.DRAFT)
     assert cell.shown() == {draft: "Draft"}
+
+
+def test_rollback_says_that_a_second_one_returns_to_the_removed_rules() -> None:
+    """Regression: the second rollback activated the rules just removed, and said nothing."""
+    cell = GlobalCell()
+    old, new = cell.promote(PLAIN), cell.promote(NONE)
+    first = cell.rolled_back()
+    assert f"rolled back from revision {new} to the rules of revision {old}" in first
+    assert f"another rollback would return to revision {new}" in first
+    assert f"rolled back from revision {old} to the rules of revision {new}" in cell.rolled_back()
+    assert cell.policy.status.revision == new
+
+
+def test_rollback_of_a_canary_returns_to_the_active_rules() -> None:
+    cell = GlobalCell()
+    old, canary = cell.promote(PLAIN), cell.promote(FEW, PromotionStage.CANARY)
+    text = cell.rolled_back()
+    assert text == f"policy default: rolled back from revision {canary} to the rules of revision {old}"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "not set"),
+        ("Wait", "Wait"),
+        (3, "3"),
+        (True, "true"),
+        ([{"name": "Spread", "weight": 2}, {"name": "Taints"}], "[{name: Spread, weight: 2}, {name: Taints}]"),
+        ({"enabled": False}, "{enabled: false}"),
+        ([{"expression": "'gpu' in x " * 30}], "[{expression: '" + "''gpu'' in x " * 30 + "'}]"),
+    ],
+)
+def test_rules_are_shown_as_yaml_in_one_line(value: Any, expected: str) -> None:
+    """Regression: `policy diff` printed None and Python's quotes."""
+    assert rule_text(value) == expected
 
 
 EXPRESSION = {"name": "x", "expression": "true"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests import factories
 from holdfast.console.answers import RegionAnswer, RegionMap, RegionQuery, RegionSummary
 from holdfast.console.region_queries import BUSY_SHARE, RegionAnswers
 from holdfast.console.region_reads import RegionReader, region_history
+from holdfast.console.replica_rows import replica_row
 from holdfast.console.viewer import asserted_viewer
 from holdfast.foundation.ports import SystemPorts
 from holdfast.model import codec
@@ -20,6 +22,8 @@ from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object
 from holdfast.model.node import ContactState
 from holdfast.model.principal import MONITORS, OPERATORS, TENANT_PREFIX, VIEWERS
+from holdfast.model.replica import ExecutionBlock, ExitStatus, Phase, PlacementBlock, Replica, ReplicaStatus
+from holdfast.model.workload import WorkloadType
 from holdfast.store.contract import Put, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
@@ -73,6 +77,30 @@ async def test_summary_counts_every_replica_in_one_stage(region: Region) -> None
     found = await region.summary()
     assert stages(found) == {"Queued": 1, "Bound": 1, "Serving": 1}
     assert found.replicas == 3
+
+
+async def test_batch_replica_at_work_is_not_counted_as_waiting_for_a_stage(region: Region) -> None:
+    batch = factories.replica(1, status=factories.serving_status("n1", name="batch", serving=False))
+    batch = msgspec.structs.replace(batch, spec=msgspec.structs.replace(batch.spec, type=WorkloadType.BATCH))
+    await region.put(batch)
+    ready = next(row for row in (await region.summary()).stages if row.stage == "Ready")
+    assert (ready.count, ready.at_work, ready.oldest_since_s) == (1, 1, 0.0)
+
+
+def test_ended_replica_keeps_the_times_of_the_attempt_that_ended() -> None:
+    ran = ExecutionBlock(
+        phase=Phase.SUCCEEDED,
+        attempt=1,
+        started_at="2026-01-01T00:00:02Z",
+        last_exit=ExitStatus(code=0, at="2026-01-01T00:00:09Z"),
+    )
+    status = ReplicaStatus(placement=PlacementBlock(attempt=2, released_reason="Finished"), execution=ran)
+    batch = factories.replica(1, status=status)
+    batch = msgspec.structs.replace(batch, spec=msgspec.structs.replace(batch.spec, type=WorkloadType.BATCH))
+    row = replica_row(batch)
+    assert row.stage == "Succeeded"
+    assert row.queued_at == batch.metadata.creation_timestamp
+    assert (row.started_at, row.ended_at, row.since) == ("2026-01-01T00:00:02Z", *["2026-01-01T00:00:09Z"] * 2)
 
 
 async def test_tenant_gets_only_its_own_replicas_and_no_map(region: Region) -> None:
@@ -135,6 +163,54 @@ async def test_expensive_answer_is_repeated_with_its_own_time(region: Region, mo
     assert (await region.ask("summary")) is first, "0.05 s of work is repeated for 2 s"
     now[0] += 0.02
     assert (await region.ask("summary")) is not first
+
+
+async def test_expensive_answers_share_one_part_of_a_core(region: Region, monkeypatch: Any) -> None:
+    clock, now = type(region.reader.ports.clock), [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda self: now[0])
+
+    made: list[float] = []
+
+    def slow(*arguments: Any) -> dict[str, int]:
+        now[0] += 0.05
+        made.append(now[0])
+        return {"made": len(made)}
+
+    monkeypatch.setattr(region.reader, "summary", slow)
+    monkeypatch.setattr(region.reader, "map", slow)
+    began = now[0]
+    while now[0] < began + 100.0:
+        await region.ask("summary")
+        for resource in ("cpu", "memory"):
+            await region.ask("map", resource=resource)
+        now[0] += 0.1
+    used = 0.05 * len(made) / (now[0] - began)
+    assert BUSY_SHARE / 2 < used < BUSY_SHARE * 1.2, f"{len(made)} computations used {used:.3f} of a core"
+
+
+async def test_answer_that_the_global_cell_has_is_not_sent_again(region: Region) -> None:
+    await region.put(factories.replica(1))
+    query = RegionQuery(id="west.1", name="summary", user=OPERATOR[0], groups=OPERATOR[1])
+    first = msgspec.json.decode(await region.answers.encoded(query), type=RegionAnswer)
+    assert first.data["replicas"] == 1 and first.etag and not first.unchanged
+    again = msgspec.structs.replace(query, known=first.etag)
+    second = msgspec.json.decode(await region.answers.encoded(again), type=RegionAnswer)
+    assert second.unchanged and second.data is None and second.etag == first.etag
+    await region.put(factories.replica(2))
+    await asyncio.sleep(1.0)  # a kept answer is repeated for some milliseconds
+    third = msgspec.json.decode(await region.answers.encoded(again), type=RegionAnswer)
+    assert third.data["replicas"] == 2 and third.etag != first.etag
+
+
+async def test_totals_are_computed_again_only_when_an_object_changed(region: Region) -> None:
+    await region.put(factories.node("n1"), factories.replica(1))
+    viewer = asserted_viewer(*OPERATOR)
+    first, nodes = region.reader.summary(viewer), region.reader.node_rows()
+    assert region.reader.summary(viewer) is first
+    await region.put(factories.replica(2))
+    assert region.reader.summary(viewer).replicas == 2
+    assert region.reader.node_rows() is nodes, "a changed replica changes no node"
+    assert region.reader.count(kind_of(Replica)) == 2
 
 
 async def test_query_of_a_newer_release_is_an_error_not_a_failure(region: Region) -> None:

@@ -61,6 +61,38 @@ def test_min_interval_delays_key_unless_immediate_retry_was_requested() -> None:
     run(main)
 
 
+def test_settling_delays_a_key_and_joins_the_changes_that_follow() -> None:
+    async def main() -> None:
+        q, loop = queue(debounce_s=1.0, settle_s=0.2), asyncio.get_running_loop()
+        began = loop.time()
+        q.add(key("a"))
+        await asyncio.sleep(0.15)
+        q.add(key("a"))
+        assert await q.take(10) == [key("a")]
+        assert loop.time() - began == pytest.approx(0.2), "the first change counts, so a key never waits for ever"
+        q.done(key("a"))
+        assert q.idle and len(q) == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_batch_delay_applies_to_bursts_or_always(always: bool) -> None:
+    async def main() -> None:
+        q, loop = queue(batch_delay_s=0.1, batches_always=always), asyncio.get_running_loop()
+        began = loop.time()
+        q.add(key("a"))
+        assert await q.take(1_000) == [key("a")]
+        assert loop.time() - began == pytest.approx(0.1 if always else 0.0)
+        for number in range(DEBOUNCE_FREE_KEYS_BURST + 50):
+            q.add(key(f"b{number}"))
+        began = loop.time()
+        assert len(await q.take(1_000)) == DEBOUNCE_FREE_KEYS_BURST + 50
+        assert loop.time() - began == pytest.approx(0.1), "a burst is one batch"
+
+    run(main)
+
+
 def test_debounce_delays_only_keys_beyond_burst() -> None:
     async def main() -> None:
         q, loop = queue(debounce_s=1.0), asyncio.get_running_loop()

@@ -100,6 +100,24 @@ def test_first_action_excludes_usage_reports_and_heartbeats() -> None:
     assert incident_questions.desired_state_changes(steps) == ["none: no spec changed in any cell"]
 
 
+def test_region_that_holds_its_work_is_the_first_to_act() -> None:
+    def region(name: str, *conditions: dict[str, str]) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": list(conditions)}}
+
+    held = {"type": "HoldsWork", "status": "True", "reason": "GlobalCellReplaced"}
+    other = {"type": "CapacityLost", "status": "False", "reason": "AllNodesLive"}
+
+    def by_link(at_s: float, name: str, after: dict[str, Any]) -> RecordedChange:
+        written = step(at_s, "Region", after, region(name), name=name)
+        return msgspec.structs.replace(written, roles=("link",), audited=True)
+
+    copy, unrelated = by_link(0.1, "west", region("west", held)), by_link(0.2, "east", region("east", other))
+    assert incident_questions.first_controllers([copy, unrelated]) == ["none: no controller wrote"]
+    decided = by_link(0.3, "east", region("east", held))
+    (line,) = incident_questions.first_controllers([copy, unrelated, decided])
+    assert line == "+0.3 s link (east) changed Region acme/east (HoldsWork unset → True GlobalCellReplaced)"
+
+
 def test_counters_of_a_restarted_process_count_from_zero() -> None:
     began, again = (
         {("a", counters.START_TIME_METRIC): 1.0, ("a", "x_total"): 5.0},
@@ -197,6 +215,54 @@ def lost_node_step() -> RecordedChange:
 def test_batch_that_ends_by_itself_is_not_the_first_controller() -> None:
     (line,) = incident_questions.first_controllers([*finished_batch_steps(), lost_node_step()])
     assert line.startswith("+9.0 s node-health (west) changed Node acme/n1")
+
+
+def rebalancing_steps(**disturbance: Any) -> list[RecordedChange]:
+    """A replica of another workload is moved for a more even spread, and the global cell counts it."""
+
+    def service(attempt: int, **status: Any) -> dict[str, Any]:
+        placed = {"placement": {"attempt": attempt, "binding": f"r-0.{attempt}"}, **status}
+        return {"metadata": {"uid": "r-0", "name": "r-0"}, "spec": {"workload": "risk"}, "status": placed}
+
+    def share(number: int) -> dict[str, Any]:
+        spec = {"workload": "risk", "region": "east", "disruptionShare": number, "epoch": number}
+        return {"metadata": {"uid": "a", "name": "risk.east"}, "spec": spec}
+
+    def counted(message: str) -> dict[str, Any]:
+        return {"metadata": {"uid": "w", "name": "risk"}, "spec": {}, "status": {"rollout": {"message": message}}}
+
+    asked = service(1, rebalance={"reason": "uneven"})
+    leaving = service(1, release={"reason": "Rebalanced", "attempt": 1}, **disturbance)
+    bound = binding("r-0.2", "n2", replica="r-0")
+    bound["spec"] = {**bound["spec"], "workload": "risk"}
+    return [
+        step(0.1, "Replica", asked, service(1), name="r-0"),
+        step(0.2, "Assignment", share(1), share(0), cell="global", name="risk.east"),
+        step(0.3, "Replica", leaving, asked, name="r-0"),
+        step(0.4, "Workload", counted("2 of 3"), counted("3 of 3"), cell="global", name="risk"),
+        step(0.5, "Binding", bound, name="r-0.2"),
+        step(0.6, "Replica", service(2), leaving, name="r-0"),
+    ]
+
+
+def test_workload_that_is_rebalanced_meanwhile_is_not_the_first_controller() -> None:
+    (line,) = incident_questions.first_controllers([*rebalancing_steps(), lost_node_step()])
+    assert line.startswith("+9.0 s node-health (west) changed Node acme/n1")
+
+
+def test_rebalanced_workload_that_the_incident_disturbs_is_a_reaction() -> None:
+    steps = rebalancing_steps(contact={"lost": True, "attempt": 1})
+    assert len(incident_questions.first_controllers([*steps, lost_node_step()])) > 1
+
+
+def test_other_change_of_the_assignment_of_a_rebalanced_workload_is_a_reaction() -> None:
+    spec = {"workload": "risk", "region": "east", "replicas": 3}
+    before = {"metadata": {"uid": "a", "name": "risk.east"}, "spec": spec}
+    grown = step(
+        0.7, "Assignment", {**before, "spec": {**spec, "replicas": 4}}, before, cell="global", name="risk.east"
+    )
+    lines = incident_questions.first_controllers([*rebalancing_steps(), grown])
+    assert [line.split()[2] for line in lines] == ["assign"]
 
 
 def test_release_of_a_replica_that_succeeded_before_the_failure_is_no_reaction() -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.machines import ROOT, Fleet, Machine
 from tests.page_commands import command_blocks
@@ -28,9 +29,9 @@ CONTROL, OPERATOR = "the machine of the global cell", "the operator's machine"
 REGION, NODE = "the machine of the region", "each node"
 
 
-def install(fleet: Fleet, regions: dict[str, int]) -> None:
+def install(fleet: Fleet, regions: dict[str, int], page_file: Path = PAGE) -> None:
     """Runs the page. `regions` says how many nodes each region gets."""
-    page = page_scripts()
+    page = page_scripts(page_file)
     control = fleet.add("control", 1)
     control.run(page[CONTROL][0])
     number = 2
@@ -77,7 +78,7 @@ class CountingClient:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.counted: dict[str, int] = {}
+        self.counted: dict[str, Any] = {}
 
     def start(self) -> None:
         self._thread.start()
@@ -87,7 +88,7 @@ class CountingClient:
         script = f"exec python3 {ROOT / 'tests' / 'counting_client.py'} {folder} client.stop"
         self.counted = json.loads(self._machine.run(script, timeout_s=3000).strip().splitlines()[-1])
 
-    def stop(self) -> dict[str, int]:
+    def stop(self) -> dict[str, Any]:
         (self._machine.fleet.folder / "client.stop").touch()
         self._thread.join(60)
         return self.counted

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.platforms import ROOT
 
 from holdfast.model import codec
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.reasons import Reason
 from holdfast.model.times import parse_time
 from holdfast.model.workload import WorkloadType
 from holdfast.sim.checkers import ObservedChange
@@ -98,6 +100,7 @@ def check_answers(state: Path, report: Report) -> None:
     assert changes, "the history has no change of this drill"
     _check_desired_state(answers["What desired state changed?"], changes)
     _check_first_controller(answers["Which controller acted first?"], changes, every)
+    _check_page(report["drill"], answers["Which controller acted first?"][0])
     _check_progress(answers["What partial progress was recorded?"], changes)
     _check_invariants(answers["Which invariant held?"])
     _check_telemetry(answers["Which telemetry proves it?"], changes)
@@ -110,8 +113,10 @@ def _role(principal: str) -> str:
 
 
 def _check_desired_state(lines: list[str], changes: list[CommittedChange]) -> None:
-    """Every changed spec in its home cell is named with its writer."""
+    """Every changed spec in its home cell is named with its writer, and so is every break-glass override."""
     for one in changes:
+        if one.kind == "Override" and one.name.startswith(f"break-glass-{one.cell}-") and one.change.old is None:
+            assert any(f"{one.cell}: a user created Override {one.name}" in line for line in lines), lines
         home = one.change.kind.home.value == ("global" if one.cell == "global" else "region")
         old, new = one.change.old, one.change.new
         if one.kind not in DESIRED or not home or old is None or new is None or old.spec == new.spec:
@@ -125,7 +130,10 @@ def _check_desired_state(lines: list[str], changes: list[CommittedChange]) -> No
 
 
 def _is_action(one: CommittedChange) -> bool:
-    """A change that is certainly an action of a controller: a new object, a changed spec or a changed state."""
+    """A change that is certainly an action of a controller: a new object, a changed spec or a changed state. The link
+    of a region acts when it holds the region's work."""
+    if one.kind == "Region" and one.cell == one.name and _holds_work(one.change.old) != _holds_work(one.change.new):
+        return True
     if not _role(one.principal) or _role(one.principal) in NOT_CONTROLLERS or one.change.new is None:
         return False
     if one.kind in (
@@ -146,8 +154,18 @@ def _is_action(one: CommittedChange) -> bool:
     return bool(old.spec != new.spec or (one.kind in STATES and STATES[one.kind](old) != STATES[one.kind](new)))
 
 
+def _holds_work(region: Any) -> bool:
+    conditions = region.status.conditions if region is not None else ()
+    return any(c.type == "HoldsWork" and c.status == "True" for c in conditions)
+
+
 def _is_batch(item: Any) -> bool:
     return bool(item.spec.type is WorkloadType.BATCH)
+
+
+def _is_rebalanced(change: ObservedChange) -> bool:
+    released = change.item.status.release
+    return released is not None and released.reason is Reason.REBALANCED
 
 
 def _workload_of(one: CommittedChange) -> tuple[str, str, str]:
@@ -158,10 +176,12 @@ def _workload_of(one: CommittedChange) -> tuple[str, str, str]:
 
 def _check_first_controller(lines: list[str], changes: list[CommittedChange], every: list[CommittedChange]) -> None:
     """No certain action comes before the first one that the answer names, and that one was committed by its writer.
-    A batch may proceed by itself, so that its changes are no certain reactions. `every` has also the changes of cells
-    that were not observed throughout, among which the named one may be."""
+    A batch may proceed by itself, and a workload may be rebalanced, so that their changes are no certain reactions.
+    `every` has also the changes of cells that were not observed throughout, among which the named one may be."""
     batches = {_workload_of(one) for one in changes if one.kind == "Replica" and _is_batch(one.change.item)}
-    changes = [one for one in changes if _workload_of(one) not in batches]
+    moved = {_workload_of(one) for one in changes if one.kind == "Replica" and _is_rebalanced(one.change)}
+    moved |= {("global", tenant, workload) for _, tenant, workload in moved}
+    changes = [one for one in changes if _workload_of(one) not in batches | moved]
     if lines[0] == "none: no controller wrote":
         assert not any(map(_is_action, changes))
         return
@@ -177,6 +197,18 @@ def _check_first_controller(lines: list[str], changes: list[CommittedChange], ev
     assert role in writers, f"{lines[0]}: written by {writers or 'nobody'}"
     earlier = [one for one in changes if _is_action(one) and one.at_s < at_s - TOLERANCE_S]
     assert not earlier, f"{lines[0]}, but {earlier[0].principal} wrote {earlier[0].kind} {earlier[0].name} before"
+
+
+def acts_first(drill: str) -> set[str]:
+    """The controllers that may act first in a drill, by the table of docs/readiness.md."""
+    page = (ROOT / "docs" / "readiness.md").read_text().partition("## Failures")[2]
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{drill}` |"))
+    return set(re.split(r", | or ", row.split("|")[3].partition(":")[0].strip()))
+
+
+def _check_page(drill: str, line: str) -> None:
+    """The page names the controller that acts first."""
+    assert line.split()[2] in acts_first(drill), f"docs/readiness.md says {sorted(acts_first(drill))}; found {line}"
 
 
 def _check_progress(lines: list[str], changes: list[CommittedChange]) -> None:

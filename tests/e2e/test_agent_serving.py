@@ -6,7 +6,6 @@ Twelve replicas; forty with `HOLDFAST_PROVE=1`.
 from __future__ import annotations
 
 import collections
-import http.client
 import json
 import os
 import shutil
@@ -14,13 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.proxy_load import ProxyLoad
 from tests.platforms import ROOT, RunningPlatform, holdfast, running_platform, wait_until
 from tests.requirements import skip_or_fail
 
@@ -66,46 +65,6 @@ frontend shop
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
     with running_platform(tmp_path_factory.mktemp("serving") / "state") as running:
         yield running
-
-
-class Load:
-    """Clients that send requests continuously. `failed` describes every response other than 200."""
-
-    def __init__(self, port: int, clients: int = 4) -> None:
-        self.port = port
-        self.answered: collections.Counter[str] = collections.Counter()
-        self.failed: list[str] = []
-        self._stopped = threading.Event()
-        self._threads = [threading.Thread(target=self._request, args=(n % 2 == 0,)) for n in range(clients)]
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _request(self, keep_alive: bool) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        while not self._stopped.is_set():
-            try:
-                connection.request("GET", "/")
-                answer = connection.getresponse()
-                body = answer.read()
-                if answer.status != 200:
-                    self.failed.append(f"{time.strftime('%X')} {answer.status} {body[:100]!r}")
-                else:
-                    self.answered[json.loads(body)["replica"]] += 1
-            except (OSError, http.client.HTTPException) as error:
-                self.failed.append(f"{time.strftime('%X')} {type(error).__name__} {error}")
-                connection.close()
-            if not keep_alive:
-                connection.close()
-            time.sleep(0.005)
-        connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +130,7 @@ def revisions(platform: RunningPlatform) -> set[str]:
 
 
 def test_rollout_loses_no_request(platform: RunningPlatform, shop: int) -> None:
-    with Load(shop) as load:
+    with ProxyLoad(shop) as load:
         platform.apply(manifest_with(SHOP="two"))
         completed = rollout(platform, "status", NAME)
         time.sleep(1.0)
@@ -187,7 +146,7 @@ def revision_counts(platform: RunningPlatform) -> collections.Counter[str]:
 
 
 def test_paused_rollout_stops_until_resumed(platform: RunningPlatform, shop: int) -> None:
-    with Load(shop) as load:
+    with ProxyLoad(shop) as load:
         platform.apply(manifest_with(SHOP="paused"))
         wait_until(lambda: len(revision_counts(platform)) == 2, within_s=60, what="both revisions serve")
         assert "paused" in rollout(platform, "pause", NAME).stdout
@@ -219,7 +178,7 @@ def counts_later(platform: RunningPlatform) -> collections.Counter[str]:
 def test_failing_revision_rolls_back_while_old_one_serves(platform: RunningPlatform, shop: int) -> None:
     good = revisions(platform)
     fewest = REPLICAS
-    with Load(shop) as load:
+    with ProxyLoad(shop) as load:
         platform.apply(manifest_with(SHOP="three", WARM_UP_SECONDS="100000"))
         began = time.monotonic()
         while "RolledBack" not in rollout(platform, "status", NAME, "--no-wait", "-o", "json", check=False).stdout:
@@ -243,7 +202,7 @@ def test_undo_restores_the_last_good_revision(platform: RunningPlatform, shop: i
 
 def test_drain_loses_no_request_and_respects_budget(platform: RunningPlatform, shop: int) -> None:
     node = platform.status()["nodes"][0]["name"]
-    with Load(shop) as load:
+    with ProxyLoad(shop) as load:
         completed = holdfast("node", "drain", node, "--deadline", "120", "--state", str(platform.state), timeout_s=200)
         time.sleep(1.0)
     assert "drained" in completed.stdout

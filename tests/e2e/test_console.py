@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.browser import chromium, tab
-from tests.console_pages import base, keep_picture, large_map, link, signed_in
+from tests.console_pages import base, confirm, keep_picture, large_map, link, signed_in
 from tests.platforms import RunningPlatform, holdfast, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
@@ -23,7 +23,7 @@ PAGES = {
     "workload": "/workloads/payments/risk-api?replica=risk-api-us-east-0",
     "decisions": "/decisions",
     "map": "/map?region=us-east&node=us-east-1",
-    "recovery": "/recovery",
+    "recoveries": "/recovery",
     "quotas": "/quotas",
     "pipeline": "/pipeline",
     "queues": "/queues",
@@ -37,6 +37,10 @@ PAGES = {
     "audit": "/audit",
     "system": "/system",
 }
+DETAIL_PAGES = {"decision": "/decisions/REGION/TENANT/NAME", "recovery": "/recovery/NAME"}
+"""Pages whose address is known only on a running platform."""
+ENTRIES = 17
+"""Pages in the navigation."""
 
 
 @pytest.fixture(scope="module")
@@ -57,31 +61,26 @@ def some_decision(platform: RunningPlatform) -> str:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_is_accessible_and_breaks_no_policy(platform: RunningPlatform, browser: Browser, theme: str) -> None:
-    with tab(browser, theme=theme) as opened:
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_page_is_accessible_fits_and_breaks_no_policy(
+    platform: RunningPlatform, browser: Browser, width: int, theme: str
+) -> None:
+    small = width < 720
+    with tab(browser, theme=theme, width=width, height=844 if small else 800) as opened:
         signed_in(platform, opened)
         wrong: list[str] = []
         for name, path in {**PAGES, "decision": some_decision(platform)}.items():
             opened.page.goto(base(platform) + path)
             expect(opened.page.locator("main h1")).to_have_count(1)
             expect(opened.page.locator(".fresh b")).to_have_text("Live")
-            wrong += [f"{name}, {theme}: {text}" for text in opened.violations()]
-            keep_picture(opened, f"{name}-{theme}")
+            wide = opened.page.evaluate("document.querySelector('main').scrollWidth")
+            if wide > width:
+                wrong.append(f"{name}, {width} pixels: is {wide} pixels wide")
+            wrong += [f"{name}, {theme}, {width} pixels: {text}" for text in opened.violations()]
+            keep_picture(opened, f"{name}-{'390-' if small else ''}{theme}")
         assert not wrong, "\n".join(wrong[:20])
         assert not opened.troubles, opened.troubles
-
-
-def test_every_page_fits_a_phone(platform: RunningPlatform, browser: Browser) -> None:
-    with tab(browser, width=390, height=844) as opened:
-        signed_in(platform, opened)
-        for name, path in {**PAGES, "decision": some_decision(platform)}.items():
-            opened.page.goto(base(platform) + path)
-            expect(opened.page.locator("main h1")).to_have_count(1)
-            wide = opened.page.evaluate("document.querySelector('main').scrollWidth")
-            assert wide <= 390, f"{name} is {wide} pixels wide"
-            keep_picture(opened, f"{name}-390")
-        assert opened.page.locator("nav li:visible").count() == 5
-        assert not opened.violations()
+        assert opened.page.locator("nav li:visible").count() == (5 if small else ENTRIES)
 
 
 def test_link_works_once_and_the_address_keeps_no_secret(platform: RunningPlatform, browser: Browser) -> None:
@@ -308,10 +307,33 @@ def test_newcomer_reads_a_lost_region_from_the_console_alone(platform: RunningPl
     wait_until(
         lambda: all(w["done"] for w in platform.status()["workloads"]), "every workload serves again", within_s=90
     )
-    drill = ("drill", "run", "region-loss", "--region", "us-east", "--state", str(platform.state))
-    holdfast(*drill, timeout_s=300)
     with tab(browser) as opened:
         page = signed_in(platform, opened).page
+        expect(page.locator("main h1")).to_have_text("The recovery objective is met")
+        page.get_by_role("link", name="What if a region is lost").click()
+        page.get_by_role("button", name="us-east", exact=True).click()
+        expect(page.locator("main h1")).to_have_text("Losing us-east breaks no promise")
+        page.get_by_role("navigation").get_by_role("link", name="Recovery").click()
+        page.get_by_label("Drill", exact=True).select_option("region-loss")
+        page.get_by_label("Region of the drill").select_option(label="us-east")
+        page.get_by_role("button", name="Drill…", exact=True).click()
+        confirm(opened, "drill", typed="us-east")
+        page.get_by_role("navigation").get_by_role("link", name="Overview").click()
+        expect(page.locator("main h1")).to_have_text(re.compile("^us-east is lost"), timeout=90_000)
+        expect(page.locator("main .say")).to_contain_text("cannot reach it either")
+        keep_picture(opened, "overview-lost")
+        assert not opened.violations()
+        page.get_by_role("link", name="Follow the recovery").click()
+        expect(page.locator("main")).to_contain_text("the promise held", timeout=90_000)
+        expect(page.locator("main h1")).to_contain_text("the recovery is closed", timeout=150_000)
+        said = page.locator("main .say")
+        for part in (
+            "What happened: us-east was last heard at",
+            "Why: UnreachableConfirmed",
+            "The promise: every critical",
+        ):
+            expect(said).to_contain_text(part)
+        page.get_by_role("navigation").get_by_role("link", name="Overview").click()
         row = page.locator("tr").filter(has_text="us-east").first
         row.get_by_role("link", name="proven").click()
         expect(page.locator("main h1")).to_contain_text("us-east was lost")
@@ -320,6 +342,11 @@ def test_newcomer_reads_a_lost_region_from_the_console_alone(platform: RunningPl
             expect(page.locator(".qa")).to_contain_text(question)
         expect(page.locator(".qa")).to_contain_text(re.compile(r"Yes: every critical workload served [\d.]+ s after"))
         expect(page.locator("main")).to_contain_text("payments/risk-api")
-        keep_picture(opened, "recovery-lost")
-        assert not opened.violations()
+        for width, height in ((1280, 800), (390, 844)):
+            page.set_viewport_size({"width": width, "height": height})
+            for theme in ("light", "dark"):
+                page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+                keep_picture(opened, f"recovery-{'390-' if width < 720 else ''}{theme}")
+                assert not opened.violations(), f"{theme}, {width} pixels"
+            assert page.evaluate("document.querySelector('main').scrollWidth") <= width
         assert not opened.troubles, opened.troubles

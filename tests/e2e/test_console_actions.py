@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 from tests.browser import Tab, chromium, tab
-from tests.console_pages import base, forged, keep_picture, signed_in
+from tests.console_pages import base, confirm, forged, keep_picture, signed_in
 from tests.platforms import RunningPlatform, holdfast, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
@@ -100,7 +100,7 @@ def test_action_shows_its_dry_run_and_command_before_it_acts(platform: RunningPl
         page.get_by_role("button", name="Scale…").click()
         page.get_by_role("spinbutton", name="Replicas").fill("4")
         page.get_by_role("button", name="Scale…").click()
-        dialog.get_by_role("button", name="Scale", exact=True).click()
+        confirm(opened, "scale")
         expect(page.locator(".chip").filter(has_text="4 of 4 serving")).to_be_visible(timeout=60_000)
         change = {"spec": {"template": {"env": {"COLOUR": "green"}}}}
         platform.kubectl(
@@ -110,8 +110,7 @@ def test_action_shows_its_dry_run_and_command_before_it_acts(platform: RunningPl
         expect(dialog.locator(".diff .gone")).to_contain_text("COLOUR")
         expect(dialog).to_contain_text("holdfast rollout undo billing/billing-api --to")
         keep_picture(opened, "action-undo")
-        dialog.get_by_role("button", name="Undo rollout").click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "undo-rollout")
         found = json.loads(platform.kubectl("get", "workload", "billing-api", "-n", "billing", "-o", "json"))
         assert "env" not in found["spec"]["template"]
         page.goto(base(platform) + "/audit")
@@ -149,20 +148,18 @@ def test_node_is_drained_and_uncordoned_after_its_blast_radius_is_shown(
         expect(dialog).to_contain_text("holdfast node cordon us-east-1")
         page.keyboard.press("Escape")
         assert not spec().get("unschedulable"), "a dry run changes nothing"
+        page.get_by_role("button", name="Cordon…").click()
+        confirm(opened, "cordon")
+        wait_until(lambda: spec().get("unschedulable"), "the region cordons the node")
         dialog = open_dialog(opened, "Drain…", "action-drain")
         expect(dialog.locator(".diff .added").first).to_have_text("spec.drain: true")
         expect(dialog).to_contain_text(re.compile("payments/risk-api-us-east-[0-9] moves to us-east-2"))
         expect(dialog).to_contain_text("holdfast node drain us-east-1")
-        act = dialog.get_by_role("button", name="Drain", exact=True)
-        expect(act).to_be_disabled()
-        dialog.get_by_role("textbox").fill("us-east-1")
-        act.click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "drain", typed="us-east-1")
         expect(page.locator("main")).to_contain_text("Draining")
         wait_until(lambda: spec().get("drain"), "the region drains the node")
-        dialog = open_dialog(opened, "Uncordon…", "action-uncordon")
-        dialog.get_by_role("button", name="Uncordon", exact=True).click()
-        expect(dialog).to_have_count(0)
+        open_dialog(opened, "Uncordon…", "action-uncordon")
+        confirm(opened, "uncordon")
         assert not spec().get("drain") and not spec().get("unschedulable")
         page.goto(base(platform) + "/audit")
         expect(page.locator("[data-row]").filter(has_text="node us-east-1 in region us-east").first).to_be_visible()
@@ -187,24 +184,18 @@ def test_policy_is_promoted_and_rolled_back(platform: RunningPlatform, browser: 
         dialog = open_dialog(opened, "Try in eu-central…", "action-canary")
         expect(dialog).to_contain_text("holdfast policy promote default --canary eu-central")
         expect(dialog).to_contain_text("New decisions in eu-central follow its rules")
-        dialog.get_by_role("textbox").fill("default")
-        dialog.get_by_role("button", name="Promote", exact=True).click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "promote-policy", typed="default")
         assert scores() == ("Canary", ["Balance"])
         dialog = open_dialog(opened, "Promote…", "action-promote")
         expect(dialog.locator(".diff .added")).to_have_text('spec.stage: "Active"')
         expect(dialog.locator(".diff .gone").first).to_have_text('spec.canaryRegions: ["eu-central"]')
         expect(dialog).to_contain_text("holdfast policy promote default")
         expect(dialog).to_contain_text("No replica moves")
-        dialog.get_by_role("textbox").fill("default")
-        dialog.get_by_role("button", name="Promote", exact=True).click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "promote-policy", typed="default")
         assert scores() == ("Active", ["Balance"])
         dialog = open_dialog(opened, "Roll back…", "action-rollback")
         expect(dialog).to_contain_text("holdfast policy rollback default")
-        dialog.get_by_role("textbox").fill("default")
-        dialog.get_by_role("button", name="Roll back", exact=True).click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "roll-back-policy", typed="default")
         assert scores() == ("Active", [row["name"] for row in stored["spec"]["rules"]["scores"]])
         assert not opened.troubles, opened.troubles
 
@@ -222,12 +213,22 @@ def test_region_is_avoided_with_a_reason_and_a_drill_shows_its_plan(
         dialog.get_by_label("Reason").fill("it's hot")
         expect(dialog.locator(".diff .added").filter(has_text="spec.reason")).to_have_text('spec.reason: "it\'s hot"')
         expect(dialog).to_contain_text("holdfast override create AvoidRegion --region eu-west")
-        dialog.get_by_label(re.compile("to confirm")).fill("eu-west")
-        dialog.get_by_role("button", name="Create AvoidRegion").click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "avoid-region", typed="eu-west")
         row.get_by_role("button", name="Declare lost…").click()
         expect(dialog).to_contain_text("A second operator approves it")
-        page.keyboard.press("Escape")
+        dialog.get_by_label("Reason").fill("it burns")
+        confirm(opened, "declare-region-lost", typed="eu-west")
+        page.goto(base(platform) + "/overrides")
+        declared = page.locator("[data-row]").filter(has_text="it burns")
+        expect(declared).to_contain_text("waits for a second person")
+        regions = json.loads(platform.kubectl("get", "regions", "-o", "json"))["items"]
+        assert all(r["status"]["health"]["state"] == "Healthy" for r in regions), (
+            "nothing is lost before it is approved"
+        )
+        revoked = declared.locator("td .t3").first.inner_text()
+        declared.get_by_role("button", name="Revoke…").click()
+        confirm(opened, "revoke-override", typed=revoked)
+        page.goto(base(platform) + "/recovery")
         page.get_by_label("Region of the drill").select_option(label="eu-west")
         page.get_by_role("button", name="Drill…", exact=True).click()
         expect(dialog).to_contain_text("holdfast drill run region-loss --region eu-west")
@@ -298,11 +299,7 @@ def test_override_is_revoked_after_its_name_is_typed(platform: RunningPlatform, 
         row.get_by_role("button", name="Revoke…").click()
         dialog = page.get_by_role("dialog")
         expect(dialog.locator(".diff .added")).to_have_text("spec.revoked: true")
-        act = dialog.get_by_role("button", name="Revoke", exact=True)
-        expect(act).to_be_disabled()
-        name = dialog.locator("label b").inner_text()
-        dialog.get_by_role("textbox").fill(name)
-        act.click()
+        confirm(opened, "revoke-override", typed=dialog.locator("label b").inner_text())
         expect(row).to_contain_text("Revoked", timeout=30_000)
         assert not opened.troubles, opened.troubles
 
@@ -410,13 +407,11 @@ def test_rollout_is_paused_and_resumed(platform: RunningPlatform, browser: Brows
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text("holdfast rollout pause billing/billing-api")
         assert not opened.violations()
-        dialog.get_by_role("button", name="Pause rollout").click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "pause-rollout")
         assert paused()
         page.get_by_role("button", name="Resume…").click()
         expect(dialog).to_contain_text("holdfast rollout resume billing/billing-api")
-        dialog.get_by_role("button", name="Resume rollout").click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "resume-rollout")
         assert not paused()
         assert not opened.troubles, opened.troubles
 
@@ -443,9 +438,7 @@ def test_override_is_approved_by_a_second_operator_only(platform: RunningPlatfor
         dialog = page.get_by_role("dialog")
         expect(dialog.locator(".diff .added")).to_have_text('spec.approver: "bob"')
         assert not opened.violations()
-        dialog.get_by_role("textbox").fill(name)
-        dialog.get_by_role("button", name="Approve", exact=True).click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "approve-override", typed=name)
         expect(page.locator("[data-row]").filter(has_text="EmergencyQuota")).to_contain_text("approved by bob")
         assert not opened.troubles, opened.troubles
     holdfast("override", "revoke", name, *state)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.browser import chromium, tab
-from tests.console_pages import base, forged, keep_picture, signed_in
+from tests.console_pages import base, confirm, forged, keep_picture, signed_in
 from tests.platforms import ROOT, RunningPlatform, holdfast, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
@@ -206,11 +206,55 @@ def test_secrets_show_names_only_and_schedules_can_be_suspended(
         row.get_by_role("button", name="Suspend…").click()
         dialog = page.get_by_role("dialog")
         expect(dialog.locator(".diff .added")).to_have_text("spec.suspend: true")
-        dialog.get_by_role("button", name="Suspend", exact=True).click()
+        confirm(opened, "suspend-schedule")
         expect(row).to_contain_text("suspended")
-        expect(row.get_by_role("button", name="Resume…")).to_be_visible()
+        row.get_by_role("button", name="Resume…").click()
+        expect(dialog.locator(".diff .added")).to_have_text("spec.suspend: false")
+        confirm(opened, "resume-schedule")
+        expect(row.get_by_role("button", name="Suspend…")).to_be_visible()
         assert not opened.violations()
         assert not opened.troubles, opened.troubles
+
+
+def test_indexes_of_a_job_array_are_shown_with_their_failures(platform: RunningPlatform, browser: Browser) -> None:
+    """Index 2 of four fails always; the others succeed."""
+    script = 'sleep 1; test "$HOLDFAST_INDEX" != 2 || exit 7'
+    platform.apply(
+        {
+            "apiVersion": "holdfast.dev/v1",
+            "kind": "Workload",
+            "metadata": {"name": "parts", "namespace": "payments"},
+            "spec": {
+                "type": "Batch",
+                "batch": {"completions": 4, "parallelism": 4, "completionMode": "Indexed", "backoffLimitPerIndex": 1},
+                "placement": {"regions": ["eu-west"]},
+                "template": {
+                    "command": ["sh", "-c", script],
+                    "restartPolicy": "Never",
+                    "resources": {"cpu": "50m", "memory": "32Mi"},
+                },
+            },
+        }
+    )
+    try:
+        with tab(browser) as opened:
+            page = signed_in(platform, opened, "/workloads/payments/parts").page
+            card = page.locator("section.card").filter(has=page.get_by_role("heading", name="Indexes"))
+            expect(card).to_contain_text("4 indexes, each must succeed once")
+            expect(card.locator("dd").nth(0)).to_have_text("0-1,3", timeout=90_000)
+            expect(card.locator("dd").nth(1)).to_have_text("2", timeout=90_000)
+            row = card.locator("[data-row]")
+            expect(row).to_have_count(1)
+            expect(row.locator("td").nth(0)).to_have_text("2")
+            expect(row.locator("td").nth(2)).to_have_text("7")
+            card.scroll_into_view_if_needed()
+            keep_picture(opened, "workload-indexes")
+            for theme in ("light", "dark"):
+                page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+                assert not opened.violations(), theme
+            assert not opened.troubles, opened.troubles
+    finally:
+        platform.kubectl("delete", "workload", "parts", "-n", "payments")
 
 
 def test_drill_is_started_and_reported(platform: RunningPlatform, browser: Browser) -> None:
@@ -221,9 +265,7 @@ def test_drill_is_started_and_reported(platform: RunningPlatform, browser: Brows
         page.get_by_role("button", name="Drill…").click()
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text("holdfast drill run timeout-after-commit --region eu-west")
-        dialog.get_by_label(re.compile("to confirm")).fill("eu-west")
-        dialog.get_by_role("button", name="Start drill").click()
-        expect(dialog).to_have_count(0)
+        confirm(opened, "drill", typed="eu-west")
         expect(page.get_by_text("Running", exact=True)).to_be_visible()
         again = {"name": "zone-loss", "region": "eu-west"}
         assert forged(page, "POST", "/console/api/drills", again) == 409, "one at a time"

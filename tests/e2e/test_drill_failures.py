@@ -174,12 +174,14 @@ def test_region_away_beyond_its_grant_lease_places_nothing_by_old_grants(platfor
 def test_hung_global_cell_is_noticed_by_every_region(platform: str) -> None:
     report = drill(platform, "global-hang")
     assert report["secondsUntilNoticed"] <= 12
+    assert " override (eu-west) changed Override break-glass-eu-west-" in first_controller(report)
 
 
 @LONG
 def test_lost_global_store_stops_no_task_and_is_restored(platform: str) -> None:
     report = drill(platform, "global-store-loss")
     assert set(report["held"].values()) == {"GlobalCellReplaced"} and report["tasksKept"] > 0
+    assert "HoldsWork unset → True GlobalCellReplaced" in first_controller(report)
 
 
 @LONG

@@ -6,11 +6,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 from tests.agent.image_registry import Registry, file, layer, program, running_registry, shell_layer
+from tests.browser import chromium, tab
+from tests.console_pages import signed_in
 from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, running_platform, wait_until
 from tests.requirements import skip_or_fail
 
@@ -51,7 +55,8 @@ def platform(tmp_path_factory: pytest.TempPathFactory, registry: Registry) -> It
         skip_or_fail("images need an agent that is root")
     folder = tmp_path_factory.mktemp("images")
     (folder / "bin").mkdir()
-    (folder / "bin" / "runc").symlink_to(program("runc"))
+    for name in ("runc", "slirp4netns"):
+        (folder / "bin" / name).symlink_to(program(name))
     state = folder / "platform"
     state.mkdir(mode=0o700)
     (state / "node.toml").write_text(
@@ -118,6 +123,18 @@ def test_all_replicas_of_a_revision_run_one_digest(platform: RunningPlatform, re
     assert f"{registry.reference('web')}@{first}" in held
 
 
+def test_console_lists_the_images_of_a_node_with_their_size(platform: RunningPlatform, registry: Registry) -> None:
+    node = replicas(platform, "web")[0]["status"]["placement"]["node"]
+    region = next(name for name in REGIONS if node.startswith(name))
+    with chromium() as browser, tab(browser) as opened:
+        page = signed_in(platform, opened, f"/map?region={region}&node={node}").page
+        images = page.locator("dd .image")
+        expect(images.filter(has_text=registry.reference("web"))).to_contain_text("Mi")
+        assert images.count() >= 1
+        assert not opened.violations()
+        assert not opened.troubles, opened.troubles
+
+
 def test_killed_agent_adopts_its_containers(platform: RunningPlatform) -> None:
     before = {r["metadata"]["name"]: r["status"]["execution"]["startedAt"] for r in replicas(platform, "web")}
     node = replicas(platform, "web")[0]["status"]["placement"]["node"]
@@ -146,6 +163,38 @@ def test_tag_that_cannot_be_resolved_is_explained_and_assigns_nothing(
 
     registry.push("absent:1", site("late"), **CONFIG)
     wait_until(lambda: len(images_of_ready(platform, "absent")) == 1, "the workload runs once its image exists", 180)
+
+
+def test_containers_with_their_own_network_serve_on_assigned_ports_and_survive_the_agent(
+    platform: RunningPlatform, registry: Registry
+) -> None:
+    registry.push("inside:1", site("inside"), **CONFIG)
+    manifest = workload("inside", registry.reference("inside:1"), 2)
+    manifest["spec"]["template"]["network"] = "Private"
+    platform.apply(manifest)
+    wait_until(lambda: len(platform.addresses("acme/inside")) == 2, "two replicas serve", 120)
+    nodes = json.loads(platform.kubectl("--context", REGIONS[0], "get", "nodes.holdfast.dev", "-o", "json"))["items"]
+    assert all("oci-image-network" in node["spec"]["drivers"] for node in nodes)
+    pages = [page(address) for address in platform.addresses("acme/inside")]
+    assert pages == ["inside", "inside"]
+    replica = replicas(platform, "inside")[0]
+    node = replica["status"]["placement"]["node"]
+    shown = holdfast(
+        "exec", f"acme/{replica['metadata']['name']}", "--state", str(platform.state), "--", "cat", "/proc/net/dev"
+    )
+    assert "tap0" in shown.stdout
+    before = platform.pid(f"agent-{node}")
+    os.kill(before, signal.SIGKILL)
+    assert [page(address) for address in platform.addresses("acme/inside")] == pages, "without its agent"
+    wait_until(lambda: platform.pid(f"agent-{node}") != before, "the agent is started again")
+    wait_until(lambda: len(platform.addresses("acme/inside")) == 2, "two replicas serve", 60)
+    assert [page(address) for address in platform.addresses("acme/inside")] == pages
+    assert {r["metadata"]["uid"] for r in replicas(platform, "inside")} >= {replica["metadata"]["uid"]}
+
+
+def page(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=10) as reply:
+        return str(reply.read().decode())
 
 
 def test_cached_image_starts_while_the_registry_is_down(platform: RunningPlatform, registry: Registry) -> None:

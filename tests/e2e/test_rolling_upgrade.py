@@ -1,36 +1,24 @@
-"""A region upgraded from the last commit to this tree and back, one process at a time, while its tasks run.
+"""A platform upgraded from the previous release to this tree and back, one process at a time, while its tasks run.
 
-Both releases are wheels in virtual environments of their own. The tasks must be the same processes throughout.
+In both orders: cells before agents, and agents before cells. Both releases are wheels in virtual environments of their
+own. The tasks must be the same processes throughout.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.platforms import (
-    ROOT,
-    TENANCY,
-    V1,
-    RunningPlatform,
-    assert_history_valid,
-    free_port_base,
-    holdfast,
-    wait_until,
-)
+from tests.e2e.releases import NEXT_VERSION, installed, previous_release, run, tree
+from tests.platforms import TENANCY, V1, RunningPlatform, assert_history_valid, free_port_base, holdfast, wait_until
 
-import holdfast as this_tree
 from holdfast.drills import outage
 from holdfast.platform.layout import Layout
 from holdfast.platform.processes import ProcessIdentity, is_alive, send_signal, wait_exited
@@ -44,50 +32,6 @@ pytestmark = [
     pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="builds two releases; set HOLDFAST_PROVE"),
 ]
 REGION = "us-east"
-NEXT_VERSION = f"{this_tree.__version__}.post1"
-"""This tree is built with a version of its own, so that the state directories show which release runs."""
-
-
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    completed = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
-    assert completed.returncode == 0, f"{command}: {completed.stdout}\n{completed.stderr}"
-    return completed.stdout
-
-
-def installed(source: Path, place: Path) -> Path:
-    """Builds a wheel of the source and installs it. Returns the Python of its environment, with our dependencies."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place / "dist", cwd=source)
-    run(sys.executable, "-m", "venv", "--without-pip", place / "venv")
-    packages = next((place / "venv" / "lib").glob("python3*/site-packages"))
-    wheel = next((place / "dist").glob("*.whl"))
-    shutil.unpack_archive(wheel, packages, "zip")
-    # Read after the environment's own packages, and without the path file of our editable install.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return place / "venv" / "bin" / "python"
-
-
-def last_commit(place: Path) -> Path:
-    source = place / "source"
-    source.mkdir(parents=True)
-    run("git", "archive", "-o", place / "source.tar", "HEAD")
-    shutil.unpack_archive(place / "source.tar", source, filter="data")
-    return source
-
-
-def tree(place: Path) -> Path:
-    """The files of this tree that git has or would add, with the next version."""
-    source = place / "source"
-    for name in run("git", "ls-files", "-co", "--exclude-standard", "src", "examples").splitlines():
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy2(ROOT / name, source / name)
-    for name in ("pyproject.toml", "src/holdfast/__init__.py"):
-        text = (source / name).read_text()
-        assert f'version__ = "{this_tree.__version__}"' in text or f'version = "{this_tree.__version__}"' in text
-        (source / name).write_text(text.replace(f'"{this_tree.__version__}"', f'"{NEXT_VERSION}"', 1))
-    return source
 
 
 @contextmanager
@@ -132,10 +76,6 @@ def version_of(folder: Path) -> str:
     return found
 
 
-def runs_last_commit(folder: Path) -> bool:
-    return version_of(folder) != NEXT_VERSION
-
-
 STOPS_WORK = "--stop-work-on-exit"
 """Option of the agents of `holdfast up`, which an agent on a machine of its own does not have."""
 
@@ -167,12 +107,13 @@ class Upgrade:
             )
         wait_until(lambda: version_of(folder) == NEXT_VERSION, f"{name} runs the next release")
 
-    def go_back(self) -> None:
-        for name, process in reversed(self._started.items()):
-            process.terminate()
-            assert process.wait(60) == 0, f"{name} ended with {process.returncode}"
-        outage.allow_restart(self._layout, list(self._started))
-        self._started.clear()
+    def go_back(self, name: str, folder: Path) -> None:
+        """The process of the previous release again, which the platform's supervisor starts."""
+        process = self._started.pop(name)
+        process.terminate()
+        assert process.wait(60) == 0, f"{name} ended with {process.returncode}"
+        outage.allow_restart(self._layout, [name])
+        wait_until(lambda: version_of(folder) != NEXT_VERSION, f"{name} runs the previous release")
 
     def stop(self) -> None:
         for process in self._started.values():
@@ -180,37 +121,58 @@ class Upgrade:
             process.wait()
 
 
-def test_rolling_upgrade_and_return_keep_every_task_running(tmp_path: Path) -> None:
-    old = installed(last_commit(tmp_path / "old"), tmp_path / "old")
-    new = installed(tree(tmp_path / "new"), tmp_path / "new")
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The Pythons of the previous release and of this tree."""
+    place = tmp_path_factory.mktemp("releases")
+    old = installed(previous_release(place / "old"), place / "old")
+    new = installed(tree(place / "new"), place / "new")
     asked = "import holdfast; print(holdfast.__version__, holdfast.__file__)"
-    assert str(tmp_path / "old") in run(old, "-c", asked)
-    assert run(new, "-c", asked).startswith(f"{NEXT_VERSION} {tmp_path / 'new'}")
+    assert str(place / "old") in run(old, "-c", asked)
+    assert run(new, "-c", asked).startswith(f"{NEXT_VERSION} {place / 'new'}")
+    return old, new
+
+
+AGENTS = (f"{REGION}-1", f"{REGION}-2")
+ORDERS = {
+    "cells first": ("cell-global", f"cell-{REGION}", *(f"agent-{name}" for name in AGENTS)),
+    "agents first": (*(f"agent-{name}" for name in AGENTS), f"cell-{REGION}", "cell-global"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rolling_upgrade_and_return_keep_every_task_running(
+    releases: tuple[Path, Path], order: str, tmp_path: Path
+) -> None:
+    old, new = releases
     with platform_of(old, tmp_path / "state") as platform:
         layout = Layout(platform.state)
-        agents = [f"{REGION}-1", f"{REGION}-2"]
+        folders = {
+            "cell-global": layout.cell("global"),
+            f"cell-{REGION}": layout.cell(REGION),
+            **{f"agent-{agent}": layout.agent(agent) for agent in AGENTS},
+        }
         platform.apply(*TENANCY, workload(3))
         wait_serving(platform, 3)
-        tasks = [task for agent in agents for task in sleeping_tasks(layout, agent)]
+        tasks = [task for agent in AGENTS for task in sleeping_tasks(layout, agent)]
         assert len(tasks) == 3
         upgrade = Upgrade(platform, new)
-        try:
-            for name, folder in (
-                (f"cell-{REGION}", layout.cell(REGION)),
-                *((f"agent-{agent}", layout.agent(agent)) for agent in agents),
-                ("cell-global", layout.cell("global")),
-            ):
-                upgrade.replace(name, folder)
-                wait_until(lambda: all(cell["ready"] for cell in platform.status()["cells"]), "all cells are ready")
-                wait_serving(platform, 3)
-                assert all(is_alive(task) for task in tasks), f"a task ended with the upgrade of {name}"
-            platform.apply(workload(4))
-            wait_serving(platform, 4)
-            upgrade.go_back()
-            for folder in (layout.cell(REGION), layout.cell("global"), *map(layout.agent, agents)):
-                wait_until(partial(runs_last_commit, folder), f"{folder.name} runs the last commit")
+
+        def settled(replicas: int, after: str) -> None:
             wait_until(lambda: all(cell["ready"] for cell in platform.status()["cells"]), "all cells are ready")
-            wait_serving(platform, 4)
-            assert all(is_alive(task) for task in tasks), "a task ended with the return"
+            wait_serving(platform, replicas)
+            assert all(is_alive(task) for task in tasks), f"a task ended with {after}"
+
+        try:
+            for number, name in enumerate(ORDERS[order]):
+                upgrade.replace(name, folders[name])
+                settled(3 + number, f"the upgrade of {name}")
+                platform.apply(workload(4 + number))  # with every mix of releases
+                wait_serving(platform, 4 + number)
+            for name in reversed(ORDERS[order]):
+                upgrade.go_back(name, folders[name])
+                settled(7, f"the return of {name}")
+            platform.apply(workload(8))
+            wait_serving(platform, 8)
         finally:
             upgrade.stop()

@@ -179,6 +179,62 @@ def _copies(platform: RunningPlatform, region: str) -> int:
     return sum(row["secrets"] for row in rows)
 
 
+def test_another_tenant_reaches_the_value_by_no_path(platform: RunningPlatform, tmp_path: Path) -> None:
+    value = f"canary-{secrets.token_urlsafe(24)}"
+    platform.apply(secret("hidden", value), workload("keeper", "hidden"))
+    wait_until(lambda: f"saw {digest(value)}" in logs(platform, "keeper"), "the task has the value", 90)
+    state = str(platform.state)
+    token = holdfast("token", "create", "rita", "--tenant", "rival", "--state", state).stdout.strip()
+    config = tmp_path / "rival.kubeconfig"
+    config.write_text(holdfast("kubeconfig", "--token", token, "--state", state).stdout)
+    pods = platform.kubectl("--context", "us-east", "-n", "acme", "get", "pods", "-o", "name").split()
+    (pod,) = [name for name in pods if "keeper" in name]
+    replica = pod.removeprefix("pod/")
+    stolen = {**workload("thief", "hidden"), "metadata": {"name": "thief", "namespace": "rival"}}
+    (tmp_path / "thief.json").write_text(json.dumps(stolen))
+    tried: list[tuple[str, ...]] = []
+    for context in ("global", "us-east"):
+        given = ("kubectl", "--context", context)
+        tried += [(*given, "get", "secrets", *more) for more in (("-A",), ("-n", "acme"), ("-n", "acme", "hidden"))]
+        tried += [
+            (*given, "get", "secrets", "-n", "acme", "-w", "--request-timeout=3s"),
+            (*given, "get", "secrets", "-A", "--field-selector", "metadata.name=hidden", "-o", "yaml"),
+            (*given, "get", "secrets", "-A", "-l", "!none", "-o", "json"),
+            (*given, "get", "--raw", "/api/v1/namespaces/acme/secrets?watch=1&timeoutSeconds=2&resourceVersion=0"),
+            (*given, "get", "events,workloads.holdfast.dev,replicas.holdfast.dev,decisions.holdfast.dev", "-n", "acme"),
+            (*given, "logs", "-n", "acme", replica),
+            (*given, "exec", "-n", "acme", replica, "--", "env"),
+            (*given, "cp", f"acme/{replica}:creds/token", str(tmp_path / "taken")),
+            (*given, "describe", "pod", "-n", "acme", replica),
+        ]
+    tried += [
+        ("explain", f"acme/{replica}"), ("logs", "acme/keeper"), ("exec", f"acme/{replica}", "--", "env"),
+        ("plan", "-f", str(tmp_path / "thief.json")), ("get", "secrets,events,decisions,replicas", "-o", "json"),
+        ("audit", "--last", "1000"), ("support-bundle", "--to", str(tmp_path / "bundle.tar.gz")),
+        ("why-not", f"acme/{replica}", "us-east-1"), ("replay", f"acme/{replica}"), ("status", "-o", "json"),
+    ]  # fmt: skip
+    for command in tried:
+        done = as_tenant(platform, config, command)
+        printed = done.stdout + done.stderr
+        assert not any(form in printed for form in forms(value)), command
+        if "acme" in command or any(word.startswith("acme/") for word in command):
+            assert done.returncode != 0, (command, printed)
+    assert not (tmp_path / "taken").exists()
+    assert files_with(tmp_path, forms(value)) == [], "nothing that was written for the other tenant has it"
+    platform.kubectl("--context", "global", "-n", "acme", "delete", "workload", "keeper", "--timeout=60s")
+
+
+def as_tenant(platform: RunningPlatform, config: Path, command: tuple[str, ...]) -> subprocess.CompletedProcess[bytes]:
+    """Runs kubectl or a command of holdfast with the tenant's kubeconfig."""
+    if command[0] == "kubectl":
+        words = [platform.kubectl_program(), "--kubeconfig", str(config), *command[1:]]
+    else:
+        separator = command.index("--") if "--" in command else len(command)
+        options = ("--state", str(config))
+        words = [sys.executable, "-m", "holdfast.cli", *command[:separator], *options, *command[separator:]]
+    return subprocess.run(words, capture_output=True, timeout=60, env={**os.environ, "HOME": str(config.parent)})
+
+
 def test_missing_secret_is_named_and_the_replica_starts_when_it_appears(platform: RunningPlatform) -> None:
     platform.apply(workload("waiter", "later"))
     found = wait_until(lambda: "SecretMissing" in reason(platform, "waiter") and reason(platform, "waiter"), "a reason")

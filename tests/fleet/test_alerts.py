@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import yaml
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics import Histogram, MetricWrapperBase
 from tests.factories import cache_of, meta
 from tests.requirements import skip_or_fail
 
@@ -32,6 +32,20 @@ def test_every_alert_uses_a_known_metric_and_names_a_runbook() -> None:
         for name in re.findall(r"holdfast_[a-z_]+", rule["expr"]):
             assert name.removesuffix("_bucket").removesuffix("_total") in known, f"{rule['alert']}: {name}"
         assert (ROOT / rule["annotations"]["runbook"]).is_file() and rule["annotations"]["summary"]
+
+
+def test_quantiles_are_compared_with_values_that_their_buckets_can_show() -> None:
+    """A quantile is never more than the largest bucket, so an alert above that would never fire."""
+    histograms = {item._name: item for item in vars(metrics).values() if isinstance(item, Histogram)}
+    compared = []
+    for rule in (rule for group in RULES["groups"] for rule in group["rules"]):
+        if "histogram_quantile" in rule["expr"]:
+            (name,) = re.findall(r"(holdfast_[a-z_]+)_bucket", rule["expr"])
+            threshold = float(rule["expr"].rpartition(">")[2])
+            bounds = histograms[name]._kwargs["buckets"]
+            assert any(threshold < bound for bound in bounds), f"{rule['alert']}: {threshold} of {bounds}"
+            compared.append(rule["alert"])
+    assert set(compared) == {"HoldfastStageSlow", "HoldfastStoreSlow"}
 
 
 def test_every_alert_has_a_rule_test_and_a_drill() -> None:

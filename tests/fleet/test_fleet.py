@@ -227,6 +227,37 @@ def test_grant_is_raised_only_after_another_region_acknowledges_less() -> None:
     assert later == {"a": {"cpu": 2}, "b": {"cpu": 8}}
 
 
+def test_raised_limit_grows_while_the_quota_is_ample() -> None:
+    """The growth comes from unneeded quota, at most as much again, and goes to a region that needs it."""
+    hard = {"cpu": 1_000_000}
+    first = divide_quota(hard, {}, {"a": {"cpu": 200}, "b": {}}, {}, {}, grows=True)
+    assert first == {"a": {"cpu": 400}, "b": {}}
+    kept = divide_quota(hard, {}, {"a": {"cpu": 400}, "b": {}}, first, first, grows=True)
+    assert kept == first, "the next replicas need no new limit"
+    grown = divide_quota(hard, {}, {"a": {"cpu": 600}, "b": {}}, first, first, grows=True)
+    assert grown == {"a": {"cpu": 1_200}, "b": {}}
+    capped = divide_quota(hard, {"a": {"cpu": 300}}, {"a": {"cpu": 200}, "b": {}}, {}, {}, grows=True)
+    assert capped == {"a": {"cpu": 300}, "b": {}}
+    scarce = divide_quota({"cpu": 1_300}, {}, {"a": {"cpu": 600}, "b": {"cpu": 600}}, grown, grown, grows=True)
+    assert scarce["a"] == {"cpu": 700} and scarce["b"] == {"cpu": 100}, "growth is withdrawn for another region"
+    small = divide_quota({"cpu": 1_000}, {}, {"a": {"cpu": 200}, "b": {}}, {}, {}, grows=True)
+    assert small == {"a": {"cpu": 200}, "b": {}}, "a small quota is not held back"
+
+
+@given(hard=st.integers(0, 5_000), wanted=tables, shrinks=st.lists(st.tuples(regions, amounts), max_size=6))
+def test_growth_never_exceeds_the_quota(
+    hard: int, wanted: dict[str, dict[str, int]], shrinks: list[tuple[str, int]]
+) -> None:
+    full = {name: wanted.get(name, {}) for name in ("a", "b", "c")}
+    current: dict[str, dict[str, int]] = {}
+    for where, demand in shrinks:
+        full[where] = {"cpu": demand}
+        new = divide_quota({"cpu": hard}, {}, full, current, current, grows=True)
+        counted = {name: max(new[name].get("cpu", 0), current.get(name, {}).get("cpu", 0)) for name in full}
+        assert sum(counted.values()) <= hard
+        current = new
+
+
 def test_returning_to_old_rules_increases_the_sequence() -> None:
     first = SchedulerPolicy(metadata=meta("default"))
     created = [w.object for w in policy.decide(first.key, cache_of(first), 1.0).writes if isinstance(w, Create)]

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 from tests.expected import of_type, only, present
-from tests.factories import cache_of, meta
+from tests.factories import cache_of, meta, region, workload
 
 from holdfast.controllers.cache import Cache
-from holdfast.fleet import maintenance
+from holdfast.fleet import assign, maintenance
 from holdfast.fleet.maintenance import occurrence
 from holdfast.foundation.time_zones import find_zone
 from holdfast.model.maintenance_window import (
@@ -34,6 +34,7 @@ from holdfast.model.override import (
 from holdfast.model.reasons import Reason
 from holdfast.model.template import RestartPolicy, Template
 from holdfast.model.times import micro_text, parse_time, seconds_text
+from holdfast.model.workload import Batch, WorkloadType
 from holdfast.model.writes import Create, Outcome, SetStatus, Update
 from holdfast.scheduling.eviction import maintenance_drain
 
@@ -144,6 +145,19 @@ def test_only_work_that_cannot_finish_or_move_is_kept_away_before_the_start() ->
     assert refused(JOB, 1, micro_text(START + 1), now), "a job that may go on"
     assert refused(SERVICE, 1, "", START), "everything, from the start on"
     assert stays_until_s(JOB, 1, "", now) == inf
+
+
+@pytest.mark.parametrize(
+    ("batch", "accepted"),
+    [(Batch(), False), (Batch(active_deadline_seconds=300.0), True), (Batch(active_deadline_seconds=900.0), False)],
+    ids=["of unknown length", "ends before the start", "may go on"],
+)
+def test_region_before_its_maintenance_accepts_only_batches_that_end_before_the_start(
+    batch: Batch, *, accepted: bool
+) -> None:
+    job = workload(type=WorkloadType.BATCH, batch=batch, template=JOB)
+    found = assign.accepts_new_replicas(job, region("x"), (announced(),), START - 600)
+    assert found is accepted
 
 
 def test_window_of_nodes_closes_neither_zone_nor_region() -> None:

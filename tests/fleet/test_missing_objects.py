@@ -9,6 +9,7 @@ from holdfast.fleet.recovery import backing, need, recover
 from holdfast.fleet.recovery.need import critical_workloads
 from holdfast.model.assignment import Assignment
 from holdfast.model.meta import Key, Object
+from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.workload import RecoveryObjective
 from holdfast.model.writes import NO_CHANGES, Create
 from holdfast.scheduling import node_health
@@ -49,3 +50,13 @@ def test_recovery_targets_are_limited_to_the_named_regions() -> None:
     (critical,) = critical_workloads(seen)
     assert need.target_refusal_reason(critical, region("a"), ()) == "not in spec.recovery.regions"
     assert need.target_refusal_reason(critical, region("b"), ()) == ""
+
+
+def test_assignment_says_how_much_of_the_workload_it_is_and_which_rules_led_to_the_region() -> None:
+    rules = PlacementRules(residency=("eu",), regions=("a", "b"))
+    web = workload("web", replicas=5, placement=rules)
+    seen = cache_of(tenant(), priority(), web, region("a", residency=("eu",)))
+    made = assign.assignment_spec(web, "a", 2, seen)
+    assert made is not None and made.reason == "2 of 5; residency eu; allowed regions a, b"
+    plain = assign.assignment_spec(workload("plain", replicas=5), "a", 3, seen)
+    assert plain is not None and plain.reason == "3 of 5"

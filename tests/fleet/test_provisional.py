@@ -179,6 +179,19 @@ def test_used_provisional_share_is_not_reclaimed() -> None:
     assert back is not None and back.spec.limit == {"cpu": "5"}
 
 
+def test_share_of_a_resource_that_the_region_uses_up_is_not_reclaimed() -> None:
+    """Of memory the region reports no limit yet, so that all of it may be in use."""
+    grant = reclaimable_grant(used="6")
+    spec = msgspec.structs.replace(
+        grant.spec, limit={"cpu": "6", "memory": "2"}, provisional={"cpu": "3", "memory": "1"}
+    )
+    back = reclaim_provisional(msgspec.structs.replace(grant, spec=spec), out_of_contact("a", LONG_S), NOW)
+    assert back is not None
+    assert amounts(back.spec.limit) == amounts({"cpu": "6", "memory": "2"}) and not any(
+        amounts(back.spec.reclaimed).values()
+    )
+
+
 def test_reclaimed_share_is_committed_before_it_is_granted_again() -> None:
     cache = world(reclaimable_grant(), assignment("api", "b", replicas=9, template=UNIT), hard="6")
     cache.put(with_new_revision(out_of_contact("a", LONG_S)))

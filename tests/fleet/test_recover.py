@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.expected import present
+from tests.expected import of_type, present
 from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 
 from holdfast.fleet.recovery import recover, recovery_status
@@ -297,3 +297,43 @@ def test_assignments_of_a_lost_region_are_suspended_in_bounded_passes() -> None:
         len(list(recovery_status.suspension_writes("a", seen, suspended=True))) == recovery_status.SUSPENSIONS_PER_PASS
     )
     assert not list(recovery_status.suspension_writes("a", seen, suspended=False))
+
+
+def test_budget_status_is_written_when_its_slots_or_its_spec_change_and_then_never_again() -> None:
+    slots = (SlotShape(resources={"cpu": "1"}, count=2, min_zones=2),)
+    budget = RecoveryBudget(metadata=meta("b", generation=1), spec=RecoveryBudgetSpec(region="b", slot_shapes=slots))
+
+    def written(stored: RecoveryBudget, *places: RecoverySlotReport) -> SetStatus | None:
+        item = region("b")
+        report = msgspec.structs.replace(present(item.status.report), recovery_slots=places)
+        there = with_new_revision(item, status=msgspec.structs.replace(item.status, report=report))
+        found = recovery_status.budget_writes(there, cache_of(stored, there))
+        assert len(found) <= 1
+        return of_type(found[0], SetStatus) if found else None
+
+    def place(zone: str, *, consumed: int = 0) -> RecoverySlotReport:
+        return RecoverySlotReport(budget="b", zone=zone, resources={"cpu": "1"}, admitted=1, consumed=consumed)
+
+    def applied(write: SetStatus) -> RecoveryBudget:
+        status = msgspec.structs.replace(
+            budget.status,
+            admitted=write.blocks["admitted"],
+            consumed=write.blocks["consumed"],
+            last_proven=write.blocks["last_proven"],
+            conditions=write.conditions,
+            observed_generation=present(write.observed_generation),
+        )
+        return with_new_revision(budget, status=status)
+
+    first = present(written(budget, place("a"), place("b")))
+    assert (first.blocks["admitted"], first.conditions[0].status) == (2, "True")
+    stored = applied(first)
+    assert written(stored, place("a"), place("b")) is None
+    one_zone = present(written(stored, place("a"), place("a")))
+    assert (one_zone.blocks["admitted"], one_zone.conditions[0].status) == (2, "False"), "two zones are asked for"
+    assert present(written(stored, place("a"), place("b", consumed=1))).blocks["consumed"] == 1
+    assert present(written(stored, place("a"))).conditions[0].status == "False"
+    newer = with_new_revision(stored, metadata=msgspec.structs.replace(stored.metadata, generation=2))
+    assert present(written(newer, place("a"), place("b"))).observed_generation == 2
+    other = msgspec.structs.replace(stored.spec, region="elsewhere")
+    assert written(with_new_revision(stored, spec=other)) is None, "a budget of another region"

@@ -81,6 +81,22 @@ def test_spillover_for_quota_needs_a_region_cap_and_respects_caps(
     assert ("SpilledOver" in fleet.run(["200", "notices"], [])) is moves
 
 
+@pytest.mark.parametrize(
+    ("kind", "moves"),
+    [("", True), ("type=Batch batch={completions: 8, parallelism: 4}", False), ("gang={minAvailable: 2}", False)],
+    ids=["service", "batch", "gang"],
+)
+def test_part_of_a_batch_or_gang_does_not_spill_over(kind: str, *, moves: bool) -> None:
+    """Also if it may use several regions: one replica is placed, so that the rest stays with it."""
+    fleet = Fleet()
+    fleet.fleet(
+        [], ["region east,north,west", f"workload api replicas=4 placement={{spreadRegions: 2}} {kind}".strip()]
+    )
+    fleet.run(["5"], [])
+    fleet.set_room(["east=1", "reason=InsufficientCpu"], [])
+    assert ("SpilledOver" in fleet.run(["200", "notices"], [])) is moves
+
+
 def test_rollout_surge_does_not_spill_over() -> None:
     fleet = full_region(room=2)
     item = next(a for a in fleet.cache.list(Assignment) if a.spec.region == "east")

@@ -39,7 +39,8 @@ _CLASSES = {Purpose.NORMAL: GrantClass.NORMAL, Purpose.RECOVERY: GrantClass.RECO
 class Fleet:
     """One tenant in three regions. A region places a replica as soon as its limit covers it, and reports every round.
 
-    `has_room` lists the regions with room on their nodes."""
+    `room` is the free CPU of regions with one node, in thousandths: outside of recovery slots, and in them. Other
+    regions have room for everything."""
 
     def __init__(self, *, mode: PartitionMode = PartitionMode.WAIT, **spec: Any) -> None:
         quota = Quota(metadata=meta("quota", "acme"), spec=QuotaSpec(**spec))
@@ -49,16 +50,44 @@ class Fleet:
         policy = PolicyRevision(metadata=meta("default-1"), spec=rules)
         self.cache = cache_of(quota, policy, *(region(name) for name in REGIONS))
         self.quota = quota
-        self.has_room = set(REGIONS)
+        self.room: dict[str, tuple[int, int]] = {}
+        self.without_ports: set[str] = set()
+        """Regions whose nodes have no port left, which their reports do not tell."""
 
-    def fill(self, where: str) -> None:
-        """No node of the region has room any more, as its report says."""
-        self.has_room.discard(where)
+    def fill(self, where: str, *, free: int = 0, slots: int = 0) -> None:
+        """The region's only node has this much room left, as its report says."""
+        self.room[where] = (free, slots)
         item = present(self.cache.get(Region, where))
-        node = NodeShape(zone="z", nodes=1, resources={"cpu": "8", "memory": "8Gi"})
-        full = msgspec.structs.replace(node, resources={"cpu": "0"})
-        report = msgspec.structs.replace(present(item.status.report), nodes=1, node_shapes=(node,), free_shapes=(full,))
+        node = NodeShape(zone="z", nodes=1, resources={"cpu": "8", "memory": "1Ti"})
+        left = NodeShape(
+            zone="z",
+            nodes=1,
+            resources={"cpu": f"{free}m", "memory": "512Gi"},
+            recovery_reserved={"cpu": f"{slots}m", "memory": "512Gi"},
+        )
+        report = msgspec.structs.replace(present(item.status.report), nodes=1, node_shapes=(node,), free_shapes=(left,))
         self.cache.put(with_new_revision(item, status=msgspec.structs.replace(item.status, report=report)))
+
+    def has_room(self, item: Assignment, replicas: int = 1) -> bool:
+        return self._fits(item) >= replicas
+
+    def _fits(self, item: Assignment) -> int:
+        """How many more replicas of the Assignment its region's nodes have room for."""
+        if item.spec.region in self.without_ports:
+            return 0
+        if item.spec.region not in self.room:
+            return 1_000
+        free, slots = self.room[item.spec.region]
+        return (free + slots if item.spec.reclaimable else free) // requests(item.spec.template)["cpu"]
+
+    def _use(self, item: Assignment, replicas: int) -> None:
+        if item.spec.region not in self.room or not replicas:
+            return
+        free, slots = self.room[item.spec.region]
+        taken = requests(item.spec.template)["cpu"] * replicas
+        # Replicas that end leave free capacity, however they were placed.
+        in_slots = min(slots, max(0, taken)) if item.spec.reclaimable else 0
+        self.fill(item.spec.region, free=free - (taken - in_slots), slots=slots - in_slots)
 
     def assign(
         self,
@@ -143,13 +172,16 @@ class Fleet:
         least = max(1, spec.gang.min_available - bound) if spec.gang is not None else 1
         fits = min((left.get(name, 0) // amount for name, amount in shape.items()), default=0)
         placed = max(0, min(desired - bound, fits))
-        if placed < min(least, max(1, desired - bound)) or where not in self.has_room:
+        room = self._fits(item)
+        placed = min(placed, room)
+        if placed < min(least, max(1, desired - bound)):
             placed = 0
         add(left, shape, times=-placed)
+        self._use(item, placed + bound - status.bound)
         bound += placed
         done = not rollout or bound > spec.replicas  # the surge replica serves: the rollout goes on, and ends
         waiting = max(0, desired - bound)
-        reason = Reason.QUOTA_EXCEEDED if where in self.has_room or fits < least else Reason.INSUFFICIENT_CPU
+        reason = Reason.QUOTA_EXCEEDED if room >= least or fits < least else Reason.INSUFFICIENT_CPU
         new = AssignmentStatus(
             observed_epoch=spec.epoch,
             replicas=bound + waiting,
@@ -199,11 +231,11 @@ class Fleet:
                 add(free, self.used(where, _CLASSES[purpose]), times=-1)
             for item in self.cache.list(Assignment):
                 spec, bound = item.spec, item.status.bound
-                if spec.purpose is not purpose or bound >= spec.replicas or spec.region not in self.has_room:
-                    continue
-                if purpose is Purpose.RECOVERY and self.has_room != set(REGIONS):
-                    continue  # recovery evicts reclaimable work, so a full region keeps its recovery quota
                 together = max(1, spec.gang.min_available - bound) if spec.gang is not None else 1
+                if spec.purpose is not purpose or bound >= spec.replicas or not self.has_room(item, together):
+                    continue
+                if purpose is Purpose.RECOVERY and self.room:
+                    continue  # recovery evicts reclaimable work, so a full region keeps its recovery quota
                 cap = amounts(self.quota.spec.region_caps.get(spec.region, {})) if purpose is Purpose.NORMAL else {}
                 here = self.used(spec.region, _CLASSES[purpose])
                 need = {n: a * together for n, a in requests(spec.template).items()}
@@ -269,6 +301,44 @@ def test_replica_without_room_leaves_the_quota_to_a_region_with_room() -> None:
     assert (fleet.bound("first"), fleet.bound("second")) == (0, 2)
 
 
+def test_region_with_room_for_one_replica_keeps_quota_for_one() -> None:
+    fleet = Fleet(hard={"cpu": "2"})
+    fleet.fill("a", free=700)
+    fleet.assign("first", "a", 3, priority=9)
+    fleet.assign("second", "b", 3)
+    fleet.settle()
+    assert (fleet.bound("first"), fleet.bound("second")) == (1, 3)
+
+
+def test_region_that_places_nothing_keeps_quota_only_for_the_room_that_it_reports() -> None:
+    fleet = Fleet(hard={"cpu": "2"})
+    fleet.fill("a", free=700)
+    fleet.without_ports.add("a")
+    fleet.assign("first", "a", 3, priority=9)
+    fleet.assign("second", "b", 3)
+    fleet.settle()
+    assert (fleet.bound("first"), fleet.bound("second")) == (0, 3)
+
+
+def test_region_without_room_for_a_whole_gang_keeps_no_quota_for_it() -> None:
+    fleet = Fleet(hard={"cpu": "1"})
+    fleet.fill("a", free=500)
+    fleet.assign("first", "a", 2, priority=9, gang=Gang(min_available=2))
+    fleet.assign("second", "b", 2)
+    fleet.settle()
+    assert (fleet.bound("first"), fleet.bound("second")) == (0, 2)
+
+
+@pytest.mark.parametrize("reclaimable", [False, True])
+def test_recovery_slots_are_room_for_reclaimable_work_only(*, reclaimable: bool) -> None:
+    fleet = Fleet(hard={"cpu": "1"})
+    fleet.fill("a", slots=1000)
+    fleet.assign("first", "a", 2, priority=9, reclaimable=reclaimable)
+    fleet.assign("second", "b", 2)
+    fleet.settle()
+    assert (fleet.bound("first"), fleet.bound("second")) == ((2, 0) if reclaimable else (0, 2))
+
+
 def test_full_region_keeps_quota_for_work_that_may_preempt() -> None:
     fleet = Fleet(hard={"cpu": "1"})
     fleet.fill("a")
@@ -306,6 +376,9 @@ loads = st.lists(
     min_size=1,
     max_size=6,
 )
+rooms = st.dictionaries(
+    st.sampled_from(REGIONS), st.tuples(st.sampled_from([0, 0, 400, 1000]), st.sampled_from([0, 0, 500])), max_size=2
+)
 changes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from("12")), max_size=4)
 
 
@@ -323,13 +396,16 @@ quotas = st.fixed_dictionaries(
 
 
 @settings(deadline=None)
-@given(quota=quotas, loads=loads, changes=changes, full=st.sets(st.sampled_from(REGIONS), max_size=2))
+@given(quota=quotas, loads=loads, changes=changes, rooms=rooms)
 def test_no_replica_waits_while_unused_quota_would_cover_it(
-    quota: dict[str, Any], loads: list[dict[str, Any]], changes: list[tuple[int, int, str]], full: set[str]
+    quota: dict[str, Any],
+    loads: list[dict[str, Any]],
+    changes: list[tuple[int, int, str]],
+    rooms: dict[str, tuple[int, int]],
 ) -> None:
     fleet = Fleet(**quota)
-    for where in sorted(full):
-        fleet.fill(where)
+    for where, (free, slots) in sorted(rooms.items()):
+        fleet.fill(where, free=free, slots=slots)
 
     def assign(number: int, **changed: Any) -> None:
         spec = {**loads[number], "more": dict(loads[number]["more"]), **changed}

@@ -215,3 +215,14 @@ def test_response_without_a_binding_neither_extends_nor_shortens_its_tenure() ->
     assert lease.tenures == {"u1": 50.0}
     assert lease.with_tenures({"u2": 40.0}, 20.0).tenures == {"u1": 50.0, "u2": 60.0}
     assert lease.with_tenures({}, 60.0).tenures == {}
+
+
+def test_wait_for_a_withdrawn_ordinal_covers_tenure_drift_kill_and_one_clock_jump() -> None:
+    """40 s of tenure with 1 % of drift on both sides, 5 s for the kill, and 6 s of one clock jump."""
+    assert (limits.TENURE_S, limits.CLOCK_DRIFT, limits.KILL_DURATION_MAX_S, limits.TENURE_STEP_MAX_S) == (
+        40.0,
+        0.01,
+        5.0,
+        6.0,
+    )
+    assert pytest.approx(51.8) == TENURE_WAIT_S

@@ -49,6 +49,8 @@ NAMESPACED = {
     "leases",
     "roles",
     "rolebindings",
+    "volumeclaims",
+    "volumes",
 }
 PLACES = ("", "shop", "bank")
 
@@ -59,15 +61,15 @@ ALLOWED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "operator": [("*", " ".join(VERBS), PLACES)],
     "viewer": [(_NOT_SECRETS, READS, PLACES)],
     "shop user": [
-        ("workloads cronworkloads events secrets configmaps", " ".join(VERBS), ("shop",)),
+        ("workloads cronworkloads events secrets configmaps volumeclaims", " ".join(VERBS), ("shop",)),
         (_ALL_NAMESPACED, READS, ("shop",)),
-        ("replicas", "delete", ("shop",)),
+        ("replicas volumes", "delete", ("shop",)),
         ("regions priorityclasses", READS, PLACES),
     ],
     "two tenants": [
-        ("workloads cronworkloads events secrets configmaps", " ".join(VERBS), ("shop", "bank")),
+        ("workloads cronworkloads events secrets configmaps volumeclaims", " ".join(VERBS), ("shop", "bank")),
         (_ALL_NAMESPACED, READS, ("shop", "bank")),
-        ("replicas", "delete", ("shop", "bank")),
+        ("replicas volumes", "delete", ("shop", "bank")),
         ("regions priorityclasses", READS, PLACES),
     ],
     "nobody": [],

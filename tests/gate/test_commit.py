@@ -245,7 +245,7 @@ async def test_concurrent_status_writes_of_different_blocks_succeed(world: World
     writes = [
         world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}})),
         world.do(by("autoscale"), SetStatus("Workload", made.key, made.uid, {"scale": {"replicas": 2}})),
-        world.do(by("rollout"), SetStatus("Workload", made.key, made.uid, {"rollout": {"phase": "Done"}})),
+        world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"rollout": {"phase": "Done"}})),
         world.do(USER, Update(with_spec(made, replicas=5))),
     ]
     done = await asyncio.gather(*writes, return_exceptions=True)
@@ -351,7 +351,10 @@ async def test_concurrent_writers_on_sqlite_all_succeed(tmp_path: Path) -> None:
                     by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"ready": number}})
                 ),
                 world.do(by("autoscale"), SetStatus("Workload", made.key, made.uid, {"scale": {"replicas": number}})),
-                world.do(by("rollout"), SetStatus("Workload", made.key, made.uid, {"rollout": {"phase": str(number)}})),
+                world.do(
+                    by("workload-status"),
+                    SetStatus("Workload", made.key, made.uid, {"rollout": {"phase": str(number)}}),
+                ),
                 world.do(
                     by("workload-status"),
                     SetStatus(

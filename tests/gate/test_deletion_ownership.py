@@ -63,7 +63,7 @@ def test_each_kind_names_its_deleters(kind: object) -> None:
     assert (OPERATOR_ROLE in DELETERS[name]) != (name in INSTEAD_OF_DELETION)
     if name in OWNERS and OPERATOR_ROLE in DELETERS[name]:
         made_by_people = OPERATOR_ROLE in OWNERS[name].get("spec", frozenset()) | OWNERS[name]["metadata"]
-        assert made_by_people or name in ("Endpoint", "NodeIdentity", "Replica", "Server")
+        assert made_by_people or name in ("Endpoint", "NodeIdentity", "Replica", "Server", "Volume")
 
 
 @pytest.mark.parametrize("cell", ["global", "north"])

@@ -128,9 +128,7 @@ def test_random_status_block_raises_only_faults(block: str, value: Any) -> None:
     async def run() -> None:
         world = await _fresh()
         made = await world.create(USER, workload())
-        who = msgspec.structs.replace(
-            OPERATOR, roles=frozenset({"workload-status", "autoscale", "rollout", "operator"})
-        )
+        who = msgspec.structs.replace(OPERATOR, roles=frozenset({"workload-status", "autoscale", "operator"}))
         try:
             await world.do(who, SetStatus("Workload", made.key, made.uid, {block: value}))
         except Fault:

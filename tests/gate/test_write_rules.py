@@ -58,7 +58,7 @@ async def test_spec_write_by_non_owner_is_forbidden_and_audited(world: World, ro
 async def test_status_block_write_by_non_owner_is_forbidden(world: World) -> None:
     made = await world.create(USER, workload())
     blocks: dict[str, Any] = {"summary": {"ready": 1}, "scale": {"replicas": 2}, "rollout": {"phase": "x"}}
-    owner = {"summary": "workload-status", "scale": "autoscale", "rollout": "rollout"}
+    owner = {"summary": "workload-status", "scale": "autoscale", "rollout": "workload-status"}
     for name, value in blocks.items():
         for role in ("workload-status", "autoscale", "rollout", "assign"):
             write = SetStatus("Workload", made.key, made.uid, {name: value})
@@ -75,7 +75,7 @@ async def test_status_block_write_by_non_owner_is_forbidden(world: World) -> Non
 async def test_condition_write_requires_ownership_of_status(world: World) -> None:
     made = await world.create(USER, workload())
     said = SetStatus("Workload", made.key, made.uid, conditions=(Condition(type="Rolled", status="True"),))
-    await world.do(by("rollout"), said)
+    await world.do(by("autoscale"), said)
     said = SetStatus("Workload", made.key, made.uid, conditions=(Condition(type="Rolled", status="False"),))
     with pytest.raises(Forbidden, match=r"status\.conditions"):
         await world.do(by("grant"), said)

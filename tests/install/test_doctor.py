@@ -11,7 +11,7 @@ from holdfast.identity.cell_certificates import CellCertificateAuthority, issue_
 from holdfast.identity.certificates import make_ca
 from holdfast.install.cell_checks import certificate_check, clock_finding, remote_checks, version_finding
 from holdfast.install.doctor import failures, machine_report
-from holdfast.install.machine_checks import disk_checks, port_check
+from holdfast.install.machine_checks import clock_state, clock_sync_finding, disk_checks, port_check
 from holdfast.install.places import ROLES, Places, Role
 
 NOW_S = 1_700_000_000.0
@@ -31,6 +31,17 @@ def test_port_in_use_fails_and_a_free_one_does_not() -> None:
 @pytest.mark.parametrize(("ahead_s", "status"), [(0.2, "ok"), (-3.0, "warn"), (400.0, "fail"), (-400.0, "fail")])
 def test_clock_difference_is_judged(ahead_s: float, status: str) -> None:
     assert clock_finding(ahead_s).status == status
+
+
+@pytest.mark.parametrize(("state", "status"), [(0, "ok"), (1, "ok"), (5, "warn"), (-1, "warn")])
+def test_clock_that_nothing_keeps_right_is_a_warning(state: int, status: str) -> None:
+    found = clock_sync_finding(state)
+    assert (found.name, found.status) == ("clock", status)
+    assert bool(found.next_step) == (status == "warn")
+
+
+def test_kernel_is_asked_about_its_clock() -> None:
+    assert clock_state() in range(6)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,6 @@ def test_missing_directory_is_measured_at_its_parent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_new_machine_has_every_finding_with_a_next_step(role: Role, tmp_path: Path) -> None:
     found = machine_report(Places(tmp_path), role)
-    assert {"disk space", "disk sync", "open files"} <= {each.name for each in found}
+    assert {"clock", "disk space", "disk sync", "open files"} <= {each.name for each in found}
     assert all(each.next_step for each in found if each.status != "ok")
     assert isinstance(failures(found), list)

@@ -76,6 +76,20 @@ def test_directory_of_the_user_has_no_service_manager(tmp_path: Path) -> None:
     assert service.unit_path == tmp_path / "holdfast-global.service"
 
 
+def test_unit_that_is_the_same_is_not_written_again(tmp_path: Path) -> None:
+    """A unit newer than its process restarts the service, so a command that is run twice would restart it."""
+    places = Places(tmp_path)
+    places.folder("global").mkdir(parents=True)
+    service = Service(places, "global")
+    service.install()
+    before = service.unit_path.stat()
+    service.install()
+    assert service.unit_path.stat().st_mtime_ns == before.st_mtime_ns
+    service.unit_path.write_text("[Unit]\n")
+    service.install()
+    assert "ExecStart=" in service.unit_path.read_text()
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_unit_restarts_survives_a_reboot_and_runs_the_configuration(role: Role, tmp_path: Path) -> None:
     places = Places(tmp_path)

@@ -22,7 +22,7 @@ from holdfast.authority.restore_records import restored_entries
 from holdfast.link import deletion_orders, mirror
 from holdfast.link.deletion_orders import MASS_DELETION_WORKLOADS_MIN, RemovalGuard
 from holdfast.model import codec
-from holdfast.model.assignment import Assignment
+from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
@@ -158,6 +158,17 @@ def test_removal_of_ended_work_does_not_count() -> None:
     guard = RemovalGuard()
     copies = [assignment(f"w{number}", EAST) for number in range(60)]
     assert all(guard.allows(copy, cache_of(*copies), 1.0) for copy in copies)
+
+
+def test_status_of_an_original_and_a_new_copy_wake_no_mirror() -> None:
+    before = assignment()
+    told = msgspec.structs.replace(before, status=AssignmentStatus(observed_epoch=1, bound=3))
+    assert not list(mirror.woken_by_original(told, before, cache_of()))
+    newer = msgspec.structs.replace(before, metadata=msgspec.structs.replace(before.metadata, generation=2))
+    for new, old in ((newer, before), (before, None), (None, before)):
+        assert list(mirror.woken_by_original(new, old, cache_of()))
+    assert not list(mirror.woken_by_assignment(before, None, cache_of())), "only the link creates copies"
+    assert list(mirror.woken_by_assignment(newer, before, cache_of()))
 
 
 def test_missing_tenant_is_deleted_after_its_last_assignment() -> None:

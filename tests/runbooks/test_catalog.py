@@ -58,3 +58,10 @@ def test_runbook_ends_with_the_cleanup_check_and_words_for_users(runbook: Runboo
 @ALL
 def test_page_of_the_runbook_exists_and_names_it(runbook: Runbook) -> None:
     assert f"holdfast runbook run {runbook.name} " in (DOCS / runbook.page).read_text()
+
+
+@ALL
+def test_runbook_is_executed_on_real_processes(runbook: Runbook) -> None:
+    folder = Path(__file__).resolve().parents[1] / "e2e"
+    texts = [(folder / name).read_text() for name in ("test_runbooks.py", "test_overdue_finalizer.py")]
+    assert any(f'"{runbook.name}"' in text for text in texts)

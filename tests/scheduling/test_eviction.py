@@ -240,6 +240,47 @@ def test_late_renewal_is_told_once_and_stops_nothing() -> None:
     assert of_type(only(again.writes, SetStatus), SetStatus).blocks["contact"].reason == "LeaseRenewed"
 
 
+def test_first_lease_and_a_new_epoch_wake_their_node_and_a_timely_renewal_none() -> None:
+    page = leased(MADE_S + 100.0)
+    other = msgspec.structs.replace(page.spec, leases={**page.spec.leases, "n2": NodeLease(1, MADE_S + 100.0, 15.0)})
+    both = with_new_revision(page, spec=other)
+    assert list(node_health.woken_by_page(page, None, cache_of())) == [Key("", "n1")]
+    assert list(node_health.woken_by_page(both, page, cache_of())) == [Key("", "n2")]
+    assert list(node_health.woken_by_page(leased(MADE_S + 105.0), page, cache_of())) == []
+    again = msgspec.structs.replace(page.spec, leases={"n1": NodeLease(2, MADE_S + 105.0, 15.0)})
+    assert list(node_health.woken_by_page(with_new_revision(page, spec=again), page, cache_of())) == [Key("", "n1")]
+
+
+def test_node_wakes_its_failure_detector_by_fence_contact_creation_and_removal_alone() -> None:
+    machine = node()
+    status = machine.status
+    labelled = with_new_revision(machine, spec=msgspec.structs.replace(machine.spec, zone="other"))
+    fenced = with_new_revision(machine, status=msgspec.structs.replace(status, fence=FenceBlock(fenced_epoch=1)))
+    expired = msgspec.structs.replace(status.contact, state=ContactState.EXPIRED)
+    silent = with_new_revision(machine, status=msgspec.structs.replace(status, contact=expired))
+    assert node_health.woken_by_node(labelled, machine, cache_of()) == ()
+    for new, old in ((fenced, machine), (silent, machine), (machine, None), (None, machine)):
+        assert node_health.woken_by_node(new, old, cache_of()) == (Key("", "n1"),)
+
+
+def test_replicas_of_a_removed_node_are_marked_lost() -> None:
+    item = replica(status=serving_status())
+    (write,) = node_health.decide(Key("", "n1"), cache_of(item), MADE_S).writes
+    contact = of_type(write, SetStatus).blocks["contact"]
+    assert (contact.lost, contact.reason) == (True, "NodeNotFound")
+
+
+def test_fenced_node_is_fenced_at_the_epoch_of_its_lease_and_live_above_it() -> None:
+    page = leased(MADE_S + 100.0)
+    for epoch, state in ((0, ContactState.LIVE), (1, ContactState.FENCED), (2, ContactState.FENCED)):
+        status = msgspec.structs.replace(node().status, fence=FenceBlock(fenced_epoch=epoch))
+        machine = with_new_revision(node(contact=ContactState.NO_LEASE), status=status)
+        unknown = msgspec.structs.replace(machine.status.contact, state=ContactState.NO_LEASE)
+        machine = with_new_revision(machine, status=msgspec.structs.replace(machine.status, contact=unknown))
+        outcome = node_health.decide(Key("", "n1"), cache_of(machine, page), MADE_S + 101.0)
+        assert of_type(outcome.writes[0], SetStatus).blocks["contact"].state is state
+
+
 def test_expired_lease_marks_node_and_replica() -> None:
     machine = node(contact=ContactState.NO_LEASE)
     item = replica(status=serving_status())

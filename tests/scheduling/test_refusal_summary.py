@@ -29,8 +29,9 @@ from holdfast.model.scheduling_request import (
     SchedulingRequestSpec,
     SchedulingRequestStatus,
 )
-from holdfast.model.template import DriverName, Port, Template
-from holdfast.model.template_volume import HostPathVolume, TemplateVolume
+from holdfast.model.template import DriverName, NetworkMode, Port, Template
+from holdfast.model.template_volume import ClaimVolume, HostPathVolume, TemplateVolume
+from holdfast.model.volume import Volume, VolumeSpec
 from holdfast.model.workload import Gang
 from holdfast.scheduling.plan import plan, requirements_of
 from holdfast.scheduling.refusal_summary import pending_summary, retry_events
@@ -94,6 +95,15 @@ def avoid_override() -> Override:
 
 
 NODE = factories.node()
+CLAIM = {"volumes": (TemplateVolume(name="d", mount_path="/d", claim=ClaimVolume("d", "1Gi")),)}
+
+
+def volume(node: str, **more: Any) -> Volume:
+    spec = VolumeSpec(claim="d", workload="web", replica="m0", node=node, size="1Gi")
+    return Volume(factories.meta("d.m0", "acme", **more), spec)
+
+
+DELETED = {"deletion_timestamp": "2026-01-01T00:00:00Z", "finalizers": ("x",)}
 HOST_PATH = TemplateVolume(name="m", mount_path="/models", host_path=HostPathVolume("/srv/models"))
 Case = tuple[list[Object], Any, str]
 """Objects, request, and a part of the suggested fix."""
@@ -124,6 +134,22 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
         [factories.node(devices=(Device("g0", model="A"),))],
         request({**CPU, "gpu": "1"}, {"gpu_models": ("B",)}),
         "free 1 gpu of model B on node n1",
+    ),
+    Reason.INSUFFICIENT_STORAGE: lambda: ([NODE], request(template=CLAIM), "ask for at most 0 storage"),
+    Reason.VOLUME_ON_OTHER_NODE: lambda: (
+        [factories.node(), factories.node("n2", capacity={"cpu": "1m", "memory": "1Gi"}), volume("n2")],
+        request(template=CLAIM),
+        "",
+    ),
+    Reason.VOLUME_NODE_LOST: lambda: (
+        [NODE, factories.node("n2", unschedulable=True), volume("n2")],
+        request(template=CLAIM),
+        "bring the node that holds the volume back",
+    ),
+    Reason.VOLUME_TERMINATING: lambda: (
+        [NODE, volume("n1", **DELETED)],
+        request(template=CLAIM),
+        "wait until the Volume",
     ),
     Reason.PORT_IN_USE: lambda: (
         [NODE, placed("a", ports={"http": 80})],
@@ -212,6 +238,8 @@ BEYOND = (
     Reason.DEVICE_IN_USE,
     Reason.NODE_NOT_FOUND,
     Reason.ALREADY_CLAIMED,
+    Reason.VOLUME_IN_USE,
+    Reason.VOLUME_NOT_BOUND,
 )
 
 
@@ -247,6 +275,16 @@ def test_timeline_of_planner_refusal_has_reason_fix_and_next_retry(reason: Reaso
     assert helps in timeline.suggested_fix and timeline.suggested_fix
     assert (timeline.next_owner, timeline.position, timeline.queue_length) == ("scheduler", 2, 9)
     assert timeline.next_retry_at == "2026-01-01T00:00:07.000000Z" and timeline.retry_on
+
+
+def test_node_without_private_networks_is_refused_with_what_it_needs() -> None:
+    private = {"driver": DriverName.OCI, "bundle": "/b", "network": NetworkMode.PRIVATE}
+    for drivers, refused in ((("process", "oci"), True), (("process", "oci", "oci-network"), False)):
+        snapshot = build_snapshot("us-east", [factories.node(drivers=drivers)])
+        made = plan(snapshot, [requirements_of(request(template=private))], PolicyRules(), 0.0, 1).request_plans[0]
+        found = [r.message for r in made.refusals if r.reason is Reason.DRIVER_MISSING]
+        assert bool(made.unplaced) is refused and bool(found) is refused
+        assert not refused or "needs the oci-network driver; for a network of its own a node needs root" in found[0]
 
 
 @pytest.mark.parametrize("reason", BEYOND)

@@ -111,6 +111,16 @@ def test_tree_that_changes_during_the_run_makes_its_evidence_stale(
     assert "made for another revision (expected 0123456789ab+edited" in capsys.readouterr().out
 
 
+def test_skipped_evidence_is_missing_also_if_an_earlier_run_made_it(
+    readiness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path)
+    assert readiness.main(["--skip", "drill autoscaler", "--judge-only", "--out", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "claim autoscaling fell" in printed and "missing: drill autoscaler" in printed
+    assert "1 of 8 claims fell" in printed
+
+
 def test_unknown_evidence_cannot_be_skipped(readiness: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert readiness.main(["--skip", "drill no-such"]) == 2
     assert "evidence drill no-such: not found" in capsys.readouterr().out

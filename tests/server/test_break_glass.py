@@ -15,6 +15,7 @@ from holdfast.model.principal import from_identity
 from . import conftest
 from .conftest import V1, WORKLOADS, Api, World, workload
 
+RECEIVERS = "/apis/holdfast.dev/v1/notificationreceivers"
 PATH = f"{V1}/breakglasssessions"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 REASON = "INC-214: the rollout is stuck"
@@ -57,6 +58,21 @@ async def test_session_gives_its_scope_and_nothing_that_outlives_it(api: Api) ->
     assert (await bea.post(f"{RBAC}/namespaces/shop/rolebindings", binding)).code == 403
     assert (await bea.merge(f"{PATH}/s1", {"spec": {"closed": True}})).code == 200
     assert (await bea.get(WORKLOADS)).code == 403
+
+
+async def test_session_can_neither_silence_nor_redirect_its_own_alarm(api: Api) -> None:
+    secret = {"tenant": "shop", "name": "hook"}
+    kind = {"apiVersion": "holdfast.dev/v1", "kind": "NotificationReceiver"}
+    made = {**kind, "metadata": {"name": "pager"}, "spec": {"url": "https://pager.example.com/", "secret": secret}}
+    assert (await api.post(RECEIVERS, made)).code == 201
+    bea = api.as_user("bea")
+    assert (await bea.post(PATH, session(resources=["notificationreceivers"]))).code == 422
+    assert (await bea.post(PATH, session())).code == 201
+    assert (await bea.get("/apis/holdfast.dev/v1/regions")).code == 200
+    assert (await bea.merge(f"{RECEIVERS}/pager", {"spec": {"suspend": True}})).code == 403
+    assert (await bea.delete(f"{RECEIVERS}/pager")).code == 403
+    assert (await bea.post(RECEIVERS, {**made, "metadata": {"name": "mine"}})).code == 403
+    assert (await bea.delete("/apis/holdfast.dev/v1/notifications")).code == 403
 
 
 async def test_session_is_limited_to_verbs_resources_and_a_reason(api: Api) -> None:

@@ -12,7 +12,9 @@ import pytest
 from tests.expected import present
 
 from holdfast import __version__
-from holdfast.console.answers import RegionAnswer
+from holdfast.console.answers import RegionAnswer, RegionSummary
+from holdfast.console.global_reads import part
+from holdfast.console.region_hub import FRESH_S, KnownAnswer
 from holdfast.console.sessions import LINK_TTL_S, SESSION_TTL_S
 from holdfast.console.viewer import viewer_of
 from holdfast.gate.audit import read_records
@@ -291,6 +293,53 @@ async def test_region_that_stops_answering_keeps_its_last_answer_with_its_time(w
     assert present(known.answer).as_of == 12.5 and "not connected" in known.problem
     stranger = viewer_of(from_identity("tim", (f"{TENANT_PREFIX}shop",), credential="test"))
     assert (await hub.ask("west", "summary", stranger)).answer is None, "answers are not shared beyond what both see"
+
+
+async def test_region_that_has_nothing_new_keeps_the_data_and_gives_a_newer_time(world: World) -> None:
+    hub = present(world.app.console).hub
+    viewer = viewer_of(from_identity("ada", (OPERATORS,), credential="test"))
+    queue, known = hub.connect("west"), []
+
+    async def answer(body: dict[str, Any]) -> None:
+        query = present(await queue.get())
+        known.append(query.known)
+        assert hub.resolve("west", query.id, json.dumps(body).encode())
+
+    async def ask(body: dict[str, Any]) -> KnownAnswer:
+        answering = asyncio.ensure_future(answer(body))
+        found = await hub.ask("west", "summary", viewer)
+        await answering
+        await asyncio.sleep(FRESH_S + 0.1)
+        return found
+
+    first = await ask({"asOf": 12.5, "etag": "e1", "data": {"replicas": 3}})
+    read = part(first, RegionSummary)
+    second = await ask({"asOf": 13.5, "etag": "e1", "unchanged": True})
+    assert part(second, RegionSummary) is read and present(read).replicas == 3, "read once"
+    assert (present(first.answer).as_of, present(second.answer).as_of) == (12.5, 13.5)
+    third = await ask({"asOf": 14.5, "etag": "e2", "data": {"replicas": 4}})
+    assert present(part(third, RegionSummary)).replicas == 4
+    assert known == ["", "e1", "e1"]
+
+
+async def test_page_whose_regions_only_answered_again_is_not_sent_again(world: World, browser: Browser) -> None:
+    service = present(world.app.console)
+    viewer = viewer_of(from_identity("ada", (OPERATORS,), credential="test"))
+    queue = service.hub.connect("west")
+
+    async def answer() -> None:
+        for as_of in (100.0, 101.0):
+            query = present(await queue.get())
+            body = {"asOf": as_of, "data": {"replicas": 3}}
+            service.hub.resolve("west", query.id, json.dumps(body).encode())
+
+    answering = asyncio.ensure_future(answer())
+    first = await service.page(viewer, "pipeline", {})
+    await asyncio.sleep(FRESH_S + 0.1)
+    second = await service.page(viewer, "pipeline", {})
+    await answering
+    assert first.etag == second.etag
+    assert (first.region_times["west"], second.region_times["west"]) == (100.0, 101.0)
 
 
 async def test_only_the_link_of_a_region_receives_its_queries(world: World) -> None:

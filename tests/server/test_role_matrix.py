@@ -26,7 +26,7 @@ READS = "get list watch"
 EVERY = " ".join(VERBS)
 OWN, OTHER = "shop", "other"
 # Kinds that a new table row is not needed for: kinds of a tenant can be read by its people.
-WRITTEN_BY_TENANTS = "workloads events configmaps cronworkloads secrets"
+WRITTEN_BY_TENANTS = "workloads events configmaps cronworkloads secrets volumeclaims"
 # role → (kinds, verbs, places). `NAMESPACED` are the kinds of a tenant, `CLUSTER` the others, `*` both. Place "" is the
 # cluster scope. Everything else is refused.
 ALLOWED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
@@ -35,14 +35,14 @@ ALLOWED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "approver": [("*", READS, (OWN, OTHER, "")), ("overrides breakglasssessions", "update patch", ("",))],
     "tenant-user": [
         (WRITTEN_BY_TENANTS, EVERY, (OWN,)),
-        ("replicas pods", "delete", (OWN,)),
+        ("replicas pods volumes", "delete", (OWN,)),
         ("NAMESPACED", READS, (OWN,)),
         ("regions priorityclasses", READS, ("",)),
     ],
     "tenant-admin": [
         (WRITTEN_BY_TENANTS, EVERY, (OWN,)),
         ("roles rolebindings", EVERY, (OWN,)),
-        ("replicas pods", "delete", (OWN,)),
+        ("replicas pods volumes", "delete", (OWN,)),
         ("NAMESPACED", READS, (OWN,)),
         ("regions priorityclasses", READS, ("",)),
     ],

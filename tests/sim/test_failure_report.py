@@ -240,11 +240,20 @@ def test_report_of_a_mutation_is_complete_and_short() -> None:
 
 @pytest.mark.slow
 def test_report_of_an_endless_retry_mutation_names_load() -> None:
+    lines = reported("retry-without-backoff", seed=2)
+    assert any("invariant       load: no more writes" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_report_of_retries_without_any_wait_names_livelock_and_process() -> None:
+    """At seed 1 the mutation retries a refused release without end, while the clock stands still."""
+    lines = reported("retry-without-backoff", seed=1)
+    assert any("invariant       livelock: no loop without end" in line for line in lines)
+    assert any("the last one by east.1" in line for line in lines)
+
+
+def reported(mutation: str, *, seed: int) -> list[str]:
     lines_printed: list[str] = []
-    assert (
-        single_run.run_seed(
-            single_run.SingleRunOptions(1, mutation="retry-without-backoff", shrink_s=0.0), lines_printed.append
-        )
-        == 1
-    )
-    assert any("invariant       load: no more writes" in line for line in lines_printed)
+    options = single_run.SingleRunOptions(seed, mutation=mutation, shrink_s=0.0)
+    assert single_run.run_seed(options, lines_printed.append) == 1
+    return lines_printed

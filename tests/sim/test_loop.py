@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from holdfast.sim.loop import Process, SimulationStuck, VirtualLoop
+from holdfast.sim.loop import STEPS_PER_INSTANT_MAX, Livelock, Process, SimulationStuck, VirtualLoop
 
 
 def new_loop(seed: int = 1) -> VirtualLoop:
@@ -105,6 +105,24 @@ def test_loop_without_events_raises() -> None:
     loop = new_loop()
     with pytest.raises(SimulationStuck):
         loop.run_until_complete(asyncio.Event().wait())
+    loop.shut_down()
+
+
+def test_loop_that_never_waits_is_a_livelock_of_its_process() -> None:
+    loop = new_loop()
+
+    async def spin() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.sleep(2.0)
+        loop.spawn(Process("busy", 1), spin())
+        await asyncio.sleep(1.0)
+
+    with pytest.raises(Livelock, match=r"at 2\.000000 s; the last one by busy\.1") as raised:
+        loop.run_until_complete(main())
+    assert raised.value.process.name == "busy" and loop.steps < 2 * STEPS_PER_INSTANT_MAX
     loop.shut_down()
 
 

@@ -57,6 +57,7 @@ RECORDED_SEEDS = (
     363,
     401,
     410,
+    420,
     439,
     470,
     482,
@@ -83,6 +84,8 @@ RECORDED_SEEDS = (
     1500142,
     1500285,
     2300078,
+    3300060,
+    3300179,
 )
 
 
@@ -125,13 +128,6 @@ def test_simulations_violate_no_invariant(seeds: range) -> None:
 def test_recorded_seed_of_a_past_bug_violates_no_invariant(seed: int) -> None:
     parallel_runs.silence_logs()
     assert_ok(Simulation(seed).run())
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(reason="open: docs/bugs.md, seed 420", strict=False)
-def test_seed_of_an_open_bug_converges() -> None:
-    parallel_runs.silence_logs()
-    assert_ok(Simulation(420).run())
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
-from holdfast.model.template import Template
+from holdfast.model.template import Port, Template
 from holdfast.sim.actors import DesiredObjects
 from holdfast.sim.checkers.checker_set import CheckerSet
 from holdfast.sim.checkers.convergence import ConvergenceCheck
@@ -54,6 +54,24 @@ def test_quota_of_a_replica_that_waits_for_room_elsewhere_is_unused(may_preempt:
     full = node("west-n1", capacity={"cpu": "100m", "memory": "4Gi"})
     found = problems(hard="500m", more=[("west", west), ("west", replica(1, west)), ("west", full)])
     assert bool(found) is reported
+
+
+@pytest.mark.parametrize(("ports", "reported"), [(1, False), (2, True)])
+def test_quota_of_a_replica_that_waits_for_a_port_elsewhere_belongs_to_its_region(ports: int, reported: bool) -> None:
+    """West has CPU for its replica and no port, which its report does not tell. With a free port it would be full."""
+    template = Template(command=("x",), resources={"cpu": "500m"}, ports=(Port(name="http"),))
+    west = assignment(where="west", template=template)
+    machine = node("west-n1", capacity={"cpu": "4" if not reported else "100m", "memory": "4Gi"})
+    spec = msgspec.structs.replace(machine.spec, port_range=(20000, 20000 + ports - 1))
+    other = binding(replica(1, assignment("other", "west", namespace="globex", template=template)), "west-n1")
+    taken = msgspec.structs.replace(other.spec, ports={"http": 20000})
+    more: list[tuple[str, Object]] = [
+        ("west", west),
+        ("west", replica(1, west)),
+        ("west", msgspec.structs.replace(machine, spec=spec)),
+        ("west", msgspec.structs.replace(other, spec=taken)),
+    ]
+    assert bool(problems(hard="500m", more=more)) is reported
 
 
 @pytest.mark.parametrize(

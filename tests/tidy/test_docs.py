@@ -112,6 +112,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         "holdfast agent",
         "holdfast hollow",
         "holdfast dns",
+        "holdfast proxy",
         "holdfast supervise",
         "holdfast kubeconfig",
         "holdfast completion",

@@ -3,7 +3,19 @@
 import { live } from "./live.svelte";
 import { session } from "./session.svelte";
 
+/** Every action that a page offers in a dialog. `tests/console/test_console_coverage.py` fails if a browser test does not carry one out. */
+export const ACTIONS = [
+  "scale", "pause-rollout", "resume-rollout", "undo-rollout",
+  "cordon", "uncordon", "drain",
+  "promote-policy", "roll-back-policy",
+  "avoid-region", "declare-region-lost", "approve-override", "revoke-override",
+  "suspend-schedule", "resume-schedule",
+  "drill",
+] as const;
+export type ActionName = (typeof ACTIONS)[number];
+
 export interface Action {
+  name: ActionName;
   title: string;
   /** The word on the button that acts. */
   verb: string;
@@ -99,13 +111,13 @@ export function nodePath(region: string, node: string): string {
 }
 
 /** A new override for a region, with a reason and an end. */
-export function overrideAction(kind: string, region: string, ttlS: number, radius: Action["radius"]): Action {
-  const name = `${kind.toLowerCase()}-${crypto.randomUUID().slice(0, 8)}`;
+export function overrideAction(name: ActionName, kind: string, region: string, ttlS: number, radius: Action["radius"]): Action {
+  const override = `${kind.toLowerCase()}-${crypto.randomUUID().slice(0, 8)}`;
   return {
-    title: `${kind}: ${region}`, verb: `Create ${kind}`, path: globalPath("overrides", ""), method: "POST", type: "application/json",
+    name, title: `${kind}: ${region}`, verb: `Create ${kind}`, path: globalPath("overrides", ""), method: "POST", type: "application/json",
     command: `holdfast override create ${kind} --region ${region} --ttl ${ttlS} --reason …`, confirm: region, radius,
     reasoned: (reason) => ({
-      body: { apiVersion: "holdfast.dev/v1", kind: "Override", metadata: { name }, spec: { kind, scope: { region }, reason, ttlSeconds: ttlS } },
+      body: { apiVersion: "holdfast.dev/v1", kind: "Override", metadata: { name: override }, spec: { kind, scope: { region }, reason, ttlSeconds: ttlS } },
       command: `holdfast override create ${kind} --region ${region} --ttl ${ttlS} --reason '${reason.replaceAll("'", "'\\''")}'`,
     }),
   };

@@ -21,6 +21,8 @@ class Live {
   /** Server time of the newest fact, in seconds. */
   asOf = $state(0);
   revision = $state(0);
+  /** Region → server time of its part of the page, in seconds. */
+  regionTimes: Record<string, number> = $state.raw({});
   problem = $state("");
   retryAt = $state(0);
   /** Server time now, in seconds; stands still while frozen. */
@@ -113,6 +115,7 @@ class Live {
       }
       this.problem = "";
       this.data = found.data;
+      this.regionTimes = timesOf(found.data);
       this.asOf = this.now = found.asOf;
       this.revision = found.revision;
     } catch (error) {
@@ -191,6 +194,7 @@ class Live {
       this.data = found.data;
       this.#etag = found.etag;
     }
+    this.regionTimes = found.regionTimes ?? timesOf(found.data);
     this.status = "live";
     this.now = found.asOf;
   }
@@ -202,6 +206,12 @@ class Live {
     this.#timer = setTimeout(() => this.reconnect(), this.#retry);
     this.#retry = Math.min(RETRY_MAX_MS, this.#retry * 2);
   }
+}
+
+/** The times of the regions' parts, as the page had them when it was sent. Heartbeats carry newer ones. */
+function timesOf(data: unknown): Record<string, number> {
+  const regions = (data as { regions?: unknown } | null)?.regions;
+  return Array.isArray(regions) ? Object.fromEntries(regions.map((region) => [region.name, region.asOf])) : {};
 }
 
 export const live = new Live();

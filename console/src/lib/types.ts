@@ -12,7 +12,7 @@ export interface LossState {
   region: string; zone: string; backed: number; of: number; bottleneck: string; proof: Proof | null;
 }
 export interface Objective { deadlineS: number; minServing: number; critical: number; backed: number; losses: LossState[] }
-export interface StageCount { stage: string; count: number; oldestS: number; oldest: string }
+export interface StageCount { stage: string; count: number; atWork: number; oldestSinceS: number; oldest: string }
 export interface StageSpan {
   name: string; count: number; p50S: number; p90S: number; p99S: number; maxS: number; slowest: string;
   histogram: number[];
@@ -60,7 +60,7 @@ export interface ReplicaRow {
   stage: string; revision: string; attempt: number; node: string; zone: string; binding: string;
   decision: string; priority: number; reclaimable: boolean; restarts: number; address: string; reason: string;
   message: string; queuedAt: string; decidedAt: string; reservedAt: string; boundAt: string; startedAt: string;
-  readyAt: string; servingAt: string; since: string; nextOwner: string; nextStep: string;
+  readyAt: string; servingAt: string; endedAt: string; since: string; nextOwner: string; nextStep: string;
 }
 export interface DecisionLine {
   region: string; tenant: string; name: string; workload: string; at: string; placed: number; of: number;

@@ -16,15 +16,36 @@ from holdfast.agent.capacity_detection import detect_capacity, detect_devices
 from holdfast.agent.drivers.artifact_sources import ArtifactSources
 from holdfast.agent.drivers.images import IMAGE_CACHE_BYTES_MAX
 from holdfast.agent.drivers.volumes import HostPathRule
-from holdfast.foundation.container_runtime import find_runtime
+from holdfast.foundation.container_runtime import find_runtime, private_network_refusal
 from holdfast.model.errors import Invalid
 from holdfast.model.host_paths import NodeHostPath
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, validate_node
 from holdfast.model.placement_rules import Taint
-from holdfast.model.quantity import Amount
-from holdfast.model.template import IMAGE_DRIVER, DriverName
+from holdfast.model.quantity import STORAGE, Amount, BadQuantity
+from holdfast.model.template import IMAGE_DRIVER, PRIVATE_NETWORK, DriverName
+from holdfast.model.volume import volume_bytes
 from holdfast.registry.allowed_registries import AllowedRegistries
+
+
+class VolumeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Persistent volumes of this node. The sizes of all of them together are at most `size`."""
+
+    path: str = ""
+    size: Amount = ""
+
+    def error(self) -> str:
+        if bool(self.path) != bool(self.size):
+            return "volumes: path and size must both be set"
+        if not self.path:
+            return ""
+        if not os.path.isabs(self.path) or ".." in Path(self.path).parts:
+            return f"volumes.path: invalid (expected an absolute path, found {self.path})"
+        try:
+            volume_bytes(self.size)
+        except BadQuantity as error:
+            return f"volumes.size: {error}"
+        return ""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,6 +88,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     scratch_limit: Literal["auto", "measured"] = "auto"
     """How sizes of scratch volumes on disk are enforced. `auto`: by a file system in an image where the agent can mount
     one, else by measuring them."""
+    volumes: VolumeSettings = msgspec.field(default_factory=VolumeSettings)
+    """Where the node keeps persistent volumes, and how much of them. Without it, none."""
     artifacts: ArtifactSources = msgspec.field(default_factory=ArtifactSources)
     """Sources that artifacts may come from. Without it, no source is allowed."""
 
@@ -83,6 +106,21 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Whether the node can run images: it has the driver, a runtime, the rights, and a registry that is allowed."""
         allowed = bool(self.images.registries) and os.geteuid() == 0
         return allowed and DriverName.OCI in self.drivers and bool(find_runtime())
+
+    @property
+    def listed_drivers(self) -> tuple[str, ...]:
+        """The configured drivers, and what this machine can do with them."""
+        found = (*self.drivers, *((IMAGE_DRIVER,) if self.runs_images else ()))
+        if DriverName.OCI not in self.drivers or not find_runtime() or self.private_network_refusal():
+            return found
+        containers = [name for name in found if name in (DriverName.OCI, IMAGE_DRIVER)]
+        return (*found, *(name + PRIVATE_NETWORK for name in containers))
+
+    def private_network_refusal(self) -> str:
+        """Why containers of this node cannot have a network of their own; empty if they can."""
+        if ":" in self.address:
+            return "the node's address is IPv6, and ports are forwarded from IPv4 addresses alone"
+        return private_network_refusal()
 
     @property
     def images_dir(self) -> Path:
@@ -117,14 +155,21 @@ def load(path: str | None = None, **options: Any) -> AgentConfig:
         raise Invalid(f"agent configuration {path or 'from options'}: {error}") from error
     config = msgspec.structs.replace(
         config,
-        capacity={**detect_capacity(), **config.capacity},
+        capacity={**detect_capacity(), **config.capacity, **_storage(config)},
         devices=config.devices if "devices" in settings else detect_devices(),
         state_dir=str(Path(config.state_dir).expanduser().resolve()),
     )
     first, last = config.task_uids or (1, 1)
     if not 1 <= first <= last < 2**31:
         raise Invalid("agent configuration: task_uids: invalid (expected [FIRST, LAST] with 1 ≤ FIRST ≤ LAST < 2^31)")
-    if wrong := config.artifacts.error() or _images_error(config) or _exposed_state(config) or _dns_error(config.dns):
+    if (
+        wrong := config.volumes.error()
+        or _storage_error(settings)
+        or config.artifacts.error()
+        or _images_error(config)
+        or _exposed_state(config)
+        or _dns_error(config.dns)
+    ):
         raise Invalid(f"agent configuration {path or 'from options'}: {wrong}")
     causes = tuple(validate_node(node_from_config(config), None))
     if causes:
@@ -161,6 +206,16 @@ def _exposed_state(config: AgentConfig) -> str:
     return ""
 
 
+def _storage(config: AgentConfig) -> dict[str, Amount]:
+    return {STORAGE: config.volumes.size} if config.volumes.path else {}
+
+
+def _storage_error(settings: dict[str, Any]) -> str:
+    return (
+        "capacity.storage: set volumes.path and volumes.size instead" if STORAGE in settings.get("capacity", {}) else ""
+    )
+
+
 def node_from_config(config: AgentConfig) -> Node:
     """The Node object that this agent registers."""
     spec = NodeSpec(
@@ -171,7 +226,7 @@ def node_from_config(config: AgentConfig) -> Node:
         devices=config.devices,
         port_range=config.port_range,
         taints=config.taints,
-        drivers=(*config.drivers, *((IMAGE_DRIVER,) if config.runs_images else ())),
+        drivers=config.listed_drivers,
         tenant=config.tenant,
         host_paths=tuple(NodeHostPath(rule.path, rule.read_only, rule.tenants) for rule in config.volume_paths),
     )

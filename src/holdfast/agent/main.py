@@ -10,6 +10,7 @@ import contextlib
 import os
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -18,22 +19,27 @@ from holdfast import __version__
 from holdfast.agent.cgroups import TaskIsolation, choose_isolation, group_of_agent
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.artifacts import ArtifactCache
-from holdfast.agent.drivers.contract import Driver
+from holdfast.agent.drivers.container_network import ContainerNetwork
+from holdfast.agent.drivers.contract import Driver, Task
 from holdfast.agent.drivers.images import ImageCache
+from holdfast.agent.drivers.local_volumes import LocalVolumes, VolumeStore
 from holdfast.agent.drivers.oci import OciDriver
 from holdfast.agent.drivers.process import ProcessDriver
-from holdfast.agent.drivers.volumes import TaskVolumes, choose_scratch_limit
+from holdfast.agent.drivers.volume_images import choose_scratch_limit
+from holdfast.agent.drivers.volumes import TaskVolumes
 from holdfast.agent.node_report import NodeTraits
 from holdfast.agent.persisted_state import FileStateStore
 from holdfast.agent.probes import NetworkProber
 from holdfast.agent.rpc_server import AgentRpcServer
 from holdfast.agent.sessions import TaskSessions
+from holdfast.agent.shim_metrics import ShimUsage
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.agent.system_facts import detect_system
 from holdfast.agent.task_config import ContainerConfig, TaskConfig
 from holdfast.agent.task_memory import TaskMemory, find_tmpfs
 from holdfast.agent.task_spans import TaskSpans
 from holdfast.agent.task_users import RuntimeUser, TaskUsers, runtime_paths
+from holdfast.agent.volume_upkeep import VolumeUpkeep
 from holdfast.client.contract import Client
 from holdfast.foundation.container_runtime import find_runtime
 from holdfast.foundation.daemon_threads import run_in_thread
@@ -75,7 +81,7 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
         images: ImageCache | None = None
         drivers: dict[str, Driver] = {DriverName.PROCESS: driver}
         if DriverName.OCI in config.drivers:
-            mounted = _task_volumes(config, users, in_containers=True, limit=volumes.limit)
+            mounted = _task_volumes(config, users, of=volumes)
             drivers[DriverName.OCI], images = _container_driver(
                 config, ports, held, artifacts, users=users, volumes=mounted, values=values_in_containers
             )
@@ -103,7 +109,8 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
         _log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
         running = lambda: [task for task, _ in supervisor.running_tasks()]  # noqa: E731 - read at every refresh
         refreshing = asyncio.create_task(values.keep_files_current(running, ports.clock), name="agent:values")
-        answering = (refreshing, *_start_rpc_server(config, client, supervisor, ports))
+        keeping = _start_upkeep(config, client, ports, volumes.store, running)
+        answering = (refreshing, *keeping, *_start_rpc_server(config, client, supervisor, ports))
         try:
             await _run_until_signal(supervisor, config)
         finally:
@@ -165,22 +172,36 @@ def _container_driver(
         runtime_user=as_runtime,
         volumes=volumes,
         values=values,
+        network=ContainerNetwork(config.address),
     )
     return driver, images
 
 
-def _task_volumes(
-    config: AgentConfig, users: TaskUsers, *, in_containers: bool = False, limit: str = ""
-) -> TaskVolumes:
-    can_mount = users.makes_views
+def _task_volumes(config: AgentConfig, users: TaskUsers, of: TaskVolumes | None = None) -> TaskVolumes:
+    """The volumes of processes; or those of containers, beside the ones `of` processes."""
+    can_mount, kept = users.makes_views, config.volumes.path
+    limit = of.limit if of is not None else choose_scratch_limit(config.scratch_limit, can_mount=can_mount)
+    store = of.store if of is not None else None
+    if of is None and kept:
+        store = LocalVolumes(Path(kept), limit=limit, can_mount=can_mount)
     return TaskVolumes(
         can_mount=can_mount,
-        in_view=not in_containers,
-        owner=users.identify if in_containers else None,
-        limit=limit or choose_scratch_limit(config.scratch_limit, can_mount=can_mount),
+        in_view=of is None,
+        owner=users.identify if of is not None else None,
+        limit=limit,
         rules=config.volume_paths,
-        hidden=(*runtime_paths(), config.state_dir),
+        hidden=(*runtime_paths(), config.state_dir, *((kept,) if kept else ())),
+        store=store,
     )
+
+
+def _start_upkeep(
+    config: AgentConfig, client: Client, ports: Ports, store: VolumeStore | None, running: Callable[[], list[Task]]
+) -> tuple[asyncio.Task[None], ...]:
+    if store is None:
+        return ()
+    upkeep = VolumeUpkeep(config.name, client, ports, store, running=running)
+    return (asyncio.create_task(upkeep.run(), name="agent:volumes"),)
 
 
 def _task_config(config: AgentConfig, client: Client) -> tuple[TaskConfig, ContainerConfig]:
@@ -206,11 +227,16 @@ def _start_rpc_server(
     if not isinstance(client, HttpClient):
         return ()
 
+    folders = (config.tasks_dir, config.oci_dir / "tasks")
+    shims = ShimUsage(folders)
+
     async def serve(one: HttpClient) -> None:
         """Calls arrive at any server of the region, so each of them needs a stream."""
         sessions = TaskSessions(config.name, config.address, one, ports, supervisor.running_tasks)
-        folders = (config.tasks_dir, config.oci_dir / "tasks")
-        await AgentRpcServer(config.name, one, folders, ports, supervisor.running_tasks, sessions=sessions).run()
+        server = AgentRpcServer(
+            config.name, one, folders, ports, supervisor.running_tasks, sessions=sessions, shims=shims
+        )
+        await server.run()
 
     return (asyncio.create_task(EveryServer(client, serve, ports.clock).run(), name="agent:rpc-server"),)
 

@@ -3,7 +3,8 @@
 - The lease is measured from when the acknowledged renewal was sent.
 - An epoch is persisted before it is used.
 - After a fence the node registers again only when all its tasks have stopped.
-- A cell of another identity has lost the region's records: it gets no obedience, and gives no lease.
+- While tasks run here, a cell of another identity gets no obedience and gives no lease: it may have lost the region's
+  records. A node without tasks follows any cell of its region.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ NODE_WRITE_ATTEMPTS = 8
 
 
 class Registration:
-    """`changed` is called on every change of the lease; `quiesce` returns when no task runs on the node."""
+    """`changed` is called on every change of the lease; `quiesce` returns when no task runs on the node; `active`
+    counts the tasks that run now."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Registration:
         *,
         changed: Callable[[], None],
         quiesce: Callable[[], Awaitable[None]],
+        active: Callable[[], int],
     ) -> None:
         self._config = config
         self._client = client
@@ -56,6 +59,7 @@ class Registration:
         self._backoff = Backoff(ports.random, first_s=AGENT_RETRY_FIRST_S, max_s=limits.NODE_RENEW_EVERY_S / 2)
         self._changed = changed
         self._quiesce = quiesce
+        self._active = active
         facts = memory.load()
         self.lease = LeaseState(
             epoch=facts.epoch,
@@ -126,6 +130,16 @@ class Registration:
         request = RenewRequest(items=(self.lease.renewal(self._config.name),))
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # leaves time for another attempt
             response = await self._client.renew(request)
+        self._check_cell(response)
+        return self._apply_response(response.results[0], sent_mono_s)
+
+    def _check_cell(self, response: PlacementResponse) -> None:
+        """Raises if the response comes from a cell that this node must not obey."""
+        if response.identity not in ("", self._identity):
+            self._check_identity(response)
+            if self._identity:
+                self._incarnation = 0  # incarnations of different cells cannot be compared
+            self._identity = response.identity
         if 0 < response.incarnation < self._incarnation:
             highest, found = self._incarnation, response.incarnation
             _log.error("stale_cell_incarnation_rejected", node=self._config.name, highest=highest, found=found)
@@ -134,26 +148,29 @@ class Registration:
                 f"incarnation {self._incarnation}, found {response.incarnation}); next: stop the process that still "
                 "serves the old data"
             )
-        self._check_identity(response)
         self._incarnation = max(self._incarnation, response.incarnation)
-        return self._apply_response(response.results[0], sent_mono_s)
 
     def _check_identity(self, response: PlacementResponse) -> None:
-        """Raises if the response comes from another cell than before: a fence by a cell that lost the region's records
-        proves nothing, so non-exclusive tasks keep running. Exclusive ones end with the lease, which is not renewed."""
-        if response.identity in ("", self._identity):
+        """Raises if tasks run here and the response comes from another cell than before: a fence by a cell that lost
+        the region's records proves nothing, so non-exclusive tasks keep running. Exclusive ones end with the lease,
+        which is not renewed.
+
+        A node without tasks has nothing to lose. It may have joined while a mistaken cell served, and must then follow
+        the restored one."""
+        if not self._identity or response.confirms_deletion:
             return
-        if self._identity and not response.confirms_deletion:
-            facts = {"expected": self._identity, "found": response.identity}
-            _log.error("other_cell_rejected", node=self._config.name, **facts)
-            raise StaleToken(
-                f"region {self._config.region}: another cell than the one this node has obeyed (expected identity "
-                f"{self._identity}, found {response.identity}); the node keeps its tasks and takes no new ones; next: "
-                f"restore the region from its newest backup, or accept the new cell: holdfast override create "
-                f'ConfirmDeletion --region {self._config.region} --reason "…"',
-                facts={**facts, "reason": Reason.REGION_CELL_REPLACED.value},
-            )
-        self._identity = response.identity
+        facts = {"expected": self._identity, "found": response.identity}
+        if not self._active():
+            _log.warning("other_cell_followed", node=self._config.name, **facts)
+            return
+        _log.error("other_cell_rejected", node=self._config.name, **facts)
+        raise StaleToken(
+            f"region {self._config.region}: another cell than the one this node has obeyed (expected identity "
+            f"{self._identity}, found {response.identity}); the node keeps its tasks and takes no new ones; next: "
+            f"restore the region from its newest backup, or accept the new cell: holdfast override create "
+            f'ConfirmDeletion --region {self._config.region} --reason "…"',
+            facts={**facts, "reason": Reason.REGION_CELL_REPLACED.value},
+        )
 
     def _apply_response(self, outcome: PlacementResult, sent_mono_s: float) -> bool:
         if outcome.result is not PlacementOutcome.REJECTED:

@@ -20,7 +20,9 @@ from holdfast.agent.drivers.contract import Driver, Task
 from holdfast.agent.drivers.process import AGENT_ENDED_TASKS_MAX
 from holdfast.agent.limits import AGENT_FLUSH_EVERY_S, AGENT_RETRY_FIRST_S
 from holdfast.agent.sessions import TaskSessions
+from holdfast.agent.shim_metrics import ShimUsage
 from holdfast.foundation.backoff import Backoff
+from holdfast.foundation.daemon_threads import run_in_thread
 from holdfast.foundation.metrics_text import agent_metrics
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
@@ -67,8 +69,9 @@ class AgentRpcServer:
         running: Callable[[], Iterable[tuple[Task, Driver]]],
         *,
         sessions: TaskSessions | None = None,
+        shims: ShimUsage | None = None,
     ) -> None:
-        self._sessions = sessions
+        self._sessions, self._shims = sessions, shims
         self._open_sessions: dict[asyncio.Task[None], None] = {}
         self._node, self._stream, self._tasks_dirs, self._ports = node, stream, tasks_dirs, ports
         self._running = running
@@ -115,6 +118,8 @@ class AgentRpcServer:
             case AgentCallKind.USAGE:
                 await self._usage(call)
             case AgentCallKind.METRICS:
+                if self._shims is not None:
+                    await run_in_thread(self._shims.update)
                 await self._send(call, [MetricsText(agent_metrics())], end=True)
 
     async def _send(self, call: AgentCall, rows: Iterable[object], *, end: bool = False) -> bool:

@@ -35,6 +35,7 @@ class Launch:
         settings: dict[str, str] = {}
         programs: list[str] = []
         volumes: list[str] = []
+        self.forwards: list[str] = []
         hooks: dict[str, str] = {}
         for part in parts[:end]:
             key, _, value = os.fsdecode(part).partition("=")
@@ -46,9 +47,13 @@ class Launch:
                 programs.append(value)
             elif key == "volume":
                 volumes.append(value)
+            elif key == "forward":
+                self.forwards.append(value)
             elif key in ("pre_stop", "post_start"):
                 hooks[key] = value
             settings[key] = value
+        self.network = settings.get("network", "")
+        """The program that connects the run's own network; empty: the run uses the network of the node."""
         self.cwd = settings["cwd"]
         self.work = settings.get("work", self.cwd)
         self.volumes = [_decode(text) for text in volumes]

@@ -11,6 +11,7 @@ Nothing is imported after the first mount into a view: the code would be read fr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
@@ -37,8 +38,14 @@ Volume = dict[str, object]
 def stage_volumes(launch: Launch) -> None:
     """Mounts the volumes in the shim's own mount namespace. Raises OSError, which names the volume."""
     staged = [volume for volume in launch.volumes if volume["kind"] in ("tmpfs", "image", "host")]
-    if not staged:
-        return
+    kept = [volume for volume in launch.volumes if volume.get("keep") and os.geteuid() == 0]
+    if staged:
+        _stage(staged)
+    for volume in kept:
+        hand_over(str(volume["stage"]), int(str(volume["uid"])), int(str(volume["gid"])))
+
+
+def _stage(staged: list[Volume]) -> None:
     check_call(libc.unshare(CLONE_NEWNS), "unshare the mounts of the volumes")
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     for volume in staged:
@@ -48,12 +55,32 @@ def stage_volumes(launch: Launch) -> None:
             mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, options)
         elif volume["kind"] == "image":
             _mount_image(volume, place)
-            os.rmdir(f"{place}/lost+found")
+            with contextlib.suppress(OSError):  # a persistent volume has lost it, or the tenant has one of its own
+                os.rmdir(f"{place}/lost+found")
         else:
             held = walk(str(volume["base"]), str(volume["rest"]))
             mount(f"/proc/self/fd/{held}", place, None, MS_BIND)
             os.close(held)
             _restrict(place, read_only=bool(volume["ro"]))
+
+
+def hand_over(place: str, uid: int, gid: int) -> None:
+    """Gives a persistent volume to the user of this run: each task has a user of its own. Nothing of the tenant runs.
+
+    Only entries of the former user are changed, so that a hard link to a file of somebody else stays theirs. The volume
+    itself is changed last: an interrupted change begins again. Links are not followed.
+    """
+    former = os.lstat(place).st_uid
+    if former == uid:
+        return
+    try:
+        for _, folders, files, held in os.fwalk(place, follow_symlinks=False):
+            for name in (*folders, *files):
+                if os.stat(name, dir_fd=held, follow_symlinks=False).st_uid == former:
+                    os.chown(name, uid, gid, dir_fd=held, follow_symlinks=False)
+    except RecursionError:
+        raise OSError(40, f"change the owner of volume {place}: its directories are nested too deeply") from None
+    os.chown(place, uid, gid)
 
 
 def _mount_image(volume: Volume, place: str) -> None:

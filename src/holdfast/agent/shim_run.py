@@ -21,6 +21,7 @@ from holdfast.agent.shim_guard import (
 )
 from holdfast.agent.shim_launch import Launch
 from holdfast.agent.shim_mounts import VolumeMeasurement, stage_volumes
+from holdfast.agent.shim_network import NetworkFailed, RunNetwork
 from holdfast.agent.shim_output import LogWriter
 from holdfast.agent.shim_programs import (
     ProgramsFile,
@@ -59,6 +60,7 @@ class Shim:
         self.deadline_reason = ""
         self.guard = 0
         self.guard_fd = -1
+        self.network = RunNetwork("", [])
 
     def try_start(self) -> str:
         """Starts the task. Returns why it did not start; empty on success."""
@@ -75,10 +77,16 @@ class Shim:
             self._record_exit(None, "", "NeverStarted", f"the deadline passed before the task could start ({reason})")
             return "too late"
         self._ensure_guard()
+        self.network = RunNetwork(launch.network, launch.forwards)
         try:
+            self.network.start()
             stage_volumes(launch)
             if launch.termination_owner[0] >= 0:
                 make_termination_file(launch.termination_file, *launch.termination_owner)
+        except NetworkFailed as error:
+            self._cleanup()
+            self._record_exit(127, "", "NetworkFailed", f"no network of its own: {error.strerror}")
+            return "failed"
         except OSError as error:
             self._cleanup()
             self._record_exit(127, "", "VolumeUnavailable", f"cannot mount its volumes: {error.strerror or error}")
@@ -262,12 +270,15 @@ class Shim:
             elif self.measurement.ended(pid, status):
                 self.sequence.failure = ("VolumeFull", self.measurement.finding)
                 self._stop_by(boottime() + self.launch.grace_s)
+            elif self.network.ended(pid):
+                self.sequence.failure = ("NetworkFailed", "slirp4netns ended, which connected its network to the node")
+                self._stop_by(boottime() + self.launch.grace_s)
             else:
                 self.sequence.ended(pid, status)
 
     def _children(self) -> list[int]:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as f:
-            return [pid for pid in map(int, f.read().split()) if pid != self.guard]
+            return [pid for pid in map(int, f.read().split()) if pid not in (self.guard, self.network.pid)]
 
     def _kill_everything(self) -> None:
         self.sequence.signal_all(signal.SIGKILL)
@@ -323,12 +334,12 @@ class Shim:
         elif not stopped and code != 0:
             reason, message = self._refine_reason(reason, message)
         lost = [p.output for p in sequence.programs if p.output is not None and p.output.lost_bytes]
+        lost_bytes = sum(writer.lost_bytes for writer in lost)
         if lost:
-            bytes_lost = sum(writer.lost_bytes for writer in lost)
-            message += f"; {bytes_lost} bytes of its output were lost ({lost[0].loss_reason})"
+            message += f"; {lost_bytes} bytes of its output were lost ({lost[0].loss_reason})"
         self._save_termination_message(failed=not stopped and code != 0)
         self._cleanup()
-        self._record_exit(code, killed_by, reason, message)
+        self._record_exit(code, killed_by, reason, message, lost_bytes=lost_bytes)
 
     def _save_termination_message(self, *, failed: bool) -> None:
         launch, output = self.launch, self.sequence.main.output
@@ -348,7 +359,9 @@ class Shim:
         return reason, how
 
     def _cleanup(self) -> None:
-        """Dismisses the guard and removes the control groups. The agent removes groups that are still in use later."""
+        """Dismisses the guard, closes the network and removes the control groups. The agent removes groups that are
+        still in use later."""
+        self.network.close()
         if self.guard_fd >= 0:
             try:  # noqa: SIM105 - the shim imports as little as it can
                 os.write(self.guard_fd, b"d")
@@ -366,7 +379,7 @@ class Shim:
             except OSError:
                 continue
 
-    def _record_exit(self, code: int | None, killed_by: str, reason: str, message: str) -> None:
+    def _record_exit(self, code: int | None, killed_by: str, reason: str, message: str, *, lost_bytes: int = 0) -> None:
         record = {
             "run": str(self.run),
             "code": "" if code is None else str(code),
@@ -374,6 +387,7 @@ class Shim:
             "reason": reason,
             "message": message[:1500],
             "at": repr(time.time()),
+            "lost": str(lost_bytes),
         }
         write_record(f"{self.dir}/exit", record)
 

@@ -57,6 +57,7 @@ def task_from_binding(binding: Binding, run: int, config: AgentConfig, *, until_
         resources=amounts(spec.resources),
         exclusive=spec.exclusive is not None,
         run_until_mono_s=until_mono_s,
+        volumes=spec.volumes,
     )
 
 

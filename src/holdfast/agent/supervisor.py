@@ -97,8 +97,9 @@ class TaskSupervisor:
         self._calls: dict[asyncio.Task[None], None] = {}
         self._shutting_down = False
         self._reports = ReportQueue(client, ports, started_s=record_start(memory, ports.clock.now()))
+        changed = self._lease_changed
         self._registration = Registration(
-            config, client, memory, ports, changed=self._lease_changed, quiesce=self._wait_all_stopped
+            config, client, memory, ports, changed=changed, quiesce=self._wait_all_stopped, active=self.active_count
         )
         self._node_report = NodeReport(self._registration, self._reports, ports.clock)
         self._ports = ports
@@ -160,12 +161,11 @@ class TaskSupervisor:
             if unit.observation.state is TaskState.RUNNING and unit.task is not None and unit.driver is not None
         ]
 
-    @property
     def active_count(self) -> int:
         return sum(unit.observation.state in ACTIVE_STATES for unit in self._units.values())
 
     async def _wait_all_stopped(self) -> None:
-        while self.active_count:
+        while self.active_count():
             self._all_stopped.clear()
             await self._all_stopped.wait()
 
@@ -323,7 +323,7 @@ class TaskSupervisor:
         """Updates the node report."""
         now, lease = self._now(), self._registration.lease
         zombies = sum(is_zombie(unit.binding, unit.observation, lease, now) for unit in self._units.values())
-        running = self.active_count
+        running = self.active_count()
         held = sum(unit.is_held for unit in self._units.values()) if self._listed else 0
         metrics.AGENT_TASKS.set(running)
         metrics.AGENT_HELD_TASKS.set(held)

@@ -25,7 +25,8 @@ ACTIVE_STATES = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 
 
 def to_starting(local: TaskObservation, run: int, *, fetching: bool = False) -> TaskObservation:
-    """A new run starts without the probe results and the stop of the last one; the last exit stays for the report."""
+    """A new run starts without the times, the probe results and the stop of the last one; the last exit stays for the
+    report."""
     return msgspec.structs.replace(
         local,
         state=TaskState.STARTING,
@@ -36,6 +37,7 @@ def to_starting(local: TaskObservation, run: int, *, fetching: bool = False) -> 
         startup_passed=False,
         ready=False,
         ready_since_s=0.0,
+        started_at_s=0.0,
         pid=0,
         fetching=fetching,
         fetch_message="",

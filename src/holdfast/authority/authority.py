@@ -26,24 +26,22 @@ from holdfast.authority.commits import Commits, not_leader_error, stored
 from holdfast.authority.gangs import Gangs
 from holdfast.authority.heartbeats import Heartbeats
 from holdfast.authority.lease_book import LeaseBook
-from holdfast.authority.ledger import Ledger, rebuild_ledger
+from holdfast.authority.ledger import Ledger
 from holdfast.authority.lost_claims import LostClaims
 from holdfast.authority.release import ReleaseHandler
 from holdfast.authority.reserve import ReserveJob
 from holdfast.authority.slot_admission import RecoverySlotAdmission
-from holdfast.authority.state import BINDING, HOLD, RESERVATION, AuthorityState
+from holdfast.authority.state import BINDING, HOLD, RESERVATION, VOLUME, AuthorityState
 from holdfast.client.contract import FencingToken
 from holdfast.foundation import metrics
 from holdfast.foundation.ports import Ports
 from holdfast.foundation.tasks import cancel_and_wait
 from holdfast.gate.audit import AuditLog
 from holdfast.model import limits
-from holdfast.model.binding import Binding, Reservation
 from holdfast.model.cell_identity import IDENTITY_TERM, identity_of_term
 from holdfast.model.election_term import INCARNATION_TERM, RESTORE_COMPLETE, Term, is_restore_in_progress
 from holdfast.model.errors import Expired, Fault, StaleToken, Unavailable
 from holdfast.model.kinds import BY_NAME, Kind
-from holdfast.model.node import Node
 from holdfast.model.override import is_deletion_confirmed
 from holdfast.model.placement_api import (
     BindRequest,
@@ -69,6 +67,7 @@ ORPHAN_CHECK_EVERY_S = 10.0
 DECISION_PRUNE_EVERY_S = 30.0
 
 _log = structlog.get_logger()
+_FOLLOWED = (BINDING, RESERVATION, HOLD, VOLUME)
 _TERM = BY_NAME["Term"]
 T = TypeVar("T")
 _claims_all = metrics.AUTHORITY_CLAIMS.labels("all")
@@ -186,7 +185,7 @@ class Authority:
         self._lost = LostClaims(self._state, self._rounds, self._caller)
         self._slots = RecoverySlotAdmission(self._state, self._rounds, self._caller)
         self._gangs = Gangs(self._state, self._rounds, self._commits, self._caller)
-        self._watch_from = {kind.name: self._objects.head(kind) for kind in (BINDING, RESERVATION, HOLD)}
+        self._watch_from = {kind.name: self._objects.head(kind) for kind in _FOLLOWED}
         _log.info(
             "authority_started",
             region=self.region,
@@ -211,7 +210,7 @@ class Authority:
             ("authority fences", self._fence_leases()),
             ("authority background jobs", self._run_jobs()),
             ("authority bind preconditions", self._advance_on_release()),
-            *((f"authority follows {kind.name}", self._follow(kind)) for kind in (BINDING, RESERVATION, HOLD)),
+            *((f"authority follows {kind.name}", self._follow(kind)) for kind in _FOLLOWED),
         ]
         tasks = [asyncio.create_task(work, name=name) for name, work in jobs]
         try:
@@ -237,10 +236,7 @@ class Authority:
 
     def rebuilt_ledger(self) -> Ledger:
         """The ledger rebuilt from the published objects; equal to `ledger` while no commit is in flight."""
-        state = self._state
-        return rebuild_ledger(
-            state.list_all(Node), state.list_all(RecoverySlot), state.list_all(Reservation), state.list_all(Binding)
-        )
+        return self._state.rebuilt_ledger()
 
     def lease_epoch(self, node: str) -> int:
         return self._state.leases.epoch(node)
@@ -425,6 +421,8 @@ class Authority:
         if kind is HOLD:
             assert isinstance(item, RecoverySlot)
             self._rounds.slots_changed(item.spec.node, removed="" if change.new is not None else item.metadata.name)
+        elif kind is VOLUME and change.new is None:
+            self._rounds.volume_removed(item.metadata.namespace, item.metadata.name)
         elif change.new is None:  # only the authority writes claims, and its own are booked already
             self._rounds.claim_removed(item.metadata.namespace, item.metadata.name)
 

@@ -128,6 +128,7 @@ class BackgroundJobs:
             claim.capacity_class,
             template.gpu_models,
             tuple((p.name, p.port) for p in template.ports),
+            recovery_slots=claim.recovery_slots,
             udp_ports=udp_ports(template),
         )
         before = state.ledger.drop(claim.key)

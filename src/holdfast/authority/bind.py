@@ -13,6 +13,7 @@ from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step,
 from holdfast.authority.placement_gates import NO_RELIANCE
 from holdfast.authority.reserve import ReserveJob, RoundState, already_placed, node_refusal, rely_on
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
+from holdfast.authority.volumes import VolumeUse, new_volume_refusal, plan_volumes
 from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Refused
@@ -74,7 +75,12 @@ class BindHandler:
         reliance = self._round_state.gates.check(replica, node, new_claim=False)
         if isinstance(reliance, Refused):
             return rejected(reliance, attempt=item.intent.attempt)
-        step = self._step(item, replica, node, reservation)
+        use = plan_volumes(state, replica, node.metadata.name, self._round_state.created)
+        if isinstance(use, VolumeUse) and use.created:
+            use = new_volume_refusal(replica)
+        if isinstance(use, Refused):
+            return rejected(use, attempt=item.intent.attempt)
+        step = self._step(item, replica, node, reservation, use)
         if reliance is not NO_RELIANCE:
             rely_on(step, reliance)
         return step
@@ -111,7 +117,9 @@ class BindHandler:
             {"replica": str(replica.key), "needed": gang.needed},
         )
 
-    def _step(self, item: BindItem, replica: Replica, node: Node, reservation: Reservation) -> CommitStep:
+    def _step(
+        self, item: BindItem, replica: Replica, node: Node, reservation: Reservation, use: VolumeUse
+    ) -> CommitStep:
         state, round_state = self._state, self._round_state
         claim = msgspec.structs.replace(
             claim_from_reservation(reservation),
@@ -120,6 +128,7 @@ class BindHandler:
             expires_at="",
             victims=(),
             needs_tenure=needs_tenure(replica.spec.exclusive),
+            volumes=use.names,
         )
         placed = msgspec.structs.replace(
             replica.status.placement,
@@ -139,6 +148,7 @@ class BindHandler:
             fencing_token=fencing_token(assignment_of(state, replica), replica),
             gang_min=gang.needed if (gang := round_state.gang(replica)) is not None else 0,
             annotations=state.trace_annotations(replica),
+            volumes=use.bound,
         )
         writes: list[Put | Remove] = [
             records.reservation_change(reservation, ReservationPhase.CONSUMED),
@@ -161,6 +171,7 @@ class BindHandler:
             ),
             writes,
             compares={
+                **use.compares,
                 REPLICA.store_key(item.namespace, item.replica): replica.revision,
                 RESERVATION.store_key(item.namespace, claim.name): reservation.revision,
                 NODE.store_key("", claim.node): node.revision,

@@ -15,11 +15,12 @@ from holdfast.model.assignment import Purpose
 from holdfast.model.binding import Binding, CapacityClass, DesiredRunState, DeviceClaim, Reservation, ReservationPhase
 from holdfast.model.placement_eligibility import Labels
 from holdfast.model.placement_rules import AffinityRule
-from holdfast.model.quantity import Amounts, amounts
+from holdfast.model.quantity import STORAGE, Amounts, amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.template import port_keys, udp_ports
 from holdfast.model.tenure import needs_tenure
+from holdfast.model.volume import Volume, volume_bytes
 
 ENDED_PHASES = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
 """Phases of a Binding whose task has ended or will never start."""
@@ -57,6 +58,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     anti_affinity: tuple[AffinityRule, ...] = ()
     stopping: bool = False
     """The stop is requested. The task may run until the agent confirms it."""
+    volumes: tuple[str, ...] = ()
+    """Names of the Volumes that it uses."""
 
     @property
     def grant_class(self) -> GrantClass:
@@ -102,6 +105,26 @@ class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class VolumeHold(msgspec.Struct, frozen=True, gc=False):
+    """Space of a Volume: it counts on its node and against the quota, whether a claim uses it or not."""
+
+    namespace: str
+    name: str
+    node: str
+    amounts: Amounts
+    grant_class: GrantClass
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def hold_of(volume: Volume) -> VolumeHold:
+    meta, spec = volume.metadata, volume.spec
+    spent_as = GrantClass.RECOVERY if spec.recovery else GrantClass.NORMAL
+    return VolumeHold(meta.namespace, meta.name, spec.node, {STORAGE: volume_bytes(spec.size)}, spent_as)
 
 
 def grant_class(capacity: CapacityClass) -> GrantClass:
@@ -175,6 +198,7 @@ def claim_from_binding(binding: Binding, reservation: Reservation | None) -> Cla
         labels=tuple(sorted(spec.template.labels.items())),
         anti_affinity=spec.anti_affinity,
         stopping=spec.desired is DesiredRunState.STOP,
+        volumes=tuple(volume.name for volume in spec.volumes),
     )
 
 

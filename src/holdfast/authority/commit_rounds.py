@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.authority.claims import Claim
+from holdfast.authority.claims import Claim, VolumeHold
 from holdfast.authority.commits import CommitProbe, Commits, CommitTest, removed, stored
 from holdfast.authority.concurrency import ItemSemaphore
 from holdfast.authority.state import AuthorityState
@@ -34,6 +34,8 @@ CLAIM_DEPENDENT_REASONS = frozenset(
         Reason.INSUFFICIENT_MEMORY,
         Reason.INSUFFICIENT_RESOURCE,
         Reason.INSUFFICIENT_DEVICES,
+        Reason.INSUFFICIENT_STORAGE,
+        Reason.VOLUME_IN_USE,
         Reason.DEVICE_IN_USE,
         Reason.PORT_IN_USE,
         Reason.PORTS_EXHAUSTED,
@@ -83,6 +85,8 @@ class CommitStep(msgspec.Struct):
     """Claims of commits in flight that must be committed first, or with this step."""
     reads_claims: bool = False
     """Its check counted other claims. After a conflict it is checked again, because some of them may be gone."""
+    volumes: tuple[VolumeHold, ...] = ()
+    """Volumes that it creates. They count from its check on."""
 
 
 def make_step(
@@ -210,6 +214,7 @@ class CommitRounds:
         self._busy_identities: dict[str, _CommitInFlight] = {}
         self._busy_claims: dict[str, _CommitInFlight] = {}
         self._busy_slots: dict[str, SlotBooking] = {}
+        self._busy_volumes: dict[str, None] = {}
         self._removed_in_flight: dict[str, None] = {}
         """Claims and slots in flight whose objects were removed meanwhile; reloaded after their commit."""
 
@@ -224,6 +229,10 @@ class CommitRounds:
         elif key in self._ledger.claims:
             self._state.reload_claim(namespace, name)
 
+    def volume_removed(self, namespace: str, name: str) -> None:
+        if f"{namespace}/{name}" not in self._busy_volumes:
+            self._state.reload_volume(namespace, name)
+
     def slots_changed(self, node: str, removed: str = "") -> None:
         """Reloads the recovery slots of a node after another writer changed them. A slot in flight counts until its
         commit completes; if it was removed meanwhile (`removed`), it is reloaded then."""
@@ -236,6 +245,8 @@ class CommitRounds:
         """Reloads all claims and slots after watch events were lost; those in flight after their commit."""
         for claim in list(self._ledger.claims.values()):
             self.claim_removed(claim.namespace, claim.name)
+        for hold in list(self._ledger.volumes.values()):
+            self.volume_removed(hold.namespace, hold.name)
         self._removed_in_flight.update(dict.fromkeys(self._busy_slots))
         for node in list(self._ledger.nodes):
             self.slots_changed(node)
@@ -331,6 +342,9 @@ class CommitRounds:
         if step.slot is not None:
             self._ledger.put_slot(step.slot.node, step.slot.name, step.slot.amounts)
             self._busy_slots[step.slot.name] = step.slot
+        for hold in step.volumes:
+            self._ledger.put_volume(hold)
+            self._busy_volumes[hold.key] = None
 
     def _undo(self, steps: Sequence[tuple[int, CommitStep]]) -> None:
         for _, step in reversed(steps):
@@ -338,6 +352,8 @@ class CommitRounds:
                 self._ledger.restore(step.claim.key, step.claim_before)
             if step.slot is not None:
                 self._ledger.drop_slot(step.slot.node, step.slot.name)
+            for hold in step.volumes:
+                self._ledger.drop_volume(hold.key)
 
     async def _commit_steps(
         self,
@@ -383,6 +399,8 @@ class CommitRounds:
                 if self._removed_in_flight and step.claim.key in self._removed_in_flight:
                     del self._removed_in_flight[step.claim.key]
                     self._state.reload_claim(step.claim.namespace, step.claim.name)
+            for hold in step.volumes:
+                self._busy_volumes.pop(hold.key, None)
             if step.slot is not None:
                 self._busy_slots.pop(step.slot.name, None)
                 if self._removed_in_flight and step.slot.name in self._removed_in_flight:

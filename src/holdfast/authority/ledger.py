@@ -1,6 +1,6 @@
 """The ledger of a region: all claims by node and by tenant, and the check whether another claim fits. Pure.
 
-- It is a function of the stored Nodes, RecoverySlots, Reservations and Bindings: a rebuilt ledger is equal.
+- It is a function of the stored Nodes, RecoverySlots, Reservations, Bindings and Volumes: a rebuilt ledger is equal.
 - Claims of commits in flight are included, so the next check counts them.
 - A claim leaves the ledger only when its objects are deleted, never because a node shrank or was removed.
 """
@@ -11,20 +11,37 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast.authority import device_allocation
-from holdfast.authority.claims import Claim, ClaimRequest, claims_from_records, grant_class
+from holdfast.authority.claims import Claim, ClaimRequest, VolumeHold, claims_from_records, grant_class, hold_of
 from holdfast.authority.neighbours import NeighbourIndex
 from holdfast.authority.node_account import NodeAccount
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.grant_limit import SpendingLimit
 from holdfast.model.node import Node
-from holdfast.model.quantity import CPU, GPU, MEMORY, Amounts, add, amount_text, amounts, amounts_text, shortfall
+from holdfast.model.quantity import (
+    CPU,
+    GPU,
+    MEMORY,
+    STORAGE,
+    Amounts,
+    add,
+    amount_text,
+    amounts,
+    amounts_text,
+    shortfall,
+)
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot, is_admitted
+from holdfast.model.volume import Volume
 
 _NORMAL = GrantClass.NORMAL
-_SHORT_OF = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, GPU: Reason.INSUFFICIENT_DEVICES}
+_SHORT_OF = {
+    CPU: Reason.INSUFFICIENT_CPU,
+    MEMORY: Reason.INSUFFICIENT_MEMORY,
+    GPU: Reason.INSUFFICIENT_DEVICES,
+    STORAGE: Reason.INSUFFICIENT_STORAGE,
+}
 
 
 class Ledger:
@@ -45,11 +62,15 @@ class Ledger:
         self.quota_released: dict[str, Claim] = {}
         """Bound claims with released quota, whose node resources wait for proof of the stop."""
         self.neighbours = NeighbourIndex()
+        self.volumes: dict[str, VolumeHold] = {}
 
     def account(self, node: str) -> NodeAccount:
         found = self.nodes.get(node)
         if found is None:
             found = self.nodes[node] = NodeAccount(node)
+            for hold in self.volumes.values():  # a node that was removed and joined again still has its data
+                if hold.node == node:
+                    found.book_volume(hold, 1)
         return found
 
     def account_for(self, node: Node) -> NodeAccount:
@@ -104,14 +125,40 @@ class Ledger:
                 del self.tenured_claims[claim.node]
         return claim
 
+    def put_volume(self, hold: VolumeHold) -> None:
+        self.drop_volume(hold.key)
+        account = self.nodes.get(hold.node)
+        if account is not None:  # else `account` books it
+            account.book_volume(hold, 1)
+        self.volumes[hold.key] = hold
+        self._spend_as(hold.namespace, hold.grant_class, hold.amounts, 1)
+
+    def drop_volume(self, key: str) -> None:
+        """Removes a volume; does nothing if it is not there."""
+        hold = self.volumes.pop(key, None)
+        if hold is None:
+            return
+        self._spend_as(hold.namespace, hold.grant_class, hold.amounts, -1)
+        account = self.nodes.get(hold.node)
+        if account is not None and key in account.volumes:
+            account.book_volume(hold, -1)
+
+    def user_of_volume(self, namespace: str, name: str, node: str) -> Claim | None:
+        """The claim that uses the volume. Its users are on its node."""
+        account = self.nodes.get(node)
+        claims = account.claims.values() if account is not None else ()
+        return next((c for c in claims if c.namespace == namespace and name in c.volumes), None)
+
+    def _spend_as(self, tenant: str, spent_as: GrantClass, amount: Amounts, sign: int) -> None:
+        used = self.used.setdefault((tenant, spent_as), {})
+        add(used, amount, times=sign)
+        if not used:
+            del self.used[tenant, spent_as]
+
     def _spend(self, claim: Claim, sign: int) -> None:
         if not claim.amounts:
             return
-        key = (claim.namespace, claim.grant_class)
-        used = self.used.setdefault(key, {})
-        add(used, claim.amounts, times=sign)
-        if not used:
-            del self.used[key]
+        self._spend_as(claim.namespace, claim.grant_class, claim.amounts, sign)
         if claim.run_until:
             on_trust = self.provisional_use.setdefault(claim.namespace, {})
             add(on_trust, claim.amounts, times=sign)
@@ -259,10 +306,11 @@ class Ledger:
             "unbound": sorted(self.unbound),
             "lingering": sorted(self.quota_released),
             "neighbours": self.neighbours.comparable_state(),
+            "volumes": dict(self.volumes),
             "nodes": {
                 name: (a.firm, a.reclaimable, a.nominated, a.recovery_slots, a.device_use, a.ports, sorted(a.claims))
                 for name, a in self.nodes.items()
-                if a.claims or a.recovery_slots
+                if a.claims or a.recovery_slots or a.volumes
             },
         }
 
@@ -277,6 +325,7 @@ def rebuild_ledger(
     slots: Iterable[RecoverySlot],
     reservations: Iterable[Reservation],
     bindings: Iterable[Binding],
+    volumes: Iterable[Volume] = (),
 ) -> Ledger:
     """Builds the ledger from stored objects."""
     ledger = Ledger()
@@ -289,11 +338,13 @@ def rebuild_ledger(
         ledger.set_slots(name, node_slots)
     for claim in claims_from_records(reservations, bindings):
         ledger.put(claim)
+    for volume in volumes:
+        ledger.put_volume(hold_of(volume))
     return ledger
 
 
 def _capacity_refusal(account: NodeAccount, request: ClaimRequest, short: Amounts) -> Refused:
-    reason = next((_SHORT_OF[name] for name in (CPU, MEMORY, GPU) if name in short), Reason.INSUFFICIENT_RESOURCE)
+    reason = next((_SHORT_OF[name] for name in _SHORT_OF if name in short), Reason.INSUFFICIENT_RESOURCE)
     facts: dict[str, Any] = {
         "node": account.name,
         "shortfall": amounts_text(short),

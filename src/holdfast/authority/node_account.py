@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.authority.claims import Claim, ClaimRequest, victim_key
+from holdfast.authority.claims import Claim, ClaimRequest, VolumeHold, victim_key
 from holdfast.model.binding import CapacityClass
 from holdfast.model.node import Device, Node, node_capacity
 from holdfast.model.quantity import Amounts, add
@@ -38,6 +38,7 @@ class NodeAccount:
         "reclaimable",
         "recovery_slots",
         "revision",
+        "volumes",
     )
 
     def __init__(self, name: str) -> None:
@@ -56,6 +57,8 @@ class NodeAccount:
         self.recovery_slots: dict[str, Amounts] = {}
         self.nominated_claims: dict[str, Claim] = {}
         """Nominated claims, which wait for the release of their victims."""
+        self.volumes: dict[str, VolumeHold] = {}
+        """Volumes on the node. They are firm, and no release of a claim frees them."""
 
     def update_from(self, node: Node) -> None:
         """Copies capacity, devices and ports from the Node."""
@@ -97,6 +100,14 @@ class NodeAccount:
         for port in claim.port_keys:
             if self.ports.get(port) == claim.key:
                 del self.ports[port]
+
+    def book_volume(self, hold: VolumeHold, sign: int) -> None:
+        """Adds (1) or removes (-1) a volume."""
+        add(self.firm, hold.amounts, times=sign)
+        if sign > 0:
+            self.volumes[hold.key] = hold
+        else:
+            del self.volumes[hold.key]
 
     def recovery_reserved(self, consuming: tuple[str, ...] = ()) -> Amounts:
         """Resources of recovery slots, without slots that a claim or `consuming` consumes."""

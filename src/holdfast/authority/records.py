@@ -29,6 +29,7 @@ from holdfast.model.node import Node
 from holdfast.model.placement_rules import required_anti_affinity
 from holdfast.model.replica import PlacementBlock, Replica, bound_condition
 from holdfast.model.validation import MAX_LABEL
+from holdfast.model.volume import BoundVolume
 from holdfast.store.contract import Put
 
 _REPLICA: Kind = kind_of(Replica)
@@ -135,6 +136,7 @@ def binding_put(
     fencing_token: str,
     gang_min: int,
     annotations: dict[str, str],
+    volumes: tuple[BoundVolume, ...] = (),
 ) -> Put:
     spec = BindingSpec(
         replica=claim.replica,
@@ -160,6 +162,7 @@ def binding_put(
         run_until=claim.run_until,
         fencing_token=fencing_token,
         index=replica.spec.index,
+        volumes=volumes,
     )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
     if annotations:

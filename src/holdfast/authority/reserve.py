@@ -18,6 +18,7 @@ from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step,
 from holdfast.authority.placement_gates import NO_RELIANCE, PlacementGates, RelianceOnClaims, labels_of
 from holdfast.authority.protected_quota import ProtectedQuota
 from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, HOLD, NODE, REPLICA, RESERVATION, AuthorityState
+from holdfast.authority.volumes import VolumeUse, new_volume_refusal, plan_volumes, requested_amounts, without_volumes
 from holdfast.model import limits
 from holdfast.model.active_policy import active_policy
 from holdfast.model.binding import CapacityClass, DeviceClaim, Reservation, ReservationPhase, claim_name
@@ -37,7 +38,7 @@ from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.model.region import Region
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision, PolicyRules
-from holdfast.model.template import requests, udp_ports
+from holdfast.model.template import udp_ports
 from holdfast.model.tenant import Tenant
 from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import micro_text, seconds_text
@@ -187,17 +188,22 @@ class ReserveJob:
         reliance = round_state.gates.check(replica, node, item.victims, new_claim=True)
         if isinstance(reliance, Refused):
             return rejected(reliance, attempt=item.intent.attempt)
-        request = self._with_slots(self._claim_request(item, replica), node)
+        use = plan_volumes(state, replica, node.metadata.name, round_state.created)
+        if isinstance(use, VolumeUse) and use.created and (item.victims or not self._bind):
+            use = new_volume_refusal(replica)
+        if isinstance(use, Refused):
+            return rejected(use, attempt=item.intent.attempt)
+        request = self._with_slots(self._claim_request(item, replica, use), node)
         limit, revisions = round_state.limit(item.namespace, request.capacity_class)
         claim = state.ledger.check(node, request, limit)
-        if isinstance(claim, Refused) and claim.reason == Reason.GRANT_EXPIRED:
+        if isinstance(claim, Refused) and claim.reason == Reason.GRANT_EXPIRED and not use.created:
             claim = self._check_provisional(replica, node, request, limit, claim)
         if isinstance(claim, Refused):
             return rejected(claim, attempt=item.intent.attempt)
         if item.victims:
             named = bind_preconditions.victim_claims(state, item)
             revisions = {**revisions, **round_state.protected.compared_revisions(item.namespace, named)}
-        step = self._step(item, replica, node, claim, revisions)
+        step = self._step(item, replica, node, claim, revisions=revisions, use=use)
         if reliance is not NO_RELIANCE:
             rely_on(step, reliance)
         return step
@@ -235,7 +241,7 @@ class ReserveJob:
             {"node": other.node, "winner": other.facts()},
         )
 
-    def _claim_request(self, item: ReserveItem, replica: Replica) -> ClaimRequest:
+    def _claim_request(self, item: ReserveItem, replica: Replica, use: VolumeUse) -> ClaimRequest:
         template, kind = replica.spec.template, capacity_class(replica)
         victims = bind_preconditions.live_victims(self._state, item) if item.victims else ()
         return ClaimRequest(
@@ -244,7 +250,7 @@ class ReserveJob:
             replica=item.replica,
             replica_uid=replica.uid,
             attempt=item.intent.attempt,
-            amounts=requests(template),
+            amounts=requested_amounts(replica, use),
             capacity_class=kind,
             gpu_models=template.gpu_models,
             ports=tuple((p.name, p.port) for p in template.ports),
@@ -269,7 +275,14 @@ class ReserveJob:
         return msgspec.structs.replace(request, recovery_slots=slots)
 
     def _step(
-        self, item: ReserveItem, replica: Replica, node: Node, claim: Claim, revisions: dict[str, int]
+        self,
+        item: ReserveItem,
+        replica: Replica,
+        node: Node,
+        claim: Claim,
+        *,
+        revisions: dict[str, int],
+        use: VolumeUse,
     ) -> CommitStep:
         round_state, ids = self._round_state, self._state.ports.ids
         precondition = self._pending_precondition(replica, claim)
@@ -282,6 +295,8 @@ class ReserveJob:
             expires_at=expires_at,
             victims=() if binds else claim.victims,
             needs_tenure=needs_tenure(replica.spec.exclusive),
+            volumes=use.names if binds else (),
+            amounts=without_volumes(claim.amounts, use),
         )
         # A claim that is bound at once needs no Reservation: it would be consumed by the transaction that creates it
         # (docs/decisions/0019). Only consumed recovery slots must be recorded on one.
@@ -300,10 +315,11 @@ class ReserveJob:
         )
         compares = {
             **revisions,
+            **use.compares,
             REPLICA.store_key(item.namespace, item.replica): replica.revision,
             NODE.store_key("", claim.node): node.revision,
         }
-        writes: list[Put | Remove] = []
+        writes: list[Put | Remove] = list(use.created)
         if needs_reservation:
             reservation = self._reservation(item, replica, claim)
             compares[reservation.key] = 0
@@ -321,6 +337,7 @@ class ReserveJob:
                 fencing_token=fencing_token(assignment_of(self._state, replica), replica),
                 gang_min=gang.needed if (gang := round_state.gang(replica)) is not None else 0,
                 annotations=self._state.trace_annotations(replica),
+                volumes=use.bound,
             )
             compares[binding.key] = 0
             writes.append(binding)
@@ -330,15 +347,11 @@ class ReserveJob:
             slot_write = slot_admission.consumer_put(slot, claim, round_state.at)
             compares[slot_write.key] = slot.revision
             writes.append(slot_write)
-        return make_step(
-            "create",
-            BINDING if binds else RESERVATION,
-            stored.attached.metadata,
-            _accepted(claim, placement, precondition),
-            writes,
-            compares=compares,
-            claim=claim,
-        )
+        done = _accepted(claim, placement, precondition)
+        meta, kind = stored.attached.metadata, BINDING if binds else RESERVATION
+        step = make_step("create", kind, meta, done, writes, compares=compares, claim=claim)
+        step.volumes = use.holds
+        return step
 
     def _reservation(self, item: ReserveItem, replica: Replica, claim: Claim) -> Put:
         phase = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-from holdfast.authority.claims import Claim, claim_from_records
+from holdfast.authority.claims import Claim, claim_from_records, hold_of
 from holdfast.authority.grant_leases import GrantLeases
 from holdfast.authority.lease_book import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild_ledger
@@ -32,6 +32,7 @@ from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant, is_dedicated
+from holdfast.model.volume import Volume
 from holdfast.store.objects import Objects
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
@@ -46,6 +47,7 @@ HOLD = kind_of(RecoverySlot)
 LEASE = kind_of(Lease)
 LEASE_PAGE = kind_of(LeasePage)
 BUDGET = kind_of(RecoveryBudget)
+VOLUME = kind_of(Volume)
 
 
 class AuthorityState:
@@ -72,9 +74,7 @@ class AuthorityState:
 
     def load(self) -> None:
         """Rebuilds everything from the stored objects."""
-        self.ledger = rebuild_ledger(
-            self.list_all(Node), self.list_all(RecoverySlot), self.list_all(Reservation), self.list_all(Binding)
-        )
+        self.ledger = self.rebuilt_ledger()
         inherited: Lease | None = self.get(LEASE, tenure.NAMESPACE, tenure.NAME)
         self.inherited_tenure_revision = inherited.revision if inherited is not None else 0
         pages = list(self.list_all(LeasePage))
@@ -85,6 +85,16 @@ class AuthorityState:
         self.leases.load(pages, self.now(), self._last_monotonic_s)
         self._grant_leases = GrantLeases()
         self._grant_leases.observe(self.list_all(GrantCopy), self.now(), self._last_monotonic_s)
+
+    def rebuilt_ledger(self) -> Ledger:
+        """The ledger of the published objects."""
+        return rebuild_ledger(
+            self.list_all(Node),
+            self.list_all(RecoverySlot),
+            self.list_all(Reservation),
+            self.list_all(Binding),
+            self.list_all(Volume),
+        )
 
     def now(self) -> float:
         """The wall clock; if it was set back, the last returned time plus elapsed monotonic time."""
@@ -153,6 +163,14 @@ class AuthorityState:
             self.ledger.drop(f"{namespace}/{name}")
         else:
             self.ledger.put(claim)
+
+    def reload_volume(self, namespace: str, name: str) -> None:
+        """Updates the ledger after a Volume was removed."""
+        volume: Volume | None = self.get(VOLUME, namespace, name)
+        if volume is None:
+            self.ledger.drop_volume(f"{namespace}/{name}")
+        else:
+            self.ledger.put_volume(hold_of(volume))
 
     def reload_slots(self, node: str, in_flight: Mapping[str, Amounts]) -> None:
         """Reloads the recovery slots of a node, and adds those of commits in flight."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from holdfast.cell.volume_controllers import claims_controller, volumes_controller
 from holdfast.controllers.controller import Controller, Decide, woken_by_object
 from holdfast.fleet import (
     assign,
@@ -20,8 +21,8 @@ from holdfast.fleet import (
     policy,
     post_restore,
     region_health,
-    rollout,
-    workload_status,
+    volume_claims,
+    workload_progress,
 )
 from holdfast.fleet.recovery import backing, recover
 from holdfast.foundation.time_zones import find_zone
@@ -52,6 +53,7 @@ from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
+from holdfast.model.volume import Volume, VolumeClaim
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Outcome, Write
 from holdfast.scheduling import endpoint_membership, node_health, replicate, slot_requests
@@ -63,6 +65,8 @@ NODE_HEALTH_RESYNC_S = limits.NODE_LEASE_TTL_S
 WORKLOAD_DECISION_INTERVAL_S = 0.05
 # Debounce of summary statuses in a burst: a key waits this long, and all changes in that time become one write.
 STATUS_DEBOUNCE_S = 1.0
+# Delay of every summary status: a new workload is assigned, placed and reported within it, which becomes one write.
+STATUS_SETTLE_S = 0.2
 # Resync interval of garbage collection. Longer than others: it reads every object.
 GARBAGE_COLLECTION_RESYNC_S = 120.0
 # Interval at which overdue finalizers are searched for.
@@ -76,6 +80,7 @@ def global_controllers() -> tuple[Controller, ...]:
         *_incident_controllers(),
         _finalizers("global"),
         _cron_runs(),
+        claims_controller(),
         garbage_collection("global"),
     )
 
@@ -106,7 +111,7 @@ def _finalizers(cell: str) -> Controller:
 
 
 def _workload_controllers() -> tuple[Controller, ...]:
-    """Assignment, quota, policy and status of workloads."""
+    """Assignment, quota, policy, rollout and status of workloads."""
     return (
         Controller(
             name="assign",
@@ -119,6 +124,7 @@ def _workload_controllers() -> tuple[Controller, ...]:
                 Region: assign_wakes.woken_by_region,
                 PriorityClass: assign_wakes.woken_by_priority,
                 Override: assign_wakes.woken_by_override,
+                VolumeClaim: volume_claims.workloads_woken_by_claim,
             },
             reads=(Tenant, Quota, Grant),
         ),
@@ -144,34 +150,24 @@ def _workload_controllers() -> tuple[Controller, ...]:
         ),
         Controller(
             name="workload-status",
-            decide=workload_status.decide,
-            keys=workload_status.keys,
+            decide=workload_progress.decide,
+            keys=workload_progress.keys,
             wakes={
-                Workload: workload_status.woken_by_workload,
-                Assignment: workload_status.woken_by_assignment,
-                Region: workload_status.woken_by_region,
+                Workload: workload_progress.woken_by_workload,
+                Assignment: workload_progress.woken_by_assignment,
+                Region: workload_progress.woken_by_region,
+                VolumeClaim: volume_claims.workloads_woken_by_claim,
             },
             batch=True,
             debounce_s=STATUS_DEBOUNCE_S,
+            settle_s=STATUS_SETTLE_S,
         ),
     )
 
 
 def _revision_controllers() -> tuple[Controller, ...]:
-    """Rollout, autoscaling and deletion of finished batches."""
+    """Autoscaling and deletion of finished batches."""
     return (
-        Controller(
-            name="rollout",
-            decide=rollout.decide,
-            keys=rollout.keys,
-            wakes={
-                Workload: rollout.woken_by_workload,
-                Assignment: rollout.woken_by_assignment,
-                Region: rollout.woken_by_region,
-            },
-            batch=True,
-            debounce_s=STATUS_DEBOUNCE_S,
-        ),
         Controller(
             name="autoscale",
             decide=autoscale.decide,
@@ -227,6 +223,7 @@ def _incident_controllers() -> tuple[Controller, ...]:
             },
             reads=(PriorityClass, Tenant),
             resync_s=10.0,
+            pause_per_pass=9.0,  # a tenth of the process at most
         ),
         Controller(
             name="override",
@@ -246,7 +243,7 @@ def _incident_controllers() -> tuple[Controller, ...]:
                 Workload: recover.woken_by_workload,
                 RecoveryBudget: recover.woken_by_budget,
             },
-            reads=(Assignment, PriorityClass, Tenant, Quota, Grant, Override),
+            reads=(Assignment, PriorityClass, Tenant, Quota, Grant, Override, VolumeClaim),
             resync_s=5.0,  # one key at a time: targets are chosen over all workloads together
         ),
     )
@@ -316,6 +313,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             min_interval_s=WORKLOAD_DECISION_INTERVAL_S,
         ),
         *_release_controllers(),
+        volumes_controller(),
         Controller(
             name="node-health",
             decide=node_health.decide,
@@ -358,7 +356,7 @@ def _capacity_controllers(region: str) -> tuple[Controller, ...]:
             decide=node_pools.decider(region),
             keys=node_pools.keys,
             wakes={NodePool: node_pools.woken_by_pool, SchedulingRequest: node_pools.woken_by_request},
-            reads=(Node, Binding, Reservation, RecoverySlot, RecoveryBudget),
+            reads=(Node, Binding, Reservation, RecoverySlot, RecoveryBudget, Volume),
             resync_s=limits.NODE_POOL_CHECK_EVERY_S,
         ),
         Controller(
@@ -406,7 +404,11 @@ def _copies_in_region(link: Link) -> tuple[Controller, ...]:
                 Override: mirror.woken_by_override,
                 Replica: mirror.woken_by_replica,
             },
-            peer_wakes={**dict.fromkeys(mirror.MIRRORED_KINDS, mirror.woken_by_any), Region: mirror.woken_by_region},
+            peer_wakes={
+                **dict.fromkeys(mirror.MIRRORED_KINDS, mirror.woken_by_any),
+                Assignment: mirror.woken_by_original,
+                Region: mirror.woken_by_region,
+            },
         ),
         Controller(
             name="grant-sync",
@@ -435,9 +437,7 @@ def _reports_to_global_cell(link: Link) -> tuple[Controller, ...]:
     return (
         Controller(
             name="grant-acknowledgement",
-            decide=_from_both_cells(
-                lambda key, there, here, now: grant_sync.acknowledgement(key, there, here, region, now)
-            ),
+            decide=lambda key, view, now: grant_sync.acknowledge(key, view.peer, view, region, now),
             keys=grant_sync.keys,
             wakes={GrantCopy: woken_by_object},
             peer_wakes={Grant: grant_sync.woken_by_grant},

@@ -20,11 +20,11 @@ def observe_directory(state: Path) -> None:
 
 
 def observe_certificate(path: Path) -> None:
-    metrics.SERVER_CERTIFICATE_EXPIRY.set_function(lambda: _expiry_s(path))
+    metrics.SERVER_CERTIFICATE_EXPIRY.set_function(lambda: certificate_expiry_s(path))
 
 
-def _expiry_s(path: Path) -> float:
-    """0 while the file is being replaced: the alert ignores that."""
+def certificate_expiry_s(path: Path) -> float:
+    """When the certificate expires; 0 while the file is being replaced, which the alert ignores."""
     try:
         return validity_period(path.read_bytes())[1]
     except (OSError, ValueError):

@@ -15,12 +15,14 @@ from holdfast.cell.break_glass_watch import BreakGlassWatch
 from holdfast.cell.builtin_role_publisher import BuiltinRolePublisher
 from holdfast.cell.cell import GLOBAL, Cell
 from holdfast.cell.cell_config import CellConfig
+from holdfast.cell.cell_warnings import CellWarnings
 from holdfast.cell.certificate_upkeep import GlobalCertificates, RegionCertificates
 from holdfast.cell.config_upkeep import ConfigUpkeep
 from holdfast.cell.disk_gauges import observe_certificate, observe_directory
 from holdfast.cell.freed_memory import FreedMemory, keep_freed_memory
 from holdfast.cell.identity import IdentityRecorder, check_file, establish_identity
 from holdfast.cell.image_resolver import read_allowed
+from holdfast.cell.notifier import Notifier
 from holdfast.cell.server_upkeep import EtcdMemberUpkeep, GlobalServerUpkeep
 from holdfast.cell.state_format import CELL_STATE
 from holdfast.cell.storage import STORE_FILE
@@ -118,6 +120,7 @@ async def run_cell(config: CellConfig) -> int:
     recorder = IdentityRecorder(record, own, store, ports)
     life.add("identity record", recorder, runs=recorder.run)
     _add_store_parts(life, config, cell, ports)
+    _add_notifications(life, config, cell, own.identity, ports)
     if isinstance(global_client, HttpClient) and config.link_cert is not None:
         shown = LinkCertificate(global_client, config.link_cert, ports)
         life.add("link certificate", shown, runs=shown.run)
@@ -184,6 +187,16 @@ def _add_access_parts(life: Lifetime, config: CellConfig, cell: Cell, store: Sto
     if config.store != "memory":
         checkpoints = AuditCheckpoints(config.cell, config.state, store, ports)
         life.add("audit checkpoints", checkpoints, runs=checkpoints.run)
+
+
+def _add_notifications(life: Lifetime, config: CellConfig, cell: Cell, identity: str, ports: Ports) -> None:
+    """The global cell announces events. A region tells it about its own cell, in its report."""
+    warnings = CellWarnings(config, cell, ports)
+    if cell.link is not None:
+        cell.link.warnings = warnings
+    if config.cell == GLOBAL and "controllers" in config.parts:
+        notifier = Notifier(cell, identity, warnings)
+        life.add("notifications", notifier, runs=notifier.run)
 
 
 def _add_certificate_upkeep(

@@ -17,6 +17,8 @@ from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.replica import Replica
 from holdfast.model.times import parse_time
 
+STEPS = ("scheduling", "binding", "startup", "readiness", "serving")
+
 
 def step_times(replica: Replica) -> dict[str, float]:
     """Seconds of each step up to serving, in order. A step whose begin or end is not recorded is left out."""
@@ -26,15 +28,17 @@ def step_times(replica: Replica) -> dict[str, float]:
     queued = replica.metadata.creation_timestamp if placed.attempt == 1 else ""  # later attempts: not recorded
     reserved = placed.reserved_at or placed.bound_at
     started = ran.started_at
-    steps = {
-        "scheduling": (queued, reserved),
-        "binding": (reserved, placed.bound_at),
-        "startup": (placed.bound_at if ran.restarts == 0 else "", started),
-        "readiness": (started, ran.ready_since),
-        "serving": (ran.ready_since, traffic.since),
-    }
+    periods = (
+        (queued, reserved),
+        (reserved, placed.bound_at),
+        (placed.bound_at if ran.restarts == 0 else "", started),
+        (started, ran.ready_since),
+        (ran.ready_since, traffic.since),
+    )
     return {
-        name: max(0.0, parse_time(end) - parse_time(begin)) for name, (begin, end) in steps.items() if begin and end
+        name: max(0.0, parse_time(end) - parse_time(begin))
+        for name, (begin, end) in zip(STEPS, periods, strict=True)
+        if begin and end
     }
 
 
@@ -45,6 +49,11 @@ class ReplicaStages:
         self._clock = clock
         self._queued_since: dict[str, str] = {}
         """Replica uid → time, of the replicas that wait for a node."""
+        for step in STEPS:
+            # A series must exist before its first value: Prometheus sees no increase in one that begins with it.
+            metrics.REGION_STEP.labels(step)
+        for one in Stage:
+            metrics.REGION_REPLICAS.labels(one.value)
         informers.of(Replica).on_change(self._on_replicas)
         metrics.REGION_QUEUE_AGE.set_function(self._queue_age_s)
 

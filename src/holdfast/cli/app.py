@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "holdfast.cli.commands.dns:dns",
         "Answer DNS queries for workloads with the addresses of serving replicas.",
     ),
+    "proxy": (
+        "holdfast.cli.commands.proxy:proxy",
+        "Run an entry proxy for a region: HAProxy, kept in step with the serving replicas.",
+    ),
     "explain": (
         "holdfast.cli.commands.explain:explain",
         "Show the history of a workload or replica, its stage, the reason, and the next step.",
@@ -53,6 +57,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "override": (
         "holdfast.cli.commands.override:override",
         "Create, approve, revoke and list overrides: audited, expiring exceptions.",
+    ),
+    "maintenance": (
+        "holdfast.cli.commands.maintenance:maintenance",
+        "Start, list and end maintenance of a region, a zone or nodes.",
+    ),
+    "notify": (
+        "holdfast.cli.commands.notify:notify",
+        "Send a test notification, and list receivers and notifications.",
     ),
     "drill": ("holdfast.cli.commands.drill:drill", "Cause real failures and check the recovery."),
     "readiness": (

@@ -22,23 +22,31 @@ class RegionQuery(AnswerRow, frozen=True, kw_only=True):
     parameters: dict[str, str] = {}
     user: str = ""
     groups: tuple[str, ...] = ()
+    known: str = ""
+    """`etag` of the answer that the global cell has. If it is still true, the region sends no data."""
 
 
 class RegionAnswer(AnswerRow, frozen=True, kw_only=True):
-    """`as_of` is the region's time, `revision` that of its store. `error` is set if there is no data."""
+    """`as_of` is the region's time, `revision` that of its store. `error` is set if there is no data. `etag` changes
+    with the data; `unchanged` says that the data is that of the answer which the query named."""
 
     as_of: float
     revision: int = 0
     data: Any = None
     error: str = ""
+    etag: str = ""
+    unchanged: bool = False
 
 
 class StageCount(AnswerRow, frozen=True, kw_only=True):
-    """Replicas in one stage. `oldest_s` is how long the oldest of them has been in it."""
+    """Replicas in one stage. `oldest_since_s` is the Unix time at which the oldest of them entered it; 0 if unknown.
+    A time and not a duration, so that nothing is sent again while nothing changes."""
 
     stage: str
     count: int = 0
-    oldest_s: float = 0.0
+    at_work: int = 0
+    """Replicas of batch workloads among them that run. They never serve, and are not on the way anywhere."""
+    oldest_since_s: float = 0.0
     oldest: str = ""
 
 
@@ -171,6 +179,7 @@ class ReplicaRow(AnswerRow, frozen=True, kw_only=True):
     started_at: str = ""
     ready_at: str = ""
     serving_at: str = ""
+    ended_at: str = ""
     since: str = ""
     next_owner: str = ""
     next_step: str = ""

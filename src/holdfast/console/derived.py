@@ -1,9 +1,9 @@
-"""Rows derived from objects. An object that did not change keeps its row, so a fleet at rest costs almost nothing."""
+"""What is derived from objects, and kept until they change: so a fleet at rest costs almost nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
 
 from holdfast.model.meta import Object
 
@@ -28,6 +28,27 @@ class DerivedRows(Generic[O, R]):
             found[uid] = held
         self._known = found
         return [row for _, row in found.values()]
+
+
+class KeptValues:
+    """Values that were computed from objects of some version. A value is computed anew when its version changes.
+
+    `most` bounds the values: the one that was used least recently is dropped.
+    """
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._kept: dict[Hashable, tuple[Hashable, Any]] = {}
+
+    def value(self, name: Hashable, version: Hashable, compute: Callable[[], R]) -> R:
+        held = self._kept.pop(name, None)
+        if held is None or held[0] != version:
+            held = (version, compute())
+        self._kept[name] = held
+        while len(self._kept) > self._most:
+            self._kept.pop(next(iter(self._kept)))
+        found: R = held[1]
+        return found
 
 
 def percentile(values: list[float], part: float) -> float:

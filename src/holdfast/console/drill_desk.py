@@ -22,6 +22,8 @@ PROGRESS_LINES_MAX = 200
 REPORT_BYTES_MAX = 256 * 1024
 # Length of the name of a drill or region in a request.
 DRILL_NAME_CHARS_MAX = 63
+# Results of drills that are kept for notifications.
+DRILL_RESULTS_KEPT = 50
 
 
 T = TypeVar("T")
@@ -41,6 +43,8 @@ class DrillRequest(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     region: str
     user: str
+    scheduled: bool = False
+    """Started by a schedule: only if the fleet is healthy."""
 
 
 class DrillState(msgspec.Struct, frozen=True, rename="camel"):
@@ -52,6 +56,19 @@ class DrillState(msgspec.Struct, frozen=True, rename="camel"):
     ended_at: float = 0.0
 
 
+class DrillResult(msgspec.Struct, frozen=True, rename="camel"):
+    """How a drill ended, or why a scheduled one was not started. `id` is that of its kept report, if it has one.
+
+    A drill that was left out for planned maintenance counts as passed."""
+
+    id: str
+    drill: str
+    region: str
+    passed: bool
+    ended_at_s: float
+    failure: str = ""
+
+
 class DrillDesk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,6 +76,7 @@ class DrillDesk:
         self.progress_file = folder / "progress.log"
         self.report_file = folder / "report.txt"
         self._request, self._state, self._lock = folder / "request.json", folder / "state.json", folder / "taker.lock"
+        self._results = folder / "results.json"
 
     # The console's side --------------------------------------------------------------------------------------------
 
@@ -94,6 +112,10 @@ class DrillDesk:
     def state(self) -> DrillState | None:
         return _read(self._state, DrillState)
 
+    def results(self) -> tuple[DrillResult, ...]:
+        """The newest results, oldest first, of every drill on this platform, however it was started."""
+        return _read(self._results, tuple[DrillResult, ...]) or ()
+
     def progress(self) -> list[str]:
         return _tail(self.progress_file)[-PROGRESS_LINES_MAX:]
 
@@ -128,6 +150,14 @@ class DrillDesk:
         if self._request.exists():
             self._request.unlink(missing_ok=True)
         return found
+
+    def add_result(self, result: DrillResult) -> None:
+        """Notes how a drill ended, for notifications. The report itself is kept elsewhere."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept = [known for known in self.results() if known.id != result.id][-(DRILL_RESULTS_KEPT - 1) :]
+        new = self._results.with_name(".results.new")
+        new.write_bytes(msgspec.json.encode((*kept, result)))
+        os.replace(new, self._results)
 
     def record(self, state: DrillState) -> None:
         new = self._state.with_name(".state.new")

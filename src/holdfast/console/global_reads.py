@@ -320,16 +320,28 @@ def part(known: KnownAnswer | None, kind: type[T]) -> T | None:
     """The data of a region's last answer; None if it never answered or in a form that this release cannot read."""
     if known is None or known.answer is None or known.answer.data is None:
         return None
-    try:
-        return msgspec.convert(known.answer.data, kind)
-    except msgspec.ValidationError:
-        return None
+    if kind not in known.parsed:
+        try:
+            known.parsed[kind] = msgspec.convert(known.answer.data, kind)
+        except msgspec.ValidationError:
+            known.parsed[kind] = None
+    found: T | None = known.parsed[kind]
+    return found
 
 
 def parts(known: KnownAnswer | None, kind: type[T]) -> list[T]:
     """The rows of a region's last answer."""
     found = part(known, cast("type[list[T]]", list[kind]))  # type: ignore[valid-type]
     return found or []
+
+
+def without_region_times(page: Any) -> tuple[Any, dict[str, float]]:
+    """The page without the times of the regions' answers, which change every second, and these times."""
+    regions = getattr(page, "regions", ())
+    if not regions or not all(isinstance(region, RegionState) for region in regions):
+        return page, {}
+    timeless = tuple(msgspec.structs.replace(region, as_of=0.0) for region in regions)
+    return msgspec.structs.replace(page, regions=timeless), {region.name: region.as_of for region in regions}
 
 
 def merged_stages(summaries: Iterable[RegionSummary]) -> list[StageCount]:
@@ -340,8 +352,11 @@ def merged_stages(summaries: Iterable[RegionSummary]) -> list[StageCount]:
             if held is None:
                 found[item.stage] = item
                 continue
-            older = item if item.oldest_s > held.oldest_s else held
-            found[item.stage] = msgspec.structs.replace(older, count=held.count + item.count)
+            known = [stage for stage in (held, item) if stage.oldest_since_s]
+            older = min(known, key=lambda stage: stage.oldest_since_s, default=held)
+            found[item.stage] = msgspec.structs.replace(
+                older, count=held.count + item.count, at_work=held.at_work + item.at_work
+            )
     return list(found.values())
 
 

@@ -65,6 +65,9 @@ class PastObjects:
     def head(self, kind: Kind) -> int:
         return self._revision
 
+    def changed_at(self, kind: Kind) -> int:
+        return self._revision
+
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return self._by_key.get(kind.name, {}).get((namespace, name))
 

@@ -185,13 +185,13 @@ def search(reader: RegionReader, viewer: Viewer, text: str) -> list[SearchHit]:
 
 
 def system(reader: RegionReader) -> RegionSystem:
-    objects, store = reader.objects, reader.objects.store_of(kind_of(Replica))
+    store = reader.objects.store_of(kind_of(Replica))
     now_s = reader.ports.clock.now()
     left = [parse_time(c.spec.lease_expires_at) - now_s for c in _copies(reader) if c.spec.lease_expires_at]
     return RegionSystem(
         leaders=leaders(reader),
         version=__version__,
-        objects={k.plural: len(objects.list(k)[0]) for k in ALL if k.home.value != "global" and not k.internal},
+        objects={k.plural: reader.count(k) for k in ALL if k.home.value != "global" and not k.internal},
         revision=reader.revision(),
         compacted=store.compacted,
         grants_expiring_s=min(left, default=0.0),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -47,10 +48,13 @@ class KnownAnswer(msgspec.Struct, frozen=True):
     region: str
     answer: RegionAnswer | None
     problem: str = ""
+    parsed: dict[Any, Any] = {}
+    """The answer's data by the type that it was read as. Shared by all who ask, until the data changes."""
 
 
 class _Kept(msgspec.Struct):
     answer: RegionAnswer | None = None
+    parsed: dict[Any, Any] = {}
     asked_s: float = 0.0
     asking: asyncio.Task[str] | None = None
 
@@ -103,18 +107,25 @@ class RegionHub:
             self._kept.pop(next(iter(self._kept)))
         now_s = self._ports.clock.monotonic()
         if kept.answer is not None and now_s - kept.asked_s < FRESH_S:
-            return KnownAnswer(region, kept.answer)
+            return KnownAnswer(region, kept.answer, parsed=kept.parsed)
         if kept.asking is None or kept.asking.done():
             kept.asking = asyncio.ensure_future(self._ask(region, name, viewer, parameters, kept))
         problem = await asyncio.shield(kept.asking)
-        return KnownAnswer(region, kept.answer, problem)
+        return KnownAnswer(region, kept.answer, problem, kept.parsed)
 
     async def _ask(self, region: str, name: str, viewer: Viewer, parameters: dict[str, str], kept: _Kept) -> str:
         """Asks once and keeps the answer. Returns why there is none."""
         timeout_s = PAST_ANSWER_TIMEOUT_S if AT in parameters else ANSWER_TIMEOUT_S
-        found = await self._send(region, name, viewer, parameters, timeout_s)
+        held = kept.answer
+        found = await self._send(
+            region, name, viewer, parameters, timeout_s, known=held.etag if held is not None else ""
+        )
         if isinstance(found, str):
             return found
+        if found.unchanged and held is not None:
+            found = msgspec.structs.replace(found, data=held.data, unchanged=False)
+        else:
+            kept.parsed = {}
         kept.answer, kept.asked_s = found, self._ports.clock.monotonic()
         return ""
 
@@ -138,7 +149,14 @@ class RegionHub:
         return found if isinstance(found, str) else f"region {region} did not open the session"
 
     async def _send(  # noqa: PLR0917 - a query, in the order of its fields
-        self, region: str, name: str, viewer: Viewer, parameters: dict[str, str], timeout_s: float, query: str = ""
+        self,
+        region: str,
+        name: str,
+        viewer: Viewer,
+        parameters: dict[str, str],
+        timeout_s: float,
+        query: str = "",
+        known: str = "",
     ) -> RegionAnswer | str:
         """The region's answer, or why there is none."""
         streams = self._streams.get(region)
@@ -151,9 +169,10 @@ class RegionHub:
         self._pending[query] = future
         try:
             # The newest stream: an older one may be a connection that died unnoticed.
-            streams[-1].put_nowait(
-                RegionQuery(id=query, name=name, parameters=parameters, user=viewer.name, groups=viewer.groups)
+            asked = RegionQuery(
+                id=query, name=name, parameters=parameters, user=viewer.name, groups=viewer.groups, known=known
             )
+            streams[-1].put_nowait(asked)
             async with asyncio.timeout(timeout_s):
                 found = await future
         except TimeoutError:

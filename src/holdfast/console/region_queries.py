@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import msgspec
 
 from holdfast.console import region_decisions, region_details, region_what_if
 from holdfast.console.answers import RegionAnswer, RegionQuery
@@ -17,8 +20,14 @@ from holdfast.model.errors import BadRequest, Fault, Forbidden
 Parameters = dict[str, str]
 Handler = Callable[[RegionReader, Viewer, Parameters], Awaitable[Any]]
 
-# Part of a core that one kind of query may use.
+_encoder = msgspec.json.Encoder()
+
+# Part of a core that all queries together may use, once each was answered.
 BUSY_SHARE = 0.025
+# An answer that took at least this long counts as expensive.
+EXPENSIVE_S = 0.001
+# A query that was not asked for this long no longer counts for that share.
+ASKED_WITHIN_S = 10.0
 # Answers that a region keeps to repeat them. The oldest is dropped.
 ANSWERS_KEPT_MAX = 64
 # Latest time that a question may name: the year 9999.
@@ -113,21 +122,45 @@ def parse_moment(text: str) -> float:
     return found
 
 
+class _KeptAnswer(msgspec.Struct):
+    """An answer with its time, the time that it took, and when it was computed and last asked for."""
+
+    answer: RegionAnswer
+    cost_s: float
+    computed_s: float
+    asked_s: float
+    body: bytes = b""
+    """The data as JSON, encoded once for all who ask."""
+
+
 class RegionAnswers:
-    """Answers queries, and repeats an expensive answer, with its time, until enough time has passed: so the console
-    never uses more than BUSY_SHARE of a core per kind of query, however large the region is."""
+    """Answers queries, and repeats answers, with their time, until enough time has passed: so the console never uses
+    more than BUSY_SHARE of a core for all its queries, however large the region is and however many pages are open."""
 
     def __init__(self, reader: RegionReader, history: CellHistory[RegionReader]) -> None:
         self._reader = reader
         self._history = history
         self._handlers: dict[str, Handler] = {**QUERIES, "history": self._range}
-        self._kept: dict[tuple[str, ...], tuple[float, RegionAnswer]] = {}
+        self._kept: dict[tuple[str, ...], _KeptAnswer] = {}
 
     async def _range(self, reader: RegionReader, viewer: Viewer, parameters: Parameters) -> Any:
         return await self._history.range()
 
+    async def encoded(self, query: RegionQuery) -> bytes:
+        """The answer as it is sent: without its data if the global cell has that already."""
+        found = await self._answer(query)
+        if isinstance(found, RegionAnswer):
+            return _encoder.encode(found)
+        if query.known and query.known == found.answer.etag:
+            return _encoder.encode(msgspec.structs.replace(found.answer, data=None, unchanged=True))
+        return _encoder.encode(msgspec.structs.replace(found.answer, data=msgspec.Raw(found.body)))
+
     async def answer(self, query: RegionQuery) -> RegionAnswer:
         """The answer, with an error in place of data if there is none. Never raises a fault."""
+        found = await self._answer(query)
+        return found if isinstance(found, RegionAnswer) else found.answer
+
+    async def _answer(self, query: RegionQuery) -> _KeptAnswer | RegionAnswer:
         reader, clock = self._reader, self._reader.ports.clock
         now_s, began_s = clock.now(), clock.monotonic()
         try:
@@ -136,9 +169,11 @@ class RegionAnswers:
                 raise BadRequest(f"query {query.name[:40]}: unknown in this release of region {reader.region}")
             viewer = asserted_viewer(query.user, query.groups)
             key = (query.name, viewer.scope, *(f"{k}={v}" for k, v in sorted(query.parameters.items())))
-            until_s, kept = self._kept.get(key, (0.0, None))
-            if kept is not None and began_s < until_s:
-                return kept
+            kept = self._kept.get(key)
+            if kept is not None:
+                kept.asked_s = began_s
+                if began_s < kept.computed_s + kept.cost_s * self._sharing(began_s) / BUSY_SHARE:
+                    return kept
             if AT in query.parameters:
                 reader, moment = await self._history.reader(parse_moment(query.parameters[AT]))
                 data, now_s = await handler(reader, viewer, query.parameters), moment.at_s
@@ -146,10 +181,17 @@ class RegionAnswers:
                 data = await handler(reader, viewer, query.parameters)
         except Fault as fault:
             return RegionAnswer(as_of=now_s, revision=reader.revision(), error=fault.message)
-        found = RegionAnswer(as_of=now_s, revision=reader.revision(), data=data)
-        cost_s = clock.monotonic() - began_s
+        body = _encoder.encode(data)
+        etag = hashlib.blake2b(body, digest_size=9).hexdigest()
+        found = RegionAnswer(as_of=now_s, revision=reader.revision(), data=data, etag=etag)
+        fresh = _KeptAnswer(found, clock.monotonic() - began_s, began_s, began_s, body)
         self._kept.pop(key, None)
-        self._kept[key] = (began_s + cost_s / BUSY_SHARE, found)
+        self._kept[key] = fresh
         while len(self._kept) > ANSWERS_KEPT_MAX:
             self._kept.pop(next(iter(self._kept)))
-        return found
+        return fresh
+
+    def _sharing(self, now_s: float) -> int:
+        """Expensive answers that are asked for at present: each gets an equal part of BUSY_SHARE."""
+        asked = (k for k in self._kept.values() if now_s - k.asked_s < ASKED_WITHIN_S)
+        return max(1, sum(k.cost_s >= EXPENSIVE_S for k in asked))

@@ -24,7 +24,7 @@ from holdfast.console.answers import (
     ZoneColumns,
     ZoneTotal,
 )
-from holdfast.console.derived import DerivedRows
+from holdfast.console.derived import DerivedRows, KeptValues
 from holdfast.console.node_rows import RESOURCES, STATES, NodeRow, node_row
 from holdfast.console.past import CellHistory
 from holdfast.console.replica_rows import SHOWN_STAGES, replica_row
@@ -32,8 +32,9 @@ from holdfast.console.viewer import Viewer
 from holdfast.foundation.ports import Ports
 from holdfast.model.binding import Binding
 from holdfast.model.decision import Decision
-from holdfast.model.kinds import kind_of
+from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.lease_page import LeasePage
+from holdfast.model.lifecycle import Stage
 from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.quantity import amounts
@@ -41,10 +42,13 @@ from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.times import parse_time
+from holdfast.model.workload import WorkloadType
 from holdfast.store.objects import ObjectReads, Objects
 
 # Period of which durations and counts of passed replicas are shown.
 RECENT_S = 3600.0
+# Time for which durations and counts of the last hour are kept while no replica changes.
+RECENT_FRESH_S = 15.0
 # Nodes of a region up to which the map sends each node's heartbeat. Above, only states are sent.
 HEARTBEAT_NODES_MAX = 200
 # Waits listed by one region, the oldest first.
@@ -66,6 +70,8 @@ class TimedReplica(msgspec.Struct, frozen=True):
     failed_s: float
     spans: tuple[float, ...]
     needs_repair: bool = False
+    at_work: bool = False
+    """Whether it is a running replica of a batch workload."""
 
 
 class _NodeClaim(msgspec.Struct, frozen=True):
@@ -95,6 +101,7 @@ class RegionReader:
         self._replicas: DerivedRows[Replica, TimedReplica] = DerivedRows(self._timed)
         self._nodes: DerivedRows[Node, NodeRow] = DerivedRows(node_row)
         self._claims: DerivedRows[Binding, _NodeClaim] = DerivedRows(_claim_of)
+        self._kept = KeptValues()
 
     def all(self, kind: type[Any], namespace: str = "", **fields: str) -> list[Any]:
         return self.objects.list(kind_of(kind), namespace, fields=fields or None)[0]
@@ -105,23 +112,47 @@ class RegionReader:
     def revision(self) -> int:
         return self.objects.head(kind_of(Replica))
 
+    def changed_at(self, *kinds: type[Any]) -> tuple[int, ...]:
+        """Changes when an object of one of these kinds changes."""
+        return tuple(self.objects.changed_at(kind_of(kind)) for kind in kinds)
+
+    def count(self, kind: Kind) -> int:
+        return self._kept.value(kind.name, self.objects.changed_at(kind), lambda: len(self.objects.list(kind)[0]))
+
     def replicas(self, viewer: Viewer) -> list[TimedReplica]:
-        rows = self._replicas.rows(self.all(Replica))
-        return rows if viewer.tenants is None else [r for r in rows if viewer.sees(r.row.tenant)]
+        def rows() -> list[TimedReplica]:
+            return self._replicas.rows(self.all(Replica))
+
+        found = self._kept.value("replicas", self.changed_at(Replica), rows)
+        return found if viewer.tenants is None else [r for r in found if viewer.sees(r.row.tenant)]
+
+    def node_rows(self) -> list[NodeRow]:
+        """All nodes by zone and name."""
+
+        def rows() -> list[NodeRow]:
+            return sorted(self._nodes.rows(self.all(Node)), key=lambda n: (n.zone, _name_order(n.name)))
+
+        return self._kept.value("nodes", self.changed_at(Node), rows)
 
     # Summary
 
     def summary(self, viewer: Viewer) -> RegionSummary:
+        """Computed anew if an object that it counts has changed, or if a replica may have left the last hour."""
+        kinds = (Replica, Node, Binding, RecoverySlot, SchedulingRequest)
+        version = (*self.changed_at(*kinds), int(self.ports.clock.now() / RECENT_FRESH_S))
+        return self._kept.value(("summary", viewer.scope), version, lambda: self._summary(viewer))
+
+    def _summary(self, viewer: Viewer) -> RegionSummary:
         now_s = self.ports.clock.now()
         rows = self.replicas(viewer)
-        nodes = self._nodes.rows(self.all(Node))
-        zones, total = self._zone_totals(nodes)
+        nodes = self.node_rows()
+        zones, total = self.zone_totals()
         waits = self.pending_waits(viewer)
         return RegionSummary(
             replicas=len(rows),
             nodes=len(nodes),
             live=sum(n.live for n in nodes),
-            stages=_stages(rows, now_s),
+            stages=_stages(rows),
             spans=_spans(rows, now_s),
             waits=tuple(waits[:WAITS_MAX]),
             waiting=sum(w.replicas for w in waits),
@@ -193,6 +224,9 @@ class RegionReader:
     # Capacity
 
     def occupancy(self) -> Occupancy:
+        return self._kept.value("occupancy", self.changed_at(Binding, RecoverySlot), self._occupancy)
+
+    def _occupancy(self) -> Occupancy:
         allocated: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         count: dict[str, int] = defaultdict(int)
         for claim in self._claims.rows(self.all(Binding)):
@@ -206,6 +240,10 @@ class RegionReader:
                 for name, amount in amounts(slot.spec.resources).items():
                     held[slot.spec.node][name] += amount
         return Occupancy(allocated, held, count)
+
+    def zone_totals(self) -> tuple[tuple[ZoneTotal, ...], dict[str, Capacity]]:
+        version = self.changed_at(Node, Binding, RecoverySlot)
+        return self._kept.value("zones", version, lambda: self._zone_totals(self.node_rows()))
 
     def _zone_totals(self, nodes: Iterable[NodeRow]) -> tuple[tuple[ZoneTotal, ...], dict[str, Capacity]]:
         occupied = self.occupancy()
@@ -242,16 +280,22 @@ class RegionReader:
         return zones, total
 
     def map(self, viewer: Viewer, resource: str) -> RegionMap:
-        nodes = sorted(self._nodes.rows(self.all(Node)), key=lambda n: (n.zone, _name_order(n.name)))
+        """A small region sends heartbeats and use with its map, so its map is new every time."""
+        nodes = self.node_rows()
+        if len(nodes) <= HEARTBEAT_NODES_MAX:
+            return self._map(nodes, resource, self.renewals())
+        version = self.changed_at(Node, Binding, RecoverySlot)
+        return self._kept.value(("map", resource), version, lambda: self._map(nodes, resource, {}))
+
+    def _map(self, nodes: list[NodeRow], resource: str, renewed: dict[str, float]) -> RegionMap:
         occupied = self.occupancy()
-        renewed = self.renewals() if len(nodes) <= HEARTBEAT_NODES_MAX else {}
         zones: dict[str, list[NodeRow]] = defaultdict(list)
         for node in nodes:
             zones[node.zone].append(node)
         columns = tuple(
             _columns(zone, rows, occupied, renewed, resource, self.used) for zone, rows in sorted(zones.items())
         )
-        totals, _ = self._zone_totals(nodes)
+        totals, _ = self.zone_totals()
         return RegionMap(nodes=len(nodes), zones=columns, totals=totals, attention=_attention(nodes))
 
     def renewals(self) -> dict[str, float]:
@@ -282,7 +326,8 @@ class RegionReader:
         failed = _s(ran.last_exit.at) if ran is not None and ran.last_exit is not None and ran.restarts else 0.0
         repair = replica.status.repair
         needs_repair = repair is not None and repair.attempt == replica.status.placement.attempt
-        return TimedReplica(row, _s(row.since), bound, serving, failed, spans, needs_repair)
+        at_work = replica.spec.type is WorkloadType.BATCH and row.stage in (Stage.RUNNING, Stage.READY)
+        return TimedReplica(row, _s(row.since), bound, serving, failed, spans, needs_repair, at_work)
 
 
 def region_history(region: str, objects: Objects, ports: Ports) -> CellHistory[RegionReader]:
@@ -303,19 +348,22 @@ def _claim_of(binding: Binding) -> _NodeClaim:
     return _NodeClaim(binding.spec.node, tuple(amounts(binding.spec.resources).items()))
 
 
-def _stages(rows: list[TimedReplica], now_s: float) -> tuple[StageCount, ...]:
+def _stages(rows: list[TimedReplica]) -> tuple[StageCount, ...]:
     count: dict[str, int] = defaultdict(int)
+    at_work: dict[str, int] = defaultdict(int)
     oldest: dict[str, TimedReplica] = {}
     for timed in rows:
         name = timed.row.stage
         count[name] += 1
-        if timed.since_s and (name not in oldest or timed.since_s < oldest[name].since_s):
+        at_work[name] += timed.at_work
+        if timed.since_s and not timed.at_work and (name not in oldest or timed.since_s < oldest[name].since_s):
             oldest[name] = timed
     return tuple(
         StageCount(
             stage=name,
             count=count[name],
-            oldest_s=max(0.0, now_s - oldest[name].since_s) if name in oldest else 0.0,
+            at_work=at_work[name],
+            oldest_since_s=oldest[name].since_s if name in oldest else 0.0,
             oldest=f"{oldest[name].row.tenant}/{oldest[name].row.name}" if name in oldest else "",
         )
         for name in SHOWN_STAGES

@@ -13,7 +13,10 @@ SHOWN_STAGES = tuple(s.value for s in Stage)
 def replica_row(replica: Replica) -> ReplicaRow:
     current = stage(replica)
     status, placed = replica.status, replica.status.placement
-    ran = current_execution(replica)
+    # An ended replica has released its node: its report is about the attempt before.
+    ended = current in (Stage.SUCCEEDED, Stage.FAILED)
+    ran = status.execution if ended else current_execution(replica)
+    attempt = ran.attempt if ended and ran is not None else placed.attempt
     traffic = status.traffic
     serving = traffic is not None and traffic.serving and traffic.attempt == placed.attempt
     owner, step = next_step(current)
@@ -39,11 +42,12 @@ def replica_row(replica: Replica) -> ReplicaRow:
         address=_address(replica),
         reason=reason,
         message=message,
-        queued_at=replica.metadata.creation_timestamp if placed.attempt == 1 else _released_at(replica),
+        queued_at=replica.metadata.creation_timestamp if attempt == 1 else _released_at(replica),
         reserved_at=placed.reserved_at,
         bound_at=placed.bound_at,
         started_at=ran.started_at if ran is not None else "",
         ready_at=ran.ready_since if ran is not None else "",
+        ended_at=ran.last_exit.at if ended and ran is not None and ran.last_exit is not None else "",
         serving_at=traffic.since if traffic is not None and serving else "",
         since=_since(replica, current),
         next_owner=owner,
@@ -103,4 +107,5 @@ def _since(replica: Replica, current: Stage) -> str:
         case Stage.STOPPING:
             return status.release.at if status.release is not None else ""
         case _:
-            return ran.last_exit.at if ran is not None and ran.last_exit is not None else ""
+            last = status.execution
+            return last.last_exit.at if last is not None and last.last_exit is not None else ""

@@ -23,7 +23,6 @@ from holdfast.console.region_reads import RegionReader
 from holdfast.console.viewer import asserted_principal
 from holdfast.foundation.backoff import Backoff
 from holdfast.model.errors import Fault
-from holdfast.model.node import Node
 
 # Queries that a region answers at the same time. Further ones wait.
 QUERIES_AT_ONCE = 4
@@ -113,22 +112,23 @@ class ConsoleUplink:
             try:
                 if query.name == "map" and AT not in query.parameters:
                     self._refresh_usage(query)
-                found = await self._found(query)
-                await self._client.answer_region_query(self._reader.region, query.id, _encoder.encode(found))
+                await self._client.answer_region_query(self._reader.region, query.id, await self._found(query))
             except Fault as fault:
                 _log.debug("console_answer_failed", query=query.name, message=fault.message)
             except Exception:
                 await _log.aexception("console_query_failed", query=query.name)
 
-    async def _found(self, query: RegionQuery) -> RegionAnswer:
+    async def _found(self, query: RegionQuery) -> bytes:
         if query.name == SESSION:
             error = f"region {self._reader.region}: too many open sessions (limit {UPLINK_SESSIONS_MAX})"
-            return RegionAnswer(as_of=self._reader.ports.clock.now(), error=error)
-        return await (self._call(query) if query.name == CALL else self._answers.answer(query))
+            return _encoder.encode(RegionAnswer(as_of=self._reader.ports.clock.now(), error=error))
+        if query.name == CALL:
+            return _encoder.encode(await self._call(query))
+        return await self._answers.encoded(query)
 
     def _refresh_usage(self, query: RegionQuery) -> None:
         """The map shows what the agents answered last; the agents are asked anew now and then."""
-        names = [node.metadata.name for node in self._reader.all(Node)]
+        names = [node.name for node in self._reader.node_rows()]
         self._usage.refresh(asserted_principal(query.user, query.groups), names)
         self._reader.used = self._usage.used
 

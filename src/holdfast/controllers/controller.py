@@ -58,10 +58,15 @@ class Controller:
     Only for keys that share no budget: a decision does not see the others of its pass."""
     debounce_s: float = 0.0
     """Debounce for summary statuses: in a burst, a key waits this long first."""
+    settle_s: float = 0.0
+    """The same without a burst: how long a key waits for the changes that follow the first one."""
     min_interval_s: float = 0.0
     """Minimum interval between two decisions of one key, for decisions that read many objects.
 
     A decision that requests an immediate retry is exempt."""
+    pause_per_pass: float = 0.0
+    """How many times the duration of a pass its keys wait for the next, for decisions that grow with the fleet and that
+    nothing waits for."""
     sees_earlier_statuses: bool = False
     """Decisions of one pass see the status blocks set by earlier ones, so that they can share a budget."""
     peer_wakes: dict[type[Any], Wake] = field(default_factory=dict)

@@ -7,13 +7,14 @@
 - With an election it decides and writes only while leading, under the fencing token. Before its first decision as
   leader it lists everything it reads.
 - A failed key is retried with backoff; no failure stops the controller or another key.
-- A link controller batches keys of `LINK_FLUSH_EVERY_S` and pauses as a whole while a cell does not answer.
+- A link controller batches keys of `LINK_FLUSH_EVERY_S`: reports always, copies in a burst. It pauses as a whole while
+  a cell does not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -37,6 +38,8 @@ from holdfast.model.meta import Key
 
 # Keys that the link delivers in one transaction. The rest follows in the next one.
 LINK_BATCH_MAX = limits.BATCH_WRITES_MAX
+# Keys per second that a periodic resync queues. With more keys than that in `resync_s`, a resync takes longer.
+RESYNC_KEYS_PER_S = 500
 
 
 class Runner:
@@ -62,7 +65,9 @@ class Runner:
             max_s=limits.RECONNECT_MAX_S if self._is_link else limits.BACKOFF_MAX_S,
             min_interval_s=controller.min_interval_s,
             debounce_s=controller.debounce_s,
+            settle_s=controller.settle_s,
             batch_delay_s=limits.LINK_FLUSH_EVERY_S if self._is_link else 0.0,
+            batches_always=controller.writes_peer,  # reports follow each other; copies are waited for
         )
         self._ports = ports
         self._election = election
@@ -156,7 +161,7 @@ class Runner:
         try:
             while True:
                 await self._ports.clock.sleep(jittered_s(self._resync_s, self._ports.random))
-                self.resync_now()
+                await self._resync()
         finally:
             self._active = False
             self.queue.clear()
@@ -197,11 +202,23 @@ class Runner:
 
     def resync_now(self) -> None:
         """Queues all keys."""
+        self.queue.add_all(self._keys())
+
+    async def _resync(self) -> None:
+        """Queues all keys, RESYNC_KEYS_PER_S in a second, so that those of a large cell delay no change."""
+        keys = list(self._keys())
+        for start in range(0, len(keys), RESYNC_KEYS_PER_S):
+            if start:
+                await self._ports.clock.sleep(1.0)
+            self.queue.add_all(keys[start : start + RESYNC_KEYS_PER_S])
+
+    def _keys(self) -> Iterable[Key]:
         try:
-            self.queue.add_all(self.controller.keys(self._view))
+            return self.controller.keys(self._view)
         except Exception:
             self._panics.inc()
             self._log.exception("resync_failed")
+            return ()
 
     # Working
 
@@ -227,8 +244,9 @@ class Runner:
                 for key in keys:
                     self.queue.retry(key)
             finally:
+                pause_s = self.controller.pause_per_pass * (clock.monotonic() - started)
                 for key in keys:
-                    self.queue.done(key)
+                    self.queue.done(key, pause_s=pause_s)
             self._duration.observe(max(0.0, clock.monotonic() - started))
             if not outcomes or not any(outcome_of_key.outcome.writes for outcome_of_key in outcomes):
                 # A pass without a commit does not await anything: yield to other tasks.

@@ -5,8 +5,9 @@
   queued twice.
 - With `min_interval_s`, a key is processed again only after that interval, unless it requested an immediate retry.
 - With `debounce_s`, keys added during a burst wait that long, so intermediate states are skipped. Below the burst rate
-  keys are not delayed.
-- With `batch_delay_s`, the first key waits that long for others, unless a whole batch is waiting.
+  they wait `settle_s`, usually nothing.
+- With `batch_delay_s`, the first key of a burst, or with `batches_always` every first key, waits that long for others,
+  unless a whole batch is waiting.
 - Namespaces are served round-robin: 10,000 keys of one tenant delay another tenant's key by one turn.
 - At most `limit` keys are stored. Further keys are dropped and counted; a resync adds them again.
 """
@@ -27,7 +28,7 @@ from holdfast.model.meta import Key
 
 # Keys in one controller queue. A further key is dropped; the next resync finds it. Twice the largest tested fleet.
 QUEUE_KEYS_MAX = 200_000
-# Keys per second that are not debounced. Beyond that rate a key waits for its controller's debounce.
+# Keys per second that are neither debounced nor batched. Beyond that rate a key waits for its controller's debounce.
 DEBOUNCE_FREE_KEYS_PER_S = 50.0
 # Burst of DEBOUNCE_FREE_KEYS_PER_S.
 DEBOUNCE_FREE_KEYS_BURST = 100
@@ -53,13 +54,16 @@ class Workqueue:
         max_s: float = limits.BACKOFF_MAX_S,
         min_interval_s: float = 0.0,
         debounce_s: float = 0.0,
+        settle_s: float = 0.0,
         batch_delay_s: float = 0.0,
+        batches_always: bool = False,
     ) -> None:
         self._ports = ports
         self._limit = limit
         self._first_s = first_s
         self._max_s = max_s
         self._batch_delay_s = batch_delay_s
+        self._batches_always = batches_always
         self._by_namespace: dict[str, deque[Key]] = {}
         """Waiting keys by namespace, in round-robin order: the first namespace is served next."""
         self._waiting: dict[Key, float] = {}
@@ -71,8 +75,9 @@ class Workqueue:
         """With `min_interval_s`: the earliest time a processed key is processed again."""
         self._cleanup_at = _PAUSED_CLEANUP_MIN
         self._debounce_s = debounce_s
+        self._settle_s = settle_s
         self._undelayed = RetryBudget(ports.clock, per_s=DEBOUNCE_FREE_KEYS_PER_S, burst=DEBOUNCE_FREE_KEYS_BURST)
-        """With `debounce_s`: keys that may be queued without delay."""
+        """With `debounce_s` or `batch_delay_s`: keys that are no burst yet."""
         self._debounced: dict[Key, None] = {}
         """Debounced keys. Adding one again does not extend its delay."""
         self._immediate: dict[Key, None] = {}
@@ -117,11 +122,13 @@ class Workqueue:
         if self._paused_until and self._paused_until.get(key, 0.0) > now:
             self.add_after(key, self._paused_until[key] - now)
             return
-        if self._debounce_s and not self._undelayed.take():
-            if key not in self._debounced:
-                self._debounced[key] = None
-                self.add_after(key, self._debounce_s)
-            return
+        if self._debounce_s:
+            delay_s = self._settle_s if self._undelayed.take() else self._debounce_s
+            if delay_s:
+                if key not in self._debounced:
+                    self._debounced[key] = None
+                    self.add_after(key, delay_s)
+                return
         self._put(key, now)
 
     def _put(self, key: Key, now: float) -> None:
@@ -189,7 +196,7 @@ class Workqueue:
     async def take(self, most: int = 1) -> list[Key]:
         """Waits for a key, then returns up to `most` waiting keys. Call `done` for each."""
         await self._wait_for_key()
-        if self._batch_delay_s and len(self._waiting) < most:
+        if self._batch_delay_s and len(self._waiting) < most and self._is_burst():
             await self._ports.clock.sleep(self._batch_delay_s)
             await self._wait_for_key()
         now = self._ports.clock.monotonic()
@@ -206,6 +213,10 @@ class Workqueue:
         self._depth.set(len(self._waiting))
         return taken
 
+    def _is_burst(self) -> bool:
+        """Whether the waiting keys wait for others: they exceed the rate at which keys are processed one by one."""
+        return self._batches_always or not all([self._undelayed.take() for _ in self._waiting])
+
     async def _wait_for_key(self) -> None:
         while not self._waiting and not self._closed:
             self._available.clear()
@@ -213,23 +224,25 @@ class Workqueue:
         if self._closed:
             raise QueueClosed
 
-    def done(self, key: Key) -> None:
-        """Processing of the key has ended. If it was added meanwhile, it is queued again."""
+    def done(self, key: Key, *, pause_s: float = 0.0) -> None:
+        """Processing of the key has ended. If it was added meanwhile, it is queued again, at once or after the pause
+        or `min_interval_s`."""
         added_again = self._working.pop(key)
-        if self._min_interval_s and key not in self._immediate:
-            self._pause(key)
+        pause_s = max(pause_s, self._min_interval_s)
+        if pause_s and key not in self._immediate:
+            self._pause(key, pause_s)
         if self._immediate:
             self._immediate.pop(key, None)
         if added_again:
             self.add(key)
 
-    def _pause(self, key: Key) -> None:
+    def _pause(self, key: Key, pause_s: float) -> None:
         now = self._ports.clock.monotonic()
         if len(self._paused_until) >= self._cleanup_at:
             self._paused_until = {other: until for other, until in self._paused_until.items() if until > now}
             # Doubling keeps the scan from running for each of many paused keys.
             self._cleanup_at = max(_PAUSED_CLEANUP_MIN, 2 * len(self._paused_until))
-        self._paused_until[key] = now + self._min_interval_s
+        self._paused_until[key] = now + pause_s
 
     def clear(self) -> None:
         """Drops all waiting and delayed keys. Processing in progress continues."""

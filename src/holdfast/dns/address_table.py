@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from holdfast.foundation.ports import Clock
 from holdfast.foundation.region_contact import RegionContact
 from holdfast.model.endpoint import Address, Endpoint
@@ -48,7 +50,26 @@ class AddressTable:
 
     def replace_own(self, endpoints: Iterable[Endpoint] | None) -> None:
         """All Endpoints as the own region has them; None: it does not answer, and the global cell's copies count."""
-        self._own = None if endpoints is None else {_key(endpoint): endpoint for endpoint in endpoints}
+        if endpoints is None:
+            self._own = None
+            return
+        # A list may be older than a change that the watch has delivered: it must not bring an address back.
+        before = self._own or {}
+        self._own = {_key(new): _newer(new, before.get(_key(new))) for new in endpoints}
+
+    def put_own(self, endpoint: Endpoint) -> None:
+        """One changed Endpoint of the own region. Ignored while the own region does not answer."""
+        if self._own is not None:
+            self._own[_key(endpoint)] = _newer(endpoint, self._own.get(_key(endpoint)))
+
+    def remove_own(self, endpoint: Endpoint) -> None:
+        """One deleted Endpoint of the own region. Its name exists until the next list."""
+        emptied = msgspec.structs.replace(endpoint.spec, addresses=())
+        self.put_own(msgspec.structs.replace(endpoint, spec=emptied))
+
+    def workloads(self) -> list[WorkloadKey]:
+        """Every workload whose name exists, sorted."""
+        return sorted({*self._endpoints, *(self._own or {})})
 
     def is_known(self, tenant: str, workload: str) -> bool:
         """Whether any region ever served the workload, so that its name exists."""
@@ -89,6 +110,11 @@ class AddressTable:
 
 def _probes(region: Region | None) -> tuple[PeerProbeResult, ...]:
     return region.status.report.peers if region is not None and region.status.report is not None else ()
+
+
+def _newer(endpoint: Endpoint, known: Endpoint | None) -> Endpoint:
+    """The later of two states of one Endpoint; the first if they are equally old."""
+    return known if known is not None and known.uid == endpoint.uid and known.revision > endpoint.revision else endpoint
 
 
 def _key(endpoint: Endpoint) -> WorkloadKey:

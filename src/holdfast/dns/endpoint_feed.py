@@ -1,7 +1,8 @@
 """Follows Endpoints and Regions, and keeps the address table up to date.
 
-The global cell is watched: it knows every region. The own region is listed every few seconds, so that local changes are
-seen while the global cell is down. If the own region does not answer, the global cell's copies of its Endpoints count.
+The global cell is watched: it knows every region. The own region is watched as well, so that local changes are seen at
+once and while the global cell is down, and listed every few seconds, which shows whether it answers. If it does not,
+the global cell's copies of its Endpoints count.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class EndpointFeed:
         self._client, self._region, self.table, self._ports = client, region, table, ports
         self.listed = asyncio.Event()
         """Set when the global cell or the own region has answered once."""
+        self.changed = asyncio.Event()
+        """Set after every change of the table. A follower clears it."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -44,6 +47,7 @@ class EndpointFeed:
             group.create_task(self._follow(Region, self._region_changed))
             if self._region:
                 group.create_task(self._follow_own_region())
+                group.create_task(self._watch_own_region())
 
     async def _follow(self, kind: type[O], changed: Callable[[WatchedChange[O]], None]) -> None:
         backoff = Backoff(self._ports.random, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
@@ -58,24 +62,50 @@ class EndpointFeed:
             await self._ports.clock.sleep(backoff.next_s())
 
     def _endpoint_changed(self, change: WatchedChange[Endpoint]) -> None:
-        self.listed.set()
         if change.type is ChangeType.DELETED:
             self.table.remove(change.object)
         else:
             self.table.put(change.object)
+        self._note_change()
 
     def _region_changed(self, change: WatchedChange[Region]) -> None:
-        self.listed.set()
         if change.type is ChangeType.DELETED:
             self.table.remove_region(change.object.metadata.name)
         else:
             self.table.put_region(change.object)
+        self._note_change()
+
+    def _own_changed(self, change: WatchedChange[Endpoint]) -> None:
+        if change.type is ChangeType.DELETED:
+            self.table.remove_own(change.object)
+        else:
+            self.table.put_own(change.object)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self.listed.set()
+        self.changed.set()
 
     async def _follow_own_region(self) -> None:
         async for listed in self._own_lists():
             self.table.replace_own(listed)
+            self.changed.set()
             if listed is not None:
                 self.listed.set()
+
+    async def _watch_own_region(self) -> None:
+        """Changes between two lists, at once: a replica stops soon after its address is withdrawn."""
+        backoff = Backoff(self._ports.random, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        while True:
+            try:
+                client = await self._client.region(self._region)
+                async with client, aclosing(client.watch(Endpoint)) as changes:
+                    async for change in changes:
+                        backoff.reset()
+                        self._own_changed(change)
+            except Fault as fault:
+                _log.warning("watch_refused", kind="Endpoint", region=self._region, error=str(fault))
+            await self._ports.clock.sleep(backoff.next_s())
 
     async def _own_lists(self) -> AsyncIterator[tuple[Endpoint, ...] | None]:
         """The own region's Endpoints, again and again; None when it has not answered for some time."""

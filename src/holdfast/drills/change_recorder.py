@@ -20,6 +20,7 @@ from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.drills.platform_observer import Item
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.model.kinds import BY_NAME
+from holdfast.model.override import break_glass_prefix
 from holdfast.model.ownership import OWNERS, deleters, owners
 from holdfast.platform.layout import Layout, Platform
 from holdfast.platform.platform_status import connect_cell
@@ -47,7 +48,9 @@ REGIONAL_KINDS = (
     "RecoverySlot",
     "GrantCopy",
     "Term",
+    "Override",
 )
+"""Of the Overrides in a region only its own break-glass overrides are recorded. The others are copies."""
 WATCH_S = 300
 RECONNECT_AFTER_S = 0.3
 # Maximum recorded changes. Later changes are only counted.
@@ -200,6 +203,8 @@ class ChangeRecorder:
 
     def _add(self, cell: str, kind: str, revision: int, change: _ChangeParts) -> None:
         meta = (change.after or change.before or {})["metadata"]
+        if kind == "Override" and cell != "global" and not meta["name"].startswith(break_glass_prefix(cell)):
+            return
         step = RecordedChange(
             round(self.now_s(), 3),
             cell,

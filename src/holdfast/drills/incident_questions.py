@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.drills.batch_progress import without_batch_progress
 from holdfast.drills.change_recorder import RecordedChange, group_value
 from holdfast.drills.counters import CounterReadings
+from holdfast.drills.ongoing_work import without_ongoing_work
 from holdfast.drills.platform_observer import Item
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.override import is_break_glass
@@ -68,19 +68,45 @@ def _replaced_stores(steps: Sequence[RecordedChange]) -> Iterator[str]:
 
 
 def first_controllers(steps: Sequence[RecordedChange]) -> list[str]:
-    """The controllers that wrote after the failure, in order, each with its first write. Batches that proceed by
-    themselves meanwhile are left out."""
+    """The controllers that wrote after the failure, in order, each with its first write. Work that goes on by itself
+    meanwhile is left out."""
     first_changes: dict[str, RecordedChange] = {}
-    for step in without_batch_progress(steps):
-        if is_controller_decision(step):
+    for step in without_ongoing_work(steps):
+        if held_work_text(step):
+            for role in step.roles:
+                first_changes.setdefault(role, step)
+        elif is_controller_decision(step):
             for role in step.roles:
                 if role not in NON_CONTROLLER_ROLES:
                     first_changes.setdefault(role, step)
     lines = [
-        f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{changed_fields(s)}{_asked_by(s)}"
+        f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{_held_fields(s) or changed_fields(s)}{_asked_by(s)}"
         for role, s in first_changes.items()
     ]
     return [*(lines or ["none: no controller wrote"]), *_unobserved(steps)]
+
+
+def held_work_text(step: RecordedChange) -> str:
+    """The decision of a region to hold its work or to let it go, because it does not recognize the global cell; empty
+    if the change is none. It is the one decision of the link. Other regions' copies say the same."""
+    old, new = condition(step.before, "HoldsWork"), condition(step.after, "HoldsWork")
+    if step.kind != "Region" or step.name != step.cell or step.after is None or old == new:
+        return ""
+    return f"HoldsWork {_condition_text(old)} → {_condition_text(new)}"
+
+
+def _held_fields(step: RecordedChange) -> str:
+    return f" ({text})" if (text := held_work_text(step)) else ""
+
+
+def condition(item: Item | None, name: str) -> tuple[str, str] | None:
+    """Status and reason of a condition; None if the object does not have it."""
+    conditions: list[dict[str, Any]] = (item or {}).get("status", {}).get("conditions", [])
+    return next(((c["status"], c.get("reason", "")) for c in conditions if c["type"] == name), None)
+
+
+def _condition_text(found: tuple[str, str] | None) -> str:
+    return "unset" if found is None else " ".join(found)
 
 
 def _unobserved(steps: Sequence[RecordedChange]) -> Iterator[str]:

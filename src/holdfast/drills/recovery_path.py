@@ -14,7 +14,14 @@ import msgspec
 
 from holdfast.drills.change_recorder import RecordedChange
 from holdfast.drills.counters import CounterReadings
-from holdfast.drills.incident_questions import changed_fields, new_value, old_value, writer_text
+from holdfast.drills.incident_questions import (
+    changed_fields,
+    condition,
+    held_work_text,
+    new_value,
+    old_value,
+    writer_text,
+)
 from holdfast.drills.platform_observer import Item
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.quantity import Amounts, amounts, amounts_text
@@ -83,16 +90,8 @@ def _states(steps: Iterable[RecordedChange]) -> Iterator[_Line]:
 
 
 def _held_work(step: RecordedChange) -> Iterator[_Line]:
-    """Whether a region holds its work, because it does not recognize the global cell. Other regions' copies say the
-    same."""
-    old, new = _condition(step.before, "HoldsWork"), _condition(step.after, "HoldsWork")
-    if step.name == step.cell and old != new and (old or new):
-        text = f"HoldsWork {_condition_text(old)} → {_condition_text(new)}"
+    if text := held_work_text(step):
         yield _Line(step.at_s, f"{writer_text(step)}({step.cell}): {step.subject} {text}")
-
-
-def _condition_text(condition: tuple[str, str] | None) -> str:
-    return "unset" if condition is None else " ".join(condition)
 
 
 def _terms(steps: Iterable[RecordedChange]) -> Iterator[_Line]:
@@ -119,7 +118,7 @@ def _policies(steps: Iterable[RecordedChange]) -> Iterator[_Line]:
 def _reverted(steps: Iterable[RecordedChange]) -> Iterator[_Line]:
     for step in steps:
         if step.kind == "Override" and step.after is not None:
-            old, new = _condition(step.before, "Reverted"), _condition(step.after, "Reverted")
+            old, new = condition(step.before, "Reverted"), condition(step.after, "Reverted")
             if new and old != new:
                 what = f"{step.subject} Reverted {new[0]}, {new[1]}"
                 yield _Line(step.at_s, f"{writer_text(step)}({step.cell}): {what}")
@@ -229,11 +228,6 @@ def _labels(series: str) -> dict[str, str]:
 
 def _serves(replica: Item | None) -> bool:
     return replica is not None and stage(msgspec.convert(replica, Replica)) is Stage.SERVING
-
-
-def _condition(item: Item | None, name: str) -> tuple[str, str] | None:
-    conditions: list[dict[str, Any]] = (item or {}).get("status", {}).get("conditions", [])
-    return next(((c["status"], c.get("reason", "")) for c in conditions if c["type"] == name), None)
 
 
 def _names(names: Iterable[str]) -> str:

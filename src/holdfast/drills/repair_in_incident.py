@@ -29,12 +29,12 @@ def run(drill: DrillRun) -> None:
     _pause(drill)
     tolerates = [{"key": TAINT["key"], "value": TAINT["value"], "effect": TAINT["effect"]}]
     tenant.workload(NAME, 1, placement={"nodeSelector": LABELS, "tolerations": tolerates})
+    if not drill.wait_until("the replica is bound", lambda: len(tenant.bindings(NAME)) == 1, within_s=30):
+        return
     drill.failure_starts(f"a replica is bound to the inert node {NODE}; {victim} is killed")
     drill.add_undo(victim, lambda: _restore(drill, [victim]))
     hold_down(drill.layout, [victim])
     kill_processes(drill.layout, [victim])
-    if not drill.wait_until("the replica is bound", lambda: len(tenant.bindings(NAME)) == 1, within_s=30):
-        return
     drill.wait_until("repair is paused", lambda: _state(tenant) == "Paused", within_s=SEEN_WITHIN_S)
     first = tenant.replicas(NAME)[0]
     drill.expect(not _released(first), "the replica was released while repair was paused")

@@ -7,18 +7,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from holdfast.console.drill_desk import DrillDesk, DrillResult
 from holdfast.drills.report import DrillReport
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.model.times import micro_text
 from holdfast.platform.layout import Layout, write_atomically
 
 REPORTS_MAX = 200
 """Reports kept per platform: a year of a weekly drill of every kind is a few hundred."""
+FAILURE_CHARS_MAX = 300
+"""Length of the reasons of a failed drill in its notification. The report has all of them."""
 SLOWER_FRACTION, SLOWER_S = 1.5, 5.0
 """A stage is slower than before if it takes this much longer, and at least so many seconds."""
 
@@ -32,6 +37,11 @@ class KeptReport(msgspec.Struct, frozen=True):
     @property
     def region(self) -> str:
         return str(self.report.facts.get("region", ""))
+
+    @property
+    def not_started(self) -> str:
+        """Why a scheduled drill did not start; empty if it did."""
+        return str(self.report.facts.get("notStarted", ""))
 
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, **self.report.as_json()}
@@ -52,6 +62,15 @@ class StageChange(msgspec.Struct, frozen=True, rename="camel"):
         return self.after_s > self.before_s * SLOWER_FRACTION and self.after_s - self.before_s >= SLOWER_S
 
 
+def keep_refusal(layout: Layout, drill: str, region: str, reason: str, *, planned: bool) -> str:
+    """Keeps that a scheduled drill did not start. `planned`: because of maintenance, which is no failure."""
+    facts = {"region": region, "notStarted": reason, "planned": planned}
+    at = micro_text(time.time())
+    return keep_report(
+        layout, DrillReport(drill, False, started_at=at, failures=[f"not started: {reason}"], facts=facts)
+    )
+
+
 def keep_report(layout: Layout, report: DrillReport) -> str:
     """Writes the report and returns its identifier."""
     layout.drill_reports.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,6 +78,11 @@ def keep_report(layout: Layout, report: DrillReport) -> str:
     name = f"{moment}-{report.drill}-{report.facts.get('region', '')}"
     write_atomically(layout.drill_reports / f"{name}.json", msgspec.json.encode(report))
     _prune(layout)
+    region = str(report.facts.get("region", ""))
+    failure = "; ".join((*report.violations, *report.failures, *report.unreturned))[:FAILURE_CHARS_MAX]
+    succeeded = report.passed or bool(report.facts.get("planned"))
+    result = DrillResult(name, report.drill, region, succeeded, time.time(), failure)
+    DrillDesk(layout.drill_desk).add_result(result)
     return name
 
 
@@ -89,6 +113,7 @@ def previous_report(every: Sequence[KeptReport], kept: KeptReport) -> KeptReport
             other
             for other in every
             if other.report.drill == kept.report.drill
+            and not other.not_started
             and other.region == kept.region
             and other.report.started_at < kept.report.started_at
         ),

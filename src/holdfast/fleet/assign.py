@@ -22,6 +22,7 @@ from holdfast.fleet.reassign import Reassignment, reassignment
 from holdfast.fleet.region_choice import candidate_regions
 from holdfast.fleet.region_latency import latency_text, near_regions
 from holdfast.fleet.spillover import assigned_units, avoided_regions, spill_over
+from holdfast.fleet.volume_claims import with_claims
 from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assignment_name
 from holdfast.model.config_references import restarting_objects
@@ -208,6 +209,10 @@ def _shares(
     lacking = want - sum(have.values())
     if not lacking:
         return have  # nothing to add, so no headroom is needed
+    if len(open_to_more) == 1 and least <= 1:
+        (only,) = (r.metadata.name for r in open_to_more)
+        have[only] = have.get(only, 0) + lacking  # no choice, so no headroom is needed
+        return have
     rooms = {r.metadata.name: region_headroom(r, workload, view) for r in open_to_more}
     candidates = candidate_regions(workload, have, rooms, lacking, left)
     if least > 1 and candidates:
@@ -351,11 +356,11 @@ def assignment_spec(
     disruption_share: int | None = None,
     because: str = "",
 ) -> AssignmentSpec | None:
-    """The spec with everything that a partitioned region needs; None while the PriorityClass is missing."""
+    """The spec with everything that a partitioned region needs; None while its class or a VolumeClaim is missing."""
     wanted = workload.spec
-    template = rollout.region_template(workload, region, stored)
+    template = with_claims(rollout.region_template(workload, region, stored), workload.metadata.namespace, view)
     priority = view.get(PriorityClass, wanted.priority_class_name)
-    if priority is None:
+    if priority is None or template is None:
         return None
     tenant = view.get(Tenant, workload.metadata.namespace)
     batch: Batch | None = None

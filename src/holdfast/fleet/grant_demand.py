@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.model.assignment import Assignment, Purpose, counts_desired_revision
 from holdfast.model.quantity import Amounts
-from holdfast.model.template import requests
+from holdfast.model.template import requests, template_claims
 from holdfast.model.workload import WorkloadType
 
 DemandKey = tuple[Purpose, str, str]
@@ -30,6 +30,7 @@ class QuotaUnit(msgspec.Struct, frozen=True):
     bound: bool = False
     surge: bool = False
     may_preempt: bool = False
+    reclaimable: bool = False
 
 
 def quota_units(assignment: Assignment) -> dict[QuotaUnit, int]:
@@ -37,7 +38,14 @@ def quota_units(assignment: Assignment) -> dict[QuotaUnit, int]:
     spec, status = assignment.spec, assignment.status
     desired, bound = _unfinished_replicas(assignment), status.bound
     shape = tuple(requests(spec.template).items())
-    unit = QuotaUnit(spec.purpose, spec.region, shape, priority=spec.priority, may_preempt=spec.may_preempt)
+    unit = QuotaUnit(
+        spec.purpose,
+        spec.region,
+        shape,
+        priority=spec.priority,
+        may_preempt=spec.may_preempt,
+        reclaimable=spec.reclaimable,
+    )
     waiting = max(0, desired - bound)
     together = min(waiting, max(1, spec.gang.min_available - bound)) if spec.gang is not None else 1
     found = {msgspec.structs.replace(unit, bound=True): bound}
@@ -75,7 +83,8 @@ def rollout_surge_demand(assignment: Assignment) -> dict[DemandKey, int]:
 
 def _max_surge(assignment: Assignment) -> int:
     spec = assignment.spec
-    surges = spec.type is WorkloadType.SERVICE and spec.exclusive is None and spec.replicas > 0
+    in_place = spec.exclusive is not None or bool(template_claims(spec.template))
+    surges = spec.type is WorkloadType.SERVICE and not in_place and spec.replicas > 0
     return spec.rollout.max_surge if surges else 0
 
 

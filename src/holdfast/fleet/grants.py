@@ -3,8 +3,9 @@
 - A grant counts as the highest limit that its region may enforce (`max_enforced_limit`). A lower limit frees nothing
   until the region acknowledges it, so the sum never exceeds the quota, even during a partition (S3).
 - Each class (normal, recovery, emergency) is a pool of its own.
-- Grants follow demand, in whole replicas. A grant shrinks only if another region needs the quota: first the floors
-  (surge of the next rollout, protected and provisional quota), never the quota of covered replicas.
+- Grants follow demand, in whole replicas, with some growth while the quota is ample. A grant shrinks only if another
+  region needs the quota: first the growth, then the floors (surge of the next rollout, protected and provisional
+  quota), never the quota of covered replicas.
 """
 
 from __future__ import annotations
@@ -91,12 +92,19 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         tenant.granted[pool.grant_class] = _settle(quota, pool, tenant, writes=writes, rows=rows)
     emergency = _emergency(normal, tenant)
     _settle(quota, emergency, tenant, writes=writes, rows=rows)
+    tenant.grants = _after(grants, writes)
     status = _status(quota, tenant, tuple(rows), (normal, emergency), now)
     if status is not None:
         writes.append(status)
     ends = [parse_time(o.status.expires_at) - now for o in tenant.emergencies(None)]
     waits_s = [max(0.1, left_s) for left_s in ends] + ([ROOM_CHECK_EVERY_S] if normal.lacking else [])
     return Outcome(writes=tuple(writes), requeue_after_s=min(waits_s, default=None))
+
+
+def _after(grants: Sequence[Grant], writes: Iterable[Write]) -> list[Grant]:
+    """The Grants as these writes leave them, so that one write of the Quota describes them."""
+    written = [w.object for w in writes if isinstance(w, Create | Update) and isinstance(w.object, Grant)]
+    return list({g.key: g for g in (*grants, *written)}.values())
 
 
 def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write], now: float) -> Outcome:
@@ -127,7 +135,7 @@ def _normal(quota: Quota, tenant: TenantDemand) -> QuotaPool:
         tenant.units(Purpose.NORMAL),
         tenant.held(GrantClass.NORMAL),
         unreachable=tenant.unreachable,
-        has_no_room=tenant.has_no_room,
+        room_for=tenant.room_for,
     )
     wanted, surge, provisional = tenant.demand(Purpose.NORMAL), tenant.surge(Purpose.NORMAL), tenant.provisional()
     share = {name: amount // max(1, len(tenant.regions)) for name, amount in amounts(quota.spec.protected).items()}
@@ -200,6 +208,7 @@ def _settle(
         {name: amounts(g.spec.limit) for name, g in mine.items()},
         {name: max_enforced_limit(g) for name, g in mine.items()},
         floors=pool.floors,
+        grows=pool.grant_class is GrantClass.NORMAL,
     )
     if pool.grant_class is not GrantClass.NORMAL:
         # Borrowed for an incident: unneeded quota is returned at once.

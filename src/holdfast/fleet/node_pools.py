@@ -27,6 +27,7 @@ from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import requests
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
+from holdfast.model.volume import Volume
 from holdfast.model.writes import NO_CHANGES, Outcome, SetStatus, Update, Write
 
 # Time for a new pool node to start and register. After that, the pool drops it.
@@ -88,12 +89,13 @@ def _is_pool_cordon(pool: NodePool, wanted: PoolNode) -> bool:
 
 
 def occupied_nodes(names: Iterable[str], view: View) -> frozenset[str]:
-    """Nodes with a Binding, a Reservation or a recovery slot."""
+    """Nodes with a Binding, a Reservation, a Volume or a recovery slot."""
     ended = (ReservationPhase.RELEASED, ReservationPhase.CONSUMED)
     return frozenset(
         name
         for name in names
         if bool(view.by(Binding, "node", name))
+        or bool(view.by(Volume, "node", name))
         or bool(view.by(RecoverySlot, "node", name))
         or any(r.status.phase not in ended for r in view.by(Reservation, "node", name))
     )

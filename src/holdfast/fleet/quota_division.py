@@ -14,12 +14,19 @@ import msgspec
 from holdfast.fleet.grant_demand import QuotaUnit, RegionAmounts
 from holdfast.model.quantity import Amounts, add
 
+# A region's share of the unneeded quota is divided by this for the growth of its limit.
+GROWTH_OF_FREE = 32
+
 
 class CoveredDemand(msgspec.Struct, frozen=True):
     """`need`: usage plus covered replicas, by region. `lacking`: number of replicas without quota, by unit."""
 
     need: RegionAmounts
     lacking: Mapping[QuotaUnit, int]
+
+
+RoomFor = Callable[[QuotaUnit, int], int]
+"""How many of so many units find room in their region, beside those asked before."""
 
 
 def covered_demand(
@@ -29,31 +36,38 @@ def covered_demand(
     used: RegionAmounts,
     *,
     unreachable: Collection[str] = (),
-    has_no_room: Callable[[QuotaUnit], bool] = lambda _: False,
+    room_for: RoomFor = lambda _, count: count,
 ) -> CoveredDemand:
     """The replicas that `total` covers: bound ones first, then by priority, ordinary ones before rollout surge. Pending
-    replicas whose region has no room for them come last: they could not use the quota.
+    replicas for which their region has no room come last: they could not use the quota.
 
     `used` is certain to stay counted: usage, or the enforced limit of an unreachable region, whose replicas are left
     out. A replica that does not fit is skipped, so that a smaller one behind it gets the quota.
     """
     packing = _Packing(total, caps, used)
     lacking: dict[QuotaUnit, int] = {}
-    for unit in sorted(units, key=lambda u: _order(u, has_room=u.bound or not has_no_room(u))):
-        if unit.region in unreachable:
-            continue
-        covered = packing.cover(unit, units[unit])
-        lacking[unit] = units[unit] - covered
+    later: list[tuple[QuotaUnit, int]] = []
+    for unit in sorted((u for u in units if u.region not in unreachable), key=_order):
+        covered = _cover_with_room(packing, unit, units[unit], room_for)
+        later.append((unit, units[unit] - covered))
         if unit.optional:
             single = msgspec.structs.replace(unit, members=1, optional=0)
             wanted = unit.optional * covered
-            lacking[single] = lacking.get(single, 0) + wanted - packing.cover(single, wanted)
+            later.append((single, wanted - _cover_with_room(packing, single, wanted, room_for)))
+    for unit, count in later:
+        lacking[unit] = lacking.get(unit, 0) + count - packing.cover(unit, count)
     return CoveredDemand(packing.need(), {unit: count for unit, count in lacking.items() if count})
 
 
-def _order(unit: QuotaUnit, *, has_room: bool) -> tuple[object, ...]:
-    rest = (unit.region, unit.members, unit.optional, unit.shape, unit.may_preempt)
-    return (not unit.bound, not has_room, -unit.priority, unit.surge, *rest)
+def _cover_with_room(packing: _Packing, unit: QuotaUnit, count: int, room_for: RoomFor) -> int:
+    """Covers up to `count` units that find room. Room is used only by units that the quota covers."""
+    fits = packing.coverable(unit, count)
+    return packing.cover(unit, fits if unit.bound else room_for(unit, fits))
+
+
+def _order(unit: QuotaUnit) -> tuple[object, ...]:
+    rest = (unit.region, unit.members, unit.optional, unit.shape, unit.may_preempt, unit.reclaimable)
+    return (not unit.bound, -unit.priority, unit.surge, *rest)
 
 
 class _Packing:
@@ -71,16 +85,20 @@ class _Packing:
 
     def cover(self, unit: QuotaUnit, count: int) -> int:
         """Covers up to `count` units of `unit.members` replicas each. Returns how many fit."""
-        need = {name: amount * unit.members for name, amount in unit.shape}
-        fits = min((self._times_covered(unit.region, name, amount) for name, amount in need.items()), default=count)
-        fits = max(0, min(count, fits))
+        fits = self.coverable(unit, count)
         if fits:
+            need = {name: amount * unit.members for name, amount in unit.shape}
             before = self._need_of(unit.region)
             add(self._covered.setdefault(unit.region, {}), need, times=fits)
             for name, amount in self._need_of(unit.region).items():
                 if name in self._free:
                     self._free[name] -= amount - before.get(name, 0)
         return fits
+
+    def coverable(self, unit: QuotaUnit, count: int) -> int:
+        """How many of `count` units the remaining quota covers."""
+        times = [self._times_covered(unit.region, name, amount * unit.members) for name, amount in unit.shape]
+        return max(0, min([count, *times]))
 
     def _times_covered(self, region: str, name: str, amount: int) -> int:
         """How many times the amount fits. A resource that the quota does not list has a limit of zero."""
@@ -111,11 +129,13 @@ def divide_quota(
     enforced: RegionAmounts,
     *,
     floors: Sequence[RegionAmounts] = (),
+    grows: bool = False,
 ) -> RegionAmounts:
     """New limits per region. Raises use only quota that is certainly free. A limit shrinks only if another region is
     short.
 
-    `floors` are filled from unneeded quota, the first one first. They are withdrawn first for another region.
+    `floors` are filled from unneeded quota, the first one first. They are withdrawn first for another region. A limit
+    that is raised while much is unneeded gets `_growth` on top, so that the next replica needs no new limit.
     """
     new: RegionAmounts = {region: dict(current.get(region, {})) for region in wanted}
     for resource, total in sorted(hard.items()):
@@ -130,9 +150,20 @@ def divide_quota(
             need = {r: max(need[r], min(floor.get(r, {}).get(resource, 0), cap[r])) for r in cap}
             short = sum(room.raise_to(r, min(amount, cap[r])) for r, amount in need.items())
             room.withdraw(short, need)
+        for region in cap if grows and not short else ():
+            limit = new[region].get(resource, 0)
+            growth = _growth(limit, current.get(region, {}).get(resource, 0), room.free // len(cap))
+            room.raise_to(region, min(limit + growth, cap[region]))
     for region in new:
         new[region] = {name: amount for name, amount in new[region].items() if amount and name in hard}
     return new
+
+
+def _growth(limit: int, before: int, free_share: int) -> int:
+    """What a limit that was raised gets beyond the need: at most as much again, and a small part of the region's share
+    of the unneeded quota, because a region that is out of contact keeps it. Nothing if that covers no second raise."""
+    most = free_share // GROWTH_OF_FREE
+    return min(limit, most) if 0 < limit - before <= most else 0
 
 
 class _ResourceDivision:

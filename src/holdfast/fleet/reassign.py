@@ -17,6 +17,7 @@ from holdfast.fleet.spillover import assigned_units
 from holdfast.model.assignment import Assignment
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.region import HealthState, Region
+from holdfast.model.template import template_claims
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Workload, WorkloadType, wanted_replicas
@@ -36,6 +37,8 @@ def reassign_after_s(workload: Workload, view: View) -> float:
     """Time after the loss of a region until replicas there are assigned elsewhere; 0: never."""
     spec = workload.spec
     if spec.type is not WorkloadType.SERVICE or spec.recovery is not None or spec.exclusive is not None:
+        return 0.0
+    if template_claims(spec.template):  # the data of its volumes stays in the lost region
         return 0.0
     if spec.reassign is not None:
         return spec.reassign.after_seconds

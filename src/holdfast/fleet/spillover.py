@@ -21,7 +21,7 @@ from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import Grant, Quota, grant_name
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
-from holdfast.model.template import requests
+from holdfast.model.template import requests, template_claims
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import AvoidedRegion, RegionWait, SpilloverStatus, Workload, WorkloadType
@@ -219,7 +219,8 @@ def waits_for_room(assignment: Assignment) -> bool:
 
 def _must_stay_together(workload: Workload) -> bool:
     spec = workload.spec
-    return spec.gang is not None or spec.exclusive is not None or spec.type is WorkloadType.BATCH
+    has_data = bool(template_claims(spec.template))  # volumes do not move to another region
+    return has_data or spec.gang is not None or spec.exclusive is not None or spec.type is WorkloadType.BATCH
 
 
 def _target(

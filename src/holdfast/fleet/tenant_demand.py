@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast.fleet.free_shapes import FreeNodes
 from holdfast.fleet.grant_demand import (
@@ -38,23 +39,31 @@ class TenantDemand:
         lost = {r.metadata.name for r in view.list(Region) if r.status.health.state is HealthState.LOST}
         self.unreachable = lost | {g.spec.region for g in grants if g.key in self.frozen}
         self._units = view.total(Assignment, tenant, quota_units)
-        self._free: dict[str, FreeNodes | None] = {}
+        self._free: dict[str, _ReportedRoom | None] = {}
 
     def units(self, purpose: Purpose) -> dict[QuotaUnit, int]:
         return {unit: count for unit, count in self._units.items() if unit.purpose is purpose}
 
-    def has_no_room(self, unit: QuotaUnit) -> bool:
-        """Whether the region's report shows no node with room for a replica of the unit.
+    def room_for(self, unit: QuotaUnit, count: int) -> int:
+        """How many of so many units find room on the free nodes that their region reports, beside those asked before.
 
-        False if room may appear by itself: by preemption or by a node that a pool adds. The reported pending reason is
-        not used: without quota a region does not look for room, so two full regions would exchange quota forever."""
+        All of them if room may appear by itself: by preemption or by a node that a pool adds. The reported pending
+        reason is not used: without quota a region does not look for room, so two full regions would exchange quota
+        forever."""
         if unit.may_preempt:
-            return False
+            return count
         if unit.region not in self._free:
             region = self._view.get(Region, unit.region)
             self._free[unit.region] = _free_nodes(region.status.report if region is not None else None)
         free = self._free[unit.region]
-        return free is not None and free.room_for(dict(unit.shape), lambda _: True) == 0
+        if free is None or not unit.shape:
+            return count
+        need = dict(unit.shape)
+        nodes = free.for_reclaimable if unit.reclaimable else free.for_firm
+        found = min(count, nodes.room_for(need, lambda _: True) // unit.members)
+        for some in free:
+            some.place(need, found * unit.members)
+        return found
 
     def demand(self, purpose: Purpose) -> RegionAmounts:
         return demand_by_region(self._view.total(Assignment, self._tenant, quota_demand), purpose)
@@ -91,11 +100,18 @@ class TenantDemand:
         return [o for o in found if is_in_scope(o, region=region, tenant=self._tenant, workload=None)]
 
 
-def _free_nodes(report: RegionReport | None) -> FreeNodes | None:
+class _ReportedRoom(NamedTuple):
+    """Capacity of recovery slots is available only to reclaimable work."""
+
+    for_firm: FreeNodes
+    for_reclaimable: FreeNodes
+
+
+def _free_nodes(report: RegionReport | None) -> _ReportedRoom | None:
     """The free nodes of a region; None if its report does not tell, or if a pool may add nodes."""
     if report is None or not report.node_shapes or sum(s.nodes for s in report.node_shapes) > report.nodes:
         return None
-    return FreeNodes(report.free_shapes, reclaimable=True)
+    return _ReportedRoom(FreeNodes(report.free_shapes), FreeNodes(report.free_shapes, reclaimable=True))
 
 
 def is_lease_expired(grant: Grant, region: Region | None, now: float) -> bool:

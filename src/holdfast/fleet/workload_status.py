@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.fleet.assign import region_refusal_reason
 from holdfast.fleet.done_indexes import done_indexes
+from holdfast.fleet.volume_claims import missing_claims
 from holdfast.model.assignment import Assignment, PendingReason, counts_desired_revision
 from holdfast.model.index_ranges import indexes_text, parse_indexes
 from holdfast.model.labels import LABEL_WORKLOAD
@@ -202,6 +203,9 @@ def _unassigned_reason(workload: Workload, view: View) -> tuple[Reason, str]:
     """Why replicas have no region: the image, the placement rules, or the health of the allowed regions."""
     if resolved_template(workload) is None:
         return Reason.IMAGE_UNRESOLVED, _image_problem(workload)
+    missing = missing_claims(workload.spec.template, workload.metadata.namespace, view)
+    if missing:
+        return Reason.VOLUME_CLAIM_NOT_FOUND, f"; VolumeClaim {', '.join(missing)} does not exist; next: create it"
     regions = view.list(Region)
     refused = {r.metadata.name: region_refusal_reason(workload, r) for r in regions}
     allowed = [r for r in regions if not refused[r.metadata.name]]
@@ -356,12 +360,12 @@ def _reason_text(assignment: Assignment, why: PendingReason) -> str:
 
 
 def _notices(workload: Workload, conditions: Sequence[Condition]) -> tuple[Notice, ...]:
-    """Events for conditions whose status changed."""
+    """Events for conditions whose status changed. `assign` says for itself which regions it chose."""
     before = {c.type: c.status for c in workload.status.conditions}
     return tuple(
         Notice(workload, c.reason, c.message)
         for c in conditions
-        if before.get(c.type) != c.status and (c.status == "True" or c.type in before)
+        if before.get(c.type) != c.status and (c.status == "True" or c.type in before) and c.reason != Reason.ASSIGNED
     )
 
 

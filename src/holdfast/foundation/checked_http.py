@@ -1,4 +1,4 @@
-"""HTTP GET of content that tenants name: only allowed hosts and addresses, with deadlines and bounds.
+"""HTTP to hosts that users name: only allowed hosts and addresses, with deadlines and bounds.
 
 - The caller's rules decide about every URL, also of each redirect, and about the address that is connected to.
 - The address that was checked is the one that is used. No proxy is used, because its address would hide the source's.
@@ -94,7 +94,7 @@ def follow(
     own = True
     sent = dict(headers or {})
     for _ in range(limits.redirects_max + 1):
-        response = connection.enter_context(_response(rules, url, deadline, limits, sent))
+        response = connection.enter_context(exchange(rules, url, deadline, limits, sent))
         if response.status not in _REDIRECTS:
             return response, own
         target = urljoin(url, response.headers.get("Location", ""))
@@ -119,10 +119,19 @@ def failures_named(deadline: float, limits: TransferLimits) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _response(
-    rules: SourceRules, url: str, deadline: float, limits: TransferLimits, headers: Mapping[str, str]
+def exchange(
+    rules: SourceRules,
+    url: str,
+    deadline: float,
+    limits: TransferLimits,
+    headers: Mapping[str, str],
+    *,
+    method: str = "GET",
+    content: bytes | None = None,
+    trust: ssl.SSLContext | None = None,
 ) -> Iterator[http.client.HTTPResponse]:
-    """The response to one request. Its connection is cut at the deadline, whatever the server does."""
+    """The response to one request, also if it is a redirect. Its connection is cut at the deadline, whatever the server
+    does. Without `trust` the CA certificates of the machine are used."""
     if refusal := rules.url_refusal(url):
         raise SourceForbidden(refusal)
     parts = urlsplit(url)
@@ -137,12 +146,12 @@ def _response(
     try:
         if parts.scheme == "https":
             connection.default_port = 443
-            connection.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+            connection.sock = (trust or ssl.create_default_context()).wrap_socket(plain, server_hostname=host)
         else:
             connection.sock = plain
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         general = {"User-Agent": "holdfast-agent", "Accept-Encoding": "identity"}
-        connection.request("GET", target, headers={**general, **headers})
+        connection.request(method, target, body=content, headers={**general, **headers})
         with connection.getresponse() as response:
             yield response
     finally:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# Steps of a replica take up to minutes. The alert about them compares with a minute, so buckets must reach beyond.
+_STEP_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 # Runtime: queues, controllers, informers, elections
 QUEUE_DEPTH = Gauge("holdfast_queue_depth_keys", "Keys waiting in the controller's queue.", ["controller"])
@@ -55,6 +57,18 @@ ELECTION_CHANGES = Counter("holdfast_election_changes_total", "Elections won and
 # Access
 BREAK_GLASS_SESSIONS = Gauge(
     "holdfast_break_glass_sessions", "Break-glass sessions of the cell: in force, and not reviewed yet.", ["state"]
+)
+
+# Notifications
+NOTIFICATION_ATTEMPTS = Counter(
+    "holdfast_notification_attempts_total",
+    "Attempts to deliver a notification, by result. A dropped one is given up after a day; it also counts as failed.",
+    ["result"],
+)
+NOTIFICATIONS_PENDING = Gauge("holdfast_notifications_pending", "Deliveries that are not made yet.")
+NOTIFICATIONS_WAITING = Gauge("holdfast_notifications_waiting", "Events that the full queue has no room for.")
+NOTIFICATION_OLDEST = Gauge(
+    "holdfast_notification_oldest_pending_seconds", "Age of the oldest delivery that is not made yet; 0 if none waits."
 )
 
 # Client
@@ -156,6 +170,16 @@ LINK_CERTIFICATE_EXPIRY = Gauge(
 )
 AGENT_LEASE_REMAINING = Gauge("holdfast_agent_lease_remaining_seconds", "Remaining lease time at the last renewal.")
 
+# The shims of a node, in sum
+SHIM_PROCESSES = Gauge("holdfast_shim_processes", "Shims that run on this node.")
+SHIM_RESIDENT = Gauge("holdfast_shim_resident_bytes", "Resident memory of the shims, without their tasks.")
+SHIM_CPU = Counter("holdfast_shim_cpu_seconds_total", "CPU time of the shims, without their tasks.")
+SHIM_DEATHS = Counter("holdfast_shim_deaths_total", "Shims that ended without a record of their task's exit.")
+SHIM_LOST_OUTPUT = Counter(
+    "holdfast_shim_lost_output_bytes_total",
+    "Output of ended tasks that their shims could not write, as on a full disk.",
+)
+
 # The scheduler
 SCHEDULER_PLAN = Histogram(
     "holdfast_scheduler_plan_seconds", "Duration of planning one batch.", buckets=_LATENCY_BUCKETS
@@ -246,5 +270,26 @@ REGION_STEP = Histogram(
     "holdfast_region_step_seconds",
     "Time of each step of a replica that begins to serve: scheduling, binding, startup, readiness, serving.",
     ["step"],
+    buckets=_STEP_BUCKETS,
+)
+
+# Entry proxy
+PROXY_RELOADS = Counter(
+    "holdfast_proxy_reloads_total",
+    "Configurations that the proxy was given: applied, invalid (refused by its check) or failed.",
+    ["result"],
+)
+PROXY_STARTS = Counter("holdfast_proxy_starts_total", "Starts of the proxy process, restarts after a crash included.")
+PROXY_RUNNING = Gauge("holdfast_proxy_running", "1 while the proxy process runs.")
+PROXY_BACKENDS = Gauge("holdfast_proxy_backends", "Hostnames and TCP ports that the proxy serves.")
+PROXY_SERVERS = Gauge("holdfast_proxy_servers", "Replicas that receive requests; a replica counts once per backend.")
+PROXY_OMITTED = Gauge(
+    "holdfast_proxy_omitted",
+    "Left out of the configuration: backends over the limit, addresses that are not allowed.",
+    ["what"],
+)
+PROXY_UPDATE_DURATION = Histogram(
+    "holdfast_proxy_update_seconds",
+    "Time from a change of the serving addresses to the reload of the proxy.",
     buckets=_LATENCY_BUCKETS,
 )

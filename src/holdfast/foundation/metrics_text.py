@@ -10,19 +10,26 @@ from collections.abc import Iterator
 
 from prometheus_client import REGISTRY, Metric, generate_latest
 
-AGENT_PREFIX = "holdfast_agent_"
+AGENT_PREFIXES = ("holdfast_agent_", "holdfast_shim_")
+PROXY_PREFIX = "holdfast_proxy_"
 _SHARED_PREFIXES = ("process_", "python_", "holdfast_client_", "holdfast_trace_")
 """Families that an agent has as well: its process, its interpreter, its calls to the region, its traces."""
 
 
 class _AgentFamilies:
     def collect(self) -> Iterator[Metric]:
-        return (family for family in REGISTRY.collect() if family.name.startswith((AGENT_PREFIX, *_SHARED_PREFIXES)))
+        return (family for family in REGISTRY.collect() if family.name.startswith((*AGENT_PREFIXES, *_SHARED_PREFIXES)))
+
+
+class _ProxyFamilies:
+    def collect(self) -> Iterator[Metric]:
+        return (family for family in REGISTRY.collect() if family.name.startswith((PROXY_PREFIX, *_SHARED_PREFIXES)))
 
 
 class _CellFamilies:
     def collect(self) -> Iterator[Metric]:
-        return (family for family in REGISTRY.collect() if not family.name.startswith(AGENT_PREFIX))
+        others = (*AGENT_PREFIXES, PROXY_PREFIX)
+        return (family for family in REGISTRY.collect() if not family.name.startswith(others))
 
 
 def agent_metrics() -> str:
@@ -31,3 +38,7 @@ def agent_metrics() -> str:
 
 def cell_metrics() -> bytes:
     return generate_latest(_CellFamilies())
+
+
+def proxy_metrics() -> str:
+    return generate_latest(_ProxyFamilies()).decode()

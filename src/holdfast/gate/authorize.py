@@ -43,6 +43,7 @@ _LINK_READS = (*(k.plural for k in ALL if k.mirrored and k.name != "Assignment")
 def _for_node(who: Principal) -> Iterator[Allowance]:
     on_it = (("node", who.node),)
     yield allow(READ_VERBS, "bindings", "bindings/status", "replicas", "replicas/status", fields=on_it)
+    yield allow(READ_VERBS, "volumes", "volumes/status", fields=on_it)
     # The gate checks the name as well; the prefix of a hollow host cannot be a list of names.
     named = None if who.node.endswith("*") else frozenset({who.node})
     yield allow(READ_VERBS | CHANGE_VERBS | {"create", "delete"}, "nodes", "nodes/status", names=named)

@@ -31,6 +31,8 @@ TENANT_RESOURCES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "configmaps": (EVERY_VERB, EVERY_VERB),
     "cronworkloads": (EVERY_VERB, EVERY_VERB),
     "secrets": (EVERY_VERB, EVERY_VERB),
+    "volumeclaims": (EVERY_VERB, EVERY_VERB),
+    "volumes": (READ_VERBS | {"delete"}, READ_VERBS | {"delete"}),
     "roles": (READ_VERBS, EVERY_VERB),
     "rolebindings": (READ_VERBS, EVERY_VERB),
     **dict.fromkeys(

@@ -176,7 +176,12 @@ def _own_name(item: Object) -> str:
     return item.metadata.name
 
 
-_NODE_OF: dict[str, Callable[[Object], str]] = {"Node": _own_name, "Binding": _spec_node, "Replica": _placed_node}
+_NODE_OF: dict[str, Callable[[Object], str]] = {
+    "Node": _own_name,
+    "Binding": _spec_node,
+    "Replica": _placed_node,
+    "Volume": _spec_node,
+}
 _REGION_OF: dict[str, Callable[[Object], str]] = {
     "Region": _own_name,
     "Assignment": _spec_region,

@@ -27,7 +27,7 @@ from holdfast.scheduling.plan.victim_selection import UNKNOWN_SIBLINGS, Recorded
 from holdfast.scheduling.replica_requirements import ReplicaRequirements, requirements_of
 from holdfast.scheduling.snapshot import ClaimKey, Snapshot, SnapshotBuilder, SnapshotClaim
 
-SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "RecoverySlot", "Override", "GrantCopy", "Region")
+SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "RecoverySlot", "Override", "GrantCopy", "Region", "Volume")
 """The kinds in a snapshot. A Decision records the revision of each."""
 
 _POLICY_KIND = "PolicyRevision"

@@ -15,11 +15,12 @@ from holdfast.model.decision import ScoreComponent
 from holdfast.model.quantity import GPU, amount_text
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import PolicyRules
+from holdfast.model.template import template_claims
 from holdfast.scheduling import filters
 from holdfast.scheduling.filters import resources
 from holdfast.scheduling.filters.refusal import Refusal
 from holdfast.scheduling.refusal_summary import refusal_message
-from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.replica_requirements import ReplicaRequirements, for_member
 from holdfast.scheduling.scores import NodeScorer
 from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Snapshot
@@ -58,6 +59,8 @@ class WhyNotQuery:
     """One replica's requirements against one snapshot. Runs every filter once."""
 
     def __init__(self, snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float) -> None:
+        if template_claims(requirements.template) and requirements.members:
+            requirements = for_member(requirements, requirements.members[0], snapshot.volumes)
         self._scratch = Scratch(snapshot, now)
         self._requirements = requirements
         self._rules = rules
@@ -155,7 +158,12 @@ class WhyNotQuery:
         snapshot, requirements = self._scratch.snapshot, self._requirements
         name = snapshot.name(slot)
         match reason:
-            case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
+            case (
+                Reason.INSUFFICIENT_CPU
+                | Reason.INSUFFICIENT_MEMORY
+                | Reason.INSUFFICIENT_STORAGE
+                | Reason.INSUFFICIENT_RESOURCE
+            ):
                 return " and ".join(self._missing(reason, slot))
             case Reason.INSUFFICIENT_DEVICES:
                 required_gpus = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
@@ -209,6 +217,7 @@ _EFFORT: dict[Reason, int] = {
     Reason.INSUFFICIENT_CPU: 2,
     Reason.INSUFFICIENT_MEMORY: 2,
     Reason.INSUFFICIENT_RESOURCE: 2,
+    Reason.INSUFFICIENT_STORAGE: 2,
     Reason.INSUFFICIENT_DEVICES: 3,
     Reason.NODE_CORDONED: 1,
     Reason.RESIDENCY_VIOLATED: 9,
@@ -227,6 +236,9 @@ _FIXES: dict[Reason, str] = {
     Reason.NODE_QUARANTINED: "repair node {node}: task starts fail on it",
     Reason.DRIVER_MISSING: "add a node with the driver, or use one that node {node} has",
     Reason.HOST_PATH_NOT_ALLOWED: "add the path to `volume_paths` of the agent of node {node}, or set readOnly",
+    Reason.VOLUME_ON_OTHER_NODE: "use the node that holds the volume; to start empty elsewhere, delete the Volume",
+    Reason.VOLUME_NODE_LOST: "bring the node that holds the volume back; to start empty elsewhere, delete the Volume",
+    Reason.VOLUME_TERMINATING: "wait until the Volume is deleted",
     Reason.PORT_IN_USE: "let the node choose the port (port 0), or free it on node {node}",
     Reason.PORTS_EXHAUSTED: "widen the port range of node {node}",
     Reason.LABELS_DO_NOT_MATCH: "label node {node} to match the selector, or relax the selector",
@@ -258,6 +270,8 @@ _CLUSTER_FIXES: dict[str, str] = {
     Reason.VICTIM_NOT_ALLOWED: "nothing: it is planned again with other victims",
     Reason.DEVICE_IN_USE: "nothing: another claim took the device first; it is planned again",
     Reason.NODE_NOT_FOUND: "nothing: the node was removed; it is planned again on other nodes",
+    Reason.VOLUME_IN_USE: "nothing: the former attempt still holds the volume; it is planned again",
+    Reason.VOLUME_NOT_BOUND: "nothing: it is planned again without victims",
     Reason.ALREADY_CLAIMED: "nothing: a replica of the same name is still being released",
     Reason.DEADLINE_AT_RISK: "raise the priority, or free resources soon",
     Reason.DEADLINE_MISSED: "start the batch again with a later deadline",

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.install.cell_checks import certificate_checks, remote_checks
 from holdfast.install.findings import DoctorFinding
-from holdfast.install.machine_checks import agent_checks, disk_checks, file_limit_check, port_check
+from holdfast.install.machine_checks import (
+    agent_checks,
+    clock_state,
+    clock_sync_finding,
+    disk_checks,
+    file_limit_check,
+    port_check,
+)
 from holdfast.install.places import Places, Role
 from holdfast.install.services import Service
 
@@ -26,6 +33,7 @@ def _findings(places: Places, role: Role, port: int, other: str) -> Iterator[Doc
         yield _service(places, role)
     elif port:
         yield port_check(port)
+    yield clock_sync_finding(clock_state())
     yield from disk_checks(places.state)
     yield file_limit_check()
     if role == "agent":

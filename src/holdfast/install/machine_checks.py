@@ -1,4 +1,4 @@
-"""Checks of the machine itself: ports, disk, limits, kernel features, control groups and container runtimes."""
+"""Checks of the machine itself: ports, clock, disk, limits, kernel features, control groups and container runtimes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.foundation.container_runtime import find_runtime, has_controllers_on_both
+from holdfast.foundation.container_runtime import find_runtime, has_controllers_on_both, private_network_refusal
 from holdfast.install.findings import DoctorFinding
 
 # Free disk below which an installation is refused, and below which it is warned about.
@@ -26,6 +26,9 @@ FSYNC_SAMPLES = 10
 # Open files of a process: connections of nodes, watches and users.
 OPEN_FILES_MIN = 4096
 _OPENAT2 = 437
+# What adjtimex returns while nothing keeps the clock right, and the size of its argument, which this reads only.
+_TIME_ERROR = 5
+_TIMEX_BYTES = 256
 
 
 def port_check(port: int) -> DoctorFinding:
@@ -46,6 +49,21 @@ def port_check(port: int) -> DoctorFinding:
                     name, "fail", "may not be bound by this user", "choose a port above 1023, or use root"
                 )
     return DoctorFinding(name, "ok", "free")
+
+
+def clock_state() -> int:
+    """What the kernel says about its clock; -1 if it does not say."""
+    return int(ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))
+
+
+def clock_sync_finding(state: int) -> DoctorFinding:
+    """The first machine of a fleet has no other cell with which its clock could be compared."""
+    if state < 0:
+        return DoctorFinding("clock", "warn", "the kernel does not say whether it is kept right", "timedatectl status")
+    if state == _TIME_ERROR:
+        step = "run chrony or systemd-timesyncd: certificates and leases need clocks that agree within seconds"
+        return DoctorFinding("clock", "warn", "not synchronized", step)
+    return DoctorFinding("clock", "ok", "synchronized")
 
 
 def disk_checks(state: Path) -> Iterator[DoctorFinding]:
@@ -100,6 +118,7 @@ def agent_checks() -> Iterator[DoctorFinding]:
     yield _namespaces()
     yield _openat2()
     yield _container_runtime()
+    yield _private_networks()
     if os.geteuid() != 0:
         step = "run the agent as root; otherwise tasks run as its user"
         yield DoctorFinding("task isolation", "warn", "the agent is not root, so tasks are not isolated from it", step)
@@ -143,3 +162,10 @@ def _openat2() -> DoctorFinding:
     if ctypes.get_errno() == errno.ENOSYS:
         return DoctorFinding("openat2", "warn", "the kernel lacks it", "use Linux 5.6 or newer")
     return DoctorFinding("openat2", "ok", "available")
+
+
+def _private_networks() -> DoctorFinding:
+    if why := private_network_refusal():
+        step = "needed only for `network: Private`: install slirp4netns, and run the agent as root"
+        return DoctorFinding("private networks", "warn", f"{why}; containers use the node's network", step)
+    return DoctorFinding("private networks", "ok", "slirp4netns")

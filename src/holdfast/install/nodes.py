@@ -93,10 +93,14 @@ def join_node(places: Places, plan: NodePlan, joining: JoinString, say: Say) -> 
     if not places.config("agent").exists():
         text = CONFIG_NOTE + _settings_text(plan, joining, state)
         write_atomically(places.config("agent"), text.encode(), mode=0o640)
+    expected = Service(places, "agent")
+    expected.install()
+    # The region may still say Ready of the agent before. Reports of the one that starts now have higher numbers.
+    last = _last_report(joining, plan.name, identity) if expected.will_start_anew() else -1
     service = install_service(places, "agent", held, start=plan.start, say=say)
     if service is None:
         return
-    _wait_until_ready(plan, joining, identity, service)
+    _wait_until_ready(plan, joining, identity, service, last)
     (state / "join-token").unlink(missing_ok=True)
 
 
@@ -124,14 +128,14 @@ def _settings_text(plan: NodePlan, joining: JoinString, state: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wait_until_ready(plan: NodePlan, joining: JoinString, identity: Path, service: Service) -> None:
+def _wait_until_ready(plan: NodePlan, joining: JoinString, identity: Path, service: Service, last_report: int) -> None:
     """Polls with the node's own certificate, which may read the node's own object."""
     deadline = time.monotonic() + NODE_START_TIMEOUT_S
     seen = "no certificate yet"
     while True:
         pem = identity / "node.pem"
         if pem.exists():
-            seen = _readiness(joining, plan.name, identity / "ca.crt", pem)
+            seen = _readiness(joining, plan.name, identity / "ca.crt", pem, last_report)
             if not seen:
                 return
         if not service.is_running():
@@ -148,15 +152,38 @@ def _wait_until_ready(plan: NodePlan, joining: JoinString, identity: Path, servi
         time.sleep(POLL_EVERY_S)
 
 
-def _readiness(joining: JoinString, node: str, ca: Path, pem: Path) -> str:
+def _read_status(joining: JoinString, node: str, ca: Path, pem: Path) -> dict[str, Any]:
+    api = CellApi(joining.url, name=joining.name, ca=ca, cert=pem, key=pem)
+    status: dict[str, Any] = api.get(f"/apis/holdfast.dev/v1/nodes/{quote(node)}").get("status", {})
+    return status
+
+
+def _last_report(joining: JoinString, node: str, identity: Path) -> int:
+    """The number of the node's last report; -1 if there is none, or the region does not answer. A region that answers
+    only later has missed the node for longer, and does not say Ready of an agent that ended."""
+    pem = identity / "node.pem"
+    if not pem.exists():
+        return -1
+    try:
+        return int((_read_status(joining, node, identity / "ca.crt", pem).get("execution") or {}).get("sequence", 0))
+    except (CommandError, OSError):
+        return -1
+
+
+def _readiness(joining: JoinString, node: str, ca: Path, pem: Path, last_report: int) -> str:
     """Why the node is not Ready; empty if it is."""
     try:
-        api = CellApi(joining.url, name=joining.name, ca=ca, cert=pem, key=pem)
-        found = api.get(f"/apis/holdfast.dev/v1/nodes/{quote(node)}")
+        return readiness_of(_read_status(joining, node, ca, pem), last_report)
     except (CommandError, OSError) as wrong:
         return getattr(wrong, "message", str(wrong))
-    status = found.get("status", {})
+
+
+def readiness_of(status: dict[str, Any], last_report: int) -> str:
+    """Why a node with this status is not Ready; empty if it is. Reports up to `last_report` are of an earlier agent."""
     contact, execution = status.get("contact") or {}, status.get("execution") or {}
-    if contact.get("state") == "Live" and execution.get("reconciled"):
-        return ""
-    return f"contact {contact.get('state', 'unknown')}: {contact.get('message') or contact.get('reason', 'no report')}"
+    if contact.get("state") != "Live":
+        why = contact.get("message") or contact.get("reason", "no report")
+        return f"contact {contact.get('state', 'unknown')}: {why}"
+    if execution.get("sequence", 0) <= last_report:
+        return "the agent that was started has not reported yet"
+    return "" if execution.get("reconciled") else "it compares its tasks with its Bindings"

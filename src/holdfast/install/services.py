@@ -146,7 +146,8 @@ class Service:
         scope = "user" if self.manager == "user" else "system"
         text = unit_text(self._places, self._role, user=self.user, scope=scope)
         self.unit_path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.unit_path, text.encode(), mode=0o644)
+        if not self.unit_path.exists() or self.unit_path.read_text() != text:  # a newer unit restarts the service
+            write_atomically(self.unit_path, text.encode(), mode=0o644)
         if self.user:
             _own(self._places, self._role, self.user)
 
@@ -235,6 +236,10 @@ class Service:
         if found is not None:
             write_atomically(self._pid_file, msgspec.json.encode(found))
         return f"started (pid {started.pid}); there is no service manager, so it does not survive a reboot"
+
+    def will_start_anew(self) -> bool:
+        """Whether `start` would start another process: none runs, or its unit or configuration is newer."""
+        return not self.is_running() or (self.manager != "none" and self._is_stale())
 
     def _is_stale(self) -> bool:
         """Whether the unit or the configuration changed after the service had started."""

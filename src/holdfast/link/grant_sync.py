@@ -20,11 +20,14 @@ from holdfast.model.quantity import Amounts, amounts, amounts_text, shortfall
 from holdfast.model.quota import Grant, GrantClass, grant_name
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.writes import Create, SetStatus, Update, Write
+from holdfast.model.writes import Create, Outcome, SetStatus, Update, Write
 
 RENEW_AFTER_FRACTION = 0.5
 """Fraction of a lease that must have passed before its renewal is written. Saves writes."""
 
+
+USAGE_REPORT_EVERY_S = 5.0
+"""Interval at which rising usage within an acknowledged limit is reported. It changes nothing that the quota counts."""
 
 CHECK_AFTER_FRACTION = 0.25
 """Fraction of a lease after which it is checked again: twice before it is renewed, four times before it ends."""
@@ -122,6 +125,16 @@ def _close_copy(copy: GrantCopy) -> Iterable[Write]:
     return (Update(msgspec.structs.replace(copy, spec=spec)),)
 
 
+def acknowledge(key: Key, grants: View, here: View, region: str, now: float) -> Outcome:
+    """The acknowledgement of one Grant now, or a later look at usage that need not be reported yet."""
+    writes = tuple(acknowledgement(key, grants, here, region, now))
+    grant = grants.get(Grant, grant_name(region, GrantClass(key.name.capitalize())), key.namespace)
+    copy = here.get(GrantCopy, key.name, key.namespace)
+    if writes or grant is None or copy is None or grant.status.used == copy.status.used:
+        return Outcome(writes=writes)
+    return Outcome(requeue_after_s=USAGE_REPORT_EVERY_S)
+
+
 def acknowledgement(key: Key, grants: View, here: View, region: str, now: float) -> Iterable[Write]:
     """The acknowledgement of one Grant, if the global cell does not have it yet.
 
@@ -134,9 +147,11 @@ def acknowledgement(key: Key, grants: View, here: View, region: str, now: float)
         return ()
     used, held = _reported_amounts(copy, grants, here, region)
     known = grant.status
-    same = known.acknowledged_epoch == copy.spec.epoch and amounts(known.limit) == held and amounts(known.used) == used
-    recent = known.renewed_at and now - parse_time(known.renewed_at) < limits.GRANT_LEASE_S / 2
-    if same and recent:
+    same = known.acknowledged_epoch == copy.spec.epoch and amounts(known.limit) == held
+    age_s = now - parse_time(known.renewed_at) if known.renewed_at else limits.GRANT_LEASE_S
+    if same and amounts(known.used) == used and age_s < limits.GRANT_LEASE_S / 2:
+        return ()
+    if same and 0 <= age_s < USAGE_REPORT_EVERY_S and not shortfall(amounts(known.used), used):
         return ()
     blocks = {
         "acknowledgedEpoch": copy.spec.epoch,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -52,7 +52,7 @@ from holdfast.model.override import Override
 from holdfast.model.quota import Grant, GrantClass, grant_name
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot
-from holdfast.model.region import Region
+from holdfast.model.region import CellWarning, Region
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
@@ -99,6 +99,8 @@ class Link:
         self.override_expiry = override_expiry
         self.runners: dict[str, Runner] = {}
         """Link controllers by name, set by the cell. They run while the link is connected."""
+        self.warnings: Callable[[], tuple[CellWarning, ...]] = tuple
+        """What the process says about its own cell in each report. Set by the process, before the link runs."""
         self.peer = Informers(global_client, ports, resync_s=here.resync_s)
         self.contacts = ContactClock()
         self._peers = PeerProber(region, probe, ports) if probe is not None else None
@@ -308,7 +310,15 @@ class Link:
         global_view, region_view = self.peer.cache, self._here.cache
         writes = list(
             report.region_report(
-                global_view, region_view, self.region, now, seen, decisions=made, fresh=fresh, holding=held
+                global_view,
+                region_view,
+                self.region,
+                now,
+                seen,
+                decisions=made,
+                fresh=fresh,
+                holding=held,
+                warnings=self.warnings(),
             )
         )
         if writes:

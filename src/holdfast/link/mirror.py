@@ -183,8 +183,19 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
     return (queue_key(Assignment, key), queue_key(Tenant, Key("", item.metadata.namespace)))
 
 
+def woken_by_original(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
+    """Wakes the Assignment, except for a change of its status, which is not copied."""
+    if new is not None and old is not None and new.uid == old.uid:
+        was, meta = old.metadata, new.metadata
+        if (was.generation, was.labels, was.terminating) == (meta.generation, meta.labels, meta.terminating):
+            return ()
+    return woken_by_any(new, old, view)
+
+
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
-    """Wakes the Assignment, and at its end its Tenant, whose copy stays while it has one."""
+    """Wakes the Assignment, and at its end its Tenant, whose copy stays while it has one. A new copy is the link's."""
+    if old is None:
+        return ()
     found = list(woken_by_any(new, old, view))
     if new is None and old is not None:
         found.append(queue_key(Tenant, Key("", old.metadata.namespace)))

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from holdfast.model.binding import Binding, DeviceClaim, Reservation
 from holdfast.model.node import Node, node_capacity, unschedulable_reason
 from holdfast.model.node_pool import NodePool
-from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amounts, amounts, amounts_text
+from holdfast.model.quantity import GPU, STORAGE, WHOLE_GPU_MILLI, Amounts, amounts, amounts_text
 from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 from holdfast.model.region import NodeShape
 from holdfast.model.view import View
+from holdfast.model.volume import Volume, volume_bytes
 
 # Free shapes in one report. Above it, shapes that are alike are joined, so the estimate gets lower; 64 take about 6 KB.
 FREE_SHAPES_MAX = 64
@@ -49,10 +50,12 @@ def free_shapes(here: View) -> tuple[NodeShape, ...]:
     capacity = here.total(Node, "", _capacity_by_node)
     bound, held = here.total(Binding, "", _bound_by_node), here.total(Reservation, "", _reserved_by_node)
     slots = here.total(RecoverySlot, "", _slots_by_node)
+    volumes = here.total(Volume, "", _volumes_by_node)
     devices: dict[str, tuple[int, int]] = {}
     free: dict[tuple[Place, str], dict[str, int]] = {}
     for (place, name, resource), amount in capacity.items():
         left = amount - bound.get((name, resource), 0) - (held.get((name, resource), 0) if held else 0)
+        left -= volumes.get((name, resource), 0) if volumes else 0
         if resource.startswith(_DEVICE):
             whole, shared = devices.get(name, (0, 0))
             devices[name] = (whole + 1, shared) if left >= WHOLE_GPU_MILLI else (whole, max(shared, left))
@@ -124,6 +127,10 @@ def _bound_by_node(binding: Binding) -> PerNode:
 
 def _reserved_by_node(reservation: Reservation) -> PerNode:
     return _claims(reservation.spec.node, amounts(reservation.spec.resources), reservation.spec.devices)
+
+
+def _volumes_by_node(volume: Volume) -> PerNode:
+    return {(volume.spec.node, STORAGE): volume_bytes(volume.spec.size)}
 
 
 def _slots_by_node(slot: RecoverySlot) -> PerNode:

@@ -20,15 +20,16 @@ from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node, node_capacity, unschedulable_reason
 from holdfast.model.override import Override
-from holdfast.model.quantity import Amounts, add, amounts, amounts_text
+from holdfast.model.quantity import STORAGE, Amounts, add, amounts, amounts_text
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot, is_admitted
-from holdfast.model.region import PeerProbeResult, RecoverySlotReport, Region, RegionReport, ZoneReport
+from holdfast.model.region import CellWarning, PeerProbeResult, RecoverySlotReport, Region, RegionReport, ZoneReport
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
+from holdfast.model.volume import Volume, volume_bytes
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.scheduling.assignment_status import assignment_status
 from holdfast.scheduling.disruption_budget import blocked_node_evictions
@@ -79,6 +80,10 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
     if new is None or old is None or (new.spec.drain, new.spec.taints) == (old.spec.drain, old.spec.taints):
         return ()
     return _assignments_of(view.by(Replica, "node", new.metadata.name))
+
+
+def _volume_resources(volume: Volume) -> Mapping[str, int]:
+    return {STORAGE: volume_bytes(volume.spec.size)}
 
 
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
@@ -134,11 +139,12 @@ def region_report(
     decisions: Iterable[Decision] = (),
     fresh: View | None = None,
     holding: str = "",
+    warnings: tuple[CellWarning, ...] = (),
 ) -> Iterable[Write]:
     """The region report: nodes, capacity, usage, free shapes, pending replicas, peers, policy and recovery slots.
 
     `fresh` are the objects for the acknowledgement of a restore (see `restore_handshake`), `holding` is the reason for
-    held work."""
+    held work, `warnings` are about the region's own cell."""
     known = originals.get(Region, region)
     if known is None:
         return ()
@@ -148,7 +154,8 @@ def region_report(
     capacity: Amounts = {}
     for zone in zones:
         add(capacity, amounts(zone.capacity))
-    used = here.total(Binding, "", _bound_resources)
+    used = dict(here.total(Binding, "", _bound_resources))
+    add(used, here.total(Volume, "", _volume_resources))
     slots = [h for h in here.list(RecoverySlot) if is_admitted(h)]
     for slot in slots:
         add(reserved, amounts(slot.spec.resources))
@@ -179,6 +186,7 @@ def region_report(
         if guard is not None
         else None,
         holding=holding,
+        warnings=warnings,
     )
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
 

@@ -15,6 +15,7 @@ from holdfast.model.quantity import Amount
 from holdfast.model.replica import ExitStatus, Phase
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, forbidden
+from holdfast.model.volume import BoundVolume
 from holdfast.model.workload import Exclusivity
 
 
@@ -119,6 +120,8 @@ class BindingSpec(ApiStruct, frozen=True):
     """`fencingToken` of exclusive work rises with every placement of its ordinal (`HOLDFAST_FENCING_TOKEN`)."""
     index: int | None = None
     """`index` of a job array (`HOLDFAST_INDEX`)."""
+    volumes: tuple[BoundVolume, ...] = ()
+    """`volumes` are the replica's persistent volumes on this node."""
 
 
 class BindingStatus(ApiStruct, frozen=True):

@@ -26,9 +26,12 @@ from holdfast.model.validation import (
 
 SESSION_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 CLOSED_TO_SESSIONS = frozenset(
-    {"roles", "rolebindings", "clusterroles", "clusterrolebindings", "breakglasssessions", "users", "groups"}
+    {
+        *("roles", "rolebindings", "clusterroles", "clusterrolebindings", "breakglasssessions", "users", "groups"),
+        *("notificationreceivers", "notifications"),
+    }
 )
-"""Resources that no session gives: they would let its rights outlive it."""
+"""Resources that no session gives: they would let its rights outlive it, or silence its own alarm."""
 # Length of the reason and of the review of a session. A longer one is refused.
 SESSION_TEXT_CHARS_MAX = 1_000
 # Shortest reason of a session, so that a reviewer can judge it.
@@ -86,7 +89,9 @@ def validate_break_glass_session(session: BreakGlassSession, old: Any) -> Causes
         yield invalid("spec.resources", f"{len(spec.resources)} resources", f"1 to {SESSION_RESOURCES_MAX}, or *")
     for index, resource in enumerate(spec.resources[:SESSION_RESOURCES_MAX]):
         if resource.partition("/")[0] in CLOSED_TO_SESSIONS:
-            yield forbidden(f"spec.resources[{index}]", "a session gives no rights over roles, bindings or sessions")
+            yield forbidden(
+                f"spec.resources[{index}]", "a session gives no rights over roles, bindings, sessions or notifications"
+            )
         elif resource != "*" and not resource.replace("/", "").replace("-", "").isalnum():
             yield invalid(f"spec.resources[{index}]", resource[:80], "must be a plural such as workloads, or *")
     if spec.review is not None and not 0 < len(spec.review.note.strip()) <= SESSION_TEXT_CHARS_MAX:

@@ -66,6 +66,10 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "terminationMessagePolicy": "Where `terminationMessage` of an exit comes from: `File`, the file that "
         "HOLDFAST_TERMINATION_FILE names (/dev/termination-log in a container), or also the last 2 KiB of the output "
         "of a task that failed without writing it (`FallbackToLogsOnError`).",
+        "network": "`Host`: the task uses the network of its node. `Private`: a container has a network of its own. "
+        "Its ports are forwarded from the node, and it reaches others through the node, but not the node's loopback.",
+        "readOnlyRoot": "The root file system of the image is read-only. `/tmp`, `/run` and `/var/tmp` are in memory, "
+        "and volumes stay writable.",
         "imageDigest": "Digest that the tag was resolved to. Only Holdfast sets it.",
         "artifacts": "Files that the task needs. The node names the sources that are allowed.",
         "resources": "Resource requests of one replica: cpu, memory, disk, gpu, or custom names.",
@@ -207,6 +211,21 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "reason": "What is done there.",
         "owner": "Whom to ask: a person or a team.",
         "suspend": "Whether no occurrence takes effect. One that goes on ends at once.",
+    },
+    "NotificationReceiverSpec": {
+        "url": "Where events are posted: https, or http to this machine with `allowLoopback`. Readable by viewers.",
+        "secret": "The Secret that holds the signing key.",
+        "minSeverity": "Only events of at least this severity: Info, Warning or Critical.",
+        "types": "Only events of these types. Empty: all.",
+        "allowLoopback": "Whether the URL may name the machine of the global cell itself.",
+        "caCertificates": "CA certificates of the receiver in PEM form. Empty: those of the machine.",
+        "suspend": "Whether nothing is sent. Events of this time are not sent later.",
+    },
+    "ReceiverSecret": {
+        "tenant": "Tenant of the Secret.",
+        "name": "Name of the Secret.",
+        "key": "Key in the Secret: at least 16 bytes, or `whsec_` and base64.",
+        "urlKey": "Key in the Secret with the URL, if the URL is a secret itself. Instead of `spec.url`.",
     },
     "OverrideSpec": {
         "maintenance": "Planned maintenance that the override stands for. Set by the controller alone.",

@@ -14,6 +14,7 @@ from holdfast.model.rbac import ClusterRoleBinding, RoleBinding, subject_keys
 from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.volume import Volume
 from holdfast.model.workload import Workload, wanted_replicas
 
 Index = Callable[[Any], Iterable[str]]
@@ -29,6 +30,10 @@ def _by_assignment(item: Any) -> Iterable[str]:
 
 def _by_node(item: Any) -> Iterable[str]:
     return (item.spec.node,)
+
+
+def _by_claim(item: Any) -> Iterable[str]:
+    return (f"{item.metadata.namespace}/{item.spec.claim}",)
 
 
 def _by_budget(item: Any) -> Iterable[str]:
@@ -63,6 +68,7 @@ INDEXES: dict[type[Any], dict[str, Index]] = {
     Binding: {"node": _by_node, "workload": _by_workload, "replicaUid": _replica_uid},
     Endpoint: {"workload": _by_workload, "region": _by_region},
     RecoverySlot: {"node": _by_node, "budget": _by_budget},
+    Volume: {"node": _by_node, "claim": _by_claim},
     BreakGlassSession: {"requester": session_requester},
     RoleBinding: {"subject": subject_keys},
     ClusterRoleBinding: {"subject": subject_keys},

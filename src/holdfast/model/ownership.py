@@ -53,7 +53,6 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status": _roles("workload-status"),
         "status.scale": _roles("autoscale"),
         "status.load": _PEOPLE,
-        "status.rollout": _roles("rollout"),
         "status.backing": _roles("backing"),
         "status.spillover": _roles("assign"),
         "status.image": _roles("image-resolver"),
@@ -75,12 +74,26 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status": _roles("override"),
     },
     "MaintenanceWindow": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("maintenance")},
+    "NotificationReceiver": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("notify")},
+    # An operator creates test notifications. What is sent does not change afterwards.
+    "Notification": {
+        "metadata": _roles(OPERATOR, "notify"),
+        "spec": _roles(OPERATOR, "notify"),
+        "status": _roles("notify"),
+    },
     "Recovery": {"metadata": _roles("recover"), "spec": _roles("recover"), "status": _roles("recover")},
     "Secret": {
         **dict.fromkeys(("metadata", "immutable", "data", "stringData", "type"), _PEOPLE),
         "sealed": _PEOPLE | {"reseal"},
     },
     "ConfigMap": dict.fromkeys(("metadata", "immutable", "data", "binaryData"), _PEOPLE),
+    "VolumeClaim": {"metadata": _PEOPLE, "spec": _PEOPLE, "status": _roles("volume-claim")},
+    "Volume": {
+        "metadata": _roles(AUTHORITY),
+        "spec": _roles(AUTHORITY),
+        "status": _roles("volume"),
+        "status.data": _roles(AGENT),
+    },
     "GrantCopy": {"metadata": _roles("grant-sync"), "spec": _roles("grant-sync"), "status": _roles(AUTHORITY)},
     "Node": {
         "metadata": _roles(AGENT, OPERATOR, "maintenance"),
@@ -168,11 +181,16 @@ DELETERS: dict[str, frozenset[str]] = {
     "RecoveryBudget": _roles(OPERATOR),
     "SchedulerPolicy": _roles(OPERATOR),
     "MaintenanceWindow": _roles(OPERATOR),
+    "NotificationReceiver": _roles(OPERATOR),
+    "Notification": _roles(OPERATOR, "notify"),
     "NodePool": _roles(OPERATOR),
     "Workload": _PEOPLE | {"batch-ttl", "cron"},
     "CronWorkload": _PEOPLE,
     "Secret": _PEOPLE,
     "ConfigMap": _PEOPLE,
+    "VolumeClaim": _PEOPLE,
+    # Deletes the data. A tenant does so for a retained volume, or to start empty when the node is gone.
+    "Volume": _PEOPLE | {"volume"},
     "Node": _roles(OPERATOR, AGENT),
     "NodeIdentity": _roles(OPERATOR),
     "JoinToken": _roles(OPERATOR, JOIN),
@@ -238,10 +256,14 @@ CLEANUP: dict[str, str] = {
     "Grant": "lowered first; deleted when its region enforces nothing",
     "Override": "expires or is revoked, is verified as reverted, and is deleted a week after its end",
     "MaintenanceWindow": "its Override is revoked; what it drained takes work again",
+    "NotificationReceiver": "its undelivered notifications are not sent",
+    "Notification": "deleted three days after its event, when every delivery has ended",
     "Recovery": "closes when everything is returned; kept as the record of the incident",
     "GrantCopy": "deleted with its Grant",
     "Secret": "deleted by its tenant; copies in regions are deleted when no workload there refers to it",
     "ConfigMap": "deleted by its tenant; copies in regions are deleted when no workload there refers to it",
+    "VolumeClaim": "kept by its finalizer while workloads refer to it; then regions delete or retain its Volumes",
+    "Volume": "its node deletes the data, when no replica uses it; then the finalizer is removed",
     "Node": "its claims are released; by an operator, who attests that nothing runs there, or when it is empty",
     "NodeIdentity": "kept, so that a revoked certificate stays revoked",
     "JoinToken": "expires; deleted a day later by the next join",
@@ -267,6 +289,8 @@ CLEANUP: dict[str, str] = {
 ASSIGNMENTS_FINALIZER = "holdfast.dev/assignments"
 RELEASE_FINALIZER = "holdfast.dev/release"
 TENANT_CONTENTS = "holdfast.dev/tenant-contents"
+VOLUME_CLAIM_FINALIZER = "holdfast.dev/volume-claim"
+VOLUME_DATA_FINALIZER = "holdfast.dev/volume-data"
 
 # Finalizer → (role that removes it, seconds after which it is reported as overdue).
 FINALIZERS: dict[str, tuple[str, float]] = {
@@ -274,6 +298,8 @@ FINALIZERS: dict[str, tuple[str, float]] = {
     RELEASE_FINALIZER: ("release", 600.0),
     TENANT_CONTENTS: ("collect", 900.0),
     "holdfast.dev/region-assignments": ("assign", 900.0),
+    VOLUME_CLAIM_FINALIZER: ("volume-claim", 900.0),
+    VOLUME_DATA_FINALIZER: ("volume", 900.0),
     "foregroundDeletion": ("collect", 900.0),
     "orphan": ("collect", 60.0),
 }
@@ -283,6 +309,7 @@ INITIAL_FINALIZERS: dict[str, tuple[str, ...]] = {
     "Workload": (ASSIGNMENTS_FINALIZER,),
     "Tenant": (TENANT_CONTENTS,),
     "Replica": (RELEASE_FINALIZER,),
+    "VolumeClaim": (VOLUME_CLAIM_FINALIZER,),
 }
 
 

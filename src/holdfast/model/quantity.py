@@ -1,7 +1,7 @@
 """Quantities: `500m` CPU, `2Gi` memory, `1` GPU or `300m` of a shared one.
 
-Internally every amount is an integer in the base unit of its resource: bytes for memory and disk, thousandths for
-everything else. Arithmetic on amounts is exact.
+Internally every amount is an integer in the base unit of its resource: bytes for memory, disk and storage,
+thousandths for everything else. Arithmetic on amounts is exact.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import lru_cache
 Amount = str | int | float
 Amounts = dict[str, int]
 
-CPU, MEMORY, DISK, GPU = "cpu", "memory", "disk", "gpu"
-BYTE_RESOURCES = frozenset({MEMORY, DISK})
+CPU, MEMORY, DISK, GPU, STORAGE = "cpu", "memory", "disk", "gpu", "storage"
+BYTE_RESOURCES = frozenset({MEMORY, DISK, STORAGE})
 WHOLE_GPU_MILLI = 1000
 MAX_AMOUNT = 2**60  # keeps sums over a million claims inside numpy's int64
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import enum
 
+from holdfast.model import volume_reasons as texts
+
 
 class Reason(enum.StrEnum):
     """A reason as written in conditions, events, refusals, pending counts and metric labels."""
@@ -36,6 +38,15 @@ class Reason(enum.StrEnum):
     )
     ALREADY_CLAIMED = "AlreadyClaimed", "The replica already has a claim; the details name it."
     NODE_NOT_FOUND = "NodeNotFound", "The node does not exist in this region."
+    VOLUME_ON_OTHER_NODE = texts.VOLUME_ON_OTHER_NODE
+    VOLUME_NODE_LOST = texts.VOLUME_NODE_LOST
+    VOLUME_TERMINATING = texts.VOLUME_TERMINATING
+    VOLUME_IN_USE = texts.VOLUME_IN_USE
+    VOLUME_NOT_BOUND = texts.VOLUME_NOT_BOUND
+    INSUFFICIENT_STORAGE = texts.INSUFFICIENT_STORAGE
+    VOLUME_CLAIM_NOT_FOUND = texts.VOLUME_CLAIM_NOT_FOUND
+    VOLUME_CLAIM_IN_USE = texts.VOLUME_CLAIM_IN_USE
+    VOLUME_CLAIM_UNUSED = texts.VOLUME_CLAIM_UNUSED
     NODE_UNREACHABLE = (
         "NodeUnreachable",
         "The node's lease has expired. Wait for its agent to renew it, or choose another node.",
@@ -219,15 +230,11 @@ class Reason(enum.StrEnum):
     )
     INIT_TASK_FAILED = "InitTaskFailed", "An init task failed, so the main task did not start. The message names it."
     POST_START_FAILED = "PostStartFailed", "The `postStart` hook failed, so the main task was stopped."
-    VOLUME_FULL = "VolumeFull", "The task wrote more than the size limit of a scratch volume, so it was stopped."
-    VOLUME_UNAVAILABLE = (
-        "VolumeUnavailable",
-        "The node cannot make or mount a volume of the task. The message names the volume.",
-    )
-    HOST_PATH_NOT_ALLOWED = (
-        "HostPathNotAllowed",
-        "The node's configuration does not allow the tenant to mount this path of the node.",
-    )
+    NETWORK_FAILED = "NetworkFailed", "The task's own network could not be made, or lost its connection to the node."
+    VOLUME_FULL = "VolumeFull", "The task wrote more than the size of a volume, so it was stopped."
+    VOLUME_DATA_MISSING = texts.VOLUME_DATA_MISSING
+    VOLUME_UNAVAILABLE = texts.VOLUME_UNAVAILABLE
+    HOST_PATH_NOT_ALLOWED = texts.HOST_PATH_NOT_ALLOWED
     FETCHING_ARTIFACTS = "FetchingArtifacts", "The agent fetches the artifacts of the task; the task starts afterwards."
     IMAGE_PULLING = "ImagePulling", "The agent pulls the image of the task; the task starts afterwards."
     BECAME_UNREADY = "BecameUnready", "The readiness probe failed."
@@ -251,26 +258,14 @@ class Reason(enum.StrEnum):
         "ArtifactMismatch",
         "An artifact does not have the expected digest, or its archive cannot be unpacked.",
     )
-    IMAGE_PULL_FAILED = (
-        "ImagePullFailed",
-        "The image could not be pulled: the registry does not answer, or the transfer broke off. It is tried again.",
-    )
+    IMAGE_PULL_FAILED = texts.IMAGE_PULL_FAILED
     IMAGE_PULL_BACK_OFF = "ImagePullBackOff", "Earlier pulls of the image failed; the next one waits for the backoff."
     IMAGE_NOT_FOUND = "ImageNotFound", "The registry has no image of this name, tag or digest for this platform."
-    IMAGE_UNUSABLE = (
-        "ImageUnusable",
-        "A part of the image has another digest than announced, or its layers cannot be unpacked safely.",
-    )
+    IMAGE_UNUSABLE = texts.IMAGE_UNUSABLE
     IMAGE_TOO_LARGE = "ImageTooLarge", "The image exceeds the node's limit on bytes, files or layers."
-    REGISTRY_DENIED = (
-        "RegistryDenied",
-        "The registry refuses access, or it is not among the registries that the configuration allows.",
-    )
+    REGISTRY_DENIED = texts.REGISTRY_DENIED
     IMAGE_NEVER_PULLED = ("ImageNeverPulled", "The pull policy is Never and the node does not have the image.")
-    IMAGE_UNRESOLVED = (
-        "ImageUnresolved",
-        "The tag of the image was not resolved to a digest yet, so the revision runs nowhere.",
-    )
+    IMAGE_UNRESOLVED = texts.IMAGE_UNRESOLVED
     IMAGE_RESOLVED = "ImageResolved", "The tag of the image was resolved to the digest that all replicas run."
     SECRET_MISSING = "SecretMissing", "The template refers to a Secret or to a key of one that does not exist."
     CONFIG_MISSING = "ConfigMissing", "The template refers to a ConfigMap or to a key of one that does not exist."

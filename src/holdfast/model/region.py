@@ -12,8 +12,21 @@ import msgspec
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
 from holdfast.model.quota import GrantClass
-from holdfast.model.validation import Causes, check_dns_label, check_range, check_unique, forbidden, required
+from holdfast.model.validation import (
+    Causes,
+    check_dns_label,
+    check_range,
+    check_unique,
+    forbidden,
+    invalid,
+    required,
+    too_long,
+)
 
+# Warnings in one report of a region. More are refused: a region reports a few about its own cell.
+WARNINGS_MAX = 16
+# Length of the message of a warning, and of its key. A longer one is refused.
+WARNING_CHARS_MAX = 500
 # Servers of one region's cell. More are refused: etcd is no faster with more than a handful.
 ENDPOINTS_MAX = 16
 
@@ -102,6 +115,17 @@ class PolicyTrial(ApiStruct, frozen=True):
     oldest_pending_seconds: float = visible_default(0.0)
 
 
+class CellWarning(ApiStruct, frozen=True):
+    """Something about the region's own cell that people must hear of. `key` tells two events of one type apart.
+
+    `atSeconds` is the Unix time of an event without an end; 0 for one that goes on."""
+
+    type: str
+    key: str = ""
+    message: str = ""
+    at_s: float = msgspec.field(default=0.0, name="atSeconds")
+
+
 class RegionReport(ApiStruct, frozen=True):
     """The region's heartbeat.
 
@@ -133,6 +157,7 @@ class RegionReport(ApiStruct, frozen=True):
     unknown_grants: tuple[UnknownGrant, ...] = ()
     policy_trial: PolicyTrial | None = None
     holding: str = ""
+    warnings: tuple[CellWarning, ...] = ()
 
 
 HOLDS_WORK = "HoldsWork"
@@ -214,6 +239,12 @@ def validate_region(region: Region, old: Region | None) -> Causes:
         yield from check_dns_label(f"spec.residency[{index}]", tag)
     known = old.status.report if old is not None else None
     report = region.status.report
+    if report is not None and len(report.warnings) > WARNINGS_MAX:
+        yield invalid("status.report.warnings", len(report.warnings), f"must be at most {WARNINGS_MAX}")
+    if report is not None and any(
+        len(text) > WARNING_CHARS_MAX for w in report.warnings for text in (w.key, w.message)
+    ):
+        yield too_long("status.report.warnings", WARNING_CHARS_MAX)
     if known is not None and report is not None and report.incarnation < known.incarnation:
         # The reporting process still uses the state that a restore replaced.
         yield forbidden("status.report.incarnation", f"must not decrease; the stored one is {known.incarnation}")

@@ -4,6 +4,24 @@ from __future__ import annotations
 
 REGIONAL_NOTES: dict[str, dict[str, str]] = {
     "GrantCopySpec": {"leaseExpiresAt": "When the lease ends, on the region's clock."},
+    "VolumeSpec": {
+        "claim": "VolumeClaim that the volume belongs to.",
+        "workload": "Workload of the replica.",
+        "replica": "Name of the replica that uses the volume.",
+        "node": "Node that holds the data. It never changes.",
+        "size": "Size of the volume.",
+        "reclaimPolicy": "What happens to the data when the claim is deleted: Retain or Delete.",
+        "recovery": "Whether its space counts against the recovery allowance.",
+    },
+    "VolumeStatus": {"data": "The agent's report about the data."},
+    "VolumeData": {"phase": "Present or Deleted.", "at": "When the agent found it so."},
+    "BoundVolume": {
+        "claim": "VolumeClaim of the volume.",
+        "name": "Name of the Volume.",
+        "uid": "Uid of the Volume.",
+        "size": "Size of the volume.",
+        "new": "Whether the agent may create it: no data was ever reported.",
+    },
     "NodeSpec": {
         "hostPaths": "Paths that tenants may mount as hostPath volumes.",
         "address": "Address at which tasks are reachable.",
@@ -83,6 +101,7 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "autoBind": "Whether it is bound as soon as the victims are gone.",
     },
     "BindingSpec": {
+        "volumes": "Persistent volumes of the replica on this node.",
         "index": "Index in a job array.",
         "nodeEpoch": "Epoch of the node at the bind.",
         "runUntil": "When provisional work ends, unless it is confirmed.",
@@ -224,7 +243,7 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "reason": "Why the access is needed, for the review.",
         "tenant": "The tenant that the session is limited to. Empty: all tenants and the platform.",
         "verbs": "Permitted verbs.",
-        "resources": "Permitted resources; * means all, except roles, bindings and sessions.",
+        "resources": "Permitted resources; * means all, except roles, bindings, sessions and notifications.",
         "durationSeconds": "How long the session is in force, from its creation. At most 1800.",
         "requester": "Who opened it. Set by the server.",
         "closed": "Whether it was ended early.",

@@ -15,6 +15,27 @@ from holdfast.model.placement_rules import (
     required_affinity,
     required_anti_affinity,
 )
+from holdfast.model.validation import Causes, forbidden
+
+
+def validate_conflicts(rules: PlacementRules, labels: dict[str, str]) -> Causes:
+    """Rules that no node can satisfy: replicas would be pending forever."""
+    for key in contradictory_keys(rules):
+        yield forbidden("spec.placement.expressions", f"no node can satisfy the rules for label {key!r} together")
+    if contradicts_every_term(rules):
+        yield forbidden("spec.placement.nodeTerms", "no node can satisfy one of the terms and the other label rules")
+    for key in contradictory_neighbour_keys(rules):
+        yield forbidden("spec.placement.affinity", f"no replica can satisfy the rules for label {key!r} together")
+    for near, apart in contradictory_affinity(rules):
+        yield forbidden(
+            "spec.placement.affinity",
+            f"no node is near {dict(near.workload_labels)} (by {near.topology}) and apart from "
+            f"{dict(apart.workload_labels)} (by {apart.topology})",
+        )
+    for index in mismatched_own_rules(rules, labels):
+        yield forbidden(
+            f"spec.placement.affinity[{index}].ownReplicas", "the labels of spec.template do not match the rule"
+        )
 
 
 def contradictory_keys(rules: PlacementRules) -> Iterator[str]:

@@ -29,6 +29,7 @@ class FilterName(enum.StrEnum):
     PORTS = "Ports"
     SPREAD = "Spread"
     AFFINITY = "Affinity"
+    VOLUMES = "Volumes"
 
 
 class ScoreName(enum.StrEnum):

@@ -14,10 +14,10 @@ from holdfast.model.config_references import ConfigFile, EnvSource, EnvValue, va
 from holdfast.model.image import BadReference, PullPolicy, default_pull_policy, parse_reference, validate_image
 from holdfast.model.meta import ApiStruct, visible_default
 from holdfast.model.probe import Probe, validate_probe
-from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, amounts_text
+from holdfast.model.quantity import STORAGE, Amount, Amounts, BadQuantity, amounts, amounts_text
 from holdfast.model.registry_login import PullSecret, validate_pull_secrets
 from holdfast.model.task_programs import InitTask, Lifecycle, Sidecar, validate_programs
-from holdfast.model.template_volume import TemplateVolume, validate_volumes
+from holdfast.model.template_volume import ClaimVolume, TemplateVolume, claim_bytes, validate_volumes, with_claim_terms
 from holdfast.model.validation import (
     Causes,
     check_dns_label,
@@ -75,6 +75,14 @@ class Protocol(enum.StrEnum):
     UDP = "UDP"
 
 
+class NetworkMode(enum.StrEnum):
+    """`Host`: the task uses the network of its node. `Private`: a container has a network of its own. Its ports are
+    forwarded from the node, and it connects to others through the node, but not to the node's loopback."""
+
+    HOST = "Host"
+    PRIVATE = "Private"
+
+
 class Port(ApiStruct, frozen=True):
     """A port that the task listens on. 0: the node chooses one and passes it as `PORT` or `PORT_<NAME>`."""
 
@@ -122,6 +130,8 @@ class Template(ApiStruct, frozen=True):
     content_versions: dict[str, str] = {}
     image_pull_secrets: tuple[PullSecret, ...] = ()
     termination_message_policy: TerminationMessagePolicy = TerminationMessagePolicy.FILE
+    network: NetworkMode = NetworkMode.HOST
+    read_only_root: bool = False
     """`imageDigest` is what the tag of `image` was resolved to, once per revision. Only Holdfast sets it.
 
     `checkpointSignal` asks a task that must stop to write a checkpoint. SIGTERM follows after half the grace period.
@@ -141,25 +151,40 @@ def _digest(canonical: bytes) -> str:
 def template_hash(template: Template) -> str:
     """Hash of the canonical JSON in ten hex digits. Cached, because many replicas share a template.
 
-    `imageDigest` is not part of it: the hash names the revision that the user wrote, whose tag is resolved later.
+    `imageDigest` and the terms of VolumeClaims are not part of it: the hash names the revision that the user wrote.
     """
+    if template.volumes and template_claims(template):
+        template = msgspec.structs.replace(template, volumes=with_claim_terms(template.volumes, {}))
     if template.image_digest:
         template = msgspec.structs.replace(template, image_digest="")
     return _digest(_encoder.encode(template))
 
 
 def requests(template: Template) -> Amounts:
-    """Resource requests of one replica, in base units."""
-    return amounts(template.resources)
+    """Resource requests of one replica, in base units, with the space of its volumes."""
+    if not template.volumes or not (size := claim_bytes(template.volumes)):
+        return amounts(template.resources)
+    return {**amounts(template.resources), STORAGE: size}
+
+
+def template_claims(template: Template) -> tuple[ClaimVolume, ...]:
+    """The VolumeClaims that the template names."""
+    return tuple(volume.claim for volume in template.volumes if volume.claim is not None)
 
 
 IMAGE_DRIVER = "oci-image"
 """Name under which a node lists that it can run images. Driver `oci` alone runs bundles."""
 
 
+PRIVATE_NETWORK = "-network"
+"""Ending of the name under which a node lists that its containers can have a network of their own: `oci-network` for
+bundles, `oci-image-network` for images."""
+
+
 def required_driver(template: Template) -> str:
     """The driver that a node must have to run the template."""
-    return IMAGE_DRIVER if template.image else template.driver.value
+    driver = IMAGE_DRIVER if template.image else template.driver.value
+    return driver + PRIVATE_NETWORK if template.network is NetworkMode.PRIVATE else driver
 
 
 def pull_policy(template: Template) -> PullPolicy:
@@ -193,6 +218,8 @@ def validate_template(field: str, template: Template) -> Causes:
     yield from _validate_image_source(field, template)
     yield from _validate_texts(field, template)
     yield from check_resources(f"{field}.resources", template.resources)
+    if STORAGE in template.resources:
+        yield forbidden(f"{field}.resources.storage", "space of volumes is requested by a VolumeClaim")
     yield from check_labels(f"{field}.labels", template.labels)
     if len(template.ports) > PORTS_PER_REPLICA_MAX:
         yield invalid(f"{field}.ports", len(template.ports), f"must have at most {PORTS_PER_REPLICA_MAX} items")
@@ -203,6 +230,10 @@ def validate_template(field: str, template: Template) -> Causes:
     for index, port in enumerate(template.ports):
         yield from check_dns_label(f"{field}.ports[{index}].name", port.name)
         yield from check_range(f"{field}.ports[{index}].port", port.port, 0, 65535)
+    if template.network is NetworkMode.PRIVATE and template.driver is not DriverName.OCI and not template.image:
+        yield forbidden(f"{field}.network", "Private is not allowed with this driver; containers alone (oci) have it")
+    if template.read_only_root and not template.image:
+        yield forbidden(f"{field}.readOnlyRoot", "not allowed without image; a bundle says it itself")
     yield from validate_artifacts(f"{field}.artifacts", template.artifacts)
     yield from validate_references(field, template, in_container=template.driver is DriverName.OCI)
     fetched = {artifact.name for artifact in template.artifacts}

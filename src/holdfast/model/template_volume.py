@@ -9,9 +9,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from holdfast.model.meta import ApiStruct, visible_default
 from holdfast.model.quantity import DISK, MEMORY, Amount, BadQuantity, amounts
-from holdfast.model.validation import Causes, check_dns_label, check_unique, has_control_characters, invalid, required
+from holdfast.model.validation import (
+    Causes,
+    check_dns_label,
+    check_unique,
+    forbidden,
+    has_control_characters,
+    invalid,
+    required,
+)
+from holdfast.model.volume import OnRegionLoss, ReclaimPolicy, VolumeClaimSpec, volume_bytes
 
 # Volumes of a template. More are refused: each is a mount for every program of the task.
 VOLUMES_PER_REPLICA_MAX = 16
@@ -46,14 +57,55 @@ class HostPathVolume(ApiStruct, frozen=True):
     path: str = ""
 
 
+class ClaimVolume(ApiStruct, frozen=True):
+    """Persistent space of the replica, by the VolumeClaim `name`. The other fields are what the claim says: only
+    Holdfast sets them, in an Assignment and what follows from it."""
+
+    name: str
+    size: Amount = ""
+    reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN
+    on_region_loss: OnRegionLoss = OnRegionLoss.WAIT
+
+
 class TemplateVolume(ApiStruct, frozen=True):
-    """Exactly one of scratch and hostPath."""
+    """Exactly one of scratch, hostPath and claim."""
 
     name: str
     mount_path: str = ""
     read_only: bool = False
     scratch: ScratchVolume | None = None
     host_path: HostPathVolume | None = None
+    claim: ClaimVolume | None = None
+
+
+def claim_bytes(volumes: Sequence[TemplateVolume]) -> int:
+    """Space of all persistent volumes of one replica; 0 while their claims are not known."""
+    found = (volume.claim.size for volume in volumes if volume.claim is not None)
+    return sum(volume_bytes(size) for size in found if size)
+
+
+def with_claim_terms(
+    volumes: Sequence[TemplateVolume], terms: Mapping[str, VolumeClaimSpec]
+) -> tuple[TemplateVolume, ...]:
+    """The volumes with what their VolumeClaims say, by name; without terms, as the user wrote them."""
+    return tuple(
+        volume
+        if volume.claim is None
+        else msgspec.structs.replace(volume, claim=_claim_of(volume.claim.name, terms.get(volume.claim.name)))
+        for volume in volumes
+    )
+
+
+def _claim_of(name: str, terms: VolumeClaimSpec | None) -> ClaimVolume:
+    if terms is None:
+        return ClaimVolume(name)
+    return ClaimVolume(name, terms.size, terms.reclaim_policy, terms.on_region_loss)
+
+
+def validate_claim_use(volumes: Sequence[TemplateVolume], unsuited: str) -> Causes:
+    """`unsuited` names what the workload is that replicas with volumes cannot be; empty if they can."""
+    if unsuited and any(volume.claim is not None for volume in volumes):
+        yield forbidden("spec.template.volumes", f"a volume with a claim is not allowed with {unsuited}")
 
 
 def scratch_bytes(scratch: ScratchVolume) -> int:
@@ -71,17 +123,22 @@ def validate_volumes(field: str, volumes: Sequence[TemplateVolume], resources: M
         yield invalid(field, len(volumes), f"must have at most {VOLUMES_PER_REPLICA_MAX} items")
     yield from check_unique(field, (volume.name for volume in volumes))
     yield from check_unique(field, (volume.mount_path for volume in volumes))
+    yield from check_unique(field, (volume.claim.name for volume in volumes if volume.claim is not None))
     for index, volume in enumerate(volumes):
         at = f"{field}[{index}]"
         yield from check_dns_label(f"{at}.name", volume.name)
-        kinds = [name for name in ("scratch", "host_path") if getattr(volume, name) is not None]
+        kinds = [name for name in ("scratch", "host_path", "claim") if getattr(volume, name) is not None]
         if len(kinds) != 1:
-            yield invalid(at, volume.name, "exactly one of scratch, hostPath must be set")
+            yield invalid(at, volume.name, "exactly one of scratch, hostPath, claim must be set")
         if rule := mount_path_error(volume.mount_path):
             yield invalid(f"{at}.mountPath", volume.mount_path, rule)
         for other in volumes:
             if other.mount_path.startswith(f"{volume.mount_path}/"):
                 yield invalid(f"{at}.mountPath", volume.mount_path, f"must not contain that of volume {other.name}")
+        if volume.claim is not None:
+            yield from check_dns_label(f"{at}.claim.name", volume.claim.name)
+            if volume.claim != ClaimVolume(volume.claim.name):
+                yield forbidden(f"{at}.claim", "has only a name; size and policies are those of the VolumeClaim")
         if volume.host_path is not None and (rule := host_path_error(volume.host_path.path)):
             yield invalid(f"{at}.hostPath.path", volume.host_path.path, rule)
     yield from _validate_sizes(field, volumes, resources)

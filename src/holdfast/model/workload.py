@@ -18,6 +18,7 @@ from holdfast.model.template import (
     template_hash,
     validate_template,
 )
+from holdfast.model.template_volume import validate_claim_use
 from holdfast.model.validation import Causes, check_dns_label, check_range, forbidden, invalid, required
 from holdfast.model.workload_blocks import ConfigBlock, ImageBlock
 
@@ -379,7 +380,7 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
     yield from check_range("spec.replicas", spec.replicas, 0, limits.MAX_REPLICAS)
     yield from validate_template("spec.template", spec.template)
     yield from validate_placement("spec.placement", spec.placement)
-    yield from _validate_conflicts(spec.placement, spec.template.labels)
+    yield from rule_conflicts.validate_conflicts(spec.placement, spec.template.labels)
     if not spec.priority_class_name:
         yield required("spec.priorityClassName")
     yield from check_range("spec.disruption.maxUnavailable", spec.disruption.max_unavailable, 0, limits.MAX_REPLICAS)
@@ -395,6 +396,7 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
     yield from check_range("spec.rollout.waveRegions", spec.rollout.wave_regions, 1, 100)
     yield from check_range("spec.minReadySeconds", spec.min_ready_seconds, 0, 3600)
     yield from _validate_options(spec)
+    yield from validate_claim_use(spec.template.volumes, _moves_freely(spec))
     if old is not None and old.spec.type is not spec.type:
         yield forbidden("spec.type", "immutable; create another workload")
     if old is not None and is_indexed(old.spec.batch) != is_indexed(spec.batch):
@@ -403,24 +405,14 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
         yield forbidden("spec.exclusive", "cannot be added or removed; create another workload")
 
 
-def _validate_conflicts(rules: PlacementRules, labels: dict[str, str]) -> Causes:
-    """Rules that no node can satisfy: replicas would be pending forever."""
-    for key in rule_conflicts.contradictory_keys(rules):
-        yield forbidden("spec.placement.expressions", f"no node can satisfy the rules for label {key!r} together")
-    if rule_conflicts.contradicts_every_term(rules):
-        yield forbidden("spec.placement.nodeTerms", "no node can satisfy one of the terms and the other label rules")
-    for key in rule_conflicts.contradictory_neighbour_keys(rules):
-        yield forbidden("spec.placement.affinity", f"no replica can satisfy the rules for label {key!r} together")
-    for near, apart in rule_conflicts.contradictory_affinity(rules):
-        yield forbidden(
-            "spec.placement.affinity",
-            f"no node is near {dict(near.workload_labels)} (by {near.topology}) and apart from "
-            f"{dict(apart.workload_labels)} (by {apart.topology})",
-        )
-    for index in rule_conflicts.mismatched_own_rules(rules, labels):
-        yield forbidden(
-            f"spec.placement.affinity[{index}].ownReplicas", "the labels of spec.template do not match the rule"
-        )
+def _moves_freely(spec: WorkloadSpec) -> str:
+    """Why replicas cannot have volumes of their own: their ordinals change hands; empty if they can."""
+    rows = (
+        ("type Batch", spec.type is WorkloadType.BATCH),
+        ("spec.exclusive", spec.exclusive),
+        ("spec.gang", spec.gang),
+    )
+    return next((name for name, given in (*rows, ("spec.reassign", spec.reassign)) if given), "")
 
 
 def _validate_autoscale(autoscale: Autoscale) -> Causes:

@@ -35,6 +35,7 @@ from holdfast.platform.layout import REGIONS_MAX, Layout, Platform, design_platf
 from holdfast.platform.output import print_json, print_note
 from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader, connect_cell
 from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, ProcessIdentity, is_alive, send_signal, wait_exited
+from holdfast.platform.programs import write_proxy_settings
 from holdfast.platform.progress import Display, make_display
 from holdfast.platform.sample_manifests import (
     Manifest,
@@ -62,6 +63,8 @@ class PlatformSpec(msgspec.Struct, frozen=True):
     provider: bool = True
     example: str = ""
     """Applied instead of the samples to a new platform, beside its objects to an existing one."""
+    proxies: tuple[str, ...] = ()
+    """Regions that get an entry proxy, in addition to those that have one."""
 
 
 def parse_regions(text: str) -> tuple[str, ...]:
@@ -76,6 +79,21 @@ def parse_regions(text: str) -> tuple[str, ...]:
     if causes:
         text = f"--regions {text}: invalid ({'; '.join(causes)})"
         raise CommandError(text, next_step="--regions us-east,eu-west", code=ExitCode.USAGE)
+    return names
+
+
+def parse_proxies(text: str, regions: tuple[str, ...]) -> tuple[str, ...]:
+    """The regions of `--proxy`. HAProxy must be there."""
+    names = regions if text == "all" else tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in regions]
+    if unknown:
+        raise CommandError(
+            f"--proxy {text}: no such region: {', '.join(unknown)}",
+            next_step=f"--proxy all, or names of {', '.join(regions)}",
+            code=ExitCode.USAGE,
+        )
+    if names and shutil.which("haproxy") is None:
+        raise CommandError("--proxy: haproxy: program not found", next_step="install HAProxy 2.4 or later")
     return names
 
 
@@ -109,8 +127,16 @@ def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: 
     if layout.platform.exists():
         platform = layout.load()
         _check_same(layout, platform, spec, explicit)
-        if spec.example and spec.example != platform.example:
-            platform = msgspec.structs.replace(platform, example=spec.example)
+        proxies = tuple(dict.fromkeys((*platform.proxies, *spec.proxies)))
+        if running and proxies != platform.proxies:
+            raise CommandError(
+                f"platform {layout.root}: entry proxies are added when it starts, and it is running",
+                next_step="holdfast down, then holdfast up with --proxy",
+                code=ExitCode.CONFLICT,
+            )
+        changed = msgspec.structs.replace(platform, example=spec.example or platform.example, proxies=proxies)
+        if changed != platform:
+            platform = changed
             layout.save(platform)
     else:
         platform = design_platform(
@@ -121,6 +147,7 @@ def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: 
             etcd_cells=spec.etcd_cells,
             provider=spec.provider,
             example=spec.example,
+            proxies=spec.proxies,
         )
         _check_ports_free(platform)
     layout.prepare()
@@ -134,6 +161,7 @@ def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: 
             create_keys(layout.cell(name) / KEYS_FILE)
         layout.save(platform)
     write_kubeconfig(layout, platform, layout.kubeconfig)
+    write_proxy_settings(platform, layout)
     return platform
 
 
@@ -168,7 +196,8 @@ def _yes_no(value: bool) -> str:
 
 def _check_ports_free(platform: Platform) -> None:
     ports = {cell_label(name): int(url.rpartition(":")[2]) for name, url in platform.cells}
-    for name, port in {**ports, "name server": platform.dns_port}.items():
+    proxies = {f"entry proxy of {region}": platform.proxy_port(region) for region in platform.proxies}
+    for name, port in {**ports, **proxies, "name server": platform.dns_port}.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -341,6 +370,7 @@ def print_report(
                 "console": _console_link(layout, platform),
                 "kubeconfig": str(layout.kubeconfig),
                 "dns": platform.dns,
+                "proxies": {region: f"127.0.0.1:{platform.proxy_port(region)}" for region in platform.proxies},
                 "state": str(layout.root),
                 "survey": msgspec.to_builtins(status),
             }
@@ -365,6 +395,8 @@ def print_report(
     print_note(f"  API         {platform.global_url}")
     print_note(f"  kubeconfig  {kubeconfig}")
     print_note(f"  DNS         {platform.dns} (zone {DEFAULT_ZONE})")
+    for region in platform.proxies:
+        print_note(f"  Proxy       http://127.0.0.1:{platform.proxy_port(region)} ({region})")
     print_note("\nTry:")
     print_note(f"  kubectl --kubeconfig {kubeconfig} get workloads -A")
     if front := front_workload(platform):

@@ -17,12 +17,13 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 REGIONS_MAX = 20
 AGENTS_PER_REGION_MAX = 50
 ZONES_PER_REGION = 2
+PROXY_PORT_OFFSET, PROXY_STATUS_OFFSET = 50, 70
 DNS_PORT_OFFSET = 99
 AGENT_PORT_OFFSET = 100
 PORTS_PER_AGENT = 50
 GPUS_PER_GPU_NODE = 2
 GPU_MODELS = ("A100", "L4", "H100")
-CPUS, MEMORY, DISK = "8", "32Gi", "200Gi"
+CPUS, MEMORY, DISK, VOLUMES = "8", "32Gi", "200Gi", "10Gi"
 DEDICATED_SAMPLE_TENANT, DEDICATED_RESIDENCY = "billing", "eu"
 """The sample tenant with nodes of its own: one in each region with this residency."""
 
@@ -37,6 +38,8 @@ class AgentPlan(msgspec.Struct, frozen=True, rename="camel"):
     gpus: tuple[tuple[str, str], ...] = ()
     tenant: str = ""
     """The tenant to which the node is dedicated."""
+    volumes: str = ""
+    """Size of its persistent volumes; empty: it keeps none."""
 
 
 class RegionPlan(msgspec.Struct, frozen=True, rename="camel"):
@@ -69,6 +72,19 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
     """URL of the global cell on another machine; empty for a local platform."""
     example: str = ""
     """Example application that `holdfast up` applies; empty: none."""
+    proxies: tuple[str, ...] = ()
+    """Regions with an entry proxy."""
+
+    def proxy_port(self, region: str) -> int:
+        """HTTP port of the region's entry proxy."""
+        return self.port_base + PROXY_PORT_OFFSET + self._place(region)
+
+    def proxy_status_port(self, region: str) -> int:
+        """Port of the proxy's health and metrics."""
+        return self.port_base + PROXY_STATUS_OFFSET + self._place(region)
+
+    def _place(self, region: str) -> int:
+        return [plan.name for plan in self.regions].index(region)
 
     @property
     def global_url(self) -> str:
@@ -109,10 +125,17 @@ class Layout:
         self.drill_reports = self.root / "drills"
         self.drill_desk = self.run / "drill"
         """Where the console asks the supervisor for a drill."""
+        self.drill_schedules = self.root / "drill-schedules.json"
+        self.drill_ticks = self.root / "drill-ticks.json"
+        """The last tick of each schedule that the supervisor has handled."""
         self.node_settings = self.root / "node.toml"
         """Settings of all local agents, and the registries of the global cell, if the operator creates it."""
         self.shared = self.root / "shared"
         """Visible to the tasks of all local agents, if the operator creates it. Tasks see nothing else here."""
+
+    def proxy_settings(self, region: str) -> Path:
+        """Settings of a region's entry proxy. Written once; the operator may change them."""
+        return self.root / "proxies" / f"{region}.toml"
 
     def example_applied(self, name: str) -> Path:
         """Exists once the example has been applied, so that later changes by the user are kept."""
@@ -236,6 +259,7 @@ def design_platform(
     etcd_cells: tuple[str, ...] = (),
     provider: bool = True,
     example: str = "",
+    proxies: tuple[str, ...] = (),
 ) -> Platform:
     """Designs a platform. Ports: global cell = base, region i = base + 1 + i, agents from base + 100."""
     planned: list[RegionPlan] = []
@@ -253,6 +277,7 @@ def design_platform(
                     zone=zones[position % len(zones)],
                     ports=(first_port, first_port + PORTS_PER_AGENT - 1),
                     capacity={"cpu": CPUS, "memory": MEMORY, "disk": DISK},
+                    volumes=VOLUMES,
                     gpus=gpus,
                 )
             )
@@ -266,6 +291,7 @@ def design_platform(
                     zone=zones[agents_per_region % len(zones)],
                     ports=(first_port, first_port + PORTS_PER_AGENT - 1),
                     capacity={"cpu": CPUS, "memory": MEMORY, "disk": DISK},
+                    volumes=VOLUMES,
                     tenant=DEDICATED_SAMPLE_TENANT,
                 )
             )
@@ -296,4 +322,5 @@ def design_platform(
         etcd_cells=etcd_cells,
         provider=provider,
         example=example,
+        proxies=proxies,
     )

@@ -18,6 +18,7 @@ from holdfast.model.node import ContactState, Node, unschedulable_reason
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HOLDS_WORK, Region, health_text
 from holdfast.model.replica import Phase, Replica
+from holdfast.model.template import template_hash
 from holdfast.model.workload import Workload, WorkloadType, wanted_replicas
 from holdfast.platform.caller_tenants import list_visible
 from holdfast.platform.credentials import Credentials
@@ -62,7 +63,8 @@ class NodeView(msgspec.Struct, frozen=True, rename="camel"):
 class WorkloadView(msgspec.Struct, frozen=True, rename="camel"):
     """`stages` counts replicas in reachable regions. `done` means that `holdfast up` no longer waits for the workload.
 
-    `stuck` means that the workload reports why it cannot serve: it is pending, or its replicas crash on start.
+    `stuck` means that the workload reports why it cannot serve: it is pending, gets no region, has failed, or its
+    replicas crash on start.
     """
 
     tenant: str
@@ -255,7 +257,23 @@ def workload_view(workload: Workload, replicas: list[tuple[str, Replica]]) -> Wo
 def is_stuck(workload: Workload, replicas: list[Replica]) -> bool:
     ran = (r.status.execution for r in replicas)
     reasons = {p.pending_reason for p in workload.status.summary.regions} - {"", Reason.WAITING}
-    return bool(reasons) or any(e is not None and e.phase is Phase.BACKING_OFF for e in ran)
+    return (
+        bool(reasons)
+        or any(e is not None and e.phase is Phase.BACKING_OFF for e in ran)
+        or is_unassignable(workload)
+        or is_condition_true(workload.status.conditions, "Failed")
+    )
+
+
+def is_unassignable(workload: Workload) -> bool:
+    """Whether the workload has no region for a reason that only its owner can remove."""
+    assigned = find_condition(workload.status.conditions, "Assigned")
+    if assigned is None or assigned.status == "True" or assigned.observed_generation < workload.metadata.generation:
+        return False
+    if assigned.reason == Reason.IMAGE_UNRESOLVED:
+        image = workload.status.image  # before the first attempt, the digest may be on its way
+        return image is not None and image.revision == template_hash(workload.spec.template) and not image.digest
+    return assigned.reason in (Reason.NO_REGION_ALLOWED, Reason.VOLUME_CLAIM_NOT_FOUND)
 
 
 def pending_reason(workload: Workload) -> str:

@@ -7,17 +7,27 @@ import signal
 
 from holdfast.platform import local_etcd
 from holdfast.platform.credentials import Credentials
-from holdfast.platform.layout import AgentPlan, Layout, Platform, RegionPlan
+from holdfast.platform.layout import AgentPlan, Layout, Platform, RegionPlan, write_atomically
 from holdfast.platform.supervisor import Program, path_with_venv, python_command
 
 GLOBAL_START_ORDER, REGION_START_ORDER, AGENT_START_ORDER, PROVIDER_START_ORDER = 0, 1, 2, 3
 PROVIDER, NAME_SERVER = "provider", "dns"
+PROXY_STOP_S = 40.0
+PROXY_SETTINGS = """# Settings of the entry proxy, read when it starts. docs/how-to/entry-proxy.md lists the keys.
+region = "{region}"
+status = "127.0.0.1:{status}"
+
+[[http]]
+port = {port}
+tenants = ["*"]
+"""
 CELL_STOP_S = 10.0
 AGENT_STOP_S = 20.0
 
 
 def programs(platform: Platform, layout: Layout) -> list[Program]:
-    """All programs in start order: etcd members, global cell, regional cells, agents, name server, node provider."""
+    """All programs in start order: etcd members, global cell, regional cells, agents; then name server, entry proxies
+    and node provider."""
     found = local_etcd.etcd_programs(platform, layout)
     more = ("--drills", str(layout.drill_desk), *_store(platform, "global"))
     found.append(_cell("global", platform.port_base, layout, start_order=GLOBAL_START_ORDER, more=more))
@@ -28,10 +38,34 @@ def programs(platform: Platform, layout: Layout) -> list[Program]:
         found.extend(agent_program(agent, region, layout, dns=platform.dns) for agent in region.agents)
     argv = python_command("dns", "--listen", platform.dns, "--state", str(layout.root))
     found.append(Program(name=NAME_SERVER, argv=argv, start_order=PROVIDER_START_ORDER))
+    found.extend(_proxy(region, platform, layout) for region in platform.proxies)
     if platform.provider:
         argv = python_command("pool", "provide", "--measure", "--state", str(layout.root))
         found.append(Program(name=PROVIDER, argv=argv, start_order=PROVIDER_START_ORDER))
     return found
+
+
+def write_proxy_settings(platform: Platform, layout: Layout) -> None:
+    """Settings for each proxy that has none yet: one HTTP listener for all tenants."""
+    for region in platform.proxies:
+        path = layout.proxy_settings(region)
+        if path.exists():
+            continue
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = PROXY_SETTINGS.format(
+            region=region, status=platform.proxy_status_port(region), port=platform.proxy_port(region)
+        )
+        write_atomically(path, text.encode())
+
+
+def _proxy(region: str, platform: Platform, layout: Layout) -> Program:
+    argv = python_command("proxy", "--config", str(layout.proxy_settings(region)), "--state", str(layout.root))
+    return Program(
+        name=f"proxy-{region}",
+        argv=argv,
+        start_order=PROVIDER_START_ORDER,
+        stop_signals=((int(signal.SIGTERM), PROXY_STOP_S),),
+    )
 
 
 def _store(platform: Platform, cell: str) -> tuple[str, ...]:
@@ -107,6 +141,8 @@ def agent_program(agent: AgentPlan, region: RegionPlan, layout: Layout, *, dns: 
         options += ["--tenant", agent.tenant]
     for resource, amount in agent.capacity.items():
         options += ["--capacity", f"{resource}={amount}"]
+    if agent.volumes:
+        options += ["--volumes", f"{layout.agent(agent.name)}-volumes={agent.volumes}"]
     for device, model in agent.gpus:
         options += ["--gpu", f"{device}={model}"]
     return Program(

@@ -78,7 +78,7 @@ CLAIMS: tuple[DesignClaim, ...] = (
     DesignClaim(
         "unique-binding",
         "A replica has at most one live binding, and exclusive work runs at most once at a time",
-        ("S1", "S2", "S7", "array", "identity", "ticks"),
+        ("S1", "S2", "S7", "array", "identity", "ticks", "volumes"),
         (
             _test("tests/authority/test_races.py"),
             _test("tests/authority/test_walk.py"),
@@ -87,9 +87,11 @@ CLAIMS: tuple[DesignClaim, ...] = (
             _scenario("duplicate-reservation-race"),
             _scenario("cron-and-region-loss"),
             _scenario("array-loses-region"),
+            _scenario("volumes-stay"),
             _mutation("old-attempt-accepted", quick=True),
             _mutation("proposal-applied-twice"),
             _mutation("bind-retried-blindly"),
+            _mutation("volume-node-not-compared"),
             _mutation("no-watchdog"),
             _drill("timeout-after-commit"),
             _drill("leader-restart"),

@@ -184,6 +184,7 @@ _STORE_RESTORE = Runbook(
     ),
 )
 
+_REMOVE_FINALIZER = ("repair", "finalizer", "{kind}", "{object}", "--finalizer", "{finalizer}", "--cell", "{cell}")
 _STUCK_FINALIZER = Runbook(
     name="stuck-finalizer",
     title="A deletion does not end",
@@ -196,15 +197,37 @@ _STUCK_FINALIZER = Runbook(
     ),
     steps=(
         Look("Which deletions are stuck, and who owns them", ("repair", "list")),
-        Act(
-            "Remove the stale finalizer",
-            ("repair", "finalizer", "{kind}", "{object}", "--finalizer", "{finalizer}", "--cell", "{cell}", "--yes"),
-            dry_run=("repair", "finalizer", "{kind}", "{object}", "--finalizer", "{finalizer}", "--cell", "{cell}"),
-        ),
+        Act("Remove the stale finalizer", (*_REMOVE_FINALIZER, "--yes"), dry_run=_REMOVE_FINALIZER),
         Verify("Nothing is stuck", ("repair", "list"), 120.0),
         nothing_left("{run}"),
     ),
     tell_users="{kind} {object} is deleted.",
+)
+
+_FOREIGN_FINALIZER = Runbook(
+    name="foreign-finalizer",
+    title="A deletion waits for a finalizer that Holdfast does not own",
+    page="runbooks/stuck-repair.md",
+    parameters=_STUCK_FINALIZER.parameters,
+    steps=(
+        Look("Which deletions are stuck, and who owns them", ("repair", "list")),
+        Person(
+            "The finalizer's work is done",
+            "ask the author of {finalizer}, or do its work by hand: nothing here can check it. Continue when you vouch "
+            "for it",
+        ),
+        Act(
+            "Remove the stale finalizer",
+            (*_REMOVE_FINALIZER, "--foreign", "--yes"),
+            dry_run=(*_REMOVE_FINALIZER, "--foreign"),
+        ),
+        Verify("Nothing is stuck", ("repair", "list"), 120.0),
+        nothing_left("{run}"),
+    ),
+    tell_users=(
+        "{kind} {object} is deleted. Its finalizer {finalizer} was removed by hand; tell its author, and those who "
+        "rely on its work."
+    ),
 )
 
 _QUOTA_EMERGENCY = Runbook(
@@ -258,6 +281,7 @@ RUNBOOKS: dict[str, Runbook] = {
         _POLICY_ROLLBACK,
         _STORE_RESTORE,
         _STUCK_FINALIZER,
+        _FOREIGN_FINALIZER,
         _QUOTA_EMERGENCY,
         _CERTIFICATE_EXPIRY,
     )

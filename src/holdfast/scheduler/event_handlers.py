@@ -20,6 +20,7 @@ from holdfast.model.recovery_slot import RecoverySlot
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.volume import Volume
 from holdfast.scheduler.request_queue import RequestQueue
 from holdfast.scheduling.refusal_summary import RetryEvent
 from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder
@@ -33,6 +34,7 @@ _SNAPSHOT_KINDS: tuple[type[Any], ...] = (
     GrantCopy,
     Region,
     PolicyRevision,
+    Volume,
 )
 
 
@@ -60,6 +62,7 @@ class SchedulerEventHandlers:
         informers.of(Node).on_change(self._on_nodes)
         informers.of(Binding).on_change(self._on_claims)
         informers.of(Reservation).on_change(self._on_claims)
+        informers.of(Volume).on_change(self._on_volumes)
         informers.of(RecoverySlot).on_change(self._on_holds)
         informers.of(SchedulingRequest).on_change(self._on_requests)
         informers.of(Region).on_change(self._on_regions)
@@ -133,6 +136,12 @@ class SchedulerEventHandlers:
         for new, old in changes:
             self._apply(new, old)
         self._wake({RetryEvent.CAPACITY_FREED: None})
+
+    def _on_volumes(self, changes: Sequence[CacheChange[Volume]]) -> None:
+        for new, old in changes:
+            self._apply(new, old)
+        if any(new is None or new.metadata.terminating for new, _ in changes):
+            self._wake({RetryEvent.CAPACITY_FREED: None, RetryEvent.NODE_CHANGED: None})
 
     def _on_requests(self, changes: Sequence[CacheChange[SchedulingRequest]]) -> None:
         now = self._ports.clock.monotonic()

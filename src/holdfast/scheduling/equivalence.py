@@ -1,7 +1,8 @@
 """Equivalence classes of scheduling requests: if one request of a class is unschedulable, all of them are.
 
 Invariant: two requests with the same key pass and fail the same filters on every node, whatever else is placed.
-Gangs, requests with spread or affinity rules, a deadline or the right to preempt, and recovery work have no class.
+Gangs, requests with spread or affinity rules, volumes, a deadline or the right to preempt, and recovery work
+have no class.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import msgspec
 
 from holdfast.model.assignment import Purpose
 from holdfast.model.scheduling_request import SchedulingRequest
-from holdfast.model.template import required_driver
+from holdfast.model.template import required_driver, template_claims
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 
@@ -19,7 +20,7 @@ def equivalence_key(request: SchedulingRequest) -> bytes:
     """The request's equivalence class in the queue; empty if it has none."""
     spec = request.spec
     has_no_class = spec.gang is not None or spec.may_preempt or spec.deadline or spec.purpose is Purpose.RECOVERY
-    if has_no_class or spec.placement.spread or spec.placement.affinity:
+    if has_no_class or template_claims(spec.template) or spec.placement.spread or spec.placement.affinity:
         return b""
     template = spec.template
     return msgspec.msgpack.encode(
@@ -47,6 +48,7 @@ def refusal_cache_key(scratch: Scratch, requirements: ReplicaRequirements) -> by
         requirements.gang_min
         or requirements.may_preempt
         or requirements.uses_recovery_slots
+        or template_claims(requirements.template)
         or placement.spread
         or placement.affinity
     ):

@@ -17,8 +17,8 @@ from holdfast.model.placement_rules import Expression, Operator
 from holdfast.model.quantity import GPU, amount_text
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduling_request import RefusalCount
-from holdfast.model.template import IMAGE_DRIVER, port_text, required_driver
-from holdfast.scheduling.filters import labels, resources
+from holdfast.model.template import IMAGE_DRIVER, PRIVATE_NETWORK, port_text, required_driver
+from holdfast.scheduling.filters import labels, resources, volumes
 from holdfast.scheduling.filters.refusal import code_of, count_reasons
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
@@ -46,6 +46,7 @@ _CURES: dict[str, tuple[RetryEvent, ...]] = {
             Reason.INSUFFICIENT_CPU,
             Reason.INSUFFICIENT_MEMORY,
             Reason.INSUFFICIENT_RESOURCE,
+            Reason.INSUFFICIENT_STORAGE,
             Reason.INSUFFICIENT_DEVICES,
             Reason.DEVICE_IN_USE,
             Reason.PORTS_EXHAUSTED,
@@ -107,7 +108,12 @@ def pending_summary(refusals: Iterable[RefusalCount], pending: int) -> str:
 def refusal_message(scratch: Scratch, requirements: ReplicaRequirements, reason: Reason, slots: list[int]) -> str:
     """The message of a reason for these nodes: required and found."""
     match reason:
-        case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
+        case (
+            Reason.INSUFFICIENT_CPU
+            | Reason.INSUFFICIENT_MEMORY
+            | Reason.INSUFFICIENT_STORAGE
+            | Reason.INSUFFICIENT_RESOURCE
+        ):
             return _shortfall(scratch, requirements, reason, slots)
         case Reason.INSUFFICIENT_DEVICES:
             return _devices(scratch, requirements, slots)
@@ -129,13 +135,17 @@ def refusal_message(scratch: Scratch, requirements: ReplicaRequirements, reason:
             return f"needs port {', '.join(map(port_text, requirements.fixed_ports))}"
         case Reason.DRIVER_MISSING:
             images = "; to run images a node needs crun or runc, and `images.registries`"
+            network = "; for a network of its own a node needs root, slirp4netns, /dev/net/tun and an IPv4 address"
             driver = required_driver(requirements.template)
-            return f"needs the {driver} driver" + (images if driver == IMAGE_DRIVER else "")
+            advice = images if driver.startswith(IMAGE_DRIVER) else ""
+            return f"needs the {driver} driver{advice}" + (network if driver.endswith(PRIVATE_NETWORK) else "")
         case Reason.HOST_PATH_NOT_ALLOWED:
             needs = ", ".join(
                 f"{path}{'' if ro else ' for writing'}" for path, ro in host_path_needs(requirements.template)
             )
             return f"mounts {needs}"
+        case Reason.VOLUME_NODE_LOST | Reason.VOLUME_ON_OTHER_NODE | Reason.VOLUME_TERMINATING:
+            return volumes.volumes_text(scratch.snapshot, requirements)
         case Reason.RESIDENCY_VIOLATED:
             return f"the workload's placement rules do not allow region {scratch.snapshot.region}"
         case _:

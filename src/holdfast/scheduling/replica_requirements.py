@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from holdfast.model.assignment import Purpose
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import PlacementRules, required_anti_affinity
-from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
+from holdfast.model.quantity import GPU, STORAGE, WHOLE_GPU_MILLI
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
-from holdfast.model.template import Template, port_key, requests, template_hash
+from holdfast.model.template import Template, port_key, requests, template_claims, template_hash
+from holdfast.model.volume import HeldVolume, volume_bytes, volume_name
 from holdfast.scheduling.snapshot.claim import Labels, SnapshotClaim
 
 
@@ -50,6 +53,10 @@ class ReplicaRequirements(msgspec.Struct, frozen=True):
     """Identifies gang members. It is part of every claim, so that a committed claim equals the assumed one."""
     active_until: str = ""
     """When the batch must have ended (`activeDeadlineSeconds`); empty without such a time."""
+    held_volumes: tuple[HeldVolume, ...] = ()
+    """Volumes of the one member, if its template has claims (`for_member`)."""
+    creates_volumes: bool = False
+    """The member gets a new volume: it is bound at once or not at all, so it preempts nothing."""
 
     @property
     def gpu_milli(self) -> int:
@@ -68,7 +75,7 @@ class ReplicaRequirements(msgspec.Struct, frozen=True):
     def claim(
         self, node: str, member: RequestMember, devices: tuple[DeviceClaim, ...], victims: tuple[str, ...] = ()
     ) -> SnapshotClaim:
-        """The claim of one member on the node, as it is after its victims are released."""
+        """The claim of one member on the node, after its victims are released. Its Volumes hold their space."""
         return SnapshotClaim(
             node=node,
             namespace=self.namespace,
@@ -76,7 +83,7 @@ class ReplicaRequirements(msgspec.Struct, frozen=True):
             workload=self.workload,
             template_hash=self.template_hash,
             labels=self.labels,
-            amounts=tuple(self.amounts.items()),
+            amounts=tuple((name, amount) for name, amount in self.amounts.items() if name != STORAGE),
             reclaimable=self.reclaimable,
             devices=tuple((d.id, d.milli) for d in devices),
             ports=self.fixed_ports,
@@ -129,6 +136,28 @@ def requirements_of(
         excluded_victims=excluded_victims,
         template_hash=template_hash(template),
         active_until=spec.active_until,
+    )
+
+
+def for_member(
+    requirements: ReplicaRequirements, member: RequestMember, volumes: Mapping[tuple[str, str], HeldVolume]
+) -> ReplicaRequirements:
+    """The requirements of one member whose template has claims: the volumes that it has, and space for the others."""
+    held, new_bytes = [], 0
+    for claim in template_claims(requirements.template):
+        found = volumes.get((requirements.namespace, volume_name(claim.name, member.name)))
+        if found is None:
+            new_bytes += volume_bytes(claim.size) if claim.size else 0
+        else:
+            held.append(found)
+    others = {name: amount for name, amount in requirements.amounts.items() if name != STORAGE}
+    return msgspec.structs.replace(
+        requirements,
+        members=(member,),
+        amounts={**others, STORAGE: new_bytes} if new_bytes else others,
+        held_volumes=tuple(held),
+        creates_volumes=bool(new_bytes),
+        may_preempt=requirements.may_preempt and not new_bytes,
     )
 
 

@@ -23,6 +23,7 @@ from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, Replica, ReplicaSpec, replica_name
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import template_claims
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.trace_ids import kept_context
 from holdfast.model.view import View
@@ -30,6 +31,7 @@ from holdfast.model.workload import Gang, WorkloadType, is_indexed
 from holdfast.model.writes import NO_CHANGES, Create, Delete, Notice, Outcome, Update, Write
 from holdfast.scheduling import batch_indexes
 from holdfast.scheduling.disruption_budget import disruption_share
+from holdfast.scheduling.stable_ordinals import free_ordinals, stable_changes
 
 CREATES_PER_PASS = limits.BATCH_WRITES_MAX // 2
 REMOVALS_PER_PASS = limits.BATCH_WRITES_MAX // 2
@@ -126,6 +128,8 @@ def _changes(
         return _batch_changes(assignment, replicas, live)
     if spec.exclusive is not None:
         return _exclusive_changes(assignment, live)
+    if template_claims(spec.template):
+        return stable_changes(assignment, replicas, live)
     current = [r for r in live if r.spec.revision == spec.revision]
     old = [r for r in live if _is_old(r, assignment)]
     desired = spec.replicas
@@ -235,6 +239,8 @@ def _new_replicas(
     pool: Iterable[int] = (
         sorted(set(spec.ordinals) - taken)
         if spec.exclusive is not None
+        else free_ordinals(assignment, replicas)
+        if template_claims(spec.template)
         else (n for n in range(len(taken) + count) if n not in taken)
     )
     if is_indexed(spec.batch):

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.console.drill_desk import DrillDesk
-from holdfast.console.global_reads import GlobalReader, part
+from holdfast.console.global_reads import GlobalReader, part, without_region_times
 from holdfast.console.pages import allowed_pages, check_has_past, read_page
 from holdfast.console.past import CellHistory, HistoryRange, PastObjects
 from holdfast.console.recovery_reads import moments
@@ -74,12 +74,14 @@ class SignIn(msgspec.Struct, frozen=True):
 
 
 class ConsolePage(msgspec.Struct, frozen=True):
-    """The data of a page as JSON. `etag` changes with the data."""
+    """The data of a page as JSON. `etag` changes with the data, but not with the times of the regions' answers."""
 
     body: bytes
     etag: str
     as_of: float
     revision: int
+    region_times: dict[str, float] = {}
+    """Region → time of its part, Unix time."""
 
 
 class ConsoleService:
@@ -132,11 +134,14 @@ class ConsoleService:
             check_has_past(name)
             reader, moment = await self.history.reader(parse_moment(parameters[AT]))
             as_of = moment.at_s
-        data = _encoder.encode(await read_page(reader, viewer, name, parameters))
+        found = await read_page(reader, viewer, name, parameters)
         as_of, revision = as_of or self._ports.clock.now(), reader.revision()
-        etag = hashlib.blake2b(data, digest_size=9).hexdigest()
+        timeless, times = without_region_times(found)
+        etag = hashlib.blake2b(_encoder.encode(timeless), digest_size=9).hexdigest()
         head = _encoder.encode({"asOf": as_of, "revision": revision, "etag": etag})
-        return ConsolePage(head[:-1] + b',"data":' + data + b"}", etag, as_of, revision)
+        return ConsolePage(
+            head[:-1] + b',"data":' + _encoder.encode(found) + b"}", etag, as_of, revision, region_times=times
+        )
 
 
 def service_of(app: Application) -> ConsoleService:
@@ -429,7 +434,9 @@ async def _events(
                 seen = found.etag
                 yield b"event: page\nid: " + found.etag.encode() + b"\ndata: " + found.body + b"\n\n"
             else:
-                beat = _encoder.encode({"asOf": found.as_of, "revision": found.revision})
+                beat = _encoder.encode(
+                    {"asOf": found.as_of, "revision": found.revision, "regionTimes": found.region_times}
+                )
                 yield b"event: alive\ndata: " + beat + b"\n\n"
         await app.ports.clock.sleep(STREAM_EVERY_S)
 

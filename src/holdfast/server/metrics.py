@@ -45,13 +45,11 @@ async def node_targets(app: Application, request: Request) -> Response:
     """Every node as a target at this address, in the form of Prometheus' `http_sd_configs`."""
     found, _ = app.objects.list(_NODE) if app.cell != "global" else ((), 0)
     host = request.headers.get("host", "")
-    names = sorted(node.metadata.name for node in found)
-    return json_response(
-        [
-            {"targets": [host], "labels": {"__metrics_path__": f"/metrics/nodes/{quote(name)}", "node": name}}
-            for name in names
-        ]
+    labels = (
+        {"__metrics_path__": f"/metrics/nodes/{quote(name)}", "node": name, "region": app.cell}
+        for name in sorted(node.metadata.name for node in found)
     )
+    return json_response([{"targets": [host], "labels": each} for each in labels])
 
 
 async def of_node(app: Application, request: Request) -> Response:

@@ -5,7 +5,7 @@ A column reads one object. Ages are text, computed with the server's clock. `wid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,19 +19,13 @@ from holdfast.model.quantity import DISK, MEMORY
 from holdfast.model.region import health_text
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
+from holdfast.server.notification_columns import NOTIFICATION_COLUMNS
+from holdfast.server.table_column import NONE, Cell, TableColumn
+from holdfast.server.table_column import column_field as _field
+from holdfast.server.volume_tables import VOLUME_COLUMNS
 
-Cell = Callable[[Any], Any]
-NONE = "<none>"
 MIB = 1 << 20
 SHOWN_ITEMS = 3
-
-
-class TableColumn(msgspec.Struct, frozen=True):
-    name: str
-    cell: Cell
-    type: str = "string"
-    wide: bool = False
-    description: str = ""
 
 
 def _join_list(values: Any) -> str:
@@ -172,17 +166,6 @@ def _recovered_count(recovery: Any) -> str:
     return f"{done}/{len(recovery.status.workloads)}"
 
 
-def _field(dotted: str) -> Cell:
-    names = dotted.split(".")
-
-    def cell(item: Any) -> Any:
-        for name in names:
-            item = getattr(item, name)
-        return item if isinstance(item, bool | int | float) else str(item)
-
-    return cell
-
-
 # kind → columns between NAME and AGE.
 _BINDING_COLUMNS = (
     TableColumn("Role", lambda b: f"{b.role_ref.kind}/{b.role_ref.name}"),
@@ -314,6 +297,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Reason", _field("spec.reason"), wide=True),
         TableColumn("Override", lambda w: w.status.override or NONE, wide=True),
     ),
+    **NOTIFICATION_COLUMNS,
     "Recovery": (
         TableColumn("Region", _field("spec.region")),
         TableColumn("Phase", _field("status.phase")),
@@ -360,6 +344,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Next-Retry", _field("status.next_retry_at"), wide=True),
         TableColumn("Retry-On", lambda r: _join_list(r.status.retry_on), wide=True),
     ),
+    **VOLUME_COLUMNS,
     "Reservation": (
         TableColumn("Replica", _field("spec.replica")),
         TableColumn("Node", _field("spec.node")),

@@ -23,11 +23,20 @@ from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, S
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.scheduler_policy import SchedulerPolicy
 from holdfast.model.tenant import Isolation, Tenant, TenantSpec
+from holdfast.model.volume import ReclaimPolicy, VolumeClaim, VolumeClaimSpec
 from holdfast.model.workload import Workload, WorkloadType
 from holdfast.model.writes import Create, Delete, Update
 from holdfast.sim import workload_profiles
 from holdfast.sim.fault_injection import FaultInjector
-from holdfast.sim.workload_profiles import DEDICATED_TENANT, PRIORITY_LEVELS, PROFILES, SCARCE_RESOURCE, with_spec
+from holdfast.sim.workload_profiles import (
+    DEDICATED_TENANT,
+    PRIORITY_LEVELS,
+    PROFILES,
+    SCARCE_RESOURCE,
+    VOLUME_CLAIM,
+    VOLUME_SIZE,
+    with_spec,
+)
 
 SLOTS_PER_REGION = 4
 """Recovery slots that each region reserves."""
@@ -83,6 +92,8 @@ def make_topology(
     )
     cpu = max(4, len(regions) * min(nodes_per_region, 7) * 3 // 2 // len(tenants))
     hard = {"cpu": str(cpu), "memory": f"{4 * cpu}Gi", "gpu": str(2 * len(regions)), SCARCE_RESOURCE: str(len(regions))}
+    if "stateful" in profiles:
+        hard["storage"] = "16Gi"
     return Topology(
         made, tuple(tenants), hard, profiles, "dedicated" in profiles and nodes_per_region >= DEDICATED_NODES_MIN
     )
@@ -121,6 +132,7 @@ async def create_initial_objects(
             else []
         ),
         *desired.quotas.values(),
+        *(_claim(name) for name in desired.tenants if "stateful" in topology.profiles),
         *(
             _budget(region.metadata.name)
             for region in topology.regions
@@ -159,6 +171,11 @@ def _initial_workloads(topology: Topology) -> Iterator[tuple[str, str, str]]:
             else topology.tenants[number % len(topology.tenants)]
         )
         yield tenant, f"{profile}0", profile
+
+
+def _claim(tenant: str) -> VolumeClaim:
+    spec = VolumeClaimSpec(size=VOLUME_SIZE, reclaim_policy=ReclaimPolicy.DELETE)
+    return VolumeClaim(metadata=ObjectMeta(name=VOLUME_CLAIM, namespace=tenant), spec=spec)
 
 
 def _budget(region: str) -> RecoveryBudget:

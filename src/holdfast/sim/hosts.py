@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.config import AgentConfig
+from holdfast.agent.config import AgentConfig, VolumeSettings
 from holdfast.agent.supervisor import TaskSupervisor
+from holdfast.agent.volume_upkeep import VolumeUpkeep
 from holdfast.cell.cell import Cell
 from holdfast.cell.identity import establish_identity
 from holdfast.client.contract import Client
@@ -19,7 +20,7 @@ from holdfast.model import limits
 from holdfast.model.errors import Fault, StoreFailed
 from holdfast.model.node import Device
 from holdfast.model.principal import NODES, OPERATORS, REGIONS, Principal, controller, from_identity
-from holdfast.model.quantity import amounts
+from holdfast.model.quantity import STORAGE, amounts
 from holdfast.sim.clients import ClientObserver, InCellClient, RemoteClient
 from holdfast.sim.disk import Disk, MountedStore
 from holdfast.sim.fault_injection import FaultInjector, FaultKind
@@ -29,7 +30,8 @@ from holdfast.sim.network import Network
 from holdfast.sim.ports import SimClock, SimPorts, random_stream
 from holdfast.sim.releases import UNKNOWN_KIND_KEY, UNKNOWN_LABEL, ReleaseVersion
 from holdfast.sim.version_skew import NextReleaseClient, VersionSkewProxy
-from holdfast.sim.workload_profiles import DEDICATED_TENANT, SCARCE_RESOURCE
+from holdfast.sim.volumes import SimVolumes, call_now
+from holdfast.sim.workload_profiles import DEDICATED_TENANT, SCARCE_RESOURCE, VOLUMES_PER_NODE
 from holdfast.store.contract import Put, Txn
 from holdfast.store.memory import MemoryStore
 
@@ -332,7 +334,13 @@ class AgentHost:
                 memory=SimStateStore(self.machine, release),
                 ports=ports,
             )
-            await supervisor.run()
+            async with asyncio.TaskGroup() as group:
+                if self._config.volumes.path:
+                    store = SimVolumes(self.machine)
+                    running = lambda: [task for task, _ in supervisor.running_tasks()]  # noqa: E731 - read at every round
+                    upkeep = VolumeUpkeep(self.name, client, ports, store, running=running, call=call_now)
+                    group.create_task(upkeep.run())
+                await supervisor.run()
 
         shared.loop.spawn(self.process, main(), name=f"agent {name}")
 
@@ -396,7 +404,9 @@ def _next_release_config(config: AgentConfig) -> AgentConfig:
     )
 
 
-def agent_config(region: str, number: int, zones: tuple[str, ...], rng: random.Random) -> AgentConfig:
+def agent_config(
+    region: str, number: int, zones: tuple[str, ...], rng: random.Random, *, volumes: bool = False
+) -> AgentConfig:
     """Configuration of one machine. Machines differ in GPUs, ports, scarce resources, pool, tenant and size."""
     gpus = number < FULL_SIZE_NODES and number % 3 == 1
     capacity: dict[str, Any] = {"cpu": rng.choice(("1", "2", "2")), "memory": rng.choice(("4Gi", "8Gi"))}
@@ -406,6 +416,8 @@ def agent_config(region: str, number: int, zones: tuple[str, ...], rng: random.R
         capacity = {"cpu": "2", "memory": "8Gi"}
     elif number == 0:
         capacity[SCARCE_RESOURCE] = "1"
+    if volumes:
+        capacity[STORAGE] = VOLUMES_PER_NODE
     return AgentConfig(
         name=f"{region}-n{number}",
         region=region,
@@ -417,4 +429,5 @@ def agent_config(region: str, number: int, zones: tuple[str, ...], rng: random.R
         devices=tuple(Device(id=f"gpu-{n}", model=("T4", "A100")[n % 2]) for n in range(2 if gpus else 0)),
         port_range=SMALL_PORT_RANGE if number == 2 else (20000, 20040),
         tenant=DEDICATED_TENANT if number in DEDICATED_NODES else "",
+        volumes=VolumeSettings("/volumes", VOLUMES_PER_NODE) if volumes else VolumeSettings(),
     )

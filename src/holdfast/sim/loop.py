@@ -24,6 +24,8 @@ import msgspec
 CLOSE_ATTEMPTS = 20
 STEPS_MAX = 1_000_000
 """Maximum steps of one run, far above a long run. Beyond it the run fails as a livelock."""
+STEPS_PER_INSTANT_MAX = 100_000
+"""Maximum steps while the clock stands still. A loop that never waits exceeds it, and the clock would never advance."""
 RESOLUTION_S = 1e-6
 _MASK = 2**64 - 1
 
@@ -98,6 +100,14 @@ class SimulationStuck(RuntimeError):
     """No process can make progress, or the run exceeds its steps."""
 
 
+class Livelock(SimulationStuck):
+    """The run exceeds its steps. `process` took the last one."""
+
+    def __init__(self, process: Process, what: str) -> None:
+        super().__init__(f"livelock: {what}; the last one by {process!r}")
+        self.process = process
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """`steps` counts callbacks. `digest` covers which process ran when, to compare runs of a seed."""
 
@@ -116,6 +126,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timer_number = 0
         self._discarded: list[Any] = []
         self.steps = 0
+        self._instant_began = 0
+        """Steps before the clock reached the present time."""
         self.digest = 0
         self.failures: list[dict[str, Any]] = []
         self.unclosed_generators: Counter[str] = Counter()
@@ -222,7 +234,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         except BaseException as error:
             self.call_exception_handler({"message": f"exception in {call.callback!r}", "exception": error})
         if self.steps > STEPS_MAX:
-            raise SimulationStuck(f"livelock: more than {STEPS_MAX} steps")
+            raise Livelock(owner, f"more than {STEPS_MAX} steps")
+        if self.steps - self._instant_began > STEPS_PER_INSTANT_MAX:
+            raise Livelock(owner, f"more than {STEPS_PER_INSTANT_MAX} steps at {self.now_s:.6f} s")
 
     def _count_down(self, owner: Process) -> None:
         owner.steps_to_crash -= 1
@@ -242,6 +256,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if due_s > self.now_s:
                     self.now_s = due_s
                     self._now_us = int(due_s * 1e6)
+                    self._instant_began = self.steps
                 now = self.now_s
             if not isinstance(item, Call):
                 item.set_result(None)

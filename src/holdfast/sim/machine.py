@@ -105,6 +105,8 @@ class Machine:
         self.start_delay_s = 0.0
         """Additional time that every task start takes, as on a machine that fetches everything again."""
         self.runs: dict[str, TaskRun] = {}
+        self.volumes: dict[str, None] = {}
+        """Uids of the persistent volumes whose data is here."""
         self.lease = (0, 0.0)
         """Epoch and end of the node's lease, as the agent last wrote them for the watchdogs."""
         self.loop = loop
@@ -113,6 +115,13 @@ class Machine:
         self._began = began
         self._pid = 1
         self._changed = asyncio.Event()
+
+    def stage_volumes(self, task: Task) -> None:
+        """Makes the new persistent volumes of a task. Raises StartFailed if data is missing that was here."""
+        for volume in task.volumes:
+            if volume.uid not in self.volumes and not volume.new:
+                raise StartFailed(Reason.VOLUME_DATA_MISSING, f"volume {volume.name}: its data is not here (simulated)")
+            self.volumes[volume.uid] = None
 
     def running(self) -> list[TaskRun]:
         return [work for work in self.runs.values() if work.exit is None]
@@ -276,6 +285,7 @@ class SimDriver:
         end_mono_s, why = self._machine.deadline(task, task.run_until_mono_s)
         if end_mono_s - task_decision.WATCHDOG_LEAD_S <= self._machine.clock.monotonic():
             raise StartFailed(Reason.NEVER_STARTED, f"its deadline passed before it started ({why})")
+        self._machine.stage_volumes(task)
         work = self._machine.start_task(record_left_by(self._release, TaskRecord(task)).task)
         return StartedTask(work.pid, self._machine.wall_s(work.started_s))
 

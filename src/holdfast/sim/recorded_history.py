@@ -1,7 +1,7 @@
 """Checks invariants on the recorded histories of real cells, with the checkers of the simulation.
 
 - Commits are rebuilt from the store's history, and their writer, time and term from the audit log.
-- Grants and limits of two cells are compared by epoch, because their clocks may differ.
+- Grants and limits of two cells are compared by epoch (`sim/recorded_grants.py`).
 - The disruption budget over all cells is ordered by record times, with a clock tolerance
   (`sim/recorded_disruption.py`).
 - An object that this release cannot read (a filter or another enum value of another release) is left out and listed.
@@ -25,8 +25,7 @@ from holdfast.model.errors import StoreFailed
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.ownership import UNOWNED
-from holdfast.model.quantity import amounts, shortfall
-from holdfast.model.quota import Grant, grant_name
+from holdfast.model.quota import grant_name
 from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit, Violation
 from holdfast.sim.checkers.churn import ChurnChecker
@@ -43,6 +42,7 @@ from holdfast.sim.checkers.records import RecordsChecker
 from holdfast.sim.checkers.removals import RemovalChecker
 from holdfast.sim.history_verdict import HistoryVerdict
 from holdfast.sim.recorded_disruption import BUDGET_KINDS, CLOCK_SKEW_MAX_S, RecordedDisruption
+from holdfast.sim.recorded_grants import RecordedGrants
 from holdfast.store import schema
 from holdfast.store.backup import BACKUP_PAGE_RECORDS, RESTORE_MARKER
 from holdfast.store.contract import Change, Committed, Compare, LogRecord, Put, Remove, Store, StoredEntry, Txn
@@ -154,12 +154,12 @@ def check_histories(
     Violations before the wall-clock time `since_s` are left out. With `at_rest_s`, the wall-clock time at which
     the platform was at rest, the last state is also checked for leaked objects and unexplained waits.
     """
-    granted: dict[tuple[str, int], dict[str, Grant]] = {}
-    removals = RemovalChecker(CLOCK_SKEW_MAX_S)
     ordered = sorted(histories, key=lambda history: history.cell != GLOBAL)
+    grants = RecordedGrants()
+    removals = RemovalChecker(CLOCK_SKEW_MAX_S)
     checked = []
     for history in ordered:
-        replayed = _HistoryChecker(history, granted, removals, global_known=ordered[0].cell == GLOBAL)
+        replayed = _HistoryChecker(history, grants, removals, global_known=ordered[0].cell == GLOBAL)
         replayed.run()
         checked.append(replayed)
     together = RecordedDisruption(commit for replayed in checked for commit in replayed.disrupting).violations()
@@ -188,26 +188,14 @@ def _violations_at_rest(states: dict[str, dict[str, Any]], wall_s: float) -> Ite
         yield Violation(invariant, 0.0, cell, what, objects, wall_s=wall_s)
 
 
-def _grant_of_limit(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
-    """The Grant of a limit: the first that covers it. Epochs of a recreated tenant start again, so several may
-    match."""
-    limit = amounts(copy.spec.limit)
-    return next((g for g in lives if not shortfall(limit, amounts(g.spec.limit))), lives[-1])
-
-
 class _HistoryChecker:
-    """Checks one cell. `granted` collects the Grants of the global cell by key and epoch, for the regions."""
+    """Checks one cell. `grants` collects the Grants of the global cell, for the regions."""
 
     def __init__(
-        self,
-        history: RecordedHistory,
-        granted: dict[tuple[str, int], dict[str, Grant]],
-        removals: RemovalChecker,
-        *,
-        global_known: bool,
+        self, history: RecordedHistory, grants: RecordedGrants, removals: RemovalChecker, *, global_known: bool
     ) -> None:
         self._history = history
-        self._granted = granted
+        self._grants = grants
         self._removals = removals
         self._global_known = global_known
         self._state: dict[str, Any] = {}
@@ -232,7 +220,7 @@ class _HistoryChecker:
         """Commits that concern disruption budgets, for the check over all cells."""
         self.unreadable: list[str] = []
         """Versions of objects that this release cannot decode, as text."""
-        self.commits = self.changes = self.unattributed = 0
+        self.commits = self.changes = self.unattributed = self._limits_not_covered = 0
 
     @property
     def cell(self) -> str:
@@ -257,7 +245,9 @@ class _HistoryChecker:
         if cell != GLOBAL and not self._global_known:
             yield f"{cell}: limits against grants, because the global cell's history is missing"
             yield f"{cell}: orders of removals, because the global cell's history is missing"
-        elif cell != GLOBAL and self._global_was_restored():
+        if number := self._limits_not_covered:
+            yield f"{cell}: {number} limits against grants that are older than the global cell's history"
+        if cell != GLOBAL and self._global_known and self._global_was_restored():
             yield f"{cell}: orders of removals: a restored global cell does not record the orders before its backup"
 
     def run(self) -> None:
@@ -288,6 +278,8 @@ class _HistoryChecker:
             pass
         self._removals.store_replaced(commit)
         self._remember(commit)
+        if self.cell == GLOBAL:
+            self._grants.record_initial(commit.changes)
 
     def _remember(self, commit: ObservedCommit) -> None:
         if any(change.kind.name in BUDGET_KINDS for change in commit.changes):
@@ -349,24 +341,29 @@ class _HistoryChecker:
         self._violate(self._ownership.check(commit, found[0].principal if found else ""))
 
     def _at_named_epochs(self, commit: ObservedCommit) -> ObservedCommit:
-        """The commit, with each Grant presented at the epoch that the region's limit names."""
+        """The commit, with each Grant presented at the epoch that the region's limit names. Limits whose Grants are not
+        recorded are left out."""
         if commit.cell == GLOBAL:
-            for change in commit.changes:
-                if isinstance(change.new, Grant):
-                    lives = self._granted.setdefault((change.key, change.new.spec.epoch), {})
-                    lives[change.new.uid] = change.new
+            self._grants.record(commit.changes, commit.wall_s)
             return commit
-        current = []
-        for change in commit.changes:
-            if change.kind.name == "GrantCopy" and change.new is not None:
-                copy = change.new
-                key = f"/grants/{copy.metadata.namespace}/{grant_name(commit.cell, copy.spec.grant_class)}"
-                lives = self._granted.get((key, copy.spec.epoch), {})
-                if not self._global_known or not lives:
-                    continue
-                self._present[key] = _grant_of_limit(copy, list(lives.values()))
-            current.append(change)
-        return msgspec.structs.replace(commit, changes=tuple(current))
+        judged = [change for change in commit.changes if self._present_grant(change)]
+        return msgspec.structs.replace(commit, changes=tuple(judged))
+
+    def _present_grant(self, change: ObservedChange) -> bool:
+        """Presents the Grant of a changed limit. Returns whether the change can be judged."""
+        copy = change.new
+        if not isinstance(copy, GrantCopy):
+            return True
+        if not self._global_known:
+            return False
+        if not self._grants.covers(self.cell, self._state, self._wall_s):
+            self._limits_not_covered += 1
+            return False
+        key = f"/grants/{copy.metadata.namespace}/{grant_name(self.cell, copy.spec.grant_class)}"
+        self._present.pop(key, None)
+        if (grant := self._grants.grant_of_limit(key, copy)) is not None:
+            self._present[key] = grant
+        return True
 
     def _apply(self, written: Sequence[Change]) -> tuple[list[ObservedChange], list[int]]:
         changed: list[ObservedChange] = []
@@ -405,5 +402,7 @@ def check_platform(state: Path, *, since_s: float = 0.0, at_rest_s: float = 0.0)
         raise StoreFailed(
             f"{state}: no cell found (expected a platform's directory, a cell's directory or store.sqlite)"
         )
+    # The global cell last: every Grant that a region has applied is then in the history that was read.
+    files.sort(key=lambda file: file.parent.name == GLOBAL)
     histories = [read_sqlite(file.parent.name, file) for file in files]
     return check_histories(histories, since_s=since_s, at_rest_s=at_rest_s)

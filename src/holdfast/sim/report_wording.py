@@ -109,6 +109,10 @@ INVARIANTS: dict[str, InvariantText] = {
         "a move for a more even spread that is not allowed, comes too soon or does not help",
         "moves are one at a time, rare, never during a recovery, and each makes the spread more even",
     ),
+    "volumes": InvariantText(
+        "a persistent volume on two nodes or with two users, or a task without the data of its volume",
+        "a replica runs only where its volume is, and a node has the space for its volumes",
+    ),
     "array": InvariantText(
         "an index of a job array that is in two regions, succeeds twice or runs again",
         "an index is in one region, succeeds once, and then never runs again",
@@ -259,6 +263,7 @@ PROFILE_TEXTS: dict[str, str] = {
     "vital": "four critical replicas",
     "balanced": "a service that moves to an even spread soon, or never",
     "array": "a job array over two regions",
+    "stateful": "with a persistent volume per replica",
     "lone": "a batch of two for a resource that a region has once",
 }
 """Workload profiles (`sim/workload_profiles.py`)."""

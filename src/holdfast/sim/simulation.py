@@ -16,6 +16,7 @@ from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.scheduler_policy import PartitionMode, PolicyRules, SchedulerPolicy
 from holdfast.sim import actors, cron_users, fault_schedule, operators, users, workload_profiles
+from holdfast.sim.actors import zones_of
 from holdfast.sim.checkers import Violation
 from holdfast.sim.checkers.checker_set import CheckerSet
 from holdfast.sim.checkers.convergence import ConvergenceCheck, ConvergenceTimer
@@ -31,7 +32,7 @@ from holdfast.sim.determinism_guards import forbid_nondeterminism
 from holdfast.sim.disk import Disk
 from holdfast.sim.fault_injection import LOST_STORES, REPAIRED_BY_RESYNC, FaultInjector, FaultKind, InjectedFault
 from holdfast.sim.hosts import NEVER_S, AgentHost, CellHost, HostContext, agent_config
-from holdfast.sim.loop import ENVIRONMENT, VirtualLoop
+from holdfast.sim.loop import ENVIRONMENT, Livelock, VirtualLoop
 from holdfast.sim.lost_stores import LostStores
 from holdfast.sim.machine import TaskRun
 from holdfast.sim.network import Network
@@ -169,9 +170,9 @@ class Simulation:
         for region in self.regions:
             region.global_host = self.global_cell
             region.peers = {other.name: other for other in self.regions}
-        rng = random_stream(seed, "machines")
+        rng, volumes = random_stream(seed, "machines"), "stateful" in self.profiles
         self.agents = [
-            AgentHost(region, agent_config(region.name, n, actors.zones_of(region.name), rng), self._setting)
+            AgentHost(region, agent_config(region.name, n, zones_of(region.name), rng, volumes=volumes), self._setting)
             for region in self.regions
             for n in range(self.size.nodes_per_region)
         ]
@@ -259,7 +260,11 @@ class Simulation:
                 self._nondeterminism = nondeterminism
                 violation_by_s = self._violation_by_s
                 phases = self._run_phases() if violation_by_s is None else self._run_until_violation(violation_by_s)
-                converged_in_s, left = self.loop.run_until_complete(phases)
+                try:
+                    converged_in_s, left = self.loop.run_until_complete(phases)
+                except Livelock as stuck:
+                    converged_in_s, left = 0.0, None
+                    self.checkers.livelocked(stuck.process.name, str(stuck))
             return self._outcome(converged_in_s, left)
         finally:
             asyncio.set_event_loop(None)

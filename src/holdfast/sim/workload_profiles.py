@@ -16,6 +16,7 @@ from holdfast.model.placement_rules import AffinityRule, Expression, Operator, P
 from holdfast.model.probe import Probe, TcpProbe
 from holdfast.model.region import Region
 from holdfast.model.template import DriverName, Port, Probes, RestartPolicy, Template
+from holdfast.model.template_volume import ClaimVolume, TemplateVolume
 from holdfast.model.workload import (
     Autoscale,
     Batch,
@@ -63,6 +64,8 @@ DEDICATED_TENANT = "solo"
 SCARCE_RESOURCE = "fpga"
 """A resource that few machines have."""
 PROFILE_FRACTION = 0.4
+VOLUME_CLAIM, VOLUME_SIZE, VOLUMES_PER_NODE = "data", "64Mi", "64Mi"
+"""The VolumeClaim of each tenant with the profile `stateful`, its size, and the space of each machine."""
 PROBE = Probe(tcp=TcpProbe(), period_seconds=10.0, failure_threshold=1)
 SLOW_READINESS = Probes(readiness=PROBE)
 """A slow readiness probe: short tasks have ended before the second check."""
@@ -333,6 +336,18 @@ def array(tenant: str, name: str, regions: Sequence[Region], rng: random.Random)
     return with_spec(work, placement=PlacementRules(spread_regions=2))
 
 
+def stateful(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
+    """A service with a persistent volume per replica, in two regions. Used only in scenarios."""
+    data = TemplateVolume(name="data", mount_path="/data", claim=ClaimVolume(VOLUME_CLAIM))
+    spec = WorkloadSpec(
+        replicas=rng.choice((4, 6, 8)),
+        template=template(resources={"cpu": "50m", "memory": "64Mi"}, volumes=(data,)),
+        placement=PlacementRules(spread_regions=2),
+        disruption=Disruption(max_unavailable=1),
+    )
+    return _workload(tenant, name, spec)
+
+
 def gang(tenant: str, name: str, regions: Sequence[Region], rng: random.Random) -> Workload:
     """A gang."""
     size = rng.randint(2, 4)
@@ -388,9 +403,10 @@ PROFILES: dict[str, ProfileFactory] = {
     "vital": vital,
     "balanced": balanced,
     "array": array,
+    "stateful": stateful,
 }
 BASE_PROFILES = frozenset({"service", "exclusive", "resident", "batch"})
-SCENARIO_ONLY_PROFILES = frozenset({"vital", "balanced", "array"})
+SCENARIO_ONLY_PROFILES = frozenset({"vital", "balanced", "array", "stateful"})
 """Profiles that are never drawn, only declared by scenarios."""
 
 

@@ -30,6 +30,7 @@ from holdfast.model.binding import DeviceClaim
 from holdfast.model.replica import ExitStatus
 from holdfast.model.task_programs import ProgramStatus
 from holdfast.model.template import Template
+from holdfast.model.volume import BoundVolume
 
 # Output of an exec probe. The rest is cut off.
 PROBE_OUTPUT_BYTES_MAX = 1024
@@ -56,6 +57,7 @@ class Task(msgspec.Struct, frozen=True):
     resources: dict[str, int] = {}
     exclusive: bool = False
     run_until_mono_s: float | None = None
+    volumes: tuple[BoundVolume, ...] = ()
     """`run_until_mono_s`: deadline of a provisional task, on the same clock as leases."""
 
 

@@ -67,7 +67,7 @@ def runtime_config(
         "process": process,
         "root": {"path": root, "readonly": not writable},
         "hostname": task.replica,
-        "mounts": _mounts(writable=writable),
+        "mounts": _mounts(process["user"], writable=writable),
         "linux": {
             "namespaces": [{"type": name} for name in _NAMESPACES],
             "maskedPaths": list(_MASKED),
@@ -76,7 +76,7 @@ def runtime_config(
     }
 
 
-def _mounts(*, writable: bool) -> list[dict[str, Any]]:
+def _mounts(user: Mapping[str, object], *, writable: bool) -> list[dict[str, Any]]:
     private = ["nosuid", "nodev"]
     found: list[dict[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
@@ -100,8 +100,10 @@ def _mounts(*, writable: bool) -> list[dict[str, Any]]:
         },
     ]
     if not writable:
+        # A runtime gives a place that the image does not have mode 0755, so it must belong to the user of the task.
+        own = [*private, "mode=1777", "size=64m", f"uid={user['uid']}", f"gid={user['gid']}"]
         found += [
-            {"destination": place, "type": "tmpfs", "source": "tmpfs", "options": [*private, "mode=1777", "size=64m"]}
+            {"destination": place, "type": "tmpfs", "source": "tmpfs", "options": own}
             for place in ("/tmp", "/run", "/var/tmp")
         ]
     bound = ["rbind", "ro", *private, "noexec"]

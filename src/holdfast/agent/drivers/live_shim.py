@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.agent.drivers.contract import Task
+from holdfast.agent.drivers.records import TaskDir
+from holdfast.foundation import metrics
 from holdfast.model.replica import ExitStatus
 
 
@@ -18,3 +20,7 @@ class LiveShim:
         self.ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
         self.stopping = False
         self.starting = False
+
+    def end(self, folder: TaskDir, exit_: ExitStatus) -> None:
+        metrics.SHIM_LOST_OUTPUT.inc(folder.lost_output_bytes(self.task.run))
+        self.ended.set_result(exit_)

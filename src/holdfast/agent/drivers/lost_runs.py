@@ -19,6 +19,7 @@ from holdfast.agent.drivers.records import TaskDir
 from holdfast.agent.drivers.shim_processes import sweep_run
 from holdfast.agent.shim import boot_id
 from holdfast.agent.shim_launch import Launch
+from holdfast.foundation import metrics
 from holdfast.foundation.ports import Clock
 from holdfast.model import times
 from holdfast.model.reasons import Reason
@@ -59,6 +60,7 @@ class LostRuns:
                 message="the agent stopped before the task was started",
                 at=times.micro_text(self._clock.now()),
             )
+        metrics.SHIM_DEATHS.inc()
         killed, gone = 0, started.boot != boot_id()
         while not gone:
             if started.is_alive():

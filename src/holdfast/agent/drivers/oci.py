@@ -29,6 +29,7 @@ import msgspec
 
 from holdfast.agent.cgroups import TASK_PROCESSES_MAX, Usage
 from holdfast.agent.drivers.command_session import CommandSession
+from holdfast.agent.drivers.container_network import ContainerNetwork
 from holdfast.agent.drivers.contract import (
     PROBE_OUTPUT_BYTES_MAX,
     DiscoveredTask,
@@ -89,11 +90,13 @@ class OciDriver(Driver):
         runtime_user: RuntimeUser | None = None,
         volumes: TaskVolumes | None = None,
         values: ContainerConfig | None = None,
+        network: ContainerNetwork | None = None,
     ) -> None:
         """`runtime_user` and `values` are those that `processes` has. `runtime_user` gives each container its writable
         layer.
         """
         self._values = values
+        self._network = network or ContainerNetwork("127.0.0.1")
         self._images = images
         self._settings = runtime_user.settings if runtime_user is not None else {}
         self._makes_layers = runtime_user is not None and makes_layers(root)
@@ -130,7 +133,7 @@ class OciDriver(Driver):
 
     async def start(self, task: Task) -> StartedTask:
         if not self._runtime:
-            message = f"driver oci: no container runtime on this node (expected one of {', '.join(RUNTIMES)})"
+            message = f"driver oci: no container runtime that runs on this node (expected one of {', '.join(RUNTIMES)})"
             raise StartFailed(Reason.DRIVER_MISSING, message)
         try:
             prepare = self._prepare_image if task.template.image else self._prepare
@@ -157,6 +160,7 @@ class OciDriver(Driver):
 
     def _write_bundle(self, task: Task, config: dict[str, Any], folder: Path) -> Path:
         """With values from Secrets and ConfigMaps the bundle is in memory, else in `folder`."""
+        self._settings.setdefault(task.id, []).extend(self._network.add_to(config, task, folder))
         if self._makes_layers:
             self._add_termination_file(task, config, folder)
         if self._values is not None:
@@ -243,7 +247,9 @@ class OciDriver(Driver):
             self._settings[task.id] = [("layer", layer), ("layer_lower", rootfs), ("layer_bytes", size)]
             root = layer / "root"
         identity = dict(self._users.identify(task))
-        config = runtime_config(task, image, root=str(root), writable=self._makes_layers, identity=identity)
+        # A read-only root has a layer too: the runtime makes the places of its mounts there, not in the shared image.
+        writable = self._makes_layers and not task.template.read_only_root
+        config = runtime_config(task, image, root=str(root), writable=writable, identity=identity)
         volumes = self._volumes.oci_mounts(task, self._root / "tasks" / task.id)
         config["mounts"] = [*config["mounts"], _SYS, *volumes]
         config["linux"]["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"

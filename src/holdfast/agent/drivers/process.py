@@ -377,7 +377,7 @@ class ProcessDriver(Driver):
 
     def _finish(self, live: LiveShim, exit_: ExitStatus) -> None:
         del self._live[live.task.id]
-        live.ended.set_result(exit_)
+        live.end(TaskDir(self._root / live.task.id), exit_)
         if not live.stopping and not live.starting:
             self._exits.put_nowait(TaskExit(task_id=live.task.id, run=live.task.run, exit=exit_))
 

@@ -150,6 +150,10 @@ class TaskDir:
             termination_message=self._termination_message(run),
         )
 
+    def lost_output_bytes(self, run: int) -> int:
+        """How many bytes of the run's output its shim could not write. Known when the run has ended."""
+        return int((read_record(str(self.run_dir(run) / "exit")) or {}).get("lost", "0"))
+
     def _termination_message(self, run: int) -> str:
         try:
             with (self.run_dir(run) / TERMINATION_RECORD).open("rb") as file:

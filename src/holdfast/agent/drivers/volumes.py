@@ -2,7 +2,8 @@
 
 - A volume of a task is staged at `volumes/NAME` in the task's directory. The shim of each run mounts it there, in a
   mount namespace of its own, and binds it into the view of every program (`agent.shim_mounts`).
-- What a volume leaves is removed with the task. Nothing of a hostPath volume is ever removed.
+- What a volume leaves is removed with the task. Nothing of a hostPath volume is ever removed, and nothing of a
+  persistent one: that is staged where the node keeps it (`local_volumes`).
 - A path of the node is mounted only if the node's configuration allows it to the tenant. Without a rule, none is.
 
 To add a kind of volume, implement `VolumeDriver` and add it to `TaskVolumes`.
@@ -12,9 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +20,9 @@ from typing import Protocol
 import msgspec
 
 from holdfast.agent.drivers.contract import StartFailed, Task
+from holdfast.agent.drivers.local_volumes import StagedVolume, VolumeStore
 from holdfast.agent.drivers.removal import remove_tree
+from holdfast.agent.drivers.volume_images import make_image
 from holdfast.model.host_paths import find_host_path_rule
 from holdfast.model.quantity import DISK, amount_text
 from holdfast.model.reasons import Reason
@@ -34,12 +34,9 @@ from holdfast.model.template_volume import (
     scratch_bytes,
     volume_env_name,
 )
-
-# Time for `mkfs.ext4` and for the trial mount. After that, the volume cannot be made.
-MAKE_VOLUME_TIMEOUT_S = 20.0
+from holdfast.model.volume import BoundVolume
 
 STAGES, IMAGES = "volumes", "volume-images"
-_TOOLS = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class HostPathRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,9 +192,12 @@ class TaskVolumes:
         limit: str = "measured",
         rules: Sequence[HostPathRule] = (),
         hidden: Sequence[str] = (),
+        store: VolumeStore | None = None,
     ) -> None:
+        """`store` has the persistent volumes; None: this node has none."""
         self.limit = limit
         self._owner = owner
+        self.store = store
         self._can_mount, self._in_view, self._hidden = can_mount, in_view, tuple(hidden)
         self._drivers: Mapping[str, VolumeDriver] = {
             "scratch": ScratchOnDisk(limit),
@@ -224,16 +224,32 @@ class TaskVolumes:
         (task_dir / STAGES).chmod(0o711)
         for volume in task.template.volumes:
             self._check_place(volume)
+            if volume.claim is not None:
+                staged = self._stage_claim(task, volume, uid, gid)
+                settings.append(self._setting(volume, staged.path, uid, gid, staged.request))
+                continue
             stage = VolumeStage(task_dir / STAGES / volume.name, task_dir / IMAGES / f"{volume.name}.img", uid, gid)
             driver = self._driver(volume)
             driver.prepare(task, volume, stage)
             request = driver.mount(task, volume, stage)
             if request["kind"] == "host" and not self._can_mount:
                 continue  # the program uses the path itself, which its environment names
-            place = volume.mount_path if self._can_mount and self._in_view else ""
-            common = {"name": volume.name, "stage": str(stage.path), "place": place, "ro": volume.read_only}
-            settings.append(("volume", json.dumps({**common, "uid": uid, "gid": gid, **request})))
+            settings.append(self._setting(volume, stage.path, uid, gid, request))
         return settings
+
+    def _setting(
+        self, volume: TemplateVolume, stage: Path, uid: int, gid: int, request: MountRequest
+    ) -> tuple[str, object]:
+        place = volume.mount_path if self._can_mount and self._in_view else ""
+        common = {"name": volume.name, "stage": str(stage), "place": place, "ro": volume.read_only}
+        return ("volume", json.dumps({**common, "uid": uid, "gid": gid, **request}))
+
+    def _stage_claim(self, task: Task, volume: TemplateVolume, uid: int, gid: int) -> StagedVolume:
+        bound = _bound_volume(task, volume)
+        if self.store is None or bound is None:
+            message = f"volume {volume.name}: this node keeps no persistent volumes"
+            raise StartFailed(Reason.VOLUME_UNAVAILABLE, f"{message}; next: set `volumes` of the agent")
+        return self.store.stage(task.namespace, bound, uid, gid)
 
     def _check_place(self, volume: TemplateVolume) -> None:
         """Stored objects may be older than a rule of admission, and only the node knows where its code is."""
@@ -247,11 +263,13 @@ class TaskVolumes:
 
     def environment(self, task: Task, task_dir: Path) -> dict[str, str]:
         """Where each volume is, for programs that do not rely on the mount path."""
-        return {volume_env_name(volume.name): self._path(volume, task_dir) for volume in task.template.volumes}
+        return {volume_env_name(volume.name): self._path(task, volume, task_dir) for volume in task.template.volumes}
 
-    def _path(self, volume: TemplateVolume, task_dir: Path) -> str:
+    def _path(self, task: Task, volume: TemplateVolume, task_dir: Path) -> str:
         if self._can_mount:
             return volume.mount_path
+        if volume.claim is not None:
+            return str(self._kept_path(task, volume))
         return volume.host_path.path if volume.host_path is not None else str(task_dir / STAGES / volume.name)
 
     def oci_mounts(self, task: Task, task_dir: Path) -> list[dict[str, object]]:
@@ -260,15 +278,23 @@ class TaskVolumes:
             {
                 "destination": volume.mount_path,
                 "type": "none",
-                "source": str(task_dir / STAGES / volume.name),
+                "source": str(
+                    self._kept_path(task, volume) if volume.claim is not None else task_dir / STAGES / volume.name
+                ),
                 "options": ["bind", "nosuid", "nodev", *(("ro",) if volume.read_only else ())],
             }
             for volume in task.template.volumes
         ]
 
+    def _kept_path(self, task: Task, volume: TemplateVolume) -> Path:
+        bound = _bound_volume(task, volume)
+        return self.store.path(bound) if self.store is not None and bound is not None else Path(volume.mount_path)
+
     def remove(self, task: Task, task_dir: Path) -> bool:
         """Removes what the volumes left. Returns whether nothing is left."""
         for volume in task.template.volumes:
+            if volume.claim is not None:
+                continue
             driver = self._driver(volume)
             driver.unmount(task_dir, volume)
             driver.remove(task_dir, volume)
@@ -278,49 +304,6 @@ class TaskVolumes:
         return not (task_dir / STAGES).exists()
 
 
-def make_image(path: Path, size: int, uid: int, gid: int) -> None:
-    """A sparse file with an ext4 file system that belongs to the task. Raises OSError."""
-    with path.open("wb") as file:
-        file.truncate(size)
-    options = f"root_owner={uid}:{gid},lazy_itable_init=1,nodiscard"
-    argv = ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", options, str(path))
-    _run(argv, f"make a file system in {path}")
-
-
-def choose_scratch_limit(wanted: str, *, can_mount: bool) -> str:
-    """How sizes of scratch volumes on disk are enforced: `image` if this node can mount images, else `measured`."""
-    if wanted == "measured" or not can_mount or not all(map(_which, ("mkfs.ext4", "mount", "unshare"))):
-        return "measured"
-    with tempfile.TemporaryDirectory() as folder:
-        image, place = Path(folder, "image"), Path(folder, "place")
-        place.mkdir()
-        try:
-            make_image(image, 1024 * 1024, 0, 0)
-            _run(("unshare", "-m", "mount", "-o", "loop,nosuid,nodev", str(image), str(place)), "mount an image")
-        except OSError:
-            return "measured"
-    return "image"
-
-
-def _which(name: str) -> str | None:
-    return shutil.which(name, path=_TOOLS)
-
-
-def _run(argv: tuple[str, ...], what: str) -> None:
-    program = _which(argv[0])
-    if program is None:
-        raise OSError(f"cannot {what}: no program {argv[0]}")
-    try:
-        done = subprocess.run(
-            (program, *argv[1:]),
-            env={"PATH": _TOOLS},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=MAKE_VOLUME_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"cannot {what} within {MAKE_VOLUME_TIMEOUT_S:g} s") from error
-    if done.returncode != 0:
-        raise OSError(f"cannot {what}: {' '.join(done.stderr.split())[:300]}")
+def _bound_volume(task: Task, volume: TemplateVolume) -> BoundVolume | None:
+    name = volume.claim.name if volume.claim is not None else ""
+    return next((bound for bound in task.volumes if bound.claim == name), None)

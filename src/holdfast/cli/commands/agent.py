@@ -37,6 +37,11 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
     metavar="RESOURCE=AMOUNT",
     help="Capacity of the node, such as cpu=8. Detected if not set.",
 )
+@click.option(
+    "--volumes",
+    metavar="PATH=SIZE",
+    help="Directory and total size of persistent volumes, such as /var/lib/volumes=100Gi. Without it, none.",
+)
 @click.option("--gpu", "gpus", multiple=True, metavar="ID=MODEL", help="GPU of the node; may be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of the node; may be repeated.")
 @click.option("--tenant", help="Dedicate the node to one tenant.")
@@ -72,6 +77,7 @@ def agent(*, config: str | None, state: str | None, ports: str | None, check_con
     gpus: tuple[str, ...] = options.pop("gpus")
     capacity, labels = parse_pairs("--capacity", options.pop("capacity")), parse_pairs("--label", options.pop("labels"))
     stop_work = options.pop("stop_work_on_exit")
+    volumes = parse_pairs("--volumes", (given,)) if (given := options.pop("volumes")) else {}
     host_paths = options.pop("host_paths")
     devices = [{"id": device, "model": model} for device, model in parse_pairs("--gpu", gpus).items()]
     try:
@@ -82,6 +88,7 @@ def agent(*, config: str | None, state: str | None, ports: str | None, check_con
             port_range=parse_port_range(ports) if ports else None,
             capacity=capacity or None,
             labels=labels or None,
+            volumes=next(({"path": path, "size": size} for path, size in volumes.items()), None),
             devices=devices or None,
             host_paths=host_paths or None,
             stop_work_on_exit=True if stop_work else None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import shell_completion
+from holdfast.cli.commands.drill_schedule import schedule
 from holdfast.cli.options import directory_option, output_option, quiet_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
@@ -32,6 +33,9 @@ def drill() -> None:
       holdfast drill list
       holdfast drill history
     """
+
+
+drill.add_command(schedule)
 
 
 @drill.command("list")
@@ -69,11 +73,21 @@ def list_drills(output: str) -> None:
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for each phase.")
 @click.option("--seconds", type=float, default=90.0, show_default=True, help="partition: duration of the partition.")
 @click.option("--fail-back/--no-fail-back", default=True, help="region-loss: also wait for failback.")
+@click.option("--if-healthy", is_flag=True, help="Start only if the fleet is whole and not in planned maintenance.")
 @directory_option
 @quiet_option
 @output_option
 def run_drill(
-    name: str, region: str, *, timeout_s: float, seconds: float, fail_back: bool, state: str, quiet: bool, output: str
+    name: str,
+    region: str,
+    *,
+    timeout_s: float,
+    seconds: float,
+    fail_back: bool,
+    if_healthy: bool,
+    state: str,
+    quiet: bool,
+    output: str,
 ) -> int:
     """Run one drill and print its report.
 
@@ -103,6 +117,8 @@ def run_drill(
         text = f"drill {name}: --region is missing (expected one of {', '.join(regions)})"
         raise CommandError(text, next_step=f"holdfast drill run {name} --region {regions[0]}", code=ExitCode.USAGE)
     say = (lambda line: None) if quiet else print_note
+    if if_healthy:
+        _refuse_unless_healthy(layout, name, region)
     drill_run = DrillRun(layout, region, timeout_s=timeout_s, say=say, judge=_judge_of(layout))
     report = run_drill(DRILLS[name], drill_run, DrillOptions(seconds=seconds, wait_for_failback=fail_back))
     kept = keep_report(layout, report)
@@ -112,6 +128,28 @@ def run_drill(
     else:
         click.echo(report.as_text())
     return ExitCode.OK if report.passed else ExitCode.FAILED
+
+
+def _refuse_unless_healthy(layout: Layout, name: str, region: str) -> None:
+    """Keeps a report of a drill that does not start, so that the history shows it."""
+    import time
+
+    from holdfast.drills.platform_observer import PlatformObserver
+    from holdfast.drills.report_archive import keep_refusal
+    from holdfast.drills.start_checks import start_refusal
+
+    observer = PlatformObserver(layout, layout.load())
+    try:
+        refusal = start_refusal(observer, region, time.time())
+    finally:
+        observer.close()
+    if refusal is not None:
+        keep_refusal(layout, name, region, refusal.reason, planned=refusal.planned)
+        raise CommandError(
+            f"drill {name} in {region}: not started ({refusal.reason})",
+            next_step="holdfast status; holdfast drill history",
+            code=ExitCode.CONFLICT,
+        )
 
 
 def _judge_of(layout: Layout) -> Callable[[float, float], HistoryJudgement]:
@@ -156,15 +194,19 @@ def list_reports(name: str, *, region: str, state: str, output: str) -> None:
     rows = []
     for kept in every:
         report, before = kept.report, previous_report(every, kept)
+        if kept.not_started:
+            rows.append((kept.id, report.drill, kept.region, "not started", "-", "-", kept.not_started))
+            continue
         change = "first" if before is None else ""
         if before is not None:
             slower = [row.stage for row in compare_stages(before.report, report) if row.slower]
             result = "" if before.report.passed == report.passed else ("passes again" if report.passed else "fails now")
             change = result or (f"slower: {', '.join(slower)}" if slower else "as before")
         result = "passed" if report.passed else "FAILED"
-        seconds = report.facts.get("secondsToMinServing")
-        rows.append((kept.id, report.drill, kept.region, result, f"{seconds:.1f} s" if seconds else "-", change))
-    click.echo(table(("REPORT", "DRILL", "REGION", "RESULT", "TO MIN SERVING", "CHANGE"), rows))
+        seconds, deadline_s = (report.facts.get(fact) for fact in ("secondsToMinServing", "deadlineSeconds"))
+        deadline = f"{deadline_s:g} s" if deadline_s else "-"
+        rows.append((kept.id, report.drill, kept.region, result, _seconds(seconds or None), deadline, change))
+    click.echo(table(("REPORT", "DRILL", "REGION", "RESULT", "TO MIN SERVING", "DEADLINE", "CHANGE"), rows))
 
 
 @drill.command("promises")

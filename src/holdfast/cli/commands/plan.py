@@ -27,9 +27,17 @@ if TYPE_CHECKING:
     shell_complete=shell_completion.complete_nodes,
     help="Plan the drain of this node.",
 )
-@click.option("--policy", "policy", type=click.Path(exists=True, dir_okay=False), help="Use this SchedulerPolicy.")
 @click.option(
-    "--last", default=100, show_default=True, help="With --policy alone: number of recent decisions to compare."
+    "--policy",
+    "policy",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Use this SchedulerPolicy (alone, or with -f or --drain).",
+)
+@click.option(
+    "--last",
+    default=100,
+    show_default=True,
+    help="With --policy alone: number of recent decisions to compare in each region.",
 )
 @click.option(
     "--lose-region",
@@ -64,8 +72,9 @@ def plan(
 
     Runs the platform's own assign, replicate and planning functions on a copy of its state. With --policy alone, the
     last decisions are repeated under that policy and the differences are listed. Of a rollout only the first step is
-    shown, because later steps depend on replicas that serve. With a tenant's token, -f shows what would be stored or
-    refused, without placements.
+    shown, because later steps depend on replicas that serve. Placements do not count the tenant's quota: replicas that
+    exceed it would stay pending with QuotaExceeded. With a tenant's token, -f shows what would be stored or refused,
+    without placements.
 
     \b
     Examples:
@@ -76,6 +85,8 @@ def plan(
       holdfast plan --lose-region eu-central --lose-zone eu-central-a
       holdfast plan --rebalance us-east
     """
+    if policy is not None:
+        refuse_other_policy({"--lose-region": lose_region, "--rebalance": rebalance}, policy)
     if lose_region is not None:
         from holdfast.cli.commands.lose_region import plan_loss
 
@@ -104,6 +115,17 @@ def plan(
         return compare_policy(output, regions, rules, last)
     text = "plan: no subject (expected one of --file, --drain, --lose-region, --policy, --rebalance)"
     raise CommandError(text, next_step="holdfast plan -f FILE", code=ExitCode.USAGE)
+
+
+def refuse_other_policy(subjects: dict[str, str | None], policy: str) -> None:
+    """Refuses --policy for subjects that are planned with the active policy only."""
+    for option, region in subjects.items():
+        if region is not None:
+            raise CommandError(
+                f"--policy {policy}: not possible with {option} (it is planned with the active policy)",
+                next_step=f"holdfast plan {option} {region}, again after the policy is promoted",
+                code=ExitCode.USAGE,
+            )
 
 
 def plan_manifests(

@@ -168,6 +168,30 @@ def replaced_revisions(revisions: list[dict[str, Any]]) -> set[str]:
     return {r["metadata"]["name"] for r in active if r is not newest}
 
 
+def rollback_target(revisions: list[dict[str, Any]], current: str) -> dict[str, Any] | None:
+    """The newest active revision apart from the current one. `revisions` has the newest sequence first."""
+    return next((r for r in revisions if r["spec"]["stage"] == "Active" and r["metadata"]["name"] != current), None)
+
+
+def rollback_text(name: str, revisions: list[dict[str, Any]], current: str, target: dict[str, Any]) -> str:
+    """What a rollback did. If the removed rules were active, a second rollback returns to them."""
+    left = f"from revision {current} " if current else ""
+    line = f"policy {name}: rolled back {left}to the rules of revision {target['metadata']['name']}"
+    if any(r["metadata"]["name"] == current and r["spec"]["stage"] == "Active" for r in revisions):
+        line += f"\nanother rollback would return to revision {current}"
+    return line
+
+
+def rule_text(value: Any) -> str:
+    """A value as a policy file has it, in one line of YAML."""
+    import yaml
+
+    if value is None:
+        return "not set"
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
 @policy.command("list")
 @click.argument("name", default="default")
 @state_option
@@ -241,7 +265,7 @@ def diff(name: str, state: str, output: str) -> int:
         click.echo("no difference to the active revision")
     else:
         for key, sides in changed.items():
-            click.echo(f"{key}:\n  - {sides['active']}\n  + {sides['policy']}")
+            click.echo(f"{key}:\n  - {rule_text(sides['active'])}\n  + {rule_text(sides['policy'])}")
     return ExitCode.PLAN_CHANGES if changed else ExitCode.OK
 
 
@@ -328,7 +352,11 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
 @state_option
 @output_option
 def rollback(name: str, *, wait: bool, timeout_s: float, state: str, output: str) -> None:
-    """Return to the previously active rules, as a new sequence number, and wait until all regions use them.
+    """Return to the rules before the present revision, as a new sequence number, and wait until all regions use them.
+
+    From a draft, shadow or canary it returns to the active rules; from active rules to those that were active before
+    them. So a second rollback returns to the rules that the first one removed, if they were active. For older rules,
+    apply their policy file.
 
     Exits with 5 if --timeout expires. The rollback goes on then: a region that is out of touch takes the rules when it
     is back.
@@ -340,18 +368,12 @@ def rollback(name: str, *, wait: bool, timeout_s: float, state: str, output: str
     """
     with PolicyApi(state) as policies:
         current = policies.policy(name).get("status", {}).get("revision", "")
-        before = next(
-            (
-                r
-                for r in policies.revisions(name)
-                if r["spec"]["stage"] == "Active" and r["metadata"]["name"] != current
-            ),
-            None,
-        )
+        revisions = policies.revisions(name)
+        before = rollback_target(revisions, current)
         if before is None:
             raise CommandError(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
         rules = before["spec"].get("rules", {})
         stored = policies.patch(name, {"stage": "Active", "canaryRegions": [], "rules": rules})
         if wait:
             policies.wait_until_used(name, current, timeout_s)
-    _print(output, stored, f"policy {name}: rolled back to the rules of revision {before['metadata']['name']}")
+    _print(output, stored, rollback_text(name, revisions, current, before))

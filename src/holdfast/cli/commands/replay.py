@@ -59,6 +59,7 @@ def read_rules(path: str) -> PolicyRules:
     import msgspec
     import yaml
 
+    from holdfast.insight.policy_rules import expression_errors
     from holdfast.model.scheduler_policy import PolicyRules, SchedulerPolicy, validate_rules
 
     try:
@@ -73,7 +74,8 @@ def read_rules(path: str) -> PolicyRules:
             rules = msgspec.convert(data, PolicyRules)
     except msgspec.ValidationError as wrong:
         raise CommandError(f"{path}: not a SchedulerPolicy ({wrong})", next_step="see docs/policies.md") from wrong
-    causes = [f"{c.field}: {c.message}" for c in validate_rules("spec.rules", rules)]
+    wrong_fields = (*validate_rules("spec.rules", rules), *expression_errors("spec.rules", rules))
+    causes = [f"{c.field}: {c.message}" for c in wrong_fields]
     if causes:
         raise CommandError(f"{path}: invalid policy ({'; '.join(causes)})", next_step="edit the file")
     return rules

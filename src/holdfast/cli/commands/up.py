@@ -50,6 +50,12 @@ from holdfast.cli.options import directory_option, output_option, quiet_option
     help="Do not run the node provider, which also pushes CPU metrics (`holdfast pool provide`).",
 )
 @click.option(
+    "--proxy",
+    default="",
+    metavar="all|REGION,…",
+    help="Run an entry proxy (HAProxy) in these regions. A stopped platform can get further ones.",
+)
+@click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(1, 3600),
@@ -70,6 +76,7 @@ def up(
     no_samples: bool,
     example: str | None,
     no_provider: bool,
+    proxy: str,
     timeout_s: float,
     quiet: bool,
     output: str,
@@ -88,6 +95,7 @@ def up(
       holdfast up --detach
       holdfast up --store etcd
       holdfast up --detach --example shop
+      holdfast up --detach --proxy all
       holdfast up --state /tmp/two --port-base 9400 --regions us-east,eu-west
     """
     from holdfast.platform import launch, local_etcd
@@ -101,6 +109,7 @@ def up(
         etcd_cells=local_etcd.parse_store(store, ("global", *names)),
         provider=not no_provider,
         example=example or "",
+        proxies=launch.parse_proxies(proxy, names),
     )
     if spec.etcd_cells:
         local_etcd.etcd_binary()

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from holdfast.fleet.assign import open_zones
-from holdfast.fleet.recovery.need import CriticalWorkload, critical_workloads, target_refusal_reason
+from holdfast.fleet.recovery.need import CriticalWorkload, critical_workloads, target_refusal_reason, volumes_obstacle
 from holdfast.fleet.recovery.proof import proof_of_workload
 from holdfast.fleet.recovery.slot_matching import MatchResult, RecoveryDemand, SlotGroup, match_slots
 from holdfast.model.assignment import Assignment
@@ -59,6 +59,60 @@ def single_losses(view: View) -> list[Loss]:
     return found
 
 
+class PresentCover(msgspec.Struct, frozen=True):
+    """A critical workload before any loss. `options` are its eligible regions with the replicas missing there, best
+    first; in the regions of `enough` none is missing."""
+
+    critical: CriticalWorkload
+    options: tuple[tuple[str, int], ...]
+    enough: frozenset[str]
+
+    def is_safe(self, region: str) -> bool:
+        """Whether the objective holds whatever is lost in this region."""
+        return bool(self.enough - {region})
+
+
+class _Fleet:
+    """The regions as forecasts read them."""
+
+    def __init__(self, view: View, now: float) -> None:
+        self.regions = view.list(Region)
+        self.avoidances = active_avoidances(view.list(Override), now)
+        self._by_name = {region.metadata.name: region for region in self.regions}
+        self._shared: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
+        """Equal options are one object, because thousands of workloads have the same."""
+        self._left_for = ""
+        self._left: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
+        """Options without the region `_left_for`, by the whole ones."""
+
+    def cover(self, critical: CriticalWorkload) -> PresentCover:
+        names = (r.metadata.name for r in self.regions if not target_refusal_reason(critical, r, self.avoidances))
+        found = self._sorted((name, critical.need(name)) for name in names)
+        options = self._shared.setdefault(found, found)
+        return PresentCover(critical, options, frozenset(name for name, need in options if not need))
+
+    def options_after(self, cover: PresentCover, loss: Loss) -> tuple[tuple[str, int], ...]:
+        """The options that are left. In a region that loses a zone, all replicas may be in it."""
+        left = self._without(cover.options, loss.region)
+        region, critical = self._by_name.get(loss.region), cover.critical
+        if not loss.zone or region is None:
+            return left
+        if target_refusal_reason(critical, region, self.avoidances, lost_zone=loss.zone):
+            return left
+        return self._sorted((*left, (loss.region, critical.objective.min_serving)))
+
+    def _without(self, options: tuple[tuple[str, int], ...], region: str) -> tuple[tuple[str, int], ...]:
+        if self._left_for != region:
+            self._left_for, self._left = region, {}
+        found = self._left.get(options)
+        if found is None:
+            found = self._left[options] = tuple(option for option in options if option[0] != region)
+        return found
+
+    def _sorted(self, options: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted(options, key=lambda option: (option[1], self._by_name[option[0]].spec.cost, option[0])))
+
+
 def forecast_loss(
     loss: Loss,
     view: View,
@@ -67,40 +121,41 @@ def forecast_loss(
     promised: Sequence[CriticalWorkload] | None = None,
 ) -> LossForecast:
     """Forecast of one loss. `promised` are the critical workloads, if the caller already has them."""
+    fleet = _Fleet(view, now)
+    covers = [fleet.cover(c) for c in (critical_workloads(view) if promised is None else promised)]
+    return _forecast(loss, view, budgets, fleet, covers)
+
+
+def _forecast(
+    loss: Loss, view: View, budgets: Sequence[RecoveryBudget], fleet: _Fleet, covers: Sequence[PresentCover]
+) -> LossForecast:
     safe: list[CriticalWorkload] = []
     items: list[RecoveryDemand] = []
-    regions = view.list(Region)
-    avoidances = active_avoidances(view.list(Override), now)
-    for critical in critical_workloads(view) if promised is None else promised:
-        options = _options(critical, regions, avoidances, loss)
-        if any(not need for _, need in options):
+    for cover in covers:
+        critical = cover.critical
+        options = () if cover.is_safe(loss.region) else fleet.options_after(cover, loss)
+        if cover.is_safe(loss.region) or any(not need for _, need in options):
             safe.append(critical)
         else:
             dedicated = is_dedicated(view.get(Tenant, critical.tenant))
-            closed = _closed_zones(critical.workload, regions, avoidances)
-            items.append(RecoveryDemand(critical.tenant, critical.name, critical.shape, options, closed, dedicated))
+            closed = _closed_zones(critical.workload, fleet.regions, fleet.avoidances)
+            items.append(
+                RecoveryDemand(
+                    critical.tenant,
+                    critical.name,
+                    critical.shape,
+                    options,
+                    closed,
+                    dedicated,
+                    volumes_obstacle(critical),
+                )
+            )
+    if not items:
+        return LossForecast(loss, tuple(safe), MatchResult((), ()))
     by_zone = any(item.closed for item in items)
-    groups = [g for region in regions for g in surviving_slots(region, budgets, loss, by_zone=by_zone)]
+    groups = [g for region in fleet.regions for g in surviving_slots(region, budgets, loss, by_zone=by_zone)]
     allowance = {q.metadata.namespace: amounts(q.spec.recovery_allowance) for q in view.list(Quota)}
     return LossForecast(loss, tuple(safe), match_slots(items, groups, allowance))
-
-
-def _options(
-    critical: CriticalWorkload, regions: Sequence[Region], avoidances: Collection[Override], loss: Loss
-) -> tuple[tuple[str, int], ...]:
-    """Eligible regions and the replicas missing there. In a region that loses a zone, all replicas may be in it."""
-    found = []
-    for region in regions:
-        name = region.metadata.name
-        lost_zone = loss.zone if name == loss.region else ""
-        if (name == loss.region and not loss.zone) or target_refusal_reason(
-            critical, region, avoidances, lost_zone=lost_zone
-        ):
-            continue
-        need = critical.objective.min_serving if name == loss.region else critical.need(name)
-        found.append((name, need))
-    cost = {r.metadata.name: r.spec.cost for r in regions}
-    return tuple(sorted(found, key=lambda option: (option[1], cost[option[0]], option[0])))
 
 
 def _closed_zones(
@@ -153,9 +208,17 @@ def unbacked_objectives(view: View, now: float, budgets: Sequence[RecoveryBudget
     known = view.list(RecoveryBudget) if budgets is None else budgets
     proven: dict[Key, str] = {}
     unproven: dict[Key, str] = {}
-    promised = critical_workloads(view)
+    promised, fleet = critical_workloads(view), _Fleet(view, now)
+    covers = [fleet.cover(critical) for critical in promised]
+    covered: set[str] = set()
     for loss in single_losses(view) if promised else ():
-        match = forecast_loss(loss, view, known, now, promised).match
+        if loss.region in covered:
+            continue  # what fits without the whole region fits without one of its zones
+        # Most workloads serve elsewhere: without this a pass compares every workload, loss and region.
+        exposed = [cover for cover in covers if not cover.is_safe(loss.region)]
+        match = _forecast(loss, view, known, fleet, exposed).match
+        if not loss.zone and not match.shortages:
+            covered.add(loss.region)
         for shortage in match.shortages:
             key = Key(shortage.demand.tenant, shortage.demand.name)
             message = f"if {loss} is lost: {shortage.message}"

@@ -17,9 +17,12 @@ from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.region import HealthState, Region, lacks_live_nodes
-from holdfast.model.template import requests
+from holdfast.model.template import requests, template_claims
 from holdfast.model.view import View
+from holdfast.model.volume import OnRegionLoss
 from holdfast.model.workload import RecoveryObjective, Workload, WorkloadType
+
+VOLUMES_WAIT = "the data of its volumes is in the lost region"
 
 
 class RegionReplicaCounts(msgspec.Struct, frozen=True, gc=False):
@@ -40,6 +43,8 @@ class CriticalWorkload(msgspec.Struct, frozen=True):
     priority: int
     shape: Amounts
     replica_counts: dict[str, RegionReplicaCounts]
+    waiting_claims: tuple[str, ...] = ()
+    """VolumeClaims of the workload with `onRegionLoss: Wait`: no replica starts elsewhere without its data."""
 
     @property
     def tenant(self) -> str:
@@ -72,12 +77,15 @@ def critical_workload(workload: Workload, promise: RecoveryObjective, view: View
     parts: dict[str, list[Assignment]] = {}
     for item in view.by(Assignment, "workload", str(workload.key)):
         parts.setdefault(item.spec.region, []).append(item)
+    templates = [a.spec.template for items in parts.values() for a in items] or [workload.spec.template]
+    waiting = {c.name for t in templates for c in template_claims(t) if c.on_region_loss is OnRegionLoss.WAIT}
     return CriticalWorkload(
         workload=workload,
         objective=promise,
         priority=priority.spec.priority if priority is not None else 0,
         shape=requests(workload.spec.template),
         replica_counts={region: _replica_counts(items) for region, items in sorted(parts.items())},
+        waiting_claims=tuple(sorted(waiting)),
     )
 
 
@@ -115,6 +123,8 @@ def target_refusal_reason(
         return f"the region is {region.status.health.state.value}"
     if lacks_live_nodes(region):
         return "the region has no live node"
+    if critical.waiting_claims and (lost_zone or critical.need(name)):
+        return volumes_obstacle(critical)
     planned = [o for o in avoidances if o.spec.maintenance is not None]
     if planned and not open_zones(critical.workload, region, planned):
         return "planned maintenance"
@@ -123,6 +133,12 @@ def target_refusal_reason(
         left = [zone for zone in open_zones(critical.workload, region, avoidances) if zone != lost_zone]
         return "" if left else "an override forbids new replicas"
     return ""
+
+
+def volumes_obstacle(critical: CriticalWorkload) -> str:
+    """Why no replica of the workload starts away from its data; empty if nothing keeps it there."""
+    named = ", ".join(critical.waiting_claims)
+    return f"{VOLUMES_WAIT} (VolumeClaim {named}: onRegionLoss Wait)" if named else ""
 
 
 class TargetSelector:

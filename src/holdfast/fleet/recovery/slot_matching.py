@@ -43,6 +43,8 @@ class RecoveryDemand(msgspec.Struct, frozen=True):
     options: tuple[tuple[str, int], ...]
     closed: frozenset[tuple[str, str]] = frozenset()
     dedicated: bool = False
+    obstacle: str = ""
+    """Why it has no options, if that is not a matter of rules."""
 
 
 class SlotShortage(msgspec.Struct, frozen=True):
@@ -135,23 +137,34 @@ class _SlotSearch:
         return shortfall(after, self.allowance.get(item.tenant, {}))
 
     def greedy(self, items: Sequence[RecoveryDemand]) -> MatchResult:
+        """Each item in the first region with room, in order. Slots and allowances only become fewer, so an item like
+        the one before it has no room either where that had none."""
         matchings: dict[str, _Matching] = {}
         spent: dict[str, Amounts] = {}
-        chosen, short = [], []
+        chosen: list[tuple[RecoveryDemand, str, int]] = []
+        short: list[SlotShortage] = []
+        before: RecoveryDemand | None = None
+        first, why = 0, ""
         for item in items:
-            for region, count in item.options:
+            if before is None or item.dedicated != before.dedicated or not _identical(before, item):
+                before, first, why = item, 0, ""
+            for index in range(first, len(item.options)):
+                region, count = item.options[index]
+                first = index
                 matching = matchings.setdefault(region, self.matching(region))
                 if not self.allowance_excess(spent, item, count) and matching.take(item, count):
                     add(spent.setdefault(item.tenant, {}), scaled(item.shape, count))
                     chosen.append((item, region, count))
                     break
             else:
-                short.append(SlotShortage(item, self._shortage_reason(item, matchings, spent)))
+                first = len(item.options)
+                why = why or self._shortage_reason(item, matchings, spent)
+                short.append(SlotShortage(item, why))
         return MatchResult(tuple(chosen), tuple(short))
 
     def _shortage_reason(self, item: RecoveryDemand, matchings: dict[str, _Matching], spent: dict[str, Amounts]) -> str:
         if not item.options:
-            return "no other region is allowed to run it"
+            return item.obstacle or "no other region is allowed to run it"
         parts = []
         for region, count in item.options:
             over = self.allowance_excess(spent, item, count)

@@ -32,6 +32,7 @@ from holdfast.model.replica import RebalanceBlock, Replica
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
+from holdfast.model.volume import Volume
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NO_CHANGES, Notice, Outcome, SetStatus
 from holdfast.scheduling.last_contact import is_effective_here, last_contact_s
@@ -51,7 +52,16 @@ RETRY_AFTER_S = 24 * 3600.0
 PLANS_PER_PASS_MAX = 4
 
 SINGLE_KEY = Key("", "spread")
-SNAPSHOT_KINDS: tuple[type[Object], ...] = (Node, Binding, Reservation, RecoverySlot, Override, GrantCopy, Region)
+SNAPSHOT_KINDS: tuple[type[Object], ...] = (
+    Node,
+    Binding,
+    Reservation,
+    RecoverySlot,
+    Override,
+    GrantCopy,
+    Region,
+    Volume,
+)
 READS: tuple[type[Object], ...] = (*SNAPSHOT_KINDS, Replica, Assignment, PolicyRevision)
 Decide = Callable[[Key, View, float], Outcome]
 

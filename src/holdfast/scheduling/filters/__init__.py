@@ -26,6 +26,7 @@ from holdfast.scheduling.filters import (
     schedulable,
     taints,
     tenancy,
+    volumes,
 )
 from holdfast.scheduling.filters.refusal import ACCEPTED, NO_NODE, Refusal, mark_refused
 from holdfast.scheduling.filters.spread import Skew
@@ -58,10 +59,12 @@ ALWAYS_ON = frozenset(
         FilterName.RESOURCES,
         FilterName.DEVICES,
         FilterName.PORTS,
+        FilterName.VOLUMES,
     }
 )
 
 _BY_NODE: tuple[tuple[FilterName, FilterFunction], ...] = (
+    (FilterName.VOLUMES, volumes.refuse),
     (FilterName.HEALTH, schedulable.refuse),
     (FilterName.SCHEDULABLE, override_exclusion.refuse),
     (FilterName.RESIDENCY, residency.refuse),
@@ -96,6 +99,7 @@ def eligible_nodes(scratch: Scratch, requirements: ReplicaRequirements, rules: P
         requirements.dedicated,
         required_driver(requirements.template),
         drivers.host_path_key(requirements),
+        requirements.held_volumes,
         placement.regions,
         placement.excluded_regions,
         placement.residency,

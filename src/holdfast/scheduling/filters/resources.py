@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.model.quantity import CPU, MEMORY
+from holdfast.model.quantity import CPU, MEMORY, STORAGE
 from holdfast.model.reasons import Reason
 from holdfast.scheduling.filters.refusal import Refusal
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Counts
 
-_REASONS = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY}
+_REASONS = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, STORAGE: Reason.INSUFFICIENT_STORAGE}
 
 
 def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:

@@ -18,6 +18,7 @@ from holdfast.model.quantity import Amounts, add
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.model.scheduling_request import RefusalCount, RequestMember
+from holdfast.model.template import template_claims
 from holdfast.scheduling import filters as gates
 from holdfast.scheduling import quota_headroom
 from holdfast.scheduling.equivalence import refusal_cache_key
@@ -26,14 +27,14 @@ from holdfast.scheduling.plan.obstacles import obstacles
 from holdfast.scheduling.plan.preemption import VICTIMS_PER_REPLICA_MAX, Eviction, PreemptionPlanner
 from holdfast.scheduling.plan.victim_selection import UNKNOWN_SIBLINGS, SiblingStatusSource
 from holdfast.scheduling.refusal_summary import refusal_counts
-from holdfast.scheduling.replica_requirements import ReplicaRequirements
+from holdfast.scheduling.replica_requirements import ReplicaRequirements, for_member
 from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Bools, Snapshot
 
 # Workloads named in the message of a refusal.
 WORKLOADS_NAMED_MAX = 5
 
-PLANNER_VERSION = "11"
+PLANNER_VERSION = "12"
 """Raised with every change that can alter an outcome: a replay compares only Decisions of the same version."""
 
 
@@ -126,6 +127,28 @@ class _PlanRun:
         self._infeasible_at = 0
 
     def plan(self, requirements: ReplicaRequirements) -> RequestPlan:
+        if template_claims(requirements.template):
+            return self._plan_each(requirements)
+        return self._plan_together(requirements)
+
+    def _plan_each(self, requirements: ReplicaRequirements) -> RequestPlan:
+        """Replicas with persistent volumes are not identical: each may use only the node that holds its data."""
+        volumes = self._scratch.snapshot.volumes
+        plans = [self._plan_together(for_member(requirements, m, volumes)) for m in requirements.members]
+        refused = next((p for p in plans if p.unplaced), plans[0] if plans else None)
+        proposals = [p for part in plans for p in part.proposals]
+        return RequestPlan(
+            requirements,
+            tuple(sorted(proposals, key=lambda p: bool(p.victims))),
+            tuple(m for part in plans for m in part.unplaced),
+            refused.refusals if refused is not None else (),
+            self._scratch.snapshot.node_count,
+            max((p.feasible for p in plans), default=0),
+            sum(p.evictions for p in plans),
+            next((p.preemption_evidence for p in reversed(plans) if p.preemption_evidence is not None), None),
+        )
+
+    def _plan_together(self, requirements: ReplicaRequirements) -> RequestPlan:
         if self._infeasible_at != len(self._scratch.touched):
             self._infeasible.clear()
             self._infeasible_at = len(self._scratch.touched)
@@ -210,7 +233,8 @@ class _PlanRun:
         evictions: list[Eviction] = []
         nominated: list[Proposal] = []
         weighed: PreemptionEvidence | None = None
-        if requirements.uses_recovery_slots or self._preempts(requirements):
+        preempts = requirements.uses_recovery_slots or self._preempts(requirements)
+        if preempts and not requirements.creates_volumes:
             without = requirements.members[len(placed.proposals) :]
             nominated, evictions, refusal = self._nominate(requirements, placed, without)
             refusals = (*refusals, refusal) if refusal is not None else refusals

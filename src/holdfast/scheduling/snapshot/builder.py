@@ -20,11 +20,13 @@ from holdfast.model.quantity import Amounts, add, amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.recovery_slot import RecoverySlot, is_rejected
 from holdfast.model.region import Region
+from holdfast.model.volume import HeldVolume, Volume
 from holdfast.scheduling.snapshot.claim import (
     ClaimKey,
     SnapshotClaim,
     claim_of_binding,
     claim_of_reservation,
+    claim_of_volume,
     stamp_of,
     stamp_text,
 )
@@ -74,6 +76,7 @@ class SnapshotBuilder:
         self._uids: dict[str, dict[ClaimKey, None]] = {}
         self._slots: dict[str, RecoverySlot] = {}
         self._overrides: dict[str, Override] = {}
+        self._volumes: dict[tuple[str, str], HeldVolume] = {}
         self._protected: dict[str, Amounts] = {}
         self._tenant_use: dict[str, Amounts] = {}
         self._ordinary_use: dict[str, Amounts] = {}
@@ -81,7 +84,8 @@ class SnapshotBuilder:
         self._hash = 0
 
     def upsert(self, item: Object) -> None:
-        """Applies the newest state of a Node, Binding, Reservation, RecoverySlot, Override, GrantCopy or Region."""
+        """Applies the newest state of a Node, Binding, Reservation, Volume, RecoverySlot, Override, GrantCopy or
+        Region."""
         match item:
             case Node():
                 self._put_node(item)
@@ -89,6 +93,8 @@ class SnapshotBuilder:
                 self._put_claim(ClaimKey(*_names(item)), "binding", claim_of_binding(item))
             case Reservation():
                 self._put_claim(ClaimKey(*_names(item)), "reservation", claim_of_reservation(item))
+            case Volume():
+                self._put_volume(item, item)
             case RecoverySlot():
                 self._put_slot(item.metadata.name, item)
             case Override():
@@ -109,6 +115,8 @@ class SnapshotBuilder:
                 self._put_claim(ClaimKey(*_names(item)), "binding", None)
             case Reservation():
                 self._put_claim(ClaimKey(*_names(item)), "reservation", None)
+            case Volume():
+                self._put_volume(item, None)
             case RecoverySlot():
                 self._put_slot(item.metadata.name, None)
             case Override():
@@ -207,6 +215,7 @@ class SnapshotBuilder:
             protected=dict(self._protected),
             stopping=stopping,
             nominations=usage.freeze_nominations(),
+            volumes=dict(self._volumes),
         )
 
     def _put_node(self, node: Node) -> None:
@@ -246,6 +255,15 @@ class SnapshotBuilder:
         if part:
             self._protected[tenant] = part
             self._stamp(_stamp_protected(tenant, part))
+
+    def _put_volume(self, volume: Volume, now: Volume | None) -> None:
+        names = _names(volume)
+        if now is None:
+            self._volumes.pop(names, None)
+        else:
+            self._volumes[names] = HeldVolume(names[1], now.spec.node, terminating=now.metadata.terminating)
+        claim = claim_of_volume(now) if now is not None else None
+        self._put_claim(ClaimKey(names[0], f"volume/{names[1]}"), "reservation", claim)
 
     def _put_slot(self, name: str, slot: RecoverySlot | None) -> None:
         old = self._slots.pop(name, None)

@@ -12,8 +12,9 @@ from holdfast.model.binding import Binding, CapacityClass, DesiredRunState, Rese
 from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.placement_rules import AffinityRule
-from holdfast.model.quantity import amounts
+from holdfast.model.quantity import STORAGE, amounts
 from holdfast.model.template import port_keys, port_number, udp_ports
+from holdfast.model.volume import Volume, volume_bytes
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -119,6 +120,18 @@ def claim_of_reservation(reservation: Reservation) -> SnapshotClaim | None:
         ordinary=spec.capacity_class is not CapacityClass.RECOVERY,
         victims=tuple(v if "/" in v else f"{reservation.metadata.namespace}/{v}" for v in spec.victims),
         stamp=stamp_of("Reservation", reservation),
+    )
+
+
+def claim_of_volume(volume: Volume) -> SnapshotClaim:
+    """The space of a Volume: it is held on its node until the Volume is deleted, and nothing evicts it."""
+    return SnapshotClaim(
+        node=volume.spec.node,
+        namespace=volume.metadata.namespace,
+        replica_uid=volume.uid,
+        amounts=((STORAGE, volume_bytes(volume.spec.size)),),
+        ordinary=not volume.spec.recovery,
+        stamp=stamp_of("Volume", volume),
     )
 
 

@@ -19,6 +19,7 @@ from holdfast.model.node import Node
 from holdfast.model.override import Override
 from holdfast.model.placement_eligibility import NeighbourSelector
 from holdfast.model.placement_rules import Taint
+from holdfast.model.volume import HeldVolume
 from holdfast.scheduling.snapshot.claim import ClaimKey, Labels, SnapshotClaim
 from holdfast.scheduling.snapshot.columns import InternedColumn
 
@@ -100,6 +101,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     protected: Mapping[str, Mapping[str, int]] = {}
     stopping: Mapping[tuple[str, str], Mapping[Labels, Mapping[int, int]]] = {}
     nominations: Mapping[str, tuple[SnapshotClaim, ...]] = {}
+    volumes: Mapping[tuple[str, str], HeldVolume] = {}
+    """By tenant and name."""
 
     @property
     def node_count(self) -> int:

@@ -14,6 +14,7 @@ from holdfast.model.quantity import GPU, Amounts, add, amounts
 from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 from holdfast.model.replica import Replica
 from holdfast.model.template import requests
+from holdfast.model.volume import Volume
 
 
 class CapacityOracle:
@@ -26,6 +27,8 @@ class CapacityOracle:
         """Capacity of unused recovery slots by node. Only reclaimable work may use it."""
         self._devices: dict[str, dict[str, int]] = {}
         self._ports: dict[str, set[int]] = {}
+        self._volumes: dict[tuple[str, str], dict[str, str]] = {}
+        """By tenant and replica: the node of each of its persistent volumes."""
         for item in state.values():
             if isinstance(item, Node):
                 self._nodes.append(item)
@@ -35,6 +38,10 @@ class CapacityOracle:
             ):
                 # A nomination keeps its capacity while it waits for its victims, and they keep theirs.
                 self._claim(item)
+            elif isinstance(item, Volume):
+                meta, spec = item.metadata, item.spec
+                add(self._free.setdefault(spec.node, {}), amounts({"storage": spec.size}), times=-1)
+                self._volumes.setdefault((meta.namespace, spec.replica), {})[meta.name] = spec.node
             elif (
                 isinstance(item, RecoverySlot)
                 and is_admitted(item)
@@ -66,11 +73,16 @@ class CapacityOracle:
         if unschedulable_reason(node) or not _allowed(node, replica):
             return 0
         name, template = node.metadata.name, replica.spec.template
+        held = self._volumes.get((replica.metadata.namespace, replica.metadata.name), {})
+        if any(where != name for where in held.values()):
+            return 0  # its data is on another node
         used = self._ports.get(name, set())
         fixed = {port.port for port in template.ports if port.port}
         if fixed & used:
             return 0
         free, need = dict(self._free.get(name, {})), requests(template)
+        if held:
+            need.pop("storage", None)
         if not replica.spec.reclaimable:
             add(free, self._allocated.get(name, {}), times=-1)
         counts = [free.get(resource, 0) // amount for resource, amount in need.items() if resource != GPU and amount]

@@ -33,6 +33,7 @@ from holdfast.sim.checkers.rebalancing import RebalancingChecker
 from holdfast.sim.checkers.records import RecordsChecker
 from holdfast.sim.checkers.removals import RemovalChecker
 from holdfast.sim.checkers.single_instance import SingleInstanceChecker
+from holdfast.sim.checkers.volumes import VolumesChecker
 from holdfast.sim.commit_history import CommitHistory, writer_label
 from holdfast.sim.coverage import Coverage
 from holdfast.sim.loop import VirtualLoop
@@ -66,6 +67,7 @@ class CheckerSet:
         """Whether a store was replaced by an older one in this run."""
         self._failback = FailbackChecker()
         self._arrays = ArrayIndexesChecker()
+        self._volumes = VolumesChecker()
         self._override_ends: dict[str, float] = {}
         self._checked: frozenset[str] | None = None
         """The checked invariants; None: all."""
@@ -141,6 +143,7 @@ class CheckerSet:
                 cron_runs.check(commit),
                 maintenance.check(commit),
                 self._arrays.check(commit),
+                self._volumes.check(commit),
                 self.churn.check(commit),
             )
             self.report(cell, found, author)
@@ -208,6 +211,10 @@ class CheckerSet:
         if found := (*self.churn.commit_attempted(cell, at_s), *self.churn.steps_taken(self._loop.steps, at_s)):
             self.report(cell, found)
 
+    def livelocked(self, process: str, what: str) -> None:
+        """Records that the run ended in a livelock, whichever invariants are checked."""
+        self.violations.append(Violation("livelock", self._loop.time(), process, what))
+
     def exclude_clock(self, name: str) -> None:
         """Excludes a clock that drifts beyond the bound: S7 is not checked for leases on it."""
         self._running.excluded_clocks.add(name)
@@ -217,7 +224,8 @@ class CheckerSet:
 
     def task_started(self, machine: Machine, work: TaskRun) -> None:
         self._failback.task_started(machine.name, work)
-        found = chain(self._running.task_started(machine, work), conflicting_tasks(machine, work))
+        running = self._running.task_started(machine, work)
+        found = chain(running, conflicting_tasks(machine, work), self._volumes.task_started(machine, work))
         self.report(machine.name, found, f"agent {machine.name}")
 
     def task_stopped(self, region: str, node: str, work: TaskRun) -> None:

@@ -125,6 +125,8 @@ def check_elections(commit: ObservedCommit) -> Iterator[Finding]:
 
 def _finalizers_of(kind: Kind) -> frozenset[str]:
     """Roles that remove the last finalizer of a terminating object, and so delete it."""
+    if kind.name == "VolumeClaim":
+        return frozenset({"volume-claim"})
     return (
         frozenset({"assign", "release", "collect"}) if kind.name in ("Workload", "Replica", "Tenant") else frozenset()
     )

@@ -194,7 +194,7 @@ class QuotaChecker:
 
 
 def used_by(tenant: str, state: dict[str, Any]) -> Amounts:
-    """Sum of a tenant's claims in a region, without recovery work."""
+    """Sum of a tenant's claims and volumes in a region, without recovery work."""
     used: Amounts = {}
     for key, item in state.items():
         if key.startswith(f"/bindings/{tenant}/"):
@@ -205,6 +205,8 @@ def used_by(tenant: str, state: dict[str, Any]) -> Amounts:
             bound = f"/bindings/{tenant}/{item.metadata.name}" in state
             if open_ and not bound and item.spec.capacity_class is not CapacityClass.RECOVERY:
                 add(used, amounts(item.spec.resources))
+        elif key.startswith(f"/volumes/{tenant}/") and not item.spec.recovery:
+            add(used, amounts({"storage": item.spec.size}))
     return used
 
 

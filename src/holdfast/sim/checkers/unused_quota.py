@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.model.assignment import Assignment, Purpose
-from holdfast.model.binding import CapacityClass
+from holdfast.model.binding import Binding, CapacityClass, Reservation
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.node import Node
 from holdfast.model.node_pool import NodePool
@@ -75,7 +75,7 @@ def _queued(state: dict[str, Any], tenant: str, purpose: Purpose) -> Sequence[Re
 
 def _is_room_reported(replica: Replica, state: dict[str, Any]) -> bool:
     """Whether free nodes, as a region reports them, tell if there is room: for a replica without rules on nodes that
-    are all alike, if neither preemption nor a node pool can make room."""
+    are all alike and have free ports, if neither preemption nor a node pool can make room."""
     spec = replica.spec
     assignment: Assignment | None = state.get(f"/assignments/{replica.metadata.namespace}/{spec.assignment}")
     rules = spec.placement != PlacementRules() or any(port.port for port in spec.template.ports)
@@ -83,10 +83,30 @@ def _is_room_reported(replica: Replica, state: dict[str, Any]) -> bool:
         return False
     if assignment is None or assignment.spec.may_preempt or assignment.spec.gang is not None:
         return False
+    used = _ports_used(state)
     return not any(
-        isinstance(item, NodePool) or (isinstance(item, Node) and (item.spec.tenant or item.spec.taints))
+        isinstance(item, NodePool)
+        or (
+            isinstance(item, Node)
+            and (item.spec.tenant or item.spec.taints or _lacks_ports(item, used, len(spec.template.ports)))
+        )
         for item in state.values()
     )
+
+
+def _ports_used(state: dict[str, Any]) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for item in state.values():
+        if isinstance(item, Binding | Reservation):
+            found.setdefault(item.spec.node, set()).update(item.spec.ports.values())
+    return found
+
+
+def _lacks_ports(node: Node, used: Mapping[str, set[int]], needed: int) -> bool:
+    """Whether fewer ports than `needed` are free in the node's range. Regions do not report free ports."""
+    low, high = node.spec.port_range
+    taken = sum(low <= port <= high for port in used.get(node.metadata.name, ()))
+    return high - low + 1 - taken < needed
 
 
 def _recovery_claims(tenant: str, state: dict[str, Any]) -> Amounts:

@@ -21,6 +21,7 @@ from holdfast.sim.mutations.placement_mutations import TABLE as PLACING
 from holdfast.sim.mutations.quota_mutations import TABLE as SHARING
 from holdfast.sim.mutations.retry_mutations import TABLE as HANDLING
 from holdfast.sim.mutations.status_mutations import TABLE as TELLING
+from holdfast.sim.mutations.volume_mutations import TABLE as KEEPING
 
 __all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "applied_mutation", "find_mutation"]
 
@@ -36,6 +37,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *TIMING,
     *INDEXING,
     *MAINTAINING,
+    *KEEPING,
 )
 
 CATALOGUE = (

@@ -146,8 +146,8 @@ def claimed_twice(patch: Patch) -> None:
         finally:
             self._state = real_state
 
-    def named(self: ReserveJob, item: Any, replica: Any) -> Any:
-        found = want(self, item, replica)
+    def named(self: ReserveJob, item: Any, *more: Any) -> Any:
+        found = want(self, item, *more)
         claims = sum(key.startswith(f"{found.namespace}/{found.name}") for key in self._state.ledger.claims)
         return found if not claims else msgspec.structs.replace(found, name=f"{found.name}.{claims + 1}")
 
@@ -178,8 +178,8 @@ def bind_without_node(patch: Patch) -> None:
     """The second step of a bind does not compare the Node, which may be cordoned or fenced meanwhile."""
     plan = BindHandler.__dict__["_step"]
 
-    def blind(self: Any, item: Any, replica: Any, node: Any, reservation: Any) -> Any:
-        step = plan(self, item, replica, node, reservation)
+    def blind(self: Any, item: Any, replica: Any, node: Any, *more: Any) -> Any:
+        step = plan(self, item, replica, node, *more)
         step.compares.pop(NODE.store_key("", node.metadata.name))
         return step
 

@@ -1,0 +1,60 @@
+"""Texts of the reasons about volumes and images, for `model.reasons`: the value and the sentence that explains it."""
+
+from __future__ import annotations
+
+ReasonText = tuple[str, str]
+
+VOLUME_ON_OTHER_NODE: ReasonText = (
+    "VolumeOnOtherNode",
+    "The replica's volume is on another node, and local data does not move.",
+)
+VOLUME_NODE_LOST: ReasonText = (
+    "VolumeNodeLost",
+    "The node that holds the replica's volume takes no work or is gone. The replica waits for it, because local data "
+    "does not move.",
+)
+VOLUME_TERMINATING: ReasonText = (
+    "VolumeTerminating",
+    "The replica's volume is being deleted. The replica gets a new one afterwards.",
+)
+VOLUME_IN_USE: ReasonText = ("VolumeInUse", "Another attempt still uses the volume; a volume has one user at a time.")
+VOLUME_NOT_BOUND: ReasonText = (
+    "VolumeNotBound",
+    "A replica that gets a new volume is reserved and bound at once, without victims.",
+)
+INSUFFICIENT_STORAGE: ReasonText = ("InsufficientStorage", "The node has not enough space for volumes.")
+VOLUME_CLAIM_NOT_FOUND: ReasonText = (
+    "VolumeClaimNotFound",
+    "The template names a VolumeClaim that does not exist, so the workload gets no region.",
+)
+VOLUME_DATA_MISSING: ReasonText = (
+    "VolumeDataMissing",
+    "The node does not have the volume's data, although it had it. Nothing is started without it.",
+)
+VOLUME_CLAIM_IN_USE: ReasonText = ("ClaimInUse", "Workloads refer to the VolumeClaim; its deletion waits for them.")
+VOLUME_CLAIM_UNUSED: ReasonText = ("ClaimUnused", "No workload refers to the VolumeClaim.")
+
+VOLUME_UNAVAILABLE: ReasonText = (
+    "VolumeUnavailable",
+    "The node cannot make or mount a volume of the task. The message names the volume.",
+)
+HOST_PATH_NOT_ALLOWED: ReasonText = (
+    "HostPathNotAllowed",
+    "The node's configuration does not allow the tenant to mount this path of the node.",
+)
+IMAGE_PULL_FAILED: ReasonText = (
+    "ImagePullFailed",
+    "The image could not be pulled: the registry does not answer, or the transfer broke off. It is tried again.",
+)
+IMAGE_UNUSABLE: ReasonText = (
+    "ImageUnusable",
+    "A part of the image has another digest than announced, or its layers cannot be unpacked safely.",
+)
+REGISTRY_DENIED: ReasonText = (
+    "RegistryDenied",
+    "The registry refuses access, or it is not among the registries that the configuration allows.",
+)
+IMAGE_UNRESOLVED: ReasonText = (
+    "ImageUnresolved",
+    "The tag of the image was not resolved to a digest yet, so the revision runs nowhere.",
+)
