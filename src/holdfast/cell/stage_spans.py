@@ -43,13 +43,13 @@ class StageSpans:
     # Commits of the gate
 
     @observes
-    def committed(self, changed: Sequence[StagedWrite]) -> None:
+    def committed(self, changed: Sequence[StagedWrite], submitted_s: float) -> None:
         for staged in changed:
             before, after = staged.before, staged.after
             if isinstance(after, Workload):
                 self._admitted(before, after)
             elif isinstance(after, Assignment):
-                self._assigned(before, after)
+                self._assigned(before, after, submitted_s)
             elif isinstance(after, Replica):
                 self._replica_written(before, after)
 
@@ -90,15 +90,18 @@ class StageSpans:
             )
         )
 
-    def _assigned(self, before: Object | None, after: Assignment) -> None:
-        """In the global cell the decision of `assign`; in a region the copy that the link has stored."""
+    def _assigned(self, before: Object | None, after: Assignment, submitted_s: float) -> None:
+        """In the global cell the decision of `assign`; in a region the copy that the link has stored.
+
+        The span ends when its write was submitted: a watcher can store the next stage before this process hears that
+        the write is durable.
+        """
         context = context_of(after)
         former = context_of(before) if before is not None else None
         if context is None or (former is not None and former.trace_id == context.trace_id):
             return
         if not self._tracer.is_sampled(context):
             return
-        now = self._clock.now()
         trace = context.trace_id
         here = span_id(trace, trace_ids.ASSIGN, after.uid)
         attributes = {**_owned(after), "holdfast.assignment": after.metadata.name, "cloud.region": after.spec.region}
@@ -107,24 +110,31 @@ class StageSpans:
             admitted = trace_ids.trace_id(after.spec.workload_uid, after.spec.revision)
             links = ((admitted, span_id(admitted, trace_ids.ADMIT, after.spec.workload_uid)),)
         if self._cell == "global":
-            began = self._tracer.recall(trace_ids.ADMIT, trace) or now
+            began = self._tracer.recall(trace_ids.ADMIT, trace) or submitted_s
             self._tracer.remember(began, trace_ids.ADMIT, trace)  # for the Assignments of other regions
             span = Span(
                 trace_ids.ASSIGN,
                 trace,
                 here,
                 began,
-                now,
+                submitted_s,
                 "holdfast.assign",
                 parent_id=context.span_id,
                 attributes={**attributes, "holdfast.replicas": after.spec.replicas},
                 links=links,
             )
         else:
-            began = self._tracer.recall(trace_ids.LINK, after.uid) or now
+            began = self._tracer.recall(trace_ids.LINK, after.uid) or submitted_s
             stored = span_id(trace, trace_ids.LINK, after.uid)
             span = Span(
-                trace_ids.LINK, trace, stored, began, now, "holdfast.link", parent_id=here, attributes=attributes
+                trace_ids.LINK,
+                trace,
+                stored,
+                began,
+                submitted_s,
+                "holdfast.link",
+                parent_id=here,
+                attributes=attributes,
             )
         self._tracer.emit(span)
 

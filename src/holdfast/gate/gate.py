@@ -41,7 +41,7 @@ _SECRET = BY_NAME["Secret"]
 _committed = metrics.GATE_COMMITS.labels("committed")
 _unchanged = metrics.GATE_COMMITS.labels("unchanged")
 
-CommitObserver = Callable[[Sequence[StagedWrite]], None]
+CommitObserver = Callable[[Sequence[StagedWrite], float], None]
 """Called with the objects of every durable commit, before and after. Must not raise or wait."""
 
 
@@ -117,6 +117,7 @@ class Gate:
                 _unchanged.inc()
                 return CommitReceipt(head, plan.results({}))
             txn = plan.transaction(self._records(who, plan, changed, request))
+            submitted_s = self.ports.clock.now()
             try:
                 done = await self.objects.commit(plan.kind, txn)
                 revisions = dict(zip((s.key for s in changed), done.revisions, strict=True))
@@ -131,7 +132,7 @@ class Gate:
                 self._record_events(who, changed, request)
             _committed.inc()
             if self.observer is not None:
-                self.observer(changed)
+                self.observer(changed, submitted_s)
             return CommitReceipt(max(revisions.values()), plan.results(revisions))
         raise Conflict(
             f"{_resource(writes)}: concurrent writes won all {COMMIT_ATTEMPTS} attempts; next: read again and retry"

@@ -29,6 +29,8 @@ SESSION_PING_EVERY_S = 20.0
 # Time for a client to take the message that says why its session ended.
 SESSION_FAREWELL_S = 2.0
 
+COMMAND_ENDED = "it ended"
+
 
 class ClientLink(Protocol):
     """The client's side of one session, whatever protocol it speaks."""
@@ -56,6 +58,7 @@ class Relay:
     def __init__(self, app: Application, client: ClientLink, agent: AgentLink, meter: SessionMeter) -> None:
         self._app, self._client, self._agent, self.meter = app, client, agent, meter
         self._clock = app.ports.clock
+        self._outcome_received = False
 
     async def run(self) -> str:
         """Returns why the session ended. If cancelled, tells the client and returns too."""
@@ -65,7 +68,9 @@ class Relay:
             while True:
                 done, _ = await asyncio.wait(pumps, timeout=SESSION_PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if done:
-                    return next(iter(done)).result()
+                    why = next(iter(done)).result()
+                    # A client that has its outcome disconnects, often before `finish` returns.
+                    return COMMAND_ENDED if self._outcome_received else why
                 why = self._limit_reached()
                 if why:
                     return await self._end(why)
@@ -115,8 +120,9 @@ class Relay:
             while (message := await self._agent.receive()) is not None:
                 channel, data = message
                 if channel == Channel.ERROR:
+                    self._outcome_received = True
                     await self._client.finish(data)
-                    return "it ended"
+                    return COMMAND_ENDED
                 await self._client.send(channel, data)
                 self.meter.bytes_out += len(data)
                 self.meter.active_s = self._clock.monotonic()
