@@ -90,6 +90,15 @@ def test_old_replica_may_remain_while_rollout_waits_for_room_elsewhere(phase: Ro
     assert case.found() == []
 
 
+@pytest.mark.parametrize("phase", [RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK])
+def test_old_replica_may_remain_after_a_rollback_if_the_old_revision_lacks_room_too(phase: RolloutPhase) -> None:
+    """Seed 7100152: the rollout of the repaired revision waited for room until its deadline."""
+    case = StuckRollout()
+    case.block = msgspec.structs.replace(case.block, phase=phase)
+    case.waiting = replica(1, assignment(where="east"), revision=OLD)
+    assert case.found() == []
+
+
 @pytest.mark.parametrize(
     "changes",
     [

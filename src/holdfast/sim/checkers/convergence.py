@@ -270,21 +270,27 @@ class ConvergenceCheck:
         self._report(f"{region}: replica {namespace}/{replica.metadata.name} is {at}{why}", *keys)
 
     def _check_observed_generations(self) -> None:
-        """Checks replicas with a broken template. The rollout of the repaired revision replaces them region by region.
-        If it is rightly pending in an earlier region, the broken replicas here may stay, also after its deadline: a
-        failed rollout continues when its regions serve."""
+        """Checks replicas with a broken template, which the rollout of the repaired revision replaces."""
         for region, key, replica in self._behind:
-            namespace, name = replica.metadata.namespace, replica.spec.workload
-            workload: Workload | None = self._global.get(f"/workloads/{namespace}/{name}")
-            block = workload.status.rollout if workload is not None else None
-            if (
-                block is None
-                or block.phase not in (RolloutPhase.PROGRESSING, RolloutPhase.FAILED)
-                or region in block.regions
-                or replica.spec.revision == block.revision
-                or not any((namespace, name, first, block.revision) in self._waiting for first in block.regions)
-            ):
+            if not self._may_stay_broken(region, replica):
                 self._report_not_serving(region, key, replica)
+
+    def _may_stay_broken(self, region: str, replica: Replica) -> bool:
+        """Whether the rollout of the repaired revision rightly waits for room in an earlier region, also after its
+        deadline: a failed rollout continues when its regions serve. If it was rolled back, the earlier region lacks
+        room for the broken revision too."""
+        namespace, name = replica.metadata.namespace, replica.spec.workload
+        workload: Workload | None = self._global.get(f"/workloads/{namespace}/{name}")
+        block = workload.status.rollout if workload is not None else None
+        if block is None or region in block.regions:
+            return False
+        if block.phase in (RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK):
+            awaited = replica.spec.revision
+        elif block.phase in (RolloutPhase.PROGRESSING, RolloutPhase.FAILED) and replica.spec.revision != block.revision:
+            awaited = block.revision
+        else:
+            return False
+        return any((namespace, name, first, awaited) in self._waiting for first in block.regions)
 
     def _may_wait(self, region: str, replica: Replica) -> bool:
         """Whether the replica is rightly pending: neither the tenant's unused quota nor the region has room for it."""
