@@ -54,9 +54,9 @@ def holdfast(*arguments: str, timeout_s: float = 120.0, check: bool = True) -> s
     return completed
 
 
-def foreground_command(*arguments: str) -> list[str]:
-    """A command that SIGINT stops. Processes started in the background would ignore it."""
-    return ["env", "--default-signal=INT", sys.executable, "-m", "holdfast.cli", *arguments]
+def holdfast_command(*arguments: str) -> list[str]:
+    """The command line of `holdfast`, for a process that the test ends itself."""
+    return [sys.executable, "-m", "holdfast.cli", *arguments]
 
 
 def free_port_base() -> int:

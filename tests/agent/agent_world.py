@@ -369,7 +369,7 @@ def task(id_: str, *command: str, run: int = 1, env: dict[str, str] | None = Non
     )
 
 
-async def eventually(fact: Callable[[], Any], *, within_s: float = 10.0) -> Any:
+async def eventually(fact: Callable[[], Any], *, within_s: float = 30.0) -> Any:
     """Polls a condition in real time, with a deadline."""
     deadline = time.monotonic() + within_s
     while not (found := fact()):

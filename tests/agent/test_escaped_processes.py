@@ -29,6 +29,14 @@ SLEEP = f"{10_000_000 + os.getpid()}"
 HOSTILE = f"(env -i setsid sh -c 'sleep {SLEEP} & exec sleep {SLEEP}' &) ; while :; do sleep 0.1; done"
 
 
+def runs(process: Path) -> bool:
+    """Whether the process with this entry in /proc runs: it exists and is no zombie."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def escaped() -> list[int]:
     """The hostile processes that run. Only this test sleeps so long."""
     found = []
@@ -37,7 +45,7 @@ def escaped() -> list[int]:
             if (
                 (entry / "cmdline").read_bytes() == f"sleep\0{SLEEP}\0".encode()
                 and b"HOLDFAST" not in (entry / "environ").read_bytes()
-                and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                and runs(entry)
             ):
                 found.append(int(entry.name))
         except (OSError, ValueError):
@@ -49,8 +57,9 @@ def exclusive(name: str, run: int = 1) -> Any:
     return msgspec.structs.replace(task(name, "sh", "-c", HOSTILE, run=run), exclusive=True, node_epoch=7)
 
 
-def kill_shim_and_guard(folder: TaskDir) -> None:
-    """Both are suspended first, so that neither sees the other's death."""
+async def kill_shim_and_guard(folder: TaskDir) -> None:
+    """Both are suspended first, so that neither sees the other's death. Returns when both are dead: on a busy machine a
+    killed process runs for some time."""
     shim = folder.shim_pid()
     children = [int(pid) for pid in Path(f"/proc/{shim}/task/{shim}/children").read_text().split()]
     both = [shim, *(pid for pid in children if b"shim.py" in Path(f"/proc/{pid}/cmdline").read_bytes())]
@@ -58,6 +67,7 @@ def kill_shim_and_guard(folder: TaskDir) -> None:
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in both:
             os.kill(pid, number)
+    await eventually(lambda: not any(runs(Path(f"/proc/{pid}")) for pid in both))
 
 
 @pytest.fixture(params=["groups", "uid"])
@@ -82,7 +92,7 @@ async def test_processes_that_outlive_shim_and_guard_are_ended_before_the_exit_i
     sure.set_lease(7, boottime() + 600)
     await sure.start(exclusive("only"))
     await eventually(lambda: len(escaped()) == 2)
-    kill_shim_and_guard(TaskDir(tmp_path / "tasks" / "only"))
+    await kill_shim_and_guard(TaskDir(tmp_path / "tasks" / "only"))
     ended = await asyncio.wait_for(sure.next_exit(), 20)
     assert not escaped(), "the old work runs beside its successor"
     assert ended.exit.reason == "Killed" and "no process of the task is left" in ended.exit.message
@@ -95,7 +105,7 @@ async def test_processes_that_outlive_agent_shim_and_guard_are_ended_by_the_next
     await sure.start(exclusive("only"))
     await eventually(lambda: len(escaped()) == 2)
     await sure.close()
-    kill_shim_and_guard(TaskDir(tmp_path / "tasks" / "only"))
+    await kill_shim_and_guard(TaskDir(tmp_path / "tasks" / "only"))
     assert len(escaped()) == 2
     (found,) = await sure.inspect()
     assert not escaped() and found.exit is not None
@@ -109,7 +119,7 @@ async def test_end_that_cannot_be_confirmed_is_not_reported_and_blocks_a_success
     await driver.start(exclusive("only"))
     pids = await eventually(lambda: escaped() if len(escaped()) == 2 else ())
     try:
-        kill_shim_and_guard(TaskDir(root / "only"))
+        await kill_shim_and_guard(TaskDir(root / "only"))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(driver.next_exit(), 2.0)
         assert "only" in driver.unconfirmed() and len(escaped()) == 2

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.platforms import RunningPlatform, foreground_command, holdfast, running_platform, wait_until
+from tests.platforms import RunningPlatform, holdfast, holdfast_command, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
@@ -57,7 +57,7 @@ def test_logs_are_read_through_the_region_and_followed(platform: RunningPlatform
     followed = platform.state / "followed.txt"
     with followed.open("wb") as out:
         follower = subprocess.Popen(
-            foreground_command(
+            holdfast_command(
                 "logs", "--api", "-f", "--tail", "0", "search/search-indexer", "--state", str(platform.state)
             ),
             stdout=out,

@@ -17,16 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.platforms import (
-    ROOT,
-    TENANCY,
-    V1,
-    RunningPlatform,
-    foreground_command,
-    holdfast,
-    running_platform,
-    wait_until,
-)
+from tests.platforms import ROOT, TENANCY, V1, RunningPlatform, holdfast, holdfast_command, running_platform, wait_until
 from tests.requirements import skip_or_fail
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
@@ -144,7 +135,7 @@ def test_exec_carries_input_and_exit_code(platform: RunningPlatform, program: st
 def test_exec_with_a_terminal_is_interactive(platform: RunningPlatform, program: str) -> None:
     for arguments in (
         command(platform, program, "exec", "-it", pod(platform), "--", "sh"),
-        foreground_command("exec", "-it", replica(platform), "--state", str(platform.state), "--", "sh"),
+        holdfast_command("exec", "-it", replica(platform), "--state", str(platform.state), "--", "sh"),
     ):
         pid, terminal = pty.fork()
         if pid == 0:
@@ -209,9 +200,9 @@ def can_connect(port: int) -> bool:
 
 def test_own_port_forward_and_attach(platform: RunningPlatform) -> None:
     local, name = free_port(), replica(platform)
-    with background(foreground_command("port-forward", name, f"{local}:http", "--state", str(platform.state))):
+    with background(holdfast_command("port-forward", name, f"{local}:http", "--state", str(platform.state))):
         assert get(local) == 200
-        with background(foreground_command("attach", name, "--state", str(platform.state))) as attached:
+        with background(holdfast_command("attach", name, "--state", str(platform.state))) as attached:
             assert attached.stdout is not None
             os.set_blocking(attached.stdout.fileno(), False)
             output, seen = attached.stdout, b""

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from tests.platforms import (
     RunningPlatform,
-    foreground_command,
     free_port_base,
     get_json,
     holdfast,
+    holdfast_command,
     processes_of,
     running_platform,
     wait_until,
@@ -211,7 +211,7 @@ def test_interrupt_of_foreground_platform_stops_everything(tmp_path: Path) -> No
     log = tmp_path / "up.log"
     with log.open("wb") as out:
         command = subprocess.Popen(
-            foreground_command(
+            holdfast_command(
                 "up",
                 "--regions",
                 "us-east",
