@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, running_platform, wait_until
 
+from holdfast.drills import outage
+from holdfast.platform.layout import Layout
+
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
 # Appends one line per start, so that the file tells whether the data before was there.
@@ -133,3 +136,35 @@ def test_storage_counts_against_the_quota(platform: RunningPlatform) -> None:
     delete(platform, "workload", "hungry")
     delete(platform, "volumeclaim", "large")
     wait_until(lambda: not folders(platform), "its data is deleted", 60)
+
+
+def test_restore_of_the_global_cell_older_than_a_claim_deletes_no_data(
+    platform: RunningPlatform, tmp_path: Path
+) -> None:
+    layout = Layout(platform.state)
+    restored_from = ("--cell", "global", "--state", str(layout.cell("global")))
+    holdfast("backup", *restored_from, "--to", str(tmp_path / "before"))
+    platform.apply(claim("younger", "Delete", "16Mi"), workload("pair", "younger", replicas=2))
+    wait_until(lambda: len(folders(platform)) == 2, "both replicas have their data", 90)
+    platform.apply(workload("pair", "younger", replicas=1))
+    wait_until(lambda: running_replicas(platform) == ["pair-us-east-0"], "one volume has no replica", 60)
+    before = sorted(folders(platform))
+
+    outage.hold_down(layout, ["cell-global"])
+    assert outage.kill_processes(layout, ["cell-global"]) == 1
+    holdfast("restore", *restored_from, "--from", str(tmp_path / "before"), "--replace")
+    outage.allow_restart(layout, ["cell-global"])
+
+    def kept() -> bool:
+        conditions = [c for v in volumes(platform) for c in v.get("status", {}).get("conditions", [])]
+        assert not any(v["metadata"].get("deletionTimestamp") for v in volumes(platform)), "absence is not an order"
+        return [c["reason"] for c in conditions if c["type"] == "Claimed" and c["status"] == "False"] == ["ClaimMissing"] * 2
+
+    wait_until(kept, "the region keeps both volumes and says why", 90)
+    assert sorted(folders(platform)) == before
+    assert running_replicas(platform) == ["pair-us-east-0"], "the work is held, too"
+
+
+def running_replicas(platform: RunningPlatform) -> list[str]:
+    text = platform.kubectl("--context", "us-east", "-n", "acme", "get", "replicas", "-o", "json")
+    return sorted(item["metadata"]["name"] for item in json.loads(text)["items"])
