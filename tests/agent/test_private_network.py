@@ -64,7 +64,7 @@ def shell(registry: Registry) -> str:
 
 
 def crun(folder: Path) -> str:
-    """crun. Where cgroup v1 and v2 both have controllers it runs nothing, so it gets a view of the machine without v2."""
+    """crun. Where cgroup v1 and v2 both have controllers it runs nothing: there it gets a view without v2."""
     found = program("crun")
     if not container_runtime.has_controllers_on_both():
         return found
@@ -86,7 +86,9 @@ async def driver(tmp_path: Path, registry: Registry, request: pytest.FixtureRequ
     cache = ImageCache(tmp_path / "images", registry.allowed())
     network = ContainerNetwork("127.0.0.1")
     runtime = crun(tmp_path) if request.param == "crun" else program(request.param)
-    made = OciDriver(inner, tmp_path / "oci", runtime, users, (), images=cache, runtime_user=as_runtime, network=network)
+    made = OciDriver(
+        inner, tmp_path / "oci", runtime, users, (), images=cache, runtime_user=as_runtime, network=network
+    )
     yield made
     for name in ("a", "b"):
         await made.stop(name, 0.0)
@@ -94,7 +96,7 @@ async def driver(tmp_path: Path, registry: Registry, request: pytest.FixtureRequ
 
 
 def private(
-    name: str, registry: Registry, digest: str, script: str, port: int = 0, inside: int = 0, **more: Any
+    name: str, registry: Registry, digest: str, script: str, port: int = 0, *, inside: int = 0, **more: Any
 ) -> Task:
     reference = registry.reference("shell:1")
     ports = (Port("http", 0, container_port=inside),) if port else ()

@@ -21,7 +21,14 @@ from holdfast.model.reasons import Reason
 from holdfast.model.region import Region, RegionReport
 from holdfast.model.template import Template, template_claims
 from holdfast.model.template_volume import ClaimVolume, TemplateVolume
-from holdfast.model.volume import DataDeletion, OnRegionLoss, ReclaimPolicy, VolumeClaim, VolumeClaimSpec, VolumeClaimStatus
+from holdfast.model.volume import (
+    DataDeletion,
+    OnRegionLoss,
+    ReclaimPolicy,
+    VolumeClaim,
+    VolumeClaimSpec,
+    VolumeClaimStatus,
+)
 from holdfast.model.workload import RecoveryObjective, Workload
 from holdfast.model.writes import Create, SetStatus, Update
 

@@ -45,7 +45,9 @@ decide = replicate.decider("us-east")
 
 
 CLAIM = VolumeClaim(factories.meta("orders", "acme"), VolumeClaimSpec(size="1Gi"))
-ORDERED = msgspec.structs.replace(CLAIM, status=VolumeClaimStatus(data_deletion=DataDeletion(at="2026-01-01T00:00:00Z")))
+ORDERED = msgspec.structs.replace(
+    CLAIM, status=VolumeClaimStatus(data_deletion=DataDeletion(at="2026-01-01T00:00:00Z"))
+)
 
 
 def names(outcome: Outcome) -> tuple[list[str], list[str]]:

@@ -28,7 +28,8 @@ class NetworkFailed(OSError):
 
 
 class RunNetwork:
-    """`program` is slirp4netns, `forwards` are texts `PROTOCOL:HOST:PORT:PORT_INSIDE`. The working directory is the task's."""
+    """`program` is slirp4netns, `forwards` are texts `PROTOCOL:HOST:PORT:PORT_INSIDE`. The working directory is that of
+    the task."""
 
     def __init__(self, program: str, forwards: list[str]) -> None:
         self._program, self._forwards = program, forwards

@@ -288,6 +288,10 @@ PROXY_OMITTED = Gauge(
     "Left out of the configuration: backends over the limit, addresses that are not allowed.",
     ["what"],
 )
+PROXY_LAST_CONTACT = Gauge(
+    "holdfast_proxy_last_contact_timestamp_seconds",
+    "When a cell last told the proxy about serving addresses or regions. Before the first answer it is 0.",
+)
 PROXY_UPDATE_DURATION = Histogram(
     "holdfast_proxy_update_seconds",
     "Time from a change of the serving addresses to the reload of the proxy.",

@@ -12,6 +12,7 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "size": "Size of the volume.",
         "reclaimPolicy": "What happens to the data when the claim is deleted: Retain or Delete.",
         "recovery": "Whether its space counts against the recovery allowance.",
+        "claimUid": "Uid of the claim that it was made for. Only that claim can order the deletion of the data.",
     },
     "VolumeStatus": {"data": "The agent's report about the data."},
     "VolumeData": {"phase": "Present or Deleted.", "at": "When the agent found it so."},

@@ -85,7 +85,7 @@ class NetworkMode(enum.StrEnum):
 
 class Port(ApiStruct, frozen=True):
     """A port of the node at which the task is reached. 0: the node chooses one. `containerPort` is the port that the
-    program listens on in a network of its own; 0: the same. `PORT` and `PORT_<NAME>` tell the program where to listen."""
+    program listens on in a network of its own; 0: the same. The program finds it as `PORT` and `PORT_<NAME>`."""
 
     name: str
     port: int = 0

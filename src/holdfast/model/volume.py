@@ -62,8 +62,8 @@ class VolumeClaim(Object, frozen=True):
 
 
 class VolumeSpec(ApiStruct, frozen=True):
-    """Written once by the authority. Immutable. `recovery`: its quota is the tenant's recovery allowance. `claimUid`: the
-    claim that it was made for; another claim of that name cannot order the deletion of the data."""
+    """Written once by the authority. Immutable. `recovery`: its quota is the tenant's recovery allowance. `claimUid`:
+    the claim that it was made for; another claim of that name cannot order the deletion of the data."""
 
     claim: str
     workload: str
@@ -155,7 +155,13 @@ def validate_volume_claim(claim: VolumeClaim, old: VolumeClaim | None) -> Causes
         return
     if size < VOLUME_BYTES_MIN:
         yield invalid("spec.size", claim.spec.size, "must be at least 16Mi")
-    if old is not None and old.spec != claim.spec:
+    if old is not None and old.spec.size != claim.spec.size:
+        yield forbidden(
+            "spec.size",
+            f"immutable: volumes of {old.spec.size} were made by it; "
+            "create another VolumeClaim of the new size, name both in the template and copy the data",
+        )
+    elif old is not None and old.spec != claim.spec:
         yield forbidden("spec", "immutable, because volumes were made by it; create another VolumeClaim")
 
 

@@ -34,8 +34,8 @@ VOLUME_DATA_MISSING: ReasonText = (
 VOLUME_CLAIM_IN_USE: ReasonText = ("ClaimInUse", "Workloads refer to the VolumeClaim; its deletion waits for them.")
 VOLUME_CLAIM_DATA_REMAINS: ReasonText = (
     "ClaimDataRemains",
-    "The VolumeClaim is deleted when every region has deleted the claim's volumes. A region that is out of contact does "
-    "so when it is back.",
+    "The VolumeClaim is deleted when every region has deleted the claim's volumes. A region that is out of contact "
+    "does so when it is back.",
 )
 VOLUME_CLAIM_MISSING: ReasonText = (
     "ClaimMissing",

@@ -88,6 +88,7 @@ class EntryProxy:
         last_reload_s = float("-inf")
         while True:
             self.feed.changed.clear()
+            metrics.PROXY_LAST_CONTACT.set(self.feed.last_contact_s)
             began_s = self._ports.clock.monotonic()
             plan = plan_backends(self._settings, self._table)
             text = render(self._settings, plan, drop_privileges=os.geteuid() == 0)

@@ -1,7 +1,8 @@
 """The network of a container: that of the node, or one of its own.
 
 With its own, the container sees a loopback of its own and one interface. Only its assigned ports are reachable from
-outside: each port of the node is forwarded to the port that the program listens on. The shim makes it (`agent.shim_network`).
+outside: each port of the node is forwarded to the port that the program listens on. The shim makes the network
+(`agent.shim_network`).
 """
 
 from __future__ import annotations
