@@ -14,8 +14,8 @@ from holdfast.cli import shell_completion
 from holdfast.cli.app import holdfast, run
 from holdfast.foundation.exit_codes import ExitCode
 
-AGENTS = ("agent", "hollow")
-"""Commands that run agents: their `--state` is the agent's own directory."""
+AGENTS = ("agent", "hollow", "node join")
+"""Commands that run or install agents: their `--state` is the agent's own directory."""
 
 
 def completions(*arguments: str, incomplete: str = "") -> list[str]:

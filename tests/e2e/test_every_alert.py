@@ -109,12 +109,12 @@ class Drill:
         return self.platform.kubectl("--context", "global", *arguments, check=check)
 
     def workload(self, name: str, *, resources: dict[str, str] | None = None, **spec: Any) -> None:
-        template = {
+        template: dict[str, Any] = {
             "command": spec.pop("command", ["sleep", "3600"]),
             "resources": resources or SMALL,
             "terminationGraceSeconds": spec.pop("grace", 1),
-            **{name: spec.pop(name) for name in ("probes", "ports") if name in spec},
         }
+        template |= {name: spec.pop(name) for name in ("probes", "ports") if name in spec}
         meta = {"name": name, "namespace": spec.pop("tenant", "acme")}
         whole = {"replicas": 1, "template": template, **spec}
         self.platform.apply({"apiVersion": V1, "kind": "Workload", "metadata": meta, "spec": whole})

@@ -69,7 +69,7 @@ def test_commands_list_watchable_kinds_and_restart_rollouts(platform: RunningPla
     assert diff.returncode == 3 and "restarted-at" in diff.stdout
 
 
-def test_output_and_scope_options_are_those_of_kubectl(platform: RunningPlatform) -> None:
+def test_output_and_scope_options_are_those_of_kubectl(platform: RunningPlatform, tmp_path: Path) -> None:
     state = ("--state", str(platform.state))
     plain = holdfast("get", "replicas", "-n", "payments", *state).stdout.splitlines()
     wide = holdfast("get", "replicas", "-n", "payments", "-o", "wide", *state).stdout.splitlines()
@@ -79,13 +79,13 @@ def test_output_and_scope_options_are_those_of_kubectl(platform: RunningPlatform
     for command in ("status", "top"):
         assert yaml.safe_load(holdfast(command, "-o", "yaml", *state).stdout)
     words = [sys.executable, "-m", "holdfast.cli", "get", "configmaps", "-n", "payments", "-w", *state]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
+    printed = tmp_path / "watched"
+    with printed.open("w") as file, subprocess.Popen(words, stdout=file, stderr=subprocess.DEVNULL) as watching:
         try:
-            assert watching.stdout is not None and "NAME" in watching.stdout.readline()
-            platform.apply(
-                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "watched", "namespace": "payments"}}
-            )
-            assert any("watched" in line for line in watching.stdout), "a new row is printed"
+            for name in ("first", "second"):
+                meta = {"name": name, "namespace": "payments"}
+                platform.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
+                wait_until(lambda name=name: name in printed.read_text(), "the new row is printed")
         finally:
             watching.terminate()
 

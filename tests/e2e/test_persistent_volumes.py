@@ -166,7 +166,7 @@ def test_restores_older_than_a_claim_delete_no_data(platform: RunningPlatform, t
     assert running_replicas(platform) == ["pair-us-east-0"], "the work is held, too"
 
     restore(platform, "us-east", tmp_path / "us-east")
-    wait_until(lambda: running_replicas(platform) == volumes(platform) == [], "the region knows nothing of them", 90)
+    wait_until(lambda: not running_replicas(platform) and not volumes(platform), "the region knows nothing of them", 90)
     platform.apply(claim("later", "Delete", "16Mi"), workload("later", "later"))
     wait_until(lambda: starts(platform, "later") == 1, "the agents follow the restored region", 120)
     assert set(folders(platform)) > set(before), "a directory without a Volume is left alone"

@@ -41,7 +41,7 @@ class EndpointFeed:
         self.changed = asyncio.Event()
         """Set after every change of the table. A follower clears it."""
         self.last_contact_s = 0.0
-        """When a cell last answered, by the clock; 0 before. Regions report often, so a watch is not silent for long."""
+        """When a cell last answered, by the clock; 0 before. Regions report often, so a watch is never silent long."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
