@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,10 @@ def test_commands_list_watchable_kinds_and_restart_rollouts(platform: RunningPla
     assert diff.returncode == 3 and "restarted-at" in diff.stdout
 
 
+def is_in(text: str, path: Path) -> bool:
+    return text in path.read_text()
+
+
 def test_output_and_scope_options_are_those_of_kubectl(platform: RunningPlatform, tmp_path: Path) -> None:
     state = ("--state", str(platform.state))
     plain = holdfast("get", "replicas", "-n", "payments", *state).stdout.splitlines()
@@ -85,7 +90,7 @@ def test_output_and_scope_options_are_those_of_kubectl(platform: RunningPlatform
             for name in ("first", "second"):
                 meta = {"name": name, "namespace": "payments"}
                 platform.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
-                wait_until(lambda name=name: name in printed.read_text(), "the new row is printed")
+                wait_until(partial(is_in, name, printed), "the new row is printed")
         finally:
             watching.terminate()
 

@@ -276,7 +276,7 @@ REGION_STEP = Histogram(
 # Entry proxy
 PROXY_RELOADS = Counter(
     "holdfast_proxy_reloads_total",
-    "Configurations that the proxy was given: applied, invalid (refused by its check) or failed.",
+    "Configurations that the proxy was given: applied, invalid (not written, or refused by its check) or failed.",
     ["result"],
 )
 PROXY_STARTS = Counter("holdfast_proxy_starts_total", "Starts of the proxy process, restarts after a crash included.")

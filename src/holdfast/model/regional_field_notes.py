@@ -330,5 +330,9 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
     "SchedulingRequestSpec": {
         "activeUntil": "When `activeDeadlineSeconds` of the batch ends its replicas. Absent: no deadline."
     },
-    "ContainerPort": {"containerPort": "Number of the port on the node.", "protocol": "TCP or UDP."},
+    "ContainerPort": {
+        "containerPort": "Port that the program listens on.",
+        "hostPort": "Number of the port on the node.",
+        "protocol": "TCP or UDP.",
+    },
 }
