@@ -163,3 +163,16 @@ def test_unbacked_objective_and_the_plan_of_a_loss_name_the_claim() -> None:
     view = cache_of(service, priority(), part, region("us-east"), region("eu-west"), claim())
     (message,) = unbacked_objectives(view, 0.0).values()
     assert VOLUMES_WAIT in message and "VolumeClaim orders" in message
+
+
+def test_each_unbacked_objective_names_its_own_claim() -> None:
+    objective = RecoveryObjective(min_serving=2)
+    items: list[Any] = [priority(), region("us-east"), region("eu-west")]
+    for name in ("orders", "parts"):
+        named = ClaimVolume(name, "1Gi")
+        template = msgspec.structs.replace(TEMPLATE, volumes=(TemplateVolume(name="d", mount_path="/d", claim=named),))
+        service = workload(name, template=template, recovery=objective)
+        items += [service, assignment(name, template=template, status=AssignmentStatus(serving=3))]
+    for key, message in unbacked_objectives(cache_of(*items), 0.0).items():
+        assert f"VolumeClaim {key.name}:" in message
+    assert len(unbacked_objectives(cache_of(*items), 0.0)) == 2
