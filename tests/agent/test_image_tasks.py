@@ -17,6 +17,7 @@ from tests.requirements import skip_or_fail
 
 from holdfast.agent.drivers.contract import StartFailed, Task
 from holdfast.agent.drivers.images import ImageCache
+from holdfast.agent.drivers.local_volumes import VolumeStore
 from holdfast.agent.drivers.oci import OciDriver
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.volumes import TaskVolumes
@@ -35,13 +36,19 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 def new_driver(
-    tmp_path: Path, registry: Registry, *, layers: bool = True, volumes: bool = False, runtime: str = ""
+    tmp_path: Path,
+    registry: Registry,
+    *,
+    layers: bool = True,
+    volumes: bool = False,
+    runtime: str = "",
+    store: VolumeStore | None = None,
 ) -> OciDriver:
     if not runc() or os.geteuid() != 0:
         skip_or_fail("runc is missing, or this is not root; next: make tools")
     as_runtime = RuntimeUser()
     users = TaskUsers(tmp_path / "oci", registry=tmp_path / "registry")
-    mounted = TaskVolumes(can_mount=True, in_view=False, owner=users.identify) if volumes else None
+    mounted = TaskVolumes(can_mount=True, in_view=False, owner=users.identify, store=store) if volumes else None
     inner = ProcessDriver(tmp_path / "oci" / "tasks", SystemClock(), users=as_runtime, volumes=mounted)
     cache = ImageCache(tmp_path / "images", registry.allowed())
     as_layers = as_runtime if layers else None

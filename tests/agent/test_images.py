@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from tests.agent.agent_world import task
 from tests.agent.image_registry import Registry, file, folder, layer, link, program, running_registry, shell_layer
+from tests.e2e.test_full_disk import small_disk
 
 from holdfast.agent import config
 from holdfast.agent.drivers import image_layers, images
@@ -213,6 +214,22 @@ async def test_nearly_full_disk_refuses_images(
     cache = ImageCache(tmp_path, registry.allowed())
     failure = await refusal(cache, image_task("a", registry.reference("team/full:1"), digest))
     assert failure.reason == "ImagePullFailed" and "free" in failure.message and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [os.urandom(12_000_000), bytes(20_000_000)], ids=["download", "unpack"])
+async def test_disk_that_fills_up_during_a_pull_is_named_and_keeps_nothing(
+    registry: Registry, tmp_path: Path, content: bytes
+) -> None:
+    digest = registry.push("team/large:1", [layer([file("data", content)])])
+    wanted = image_task("a", registry.reference("team/large:1"), digest)
+    with small_disk(tmp_path / "disk", size="8m"):
+        cache = ImageCache(tmp_path / "disk", registry.allowed())
+        failure = await refusal(cache, wanted)
+        assert failure.reason == "ImagePullFailed" and "cannot store it (" in failure.message
+        assert not list((tmp_path / "disk").iterdir()) and cache.images() == ()
+    roomy = ImageCache(tmp_path / "roomy", registry.allowed())
+    await roomy.fetch(wanted)
+    assert (roomy.root_of(wanted)[0] / "data").stat().st_size == len(content)
 
 
 async def test_cache_removes_least_recently_used_images_and_none_in_use(registry: Registry, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 from tests.agent.agent_world import eventually
-from tests.agent.image_registry import Registry, free_port, running_registry, shell_layer
+from tests.agent.image_registry import Registry, free_port, program, running_registry, shell_layer
 from tests.agent.test_images import image_task
-from tests.agent.test_oci_driver import TOOLS, runc, text
+from tests.agent.test_oci_driver import TOOLS, text
 from tests.requirements import skip_or_fail
 
 from holdfast.agent.config import AgentConfig
@@ -26,12 +26,22 @@ from holdfast.agent.drivers.contract import StartFailed, Task
 from holdfast.agent.drivers.images import ImageCache
 from holdfast.agent.drivers.oci import OciDriver
 from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.sessions import forward_target
 from holdfast.agent.task_users import RuntimeUser, TaskUsers
 from holdfast.foundation import container_runtime
 from holdfast.foundation.ports import SystemClock
 from holdfast.model.reasons import Reason
 from holdfast.model.task_programs import InitTask, Sidecar
-from holdfast.model.template import NetworkMode, Port, Protocol, Template, required_driver, validate_template
+from holdfast.model.template import (
+    DriverName,
+    NetworkMode,
+    Port,
+    Protocol,
+    Template,
+    listening_ports,
+    required_driver,
+    validate_template,
+)
 
 LOOP = "while true; do sleep 0.05; done"
 INTERFACES = "grep -c : /proc/net/dev"
@@ -53,8 +63,21 @@ def shell(registry: Registry) -> str:
     return registry.push("shell:1", [shell_layer()], Entrypoint=["/bin/sh", "-c"], Env=["PATH=/bin"])
 
 
-@pytest.fixture
-async def driver(tmp_path: Path, registry: Registry) -> AsyncIterator[OciDriver]:
+def crun(folder: Path) -> str:
+    """crun. Where cgroup v1 and v2 both have controllers it runs nothing: there it gets a view without v2."""
+    found = program("crun")
+    if not container_runtime.has_controllers_on_both():
+        return found
+    (folder / "runtime").mkdir()
+    script = folder / "runtime" / "crun"
+    hide = f"umount {container_runtime.CGROUPS}/unified"
+    script.write_text(f"""#!/bin/sh\nexec unshare -m sh -c '{hide}; exec {found} "$@"' crun "$@"\n""")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture(params=["runc", "crun"])
+async def driver(tmp_path: Path, registry: Registry, request: pytest.FixtureRequest) -> AsyncIterator[OciDriver]:
     if why := container_runtime.private_network_refusal():
         skip_or_fail(f"no private networks: {why}; next: make tools")
     as_runtime = RuntimeUser()
@@ -62,18 +85,25 @@ async def driver(tmp_path: Path, registry: Registry) -> AsyncIterator[OciDriver]
     inner = ProcessDriver(tmp_path / "oci" / "tasks", SystemClock(), users=as_runtime)
     cache = ImageCache(tmp_path / "images", registry.allowed())
     network = ContainerNetwork("127.0.0.1")
-    made = OciDriver(inner, tmp_path / "oci", runc(), users, (), images=cache, runtime_user=as_runtime, network=network)
+    runtime = crun(tmp_path) if request.param == "crun" else program(request.param)
+    made = OciDriver(
+        inner, tmp_path / "oci", runtime, users, (), images=cache, runtime_user=as_runtime, network=network
+    )
     yield made
     for name in ("a", "b"):
         await made.stop(name, 0.0)
     await made.close()
 
 
-def private(name: str, registry: Registry, digest: str, script: str, port: int = 0, **more: Any) -> Task:
+def private(
+    name: str, registry: Registry, digest: str, script: str, port: int = 0, *, inside: int = 0, **more: Any
+) -> Task:
     reference = registry.reference("shell:1")
-    ports = (Port("http", port),) if port else ()
+    ports = (Port("http", 0, container_port=inside),) if port else ()
     made = image_task(name, reference, digest, args=(script,), network=NetworkMode.PRIVATE, ports=ports, **more)
-    return msgspec.structs.replace(made, ports={"http": port} if port else {}, env={**made.env, "PORT": str(port)})
+    given = {"http": port} if port else {}
+    env = {**made.env, "PORT": str(inside or port)}
+    return msgspec.structs.replace(made, ports=given, env=env)
 
 
 async def run(driver: OciDriver, wanted: Task) -> None:
@@ -122,10 +152,39 @@ async def test_assigned_port_is_forwarded_and_the_network_is_its_own(
 async def test_two_containers_use_the_same_port_inside(driver: OciDriver, registry: Registry, shell: str) -> None:
     ports = free_port(), free_port()
     for name, port in zip("ab", ports, strict=True):
-        script = f"cd /tmp; echo {name} >own.txt; httpd -p 80 -h /tmp; httpd -p $PORT -h /tmp && echo both; {LOOP}"
+        script = f"cd /tmp; echo {name} >own.txt; httpd -p 80 -h /tmp && httpd -p $PORT -h /tmp && echo both; {LOOP}"
         await run(driver, private(name, registry, shell, script, port))
     assert [await page(port) for port in ports] == [b"a\n", b"b\n"]
     assert "both" in text(driver, "a") and "both" in text(driver, "b"), "port 80 was free in each"
+
+
+async def test_port_of_the_node_leads_to_the_container_port(driver: OciDriver, registry: Registry, shell: str) -> None:
+    ports = free_port(), free_port()
+    for name, port in zip("ab", ports, strict=True):
+        script = f"cd /tmp; echo {name} >own.txt; httpd -p 80 -h /tmp; {LOOP}"
+        await run(driver, private(name, registry, shell, script, port, inside=80))
+    assert [await page(port) for port in ports] == [b"a\n", b"b\n"]
+    wanted = private("a", registry, shell, LOOP, ports[0], inside=80)
+    assert [forward_target(wanted, number) for number in (80, ports[0], 81)] == [ports[0], ports[0], None]
+
+
+def test_container_port_that_differs_from_the_port_needs_a_network_of_its_own() -> None:
+    web = Port("http", 8080, container_port=80)
+    host = Template(image="r.example.com/a:1", driver=DriverName.OCI, ports=(web,))
+    (cause,) = validate_template("t", host)
+    assert cause.field == "t.ports[0].containerPort" and "set network: Private" in cause.message
+    assert not list(validate_template("t", msgspec.structs.replace(host, network=NetworkMode.PRIVATE)))
+    same = msgspec.structs.replace(host, ports=(Port("http", 80, container_port=80),))
+    assert not list(validate_template("t", same))
+    chosen = msgspec.structs.replace(host, ports=(Port("http", container_port=80),))
+    assert [c.field for c in validate_template("t", chosen)] == ["t.ports[0].containerPort"]
+    twice = msgspec.structs.replace(
+        host,
+        network=NetworkMode.PRIVATE,
+        ports=(web, Port("dns", 0, Protocol.UDP, 80), Port("other", 0, container_port=80)),
+    )
+    assert [c.field for c in validate_template("t", twice)] == ["t.ports[2]"], "a UDP port has its own numbers"
+    assert listening_ports(twice, {"http": 8080, "other": 1, "dns": 2}) == {"http": 80, "dns": 80, "other": 80}
 
 
 async def test_container_reaches_other_machines_but_not_the_loopback_of_its_node(

@@ -78,8 +78,13 @@ def running_prometheus(platform: RunningPlatform, folder: Path, rules: str) -> I
     (folder / "holdfast.rules.yaml").write_text(rules)
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    cells = [(name, url.removeprefix("https://")) for name, url in Layout(platform.state).load().cells]
-    nodes_job = config["scrape_configs"][1]
+    loaded = Layout(platform.state).load()
+    cells = [(name, url.removeprefix("https://")) for name, url in loaded.cells]
+    _, nodes_job, proxies_job = config["scrape_configs"]
+    proxies_job["static_configs"] = [
+        {"targets": [f"127.0.0.1:{loaded.proxy_status_port(region)}"], "labels": {"region": region}}
+        for region in loaded.proxies
+    ]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [at], "labels": {"cell": name}} for name, at in cells]
     (listed,) = nodes_job["http_sd_configs"]
     nodes_job["http_sd_configs"] = [

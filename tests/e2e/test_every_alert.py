@@ -25,6 +25,7 @@ from tests.e2e.prometheus_server import RULES, Prometheus, running_prometheus, s
 from tests.e2e.test_access import person
 from tests.e2e.test_full_disk import fill, small_disk
 from tests.platforms import ROOT, TENANCY, V1, RunningPlatform, holdfast, running_platform, wait_until
+from tests.proxy.haproxy_program import haproxy_program
 
 from holdfast.client.sync_api import CellApi
 from holdfast.drills import outage
@@ -36,6 +37,7 @@ from holdfast.model.principal import REGIONS as REGION_GROUP
 from holdfast.platform.credentials import Credentials
 from holdfast.platform.layout import Layout
 from holdfast.platform.processes import identify, wait_exited
+from holdfast.proxy.haproxy_process import CANDIDATE, CONFIG
 
 pytestmark = [
     pytest.mark.e2e,
@@ -107,12 +109,12 @@ class Drill:
         return self.platform.kubectl("--context", "global", *arguments, check=check)
 
     def workload(self, name: str, *, resources: dict[str, str] | None = None, **spec: Any) -> None:
-        template = {
+        template: dict[str, Any] = {
             "command": spec.pop("command", ["sleep", "3600"]),
             "resources": resources or SMALL,
             "terminationGraceSeconds": spec.pop("grace", 1),
-            **({"probes": spec.pop("probes")} if "probes" in spec else {}),
         }
+        template |= {name: spec.pop(name) for name in ("probes", "ports") if name in spec}
         meta = {"name": name, "namespace": spec.pop("tenant", "acme")}
         whole = {"replicas": 1, "template": template, **spec}
         self.platform.apply({"apiVersion": V1, "kind": "Workload", "metadata": meta, "spec": whole})
@@ -145,14 +147,23 @@ class Drill:
         wait_until(is_ready, f"{name} is ready")
 
 
+@contextlib.contextmanager
+def platform_with_haproxy(state: Path, patched: pytest.MonkeyPatch, *options: str) -> Iterator[RunningPlatform]:
+    patched.setenv("PATH", f"{os.path.dirname(haproxy_program())}{os.pathsep}{os.environ['PATH']}")
+    with running_platform(state, *options) as platform:
+        yield platform
+
+
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
     state = tmp_path_factory.mktemp("alerts") / "state"
     thresholds = {name: tuple(row["shortened"]) for name, row in DRILL.items() if "shortened" in row}
     rules = shortened_rules(thresholds, range_s=RANGE_S)
+    options = ("--regions", f"{EAST},{WEST}", "--agents", "2", "--no-samples", "--proxy", EAST)
     with (
+        pytest.MonkeyPatch.context() as patched,
         small_disk(Layout(state).cell("global"), size="256m"),
-        running_platform(state, "--regions", f"{EAST},{WEST}", "--agents", "2", "--no-samples") as platform,
+        platform_with_haproxy(state, patched, *options) as platform,
         running_prometheus(platform, tmp_path_factory.mktemp("prometheus"), rules) as prometheus,
     ):
         platform.apply(*TENANCY)
@@ -492,6 +503,39 @@ def test_stuck_deletion_alerts(drill: Drill) -> None:
     for process in tasks_of("stubborn", drill.platform.state):
         os.kill(process, signal.SIGKILL)
     drill.clears(acted, "HoldfastDeletionStuck", "HoldfastRepairBacklog")
+
+
+def test_entry_proxy_alerts(drill: Drill) -> None:
+    name = f"proxy-{EAST}"
+    began = time.monotonic()
+    outage.hold_down(drill.layout, [name])
+    assert outage.kill_processes(drill.layout, [name]) == 1
+    drill.fires(began, "HoldfastProxyDown")
+    acted = time.monotonic()
+    outage.allow_restart(drill.layout, [name])
+    drill.clears(acted, "HoldfastProxyDown")
+
+    # A directory in the place of the next configuration: the proxy can write none.
+    (in_the_way,) = [path.parent / CANDIDATE for path in drill.layout.root.rglob(CONFIG)]
+    in_the_way.unlink(missing_ok=True)
+    in_the_way.mkdir()
+    began = time.monotonic()
+    web = ["python3", "-m", "holdfast.samples.risk_api"]
+    drill.workload("fronted", command=web, ports=[{"name": "http"}], placement={"regions": [EAST]})
+    drill.fires(began, "HoldfastProxyReloadFails")
+    acted = time.monotonic()
+    in_the_way.rmdir()
+    drill.clears(acted, "HoldfastProxyReloadFails")
+    drill.delete("fronted")
+
+    cells = ["cell-global", f"cell-{EAST}"]
+    began = time.monotonic()
+    outage.hold_down(drill.layout, cells)
+    assert outage.kill_processes(drill.layout, cells) == 2
+    drill.fires(began, "HoldfastProxyOutOfStep")
+    acted = time.monotonic()
+    outage.allow_restart(drill.layout, cells)
+    drill.clears(acted, "HoldfastProxyOutOfStep")
 
 
 def test_full_disk_alerts(drill: Drill) -> None:

@@ -6,10 +6,13 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.platforms import ROOT, RunningPlatform, holdfast, running_platform, wait_until
 from tests.requirements import skip_or_fail
 
@@ -65,6 +68,51 @@ def test_commands_list_watchable_kinds_and_restart_rollouts(platform: RunningPla
     holdfast("rollout", "status", "payments/risk-api", "--state", state, timeout_s=300)
     diff = holdfast("rollout", "diff", "payments/risk-api", "--state", state, check=False)
     assert diff.returncode == 3 and "restarted-at" in diff.stdout
+
+
+def is_in(text: str, path: Path) -> bool:
+    return text in path.read_text()
+
+
+def test_output_and_scope_options_are_those_of_kubectl(platform: RunningPlatform, tmp_path: Path) -> None:
+    state = ("--state", str(platform.state))
+    plain = holdfast("get", "replicas", "-n", "payments", *state).stdout.splitlines()
+    wide = holdfast("get", "replicas", "-n", "payments", "-o", "wide", *state).stdout.splitlines()
+    assert len(plain) == len(wide) > 1 and len(wide[0].split()) > len(plain[0].split())
+    every = holdfast("get", "replicas", "-A", *state).stdout
+    assert "fraud" in every and not any("fraud" in line for line in plain)
+    for command in ("status", "top"):
+        assert yaml.safe_load(holdfast(command, "-o", "yaml", *state).stdout)
+    words = [sys.executable, "-m", "holdfast.cli", "get", "configmaps", "-n", "payments", "-w", *state]
+    printed = tmp_path / "watched"
+    with printed.open("w") as file, subprocess.Popen(words, stdout=file, stderr=subprocess.DEVNULL) as watching:
+        try:
+            for name in ("first", "second"):
+                meta = {"name": name, "namespace": "payments"}
+                platform.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
+                wait_until(partial(is_in, name, printed), "the new row is printed")
+        finally:
+            watching.terminate()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("explain", "payments/risk-api-u"), "payments/risk-api-us-east-0"),
+        (("node", "drain", "us-ea"), "us-east-1"),
+        (("drill", "run", "region-loss", "--region", "eu"), "eu-west"),
+        (("get", "pods", "-n", "pay"), "payments"),
+    ],
+)
+def test_shell_completes_names_of_the_platform(platform: RunningPlatform, words: tuple[str, ...], offered: str) -> None:
+    line = {"COMP_WORDS": " ".join(("holdfast", *words)), "COMP_CWORD": str(len(words))}
+    env = {**os.environ, "HOLDFAST_STATE": str(platform.state), "_HOLDFAST_COMPLETE": "bash_complete", **line}
+
+    def suggestions() -> str:
+        program = [str(Path(sys.executable).parent / "holdfast")]
+        return subprocess.run(program, env=env, capture_output=True, text=True, timeout=60).stdout
+
+    wait_until(lambda: f"plain,{offered}" in suggestions().split(), f"{offered} is suggested")
 
 
 def test_kubectl_shows_all_regions_and_the_age_of_a_lost_one(platform: RunningPlatform) -> None:

@@ -170,7 +170,7 @@ def test_containers_with_their_own_network_serve_on_assigned_ports_and_survive_t
 ) -> None:
     registry.push("inside:1", site("inside"), **CONFIG)
     manifest = workload("inside", registry.reference("inside:1"), 2)
-    manifest["spec"]["template"]["network"] = "Private"
+    manifest["spec"]["template"] |= {"network": "Private", "ports": [{"name": "http", "containerPort": 80}]}
     platform.apply(manifest)
     wait_until(lambda: len(platform.addresses("acme/inside")) == 2, "two replicas serve", 120)
     nodes = json.loads(platform.kubectl("--context", REGIONS[0], "get", "nodes.holdfast.dev", "-o", "json"))["items"]

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, running_platform, wait_until
 
+from holdfast.drills import outage
+from holdfast.platform.layout import Layout
+
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
 # Appends one line per start, so that the file tells whether the data before was there.
@@ -50,7 +53,11 @@ def workload(name: str, claimed: str, replicas: int = 1) -> dict[str, Any]:
 
 
 def volumes(platform: RunningPlatform) -> list[dict[str, Any]]:
-    text = platform.kubectl("--context", "us-east", "-n", "acme", "get", "volumes", "-o", "json")
+    return listed(platform, "volumes")
+
+
+def listed(platform: RunningPlatform, kind: str) -> list[dict[str, Any]]:
+    text = platform.kubectl("--context", "us-east", "-n", "acme", "get", kind, "-o", "json")
     items: list[dict[str, Any]] = json.loads(text)["items"]
     return items
 
@@ -133,3 +140,55 @@ def test_storage_counts_against_the_quota(platform: RunningPlatform) -> None:
     delete(platform, "workload", "hungry")
     delete(platform, "volumeclaim", "large")
     wait_until(lambda: not folders(platform), "its data is deleted", 60)
+
+
+@pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="a minute long; make prove STAGE=platforms runs it")
+def test_restores_older_than_a_claim_delete_no_data(platform: RunningPlatform, tmp_path: Path) -> None:
+    """Last in this file: the region forgets everything since its backup."""
+    for cell in ("global", "us-east"):
+        save(platform, cell, tmp_path / cell)
+    platform.apply(claim("younger", "Delete", "16Mi"), workload("pair", "younger", replicas=2))
+    wait_until(lambda: len(folders(platform)) == 2, "both replicas have their data", 90)
+    platform.apply(workload("pair", "younger", replicas=1))
+    wait_until(lambda: running_replicas(platform) == ["pair-us-east-0"], "one volume has no replica", 60)
+    before = sorted(folders(platform))
+
+    restore(platform, "global", tmp_path / "global")
+
+    def kept() -> bool:
+        found = volumes(platform)
+        kept = [v for v in found if not v["metadata"].get("deletionTimestamp")]
+        assert len(kept) == 2 and sorted(folders(platform)) == before, "absence is not an order"
+        conditions = [c for v in found for c in v.get("status", {}).get("conditions", [])]
+        return [c["reason"] for c in conditions if c["type"] == "Claimed"] == ["ClaimMissing"] * 2
+
+    wait_until(kept, "the region keeps both volumes and says why", 90)
+    assert sorted(folders(platform)) == before
+    assert running_replicas(platform) == ["pair-us-east-0"], "the work is held, too"
+
+    restore(platform, "us-east", tmp_path / "us-east")
+    wait_until(lambda: not running_replicas(platform) and not volumes(platform), "the region knows nothing of them", 90)
+    platform.apply(claim("later", "Delete", "16Mi"), workload("later", "later"))
+    wait_until(lambda: starts(platform, "later") == 1, "the agents follow the restored region", 120)
+    assert set(folders(platform)) > set(before), "a directory without a Volume is left alone"
+
+
+def save(platform: RunningPlatform, cell: str, to: Path) -> None:
+    holdfast("backup", "--cell", cell, "--state", str(Layout(platform.state).cell(cell)), "--to", str(to))
+
+
+def restore(platform: RunningPlatform, cell: str, saved: Path) -> None:
+    layout = Layout(platform.state)
+    outage.hold_down(layout, [f"cell-{cell}"])
+    assert outage.kill_processes(layout, [f"cell-{cell}"]) == 1
+    holdfast("restore", "--cell", cell, "--state", str(layout.cell(cell)), "--from", str(saved), "--replace")
+    outage.allow_restart(layout, [f"cell-{cell}"])
+
+    def is_ready() -> bool:
+        return any(each["name"] == cell and each["ready"] for each in platform.status()["cells"])
+
+    wait_until(is_ready, f"cell {cell} is ready", 60)
+
+
+def running_replicas(platform: RunningPlatform) -> list[str]:
+    return sorted(item["metadata"]["name"] for item in listed(platform, "replicas"))

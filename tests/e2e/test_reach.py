@@ -294,11 +294,17 @@ def test_delete_pod_replaces_the_replica_within_its_budget(platform: RunningPlat
 
 
 def test_sessions_end_and_begin_again_when_the_cell_is_killed(platform: RunningPlatform) -> None:
-    name = pod(platform)
-    with background(command(platform, kubectls()[-1], "exec", name, "--", "sleep", "4848.5")) as running:
+    name, local = pod(platform), free_port()
+    forward = command(platform, kubectls()[-1], "port-forward", f"pod/{name}", f"{local}:http")
+    with (
+        background(command(platform, kubectls()[-1], "exec", name, "--", "sleep", "4848.5")) as running,
+        background(forward) as forwarding,
+    ):
         wait_until(lambda: sleeping("4848.5", platform), within_s=30, what="the command runs")
+        assert get(local) == 200
         os.kill(platform.pid("cell-us-east"), signal.SIGKILL)
         assert running.wait(60) != 0
+        wait_until(lambda: not can_connect(local) or forwarding.poll() is not None, "the forward has ended", 60)
     began = time.monotonic()
 
     def again() -> bool:
@@ -306,6 +312,8 @@ def test_sessions_end_and_begin_again_when_the_cell_is_killed(platform: RunningP
 
     wait_until(again, within_s=90, what=f"a new session works ({time.monotonic() - began:.0f} s)")
     wait_until(lambda: not sleeping("4848.5", platform), within_s=60, what="the command of the lost session is gone")
+    with background(forward):
+        assert get(local) == 200, "a new forward works"
 
 
 def sleeping(text: str, platform: RunningPlatform) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -75,7 +77,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": "settings", "namespace": "acme"},
-            "data": {"mode": "quick"},
+            "data": {"mode": "quick", "mark": "canary-in-clear"},
         }
         other = {"apiVersion": V1, "kind": "Tenant", "metadata": {"name": "rival"}, "spec": {}}
         running.apply(*TENANCY, other)
@@ -110,9 +112,18 @@ def files_with(folder: Path, wanted: tuple[bytes, ...], besides: tuple[Path, ...
             data = path.read_bytes()
         except OSError:
             continue
-        if any(form in data for form in wanted):
+        if any(form in part for part in contents(data) for form in wanted):
             found.append(str(path))
     return found
+
+
+def contents(data: bytes) -> Iterator[bytes]:
+    """The bytes of a file; of a compressed one (backups, bundles) also what is in it, and its base64 decoded."""
+    yield data
+    if data.startswith(b"\x1f\x8b"):
+        unpacked = gzip.decompress(data)
+        yield unpacked
+        yield b"\n".join(base64.b64decode(text + b"==") for text in re.findall(rb"[A-Za-z0-9+/]{40,}", unpacked))
 
 
 def processes_with(wanted: tuple[bytes, ...]) -> set[int]:
@@ -159,6 +170,10 @@ def test_secret_value_is_nowhere_but_in_the_task(platform: RunningPlatform, tmp_
             assert not any(form.decode() in done.stdout + done.stderr for form in forms(value)), command
     wanted = forms(value)
     assert files_with(platform.state, wanted) == []
+    # The search finds what is there: the value of a ConfigMap, in the stores and in both backups.
+    plain = set(files_with(platform.state, (b"canary-in-clear",)))
+    assert {str(platform.state / f"{cell}.backup") for cell in ("global", "us-east")} <= plain
+    assert any(path.endswith("store.sqlite") or path.endswith("store.sqlite-wal") for path in plain)
     pids = task_pids(platform, "reader")
     assert pids and processes_with(wanted) <= pids
     in_memory = files_with(Path("/dev/shm"), wanted)

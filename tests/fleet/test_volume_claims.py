@@ -18,9 +18,17 @@ from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
 from holdfast.model.ownership import VOLUME_CLAIM_FINALIZER
 from holdfast.model.quantity import STORAGE
 from holdfast.model.reasons import Reason
+from holdfast.model.region import Region, RegionReport
 from holdfast.model.template import Template, template_claims
 from holdfast.model.template_volume import ClaimVolume, TemplateVolume
-from holdfast.model.volume import OnRegionLoss, VolumeClaim, VolumeClaimSpec
+from holdfast.model.volume import (
+    DataDeletion,
+    OnRegionLoss,
+    ReclaimPolicy,
+    VolumeClaim,
+    VolumeClaimSpec,
+    VolumeClaimStatus,
+)
 from holdfast.model.workload import RecoveryObjective, Workload
 from holdfast.model.writes import Create, SetStatus, Update
 
@@ -73,7 +81,41 @@ def test_claim_in_use_is_kept_and_names_its_users() -> None:
         assert ("api" if isinstance(user, Workload) else "old") in condition.message
 
 
-def test_unused_claim_that_is_deleted_loses_its_finalizer() -> None:
+def reporting(name: str, *uids: str) -> Region:
+    found = region(name)
+    report = RegionReport(claims_without_data=uids)
+    return msgspec.structs.replace(found, status=msgspec.structs.replace(found.status, report=report))
+
+
+def test_deleted_claim_orders_the_deletion_of_its_data_and_waits_for_every_region() -> None:
+    item = claim(deleted=True, reclaim_policy=ReclaimPolicy.DELETE)
+    unheard = (reporting("us-east", "of another"), region("eu-west"))
+    (order,) = volume_claims.decide(item.key, cache_of(item, *unheard), 5.0).writes
+    assert isinstance(order, SetStatus) and isinstance(order.blocks["dataDeletion"], DataDeletion)
+    waits = order.conditions[-1]
+    assert (waits.type, waits.reason) == ("DataDeleted", Reason.VOLUME_CLAIM_DATA_REMAINS)
+    assert "eu-west, us-east" in waits.message
+    ordered = msgspec.structs.replace(
+        item, status=VolumeClaimStatus(conditions=order.conditions, data_deletion=order.blocks["dataDeletion"])
+    )
+    assert not volume_claims.decide(item.key, cache_of(ordered, *unheard), 6.0).writes, "ordered once"
+    heard = (reporting("us-east", item.uid), reporting("eu-west", item.uid))
+    (some,) = volume_claims.decide(item.key, cache_of(ordered, heard[0], unheard[1]), 6.0).writes
+    assert isinstance(some, SetStatus) and "us-east" not in some.conditions[-1].message and not some.blocks
+    (end,) = volume_claims.decide(item.key, cache_of(ordered, *heard), 6.0).writes
+    assert isinstance(end, Update) and end.object.metadata.finalizers == ()
+    assert list(volume_claims.woken_by_region(heard[0], unheard[0], cache_of(ordered))) == [item.key]
+    assert list(volume_claims.woken_by_region(None, unheard[0], cache_of(ordered))) == [item.key]
+    assert list(volume_claims.woken_by_region(heard[0], heard[0], cache_of(ordered))) == []
+
+
+def test_claim_in_use_orders_nothing() -> None:
+    item = claim(deleted=True, reclaim_policy=ReclaimPolicy.DELETE)
+    (write,) = volume_claims.decide(item.key, cache_of(item, workload(template=stateful()), region("a")), 0.0).writes
+    assert isinstance(write, SetStatus) and not write.blocks
+
+
+def test_unused_claim_that_is_deleted_and_retains_its_data_loses_its_finalizer() -> None:
     item = claim(deleted=True)
     (write,) = volume_claims.decide(item.key, cache_of(item, workload()), 0.0).writes
     assert isinstance(write, Update) and write.object.metadata.finalizers == ()
@@ -121,3 +163,16 @@ def test_unbacked_objective_and_the_plan_of_a_loss_name_the_claim() -> None:
     view = cache_of(service, priority(), part, region("us-east"), region("eu-west"), claim())
     (message,) = unbacked_objectives(view, 0.0).values()
     assert VOLUMES_WAIT in message and "VolumeClaim orders" in message
+
+
+def test_each_unbacked_objective_names_its_own_claim() -> None:
+    objective = RecoveryObjective(min_serving=2)
+    items: list[Any] = [priority(), region("us-east"), region("eu-west")]
+    for name in ("orders", "parts"):
+        named = ClaimVolume(name, "1Gi")
+        template = msgspec.structs.replace(TEMPLATE, volumes=(TemplateVolume(name="d", mount_path="/d", claim=named),))
+        service = workload(name, template=template, recovery=objective)
+        items += [service, assignment(name, template=template, status=AssignmentStatus(serving=3))]
+    for key, message in unbacked_objectives(cache_of(*items), 0.0).items():
+        assert f"VolumeClaim {key.name}:" in message
+    assert len(unbacked_objectives(cache_of(*items), 0.0)) == 2

@@ -46,6 +46,8 @@ def test_claim_whose_name_is_no_label_is_refused(name: str) -> None:
 def test_claim_is_immutable() -> None:
     changed = claim(reclaim_policy=ReclaimPolicy.DELETE)
     assert [cause.field for cause in validate_volume_claim(changed, claim())] == ["spec"]
+    (larger,) = validate_volume_claim(claim(size="2Gi"), claim())
+    assert larger.field == "spec.size" and "create another VolumeClaim of the new size" in larger.message
     assert not list(validate_volume_claim(claim(), claim()))
 
 
@@ -77,11 +79,12 @@ def test_workload_whose_ordinals_change_hands_has_no_claims(spec: dict[str, Any]
 
 
 def test_terms_of_a_claim_count_as_storage_and_are_no_part_of_the_revision() -> None:
-    terms = {"orders": VolumeClaimSpec(size="1Gi", on_region_loss=OnRegionLoss.START_EMPTY)}
-    resolved = msgspec.structs.replace(template(), volumes=with_claim_terms(template().volumes, terms))
+    claims = {"orders": claim(on_region_loss=OnRegionLoss.START_EMPTY)}
+    resolved = msgspec.structs.replace(template(), volumes=with_claim_terms(template().volumes, claims))
     assert requests(resolved)[STORAGE] == 1024**3 and STORAGE not in requests(template())
     assert template_hash(resolved) == template_hash(template())
-    assert template_claims(resolved)[0].on_region_loss is OnRegionLoss.START_EMPTY
+    (found,) = template_claims(resolved)
+    assert (found.on_region_loss, found.uid) == (OnRegionLoss.START_EMPTY, claims["orders"].uid)
 
 
 def test_only_the_node_of_a_volume_is_allowed() -> None:

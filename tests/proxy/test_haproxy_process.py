@@ -26,7 +26,7 @@ from holdfast.model.region import HealthState
 from holdfast.proxy.backends import ProxyPlan, plan_backends, removed_servers
 from holdfast.proxy.entry_proxy import EntryProxy
 from holdfast.proxy.haproxy_config import render
-from holdfast.proxy.haproxy_process import CONFIG, HaproxyProcess, ProxyRefusal
+from holdfast.proxy.haproxy_process import CANDIDATE, CONFIG, HaproxyProcess, ProxyRefusal
 from holdfast.proxy.settings import Hostname, HttpListener, ProxySettings, TcpListener
 
 pytestmark = pytest.mark.timeout(120)
@@ -301,6 +301,29 @@ async def test_refused_reload_leaves_the_configuration_of_the_next_start(tmp_pat
             finally:
                 following.cancel()
                 await second.stop()
+
+
+async def test_directory_that_cannot_be_written_is_reported_and_the_proxy_goes_on(tmp_path: Path) -> None:
+    port, folder = free_port(), tmp_path / "proxy"
+    async with replicas("first", "second") as (first, second):
+        proxy = proxy_without_cells(settings_of(port), folder)
+        await proxy.start()
+        proxy.feed.table.put(endpoint("us", "127.0.0.1", port=first.port))
+        proxy.feed.listed.set()
+        following = asyncio.create_task(proxy.follow())
+        try:
+            await answers(port, "first")
+            (folder / CANDIDATE).mkdir()  # no configuration can be written there
+            proxy.feed.table.put(endpoint("us", "127.0.0.1", port=second.port))
+            async with asyncio.timeout(20):
+                while "directory" not in proxy.readiness():
+                    await asyncio.sleep(0.05)
+            assert (await get(port))[0] == 503, "the address that left is drained"
+            (folder / CANDIDATE).rmdir()
+            await answers(port, "second")
+        finally:
+            following.cancel()
+            await proxy.stop()
 
 
 async def answers(port: int, text: str) -> None:

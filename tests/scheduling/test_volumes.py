@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from tests import factories
 from tests.factories import assignment, cache_of, replica, serving_status
 
@@ -19,17 +20,19 @@ from holdfast.model.template import Template, template_hash
 from holdfast.model.template_volume import ClaimVolume, TemplateVolume
 from holdfast.model.volume import (
     BoundVolume,
+    DataDeletion,
     DataPhase,
     ReclaimPolicy,
     Volume,
     VolumeClaim,
     VolumeClaimSpec,
+    VolumeClaimStatus,
     VolumeData,
     VolumeSpec,
     VolumeStatus,
 )
 from holdfast.model.workload import Rollout
-from holdfast.model.writes import Create, Delete, Outcome, Update
+from holdfast.model.writes import Create, Delete, Outcome, SetStatus, Update
 from holdfast.scheduling import replicate, volume_release
 from holdfast.scheduling.plan import plan, requirements_of
 from holdfast.scheduling.snapshot.builder import build_snapshot
@@ -39,6 +42,12 @@ STATEFUL = msgspec.structs.replace(factories.TEMPLATE, volumes=(DATA,))
 NEWER = msgspec.structs.replace(STATEFUL, env={"VERSION": "2"})
 STORAGE = {"cpu": "8", "memory": "32Gi", "storage": "2Gi"}
 decide = replicate.decider("us-east")
+
+
+CLAIM = VolumeClaim(factories.meta("orders", "acme"), VolumeClaimSpec(size="1Gi"))
+ORDERED = msgspec.structs.replace(
+    CLAIM, status=VolumeClaimStatus(data_deletion=DataDeletion(at="2026-01-01T00:00:00Z"))
+)
 
 
 def names(outcome: Outcome) -> tuple[list[str], list[str]]:
@@ -54,6 +63,7 @@ def volume(node: str = "n2", ordinal: int = 0, *, deleted: bool = False, **more:
         extra["deletion_timestamp"] = "2026-01-01T00:00:00Z"
     policy = more.pop("policy", ReclaimPolicy.DELETE)
     spec = VolumeSpec(claim="orders", workload="api", replica=name, node=node, size="1Gi", reclaim_policy=policy)
+    spec = msgspec.structs.replace(spec, claim_uid=more.pop("claim_uid", CLAIM.uid))
     status = VolumeStatus(data=VolumeData(phase=data) if data is not None else None)
     return Volume(factories.meta(f"orders.{name}", "acme", **extra), spec, status)
 
@@ -147,20 +157,45 @@ def writes(item: Volume, *others: Object) -> list[Any]:
     return list(volume_release.decide(item.key, cache_of(item, *others), 0.0).writes)
 
 
-CLAIM = VolumeClaim(factories.meta("orders", "acme"), VolumeClaimSpec(size="1Gi"))
 NODE = factories.node("n2")
 
 
-def test_volume_whose_claim_is_gone_is_deleted_by_its_policy() -> None:
-    (deletion,) = writes(volume(), NODE)
+def test_volume_is_deleted_on_the_order_of_its_claim_by_its_policy() -> None:
+    (deletion,) = writes(volume(), NODE, ORDERED)
     assert isinstance(deletion, Delete)
     assert writes(volume(), NODE, CLAIM) == []
+    assert writes(volume(policy=ReclaimPolicy.RETAIN), NODE, ORDERED) == []
+
+
+def test_volume_whose_claim_is_missing_is_kept_and_says_so() -> None:
+    (said,) = writes(volume(), NODE)
+    assert isinstance(said, SetStatus)
+    (condition,) = said.conditions
+    assert (condition.type, condition.status, condition.reason) == ("Claimed", "False", Reason.VOLUME_CLAIM_MISSING)
+    assert "the data is kept" in condition.message
+    told = msgspec.structs.replace(volume(), status=VolumeStatus(conditions=said.conditions))
+    assert writes(told, NODE) == [], "it says so once"
+    (again,) = writes(told, NODE, CLAIM)
+    assert again.conditions[0].status == "True"
     assert writes(volume(policy=ReclaimPolicy.RETAIN), NODE) == []
 
 
+@pytest.mark.parametrize("made_for", ["", "another"])
+def test_order_of_another_claim_with_the_name_deletes_nothing(made_for: str) -> None:
+    made = writes(volume(claim_uid=made_for), NODE, ORDERED)
+    assert not any(isinstance(write, Delete) for write in made)
+
+
+def test_order_wakes_the_volumes_of_the_claim() -> None:
+    view = cache_of(volume(), ORDERED)
+    assert list(volume_release.woken_by_claim(ORDERED, CLAIM, view)) == [volume().key]
+    assert list(volume_release.woken_by_claim(None, CLAIM, view)) == [volume().key]
+    assert list(volume_release.woken_by_claim(CLAIM, CLAIM, view)) == []
+
+
 def test_volume_in_use_is_not_deleted() -> None:
-    assert writes(volume(), NODE, binding_with(volume())) == []
-    assert writes(volume(), NODE, replica(0)) == []
+    assert writes(volume(), NODE, ORDERED, binding_with(volume())) == []
+    assert writes(volume(), NODE, ORDERED, replica(0)) == []
 
 
 def test_finalizer_is_removed_when_the_node_has_deleted_the_data_or_is_gone() -> None:

@@ -25,6 +25,7 @@ RECORDED_SEEDS = {
     "volume-node-not-compared": 513,
     "volume-made-again": 513,
     "volume-space-not-counted": 68,
+    "volume-deleted-without-order": 513,
     "residency-ignored": 706,
     "affinity-ignored": 6,
     "taints-ignored": 126,

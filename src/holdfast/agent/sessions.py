@@ -184,12 +184,13 @@ class TaskSessions:
 
 
 def forward_target(task: Task, port: int) -> int | None:
-    """The port on the node for a port that a client names: an allocated port, or the fixed number of a declared one."""
+    """The port on the node for a port that a client names: an allocated port, or the fixed number or
+    `containerPort` of a declared one."""
     udp = udp_ports(task.template)
     for name, number in task.ports.items():
         if name not in udp and number == port:
             return number
-    declared = [one for one in task.template.ports if one.port == port and one.name in task.ports]
+    declared = [one for one in task.template.ports if port in (one.port, one.container_port) and one.name in task.ports]
     return next((task.ports[one.name] for one in declared if one.name not in udp), None)
 
 

@@ -17,6 +17,7 @@ from holdfast.agent.shim_guard import libc
 CLONE_NEWNET = 0x40000000
 API_SOCKET = "network.sock"
 LOG = "network.log"
+LOW_PORTS = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 READY_S = 10.0
 """Time for slirp4netns to set the network up. After that, the run has failed to start."""
 ANSWER_BYTES_MAX = 65536
@@ -27,7 +28,8 @@ class NetworkFailed(OSError):
 
 
 class RunNetwork:
-    """`program` is slirp4netns, `forwards` are texts `PROTOCOL:HOST:PORT`. The working directory is the task's."""
+    """`program` is slirp4netns, `forwards` are texts `PROTOCOL:HOST:PORT:PORT_INSIDE`. The working directory is that of
+    the task."""
 
     def __init__(self, program: str, forwards: list[str]) -> None:
         self._program, self._forwards = program, forwards
@@ -56,6 +58,7 @@ class RunNetwork:
         try:
             if libc.unshare(CLONE_NEWNET) != 0:
                 raise NetworkFailed(0, "the kernel refuses a network namespace")
+            _allow_low_ports()
             os.write(entered_w, b"1")
             readable, _, _ = select.select([ready_r], [], [], READY_S)
             if not readable or os.read(ready_r, 1) != b"1":
@@ -92,11 +95,11 @@ class RunNetwork:
             os._exit(127)
 
     def _forward(self, text: str) -> None:
-        """Opens one port of the node. The port inside has the same number."""
+        """Opens one port of the node."""
         import json
 
-        protocol, host, port = text.split(":")
-        given = {"proto": protocol, "host_addr": host, "host_port": int(port), "guest_port": int(port)}
+        protocol, host, port, inside = text.split(":")
+        given = {"proto": protocol, "host_addr": host, "host_port": int(port), "guest_port": int(inside)}
         said = json.loads(self._call(json.dumps({"execute": "add_hostfwd", "arguments": given}).encode()))
         if "error" in said:
             raise NetworkFailed(0, f"port {port} of the node cannot be forwarded ({said['error'].get('desc', '')})")
@@ -144,6 +147,12 @@ class RunNetwork:
                 os.waitpid(pid, 0)
             except (ProcessLookupError, ChildProcessError):
                 pass
+
+
+def _allow_low_ports() -> None:
+    """Lets every user listen on ports below 1024, as images expect: in this namespace they belong to the run alone."""
+    with open(LOW_PORTS, "w", encoding="ascii") as f:
+        f.write("0")
 
 
 def _last_words() -> str:

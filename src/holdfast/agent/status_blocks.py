@@ -21,7 +21,7 @@ from holdfast.model.meta import Key
 from holdfast.model.quantity import Amount, Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, ExitStatus, Phase, ordinal_in
-from holdfast.model.template import Template
+from holdfast.model.template import Template, listening_ports
 from holdfast.model.writes import SetStatus
 
 # How long the report "starting" of a first start waits for "running". Most starts are faster, and one write is saved.
@@ -65,11 +65,11 @@ def environment(binding: Binding, config: AgentConfig) -> dict[str, str]:
     """Environment of the task. HOLDFAST_* variables override the template, so the task's identity is always right."""
     spec = binding.spec
     env = dict(spec.template.env)
-    names = [port.name for port in spec.template.ports if port.name in spec.ports]
-    if names:
-        env["PORT"] = str(spec.ports[names[0]])
-    for name in names:
-        env[f"PORT_{name.upper().replace('-', '_')}"] = str(spec.ports[name])
+    ports = listening_ports(spec.template, spec.ports)
+    if ports:
+        env["PORT"] = str(next(iter(ports.values())))
+    for name, port in ports.items():
+        env[f"PORT_{name.upper().replace('-', '_')}"] = str(port)
     env["HOLDFAST_REPLICA"] = spec.replica
     env["HOLDFAST_WORKLOAD"] = spec.workload
     env["HOLDFAST_TENANT"] = binding.metadata.namespace

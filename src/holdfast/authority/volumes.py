@@ -125,5 +125,6 @@ def _new_volume(state: AuthorityState, replica: Replica, claim: ClaimVolume, nod
         size=claim.size,
         reclaim_policy=claim.reclaim_policy,
         recovery=replica.spec.purpose is Purpose.RECOVERY and not replica.spec.reclaimable,
+        claim_uid=claim.uid,
     )
     return put_object(VOLUME, Volume(meta, spec))

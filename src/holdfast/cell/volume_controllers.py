@@ -7,6 +7,7 @@ from holdfast.fleet import volume_claims
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
 from holdfast.model.node import Node
+from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.volume import Volume, VolumeClaim
 from holdfast.model.workload import Workload
@@ -22,6 +23,7 @@ def claims_controller() -> Controller:
             VolumeClaim: volume_claims.woken_by_claim,
             Workload: volume_claims.woken_by_user,
             Assignment: volume_claims.woken_by_user,
+            Region: volume_claims.woken_by_region,
         },
     )
 

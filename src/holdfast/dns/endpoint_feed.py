@@ -40,6 +40,8 @@ class EndpointFeed:
         """Set when the global cell or the own region has answered once."""
         self.changed = asyncio.Event()
         """Set after every change of the table. A follower clears it."""
+        self.last_contact_s = 0.0
+        """When a cell last answered, by the clock; 0 before. Regions report often, so a watch is never silent long."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -83,6 +85,7 @@ class EndpointFeed:
         self._note_change()
 
     def _note_change(self) -> None:
+        self.last_contact_s = self._ports.clock.now()
         self.listed.set()
         self.changed.set()
 
@@ -91,6 +94,7 @@ class EndpointFeed:
             self.table.replace_own(listed)
             self.changed.set()
             if listed is not None:
+                self.last_contact_s = self._ports.clock.now()
                 self.listed.set()
 
     async def _watch_own_region(self) -> None:

@@ -1,6 +1,9 @@
-"""volume-claim: keeps a VolumeClaim while workloads refer to it. Owns VolumeClaim.status and its finalizer.
+"""volume-claim: keeps a VolumeClaim while workloads refer to it or its data must still be deleted.
 
-When the claim is gone, the link removes its copies, and `volume` in each region deletes or retains the Volumes.
+Owns VolumeClaim.status and its finalizer.
+- Data is deleted by an order, `status.dataDeletion`, which the link copies to every region. A claim that is missing is
+  no order: the global cell may have been restored from a backup that is older than the claim.
+- A claim with the policy `Delete` is there until every region has reported that it has no Volume of it.
 """
 
 from __future__ import annotations
@@ -13,15 +16,17 @@ from holdfast.model.assignment import Assignment
 from holdfast.model.meta import Condition, Key, find_condition
 from holdfast.model.ownership import VOLUME_CLAIM_FINALIZER
 from holdfast.model.reasons import Reason
+from holdfast.model.region import Region
 from holdfast.model.template import Template, template_claims
 from holdfast.model.template_volume import with_claim_terms
+from holdfast.model.times import micro_text
 from holdfast.model.view import View
-from holdfast.model.volume import VolumeClaim
+from holdfast.model.volume import DataDeletion, ReclaimPolicy, VolumeClaim
 from holdfast.model.workload import Workload
-from holdfast.model.writes import Outcome, SetStatus, Update, Write
+from holdfast.model.writes import NO_CHANGES, Outcome, SetStatus, Update
 
-# Workloads named in the condition of a claim.
-USERS_NAMED_MAX = 5
+# Workloads, and regions, named in a condition of a claim.
+NAMED_MAX = 5
 
 
 def with_claims(template: Template, namespace: str, view: View) -> Template | None:
@@ -29,7 +34,7 @@ def with_claims(template: Template, namespace: str, view: View) -> Template | No
     names = [claim.name for claim in template_claims(template)]
     if not names:
         return template
-    found = {name: claim.spec for name in names if (claim := view.get(VolumeClaim, name, namespace)) is not None}
+    found = {name: claim for name in names if (claim := view.get(VolumeClaim, name, namespace)) is not None}
     if len(found) < len(names):
         return None
     return msgspec.structs.replace(template, volumes=with_claim_terms(template.volumes, found))
@@ -46,23 +51,59 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if claim is None:
         return Outcome()
     users = _users(claim, view)
-    writes: list[Write] = []
+    wanted = [_in_use(claim, users)]
+    order = claim.status.data_deletion
     if claim.metadata.terminating and not users and VOLUME_CLAIM_FINALIZER in claim.metadata.finalizers:
-        rest = tuple(f for f in claim.metadata.finalizers if f != VOLUME_CLAIM_FINALIZER)
-        meta = msgspec.structs.replace(claim.metadata, finalizers=rest)
-        return Outcome(writes=(Update(msgspec.structs.replace(claim, metadata=meta)),))
-    named = ", ".join(users[:USERS_NAMED_MAX]) + (" …" if len(users) > USERS_NAMED_MAX else "")
-    wanted = Condition(
+        remains = _regions_with_data(claim, view) if claim.spec.reclaim_policy is ReclaimPolicy.DELETE else []
+        if not remains:
+            return Outcome(writes=(_without_finalizer(claim),))
+        order = order or DataDeletion(at=micro_text(now))
+        wanted.append(_data_remains(claim, remains))
+    if order == claim.status.data_deletion and not any(_is_news(claim, condition) for condition in wanted):
+        return NO_CHANGES
+    blocks = {"dataDeletion": order} if order != claim.status.data_deletion else {}
+    return Outcome(writes=(SetStatus("VolumeClaim", claim.key, claim.uid, blocks=blocks, conditions=tuple(wanted)),))
+
+
+def _regions_with_data(claim: VolumeClaim, view: View) -> list[str]:
+    """Regions that have not reported that they have no Volume of the claim left. They report it only on the order."""
+    reports = ((region.metadata.name, region.status.report) for region in view.list(Region))
+    return [name for name, report in reports if report is None or claim.uid not in report.claims_without_data]
+
+
+def _without_finalizer(claim: VolumeClaim) -> Update:
+    rest = tuple(f for f in claim.metadata.finalizers if f != VOLUME_CLAIM_FINALIZER)
+    meta = msgspec.structs.replace(claim.metadata, finalizers=rest)
+    return Update(msgspec.structs.replace(claim, metadata=meta))
+
+
+def _in_use(claim: VolumeClaim, users: list[str]) -> Condition:
+    return Condition(
         type="InUse",
         status="True" if users else "False",
         reason=Reason.VOLUME_CLAIM_IN_USE if users else Reason.VOLUME_CLAIM_UNUSED,
-        message=f"workloads: {named}" if users else "",
+        message=f"workloads: {_named(users)}" if users else "",
         observed_generation=claim.metadata.generation,
     )
-    known = find_condition(claim.status.conditions, "InUse")
-    if known is None or (known.status, known.message) != (wanted.status, wanted.message):
-        writes.append(SetStatus("VolumeClaim", claim.key, claim.uid, conditions=(wanted,)))
-    return Outcome(writes=tuple(writes))
+
+
+def _data_remains(claim: VolumeClaim, regions: list[str]) -> Condition:
+    return Condition(
+        type="DataDeleted",
+        status="False",
+        reason=Reason.VOLUME_CLAIM_DATA_REMAINS,
+        message=f"ordered; not yet reported by regions: {_named(regions)}",
+        observed_generation=claim.metadata.generation,
+    )
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(names[:NAMED_MAX]) + (" …" if len(names) > NAMED_MAX else "")
+
+
+def _is_news(claim: VolumeClaim, wanted: Condition) -> bool:
+    known = find_condition(claim.status.conditions, wanted.type)
+    return known is None or (known.status, known.message) != (wanted.status, wanted.message)
 
 
 def _users(claim: VolumeClaim, view: View) -> list[str]:
@@ -83,6 +124,19 @@ def keys(view: View) -> Iterable[Key]:
 
 def woken_by_claim(new: VolumeClaim | None, old: VolumeClaim | None, view: View) -> Iterable[Key]:
     return (new.key,) if new is not None else ()
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    """The claims whose data a region deleted. A region that is gone has reported nothing and is waited for no more."""
+    before, after = _reported(old), _reported(new)
+    if new is not None and before == after:
+        return ()
+    return [claim.key for claim in view.list(VolumeClaim) if claim.status.data_deletion is not None]
+
+
+def _reported(region: Region | None) -> tuple[str, ...]:
+    report = region.status.report if region is not None else None
+    return report.claims_without_data if report is not None else ()
 
 
 def woken_by_user(new: Workload | Assignment | None, old: Workload | Assignment | None, view: View) -> Iterable[Key]:

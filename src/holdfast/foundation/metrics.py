@@ -276,7 +276,7 @@ REGION_STEP = Histogram(
 # Entry proxy
 PROXY_RELOADS = Counter(
     "holdfast_proxy_reloads_total",
-    "Configurations that the proxy was given: applied, invalid (refused by its check) or failed.",
+    "Configurations that the proxy was given: applied, invalid (not written, or refused by its check) or failed.",
     ["result"],
 )
 PROXY_STARTS = Counter("holdfast_proxy_starts_total", "Starts of the proxy process, restarts after a crash included.")
@@ -287,6 +287,10 @@ PROXY_OMITTED = Gauge(
     "holdfast_proxy_omitted",
     "Left out of the configuration: backends over the limit, addresses that are not allowed.",
     ["what"],
+)
+PROXY_LAST_CONTACT = Gauge(
+    "holdfast_proxy_last_contact_timestamp_seconds",
+    "When a cell last told the proxy about serving addresses or regions. Before the first answer it is 0.",
 )
 PROXY_UPDATE_DURATION = Histogram(
     "holdfast_proxy_update_seconds",

@@ -10,10 +10,12 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
 from holdfast.model import limits
-from holdfast.model.assignment import Assignment
+from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.lifecycle import stage
 from holdfast.model.meta import Key
 from holdfast.model.replica import Replica
+from holdfast.model.template import template_claims
+from holdfast.model.volume import OnRegionLoss
 from holdfast.model.workload import SpilloverStatus, Workload, wanted_replicas
 
 NOT_SERVING_STAGES = ("Reserved", "Bound", "Starting", "Running", "Failed", "Unknown")
@@ -101,6 +103,7 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
         for a in assignments
         if a.spec.workload == key.name
     ]
+    lines += empty_volume_lines([a for a in assignments if a.spec.workload == key.name])
     lines += spread_lines(workload, [a for a in assignments if a.spec.workload == key.name])
     if workload.status.spillover is not None:
         lines += spillover_lines(workload.status.spillover)
@@ -153,6 +156,18 @@ def spread_lines(workload: Workload, assignments: Sequence[Assignment]) -> list[
     return [
         f"spreadRegions is {limit}, and replicas are in {len(used)} regions ({', '.join(used)}): running ones stay, "
         f"and new ones go to at most {limit} of them; to move the others, list {limit} of them in placement.regions"
+    ]
+
+
+def empty_volume_lines(assignments: Sequence[Assignment]) -> list[str]:
+    """Says that recovery replicas do not have the data of the lost region."""
+    return [
+        f"recovery replicas in region {a.spec.region} started with an empty volume (VolumeClaim {claim.name}: "
+        f"onRegionLoss StartEmpty); the data stays in the lost region"
+        for a in assignments
+        if a.spec.purpose is Purpose.RECOVERY and a.spec.replicas
+        for claim in template_claims(a.spec.template)
+        if claim.on_region_loss is OnRegionLoss.START_EMPTY
     ]
 
 

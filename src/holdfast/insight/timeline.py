@@ -226,6 +226,9 @@ def _placement_events(replica: Replica, evidence: Evidence) -> Iterable[Timeline
         yield TimelineEvent(
             placed.bound_at, "Bound", "authority", f"to node {placed.node} in zone {placed.zone}{again}"
         )
+        for volume in evidence.binding.spec.volumes if evidence.binding is not None else ():
+            kept = ", which was made for it and is empty" if volume.new else ", with its data"
+            yield TimelineEvent(placed.bound_at, "Bound", "authority", f"with volume {volume.name}{kept}")
     if placed.released_reason:
         yield TimelineEvent("", "Released", "authority", f"the previous attempt was released: {placed.released_reason}")
 

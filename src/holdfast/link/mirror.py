@@ -25,13 +25,14 @@ from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant
 from holdfast.model.trace_ids import kept_context
 from holdfast.model.view import View
+from holdfast.model.volume import VolumeClaim
 from holdfast.model.writes import Create, Delete, Update, Write
 
 MIRRORED_KINDS: tuple[type[Any], ...] = tuple(
     kind.type for kind in sorted((kind for kind in ALL if kind.mirrored), key=lambda kind: kind.namespaced)
 )
 """Kinds of the global cell, namespaced ones last: the gate refuses objects of an unknown tenant."""
-STATUS_MIRRORED_KINDS = frozenset({Override})
+STATUS_MIRRORED_KINDS = frozenset({Override, VolumeClaim})
 """Kinds whose status is copied too, because the region reads it."""
 _WITH_WORK = frozenset({Assignment, Tenant})
 """Kinds whose copies are deleted only when no work depends on them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
-from holdfast.model.volume import Volume, volume_bytes
+from holdfast.model.volume import Volume, VolumeClaim, volume_bytes
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.scheduling.assignment_status import assignment_status
 from holdfast.scheduling.disruption_budget import blocked_node_evictions
@@ -37,6 +38,8 @@ from holdfast.scheduling.eviction import over_quota, preempted
 from holdfast.scheduling.eviction.pending_evictions import pending_evictions
 
 _CLOSED_BY_OPERATORS = frozenset({Reason.NODE_TERMINATING, Reason.NODE_DRAINING, Reason.NODE_CORDONED})
+# Claims in one report whose data is deleted. The others follow when the global cell has removed these.
+CLAIMS_WITHOUT_DATA_MAX = 200
 _STATUS_FIELDS = tuple(
     (field.name, field.encode_name)
     for field in msgspec.structs.fields(AssignmentStatus)
@@ -187,8 +190,21 @@ def region_report(
         else None,
         holding=holding,
         warnings=warnings,
+        claims_without_data=_claims_without_data(here),
     )
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
+
+
+def _ordered_deletions(claim: VolumeClaim) -> Mapping[tuple[str, str], int]:
+    return {(str(claim.key), claim.uid): 1} if claim.status.data_deletion is not None else {}
+
+
+def _claims_without_data(here: View) -> tuple[str, ...]:
+    """Claims whose data was ordered to be deleted, by uid, and of which no Volume is left here."""
+    counts = here.total(VolumeClaim, "", _ordered_deletions)
+    ordered = sorted(found for found, count in counts.items() if count)
+    done = (uid for key, uid in ordered if all(v.spec.claim_uid != uid for v in here.by(Volume, "claim", key)))
+    return tuple(islice(done, CLAIMS_WITHOUT_DATA_MAX))
 
 
 def _pending(request: SchedulingRequest) -> Mapping[str, int]:

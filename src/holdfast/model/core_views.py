@@ -16,7 +16,7 @@ from holdfast.model.node import ContactState, Node, NodeImage, NodeSpec, NodeSta
 from holdfast.model.quantity import amounts_text
 from holdfast.model.replica import Phase
 from holdfast.model.task_programs import MAIN_PROGRAM
-from holdfast.model.template import udp_ports
+from holdfast.model.template import listening_ports, udp_ports
 
 
 def _shown(name: str) -> str:
@@ -74,11 +74,12 @@ class ContainerResources(ApiStruct, frozen=True):
 
 
 class ContainerPort(ApiStruct, frozen=True):
-    """A port that the node gave to the task, so that `kubectl port-forward` can use its name."""
+    """A port of the task, so that `kubectl port-forward` can use its name. `hostPort` is the node's."""
 
     name: str
     container_port: int
     protocol: str = "TCP"
+    host_port: int = 0
 
 
 class Container(ApiStruct, frozen=True):
@@ -208,7 +209,10 @@ def pod_of(binding: Binding) -> Pod:
         image=image,
         command=spec.template.command,
         resources=ContainerResources(requests),
-        ports=tuple(ContainerPort(name, at, "UDP" if name in udp else "TCP") for name, at in spec.ports.items()),
+        ports=tuple(
+            ContainerPort(name, inside, "UDP" if name in udp else "TCP", spec.ports[name])
+            for name, inside in listening_ports(spec.template, spec.ports).items()
+        ),
     )
     return Pod(
         metadata=ObjectMeta(

@@ -123,7 +123,8 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
     },
     "Port": {
         "name": "Name by which probes and Endpoints refer to the port.",
-        "port": "A fixed port, or 0 for one that the node chooses.",
+        "port": "A fixed port of the node, or 0 for one that the node chooses.",
+        "containerPort": "The port that the program listens on in its own network (network Private). 0: the node's.",
         "protocol": "TCP or UDP. A TCP port and a UDP port of one number do not conflict.",
     },
     "PlacementRules": {

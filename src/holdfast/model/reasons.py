@@ -47,6 +47,9 @@ class Reason(enum.StrEnum):
     VOLUME_CLAIM_NOT_FOUND = texts.VOLUME_CLAIM_NOT_FOUND
     VOLUME_CLAIM_IN_USE = texts.VOLUME_CLAIM_IN_USE
     VOLUME_CLAIM_UNUSED = texts.VOLUME_CLAIM_UNUSED
+    VOLUME_CLAIM_DATA_REMAINS = texts.VOLUME_CLAIM_DATA_REMAINS
+    VOLUME_CLAIM_MISSING = texts.VOLUME_CLAIM_MISSING
+    VOLUME_CLAIM_FOUND = texts.VOLUME_CLAIM_FOUND
     NODE_UNREACHABLE = (
         "NodeUnreachable",
         "The node's lease has expired. Wait for its agent to renew it, or choose another node.",

@@ -134,7 +134,10 @@ class RegionReport(ApiStruct, frozen=True):
     those of the region's cell. `holding` says why the region keeps work that the global cell does not contain.
 
     `freeShapes` are the free resources of schedulable nodes, and `nodeShapes` the capacity of its largest nodes and of
-    those that its pools may add. Both are bounded samples that never promise more than there is."""
+    those that its pools may add. Both are bounded samples that never promise more than there is.
+
+    `claimsWithoutData` are uids of VolumeClaims whose data was ordered to be deleted and of which the region has no
+    Volume left."""
 
     at: str = ""
     sequence: int = 0
@@ -158,6 +161,7 @@ class RegionReport(ApiStruct, frozen=True):
     policy_trial: PolicyTrial | None = None
     holding: str = ""
     warnings: tuple[CellWarning, ...] = ()
+    claims_without_data: tuple[str, ...] = ()
 
 
 HOLDS_WORK = "HoldsWork"

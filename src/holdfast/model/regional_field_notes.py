@@ -12,6 +12,7 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
         "size": "Size of the volume.",
         "reclaimPolicy": "What happens to the data when the claim is deleted: Retain or Delete.",
         "recovery": "Whether its space counts against the recovery allowance.",
+        "claimUid": "Uid of the claim that it was made for. Only that claim can order the deletion of the data.",
     },
     "VolumeStatus": {"data": "The agent's report about the data."},
     "VolumeData": {"phase": "Present or Deleted.", "at": "When the agent found it so."},
@@ -329,5 +330,9 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
     "SchedulingRequestSpec": {
         "activeUntil": "When `activeDeadlineSeconds` of the batch ends its replicas. Absent: no deadline."
     },
-    "ContainerPort": {"containerPort": "Number of the port on the node.", "protocol": "TCP or UDP."},
+    "ContainerPort": {
+        "containerPort": "Port that the program listens on.",
+        "hostPort": "Number of the port on the node.",
+        "protocol": "TCP or UDP.",
+    },
 }

@@ -84,11 +84,13 @@ class NetworkMode(enum.StrEnum):
 
 
 class Port(ApiStruct, frozen=True):
-    """A port that the task listens on. 0: the node chooses one and passes it as `PORT` or `PORT_<NAME>`."""
+    """A port of the node at which the task is reached. 0: the node chooses one. `containerPort` is the port that the
+    program listens on in a network of its own; 0: the same. The program finds it as `PORT` and `PORT_<NAME>`."""
 
     name: str
     port: int = 0
     protocol: Protocol = Protocol.TCP
+    container_port: int = 0
 
 
 class Probes(ApiStruct, frozen=True):
@@ -230,6 +232,7 @@ def validate_template(field: str, template: Template) -> Causes:
     for index, port in enumerate(template.ports):
         yield from check_dns_label(f"{field}.ports[{index}].name", port.name)
         yield from check_range(f"{field}.ports[{index}].port", port.port, 0, 65535)
+    yield from _validate_container_ports(field, template)
     if template.network is NetworkMode.PRIVATE and template.driver is not DriverName.OCI and not template.image:
         yield forbidden(f"{field}.network", "Private is not allowed with this driver; containers alone (oci) have it")
     if template.read_only_root and not template.image:
@@ -251,6 +254,20 @@ def validate_template(field: str, template: Template) -> Causes:
             yield from validate_probe(f"{field}.probes.{name}", probe, tcp_ports)
     yield from validate_programs(field, template.init_tasks, template.sidecars, template.lifecycle, tcp_ports)
     yield from validate_volumes(f"{field}.volumes", template.volumes, template.resources)
+
+
+def _validate_container_ports(field: str, template: Template) -> Causes:
+    inside = [p for p in template.ports if p.container_port]
+    yield from check_unique(f"{field}.ports", (port_text(port_key(p.container_port, p.protocol)) for p in inside))
+    for index, port in enumerate(template.ports):
+        at = f"{field}.ports[{index}].containerPort"
+        yield from check_range(at, port.container_port, 0, 65535)
+        if template.network is NetworkMode.HOST and port.container_port not in (0, port.port):
+            yield forbidden(
+                at,
+                "differs from port, and with network Host the program listens on the port of the node itself; "
+                "set network: Private, or listen on $PORT and remove containerPort",
+            )
 
 
 def _validate_image_source(field: str, template: Template) -> Causes:
@@ -313,6 +330,12 @@ def port_text(key: int) -> str:
 def udp_ports(template: Template) -> tuple[str, ...]:
     """Names of the UDP ports."""
     return tuple(port.name for port in template.ports if port.protocol is Protocol.UDP)
+
+
+def listening_ports(template: Template, ports: Mapping[str, int]) -> dict[str, int]:
+    """Where the program listens, by name, in the template's order: `ports` are the node's."""
+    given = {port.name: port.container_port or ports[port.name] for port in template.ports if port.name in ports}
+    return {**given, **{name: port for name, port in ports.items() if name not in given}}
 
 
 def port_keys(ports: Mapping[str, int], udp: Collection[str]) -> list[int]:

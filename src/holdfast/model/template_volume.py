@@ -22,7 +22,7 @@ from holdfast.model.validation import (
     invalid,
     required,
 )
-from holdfast.model.volume import OnRegionLoss, ReclaimPolicy, VolumeClaimSpec, volume_bytes
+from holdfast.model.volume import OnRegionLoss, ReclaimPolicy, VolumeClaim, volume_bytes
 
 # Volumes of a template. More are refused: each is a mount for every program of the task.
 VOLUMES_PER_REPLICA_MAX = 16
@@ -65,6 +65,7 @@ class ClaimVolume(ApiStruct, frozen=True):
     size: Amount = ""
     reclaim_policy: ReclaimPolicy = ReclaimPolicy.RETAIN
     on_region_loss: OnRegionLoss = OnRegionLoss.WAIT
+    uid: str = ""
 
 
 class TemplateVolume(ApiStruct, frozen=True):
@@ -85,21 +86,22 @@ def claim_bytes(volumes: Sequence[TemplateVolume]) -> int:
 
 
 def with_claim_terms(
-    volumes: Sequence[TemplateVolume], terms: Mapping[str, VolumeClaimSpec]
+    volumes: Sequence[TemplateVolume], claims: Mapping[str, VolumeClaim]
 ) -> tuple[TemplateVolume, ...]:
-    """The volumes with what their VolumeClaims say, by name; without terms, as the user wrote them."""
+    """The volumes with what their VolumeClaims say, by name; without claims, as the user wrote them."""
     return tuple(
         volume
         if volume.claim is None
-        else msgspec.structs.replace(volume, claim=_claim_of(volume.claim.name, terms.get(volume.claim.name)))
+        else msgspec.structs.replace(volume, claim=_claim_of(volume.claim.name, claims.get(volume.claim.name)))
         for volume in volumes
     )
 
 
-def _claim_of(name: str, terms: VolumeClaimSpec | None) -> ClaimVolume:
-    if terms is None:
+def _claim_of(name: str, claim: VolumeClaim | None) -> ClaimVolume:
+    if claim is None:
         return ClaimVolume(name)
-    return ClaimVolume(name, terms.size, terms.reclaim_policy, terms.on_region_loss)
+    terms = claim.spec
+    return ClaimVolume(name, terms.size, terms.reclaim_policy, terms.on_region_loss, claim.uid)
 
 
 def validate_claim_use(volumes: Sequence[TemplateVolume], unsuited: str) -> Causes:

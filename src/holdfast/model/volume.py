@@ -43,9 +43,17 @@ class VolumeClaimSpec(ApiStruct, frozen=True):
     on_region_loss: OnRegionLoss = visible_default(OnRegionLoss.WAIT)
 
 
+class DataDeletion(ApiStruct, frozen=True):
+    """The order to delete the data of a claim: to every region, for Volumes that were made for the claim with this uid.
+    A claim that is missing is no order."""
+
+    at: str
+
+
 class VolumeClaimStatus(ApiStruct, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
+    data_deletion: DataDeletion | None = None
 
 
 class VolumeClaim(Object, frozen=True):
@@ -54,7 +62,8 @@ class VolumeClaim(Object, frozen=True):
 
 
 class VolumeSpec(ApiStruct, frozen=True):
-    """Written once by the authority. Immutable. `recovery`: its quota is the tenant's recovery allowance."""
+    """Written once by the authority. Immutable. `recovery`: its quota is the tenant's recovery allowance. `claimUid`:
+    the claim that it was made for; another claim of that name cannot order the deletion of the data."""
 
     claim: str
     workload: str
@@ -63,6 +72,7 @@ class VolumeSpec(ApiStruct, frozen=True):
     size: Amount = ""
     reclaim_policy: ReclaimPolicy = visible_default(ReclaimPolicy.RETAIN)
     recovery: bool = False
+    claim_uid: str = ""
 
 
 class DataPhase(enum.StrEnum):
@@ -118,6 +128,13 @@ def volume_bytes(size: Amount) -> int:
     return amounts({STORAGE: size})[STORAGE]
 
 
+def is_data_deletion_ordered(claim: VolumeClaim | None, volume: Volume) -> bool:
+    """Whether the claim orders the deletion of this volume's data: the claim that it was made for, and no other."""
+    if claim is None or claim.status.data_deletion is None or volume.spec.reclaim_policy is not ReclaimPolicy.DELETE:
+        return False
+    return bool(claim.uid) and claim.uid == volume.spec.claim_uid
+
+
 def volume_refusal(node: str, held_on: str, *, terminating: bool = False) -> Reason | None:
     """Why a replica whose volume is on `held_on` may not use the node; None if it may. The one rule of the planner and
     the authority."""
@@ -138,7 +155,13 @@ def validate_volume_claim(claim: VolumeClaim, old: VolumeClaim | None) -> Causes
         return
     if size < VOLUME_BYTES_MIN:
         yield invalid("spec.size", claim.spec.size, "must be at least 16Mi")
-    if old is not None and old.spec != claim.spec:
+    if old is not None and old.spec.size != claim.spec.size:
+        yield forbidden(
+            "spec.size",
+            f"immutable: volumes of {old.spec.size} were made by it; "
+            "create another VolumeClaim of the new size, name both in the template and copy the data",
+        )
+    elif old is not None and old.spec != claim.spec:
         yield forbidden("spec", "immutable, because volumes were made by it; create another VolumeClaim")
 
 

@@ -32,6 +32,17 @@ VOLUME_DATA_MISSING: ReasonText = (
     "The node does not have the volume's data, although it had it. Nothing is started without it.",
 )
 VOLUME_CLAIM_IN_USE: ReasonText = ("ClaimInUse", "Workloads refer to the VolumeClaim; its deletion waits for them.")
+VOLUME_CLAIM_DATA_REMAINS: ReasonText = (
+    "ClaimDataRemains",
+    "The VolumeClaim is deleted when every region has deleted the claim's volumes. A region that is out of contact "
+    "does so when it is back.",
+)
+VOLUME_CLAIM_MISSING: ReasonText = (
+    "ClaimMissing",
+    "The claim that the volume was made for is not there, and nobody ordered the deletion of its data. The volume is "
+    "kept.",
+)
+VOLUME_CLAIM_FOUND: ReasonText = ("ClaimFound", "The claim that the volume was made for is there again.")
 VOLUME_CLAIM_UNUSED: ReasonText = ("ClaimUnused", "No workload refers to the VolumeClaim.")
 
 VOLUME_UNAVAILABLE: ReasonText = (

@@ -43,6 +43,7 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
     "ConfigBlock": {"versions": "Version by object, for example `Secret/db`: its uid and the number of its changes."},
     "RegionReport": {
         "warnings": "What people must hear of about the region's own cell.",
+        "claimsWithoutData": "Uids of VolumeClaims whose data was ordered to be deleted and is gone from the region.",
         "at": "When the region made the report, on its own clock.",
         "capacity": "Resources of the live nodes.",
         "used": "Resources claimed on the live nodes.",
@@ -193,7 +194,10 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "size": "Size by the claim. Set by Holdfast.",
         "reclaimPolicy": "Policy of the claim. Set by Holdfast.",
         "onRegionLoss": "What the claim says about a lost region. Set by Holdfast.",
+        "uid": "Uid of the claim. Set by Holdfast.",
     },
+    "VolumeClaimStatus": {"dataDeletion": "Set when the claim is deleted with its data: the order to every region."},
+    "DataDeletion": {"at": "When the deletion was ordered."},
     "VolumeClaimSpec": {
         "size": "Size of each replica's volume, such as 1Gi. Required, at least 16Mi.",
         "reclaimPolicy": "What happens to the data when the claim is deleted: Retain or Delete.",

@@ -88,6 +88,7 @@ class EntryProxy:
         last_reload_s = float("-inf")
         while True:
             self.feed.changed.clear()
+            metrics.PROXY_LAST_CONTACT.set(self.feed.last_contact_s)
             began_s = self._ports.clock.monotonic()
             plan = plan_backends(self._settings, self._table)
             text = render(self._settings, plan, drop_privileges=os.geteuid() == 0)
@@ -114,16 +115,16 @@ class EntryProxy:
         result = "invalid"
         try:
             await self.process.check(text)
-            result = "failed"
             self.process.accept()
+            result = "failed"
             if self.process.running:
                 await self.process.reload()
             else:
                 await self._start_process()
         except (ProxyRefusal, OSError) as error:
             self.refusal, self._refused_text, self._refused_at_s = str(error), text, self._ports.clock.monotonic()
-            if self._loaded:
-                self.process.restore(self._loaded)  # a restart must not use the refused one
+            if result == "failed" and self._loaded:
+                self._restore()
             metrics.PROXY_RELOADS.labels(result).inc()
             _log.error("proxy_configuration_refused", error=str(error), result=result)
             return
@@ -135,6 +136,13 @@ class EntryProxy:
         metrics.PROXY_OMITTED.labels("backends").set(plan.omitted)
         metrics.PROXY_OMITTED.labels("addresses").set(plan.refused)
         _log.info("proxy_configuration_applied", backends=len(backends), pid=self.process.pid)
+
+    def _restore(self) -> None:
+        """A restart must not use the configuration that was refused."""
+        try:
+            self.process.restore(self._loaded)
+        except OSError as error:
+            _log.error("proxy_configuration_not_restored", error=str(error))
 
     async def keep_running(self) -> None:
         """Restarts the process when it has exited, with the configuration that it had."""

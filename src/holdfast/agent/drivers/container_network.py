@@ -1,7 +1,8 @@
 """The network of a container: that of the node, or one of its own.
 
 With its own, the container sees a loopback of its own and one interface. Only its assigned ports are reachable from
-outside, at the same numbers on the node. The shim makes it (`agent.shim_network`).
+outside: each port of the node is forwarded to the port that the program listens on. The shim makes the network
+(`agent.shim_network`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from holdfast.agent.drivers.contract import StartFailed, Task
 from holdfast.foundation.container_runtime import private_network_program, private_network_refusal
 from holdfast.model.reasons import Reason
-from holdfast.model.template import NetworkMode, udp_ports
+from holdfast.model.template import NetworkMode, listening_ports, udp_ports
 
 RESOLVER = "10.0.2.3"
 """Where slirp4netns answers DNS queries: it passes them to the resolver of the node."""
@@ -44,8 +45,9 @@ class ContainerNetwork:
                 mount["source"] = str(resolv)
         # The runtime inherits the network of the shim. Naming it makes a later `exec` join it as well.
         config["linux"]["namespaces"].append({"type": "network", "path": "/proc/self/ns/net"})
-        udp = udp_ports(task.template)
+        udp, inside = udp_ports(task.template), listening_ports(task.template, task.ports)
         forwards = [
-            ("forward", f"{'udp' if name in udp else 'tcp'}:{self._host}:{port}") for name, port in task.ports.items()
+            ("forward", f"{'udp' if name in udp else 'tcp'}:{self._host}:{port}:{inside[name]}")
+            for name, port in task.ports.items()
         ]
         return [("network", private_network_program()), *forwards]

@@ -5,7 +5,8 @@
 - Owners are not applied. All files belong to the agent; `finish` gives the task what the image's own user may do.
 - Bytes, entries, depth and lengths are bounded. Sizes stated in a layer are not trusted.
 
-A caller removes the directory if anything raises. Only ArchiveRefused is raised, or OSError if the node cannot write.
+A caller removes the directory if anything raises. Only ArchiveRefused is raised, OSError if the node cannot write, or
+what `check_disk` raises.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from holdfast.agent.drivers.archives import (
     read_chunks,
     write_all,
 )
+from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.removal import remove_at
 
 # Size of an image after unpacking. A larger one fails the start.
@@ -98,7 +100,7 @@ class RootTree:
                 while (member := archive.next()) is not None:
                     archive.members.clear()  # nothing goes back to an earlier header
                     self._add(archive, member, made)
-        except (ArchiveRefused, OSError):
+        except (ArchiveRefused, StartFailed, OSError):
             raise
         except Exception as error:
             why = str(error).partition("\n")[0] or type(error).__name__

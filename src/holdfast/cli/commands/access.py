@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.platform.output import print_json, table
@@ -20,7 +21,12 @@ def access() -> None:
     """
 
 
-_region = click.option("--region", default="", help="Ask this region; without it, the global cell.")
+_region = click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    default="",
+    help="Ask this region; without it, the global cell.",
+)
 _namespace = click.option("-n", "--namespace", default="", help="In this tenant.")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 
 
 @click.command()
-@click.argument("name", metavar="[TENANT/]REPLICA")
+@click.argument("name", metavar="[TENANT/]REPLICA", shell_complete=shell_completion.complete_replicas)
 @state_option
 @output_option
 def attach(name: str, state: str, output: str) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.platform.output import print_json, print_note, table
@@ -49,7 +50,12 @@ def audit() -> None:
 @audit.command("search")
 @click.argument("object_name", metavar="[KIND/NAME]", default="")
 @click.option("-n", "--namespace", default="", help="Only objects of this tenant.")
-@click.option("--region", default="", help="The audit log of this region; without it, of the global cell.")
+@click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    default="",
+    help="The audit log of this region; without it, of the global cell.",
+)
 @click.option("--by", "principal", default="", help="Only records of this user or component.")
 @click.option("--refused", is_flag=True, help="Only refused requests.")
 @click.option("--last", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The newest records.")
@@ -87,7 +93,12 @@ def search(object_name: str, *, region: str, last: int, state: str, output: str,
         click.echo(table(("TIME", "BY", "VERB", "RESULT", "OBJECTS", "REASON"), [audit_row(r) for r in records]))
 
 
-_region_option = click.option("--region", default="", help="The log of this region; without it, of the global cell.")
+_region_option = click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    default="",
+    help="The log of this region; without it, of the global cell.",
+)
 
 
 def _connect(state: str, region: str) -> CellApi:

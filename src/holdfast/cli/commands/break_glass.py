@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.commands.tokens import parse_duration_s
 from holdfast.cli.options import output_option, state_option
 from holdfast.platform.output import print_json, print_note, table
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
 
 PATH = "/apis/holdfast.dev/v1/breakglasssessions"
 MERGE_PATCH = "application/merge-patch+json"
-_region = click.option("--region", default="", help="In this region; without it, in the global cell.")
+_region = click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    default="",
+    help="In this region; without it, in the global cell.",
+)
 
 
 @click.group("break-glass")
@@ -44,7 +50,9 @@ def _connect(state: str, region: str) -> CellApi:
 
 @break_glass.command("open")
 @click.option("--reason", required=True, help="Why, for the review.")
-@click.option("--tenant", default="", help="Limit the session to this tenant.")
+@click.option(
+    "--tenant", shell_complete=shell_completion.complete_tenants, default="", help="Limit the session to this tenant."
+)
 @click.option("--verb", "verbs", multiple=True, help="Permit this verb; may be repeated. Without it, all.")
 @click.option("--resource", "resources", multiple=True, help="Permit this resource; may be repeated. Without it, all.")
 @click.option("--for", "duration", default="15m", show_default=True, metavar="DURATION", help="At most 30m.")

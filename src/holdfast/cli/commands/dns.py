@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 
 @click.command()
-@click.option("--region", default="", help="Region of this machine: its replicas are answered first, then the nearest.")
+@click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    default="",
+    help="Region of this machine: its replicas are answered first, then the nearest.",
+)
 @click.option("--zone", default="holdfast.internal", show_default=True, help="Zone of the names.")
 @click.option(
     "--listen", default="127.0.0.1:7453", show_default=True, metavar="HOST:PORT", help="Address for UDP and TCP."

@@ -69,7 +69,12 @@ def list_drills(output: str) -> None:
 
 @drill.command("run")
 @click.argument("name", shell_complete=shell_completion.complete_drills)
-@click.option("--region", default="", help="Region in which the failure happens (required).")
+@click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    default="",
+    help="Region in which the failure happens (required).",
+)
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for each phase.")
 @click.option("--seconds", type=float, default=90.0, show_default=True, help="partition: duration of the partition.")
 @click.option("--fail-back/--no-fail-back", default=True, help="region-loss: also wait for failback.")
@@ -168,7 +173,9 @@ def _judge_of(layout: Layout) -> Callable[[float, float], HistoryJudgement]:
 
 @drill.command("history")
 @click.argument("name", default="", shell_complete=shell_completion.complete_drills)
-@click.option("--region", default="", help="Only drills in this region.")
+@click.option(
+    "--region", shell_complete=shell_completion.complete_regions, default="", help="Only drills in this region."
+)
 @directory_option
 @output_option
 def list_reports(name: str, *, region: str, state: str, output: str) -> None:

@@ -29,7 +29,12 @@ def schedule() -> None:
 
 @schedule.command("add")
 @click.argument("drill", shell_complete=shell_completion.complete_drills)
-@click.option("--region", required=True, help="Region in which the failure happens.")
+@click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    required=True,
+    help="Region in which the failure happens.",
+)
 @click.option("--cron", required=True, help='Schedule as in cron, for example "0 3 * * 0": Sundays at 3.')
 @click.option("--time-zone", default="UTC", show_default=True, help="IANA name of the schedule's time zone.")
 @click.option("--name", default="", help="Name of the schedule; DRILL-REGION without it.")

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.commands.tokens import parse_duration_s
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
@@ -47,9 +48,15 @@ def _connect(state: str) -> CellApi:
 
 
 @maintenance.command("start")
-@click.option("--region", required=True, help="The region.")
+@click.option("--region", shell_complete=shell_completion.complete_regions, required=True, help="The region.")
 @click.option("--zone", default="", help="Only this zone of the region.")
-@click.option("--node", "nodes", multiple=True, help="Only this node of the region; may be repeated.")
+@click.option(
+    "--node",
+    "nodes",
+    shell_complete=shell_completion.complete_nodes,
+    multiple=True,
+    help="Only this node of the region; may be repeated.",
+)
 @click.option("--for", "duration", required=True, metavar="DURATION", help="How long, such as 30m or 4h.")
 @click.option("--in", "delay", default="0s", show_default=True, metavar="DURATION", help="Start after this time.")
 @click.option("--notice", default="0s", show_default=True, metavar="DURATION", help="Notice before the start.")

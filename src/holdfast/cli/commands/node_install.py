@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.commands.agent import parse_pairs, parse_port_range
 from holdfast.cli.commands.init import install_options, install_state_option, preflight, read_token
 from holdfast.cli.commands.leave import leave_role
@@ -15,8 +16,18 @@ from holdfast.platform.output import print_json, print_note
 
 
 @click.command("token")
-@click.option("--region", required=True, help="Region that nodes join with the token.")
-@click.option("--node", default="", help="Restrict the token to this node, also to join again.")
+@click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    required=True,
+    help="Region that nodes join with the token.",
+)
+@click.option(
+    "--node",
+    shell_complete=shell_completion.complete_nodes,
+    default="",
+    help="Restrict the token to this node, also to join again.",
+)
 @click.option("--uses", type=click.IntRange(1, 256), default=1, show_default=True, help="Nodes that may use it.")
 @click.option("--expires", default="1h", show_default=True, metavar="DURATION", help="Lifetime of the token.")
 @click.option(

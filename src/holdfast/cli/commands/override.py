@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
@@ -62,9 +63,9 @@ def _observer(state: str) -> PlatformObserver:
 @click.option(
     "--ttl", "ttl_s", type=float, default=3600.0, show_default=True, help="TTL in seconds; 900 with --break-glass."
 )
-@click.option("--region", default="", help="Scope: region.")
+@click.option("--region", shell_complete=shell_completion.complete_regions, default="", help="Scope: region.")
 @click.option("--zone", default="", help="Scope: zone.")
-@click.option("--tenant", default="", help="Scope: tenant.")
+@click.option("--tenant", shell_complete=shell_completion.complete_tenants, default="", help="Scope: tenant.")
 @click.option("--workload", default="", help="Scope: workload.")
 @click.option("--quota", multiple=True, metavar="RESOURCE=AMOUNT", help="EmergencyQuota: the additional quota.")
 @click.option(
@@ -289,7 +290,12 @@ def approve(name: str, token: str, state: str, output: str) -> None:
 
 @override.command("revoke")
 @click.argument("name")
-@click.option("--region", default="", help="Region of a break-glass override; the global cell if not set.")
+@click.option(
+    "--region",
+    shell_complete=shell_completion.complete_regions,
+    default="",
+    help="Region of a break-glass override; the global cell if not set.",
+)
 @state_option
 @output_option
 def revoke(name: str, region: str, state: str, output: str) -> None:

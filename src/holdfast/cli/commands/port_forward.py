@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 
 
 @click.command("port-forward")
-@click.argument("name", metavar="[TENANT/]REPLICA")
+@click.argument("name", metavar="[TENANT/]REPLICA", shell_complete=shell_completion.complete_replicas)
 @click.argument("ports", metavar="[LOCAL:]REMOTE")
 @state_option
 @output_option

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
@@ -36,13 +37,25 @@ def tokens() -> None:
 @tokens.command("create")
 @click.argument("name")
 @click.option("--user", default="", help="User name; the token's name if not set.")
-@click.option("--tenant", "tenants", multiple=True, help="Grant access to this tenant; may be repeated.")
+@click.option(
+    "--tenant",
+    "tenants",
+    shell_complete=shell_completion.complete_tenants,
+    multiple=True,
+    help="Grant access to this tenant; may be repeated.",
+)
 @click.option("--viewer", is_flag=True, help="Grant read access to everything.")
 @click.option("--operator", is_flag=True, help="Grant the operator role.")
 @click.option("--monitor", is_flag=True, help="Grant access to /metrics and nothing else, for Prometheus.")
 @click.option("--cell", "cells", multiple=True, help="Restrict the token to this cell; may be repeated.")
 @click.option("--join", "region", default="", metavar="REGION", help="Create a join token for nodes of this region.")
-@click.option("--node", "node_name", default="", help="With --join: restrict the token to this node, also to rejoin.")
+@click.option(
+    "--node",
+    "node_name",
+    shell_complete=shell_completion.complete_nodes,
+    default="",
+    help="With --join: restrict the token to this node, also to rejoin.",
+)
 @click.option("--uses", type=click.IntRange(1, 256), default=1, show_default=True, help="With --join: number of uses.")
 @click.option(
     "--certificate",

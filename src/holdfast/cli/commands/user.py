@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli import shell_completion
 from holdfast.cli.commands.tokens import parse_duration_s
 from holdfast.cli.options import directory_option, output_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
@@ -24,7 +25,9 @@ def user() -> None:
 @user.command("add")
 @click.argument("name")
 @click.option("--role", required=True, help="A built-in role such as viewer, or a ClusterRole.")
-@click.option("--tenant", default="", help="Give the role in this tenant only.")
+@click.option(
+    "--tenant", shell_complete=shell_completion.complete_tenants, default="", help="Give the role in this tenant only."
+)
 @click.option("--certificate", is_flag=True, help="Issue a client certificate instead of a token.")
 @click.option("--no-credential", is_flag=True, help="Only bind the role, for a user of an OIDC issuer.")
 @click.option("--expires", default="30d", show_default=True, metavar="DURATION", help="Lifetime of the credential.")

@@ -146,7 +146,8 @@ class _SlotSearch:
         before: RecoveryDemand | None = None
         first, why = 0, ""
         for item in items:
-            if before is None or item.dedicated != before.dedicated or not _identical(before, item):
+            alike = before is not None and item.dedicated == before.dedicated and item.obstacle == before.obstacle
+            if before is None or not alike or not _identical(before, item):
                 before, first, why = item, 0, ""
             for index in range(first, len(item.options)):
                 region, count = item.options[index]

@@ -3,6 +3,7 @@
 - A Volume never changes its node, and the volumes of a node fit its `storage` when one is created.
 - A Binding of a replica with claims names a Volume of each claim, of its tenant and on its node, and no other Binding
   uses it.
+- A Volume is deleted only while its region has the order of the claim that it was made for.
 - A task runs only on the machine that has the data of its volumes, and two running tasks never use one volume.
 """
 
@@ -39,6 +40,8 @@ class VolumesChecker:
                 was_on = self._nodes.setdefault(volume.uid, volume.spec.node)
                 if was_on != volume.spec.node:
                     yield "volumes", f"{change.key} moved from {was_on} to {volume.spec.node}", (change.key,)
+                if volume.metadata.deletion_timestamp and not _is_terminating(change.old):
+                    yield from _check_order(volume, change.key, commit.state)
                 if change.old is None:
                     yield from _overcommitted(volume, change.key, commit.state)
             elif isinstance(change.new, Binding) and change.old is None and change.new.spec.desired.value == "Run":
@@ -85,6 +88,18 @@ def _check_binding(binding: Binding, key: str, state: dict[str, Any]) -> Iterato
                 continue
             if any(used.uid == found.uid for used in other.spec.volumes):
                 yield "volumes", f"{key} and {other_key} use volume {found.name}", (key, other_key)
+
+
+def _is_terminating(volume: Any) -> bool:
+    return isinstance(volume, Volume) and bool(volume.metadata.deletion_timestamp)
+
+
+def _check_order(volume: Volume, key: str, state: dict[str, Any]) -> Iterator[Finding]:
+    """People of the simulation delete claims and tenants, never a Volume."""
+    claim = state.get(f"/volumeclaims/{volume.metadata.namespace}/{volume.spec.claim}")
+    ordered = claim is not None and claim.uid == volume.spec.claim_uid and claim.status.data_deletion is not None
+    if not ordered:
+        yield "volumes", f"{key} is deleted without an order of its claim", (key,)
 
 
 def _overcommitted(volume: Volume, key: str, state: dict[str, Any]) -> Iterator[Finding]:

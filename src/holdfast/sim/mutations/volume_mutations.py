@@ -10,6 +10,7 @@ from holdfast.authority import reserve
 from holdfast.authority import volumes as authority_volumes
 from holdfast.authority.node_account import NodeAccount
 from holdfast.model.quantity import amounts
+from holdfast.scheduling import volume_release
 from holdfast.scheduling.filters import volumes as volumes_filter
 from holdfast.scheduling.snapshot import builder
 from holdfast.scheduling.snapshot.claim import claim_of_volume
@@ -49,6 +50,12 @@ def volume_space_not_counted(patch: Patch) -> None:
     patch.set(NodeAccount, "book_volume", lambda self, hold, sign: None)
 
 
+def volume_deleted_without_order(patch: Patch) -> None:
+    """A Volume with the policy Delete is deleted whenever no replica has its name, whatever its claim says."""
+    patch.set(volume_release, "is_data_deletion_ordered", lambda claim, volume: True)
+    patch.set(volume_release, "_has_replica", lambda volume, view: False)
+
+
 SCENARIO = "volumes-stay"
 TABLE = (
     Mutation(
@@ -58,6 +65,12 @@ TABLE = (
         scenario=SCENARIO,
     ),
     Mutation("volume-made-again", "a replica is bound without its volume", volume_made_again, scenario=SCENARIO),
+    Mutation(
+        "volume-deleted-without-order",
+        "data of a volume is deleted although its claim does not order it",
+        volume_deleted_without_order,
+        scenario=SCENARIO,
+    ),
     Mutation(
         "volume-space-not-counted", "space of volumes is not counted", volume_space_not_counted, scenario=SCENARIO
     ),
