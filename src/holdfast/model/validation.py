@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import TypeVar
 
+from holdfast.model import limits
 from holdfast.model.errors import Cause
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, BadQuantity, parse_amount
 
@@ -13,6 +15,8 @@ from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, BadQuantity, p
 VALID_LABELS_CACHED_MAX = 16_384
 
 Causes = Iterator[Cause]
+
+T = TypeVar("T")
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
@@ -154,3 +158,24 @@ def check_unique(field: str, values: Iterable[str]) -> Causes:
         if value in seen:
             yield duplicate(f"{field}[{index}]", value)
         seen.add(value)
+
+
+class ValidParts:
+    """Parts of objects that were validated without a finding, so that one which many objects share is validated once.
+
+    A part is recognized by its identity (`model.shared_parts`), and is kept here so that no other gets its identity.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, object] = {}
+
+    def causes(self, part: T, validate: Callable[[T], Causes]) -> Iterable[Cause]:
+        """The findings of a validation that depends on nothing but the part."""
+        if id(part) in self._parts:
+            return ()
+        found = tuple(validate(part))
+        if not found:
+            if len(self._parts) >= limits.SHARED_PARTS_CACHED:
+                self._parts.clear()
+            self._parts[id(part)] = part
+        return found
