@@ -47,11 +47,13 @@ class SharedParts:
         """The part that stands for all parts equal to this one."""
         value = _encode(part)
         found = self._recent.get(value)
-        if found is None:
-            found = self._older.get(value, part)
-            if len(self._recent) >= self._limit:
-                self._older, self._recent = self._recent, {}
-            self._recent[value] = found
+        return found if found is not None else self._add(value, part)
+
+    def _add(self, value: bytes, part: Any) -> Any:
+        found = self._older.get(value, part)
+        if len(self._recent) >= self._limit:
+            self._older, self._recent = self._recent, {}
+        self._recent[value] = found
         return found
 
 
@@ -63,6 +65,8 @@ class _SharedFields(NamedTuple):
 
 
 _by_type: dict[Any, SharedParts] = {type_: SharedParts(limits.SHARED_PARTS_CACHED) for type_ in _SHARED_TYPES}
+_labels = _by_type[dict[str, str]]
+_templates = _by_type[Template]
 _owned_fields = SharedParts(limits.SHARED_PARTS_CACHED)
 _fields: dict[type[Any], _SharedFields] = {}
 
@@ -98,16 +102,17 @@ def share_status_parts(status: Any) -> None:
     if isinstance(rollout, RolloutBlock):
         _share_texts(rollout, _ROLLOUT_TEXTS)
         for revision in rollout.history:
-            force_setattr(revision, "template", _by_type[Template].of(revision.template))
+            force_setattr(revision, "template", _templates.of(revision.template))
             _share_texts(revision, _REVISION_TEXTS)
 
 
 def _share_meta(meta: ObjectMeta) -> None:
-    texts = _by_type[dict[str, str]]
     force_setattr(meta, "namespace", sys.intern(meta.namespace))
     force_setattr(meta, "creation_timestamp", sys.intern(meta.creation_timestamp))
-    force_setattr(meta, "labels", texts.of(meta.labels) if meta.labels else _NOTHING)
-    force_setattr(meta, "annotations", texts.of(meta.annotations) if meta.annotations else _NOTHING)
+    force_setattr(meta, "labels", _labels.of(meta.labels) if meta.labels else _NOTHING)
+    # An annotation is rarely equal in two objects.
+    if not meta.annotations:
+        force_setattr(meta, "annotations", _NOTHING)
     if meta.finalizers:
         force_setattr(meta, "finalizers", tuple(map(sys.intern, meta.finalizers)))
     for entry in meta.managed_fields:

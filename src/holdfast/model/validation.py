@@ -19,6 +19,7 @@ Causes = Iterator[Cause]
 T = TypeVar("T")
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 # Length of an RFC 1123 subdomain, such as an object name. A longer one is refused.
 MAX_NAME = 253
@@ -72,7 +73,7 @@ def check_subdomain(field: str, value: str) -> Causes:
     """An RFC 1123 subdomain: labels joined by dots."""
     if len(value) > MAX_NAME:
         yield too_long(field, MAX_NAME)
-    elif not value or not all(_LABEL.fullmatch(part) for part in value.split(".")):
+    elif not _SUBDOMAIN.fullmatch(value):
         yield invalid(
             field,
             value,
