@@ -13,7 +13,21 @@ from bench.calibration import REFERENCE, Calibration, calibrate
 from bench.shapes import SHAPES
 
 from bench import __main__ as harness
-from bench import api, authority, conflicts, fleet, memory, openb, pipeline, planner, recovery, regions, steps, store
+from bench import (
+    api,
+    authority,
+    conflicts,
+    fleet,
+    gate,
+    memory,
+    openb,
+    pipeline,
+    planner,
+    recovery,
+    regions,
+    steps,
+    store,
+)
 
 SMALL = ("singles", "preemption", "arrival")
 """The shapes that differ most. Each starts its own cells."""
@@ -123,6 +137,12 @@ async def test_api_benchmark_runs_at_small_size() -> None:
     assert figures["creates_per_s"] > 0
     assert figures["heartbeat_cpu_s_per_10s"] > 0
     assert set(api.BOUNDS) <= set(figures)
+
+
+async def test_gate_benchmark_runs_at_small_size() -> None:
+    figures = await gate.run(rounds=2, commits=5)
+    assert set(figures) == {"create_us", "status_us", "assignment_us"}
+    assert all(value > 0 for value in figures.values())
 
 
 @pytest.mark.e2e

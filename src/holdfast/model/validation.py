@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
+import msgspec
+
 from holdfast.model import limits
 from holdfast.model.errors import Cause
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, BadQuantity, parse_amount
@@ -17,6 +19,7 @@ VALID_LABELS_CACHED_MAX = 16_384
 Causes = Iterator[Cause]
 
 T = TypeVar("T")
+_encoder = msgspec.json.Encoder()
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
@@ -162,21 +165,20 @@ def check_unique(field: str, values: Iterable[str]) -> Causes:
 
 
 class ValidParts:
-    """Parts of objects that were validated without a finding, so that one which many objects share is validated once.
-
-    A part is recognized by its identity (`model.shared_parts`), and is kept here so that no other gets its identity.
-    """
+    """The JSON of parts of objects that were validated without a finding: one that many objects have is validated
+    once."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, object] = {}
+        self._valid: set[bytes] = set()
 
     def causes(self, part: T, validate: Callable[[T], Causes]) -> Iterable[Cause]:
         """The findings of a validation that depends on nothing but the part."""
-        if id(part) in self._parts:
+        value = _encoder.encode(part)
+        if value in self._valid:
             return ()
         found = tuple(validate(part))
         if not found:
-            if len(self._parts) >= limits.SHARED_PARTS_CACHED:
-                self._parts.clear()
-            self._parts[id(part)] = part
+            if len(self._valid) >= limits.SHARED_PARTS_CACHED:
+                self._valid.clear()
+            self._valid.add(value)
         return found
