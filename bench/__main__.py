@@ -25,6 +25,7 @@ from holdfast.readiness.revision import checkout_revision
 
 NAMES = (
     "store",
+    "gate",
     "authority",
     "conflicts",
     "etcd",

@@ -2,7 +2,7 @@
 
 - creates/s of single objects from 64 clients, with and without group commit;
 - rows/s in commits of 256, compared with single-row commits, each from one client;
-- watch fan-out to 500 watchers; memory per 10,000 objects; CPU time of 5,000 node heartbeats.
+- watch fan-out to 500 watchers; CPU time of 5,000 node heartbeats.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ BATCHES = 12
 SINGLES = 300
 WATCHERS = 500
 FAN_OUT = 40
-OBJECTS = 10_000
 NODES = 5_000
 BEAT_S = 10.0
 CLASSES = "/apis/holdfast.dev/v1/priorityclasses"
@@ -177,19 +176,6 @@ async def fan_out(bench: BenchCells, cell: Process, watchers: int, events: int) 
     }
 
 
-async def memory(bench: BenchCells, cell: Process, objects: int) -> dict[str, float]:
-    """Resident memory of Workload objects, without a region."""
-    from bench.pipeline import workload_requests
-
-    client = bench.client("global")
-    await first_objects(client, region=False)
-    await client.close()
-    before = cell.memory_bytes()
-    url = bench.urls["global"]
-    await send_all(url, bench.tls(bench.user), workload_requests(url, objects, 1), CLIENTS)
-    return {"mb_per_10000_objects": round((cell.memory_bytes() - before) / objects * 10_000 / 1e6, 1)}
-
-
 async def heartbeats(nodes: int, seconds: float) -> dict[str, float]:
     """CPU time of an idle region for node lease renewals."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
@@ -223,7 +209,6 @@ async def run(
     singles: int = SINGLES,
     watchers: int = WATCHERS,
     events: int = FAN_OUT,
-    objects: int = OBJECTS,
     nodes: int = NODES,
     beat_s: float = BEAT_S,
 ) -> dict[str, Any]:
@@ -232,9 +217,5 @@ async def run(
         cell = bench.start_cell("global")
         await until_ready(bench, "global")
         figures.update(await fan_out(bench, cell, watchers, events))
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
-        cell = bench.start_cell("global")
-        await until_ready(bench, "global")
-        figures.update(await memory(bench, cell, objects))
     figures.update(await heartbeats(nodes, beat_s))
     return figures

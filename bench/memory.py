@@ -3,18 +3,25 @@
 Objects are decoded from stored bytes, as a cell does, and put into a controller's cache with the indexes that the
 controllers use. `*_bytes` is the memory of both, `*_decoded_bytes` that of the objects alone, and `*_stored_bytes` the
 size of the stored value. Every kind is measured in a process of its own.
+
+`global_mb_per_10000_workloads` is the resident memory that Workloads add to a global cell without regions: with stored
+values, Events, and everything else that the process keeps of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from bench.cells import bench_cells, first_objects, until_ready
+from bench.https import send_all
+from bench.load import workload_requests
 from holdfast.controllers.cache import Cache
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus
 from holdfast.model.binding import Binding, BindingSpec, Intent
@@ -28,6 +35,7 @@ from holdfast.model.template import Template
 from holdfast.model.workload import Workload, WorkloadSpec
 
 OBJECTS = 10_000
+CLIENTS = 64
 _CREATED = "2026-01-01T00:00:00.000000Z"
 
 
@@ -76,6 +84,16 @@ def _node(number: int) -> Object:
     return Node(_meta(f"node-{number:05}", number, ""), spec, live)
 
 
+BOUNDS: dict[str, tuple[float | None, float | None]] = {
+    "workload_bytes": (None, 1_200),
+    "assignment_bytes": (None, 1_600),
+    "replica_bytes": (None, 1_900),
+    "binding_bytes": (None, 1_650),
+    "node_bytes": (None, 1_450),
+    "global_mb_per_10000_workloads": (None, 90),
+}
+"""Memory does not depend on the speed of the machine."""
+
 KINDS: dict[str, tuple[type[Any], Callable[[int], Object]]] = {
     "workload": (Workload, _workload),
     "assignment": (Assignment, _assignment),
@@ -112,10 +130,25 @@ def measure(name: str, objects: int) -> dict[str, int]:
     }
 
 
-async def run(objects: int = OBJECTS) -> dict[str, int]:
-    """Bytes per object of each kind."""
-    figures: dict[str, int] = {}
+async def measure_cell(workloads: int) -> float:
+    """Megabytes of resident memory per 10,000 Workloads in a global cell."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place, bench_cells(Path(place)) as bench:
+        cell = bench.start_cell("global")
+        await until_ready(bench, "global")
+        client = bench.client("global")
+        await first_objects(client, region=False)
+        await client.close()
+        before = cell.memory_bytes()
+        url = bench.urls["global"]
+        await send_all(url, bench.tls(bench.user), workload_requests(url, workloads, 1), CLIENTS)
+        return round((cell.memory_bytes() - before) / workloads * 10_000 / 1e6, 1)
+
+
+async def run(objects: int = OBJECTS) -> dict[str, float]:
+    """Bytes per object of each kind, and the memory of a cell."""
+    figures: dict[str, float] = {}
     for name in KINDS:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             figures |= await asyncio.get_running_loop().run_in_executor(process, measure, name, objects)
+    figures["global_mb_per_10000_workloads"] = await measure_cell(objects)
     return figures

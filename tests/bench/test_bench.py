@@ -13,7 +13,21 @@ from bench.calibration import REFERENCE, Calibration, calibrate
 from bench.shapes import SHAPES
 
 from bench import __main__ as harness
-from bench import api, authority, conflicts, fleet, openb, pipeline, planner, recovery, regions, steps, store
+from bench import (
+    api,
+    authority,
+    conflicts,
+    fleet,
+    gate,
+    memory,
+    openb,
+    pipeline,
+    planner,
+    recovery,
+    regions,
+    steps,
+    store,
+)
 
 SMALL = ("singles", "preemption", "arrival")
 """The shapes that differ most. Each starts its own cells."""
@@ -118,13 +132,26 @@ def test_exact_references_of_the_regions_benchmark_are_exact() -> None:
 @pytest.mark.e2e
 @pytest.mark.waits
 async def test_api_benchmark_runs_at_small_size() -> None:
-    figures = await api.run(
-        creates=150, batches=2, singles=20, watchers=12, events=5, objects=100, nodes=20, beat_s=2.0
-    )
+    figures = await api.run(creates=150, batches=2, singles=20, watchers=12, events=5, nodes=20, beat_s=2.0)
     assert figures["fan_out_missing"] == 0
     assert figures["creates_per_s"] > 0
     assert figures["heartbeat_cpu_s_per_10s"] > 0
     assert set(api.BOUNDS) <= set(figures)
+
+
+async def test_gate_benchmark_runs_at_small_size() -> None:
+    figures = await gate.run(rounds=2, commits=5)
+    assert set(figures) == {"create_us", "status_us", "assignment_us"}
+    assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.e2e
+@pytest.mark.waits
+async def test_memory_benchmark_runs_at_small_size() -> None:
+    figures = await memory.run(200)
+    assert set(memory.BOUNDS) <= set(figures)
+    assert figures["replica_bytes"] > figures["replica_decoded_bytes"] > 0
+    assert figures["global_mb_per_10000_workloads"] > 0
 
 
 @pytest.mark.e2e

@@ -73,3 +73,39 @@ def test_cache_total_built_late_is_complete_and_follows_changes() -> None:
     cache.put(replica(1, HELD, status=bound_status()))
     assert cache.total(Replica, "acme", placed) == {"placed": 2}
     assert cache.total(Replica, "", placed) == {"placed": 2}
+
+
+def test_cache_index_holds_one_object_and_several_alike() -> None:
+    rng = random.Random(5)
+    cache = Cache()
+    cache.by(Replica, "node", "")  # builds the index
+    held: dict[Key, Replica] = {}
+    for _ in range(400):
+        number, node = rng.randrange(6), rng.choice(("n1", "n2", "n3"))
+        item = with_new_revision(replica(number, HELD), status=bound_status(node))
+        if rng.random() < 0.3:
+            cache.remove(Replica, item.key, item.revision)
+            held.pop(item.key, None)
+        else:
+            cache.put(item)
+            held[item.key] = item
+        for name in ("n1", "n2"):
+            wanted = [r for _, r in sorted(held.items()) if r.status.placement.node == name]
+            assert list(cache.by(Replica, "node", name)) == wanted
+
+
+def test_cache_total_follows_an_object_whose_amount_stays_and_then_changes() -> None:
+    def priority(item: Replica) -> dict[int, int]:
+        return {item.status.placement.attempt: 1}
+
+    cache = Cache()
+    first = replica(0, HELD, status=bound_status("n1"))
+    cache.put(first)
+    assert cache.total(Replica, "", priority) == {1: 1}
+    same = with_new_revision(first, status=bound_status("n2"))
+    cache.put(same)
+    assert cache.total(Replica, "", priority) == {1: 1}
+    cache.put(with_new_revision(same, status=bound_status("n2", attempt=2)))
+    assert cache.total(Replica, "", priority) == {2: 1}
+    cache.remove(Replica, same.key, cache.list(Replica)[0].revision + 1)
+    assert cache.total(Replica, "", priority) == {}

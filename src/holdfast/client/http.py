@@ -26,7 +26,7 @@ from holdfast.client.contract import CommitReceipt, FencingToken, Listing, Watch
 from holdfast.client.resources import (
     ListPage,
     client_tls_context,
-    decode_page,
+    decode_shared_page,
     fault_from,
     field_selector_query,
     is_outcome_unknown,
@@ -34,7 +34,7 @@ from holdfast.client.resources import (
 )
 from holdfast.client.server_urls import split_urls
 from holdfast.client.session_socket import SESSION_PROTOCOL, SessionSocket
-from holdfast.client.watch_lines import WATCH_LINE_BYTES_MAX, WATCH_SILENCE_S, parse_events
+from holdfast.client.watch_lines import WATCH_LINE_BYTES_MAX, WATCH_SILENCE_S, parse_shared_events
 from holdfast.foundation import metrics
 from holdfast.foundation.backoff import Backoff
 from holdfast.foundation.ports import Ports
@@ -185,7 +185,7 @@ class HttpClient(CertificateCalls):
                 query["continue"] = following
 
             async def once(query: dict[str, str] = query) -> ListPage:
-                return decode_page(
+                return decode_shared_page(
                     row, await self._call("GET", resource_path(row, namespace), query=query, verb="list")
                 )
 
@@ -220,7 +220,7 @@ class HttpClient(CertificateCalls):
                     *lines, rest = (rest + chunk).split(b"\n")
                     if len(rest) > WATCH_LINE_BYTES_MAX:
                         raise Unavailable(f"{where}: line too long (limit {WATCH_LINE_BYTES_MAX} bytes)")
-                    batch = parse_events(row, lines)
+                    batch = parse_shared_events(row, lines)
                     if batch:
                         yield batch
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:

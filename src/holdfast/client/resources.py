@@ -13,6 +13,7 @@ from holdfast.client.wire import fault_of
 from holdfast.model import limits
 from holdfast.model.errors import Fault, StoreFailed, Unavailable
 from holdfast.model.kinds import Kind
+from holdfast.model.shared_parts import share_parts
 
 T = TypeVar("T")
 
@@ -71,6 +72,14 @@ def decode_page(kind: Kind, body: bytes) -> ListPage:
     return ListPage(
         items=found.items, revision=int(found.metadata.resource_version), continue_token=found.metadata.following
     )
+
+
+def decode_shared_page(kind: Kind, body: bytes) -> ListPage:
+    """A page, for components: they keep what they read and never change it, so objects may share their parts."""
+    page = decode_page(kind, body)
+    for item in page.items:
+        share_parts(item)
+    return page
 
 
 def fault_from(code: int, body: bytes, retry_after: str) -> Fault:

@@ -12,6 +12,7 @@ from holdfast.client.wire import decode_object, fault_of
 from holdfast.model import limits
 from holdfast.model.errors import Unavailable
 from holdfast.model.kinds import Kind
+from holdfast.model.shared_parts import share_parts
 
 # Longest line of a watch stream. A longer one ends the watch. Above MAX_OBJECT_BYTES after JSON escaping.
 WATCH_LINE_BYTES_MAX = 8 * 1024 * 1024
@@ -59,4 +60,13 @@ def parse_events(kind: Kind, lines: Sequence[bytes]) -> list[WatchEvent[Any]]:
                 raise fault_of(_code_decoder.decode(line.object).code, bytes(line.object))
             case other:
                 raise Unavailable(f"watch of {kind.plural}: unknown event type {other}")
+    return batch
+
+
+def parse_shared_events(kind: Kind, lines: Sequence[bytes]) -> list[WatchEvent[Any]]:
+    """The events, for components: they keep what they read and never change it, so objects may share their parts."""
+    batch = parse_events(kind, lines)
+    for event in batch:
+        if event.object is not None:
+            share_parts(event.object)
     return batch

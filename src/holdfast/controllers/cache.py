@@ -69,8 +69,8 @@ class _KindIndex:
     def __init__(self, kind: type[Any]) -> None:
         self.all = _Ordered()
         self.indexes: dict[str, Index] = {_NAMESPACE: lambda item: (item.metadata.namespace,), **indexes_of(kind)}
-        self._indexed: dict[str, dict[str, _Ordered]] = {}
-        """Index → value → objects. An index is built on first use; most are never used."""
+        self._indexed: dict[str, _Buckets] = {}
+        """By index. An index is built on first use; most are never used."""
         self.totals = Totals()
         self.totals_of_all = Totals()
         self.summed = False
@@ -109,27 +109,46 @@ class _KindIndex:
             for key, item in self.all.items.items():
                 _put(buckets, index(item), key, item)
         bucket = buckets.get(value)
-        return () if bucket is None else bucket.list()
+        if bucket is None:
+            return ()
+        return bucket.list() if isinstance(bucket, _Ordered) else (bucket,)
 
 
 _NAMESPACE = "metadata.namespace"
+_Buckets = dict[str, "Object | _Ordered"]
+"""The objects of each value of an index. A single object stands for itself: most workloads have one Assignment in a
+cell, and an `_Ordered` takes as much memory as a small object."""
 
 
-def _put(buckets: dict[str, _Ordered], values: Iterable[str], key: Key, item: Any) -> None:
+def _put(buckets: _Buckets, values: Iterable[str], key: Key, item: Any) -> None:
     for value in values:
         bucket = buckets.get(value)
-        if bucket is None:
-            bucket = buckets[value] = _Ordered()
-        bucket.put(key, item)
+        if isinstance(bucket, _Ordered):
+            bucket.put(key, item)
+        elif bucket is None or _has_key(bucket, key):
+            buckets[value] = item
+        else:
+            several = buckets[value] = _Ordered()
+            several.put(bucket.key, bucket)
+            several.put(key, item)
 
 
-def _remove_from_bucket(buckets: dict[str, _Ordered], name: str, key: Key) -> None:
+def _remove_from_bucket(buckets: _Buckets, name: str, key: Key) -> None:
     bucket = buckets.get(name)
-    if bucket is None or key not in bucket.items:
+    if bucket is None:
         return  # an index may yield one value twice
-    bucket.remove(key)
-    if not bucket.items:
-        del buckets[name]
+    if not isinstance(bucket, _Ordered):
+        if _has_key(bucket, key):
+            del buckets[name]
+    elif key in bucket.items:
+        bucket.remove(key)
+        if not bucket.items:
+            del buckets[name]
+
+
+def _has_key(item: Object, key: Key) -> bool:
+    meta = item.metadata
+    return meta.name == key.name and meta.namespace == key.namespace
 
 
 def namespace_of(item: Any) -> str:

@@ -55,12 +55,13 @@ class SystemIds:
     """Random UUIDs (version 4)."""
 
     def __init__(self) -> None:
-        self._drawn = ""
+        self._drawn: list[str] = []
 
     def uid(self) -> str:
         if not self._drawn:
-            self._drawn = os.urandom(16 * _IDS_AT_ONCE).hex()
-        drawn, self._drawn = self._drawn[:32], self._drawn[32:]
+            text = os.urandom(16 * _IDS_AT_ONCE).hex()
+            self._drawn = [text[at : at + 32] for at in range(0, len(text), 32)]
+        drawn = self._drawn.pop()
         variant = "89ab"[int(drawn[16], 16) & 3]
         return f"{drawn[:8]}-{drawn[8:12]}-4{drawn[13:16]}-{variant}{drawn[17:20]}-{drawn[20:]}"
 

@@ -18,7 +18,7 @@ from holdfast.foundation.unknown_outcome import NoProof, resolve
 from holdfast.gate import faults
 from holdfast.gate.audit import AuditEntry, AuditLog, commit_record, commit_verb
 from holdfast.gate.sealing import Sealer
-from holdfast.gate.write_plan import StagedWrite, WritePlan
+from holdfast.gate.write_plan import StagedWrite, WritePlan, audit_entry
 from holdfast.model import codec, limits
 from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, Forbidden, StaleToken
 from holdfast.model.kinds import BY_NAME, BY_TYPE, Kind
@@ -109,26 +109,26 @@ class Gate:
                 if not await self._was_behind():
                     raise
                 continue
-            head = self.objects.head(plan.kind)
-            changed = plan.changed
+            kind, changed = plan.kind, plan.changed
+            head = self.objects.head(kind)
             if warnings is not None:
                 warnings[:] = plan.warnings
             if dry_run or not changed:
                 _unchanged.inc()
                 return CommitReceipt(head, plan.results({}))
-            txn = plan.transaction(self._records(who, plan, changed, request))
+            txn = plan.transaction(self._records(who, kind, changed, request))
             submitted_s = self.ports.clock.now()
             try:
-                done = await self.objects.commit(plan.kind, txn)
+                done = await self.objects.commit(kind, txn)
                 revisions = dict(zip((s.key for s in changed), done.revisions, strict=True))
             except Conflict:
                 metrics.GATE_RETRIES.inc()
                 await self._catch_up(plan)
                 continue
             except Ambiguous as unknown:
-                revisions = await self._read_back(plan.kind, head, changed, unknown)
+                revisions = await self._read_back(kind, head, changed, unknown)
             self.audit.note_appended(len(txn.appends))
-            if plan.kind.ephemeral and CONTROLLERS not in who.groups:
+            if kind.ephemeral and CONTROLLERS not in who.groups:
                 self._record_events(who, changed, request)
             _committed.inc()
             if self.observer is not None:
@@ -142,16 +142,14 @@ class Gate:
         head = self.objects.head(_DURABLE)
         return await self.objects.newest_revision(_DURABLE) > head
 
-    def _records(
-        self, who: Principal, plan: WritePlan, changed: Sequence[StagedWrite], request: str
-    ) -> tuple[Append, ...]:
+    def _records(self, who: Principal, kind: Kind, changed: Sequence[StagedWrite], request: str) -> tuple[Append, ...]:
         """The audit record; none for Events and for leaders that renew their leases."""
-        if plan.kind.ephemeral:
+        if kind.ephemeral:
             return ()
         if CONTROLLERS in who.groups and all(s.kind.name == "Lease" and s.before is not None for s in changed):
             return ()
         verb = commit_verb(op for s in changed for op in s.ops)
-        return (commit_record(who, self.ports.clock.now(), verb, plan.entries(), request=request),)
+        return (commit_record(who, self.ports.clock.now(), verb, [audit_entry(s) for s in changed], request=request),)
 
     def _record_events(self, who: Principal, changed: Sequence[StagedWrite], request: str) -> None:
         """Events are volatile, so their audit records cannot be in their transaction."""

@@ -38,15 +38,15 @@ MAX_LABELS = 128
 def validate_metadata(kind: Kind, meta: ObjectMeta, old: ObjectMeta | None) -> Causes:
     if old is None:
         yield from _validate_names(kind, meta)
-    if old is None or meta.labels != old.labels:
+    if meta.labels and (old is None or meta.labels != old.labels):
         yield from check_labels("metadata.labels", meta.labels)
         if len(meta.labels) > MAX_LABELS:
             yield invalid("metadata.labels", f"{len(meta.labels)} labels", f"at most {MAX_LABELS}")
-    if old is None or meta.annotations != old.annotations:
+    if meta.annotations and (old is None or meta.annotations != old.annotations):
         yield from check_annotations("metadata.annotations", meta.annotations)
-    if old is None or meta.finalizers != old.finalizers:
+    if meta.finalizers and (old is None or meta.finalizers != old.finalizers):
         yield from _validate_finalizers(meta, old)
-    if old is None or meta.owner_references != old.owner_references:
+    if meta.owner_references and (old is None or meta.owner_references != old.owner_references):
         yield from _validate_owners(meta)
 
 

@@ -125,9 +125,6 @@ class WritePlan:
         """The objects as stored, one per write; `revisions` are those of the changed keys."""
         return tuple(_result(self._staged[key], revisions.get(key, 0)) for key in self._order)
 
-    def entries(self) -> list[audit.AuditEntry]:
-        return [_audit_entry(s) for s in self.changed]
-
     def is_current(self) -> bool:
         """Whether the state that was read is still the published one. If not, planning again may succeed at once."""
         written = all(s.before is self._objects.get(s.kind, _namespace(s), _name(s)) for s in self._staged.values())
@@ -476,7 +473,7 @@ def _result(staged: StagedWrite, revision: int) -> Object | None:
     return codec.with_revision(after, revision)
 
 
-def _audit_entry(staged: StagedWrite) -> audit.AuditEntry:
+def audit_entry(staged: StagedWrite) -> audit.AuditEntry:
     shown = staged.after or staged.before
     assert shown is not None, "a changed object existed before or exists after"
     meta = shown.metadata

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.model import limits
 from holdfast.model.kinds import ALL, Kind, kind_of
 from holdfast.model.meta import Object
+from holdfast.model.shared_parts import share_parts, share_status_parts
 
 _OPENING = b'{"metadata":{'
 _STATUS = b',"status":'
@@ -26,8 +26,6 @@ _status_decoders: dict[str, msgspec.json.Decoder[Any]] = {
     for kind in ALL
     if kind.type.__struct_fields__ == ("metadata", "spec", "status")
 }
-
-_owned_fields: dict[bytes, dict[str, Any]] = {}
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
@@ -50,15 +48,7 @@ def decode(kind: Kind, value: bytes, revision: int) -> Any:
 def decode_value(kind: Kind, value: bytes) -> Any:
     """The object in stored bytes, without a revision."""
     item = _decoders[kind.name].decode(value)
-    for entry in item.metadata.managed_fields:
-        # managedFields is most of a decoded object, and equal for all objects of one manifest.
-        shape = _encoder.encode(entry.fields_v1)
-        shared = _owned_fields.get(shape)
-        if shared is None:
-            if len(_owned_fields) >= limits.OWNED_FIELDS_CACHED:
-                _owned_fields.clear()
-            shared = _owned_fields[shape] = entry.fields_v1
-        msgspec.structs.force_setattr(entry, "fields_v1", shared)
+    share_parts(item)
     return item
 
 
@@ -74,10 +64,12 @@ def replace_status(kind: Kind, value: bytes, before: Any, after: Any) -> tuple[b
     tail = b"".join((_STATUS, _encoder.encode(before.status), b"}"))
     if not value.endswith(tail):
         return None
-    status = _encoder.encode(after.status)
+    encoded = _encoder.encode(after.status)
+    status = decoder.decode(encoded)
+    share_status_parts(status)
     meta = msgspec.structs.replace(before.metadata, resource_version="")
-    item = msgspec.structs.replace(after, metadata=meta, status=decoder.decode(status))
-    return b"".join((value[: -len(tail)], _STATUS, status, b"}")), item
+    item = msgspec.structs.replace(after, metadata=meta, status=status)
+    return b"".join((value[: -len(tail)], _STATUS, encoded, b"}")), item
 
 
 def with_revision(item: O, revision: int) -> O:

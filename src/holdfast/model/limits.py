@@ -19,8 +19,9 @@ BATCH_WRITES_MAX = 100
 BATCH_BYTES_MAX = 1_000_000
 # Objects per page of a list by our clients, and per read while the server filters a list. The same as kubectl's chunk.
 LIST_PAGE_OBJECTS = 500
-# Distinct field sets of managedFields held once for all objects that share them. At the bound the cache is emptied.
-OWNED_FIELDS_CACHED = 4096
+# Distinct templates, labels, field sets of managedFields and the like, each held once for all objects that share them.
+# At the bound, those that were not used since the last time are dropped.
+SHARED_PARTS_CACHED = 4096
 
 # Placement
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import TypeVar
 
+import msgspec
+
+from holdfast.model import limits
 from holdfast.model.errors import Cause
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, BadQuantity, parse_amount
 
@@ -14,7 +18,11 @@ VALID_LABELS_CACHED_MAX = 16_384
 
 Causes = Iterator[Cause]
 
+T = TypeVar("T")
+_encoder = msgspec.json.Encoder()
+
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 # Length of an RFC 1123 subdomain, such as an object name. A longer one is refused.
 MAX_NAME = 253
@@ -68,7 +76,7 @@ def check_subdomain(field: str, value: str) -> Causes:
     """An RFC 1123 subdomain: labels joined by dots."""
     if len(value) > MAX_NAME:
         yield too_long(field, MAX_NAME)
-    elif not value or not all(_LABEL.fullmatch(part) for part in value.split(".")):
+    elif not _SUBDOMAIN.fullmatch(value):
         yield invalid(
             field,
             value,
@@ -154,3 +162,23 @@ def check_unique(field: str, values: Iterable[str]) -> Causes:
         if value in seen:
             yield duplicate(f"{field}[{index}]", value)
         seen.add(value)
+
+
+class ValidParts:
+    """The JSON of parts of objects that were validated without a finding: one that many objects have is validated
+    once."""
+
+    def __init__(self) -> None:
+        self._valid: set[bytes] = set()
+
+    def causes(self, part: T, validate: Callable[[T], Causes]) -> Iterable[Cause]:
+        """The findings of a validation that depends on nothing but the part."""
+        value = _encoder.encode(part)
+        if value in self._valid:
+            return ()
+        found = tuple(validate(part))
+        if not found:
+            if len(self._valid) >= limits.SHARED_PARTS_CACHED:
+                self._valid.clear()
+            self._valid.add(value)
+        return found

@@ -31,22 +31,28 @@ class Totals:
         """Starts a total; `items` are all present objects."""
         self._kept[measure], self._groups[measure] = {}, group
         for item in items:
-            self._add(measure, item, 1)
+            self._add(measure, item, 1, measure(item))
 
     def total(self, measure: Measure, group: Hashable) -> Mapping[Any, int]:
         return self._kept[measure].get(group, {})
 
     def update(self, old: Any | None, new: Any | None, *, only: Measure | None = None) -> None:
         for measure in self._kept if only is None else (only,):
-            if old is not None:
-                self._add(measure, old, -1)
-            if new is not None:
-                self._add(measure, new, 1)
+            if old is not None and new is not None:
+                before, after, group = measure(old), measure(new), self._groups[measure]
+                if before == after and group(old) == group(new):
+                    continue  # most changes concern no total
+                self._add(measure, old, -1, before)
+                self._add(measure, new, 1, after)
+            elif old is not None:
+                self._add(measure, old, -1, measure(old))
+            elif new is not None:
+                self._add(measure, new, 1, measure(new))
 
-    def _add(self, measure: Measure, item: Any, sign: int) -> None:
+    def _add(self, measure: Measure, item: Any, sign: int, amounts: Mapping[Any, int]) -> None:
         sums, group = self._kept[measure], self._groups[measure](item)
         found = sums.setdefault(group, {})
-        for name, amount in measure(item).items():
+        for name, amount in amounts.items():
             total = found.get(name, 0) + sign * amount
             if total:
                 found[name] = total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from functools import partial
 
 import msgspec
 
@@ -19,7 +20,7 @@ from holdfast.model.template import (
     validate_template,
 )
 from holdfast.model.template_volume import validate_claim_use
-from holdfast.model.validation import Causes, check_dns_label, check_range, forbidden, invalid, required
+from holdfast.model.validation import Causes, ValidParts, check_dns_label, check_range, forbidden, invalid, required
 from holdfast.model.workload_blocks import ConfigBlock, ImageBlock
 
 # Indexes of one job array. More are refused: an Assignment lists its indexes, and its status the failed ones.
@@ -365,6 +366,10 @@ def default_workload(workload: Workload) -> Workload:
     return msgspec.structs.replace(workload, spec=msgspec.structs.replace(spec, template=template, batch=batch))
 
 
+_valid_templates = ValidParts()
+_valid_placement = ValidParts()
+
+
 def validate_workload(workload: Workload, old: Workload | None) -> Causes:
     spec = workload.spec
     if old is not None and old.spec == spec:
@@ -378,8 +383,8 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
             "metadata.name", workload.metadata.name, "must not contain dots, because assignment names are built from it"
         )
     yield from check_range("spec.replicas", spec.replicas, 0, limits.MAX_REPLICAS)
-    yield from validate_template("spec.template", spec.template)
-    yield from validate_placement("spec.placement", spec.placement)
+    yield from _valid_templates.causes(spec.template, partial(validate_template, "spec.template"))
+    yield from _valid_placement.causes(spec.placement, partial(validate_placement, "spec.placement"))
     yield from rule_conflicts.validate_conflicts(spec.placement, spec.template.labels)
     if not spec.priority_class_name:
         yield required("spec.priorityClassName")

@@ -104,7 +104,7 @@ def _unfold(fields: Any, at: Path = ()) -> Iterator[Path]:
         yield from _unfold(fields[key], (*at, key))
 
 
-@lru_cache(limits.OWNED_FIELDS_CACHED)
+@lru_cache(limits.SHARED_PARTS_CACHED)
 def _fold(paths: Paths) -> dict[str, Any]:
     """Cached and shared by all owners of the same fields. Must not be modified."""
     tree: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from holdfast.store.contract import Change
 from holdfast.store.ring import Ring
 
 # Newest changes of a store held in memory for watches. A watch from an older revision reads them from the store.
-WATCH_RING_EVENTS = 10_000
+WATCH_RING_EVENTS = 2_000
 # Changes that a store hands to a watcher at once. The rest follows in the next chunk.
 WATCH_CHUNK_EVENTS = 1_000
 
