@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.model import codec, limits
+from holdfast.model import codec
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Condition, ManagedFields, ObjectMeta
 from holdfast.model.replica import Replica, ReplicaSpec
@@ -82,4 +82,10 @@ def test_parts_in_use_survive_the_bound() -> None:
         parts.of({"a": f"other {number}"})
         assert parts.of({"a": "1"}) is used
     assert len(parts._recent) + len(parts._older) <= 4
-    assert limits.SHARED_PARTS_CACHED > 0
+
+
+def test_large_parts_of_a_hostile_tenant_are_bounded_in_bytes() -> None:
+    parts = SharedParts(1000, bytes_limit=10_000)
+    for number in range(200):
+        parts.of({"a": f"{number}" + "x" * 1000})
+    assert sum(map(len, (*parts._recent, *parts._older))) <= 2 * (10_000 + 1_100)

@@ -36,10 +36,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SharedParts:
-    """The parts in use, by their JSON. At the bound, the parts that were not used since the last time are dropped."""
+    """The parts in use, by their JSON. At a bound, the parts that were not used since the last time are dropped."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, bytes_limit: int = limits.SHARED_PARTS_BYTES) -> None:
         self._limit = limit
+        self._bytes_limit = bytes_limit
+        self._recent_bytes = 0
         self._recent: dict[bytes, Any] = {}
         self._older: dict[bytes, Any] = {}
 
@@ -51,9 +53,10 @@ class SharedParts:
 
     def _add(self, value: bytes, part: Any) -> Any:
         found = self._older.get(value, part)
-        if len(self._recent) >= self._limit:
-            self._older, self._recent = self._recent, {}
+        if len(self._recent) >= self._limit or self._recent_bytes >= self._bytes_limit:
+            self._older, self._recent, self._recent_bytes = self._recent, {}, 0
         self._recent[value] = found
+        self._recent_bytes += len(value)
         return found
 
 

@@ -170,6 +170,7 @@ class ValidParts:
 
     def __init__(self) -> None:
         self._valid: set[bytes] = set()
+        self._bytes = 0
 
     def causes(self, part: T, validate: Callable[[T], Causes]) -> Iterable[Cause]:
         """The findings of a validation that depends on nothing but the part."""
@@ -178,7 +179,9 @@ class ValidParts:
             return ()
         found = tuple(validate(part))
         if not found:
-            if len(self._valid) >= limits.SHARED_PARTS_CACHED:
+            if len(self._valid) >= limits.SHARED_PARTS_CACHED or self._bytes >= limits.SHARED_PARTS_BYTES:
                 self._valid.clear()
+                self._bytes = 0
             self._valid.add(value)
+            self._bytes += len(value)
         return found
