@@ -22,7 +22,7 @@ LIST_PAGE_OBJECTS = 500
 # Distinct templates, labels, field sets of managedFields and the like, each held once for all objects that share them.
 # At the bound, those that were not used since the last time are dropped.
 SHARED_PARTS_CACHED = 4096
-# Bytes of JSON of such parts, per type of part. At the bound likewise: a tenant with many large templates costs no more.
+# Bytes of JSON of such parts, per type of part. At the bound likewise: many large templates cost no more.
 SHARED_PARTS_BYTES = 2 * 1024 * 1024
 
 # Placement
