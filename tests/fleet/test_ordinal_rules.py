@@ -64,6 +64,10 @@ EXPIRED = {"exclusive": GLOBAL, "withdrawal": Withdrawal(epoch=1, elapsed_second
             {"a": (0, 1), "b": ()},
             id="the tenure of b ended",
         ),
+        pytest.param(
+            {"a": 1, "b": 2}, [held("a", (0,)), held("b", (1,))], {"a": (0,), "b": (1, 2)}, id="only b grows"
+        ),
+        pytest.param({"a": 3}, [held("a", (0,), runs=(0, 1))], {"a": (0, 1, 2)}, id="one that runs and a new one"),
         pytest.param({"b": 1}, [held("a", (0,))], {"b": ()}, id="a region without a share still holds its ordinal"),
         pytest.param({"a": 2}, [held("a", (0,), runs=(0, 1))], {"a": (0, 1)}, id="own release does not block itself"),
     ],
@@ -82,6 +86,7 @@ def test_each_ordinal_is_in_one_region(
         ({"a": 1}, [held("a", (0, 1))], frozenset({1}), 3, {"a": (1,)}),
         ({"a": 2}, [held("a", (0, 1, 2))], frozenset({2}), 3, {"a": (0, 2)}),
         ({"a": 2}, [], frozenset(), 1, {"a": (0,)}),
+        ({"a": 1, "b": 1}, [], frozenset(), 3, {"a": (0,), "b": (1,)}),
     ],
 )
 def test_indexes_of_a_job_array_run_once(
@@ -138,6 +143,7 @@ def test_tenure_wait_covers_drift_of_both_clocks_the_kill_and_a_jump() -> None:
         (GLOBAL, (0, 1), (0,), Withdrawal(epoch=2)),
         (GLOBAL, (0, 1), (0, 2), Withdrawal(epoch=2)),
         (GLOBAL, (0,), (0, 1), Withdrawal(epoch=1, elapsed_seconds=3.0)),
+        (GLOBAL, (0,), (0,), Withdrawal(epoch=1, elapsed_seconds=3.0)),
         (Exclusivity(), (0, 1), (0,), None),
     ],
 )

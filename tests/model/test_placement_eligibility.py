@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.model.placement_eligibility import (
+    NeighbourSelector,
     allows_pool,
     allows_region,
     allows_skew,
@@ -149,6 +150,8 @@ LABELS = (("app", "db"), ("tier", "1"))
     [
         (AffinityRule(workload_labels={"app": "db"}), "db", True),
         (AffinityRule(workload_labels={"app": "web"}), "db", False),
+        (AffinityRule(workload_labels=dict(LABELS)), "db", True),
+        (AffinityRule(workload_labels={**dict(LABELS), "more": "1"}), "db", False),
         (AffinityRule(workload_labels={"app": "db"}), "own", False),
         (AffinityRule(workload_labels={"app": "db"}, own_replicas=True), "own", True),
         (AffinityRule(expressions=(Expression("tier", Operator.IN, ("1",)),)), "db", True),
@@ -159,6 +162,11 @@ LABELS = (("app", "db"), ("tier", "1"))
 def test_affinity_rule_is_about_replicas_that_it_selects(rule: AffinityRule, other: str, *, about: bool) -> None:
     assert is_neighbour(rule, "own", other, LABELS) is about
     assert is_kept_apart("own", selector_of(rule), other, LABELS) is about
+
+
+def test_selector_excludes_the_own_workload_unless_it_says_otherwise() -> None:
+    assert not is_kept_apart("own", NeighbourSelector((), ()), "own", LABELS)
+    assert is_kept_apart("own", NeighbourSelector((), ()), "db", LABELS)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,13 @@ def test_lease_that_ended_before_the_node_was_created_belongs_to_a_former_node(
     assert found is not None and found.state is state
 
 
+def test_node_without_a_creation_time_has_no_former_node() -> None:
+    item = machine(NO_LEASE)
+    item = replace(item, metadata=replace(item.metadata, creation_timestamp=""))
+    found = contact_of(node_health.decide(KEY, cache_of(item, page()), RENEWED_S))
+    assert found is not None and found.state is LIVE
+
+
 def test_newest_lease_is_that_of_the_highest_epoch_and_then_of_the_last_renewal() -> None:
     old, new, newest = page(9.0, epoch=1), page(5.0, epoch=2), page(6.0, epoch=2)
     lease = node_health.newest_lease("n1", [old, newest, new])
@@ -124,6 +131,31 @@ def test_late_renewal_stays_reported_for_a_while(
     found = node_health.decide(KEY, cache_of(told, page(RENEWED_S - renewed_ago_s)), RENEWED_S)
     assert bool(found.writes) is written
     assert found.requeue_after_s == pytest.approx(recheck_s)
+
+
+@pytest.mark.parametrize(
+    ("known", "passed_s", "state"),
+    [
+        (machine(EXPIRED, reason="RenewalLate", since_s=RENEWED_S), 0.0, LIVE),
+        (machine(LIVE, reason="LeaseRenewed", since_s=RENEWED_S), RENEWAL_LATE_S, LIVE),
+        (machine(LIVE, reason="RenewalLate", since_s=RENEWED_S), TTL_S, EXPIRED),
+        (machine(LIVE, reason="RenewalLate", since_s=RENEWED_S), RENEWAL_LATE_S, None),
+        (machine(LIVE, reason="LeaseRenewed", since_s=RENEWED_S), 0.0, None),
+    ],
+    ids=["back", "late", "expired", "still late", "renewed in time"],
+)
+def test_only_a_renewal_after_a_late_one_is_held_back(
+    known: Node, passed_s: float, state: ContactState | None
+) -> None:
+    found = contact_of(node_health.decide(KEY, cache_of(known, page()), RENEWED_S + passed_s))
+    assert (found.state if found is not None else None) is state
+
+
+def test_replica_whose_mark_is_right_does_not_hide_the_next_one() -> None:
+    right = replica(0, status=bound_status(name="a", contact=ReplicaContact(lost=True, attempt=1, node="n1")))
+    wrong = replica(1, status=bound_status(name="b"))
+    found = node_health.decide(KEY, cache_of(machine(EXPIRED), page(), right, wrong), RENEWED_S + TTL_S)
+    assert [write.key for write in found.writes if isinstance(write, SetStatus)] == [wrong.key]
 
 
 @pytest.mark.parametrize(
