@@ -64,9 +64,7 @@ EXPIRED = {"exclusive": GLOBAL, "withdrawal": Withdrawal(epoch=1, elapsed_second
             {"a": (0, 1), "b": ()},
             id="the tenure of b ended",
         ),
-        pytest.param(
-            {"a": 1, "b": 2}, [held("a", (0,)), held("b", (1,))], {"a": (0,), "b": (1, 2)}, id="only b grows"
-        ),
+        pytest.param({"a": 1, "b": 2}, [held("a", (0,)), held("b", (1,))], {"a": (0,), "b": (1, 2)}, id="only b grows"),
         pytest.param({"a": 3}, [held("a", (0,), runs=(0, 1))], {"a": (0, 1, 2)}, id="one that runs and a new one"),
         pytest.param({"b": 1}, [held("a", (0,))], {"b": ()}, id="a region without a share still holds its ordinal"),
         pytest.param({"a": 2}, [held("a", (0,), runs=(0, 1))], {"a": (0, 1)}, id="own release does not block itself"),

@@ -144,9 +144,7 @@ def test_late_renewal_stays_reported_for_a_while(
     ],
     ids=["back", "late", "expired", "still late", "renewed in time"],
 )
-def test_only_a_renewal_after_a_late_one_is_held_back(
-    known: Node, passed_s: float, state: ContactState | None
-) -> None:
+def test_only_a_renewal_after_a_late_one_is_held_back(known: Node, passed_s: float, state: ContactState | None) -> None:
     found = contact_of(node_health.decide(KEY, cache_of(known, page()), RENEWED_S + passed_s))
     assert (found.state if found is not None else None) is state
 
