@@ -1,0 +1,451 @@
+"""Region health, recovery status, start rate and failback as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.expected import of_type, present
+from tests.factories import assignment, cache_of, meta, region, workload
+
+from holdfast.fleet import region_health
+from holdfast.fleet.recovery import failback
+from holdfast.fleet.recovery.recovery_status import (
+    budget_writes,
+    phase_condition,
+    stage_clock,
+    status_write,
+    suspension_writes,
+)
+from holdfast.fleet.recovery.start_rate import RECOVERY_START_BURST_S, RECOVERY_STARTS_PER_S, StartRateLimiter
+from holdfast.fleet.region_health import REGION_CHECK_EVERY_S, assess, lost_zones, suspect_after_s
+from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
+from holdfast.model.meta import Key
+from holdfast.model.override import ACTIVE, Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus
+from holdfast.model.recovery import (
+    Recovery,
+    RecoveryPhase,
+    RecoverySpec,
+    RecoveryStatus,
+    StageClock,
+    StartRateLimit,
+    WorkloadProgress,
+)
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
+from holdfast.model.region import HealthState, PeerProbeResult, RecoverySlotReport, Region, RegionHealth, ZoneReport
+from holdfast.model.times import micro_text
+from holdfast.model.workload import Batch, RecoveryObjective
+from holdfast.model.writes import SetStatus, Update
+
+replace = msgspec.structs.replace
+NOW_S = 1_790_000_000.0
+HEALTHY, SUSPECT, LOST = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.LOST
+AWAITING = HealthState.AWAITING_WITNESS
+
+
+def seen(name: str, silent_s: float = 0.0, *, state: HealthState = HEALTHY, **report: Any) -> Region:
+    """A region whose last report came `silent_s` ago."""
+    made = region(name)
+    health = RegionHealth(
+        state=state,
+        since=micro_text(NOW_S - 500.0),
+        last_contact_at=micro_text(NOW_S - silent_s),
+        last_sequence=1,
+        reason="Reporting",
+    )
+    status = replace(made.status, health=health, report=replace(present(made.status.report), **report))
+    return replace(made, status=status)
+
+
+def witness(name: str, reaches: bool | None, silent_s: float = 0.0) -> Region:
+    peers = () if reaches is None else (PeerProbeResult("east", reachable=reaches),)
+    return seen(name, silent_s, peers=(PeerProbeResult("other", reachable=True), *peers))
+
+
+EAST = seen("east")
+SUSPECT_S, LOST_S = suspect_after_s(EAST), EAST.spec.lost_after_seconds
+
+# Region health
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "state", "reason", "next_s"),
+    [
+        (0.0, HEALTHY, "Reporting", SUSPECT_S + 0.05),
+        (SUSPECT_S - 0.5, HEALTHY, "Reporting", 0.55),
+        (SUSPECT_S, SUSPECT, "NotReporting", LOST_S - SUSPECT_S + 0.05),
+        (LOST_S - 0.5, SUSPECT, "NotReporting", 0.55),
+        (LOST_S, LOST, "UnreachableConfirmed", REGION_CHECK_EVERY_S),
+    ],
+)
+def test_region_is_suspect_and_then_lost_without_reports(
+    silent_s: float, state: HealthState, reason: str, next_s: float
+) -> None:
+    found = assess(EAST, silent_s, cache_of(EAST, witness("west", False)), NOW_S)
+    assert (found.state, found.reason) == (state, reason)
+    assert found.next_s == pytest.approx(next_s)
+
+
+@pytest.mark.parametrize(
+    ("others", "state", "reason"),
+    [
+        pytest.param([], AWAITING, "NoWitness", id="the only region"),
+        pytest.param([witness("a", None)], AWAITING, "NoWitness", id="nobody probes it"),
+        pytest.param([witness("a", False)], LOST, "UnreachableConfirmed", id="the only witness"),
+        pytest.param([witness("a", True)], AWAITING, "WitnessDisagrees", id="it is reached"),
+        pytest.param([witness("a", False), witness("b", True)], AWAITING, "WitnessDisagrees", id="half is no majority"),
+        pytest.param(
+            [witness("a", False), witness("b", False), witness("c", True)], LOST, "UnreachableConfirmed", id="majority"
+        ),
+        pytest.param([witness("a", False), witness("b", None)], AWAITING, "TooFewWitnesses", id="half does not probe"),
+        pytest.param([witness("a", False, SUSPECT_S)], SUSPECT, "GlobalCellIsolated", id="nobody else reports"),
+        pytest.param([witness("a", False, SUSPECT_S - 0.5)], LOST, "UnreachableConfirmed", id="a report just in time"),
+        pytest.param(
+            [witness("a", False), witness("b", True, SUSPECT_S)], LOST, "UnreachableConfirmed", id="a silent witness"
+        ),
+    ],
+)
+def test_loss_needs_the_majority_of_the_reporting_regions(
+    others: list[Region], state: HealthState, reason: str
+) -> None:
+    found = assess(EAST, LOST_S, cache_of(EAST, *others), NOW_S)
+    assert (found.state, found.reason, found.next_s) == (state, reason, REGION_CHECK_EVERY_S)
+
+
+def test_regions_that_never_reported_are_no_witnesses() -> None:
+    new = replace(seen("new"), status=replace(seen("new").status, report=None))
+    assert assess(EAST, LOST_S, cache_of(EAST, new), NOW_S).reason == "NoWitness"
+
+
+def health_of(*items: Any, now_s: float = NOW_S) -> tuple[RegionHealth | None, float | None]:
+    found = region_health.decide(Key("", "east"), cache_of(*items), now_s)
+    writes = [write for write in found.writes if isinstance(write, SetStatus)]
+    return (of_type(writes[0].blocks["health"], RegionHealth) if writes else None), found.requeue_after_s
+
+
+def test_new_report_is_the_last_contact_and_an_old_one_is_not() -> None:
+    health, _ = health_of(seen("east", 30.0, sequence=2))
+    assert health is not None
+    assert (health.last_contact_at, health.last_sequence, health.state) == (micro_text(NOW_S), 2, HEALTHY)
+    assert health.since == micro_text(NOW_S - 500.0), "the state is the same"
+    health, again_s = health_of(seen("east", 30.0))
+    assert health is not None and (health.state, health.since) == (SUSPECT, micro_text(NOW_S))
+    assert health.last_contact_at == micro_text(NOW_S - 30.0)
+    assert again_s == pytest.approx(LOST_S - 30.0 + 0.05)
+
+
+def test_unchanged_health_is_not_written() -> None:
+    item = seen("east", 1.0)
+    write = region_health.decide(Key("", "east"), cache_of(item), NOW_S).writes[0]
+    assert isinstance(write, SetStatus)
+    known = replace(item, status=replace(item.status, conditions=tuple(present(write.conditions))))
+    assert health_of(known)[0] is None
+    assert health_of(known)[1] == pytest.approx(SUSPECT_S - 1.0 + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope", "left_s", "lost"),
+    [
+        (OverrideKind.DECLARE_REGION_LOST, "east", 60.0, True),
+        (OverrideKind.DECLARE_REGION_LOST, "west", 60.0, False),
+        (OverrideKind.DECLARE_REGION_LOST, "east", -60.0, False),
+        (OverrideKind.PAUSE_REPAIR, "east", 60.0, False),
+    ],
+)
+def test_operator_declares_a_region_lost(*, kind: OverrideKind, scope: str, left_s: float, lost: bool) -> None:
+    spec = OverrideSpec(kind=kind, scope=OverrideScope(region=scope), reason="fire")
+    status = OverrideStatus(phase=ACTIVE, expires_at=micro_text(NOW_S + left_s))
+    item = Override(meta("declared"), spec, status)
+    never = replace(seen("east"), status=replace(seen("east").status, report=None, health=RegionHealth()))
+    for where in (seen("east", sequence=2), never):
+        health, _ = health_of(where, item)
+        if lost:
+            assert health is not None and (health.state, health.reason) == (LOST, "DeclaredLost")
+        else:
+            assert health is None or health.state is HEALTHY
+
+
+def zones(*counts: tuple[str, int, int]) -> tuple[ZoneReport, ...]:
+    return tuple(ZoneReport(name, nodes=nodes, live_nodes=live) for name, nodes, live in counts)
+
+
+def test_zone_with_nodes_and_none_alive_is_lost() -> None:
+    found = seen("east", zones=zones(("a", 2, 0), ("b", 2, 1), ("c", 0, 0)))
+    assert lost_zones(found) == ("a",)
+    assert lost_zones(replace(found, status=replace(found.status, report=None))) == ()
+
+
+@pytest.mark.parametrize(
+    ("report", "work", "status", "says"),
+    [
+        ({}, [], "False", "all zones have live nodes"),
+        ({"zones": zones(("a", 1, 0))}, [], "True", "zone a has no live node"),
+        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{}], "True", "cpu is short by"),
+        ({"live_nodes": 2, "capacity": {"cpu": "2"}}, [{}], "False", "all zones"),
+        ({"live_nodes": 1, "capacity": {"cpu": "99", "memory": "99Gi"}}, [{}], "False", "all zones"),
+        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{"reclaimable": True}], "False", "all zones"),
+        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{"purpose": Purpose.RECOVERY}], "False", "all zones"),
+        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{"batch": Batch(completions=1)}], "False", "all zones"),
+        ({"nodes": 0, "live_nodes": 0, "capacity": {}}, [{}], "False", "all zones"),
+    ],
+)
+def test_capacity_is_lost_if_firm_work_does_not_fit_on_live_nodes(
+    report: dict[str, Any], work: list[dict[str, Any]], status: str, says: str
+) -> None:
+    items = [assignment(where="east", replicas=30, **spec) for spec in work]
+    found = region_health.decide(Key("", "east"), cache_of(seen("east", sequence=2, **report), *items), NOW_S)
+    write = of_type(found.writes[0], SetStatus)
+    (condition,) = present(write.conditions)
+    assert (condition.type, condition.status) == ("CapacityLost", status) and says in condition.message
+    assert condition.reason == ("CapacityLost" if status == "True" else "CapacityPresent")
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "wakes"),
+    [
+        (EAST, None, True),
+        (None, EAST, False),
+        (EAST, EAST, False),
+        (seen("east", sequence=2), EAST, True),
+        (replace(EAST, spec=replace(EAST.spec, cost=1)), EAST, True),
+    ],
+)
+def test_region_is_assessed_after_its_report_or_spec_changed(
+    new: Region | None, old: Region | None, *, wakes: bool
+) -> None:
+    assert list(region_health.woken_by_region(new, old, cache_of())) == ([Key("", "east")] if wakes else [])
+
+
+# Start rate
+
+
+def test_starts_are_limited_to_a_burst_of_the_rate() -> None:
+    limiter = StartRateLimiter.from_status((), {"west": 4.0}, NOW_S)
+    assert limiter.can_start("west", 2) and limiter.rate_limits() == ()
+    limiter.record_start("west", 2)
+    assert limiter.rate_limits() == (StartRateLimit("west", micro_text(NOW_S + 0.5)),)
+    assert limiter.can_start("west", 2)
+    limiter.record_start("west", 2)
+    assert not limiter.can_start("west", 1), f"{RECOVERY_START_BURST_S:g} s of starts are ahead"
+    assert limiter.can_start("north", 1), "other regions have their own rate"
+    limiter.record_start("north", 1)
+    assert limiter.rate_limits()[0] == StartRateLimit("north", micro_text(NOW_S + 1 / RECOVERY_STARTS_PER_S))
+
+
+@pytest.mark.parametrize(
+    ("next_in_s", "starts", "kept"), [(-5.0, True, False), (0.0, True, False), (0.9, True, True), (1.0, False, True)]
+)
+def test_stored_rate_limit_outlives_a_restart(next_in_s: float, *, starts: bool, kept: bool) -> None:
+    lane = StartRateLimit("west", micro_text(NOW_S + next_in_s))
+    limiter = StartRateLimiter.from_status((lane,), {"west": 10.0}, NOW_S)
+    assert limiter.can_start("west", 1) is starts
+    assert bool(limiter.rate_limits()) is kept
+    limiter.record_start("west", 1)
+    assert limiter.rate_limits() == (StartRateLimit("west", micro_text(NOW_S + max(0.0, next_in_s) + 0.1)),)
+
+
+def test_later_work_waits_behind_work_that_had_to_wait() -> None:
+    lanes = (StartRateLimit("west", micro_text(NOW_S + 5.0)),)
+    limiter = StartRateLimiter.from_status(lanes, {}, NOW_S)
+    assert not limiter.can_start("west", 1)
+    limiter._next_s["west"] = NOW_S
+    assert not limiter.can_start("west", 1)
+
+
+# Status of a Recovery
+
+
+def progress(serving: int, wanted: int = 2, **more: Any) -> WorkloadProgress:
+    counts = {"assigned": serving, "bound": serving, "ready": serving, **more}
+    return WorkloadProgress("acme", "api", wanted=wanted, serving=serving, **counts)
+
+
+def test_stage_is_reached_when_every_workload_has_reached_it_and_stays() -> None:
+    at = micro_text(NOW_S)
+    assert stage_clock(StageClock(), (progress(2), progress(1)), NOW_S) == StageClock(detected_at=at)
+    assert stage_clock(StageClock(), (progress(2), progress(3)), NOW_S) == StageClock(at, at, at, at, at)
+    assert stage_clock(StageClock(), (progress(0, bound=2, assigned=2),), NOW_S) == StageClock(at, at, at)
+    known = StageClock("a", "b", "c", "d", "e")
+    assert stage_clock(known, (progress(0),), NOW_S) == known
+
+
+def incident(name: str = "east-1", *, started_ago_s: float = 10.0, **status: Any) -> Recovery:
+    spec = RecoverySpec(region="east", started_at=micro_text(NOW_S - started_ago_s), deadline_seconds=60.0)
+    return Recovery(meta(name), spec, RecoveryStatus(**status))
+
+
+@pytest.mark.parametrize(
+    ("phase", "ago_s", "status", "reason"),
+    [
+        (RecoveryPhase.OPEN, 10.0, "False", "Recovering"),
+        (RecoveryPhase.OPEN, 60.0, "False", "Recovering"),
+        (RecoveryPhase.OPEN, 60.5, "False", "ObjectiveMissed"),
+        (RecoveryPhase.RECOVERED, 100.0, "True", "Recovered"),
+        (RecoveryPhase.FAILING_BACK, 100.0, "True", "FailingBack"),
+        (RecoveryPhase.CLOSED, 100.0, "True", "RecoveryClosed"),
+    ],
+)
+def test_condition_of_a_recovery_follows_its_phase_and_deadline(
+    phase: RecoveryPhase, ago_s: float, status: str, reason: str
+) -> None:
+    rows = (progress(2), progress(1, reason="NoTarget"), progress(0))
+    found = phase_condition(incident(started_ago_s=ago_s), RecoveryStatus(phase=phase, workloads=rows), NOW_S)
+    assert (found.status, found.reason) == (status, reason)
+    assert found.message.startswith("1 of 3 critical workload(s) serve elsewhere")
+    assert ("acme/api: NoTarget" in found.message) is (phase is RecoveryPhase.OPEN)
+    undated = replace(incident(), spec=replace(incident().spec, started_at=""))
+    assert phase_condition(undated, RecoveryStatus(), NOW_S).reason == "Recovering"
+
+
+def test_recovery_status_is_written_only_if_it_changed() -> None:
+    first = present(status_write(incident(), RecoveryStatus(), NOW_S))
+    known = replace(incident(), status=RecoveryStatus(conditions=tuple(present(first.conditions))))
+    assert status_write(known, known.status, NOW_S) is None
+    changed = present(status_write(known, replace(known.status, stable_since="x"), NOW_S))
+    assert changed.blocks == {"stableSince": "x"}
+    assert status_write(known, known.status, NOW_S + 600.0) is not None, "the objective is missed by now"
+
+
+def test_only_ordinary_assignments_of_the_region_are_suspended() -> None:
+    mine = assignment("a", "east", epoch=4)
+    others = (
+        assignment("b", "west"),
+        assignment("c", "east", suspended=True),
+        replace(assignment("d", "east"), metadata=meta("d.east", "acme", deletion_timestamp="2026-01-01T00:00:10Z")),
+        replace(assignment("e", "east", purpose=Purpose.RECOVERY), metadata=meta("e.east.recovery", "acme")),
+    )
+    cache = cache_of(mine, *others)
+    (write,) = suspension_writes("east", cache, suspended=True)
+    item = of_type(of_type(write, Update).object, Assignment)
+    assert (item.spec.workload, item.spec.suspended, item.spec.epoch) == ("a", True, 5)
+    (write,) = suspension_writes("east", cache, suspended=False)
+    assert of_type(of_type(write, Update).object, Assignment).spec.workload == "c"
+
+
+def slots(zone: str, admitted: int, consumed: int = 0, *, shape: int = 0, budget: str = "b") -> RecoverySlotReport:
+    return RecoverySlotReport(budget, zone, shape, admitted=admitted, consumed=consumed)
+
+
+@pytest.mark.parametrize(
+    ("reported", "whole", "admitted", "consumed"),
+    [
+        ([slots("a", 1), slots("b", 1, 1)], True, 2, 1),
+        ([slots("a", 2)], False, 2, 0),
+        ([slots("a", 1)], False, 1, 0),
+        ([slots("a", 2), slots("b", 0)], False, 2, 0),
+        ([slots("a", 1), slots("b", 1, budget="other")], False, 1, 0),
+        ([slots("a", 1), slots("b", 1, shape=1)], False, 2, 0),
+        ([], False, 0, 0),
+    ],
+)
+def test_budget_is_admitted_if_all_slots_are_in_enough_zones(
+    reported: list[RecoverySlotReport], admitted: int, consumed: int, *, whole: bool
+) -> None:
+    made = RecoveryBudget(meta("b"), RecoveryBudgetSpec("east", (SlotShape({"cpu": "1"}, count=2, min_zones=2),)))
+    other = RecoveryBudget(meta("w"), RecoveryBudgetSpec("west", (SlotShape({"cpu": "1"}),)))
+    where = seen("east", recovery_slots=tuple(reported))
+    (write,) = budget_writes(where, cache_of(made, other))
+    write = of_type(write, SetStatus)
+    (condition,) = present(write.conditions)
+    assert (write.key, condition.status) == (made.key, "True" if whole else "False")
+    assert condition.reason == ("SlotsAdmitted" if whole else "SlotsUnschedulable")
+    assert (write.blocks["admitted"], write.blocks["consumed"]) == (admitted, consumed)
+    status = replace(made.status, admitted=admitted, consumed=consumed, conditions=(condition,), observed_generation=1)
+    assert budget_writes(where, cache_of(replace(made, status=status))) == []
+    for changed in (
+        replace(status, admitted=9),
+        replace(status, consumed=9),
+        replace(status, observed_generation=0),
+        replace(status, conditions=()),
+    ):
+        assert len(budget_writes(where, cache_of(replace(made, status=changed)))) == 1
+
+
+def test_single_slot_needs_one_zone_and_a_region_without_report_says_nothing() -> None:
+    made = RecoveryBudget(meta("b"), RecoveryBudgetSpec("east", (SlotShape({"cpu": "1"}, count=1, min_zones=2),)))
+    (write,) = budget_writes(seen("east", recovery_slots=(slots("a", 1),)), cache_of(made))
+    assert present(of_type(write, SetStatus).conditions)[0].status == "True"
+    unknown = replace(EAST, status=replace(EAST.status, report=None))
+    assert budget_writes(unknown, cache_of(made)) == []
+
+
+# Failback
+
+
+@pytest.mark.parametrize(
+    ("serving", "where", "suspended", "observed", "emptied"),
+    [
+        (2, EAST, False, 1, True),
+        (1, EAST, False, 1, False),
+        (2, EAST, True, 1, False),
+        (2, EAST, False, 0, False),
+        (2, seen("east", state=SUSPECT), False, 1, False),
+    ],
+)
+def test_recovery_replicas_return_when_ordinary_ones_serve(
+    *, serving: int, where: Region, suspended: bool, observed: int, emptied: bool
+) -> None:
+    made = workload(replicas=2, recovery=RecoveryObjective(min_serving=2))
+    status = AssignmentStatus(observed_epoch=observed, replicas=2, serving=serving)
+    normal = assignment(where="east", replicas=2, epoch=1, suspended=suspended, status=status)
+    borrowed = assignment(where="west", replicas=2, epoch=3, purpose=Purpose.RECOVERY)
+    borrowed = replace(borrowed, metadata=meta("api.west.recovery", "acme"))
+    writes = failback.return_borrowed(incident(), cache_of(incident(), made, normal, borrowed, where, region("west")))
+    found = [of_type(w.object, Assignment).spec for w in writes if isinstance(w, Update)]
+    assert [(spec.replicas, spec.epoch) for spec in found] == ([(0, 4)] if emptied else [])
+
+
+def recovery_grant(limit: str = "", acknowledged: str = "", used: str = "") -> Grant:
+    def cpu(amount: str) -> dict[str, str]:
+        return {"cpu": amount} if amount else {}
+
+    spec = GrantSpec(region="west", grant_class=GrantClass.RECOVERY, limit=cpu(limit))
+    return Grant(meta("west.recovery", "acme"), spec, GrantStatus(limit=cpu(acknowledged), used=cpu(used)))
+
+
+@pytest.mark.parametrize(
+    ("items", "left"),
+    [
+        ([], []),
+        ([assignment(where="west", replicas=2, purpose=Purpose.RECOVERY)], ["2 recovery replica(s)"]),
+        ([assignment(where="west", replicas=2)], []),
+        ([recovery_grant()], []),
+        ([recovery_grant(limit="1")], ["not returned"]),
+        ([recovery_grant(acknowledged="1")], ["not returned"]),
+        ([recovery_grant(used="1")], ["in use"]),
+        ([seen("west", recovery_slots=(slots("a", 2, 1),))], ["1 recovery slot(s)"]),
+        ([seen("west", recovery_slots=(slots("a", 2),))], []),
+        ([seen("west", state=LOST, recovery_slots=(slots("a", 2, 1),))], []),
+        ([assignment(where="east", suspended=True)], ["is suspended"]),
+        ([assignment(where="west", suspended=True)], []),
+        ([incident("west-1"), recovery_grant(limit="1"), assignment(where="east", suspended=True)], ["is suspended"]),
+        ([incident("west-1", phase=RecoveryPhase.CLOSED), recovery_grant(limit="1")], ["not returned"]),
+    ],
+)
+def test_recovery_closes_only_when_nothing_borrowed_is_left(items: list[Any], left: list[str]) -> None:
+    found = failback.remaining_resources(incident(), cache_of(incident(), *items))
+    assert len(found) == len(left) and all(text in row for text, row in zip(left, found, strict=True))
+
+
+def test_failback_of_a_region_that_is_lost_again_opens_the_recovery() -> None:
+    item = incident(phase=RecoveryPhase.FAILING_BACK, stable_since="x")
+    found = failback.decide(item, seen("east", state=LOST), cache_of(item), NOW_S)
+    write = of_type(found.writes[0], SetStatus)
+    assert (write.blocks["phase"], write.blocks["stableSince"]) == (RecoveryPhase.OPEN, "")
+    assert found.requeue_after_s == 0.0 and found.notices[0].warning
+
+
+def test_failback_closes_the_recovery_and_is_checked_until_then() -> None:
+    item = incident(phase=RecoveryPhase.FAILING_BACK)
+    found = failback.decide(item, EAST, cache_of(item), NOW_S)
+    write = of_type(found.writes[-1], SetStatus)
+    assert (write.blocks["phase"], write.blocks["closedAt"]) == (RecoveryPhase.CLOSED, micro_text(NOW_S))
+    assert found.requeue_after_s is None and not found.notices[0].warning
+    left = failback.decide(item, EAST, cache_of(item, recovery_grant(limit="1")), NOW_S)
+    assert of_type(left.writes[-1], SetStatus).blocks.keys() == {"remaining"}
+    assert left.requeue_after_s is not None and left.notices == ()
+    held = assignment(where="east", suspended=True)
+    resumed = failback.decide(item, EAST, cache_of(item, held), NOW_S)
+    assert isinstance(resumed.writes[0], Update) and resumed.requeue_after_s is not None
