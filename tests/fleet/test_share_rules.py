@@ -117,6 +117,13 @@ def test_lowered_share_has_the_active_one_as_peak(next_share: int, peak: int) ->
             {"a": 2, "b": 2, "c": 2},
             id="the others divide the rest",
         ),
+        pytest.param(
+            4,
+            "ab",
+            [held("a", 1, pending_evictions=1), held("b", 3, pending_evictions=1)],
+            {"a": 1, "b": 2},
+            id="no more than the even share without a remainder",
+        ),
         pytest.param(4, "a", [held("a", 2), held("b", 2)], {"a": 2, "b": 0}, id="b is not wanted any more"),
         pytest.param(
             4,
