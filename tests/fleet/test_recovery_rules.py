@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 from tests.expected import of_type, present
-from tests.factories import assignment, cache_of, meta, region, workload
+from tests.factories import assignment, cache_of, meta, priority, region, workload
 
 from holdfast.fleet import region_health
+from holdfast.fleet.assign import stops_without_contact
 from holdfast.fleet.recovery import failback
+from holdfast.fleet.recovery.need import critical_workloads
+from holdfast.fleet.recovery.recover import loss_evidence
 from holdfast.fleet.recovery.recovery_status import (
     budget_writes,
     phase_condition,
@@ -36,7 +39,7 @@ from holdfast.model.recovery import (
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.region import HealthState, PeerProbeResult, RecoverySlotReport, Region, RegionHealth, ZoneReport
 from holdfast.model.times import micro_text
-from holdfast.model.workload import Batch, RecoveryObjective
+from holdfast.model.workload import Batch, ExclusiveScope, Exclusivity, RecoveryObjective
 from holdfast.model.writes import SetStatus, Update
 
 replace = msgspec.structs.replace
@@ -449,3 +452,69 @@ def test_failback_closes_the_recovery_and_is_checked_until_then() -> None:
     held = assignment(where="east", suspended=True)
     resumed = failback.decide(item, EAST, cache_of(item, held), NOW_S)
     assert isinstance(resumed.writes[0], Update) and resumed.requeue_after_s is not None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        None,
+        workload(replicas=2),
+        replace(
+            workload(replicas=2, recovery=RecoveryObjective(min_serving=2)),
+            metadata=meta("api", "acme", deletion_timestamp="2026-01-01T00:00:10Z"),
+        ),
+    ],
+    ids=["deleted", "not critical any more", "being deleted"],
+)
+def test_recovery_replicas_of_work_that_needs_none_return_at_once(made: Any) -> None:
+    borrowed = assignment(where="west", replicas=2, purpose=Purpose.RECOVERY)
+    items = [item for item in (made,) if item is not None]
+    normal = replace(assignment(where="east", replicas=2), metadata=meta("api.east.n", "acme"))
+    writes = failback.return_borrowed(incident(), cache_of(incident(), *items, normal, borrowed, EAST, region("west")))
+    assert [of_type(w.object, Assignment).spec.replicas for w in writes if isinstance(w, Update)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("scope", "state", "stops"),
+    [
+        (ExclusiveScope.GLOBAL, LOST, True),
+        (ExclusiveScope.GLOBAL, AWAITING, True),
+        (ExclusiveScope.GLOBAL, SUSPECT, False),
+        (ExclusiveScope.GLOBAL, HEALTHY, False),
+        (ExclusiveScope.REGION, LOST, False),
+        (None, LOST, False),
+    ],
+)
+def test_exclusive_work_under_a_tenure_stops_in_a_region_out_of_contact(
+    *, scope: ExclusiveScope | None, state: HealthState, stops: bool
+) -> None:
+    made = workload(exclusive=Exclusivity(scope=scope) if scope is not None else None)
+    assert stops_without_contact(made, seen("east", state=state)) is stops
+
+
+@pytest.mark.parametrize(("contact", "lost_at"), [("2026-01-01T00:00:05Z", "2026-01-01T00:00:05Z"), ("", "since")])
+def test_region_is_lost_since_its_last_contact(contact: str, lost_at: str) -> None:
+    health = RegionHealth(state=LOST, since="since", last_contact_at=contact, reason="UnreachableConfirmed")
+    where = replace(EAST, status=replace(EAST.status, health=health))
+    found = present(loss_evidence(where, cache_of(where), NOW_S))
+    assert (found.lost_at, found.since, found.cause) == (lost_at, "since", "UnreachableConfirmed")
+
+
+@pytest.mark.parametrize(
+    ("purpose", "status", "expected"),
+    [
+        (Purpose.NORMAL, {}, 3),
+        (Purpose.NORMAL, {"queued": 1}, 2),
+        (Purpose.NORMAL, {"queued": 1, "unknown": 1}, 1),
+        (Purpose.NORMAL, {"queued": 3, "serving": 2}, 2),
+        (Purpose.RECOVERY, {"queued": 2}, 3),
+        (Purpose.RECOVERY, {"queued": 2, "unknown": 1}, 2),
+    ],
+)
+def test_replicas_that_serve_or_start_count_for_the_objective(
+    purpose: Purpose, status: dict[str, int], expected: int
+) -> None:
+    item = assignment(where="east", replicas=3, purpose=purpose, status=AssignmentStatus(**status))
+    made = workload(recovery=RecoveryObjective(min_serving=2))
+    (critical,) = critical_workloads(cache_of(made, item, priority(), EAST))
+    assert critical.counts_in("east").serving_or_starting == expected

@@ -227,13 +227,12 @@ def test_bind_above_a_lowered_limit_needs_a_reservation_of_the_same_amount(
     assert [invariant for invariant, _, _ in found] == expected
 
 
-def test_binding_without_resources_spends_nothing_above_a_lowered_limit() -> None:
+@pytest.mark.parametrize(("desired", "expected"), [(DesiredRunState.STOP, []), (DesiredRunState.RUN, ["S3"])])
+def test_stop_order_spends_nothing_new_above_a_lowered_limit(desired: DesiredRunState, expected: list[str]) -> None:
     """The authority writes the lost Binding of a replica again, to stop its task."""
-    other = replace(
-        binding(replica(1, status=bound_status(name="web-1.1"))), spec=binding(PLACED, resources={"cpu": "2"}).spec
-    )
-    found = QuotaChecker(lambda cell: {}).check(commit("east", 1.0, ((None, binding(PLACED)),), other, LOWERED))
-    assert not list(found)
+    made = binding(PLACED, resources={"cpu": "2"}, desired=desired)
+    found = QuotaChecker(lambda cell: {}).check(commit("east", 1.0, ((None, made),), LOWERED))
+    assert [invariant for invariant, _, _ in found] == expected
 
 
 @pytest.mark.parametrize(("acknowledged", "expected"), [("2", []), ("1", ["S3"])])
