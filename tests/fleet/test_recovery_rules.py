@@ -1,4 +1,4 @@
-"""Region health, recovery status, start rate and failback as tables."""
+"""Opening, status, start rate and failback of a recovery as tables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from tests.expected import of_type, present
 from tests.factories import assignment, cache_of, meta, priority, region, workload
+from tests.fleet.test_region_health import AWAITING, EAST, HEALTHY, LOST, NOW_S, SUSPECT, seen
 
-from holdfast.fleet import region_health
 from holdfast.fleet.assign import stops_without_contact
-from holdfast.fleet.recovery import failback
+from holdfast.fleet.recovery import failback, recover
 from holdfast.fleet.recovery.need import critical_workloads
-from holdfast.fleet.recovery.recover import loss_evidence
+from holdfast.fleet.recovery.recover import CAPACITY_LOSS_GRACE_S, RECOVERY_STABLE_S, loss_evidence
 from holdfast.fleet.recovery.recovery_status import (
+    RECOVERY_CHECK_EVERY_S,
     budget_writes,
     phase_condition,
     stage_clock,
@@ -22,10 +23,8 @@ from holdfast.fleet.recovery.recovery_status import (
     suspension_writes,
 )
 from holdfast.fleet.recovery.start_rate import RECOVERY_START_BURST_S, RECOVERY_STARTS_PER_S, StartRateLimiter
-from holdfast.fleet.region_health import REGION_CHECK_EVERY_S, assess, lost_zones, suspect_after_s
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
-from holdfast.model.meta import Key
-from holdfast.model.override import ACTIVE, Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.meta import Condition, Key
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus
 from holdfast.model.recovery import (
     Recovery,
@@ -37,189 +36,12 @@ from holdfast.model.recovery import (
     WorkloadProgress,
 )
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
-from holdfast.model.region import HealthState, PeerProbeResult, RecoverySlotReport, Region, RegionHealth, ZoneReport
+from holdfast.model.region import HealthState, RecoverySlotReport, Region, RegionHealth
 from holdfast.model.times import micro_text
-from holdfast.model.workload import Batch, ExclusiveScope, Exclusivity, RecoveryObjective
-from holdfast.model.writes import SetStatus, Update
+from holdfast.model.workload import ExclusiveScope, Exclusivity, RecoveryObjective
+from holdfast.model.writes import Create, SetStatus, Update
 
 replace = msgspec.structs.replace
-NOW_S = 1_790_000_000.0
-HEALTHY, SUSPECT, LOST = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.LOST
-AWAITING = HealthState.AWAITING_WITNESS
-
-
-def seen(name: str, silent_s: float = 0.0, *, state: HealthState = HEALTHY, **report: Any) -> Region:
-    """A region whose last report came `silent_s` ago."""
-    made = region(name)
-    health = RegionHealth(
-        state=state,
-        since=micro_text(NOW_S - 500.0),
-        last_contact_at=micro_text(NOW_S - silent_s),
-        last_sequence=1,
-        reason="Reporting",
-    )
-    status = replace(made.status, health=health, report=replace(present(made.status.report), **report))
-    return replace(made, status=status)
-
-
-def witness(name: str, reaches: bool | None, silent_s: float = 0.0) -> Region:
-    peers = () if reaches is None else (PeerProbeResult("east", reachable=reaches),)
-    return seen(name, silent_s, peers=(PeerProbeResult("other", reachable=True), *peers))
-
-
-EAST = seen("east")
-SUSPECT_S, LOST_S = suspect_after_s(EAST), EAST.spec.lost_after_seconds
-
-# Region health
-
-
-@pytest.mark.parametrize(
-    ("silent_s", "state", "reason", "next_s"),
-    [
-        (0.0, HEALTHY, "Reporting", SUSPECT_S + 0.05),
-        (SUSPECT_S - 0.5, HEALTHY, "Reporting", 0.55),
-        (SUSPECT_S, SUSPECT, "NotReporting", LOST_S - SUSPECT_S + 0.05),
-        (LOST_S - 0.5, SUSPECT, "NotReporting", 0.55),
-        (LOST_S, LOST, "UnreachableConfirmed", REGION_CHECK_EVERY_S),
-    ],
-)
-def test_region_is_suspect_and_then_lost_without_reports(
-    silent_s: float, state: HealthState, reason: str, next_s: float
-) -> None:
-    found = assess(EAST, silent_s, cache_of(EAST, witness("west", False)), NOW_S)
-    assert (found.state, found.reason) == (state, reason)
-    assert found.next_s == pytest.approx(next_s)
-
-
-@pytest.mark.parametrize(
-    ("others", "state", "reason"),
-    [
-        pytest.param([], AWAITING, "NoWitness", id="the only region"),
-        pytest.param([witness("a", None)], AWAITING, "NoWitness", id="nobody probes it"),
-        pytest.param([witness("a", False)], LOST, "UnreachableConfirmed", id="the only witness"),
-        pytest.param([witness("a", True)], AWAITING, "WitnessDisagrees", id="it is reached"),
-        pytest.param([witness("a", False), witness("b", True)], AWAITING, "WitnessDisagrees", id="half is no majority"),
-        pytest.param(
-            [witness("a", False), witness("b", False), witness("c", True)], LOST, "UnreachableConfirmed", id="majority"
-        ),
-        pytest.param([witness("a", False), witness("b", None)], AWAITING, "TooFewWitnesses", id="half does not probe"),
-        pytest.param([witness("a", False, SUSPECT_S)], SUSPECT, "GlobalCellIsolated", id="nobody else reports"),
-        pytest.param([witness("a", False, SUSPECT_S - 0.5)], LOST, "UnreachableConfirmed", id="a report just in time"),
-        pytest.param(
-            [witness("a", False), witness("b", True, SUSPECT_S)], LOST, "UnreachableConfirmed", id="a silent witness"
-        ),
-    ],
-)
-def test_loss_needs_the_majority_of_the_reporting_regions(
-    others: list[Region], state: HealthState, reason: str
-) -> None:
-    found = assess(EAST, LOST_S, cache_of(EAST, *others), NOW_S)
-    assert (found.state, found.reason, found.next_s) == (state, reason, REGION_CHECK_EVERY_S)
-
-
-def test_regions_that_never_reported_are_no_witnesses() -> None:
-    new = replace(seen("new"), status=replace(seen("new").status, report=None))
-    assert assess(EAST, LOST_S, cache_of(EAST, new), NOW_S).reason == "NoWitness"
-
-
-def health_of(*items: Any, now_s: float = NOW_S) -> tuple[RegionHealth | None, float | None]:
-    found = region_health.decide(Key("", "east"), cache_of(*items), now_s)
-    writes = [write for write in found.writes if isinstance(write, SetStatus)]
-    return (of_type(writes[0].blocks["health"], RegionHealth) if writes else None), found.requeue_after_s
-
-
-def test_new_report_is_the_last_contact_and_an_old_one_is_not() -> None:
-    health, _ = health_of(seen("east", 30.0, sequence=2))
-    assert health is not None
-    assert (health.last_contact_at, health.last_sequence, health.state) == (micro_text(NOW_S), 2, HEALTHY)
-    assert health.since == micro_text(NOW_S - 500.0), "the state is the same"
-    health, again_s = health_of(seen("east", 30.0))
-    assert health is not None and (health.state, health.since) == (SUSPECT, micro_text(NOW_S))
-    assert health.last_contact_at == micro_text(NOW_S - 30.0)
-    assert again_s == pytest.approx(LOST_S - 30.0 + 0.05)
-
-
-def test_unchanged_health_is_not_written() -> None:
-    item = seen("east", 1.0)
-    write = region_health.decide(Key("", "east"), cache_of(item), NOW_S).writes[0]
-    assert isinstance(write, SetStatus)
-    known = replace(item, status=replace(item.status, conditions=tuple(present(write.conditions))))
-    assert health_of(known)[0] is None
-    assert health_of(known)[1] == pytest.approx(SUSPECT_S - 1.0 + 0.05)
-
-
-@pytest.mark.parametrize(
-    ("kind", "scope", "left_s", "lost"),
-    [
-        (OverrideKind.DECLARE_REGION_LOST, "east", 60.0, True),
-        (OverrideKind.DECLARE_REGION_LOST, "west", 60.0, False),
-        (OverrideKind.DECLARE_REGION_LOST, "east", -60.0, False),
-        (OverrideKind.PAUSE_REPAIR, "east", 60.0, False),
-    ],
-)
-def test_operator_declares_a_region_lost(*, kind: OverrideKind, scope: str, left_s: float, lost: bool) -> None:
-    spec = OverrideSpec(kind=kind, scope=OverrideScope(region=scope), reason="fire")
-    status = OverrideStatus(phase=ACTIVE, expires_at=micro_text(NOW_S + left_s))
-    item = Override(meta("declared"), spec, status)
-    never = replace(seen("east"), status=replace(seen("east").status, report=None, health=RegionHealth()))
-    for where in (seen("east", sequence=2), never):
-        health, _ = health_of(where, item)
-        if lost:
-            assert health is not None and (health.state, health.reason) == (LOST, "DeclaredLost")
-        else:
-            assert health is None or health.state is HEALTHY
-
-
-def zones(*counts: tuple[str, int, int]) -> tuple[ZoneReport, ...]:
-    return tuple(ZoneReport(name, nodes=nodes, live_nodes=live) for name, nodes, live in counts)
-
-
-def test_zone_with_nodes_and_none_alive_is_lost() -> None:
-    found = seen("east", zones=zones(("a", 2, 0), ("b", 2, 1), ("c", 0, 0)))
-    assert lost_zones(found) == ("a",)
-    assert lost_zones(replace(found, status=replace(found.status, report=None))) == ()
-
-
-@pytest.mark.parametrize(
-    ("report", "work", "status", "says"),
-    [
-        ({}, [], "False", "all zones have live nodes"),
-        ({"zones": zones(("a", 1, 0))}, [], "True", "zone a has no live node"),
-        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{}], "True", "cpu is short by"),
-        ({"live_nodes": 2, "capacity": {"cpu": "2"}}, [{}], "False", "all zones"),
-        ({"live_nodes": 1, "capacity": {"cpu": "99", "memory": "99Gi"}}, [{}], "False", "all zones"),
-        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{"reclaimable": True}], "False", "all zones"),
-        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{"purpose": Purpose.RECOVERY}], "False", "all zones"),
-        ({"live_nodes": 1, "capacity": {"cpu": "2"}}, [{"batch": Batch(completions=1)}], "False", "all zones"),
-        ({"nodes": 0, "live_nodes": 0, "capacity": {}}, [{}], "False", "all zones"),
-    ],
-)
-def test_capacity_is_lost_if_firm_work_does_not_fit_on_live_nodes(
-    report: dict[str, Any], work: list[dict[str, Any]], status: str, says: str
-) -> None:
-    items = [assignment(where="east", replicas=30, **spec) for spec in work]
-    found = region_health.decide(Key("", "east"), cache_of(seen("east", sequence=2, **report), *items), NOW_S)
-    write = of_type(found.writes[0], SetStatus)
-    (condition,) = present(write.conditions)
-    assert (condition.type, condition.status) == ("CapacityLost", status) and says in condition.message
-    assert condition.reason == ("CapacityLost" if status == "True" else "CapacityPresent")
-
-
-@pytest.mark.parametrize(
-    ("new", "old", "wakes"),
-    [
-        (EAST, None, True),
-        (None, EAST, False),
-        (EAST, EAST, False),
-        (seen("east", sequence=2), EAST, True),
-        (replace(EAST, spec=replace(EAST.spec, cost=1)), EAST, True),
-    ],
-)
-def test_region_is_assessed_after_its_report_or_spec_changed(
-    new: Region | None, old: Region | None, *, wakes: bool
-) -> None:
-    assert list(region_health.woken_by_region(new, old, cache_of())) == ([Key("", "east")] if wakes else [])
-
 
 # Start rate
 
@@ -518,3 +340,101 @@ def test_replicas_that_serve_or_start_count_for_the_objective(
     made = workload(recovery=RecoveryObjective(min_serving=2))
     (critical,) = critical_workloads(cache_of(made, item, priority(), EAST))
     assert critical.counts_in("east").serving_or_starting == expected
+
+
+# Opening, recovering and waking
+
+
+def short_of_capacity(ago_s: float, *, kind: str = "CapacityLost", status: str = "True") -> Region:
+    since = micro_text(NOW_S - ago_s)
+    condition = Condition(type=kind, status=status, reason="CapacityLost", message="", last_transition_time=since)
+    return replace(EAST, status=replace(EAST.status, conditions=(condition,)))
+
+
+@pytest.mark.parametrize(
+    ("where", "again"),
+    [
+        (EAST, False),
+        (short_of_capacity(1.0), True),
+        (short_of_capacity(1.0, status="False"), False),
+        (short_of_capacity(1.0, kind="Other"), False),
+    ],
+)
+def test_region_that_has_just_lost_capacity_is_looked_at_again(where: Region, *, again: bool) -> None:
+    found = recover.decide(Key("", "east"), cache_of(where), NOW_S)
+    assert not found.writes and found.requeue_after_s == (RECOVERY_CHECK_EVERY_S if again else None)
+
+
+@pytest.mark.parametrize(("ago_s", "opened"), [(CAPACITY_LOSS_GRACE_S - 0.5, False), (CAPACITY_LOSS_GRACE_S, True)])
+def test_capacity_loss_opens_a_recovery_after_its_grace_if_critical_work_is_short(
+    ago_s: float, *, opened: bool
+) -> None:
+    made = workload(recovery=RecoveryObjective(min_serving=2, deadline_seconds=90.0))
+    item = assignment(where="east", replicas=3, status=AssignmentStatus(queued=3))
+    found = recover.decide(
+        Key("", "east"), cache_of(short_of_capacity(ago_s), region("west"), made, item, priority()), NOW_S
+    )
+    created = [of_type(w.object, Recovery) for w in found.writes if isinstance(w, Create)]
+    assert [(r.spec.cause, r.spec.deadline_seconds) for r in created] == ([("CapacityLost", 90.0)] if opened else [])
+    idle = recover.decide(Key("", "east"), cache_of(short_of_capacity(ago_s), region("west")), NOW_S)
+    assert not [w for w in idle.writes if isinstance(w, Create)], "no critical work is short"
+
+
+def test_lost_region_opens_one_recovery_with_a_warning() -> None:
+    health = RegionHealth(state=LOST, since="2026-01-01T00:00:00Z", reason="UnreachableConfirmed")
+    where = replace(EAST, status=replace(EAST.status, health=health))
+    found = recover.decide(Key("", "east"), cache_of(where), NOW_S)
+    (write,) = found.writes
+    made = of_type(of_type(write, Create).object, Recovery)
+    assert (made.metadata.name, made.spec.deadline_seconds) == ("east-20260101000000", 300.0)
+    assert found.requeue_after_s == 0.0 and [notice.warning for notice in found.notices] == [True]
+    closed = replace(made, metadata=meta(made.metadata.name), status=RecoveryStatus(phase=RecoveryPhase.CLOSED))
+    assert recover.decide(Key("", "east"), cache_of(where, closed), NOW_S).writes == ()
+
+
+@pytest.mark.parametrize(
+    ("where", "stable_s", "phase", "since_s"),
+    [
+        (EAST, RECOVERY_STABLE_S, RecoveryPhase.FAILING_BACK, RECOVERY_STABLE_S),
+        (EAST, RECOVERY_STABLE_S - 0.5, RecoveryPhase.RECOVERED, RECOVERY_STABLE_S - 0.5),
+        (EAST, None, RecoveryPhase.RECOVERED, 0.0),
+        (seen("east", state=SUSPECT), RECOVERY_STABLE_S, RecoveryPhase.RECOVERED, None),
+        (short_of_capacity(1.0), RECOVERY_STABLE_S, RecoveryPhase.RECOVERED, None),
+    ],
+    ids=["stable", "not yet", "healthy since now", "suspect again", "short of capacity"],
+)
+def test_failback_begins_when_the_region_was_healthy_for_long_enough(
+    where: Region, stable_s: float | None, phase: RecoveryPhase, since_s: float | None
+) -> None:
+    stable = micro_text(NOW_S - stable_s) if stable_s is not None else ""
+    item = incident(stable_since=stable, phase=RecoveryPhase.OPEN)
+    found = recover.decide(Key("", "east"), cache_of(item, where), NOW_S)
+    (write,) = (w for w in found.writes if isinstance(w, SetStatus) and w.kind == "Recovery")
+    assert write.blocks["phase"] is phase
+    expected = micro_text(NOW_S - since_s) if since_s is not None else ""
+    assert write.blocks.get("stableSince", stable) == expected
+    assert found.requeue_after_s == RECOVERY_CHECK_EVERY_S
+    assert [notice.reason for notice in found.notices] == [
+        "FailingBack" if phase is RecoveryPhase.FAILING_BACK else "Recovered"
+    ]
+    again = replace(item, status=replace(item.status, phase=RecoveryPhase.RECOVERED, stable_since=""))
+    quiet = recover.decide(Key("", "east"), cache_of(again, seen("east", state=SUSPECT)), NOW_S)
+    assert quiet.notices == (), "it is told once"
+
+
+def test_recovery_is_woken_by_regions_and_by_recoveries_of_others() -> None:
+    assert list(recover.keys(cache_of(EAST, region("west")))) == [Key("", "east"), Key("", "west")]
+    made = incident()
+    assert list(recover.woken_by_recovery(made, None, cache_of())) == [Key("", "east")]
+    assert list(recover.woken_by_recovery(None, made, cache_of())) == [Key("", "east")]
+    assert list(recover.woken_by_recovery(made, made, cache_of())) == []
+    used = seen("east", recovery_slots=(slots("a", 1),))
+    for new, old, wakes in (
+        (EAST, None, True),
+        (None, EAST, False),
+        (EAST, EAST, False),
+        (used, EAST, True),
+        (seen("east", state=LOST), EAST, True),
+        (short_of_capacity(1.0), EAST, True),
+    ):
+        assert list(recover.woken_by_region(new, old, cache_of())) == ([Key("", "east")] if wakes else [])
