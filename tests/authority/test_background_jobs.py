@@ -65,16 +65,20 @@ async def test_bind_of_one_replica_twice_in_a_request_is_accepted_once(cell: Cel
     cell.check_ledger()
 
 
+def is_restoring(cell: Cell) -> bool:
+    return cell.authority.restore_in_progress
+
+
 async def test_restore_ends_when_no_lease_of_the_former_life_can_be_held(cell: Cell) -> None:
     await cell.put(Term(meta(INCARNATION_TERM), TermSpec(holder=RESTORE_IN_PROGRESS, term=2)))
     await cell.lead()
-    assert cell.authority.restore_in_progress and cell.authority.incarnation == 2
+    assert is_restoring(cell) and cell.authority.incarnation == 2
     replica = await cell.replica()
     with pytest.raises(Unavailable, match="restored from a backup"):
         await cell.place(replica)
     await cell.authority.tick()
-    assert cell.authority.restore_in_progress, "the time has not passed"
+    assert is_restoring(cell), "the time has not passed"
     cell.clock.monotonic_s += 3600.0
     cell.clock.wall_s += 3600.0
     await cell.authority.tick()
-    assert not cell.authority.restore_in_progress and cell.authority.incarnation == 2
+    assert not is_restoring(cell) and cell.authority.incarnation == 2

@@ -38,7 +38,7 @@ def held(
     return assignment("one", where, status=status, **made)
 
 
-EXPIRED = {"exclusive": GLOBAL, "withdrawal": Withdrawal(epoch=1, elapsed_seconds=TENURE_WAIT_S)}
+EXPIRED: dict[str, Any] = {"exclusive": GLOBAL, "withdrawal": Withdrawal(epoch=1, elapsed_seconds=TENURE_WAIT_S)}
 
 
 @pytest.mark.parametrize(

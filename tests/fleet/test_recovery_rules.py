@@ -25,6 +25,7 @@ from holdfast.fleet.recovery.recovery_status import (
 from holdfast.fleet.recovery.start_rate import RECOVERY_START_BURST_S, RECOVERY_STARTS_PER_S, StartRateLimiter
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
 from holdfast.model.meta import Condition, Key
+from holdfast.model.quantity import Amount
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus
 from holdfast.model.recovery import (
     Recovery,
@@ -223,7 +224,7 @@ def test_recovery_replicas_return_when_ordinary_ones_serve(
 
 
 def recovery_grant(limit: str = "", acknowledged: str = "", used: str = "") -> Grant:
-    def cpu(amount: str) -> dict[str, str]:
+    def cpu(amount: str) -> dict[str, Amount]:
         return {"cpu": amount} if amount else {}
 
     spec = GrantSpec(region="west", grant_class=GrantClass.RECOVERY, limit=cpu(limit))
@@ -334,7 +335,7 @@ def test_region_is_lost_since_its_last_contact(contact: str, lost_at: str) -> No
     ],
 )
 def test_replicas_that_serve_or_start_count_for_the_objective(
-    purpose: Purpose, status: dict[str, int], expected: int
+    purpose: Purpose, status: dict[str, Any], expected: int
 ) -> None:
     item = assignment(where="east", replicas=3, purpose=purpose, status=AssignmentStatus(**status))
     made = workload(recovery=RecoveryObjective(min_serving=2))
