@@ -170,9 +170,9 @@ def test_budget_is_admitted_if_all_slots_are_in_enough_zones(
     reported: list[RecoverySlotReport], admitted: int, consumed: int, *, whole: bool
 ) -> None:
     made = RecoveryBudget(meta("b"), RecoveryBudgetSpec("east", (SlotShape({"cpu": "1"}, count=2, min_zones=2),)))
-    other = RecoveryBudget(meta("w"), RecoveryBudgetSpec("west", (SlotShape({"cpu": "1"}),)))
+    other = RecoveryBudget(meta("a"), RecoveryBudgetSpec("west", (SlotShape({"cpu": "1"}),)))
     where = seen("east", recovery_slots=tuple(reported))
-    (write,) = budget_writes(where, cache_of(made, other))
+    (write,) = budget_writes(where, cache_of(other, made))
     write = of_type(write, SetStatus)
     (condition,) = present(write.conditions)
     assert (write.key, condition.status) == (made.key, "True" if whole else "False")
