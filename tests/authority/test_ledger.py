@@ -341,7 +341,7 @@ def test_search_for_ports_starts_again_only_outside_the_node_s_range(ports: tupl
 
 @pytest.mark.parametrize(("length", "labelled"), [(63, True), (64, False)])
 def test_claim_is_labelled_with_its_workload_unless_the_name_is_too_long(length: int, labelled: bool) -> None:
-    meta = claim_meta(ported("r1", 3000), "w" * length, "uid", "2027-01-01T00:00:00Z")
+    meta = claim_meta("acme", "r1.1", "n1", "w" * length, uid="uid", created="2027-01-01T00:00:00Z")
     assert ("w" * length in meta.labels.values()) is labelled and "n1" in meta.labels.values()
 
 

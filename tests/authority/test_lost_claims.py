@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
-from tests.authority.cell import TENANT, WHO, Cell
+from tests.authority.cell import TENANT, WHO, Cell, yield_to_loop
 from tests.expected import present
 from tests.factories import meta
 
 from holdfast.authority.lost_claims import LOST_CLAIMS_PER_MINUTE
+from holdfast.authority.stop_orders import stop_order
 from holdfast.model.binding import Binding, DesiredRunState, Reservation
 from holdfast.model.override import ACTIVE, Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.placement_api import BindItem, BindRequest, PlacementOutcome, ReleaseAction
+from holdfast.model.quantity import amounts
 from holdfast.model.quota import GrantClass
-from holdfast.model.replica import Replica
+from holdfast.model.replica import ExecutionBlock, Phase, Replica
 from holdfast.model.template import Port
 from holdfast.model.times import micro_text
 from holdfast.model.workload import Exclusivity
 
 STOP, FREE = ReleaseAction.STOP, ReleaseAction.FREE
+replace = msgspec.structs.replace
 
 
 async def placed(cell: Cell, name: str = "web-0", **spec: Any) -> Replica:
@@ -32,14 +36,14 @@ async def lose(cell: Cell, name: str) -> None:
     await cell.remove(present(cell.binding(name)))
 
 
-async def test_lost_binding_is_written_again_as_stop_order_without_resources(cell: Cell) -> None:
+async def test_lost_binding_is_written_again_as_stop_order(cell: Cell) -> None:
     await placed(cell)
     await lose(cell, "web-0.1")
     await cell.authority.tick()
     order = present(cell.binding("web-0.1"))
     assert (order.spec.desired, order.spec.stop_reason) == (DesiredRunState.STOP, "ClaimLost")
     assert (order.spec.node, order.spec.node_epoch, order.spec.intent.attempt) == ("n1", 1, 1)
-    assert not order.spec.resources and not cell.authority.ledger.used.get((TENANT, GrantClass.NORMAL))
+    assert cell.authority.ledger.used[TENANT, GrantClass.NORMAL] == amounts(order.spec.resources)
     cell.check_ledger()
 
 
@@ -136,11 +140,91 @@ async def test_paused_repair_leaves_lost_bindings_alone(
     assert bool(cell.every(Binding)) is not paused
 
 
-@pytest.mark.xfail(reason="open: docs/bugs.md, seed 121 with lost records", strict=True)
-async def test_port_of_a_lost_binding_is_not_given_to_another_replica_while_its_task_may_run(cell: Cell) -> None:
-    fixed = {"ports": (Port("http", 20_007),)}
-    await placed(cell, template=fixed)
+FIXED_PORT = {"ports": (Port("http", 20_007),)}
+WHOLE_GPUS = {"resources": {"cpu": "1", "memory": "1Gi", "gpu": "2"}}
+SHARED_GPU = {"resources": {"cpu": "1", "memory": "1Gi", "gpu": "600m"}}
+ALL_CPU = {"resources": {"cpu": "8", "memory": "1Gi"}}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same authority", "next authority"])
+@pytest.mark.parametrize("repaired", [False, True], ids=["before the stop order", "after the stop order"])
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (FIXED_PORT, "PortInUse"),
+        (WHOLE_GPUS, "InsufficientDevices"),
+        (SHARED_GPU, "InsufficientDevices"),
+        (ALL_CPU, "InsufficientCpu"),
+    ],
+    ids=["port", "whole devices", "share of a device", "resources"],
+)
+async def test_claim_of_a_lost_binding_is_not_given_to_another_replica_while_its_task_may_run(
+    cell: Cell, template: dict[str, Any], reason: str, *, repaired: bool, restarted: bool
+) -> None:
+    await cell.lead(run=True)
+    await cell.node("gpus", gpus=2 if template is WHOLE_GPUS else 1)
+    replica = await cell.replica(template=template)
+    assert (await cell.place(replica, "gpus")).result is PlacementOutcome.ACCEPTED
+    before = cell.authority.ledger.claims[f"{TENANT}/web-0.1"]
+    await lose(cell, "web-0.1")
+    await yield_to_loop()
+    if repaired:
+        await cell.authority.tick()
+    if restarted:
+        await cell.lead()
+    held = cell.authority.ledger.claims[f"{TENANT}/web-0.1"]
+    assert (held.amounts, held.devices, held.ports) == (before.amounts, before.devices, before.ports)
+    other = await cell.replica("api-0", template=template)
+    refused = await cell.place(other, "gpus")
+    assert (refused.result, refused.reason) == (PlacementOutcome.REJECTED, reason)
+    cell.check_ledger()
+    await cell.authority.tick()
+    await cell.acknowledge("web-0.1")
+    assert (await cell.release(cell.get_replica(), FREE)).result is PlacementOutcome.ACCEPTED
+    assert (await cell.place(other, "gpus")).result is PlacementOutcome.ACCEPTED
+    cell.check_ledger()
+
+
+async def test_lost_binding_that_was_bound_in_a_second_step_keeps_devices_ports_and_slots(cell: Cell) -> None:
+    await cell.node("gpus", gpus=1)
+    replica = await cell.replica(template={**SHARED_GPU, **FIXED_PORT})
+    await cell.reserve(cell.item(replica, "gpus"), bind=False)
+    assert not cell.get_replica().status.placement.ports, "only a bound task uses them"
+    item = BindItem(TENANT, "web-0", intent=cell.item(replica, "gpus").intent)
+    await cell.authority.bind(WHO, BindRequest((item,)))
+    bound = present(cell.binding("web-0.1")).spec
     await lose(cell, "web-0.1")
     await cell.authority.tick()
-    other = await cell.place(await cell.replica("api-0", template=fixed))
-    assert other.result is PlacementOutcome.REJECTED
+    order = present(cell.binding("web-0.1")).spec
+    assert (order.devices, order.ports) == (bound.devices, bound.ports) and order.devices and order.ports
+    assert (order.resources, order.capacity_class) == (bound.resources, bound.capacity_class)
+    cell.check_ledger()
+
+
+async def test_lost_binding_keeps_its_claim_while_repair_is_paused(cell: Cell) -> None:
+    await placed(cell, template=FIXED_PORT)
+    await lose(cell, "web-0.1")
+    status = OverrideStatus(phase=ACTIVE, expires_at=micro_text(cell.clock.now() + 60.0))
+    spec = OverrideSpec(kind=OverrideKind.PAUSE_REPAIR, reason="the store is being restored")
+    await cell.put(Override(metadata=meta("pause"), spec=spec, status=status))
+    await cell.authority.tick()
+    assert (await cell.place(await cell.replica("api-0", template=FIXED_PORT))).reason == "PortInUse"
+
+
+async def test_lost_binding_of_a_deleted_replica_frees_its_claim(cell: Cell) -> None:
+    """No record of the task is left. The agent stops a task whose Binding and replica are gone."""
+    await placed(cell, template=FIXED_PORT)
+    await lose(cell, "web-0.1")
+    await cell.remove(cell.get_replica())
+    await cell.authority.tick()
+    assert not cell.authority.ledger.claims
+    assert (await cell.place(await cell.replica("api-0", template=FIXED_PORT))).result is PlacementOutcome.ACCEPTED
+
+
+async def test_ports_of_a_binding_by_an_earlier_release_are_read_from_the_agents_report(cell: Cell) -> None:
+    replica = await placed(cell, template=FIXED_PORT)
+    older = replace(replica.status.placement, ports={}, devices=())
+    report = ExecutionBlock(phase=Phase.RUNNING, attempt=1, ports={"http": 20_007})
+    for execution, ports in ((None, {}), (replace(report, attempt=0), {}), (report, {"http": 20_007})):
+        status = replace(replica.status, placement=older, execution=execution)
+        assert stop_order(replace(replica, status=status), ()).spec.ports == ports

@@ -21,6 +21,7 @@ from holdfast.model.placement_api import (
     ReleaseItem,
     ReleaseRequest,
 )
+from holdfast.model.quantity import amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec
 from holdfast.model.recovery_slot import RecoverySlot, RecoverySlotSpec, RecoverySlotStatus, SlotAdmissionStatus
@@ -266,13 +267,18 @@ async def test_recovery_claim_consumes_matching_slot_once(cell: Cell) -> None:
     assert (await cell.place(two, recovery_slots=("h1",))).reason == "InsufficientCpu"
 
 
-async def test_binding_removed_by_other_writer_leaves_ledger(cell: Cell) -> None:
+async def test_binding_removed_by_other_writer_keeps_its_claim_while_its_replica_names_it(cell: Cell) -> None:
     await cell.lead(run=True)
     await cell.place(await cell.replica())
     binding = cell.binding("web-0.1")
     assert binding is not None
     await cell.remove(binding)
     await cell.clock.advance(0)
+    (claim,) = cell.authority.ledger.claims.values()
+    assert claim.stopping and claim.amounts == amounts(binding.spec.resources)
+    cell.check_ledger()
+    await cell.remove(cell.get_replica())
+    await cell.authority.tick()
     assert not cell.authority.ledger.claims
     cell.check_ledger()
 

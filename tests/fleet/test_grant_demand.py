@@ -120,3 +120,8 @@ def test_recovery_replicas_get_surge_only_as_a_floor() -> None:
 )
 def test_only_plain_reclaimable_work_may_be_provisional(spec: dict[str, Any], *, eligible: bool) -> None:
     assert bool(provisional_demand(item(3, **spec))) is eligible
+
+
+@pytest.mark.parametrize(("replicas", "surge"), [(0, 0), (1, 1), (2, 1)])
+def test_surge_is_for_work_that_has_replicas(replicas: int, surge: int) -> None:
+    assert cpu(rollout_surge_demand(item(replicas, rollout=Rollout(max_surge=1)))) == surge * 1000

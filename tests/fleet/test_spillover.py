@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.expected import present
-from tests.factories import cache_of, meta, priority, region, tenant, with_new_revision, workload
+from tests.factories import assignment, cache_of, meta, priority, region, tenant, with_new_revision, workload
 from tests.fleet.test_scripts import Fleet, decide, shares_text
 
 from holdfast.fleet import assign, spillover
@@ -109,3 +109,25 @@ def test_rollout_surge_does_not_spill_over() -> None:
         decide(Key("acme", "api"), fleet.cache, fleet.now)
         fleet.now += limits.SPILLOVER_AFTER_S
     assert shares_text(fleet.cache, "api") == "east 2 (1 pending), north 2"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "queued", "reason", "waits"),
+    [
+        (3, 1, Reason.INSUFFICIENT_CPU, True),
+        (3, 1, Reason.QUOTA_EXCEEDED, True),
+        (3, 1, Reason.NO_GRANT, True),
+        (3, 1, Reason.WAITING_FOR_GANG, False),
+        (3, 1, None, False),
+        (3, 0, Reason.INSUFFICIENT_CPU, False),
+        (4, 1, Reason.INSUFFICIENT_CPU, False),
+        (5, 2, Reason.INSUFFICIENT_CPU, False),
+    ],
+)
+def test_assignment_waits_for_room_if_desired_replicas_are_pending_for_it(
+    replicas: int, queued: int, reason: Reason | None, *, waits: bool
+) -> None:
+    """Three replicas are desired. Replicas beyond them are about to be removed."""
+    pending = (PendingReason("Other", 1), PendingReason(reason, 1)) if reason is not None else ()
+    status = AssignmentStatus(replicas=replicas, queued=queued, pending=pending)
+    assert spillover.waits_for_room(assignment(replicas=3, status=status)) is waits

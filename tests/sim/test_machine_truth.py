@@ -167,6 +167,22 @@ def test_stop_order_on_a_cordoned_node_is_no_violation() -> None:
     assert "S4" not in [invariant for invariant, _, _ in found]
 
 
+@pytest.mark.parametrize(("released", "expected"), [(False, ["S2"]), (True, [])])
+def test_claim_of_a_lost_binding_counts_while_its_replica_names_it(*, released: bool, expected: list[str]) -> None:
+    """The task of the lost Binding may run, so that another claim of its port is a violation (seed 121)."""
+    holder, other = replica(0, status=bound_status(name="web-0")), replica(1, status=bound_status(name="web-1"))
+    lost, second = binding(holder, ports={"http": 80}), binding(other, ports={"http": 80})
+    machine, kind = node(lost.spec.node), kind_of(type(lost))
+    key = kind.store_key(lost.metadata.namespace, lost.metadata.name)
+    checker = PlacementChecker("east")
+    list(checker.check(commit("east", 1.0, ((None, lost),), holder, machine)))
+    after = replica(0) if released else holder
+    gone = replace(commit("east", 2.0, (), after, machine), changes=(ObservedChange(key, kind, lost, None),))
+    assert not list(checker.check(gone))
+    found = checker.check(commit("east", 3.0, ((None, second),), after, other, machine))
+    assert [invariant for invariant, _, _ in found if invariant == "S2"] == expected
+
+
 # Quota lowered below what regions may still enforce
 
 
@@ -211,13 +227,12 @@ def test_bind_above_a_lowered_limit_needs_a_reservation_of_the_same_amount(
     assert [invariant for invariant, _, _ in found] == expected
 
 
-def test_binding_without_resources_spends_nothing_above_a_lowered_limit() -> None:
+@pytest.mark.parametrize(("desired", "expected"), [(DesiredRunState.STOP, []), (DesiredRunState.RUN, ["S3"])])
+def test_stop_order_spends_nothing_new_above_a_lowered_limit(desired: DesiredRunState, expected: list[str]) -> None:
     """The authority writes the lost Binding of a replica again, to stop its task."""
-    other = replace(
-        binding(replica(1, status=bound_status(name="web-1.1"))), spec=binding(PLACED, resources={"cpu": "2"}).spec
-    )
-    found = QuotaChecker(lambda cell: {}).check(commit("east", 1.0, ((None, binding(PLACED)),), other, LOWERED))
-    assert not list(found)
+    made = binding(PLACED, resources={"cpu": "2"}, desired=desired)
+    found = QuotaChecker(lambda cell: {}).check(commit("east", 1.0, ((None, made),), LOWERED))
+    assert [invariant for invariant, _, _ in found] == expected
 
 
 @pytest.mark.parametrize(("acknowledged", "expected"), [("2", []), ("1", ["S3"])])

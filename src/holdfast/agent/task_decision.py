@@ -292,7 +292,7 @@ def _decide_ended(binding: Binding, local: TaskObservation, lease: LeaseState, n
 
 def final_phase(binding: Binding, local: TaskObservation) -> Phase | None:
     """Succeeded or Failed if the ended run was the last one; None if it is to be restarted or was stopped."""
-    if local.state is not TaskState.ENDED or local.exit is None or not _ended_by_itself(local):
+    if local.state is not TaskState.ENDED or local.exit is None or not _ended_by_itself(local, local.exit):
         return None
     policy = binding.spec.template.restart_policy
     if policy is RestartPolicy.ALWAYS or local.exit.reason in _WAITS_FOR_CONFIG:
@@ -304,10 +304,10 @@ def final_phase(binding: Binding, local: TaskObservation) -> Phase | None:
     return None
 
 
-def _ended_by_itself(local: TaskObservation) -> bool:
+def _ended_by_itself(local: TaskObservation, exit_: ExitStatus) -> bool:
     """Whether the run ended by itself or by a failed probe, rather than by a stop or before it started."""
     stop_requested = local.stop_reason not in ("", Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED)
-    return not stop_requested and local.exit is not None and local.exit.reason not in _EXTERNAL_EXITS
+    return not stop_requested and exit_.reason not in _EXTERNAL_EXITS
 
 
 def failures_after_exit(local: TaskObservation, exit_: ExitStatus, stop_reason: str, now: Now) -> int:

@@ -224,7 +224,7 @@ class BackgroundJobs:
             quota_released=fenced,
         )
         step = _change(claim, binding, records.binding_change(binding, spec), lambda found: found.spec == spec)
-        step.claim_after = msgspec.structs.replace(claim, quota_held=not spec.quota_released)
+        step.claim_after = msgspec.structs.replace(claim, quota_held=not spec.quota_released, stopping=True)
         return step
 
     def _removal(self, claim: Claim) -> CommitStep:

@@ -135,6 +135,8 @@ class BindHandler:
             binding=claim.name,
             bound_at=round_state.at,
             decision=self._reserve_job.decision_name or replica.status.placement.decision,
+            devices=tuple(device.id for device in claim.devices),
+            ports=claim.ports,
         )
         binding = records.binding_put(
             claim,

@@ -1,6 +1,7 @@
 """The ledger of a region: all claims by node and by tenant, and the check whether another claim fits. Pure.
 
-- It is a function of the stored Nodes, RecoverySlots, Reservations, Bindings and Volumes: a rebuilt ledger is equal.
+- It is a function of the stored Nodes, RecoverySlots, Reservations, Bindings and Volumes, and of the replicas whose
+  Binding was lost: a rebuilt ledger is equal.
 - Claims of commits in flight are included, so the next check counts them.
 - A claim leaves the ledger only when its objects are deleted, never because a node shrank or was removed.
 """
@@ -14,6 +15,7 @@ from holdfast.authority import device_allocation
 from holdfast.authority.claims import Claim, ClaimRequest, VolumeHold, claims_from_records, grant_class, hold_of
 from holdfast.authority.neighbours import NeighbourIndex
 from holdfast.authority.node_account import NodeAccount
+from holdfast.authority.stop_orders import lost_claims
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.grant_limit import SpendingLimit
@@ -33,6 +35,7 @@ from holdfast.model.quantity import (
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot, is_admitted
+from holdfast.model.replica import Replica
 from holdfast.model.volume import Volume
 
 _NORMAL = GrantClass.NORMAL
@@ -325,7 +328,9 @@ def rebuild_ledger(
     slots: Iterable[RecoverySlot],
     reservations: Iterable[Reservation],
     bindings: Iterable[Binding],
+    *,
     volumes: Iterable[Volume] = (),
+    replicas: Iterable[Replica] = (),
 ) -> Ledger:
     """Builds the ledger from stored objects."""
     ledger = Ledger()
@@ -336,7 +341,10 @@ def rebuild_ledger(
         by_node.setdefault(slot.spec.node, []).append(slot)
     for name, node_slots in by_node.items():
         ledger.set_slots(name, node_slots)
+    reservations, bindings, volumes = list(reservations), list(bindings), list(volumes)
     for claim in claims_from_records(reservations, bindings):
+        ledger.put(claim)
+    for claim in lost_claims(replicas, reservations, bindings, volumes):
         ledger.put(claim)
     for volume in volumes:
         ledger.put_volume(hold_of(volume))

@@ -2,8 +2,8 @@
 
 The authority removes a claim only together with the replica's placement, so such a replica shows a damaged record. Its
 task may still run, and nobody would ever stop it or notice its end.
-- A lost Binding is written again as a request to stop, without resources: the loss freed those. The agent acknowledges
-  the stop, and then `release` frees the replica as usual. Nothing is freed without this proof or a fence.
+- A lost Binding is written again as a request to stop. The agent acknowledges the stop, and then `release` frees the
+  replica as usual. Nothing is freed without this proof or a fence: the ledger reads the claim from the replica.
 - A lost Reservation started nothing, so its replica is freed at once.
 """
 
@@ -84,5 +84,5 @@ class LostClaims:
         if replica is None or replica.uid != seen.uid or not self.is_lost(replica):
             return NOTHING
         if replica.status.placement.binding:
-            return stop_order_step(self._state, replica, Reason.CLAIM_LOST.value)
+            return stop_order_step(self._state, replica)
         return free_step(self._state, replica, None, Reason.CLAIM_LOST.value)

@@ -15,7 +15,6 @@ from holdfast.model import codec
 from holdfast.model.binding import (
     Binding,
     BindingSpec,
-    DesiredRunState,
     Intent,
     Reservation,
     ReservationPhase,
@@ -67,13 +66,11 @@ def replica_put(replica: Replica, placement: PlacementBlock) -> Put:
     return status_put(_REPLICA, replica, status)
 
 
-def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMeta:
-    labels = {"holdfast.dev/node": claim.node}
+def claim_meta(namespace: str, name: str, node: str, workload: str, *, uid: str, created: str) -> ObjectMeta:
+    labels = {"holdfast.dev/node": node}
     if len(workload) <= MAX_LABEL:
         labels[LABEL_WORKLOAD] = workload
-    return ObjectMeta(
-        name=claim.name, namespace=claim.namespace, uid=uid, generation=1, creation_timestamp=created, labels=labels
-    )
+    return ObjectMeta(name=name, namespace=namespace, uid=uid, generation=1, creation_timestamp=created, labels=labels)
 
 
 def reservation_put(
@@ -110,7 +107,7 @@ def reservation_put(
             anti_affinity=required_anti_affinity(replica.spec.placement),
             auto_bind=auto_bind,
         )
-    meta = claim_meta(claim, replica.spec.workload, uid, created)
+    meta = claim_meta(claim.namespace, claim.name, claim.node, replica.spec.workload, uid=uid, created=created)
     return put_object(_RESERVATION, Reservation(meta, spec, ReservationStatus(phase=phase)))
 
 
@@ -164,45 +161,10 @@ def binding_put(
         index=replica.spec.index,
         volumes=volumes,
     )
-    meta = claim_meta(claim, replica.spec.workload, uid, created)
+    meta = claim_meta(claim.namespace, claim.name, claim.node, replica.spec.workload, uid=uid, created=created)
     if annotations:
         meta = msgspec.structs.replace(meta, annotations=annotations)
     return put_object(_BINDING, Binding(meta, spec))
-
-
-def stop_order_put(
-    replica: Replica, intent: Intent, *, node_epoch: int, uid: str, created: str, reason: str, grace_s: float
-) -> Put:
-    """The Binding of a replica whose record was lost, as a request to stop the task. It claims no resources."""
-    spec, placed = replica.spec, replica.status.placement
-    labels = {"holdfast.dev/node": placed.node}
-    if len(spec.workload) <= MAX_LABEL:
-        labels[LABEL_WORKLOAD] = spec.workload
-    meta = ObjectMeta(
-        name=placed.binding,
-        namespace=replica.metadata.namespace,
-        uid=uid,
-        generation=1,
-        creation_timestamp=created,
-        labels=labels,
-    )
-    order = BindingSpec(
-        replica=replica.metadata.name,
-        intent=intent,
-        node=placed.node,
-        template=spec.template,
-        zone=placed.zone,
-        workload=spec.workload,
-        revision=spec.revision,
-        exclusive=spec.exclusive,
-        priority=spec.priority,
-        epoch=placed.attempt,
-        node_epoch=node_epoch,
-        desired=DesiredRunState.STOP,
-        stop_reason=reason,
-        stop_grace_seconds=grace_s,
-    )
-    return put_object(_BINDING, Binding(meta, order))
 
 
 def binding_change(binding: Binding, spec: BindingSpec) -> Put:

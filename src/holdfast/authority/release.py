@@ -3,7 +3,8 @@
 - Node resources of a claim (capacity, devices, ports) are released only on proof: the agent reports that the task ended
   or never started, or the node was removed.
 - The quota is also released at the fence, and the replica may then be rescheduled.
-- A Binding that the replica names and the store does not have proves nothing: it is written again as a request to stop.
+- A Binding that the replica names and the store does not have proves nothing: it is written again as a request to stop,
+  and holds what it held.
 - FREE raises the attempt in the same transaction, so that a delayed duplicate of the old attempt is refused.
 """
 
@@ -18,15 +19,15 @@ from holdfast.authority import placement_checks, records
 from holdfast.authority.claims import ENDED_PHASES, claim_from_binding
 from holdfast.authority.commit_rounds import CommitStep, ExtraWrites, make_step, rejected
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, AuthorityState
+from holdfast.authority.stop_orders import stop_order
 from holdfast.client.contract import FencingToken
-from holdfast.model.binding import Binding, DesiredRunState, Intent, Reservation
+from holdfast.model.binding import Binding, DesiredRunState, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.placement_api import PlacementOutcome, PlacementResult, ReleaseAction, ReleaseItem
 from holdfast.model.principal import Principal
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import PlacementBlock, Replica
-from holdfast.model.template import template_hash
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.store.contract import Put, Remove
 
@@ -79,7 +80,7 @@ class ReleaseHandler:
             return rejected(refused, attempt=placement.attempt)
         binding = state.binding(item.namespace, placement.binding) if placement.binding else None
         if binding is None and placement.binding:
-            return stop_order_step(state, replica, Reason.CLAIM_LOST.value, item.grace_seconds)
+            return stop_order_step(state, replica, item.grace_seconds)
         if item.action is ReleaseAction.STOP:
             return self._stop(item, replica, binding)
         return self._free(item, replica, binding)
@@ -218,17 +219,15 @@ def _release_step(
     )
 
 
-def stop_order_step(state: AuthorityState, replica: Replica, reason: str, grace_s: float = 0.0) -> CommitStep:
+def stop_order_step(state: AuthorityState, replica: Replica, grace_s: float = 0.0) -> CommitStep:
     """Writes the lost Binding of a replica again, as a request to stop its task."""
     placed, namespace = replica.status.placement, replica.metadata.namespace
-    intent = Intent(replica_uid=replica.uid, template_hash=template_hash(replica.spec.template), attempt=placed.attempt)
-    order = records.stop_order_put(
+    order = stop_order(
         replica,
-        intent,
+        state.volumes_of(replica),
         node_epoch=state.leases.epoch(placed.node),
         uid=state.ports.ids.uid(),
         created=seconds_text(state.now()),
-        reason=reason,
         grace_s=grace_s,
     )
     result = PlacementResult(
@@ -237,12 +236,12 @@ def stop_order_step(state: AuthorityState, replica: Replica, reason: str, grace_
     return make_step(
         "create",
         BINDING,
-        order.attached.metadata,
+        order.metadata,
         result,
-        [order],
+        [records.put_object(BINDING, order)],
         compares={
             REPLICA.store_key(namespace, replica.metadata.name): replica.revision,
             BINDING.store_key(namespace, placed.binding): 0,
         },
-        claim=claim_from_binding(order.attached, None),
+        claim=claim_from_binding(order, state.reservation(namespace, placed.binding)),
     )

@@ -312,6 +312,8 @@ class ReserveJob:
             bound_at=round_state.at if binds else "",
             decision=self.decision_name,
             last_node=replica.status.placement.last_node,
+            devices=tuple(device.id for device in claim.devices) if binds else (),
+            ports=claim.ports if binds else {},
         )
         compares = {
             **revisions,

@@ -14,10 +14,11 @@ from holdfast.authority.grant_leases import GrantLeases
 from holdfast.authority.lease_book import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild_ledger
 from holdfast.authority.spread_domains import DomainCache
+from holdfast.authority.stop_orders import lost_claim, volume_names
 from holdfast.foundation.ports import Ports
 from holdfast.model import limits, tenure
 from holdfast.model.assignment import Assignment
-from holdfast.model.binding import Binding, Reservation
+from holdfast.model.binding import Binding, Reservation, replica_of_claim
 from holdfast.model.core import Lease
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import Kind, kind_of
@@ -93,7 +94,8 @@ class AuthorityState:
             self.list_all(RecoverySlot),
             self.list_all(Reservation),
             self.list_all(Binding),
-            self.list_all(Volume),
+            volumes=self.list_all(Volume),
+            replicas=self.list_all(Replica),
         )
 
     def now(self) -> float:
@@ -153,8 +155,18 @@ class AuthorityState:
         return self.list_all(Override)
 
     def recorded_claim(self, namespace: str, name: str) -> Claim | None:
-        """The claim of the published Reservation and Binding of this name."""
-        return claim_from_records(self.reservation(namespace, name), self.binding(namespace, name))
+        """The claim of the published Reservation and Binding of this name. A Binding that its replica names and the
+        store has lost claims what it claimed."""
+        reservation, binding = self.reservation(namespace, name), self.binding(namespace, name)
+        replica = self.replica(namespace, replica_of_claim(name)) if binding is None else None
+        if replica is not None and replica.status.placement.binding == name:
+            return lost_claim(replica, reservation, self.volumes_of(replica))
+        return claim_from_records(reservation, binding)
+
+    def volumes_of(self, replica: Replica) -> list[Volume]:
+        """The replica's Volumes that exist."""
+        found = (self.get(VOLUME, replica.metadata.namespace, name) for name in volume_names(replica))
+        return [volume for volume in found if volume is not None]
 
     def reload_claim(self, namespace: str, name: str) -> None:
         """Updates the ledger after another writer removed objects of a claim."""

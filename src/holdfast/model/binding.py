@@ -144,6 +144,11 @@ def claim_name(replica: str, attempt: int) -> str:
     return f"{replica}.{attempt}"
 
 
+def replica_of_claim(name: str) -> str:
+    """Name of the replica whose claim has this name."""
+    return name.rpartition(".")[0]
+
+
 def validate_reservation(reservation: Reservation, old: Reservation | None) -> Causes:
     if old is not None and old.spec.intent != reservation.spec.intent:
         yield forbidden("spec.intent", "immutable")

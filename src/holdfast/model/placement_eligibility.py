@@ -118,7 +118,7 @@ def may_be_first(rule: AffinityRule, workload: str, labels: Labels) -> bool:
     """Whether a replica of `workload` with these labels satisfies its own required rule, so that it needs no neighbour
     while every matching replica that does not leave is in its domain. So the first replica can be placed, and the next
     ones follow it."""
-    return rule.own_replicas and is_neighbour(rule, workload, workload, labels)
+    return is_neighbour(rule, workload, workload, labels)
 
 
 def domain_of(topology: str, name: str, zone: str, labels: Mapping[str, str]) -> str | None:

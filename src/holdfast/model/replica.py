@@ -57,6 +57,9 @@ class PlacementBlock(ApiStruct, frozen=True):
     released_at: str = ""
     last_node: str = ""
     """`lastNode` is where the attempt before was bound: the logs of ended work are there."""
+    devices: tuple[str, ...] = ()
+    ports: dict[str, int] = {}
+    """`devices` and `ports` of the node that the bound task uses. They stay claimed if the store loses the Binding."""
 
 
 class Phase(enum.StrEnum):

@@ -170,7 +170,7 @@ SEPARATELY_DRAWN: dict[FaultKind, float] = {
     FaultKind.REGION_CUT_OFF: 0.03,
     FaultKind.CELL_RESTORED: 0.03,
     FaultKind.MAINTENANCE: 0.03,
-    FaultKind.RECORD_LOST: 0.0,  # only in scenarios: docs/bugs.md, seed 121 (open)
+    FaultKind.RECORD_LOST: 0.02,
     FaultKind.RECORD_DELETED: 0.02,
 }
 """Kinds added later, and the share of runs with each. Each has its own draw, so that all other seeds keep their

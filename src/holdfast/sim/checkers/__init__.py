@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.model.binding import DesiredRunState
 from holdfast.model.kinds import Kind
 from holdfast.store.contract import Txn
 
@@ -41,6 +42,13 @@ class ObservedChange(msgspec.Struct, frozen=True, gc=False):
     @property
     def item(self) -> Any:
         return self.new if self.new is not None else self.old
+
+    @property
+    def is_stop_order(self) -> bool:
+        """Whether this is a lost Binding, written again to stop its task. It takes nothing that it did not have."""
+        if self.kind.name != "Binding" or self.old is not None or self.new is None:
+            return False
+        return bool(self.new.spec.desired is DesiredRunState.STOP)
 
 
 class ObservedCommit(msgspec.Struct, frozen=True, gc=False):

@@ -31,7 +31,8 @@ class ExclusiveSuccessionChecker:
                 continue
             new: Binding | None = change.new
             if change.old is None and new is not None:
-                yield from self._in_time(change.key, new, commit)
+                if not change.is_stop_order:
+                    yield from self._in_time(change.key, new, commit)
                 if new.spec.exclusive is not None:
                     yield from self._check_successor(change.key, new, commit.state)
             self._follow(change.key, new if new is not None else change.old)

@@ -65,7 +65,7 @@ class ExpiryChecker:
             if change.new is None:
                 continue
             match change.kind.name:
-                case "Binding" if change.old is None:
+                case "Binding" if change.old is None and not change.is_stop_order:
                     yield from self._bound(change, commit)
                 case "GrantCopy" if (
                     change.old is None or change.old.spec.last_contact_at != change.new.spec.last_contact_at

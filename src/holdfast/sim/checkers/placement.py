@@ -58,6 +58,8 @@ class PlacementChecker:
             if name in ("Binding", "Reservation"):
                 if (grown := self._count_claim(change.item.metadata, commit.state)) is not None:
                     asked = {resource for resource, amount in amounts(grown.resources).items() if amount}
+                    if change.is_stop_order:  # its node may have shrunk since it was bound
+                        asked = set()
                     touched.setdefault(grown.node, set()).update(asked)
             elif name == "Replica" and change.new is None:
                 yield from self._check_deleted_replica(change)
@@ -70,7 +72,7 @@ class PlacementChecker:
                 yield from self._check_slot_consumer(change, commit.state)
         for binding in bound:
             yield from self._unique(binding)
-            if binding.spec.desired is DesiredRunState.RUN:  # a lost Binding is written again to stop its task
+            if binding.spec.desired is DesiredRunState.RUN:
                 yield from self._rule_findings(binding, commit.state)
         for node, asked in touched.items():
             yield from self._node(node, asked, commit.state)
@@ -89,11 +91,12 @@ class PlacementChecker:
         before = next((_usage(node, claims[name]) for node, claims in self._claims.items() if name in claims), None)
         binding: Binding | None = state.get(f"/bindings/{name}")
         reservation: Reservation | None = state.get(f"/reservations/{name}")
-        for claims in self._claims.values():
-            claims.pop(name, None)
+        known = [held for claims in self._claims.values() if (held := claims.pop(name, None)) is not None]
         spec: Any = None
         if binding is not None:
             spec = binding.spec
+        elif any(_is_lost(name, held, state) for held in known):
+            spec = known[0]
         elif reservation is not None and reservation.status.phase in _OPEN:
             spec = reservation.spec
         if spec is None:
@@ -185,7 +188,7 @@ class PlacementChecker:
         used: Amounts = {}
         devices: dict[str, list[tuple[str, int]]] = {}
         ports: dict[tuple[str, int], str] = {}
-        claims = self._claims.get(name, {})
+        claims = self._held(name, state)
         for claim, spec in claims.items():
             add(used, amounts(spec.resources))
             for device in spec.devices:
@@ -206,6 +209,14 @@ class PlacementChecker:
                 claimed, available = amount_text(resource, amount), amount_text(resource, capacity.get(resource, 0))
                 what = f"node {name}: {resource} claims exceed capacity (capacity {available}, claimed {claimed})"
                 yield "S2", what, tuple(claims)
+
+    def _held(self, node: str, state: dict[str, Any]) -> dict[str, Any]:
+        """The claims of a node. A lost Binding counts while its replica names it."""
+        return {
+            claim: spec
+            for claim, spec in self._claims.get(node, {}).items()
+            if not isinstance(spec, BindingSpec) or f"/bindings/{claim}" in state or _is_lost(claim, spec, state)
+        }
 
     def _rule_findings(self, binding: Binding, state: dict[str, Any]) -> Iterator[Finding]:
         """Checks the stored replica's placement rules against the node of the Binding."""
@@ -269,11 +280,11 @@ class PlacementChecker:
     def _others(self, binding: Binding, state: dict[str, Any]) -> Iterator[_OtherReplica]:
         """The other live claims of the tenant."""
         namespace, workload = binding.metadata.namespace, binding.spec.workload
-        for node_name, claims in self._claims.items():
+        for node_name in self._claims:
             machine: Node | None = state.get(f"/nodes/{node_name}")
             if machine is None:
                 continue
-            for name, spec in claims.items():
+            for name, spec in self._held(node_name, state).items():
                 own = name == f"{namespace}/{binding.metadata.name}"
                 if own or not name.startswith(f"{namespace}/") or not spec.workload:
                     continue
@@ -295,6 +306,15 @@ class _OtherReplica(NamedTuple):
     runs: bool
     victim: bool
     same_workload: bool
+
+
+def _is_lost(claim: str, spec: Any, state: dict[str, Any]) -> bool:
+    """Whether the store lost the Binding of this claim: its replica still names it, and its task may run."""
+    namespace, name = claim.split("/", 1)
+    if not isinstance(spec, BindingSpec) or f"/bindings/{claim}" in state:
+        return False
+    replica: Replica | None = state.get(f"/replicas/{namespace}/{spec.replica}")
+    return replica is not None and replica.status.placement.binding == name
 
 
 def _broken_node_rules(rules: PlacementRules, node: Node) -> Iterator[str]:

@@ -57,7 +57,7 @@ class QuotaChecker:
             return
         spenders: dict[str, str] = {}
         for change in commit.changes:
-            if change.kind.name in ("Binding", "Reservation") and change.old is None:
+            if change.kind.name in ("Binding", "Reservation") and change.old is None and not change.is_stop_order:
                 if change.new.spec.capacity_class is not CapacityClass.RECOVERY and change.new.spec.resources:
                     if not _reserved_before(commit, change):
                         spenders[change.new.metadata.namespace] = change.key
