@@ -106,6 +106,9 @@ def test_action_shows_its_dry_run_and_command_before_it_acts(platform: RunningPl
         platform.kubectl(
             "patch", "workload", "billing-api", "-n", "billing", "--type", "merge", "-p", json.dumps(change)
         )
+        rollout = page.locator("section.card").filter(has=page.get_by_role("heading", name="Rollout"))
+        expect(rollout).to_contain_text("Wave 1 eu-central", timeout=60_000)
+        expect(rollout).to_contain_text("Wave 2 eu-west")
         page.get_by_role("button", name="Undo rollout…").click(timeout=60_000)
         expect(dialog.locator(".diff .gone")).to_contain_text("COLOUR")
         expect(dialog).to_contain_text("holdfast rollout undo billing/billing-api --to")
