@@ -1,6 +1,6 @@
 """Takes the pictures of the console that the documentation shows, with the browser tests: `make pictures`.
 
-`make pictures PART=pages` (or `actions`, `sessions`) runs the tests of one file and replaces the pictures that it takes.
+`make pictures PART=pages` (or `actions`, `sessions`) runs one file of tests and replaces the pictures that it takes.
 Each picture has at most 256 colours, which makes the file about a third as large.
 """
 
@@ -54,7 +54,6 @@ STATES = (
     "decision-waiting",
     "drill-report",
     "log",
-    "map-5000",
     "map-way-light",
     "overview-390-light",
     "overrides-active",

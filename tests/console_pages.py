@@ -99,10 +99,11 @@ _TIMER_MS = 5.0
 
 def slowdown(page: Page) -> float:
     """How much longer fixed work takes now than on a quiet machine: its median over the sum of its parts when nothing
-    interrupts them. At least 1, and 1 on a quiet machine: a bound that is multiplied by it is the bound itself there."""
+    interrupts them. It is 1 on a quiet machine, so a bound that is multiplied by it stays the bound there."""
     found = page.evaluate(_REFERENCE_WORK)
     quiet_ms = 20 * (found["piece"] + _TIMER_MS) + found["request"] + _FRAME_MS
-    return max(1.0, float(found["all"][len(found["all"]) // 2]) / quiet_ms)
+    median_ms = float(found["all"][len(found["all"]) // 2])
+    return max(1.0, median_ms / float(quiet_ms))
 
 
 def large_map(nodes: int) -> dict[str, Any]:

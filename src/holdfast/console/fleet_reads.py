@@ -33,10 +33,12 @@ from holdfast.console.global_reads import (
 )
 from holdfast.console.recovery_reads import BudgetLine, RecoveryLine, budget_lines, line_of_recovery
 from holdfast.console.region_decisions import RegionDecision
+from holdfast.console.region_hub import KnownAnswer
 from holdfast.console.region_reads import HISTOGRAM_BOUNDS_S
 from holdfast.console.viewer import Viewer
 from holdfast.console.workload_reads import line_of, number
 from holdfast.gate.audit import read_records
+from holdfast.insight.shadow_comparison import ShadowResult
 from holdfast.model.core import Lease
 from holdfast.model.errors import NotFound
 from holdfast.model.kinds import ALL, kind_of
@@ -44,7 +46,7 @@ from holdfast.model.quota import Grant, Quota
 from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
-from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
+from holdfast.model.scheduler_policy import PolicyRevision, PromotionStage, SchedulerPolicy
 from holdfast.model.workload import Workload, wanted_replicas
 
 # Changes listed on the overview.
@@ -305,9 +307,12 @@ class PolicyPage(AnswerRow, frozen=True, kw_only=True):
     in_use: dict[str, str]
     """Region → revision that it reports."""
     trials: dict[str, Any]
+    shadow: str = ""
+    """The revision of the policy that is in shadow; empty if none is."""
+    shadow_results: tuple[ShadowResult, ...] = ()
 
 
-def policy_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> PolicyPage:
+async def policy_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> PolicyPage:
     policies = [
         {
             "name": p.metadata.name,
@@ -333,11 +338,18 @@ def policy_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) ->
         for r in sorted(reader.view.list(PolicyRevision), key=lambda r: r.spec.sequence, reverse=True)[:20]
     ]
     regions = list(reader.view.list(Region))
+    shadowed = (p for p in reader.view.list(SchedulerPolicy) if p.spec.stage is PromotionStage.SHADOW)
+    shadow = next((p.status.revision for p in shadowed), "")
+    answers: dict[str, KnownAnswer] = {}
+    if shadow and viewer.tenants is None:
+        answers = await reader.hub.ask_all(reader.region_names(), "shadow", viewer, revision=shadow)
     return PolicyPage(
         policies=tuple(policies),
         revisions=tuple(revisions),
         in_use={r.metadata.name: r.status.report.policy for r in regions if r.status.report is not None},
         trials={r.metadata.name: r.status.report.policy_trial for r in regions if r.status.report is not None},
+        shadow=shadow,
+        shadow_results=tuple(r for known in answers.values() if (r := part(known, ShadowResult)) is not None),
     )
 
 
