@@ -131,8 +131,8 @@ docs: install-dev ## Generate the reference pages and build the documentation si
 	@$(PY) scripts/build_site.py $(if $(OUT),--out $(OUT))
 
 .PHONY: pictures
-pictures: install-dev tools console ## Take the pictures of the console for the documentation anew: 15 minutes
-	@$(PY) scripts/pictures.py
+pictures: install-dev tools console ## Take the pictures of the console for the documentation anew: 15 minutes (PART=pages, actions or sessions: a third)
+	@$(PY) scripts/pictures.py $(PART)
 
 .PHONY: docs-serve
 docs-serve: docs ## Show the documentation site at http://127.0.0.1:7480/

@@ -1,5 +1,6 @@
 """Takes the pictures of the console that the documentation shows, with the browser tests: `make pictures`.
 
+`make pictures PART=pages` (or `actions`, `sessions`) runs one file of tests and replaces the pictures that it takes.
 Each picture has at most 256 colours, which makes the file about a third as large.
 """
 
@@ -18,7 +19,11 @@ from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
-TESTS = tuple(f"tests/e2e/test_console{part}.py" for part in ("", "_actions", "_sessions"))
+TESTS = {
+    "pages": "tests/e2e/test_console.py",
+    "actions": "tests/e2e/test_console_actions.py",
+    "sessions": "tests/e2e/test_console_sessions.py",
+}
 THEMES = ("light", "dark")
 PAGES = (
     "overview",
@@ -45,14 +50,19 @@ PAGES = (
 STATES = (
     "action-drain-light",
     "action-undo",
+    "config-filled",
     "decision-waiting",
     "drill-report",
     "log",
+    "map-way-light",
     "overview-390-light",
+    "overrides-active",
     "overview-lost",
     "past",
+    "policies-shadow",
     "queues-waiting",
     "region-silent",
+    "schedules-filled",
     "search",
     "shell",
     "sign-in",
@@ -162,21 +172,27 @@ def keep(folder: Path, target: Path = PICTURES) -> list[str]:
     return missing
 
 
-def main() -> int:
+def main(part: str = "") -> int:
+    if part and part not in TESTS:
+        sys.stderr.write(f"pictures: {part}: no such part (expected one of {', '.join(TESTS)})\n")
+        return 2
+    tests = [TESTS[part]] if part else list(TESTS.values())
     with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as made:
         folder = Path(os.environ.get("HOLDFAST_SCREENSHOTS", made))
         if folder == Path(made):
             env = {**os.environ, "HOLDFAST_SCREENSHOTS": made}
-            ran = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], cwd=ROOT, env=env, check=False)
+            ran = subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, env=env, check=False)
             if ran.returncode:
                 sys.stderr.write("pictures: a browser test failed; docs/pictures is unchanged\n")
                 return ran.returncode
         missing = keep(folder)
+    sys.stdout.write(f"pictures: {len(WANTED) - len(missing)} of {len(WANTED)} taken\n")
+    if part:
+        return 1 if len(missing) == len(WANTED) else 0
     for name in missing:
-        sys.stderr.write(f"pictures: {name}: no test took it (expected keep_picture in {', '.join(TESTS)})\n")
-    sys.stdout.write(f"pictures: {len(WANTED) - len(missing)} of {len(WANTED)} in docs/pictures\n")
+        sys.stderr.write(f"pictures: {name}: no test took it (expected keep_picture in {', '.join(tests)})\n")
     return 1 if missing else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(*sys.argv[1:2]))

@@ -68,6 +68,44 @@ def forged(page: Page, method: str, path: str, body: Any = None) -> int:
     return status
 
 
+# Fixed work, like that of an interaction: a loop in short pieces, a request that reads one session, and a frame.
+_REFERENCE_WORK = """
+async () => {
+    const headers = {"X-Holdfast-Console": localStorage.getItem("holdfast-console-key")};
+    const pieces = [], requests = [], all = [];
+    let sum = 0;
+    for (let n = 0; n < 9; n++) {
+        const began = performance.now();
+        for (let k = 0; k < 20; k++) {
+            const from = performance.now();
+            for (let i = 0; i < 5e5; i++) sum = (sum * 31 + i) | 0;
+            pieces.push(performance.now() - from);
+            await new Promise((next) => setTimeout(next, 0));
+        }
+        const from = performance.now();
+        await (await fetch("/console/api/session", {headers})).text();
+        requests.push(performance.now() - from);
+        await new Promise(requestAnimationFrame);
+        all.push(performance.now() - began);
+    }
+    window.referenceSum = sum;
+    return {piece: Math.min(...pieces), request: Math.min(...requests), all: all.sort((a, b) => a - b)};
+}
+"""
+_FRAME_MS = 16.7
+_TIMER_MS = 5.0
+"""A timer of a page takes this long at most on a quiet machine."""
+
+
+def slowdown(page: Page) -> float:
+    """How much longer fixed work takes now than on a quiet machine: its median over the sum of its parts when nothing
+    interrupts them. It is 1 on a quiet machine, so a bound that is multiplied by it stays the bound there."""
+    found = page.evaluate(_REFERENCE_WORK)
+    quiet_ms = 20 * (found["piece"] + _TIMER_MS) + found["request"] + _FRAME_MS
+    median_ms = float(found["all"][len(found["all"]) // 2])
+    return max(1.0, median_ms / float(quiet_ms))
+
+
 def large_map(nodes: int) -> dict[str, Any]:
     """The map of a fleet with this many nodes, as three regions would answer it."""
     maps = {}
@@ -97,4 +135,5 @@ def large_map(nodes: int) -> dict[str, Any]:
                 {"zone": zone, "nodes": each, "live": each, "attention": 0, "resources": resources} for zone in zones
             ],
         }
-    return {"regions": [], "maps": maps, "nodes": nodes, "resource": "cpu", "overrides": []}
+    regions = [{"name": name, "health": "Healthy", "message": "", "problem": "", "zones": []} for name in maps]
+    return {"regions": regions, "maps": maps, "nodes": nodes, "resource": "cpu", "overrides": []}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli.commands.lose_region import _as_text
-from holdfast.insight.region_loss import replica_rows
+from holdfast.insight.region_loss import loss_effects, replica_rows
 from holdfast.insight.what_if import PlannedPlacement
 
 NOTHING: dict[str, Any] = {
@@ -32,19 +32,28 @@ PENDING = PlannedPlacement(
     [
         ({}, "if region east is lost:"),
         ({"lost": {"region": "east", "zone": "east-a"}}, "if zone east-a of region east is lost:"),
-        ({"safe": [{"tenant": "pay", "workload": "risk"}]}, "pay/risk: still serves minServing in another region"),
+        (
+            {"recovers": [{"tenant": "pay", "workload": "risk", "region": "west", "replicas": 4}]},
+            "pay/risk   4 replicas start in west",
+        ),
+        ({"safe": [{"tenant": "pay", "workload": "risk"}]}, "pay/risk   still serves minServing in another region"),
         (
             {"short": [{"tenant": "pay", "workload": "risk", "why": "west: 0 of 4 recovery places", "region": "west"}]},
-            "OBJECTIVE MISSED: pay/risk: west: 0 of 4 recovery places",
+            "pay/risk   misses its recovery objective: west: 0 of 4 recovery places; recovery tries west",
         ),
         (replica_rows([PLACED]), "fill-west-3"),
         (replica_rows([PENDING]), "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)"),
         ({"decided": False}, "the search reached its limit"),
         (
             {"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2, "reassignAfterSeconds": 900.0}]},
-            "after 900 s",
+            "shop/web   2 replicas start elsewhere after 900 s (no recovery objective)",
+        ),
+        (
+            {"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 1, "reassignAfterSeconds": 0.0}]},
+            "shop/web   1 replica waits for the region (no recovery objective)",
         ),
     ],
 )
 def test_region_loss_text_names_every_part(changes: dict[str, Any], expected: str) -> None:
-    assert expected in _as_text({**NOTHING, **changes})
+    outcome = {**NOTHING, **changes}
+    assert expected in _as_text(outcome | {"effects": loss_effects(outcome)})

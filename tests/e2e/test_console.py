@@ -6,13 +6,15 @@ import json
 import os
 import re
 import signal
+import statistics
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
 from tests.browser import chromium, tab
-from tests.console_pages import base, confirm, keep_picture, large_map, link, signed_in
+from tests.console_pages import base, confirm, keep_picture, large_map, link, signed_in, slowdown
 from tests.platforms import RunningPlatform, holdfast, running_platform, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
@@ -117,6 +119,10 @@ def test_search_and_keys_reach_every_page(platform: RunningPlatform, browser: Br
         assert not opened.violations()
         page.keyboard.press("Enter")
         expect(page.locator("main h1")).to_have_text("payments/risk-api")
+        page.keyboard.press("a")
+        expect(page.get_by_role("button", name="Scale…")).to_be_focused()
+        page.keyboard.press("x")
+        expect(page).to_have_url(re.compile("/console/decisions/[a-z-]+/payments/risk-api-"))
         for key, title in (("m", "nodes in"), ("w", "workloads"), ("q", "Nothing waits"), ("s", "cells")):
             page.keyboard.press("g")
             page.keyboard.press(key)
@@ -279,28 +285,106 @@ def test_map_of_5000_nodes_opens_within_a_second_and_answers_within_100_ms(
             """async () => {
                 const began = performance.now();
                 document.querySelector('nav a[href="/console/map"]').click();
-                while (!document.querySelector("main canvas")) await new Promise(requestAnimationFrame);
+                while (!document.querySelector("main canvas")) {
+                    if (performance.now() - began > 60000) throw new Error("the map is not drawn");
+                    await new Promise(requestAnimationFrame);
+                }
                 await new Promise(requestAnimationFrame);
                 return performance.now() - began;
             }"""
         )
-        filtering = page.evaluate(
-            """async () => {
-                const field = document.querySelector("[data-filter]");
-                const began = performance.now();
-                field.value = "b01";
-                field.dispatchEvent(new Event("input", {bubbles: true}));
-                await new Promise(requestAnimationFrame);
-                await new Promise(requestAnimationFrame);
-                return performance.now() - began;
-            }"""
+        filtering = statistics.median(
+            page.evaluate(
+                """async (text) => {
+                    const field = document.querySelector("[data-filter]");
+                    const began = performance.now();
+                    field.value = text;
+                    field.dispatchEvent(new Event("input", {bubbles: true}));
+                    await new Promise(requestAnimationFrame);
+                    await new Promise(requestAnimationFrame);
+                    return performance.now() - began;
+                }""",
+                text,
+            )
+            for text in ("b01", "b02", "b03", "a01", "b01")
         )
+        busy = slowdown(page)
         keep_picture(opened, "map-5000")
+        page.get_by_role("button", name="Zoom to us-east").click()
+        expect(page.locator("main h1")).to_have_text("1,668 nodes in us-east")
+        page.get_by_role("group", name="Zoom").get_by_role("button", name="us-east-a").click()
+        expect(page.locator("main h1")).to_have_text("556 nodes in us-east-a")
+        keep_picture(opened, "map-5000-zone")
         # The goal holds for processors that nobody else uses; here they are shared with other work.
-        busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-        found = f"opened in {opening:.0f} ms, filtered in {filtering:.0f} ms, {busy:.1f} tasks per processor"
+        found = f"opened in {opening:.0f} ms, filtered in {filtering:.0f} ms, fixed work takes {busy:.1f} times as long"
         assert opening < 1000 * busy and filtering < 100 * busy, found
         print(f"5,000 nodes: {found}")
+
+
+def test_map_zooms_to_a_zone_and_shows_the_way_of_a_replica(platform: RunningPlatform, browser: Browser) -> None:
+    with tab(browser) as opened:
+        page = signed_in(platform, opened, "/map").page
+        expect(page.locator(".tile")).to_have_count(8)
+        page.get_by_role("button", name="Zoom to us-east", exact=True).click()
+        expect(page.locator("main h1")).to_have_text("2 nodes in us-east")
+        page.get_by_role("button", name="Zoom to us-east-a").click()
+        expect(page.locator("main h1")).to_have_text("1 node in us-east-a")
+        expect(page.locator(".tile")).to_have_count(1)
+        page.reload()
+        expect(page.locator("main h1")).to_have_text("1 node in us-east-a")
+        page.locator(".tile").click()
+        page.get_by_role("button", name=re.compile("risk-api-us-east-")).first.click()
+        way = page.get_by_role("list", name=re.compile("Path of risk-api-us-east-"))
+        for stage in ("Queued", "Decided", "Bound to us-east-1", "Started", "Ready", "Serving", "attempt 1"):
+            expect(way).to_contain_text(stage)
+        page.get_by_role("group", name="Zoom").get_by_role("button", name="All regions").click()
+        expect(page.locator(".tile")).to_have_count(8)
+        expect(page.locator(".tile.onway")).to_have_count(1)
+        for theme in ("light", "dark"):
+            page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+            keep_picture(opened, f"map-way-{theme}")
+            assert not opened.violations(), theme
+        way.get_by_role("link", name=re.compile("^Path of")).click()
+        expect(page).to_have_url(re.compile(r"/console/workloads/payments/risk-api\?replica="))
+        assert not opened.troubles, opened.troubles
+
+
+def test_decision_keeps_the_age_of_its_evidence(platform: RunningPlatform, browser: Browser) -> None:
+    """The inputs are renewed every few seconds: their ages come from the store's history."""
+    with tab(browser) as opened:
+        page = signed_in(platform, opened, some_decision(platform)).page
+        card = page.locator("section.card").filter(has=page.get_by_role("heading", name="Evidence"))
+        for name in ("Node reports", "Grant, Normal", "Policy", "Overrides"):
+            row = card.locator("tr").filter(has_text=name).first
+            expect(row).to_contain_text(re.compile(r"\d+(\.\d)? m?s of (15 s|2 min)"))
+        box, table = card.bounding_box(), card.locator("table").bounding_box()
+        assert box and table and table["width"] <= box["width"], "the table fits into its card"
+
+
+def test_loss_has_the_words_of_the_command(platform: RunningPlatform, browser: Browser) -> None:
+    command = ("plan", "--lose-region", "us-east", "--state", str(platform.state), "-o", "json")
+    with tab(browser) as opened:
+        page = signed_in(platform, opened, "/what-if?region=us-east").page
+        expect(page.locator("main h1")).to_contain_text("Losing us-east")
+        effects = json.loads(holdfast(*command, check=False).stdout)["effects"]
+        assert len(effects) >= 2
+        for effect in effects:
+            row = page.locator("[data-row]").filter(has_text=f"{effect['tenant']}/{effect['workload']}")
+            expect(row).to_contain_text(effect["text"])
+        assert not opened.troubles, opened.troubles
+
+
+@pytest.mark.parametrize(("wish", "animation"), [("reduce", "none"), ("no-preference", "pulse")])
+def test_nothing_moves_where_reduced_motion_is_wished(
+    platform: RunningPlatform, browser: Browser, wish: Any, animation: str
+) -> None:
+    with tab(browser) as opened:
+        page = signed_in(platform, opened, "/system").page
+        page.emulate_media(reduced_motion=wish)
+        found = page.evaluate("getComputedStyle(document.querySelector('.pulse')).animationName")
+        assert found.endswith(animation), found
+        lag = page.locator("table").first.locator("tr").filter(has_text="us-east")
+        expect(lag).to_contain_text(re.compile(r"\d+ revisions?"))
 
 
 def test_newcomer_reads_a_lost_region_from_the_console_alone(platform: RunningPlatform, browser: Browser) -> None:
@@ -321,6 +405,11 @@ def test_newcomer_reads_a_lost_region_from_the_console_alone(platform: RunningPl
         page.get_by_role("navigation").get_by_role("link", name="Overview").click()
         expect(page.locator("main h1")).to_have_text(re.compile("^us-east is lost"), timeout=90_000)
         expect(page.locator("main .say")).to_contain_text("cannot reach it either")
+        expect(page.get_by_label("Clock of the recovery of us-east")).to_contain_text(re.compile(r"00:\d\d of 05:00"))
+        changes = page.locator("section.card").filter(has=page.get_by_role("heading", name="Changed in the last hour"))
+        expect(changes).to_contain_text("us-east")
+        budgets = page.locator("section.card").filter(has=page.get_by_role("heading", name="Recovery budgets"))
+        expect(budgets).to_contain_text("4 of 4 slots")
         keep_picture(opened, "overview-lost")
         assert not opened.violations()
         page.get_by_role("link", name="Follow the recovery").click()

@@ -106,6 +106,9 @@ def test_action_shows_its_dry_run_and_command_before_it_acts(platform: RunningPl
         platform.kubectl(
             "patch", "workload", "billing-api", "-n", "billing", "--type", "merge", "-p", json.dumps(change)
         )
+        rollout = page.locator("section.card").filter(has=page.get_by_role("heading", name="Rollout"))
+        expect(rollout).to_contain_text("Wave 1 eu-central", timeout=60_000)
+        expect(rollout).to_contain_text("Wave 2 eu-west")
         page.get_by_role("button", name="Undo rollout…").click(timeout=60_000)
         expect(dialog.locator(".diff .gone")).to_contain_text("COLOUR")
         expect(dialog).to_contain_text("holdfast rollout undo billing/billing-api --to")
@@ -179,7 +182,18 @@ def test_policy_is_promoted_and_rolled_back(platform: RunningPlatform, browser: 
         return found["spec"]["stage"], [row["name"] for row in found["spec"]["rules"]["scores"]]
 
     with tab(browser) as opened:
-        signed_in(platform, opened, "/policies")
+        page = signed_in(platform, opened, "/policies").page
+        results = page.locator("section.card").filter(has=page.get_by_role("heading", name="Shadow results"))
+        expect(results).to_contain_text("No decision was compared yet")
+        shown = json.loads(platform.kubectl("get", "workload", "analytics", "-n", "analytics", "-o", "json"))
+        more = {"spec": {"replicas": int(shown["spec"]["replicas"]) + 1}}
+        platform.kubectl("patch", "workload", "analytics", "-n", "analytics", "--type", "merge", "-p", json.dumps(more))
+        expect(results.locator("[data-row]")).to_have_count(3, timeout=60_000)
+        compared = json.loads(holdfast("policy", "shadow", "default", *state, "-o", "json").stdout)["regions"]
+        for row in compared:
+            line = results.locator("[data-row]").filter(has_text=row["region"])
+            expect(line.locator("td").nth(2)).to_have_text(str(row["same"]))
+            expect(line.locator("td").nth(3)).to_have_text(str(row["different"]))
         keep_picture(opened, "policies-shadow")
         dialog = open_dialog(opened, "Try in eu-central…", "action-canary")
         expect(dialog).to_contain_text("holdfast policy promote default --canary eu-central")

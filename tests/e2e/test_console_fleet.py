@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, CDPSession, Page, expect
 from tests.browser import chromium, tab
 from tests.console_fleet import REGION, LargeFleet, large_fleet
-from tests.console_pages import keep_picture
+from tests.console_pages import keep_picture, slowdown
 
 pytestmark = [
     pytest.mark.e2e,
@@ -96,11 +96,6 @@ def sign_in(fleet: LargeFleet, page: Page) -> None:
     expect(page.locator(".fresh b")).to_have_text("Live")
 
 
-def tasks_per_processor() -> float:
-    """The goals hold for processors that nobody else uses; a shared machine is allowed its share more."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 def timed(page: Page, act: str, done: str) -> float:
     found: float = page.evaluate(TIMED.replace("ACT", act).replace("DONE", done))
     return found
@@ -153,7 +148,7 @@ def test_map_and_pipeline_open_within_a_second(fleet: LargeFleet, browser: Brows
             found[f"{name} from its address"] = statistics.median(loads)
             keep_picture(opened, f"fleet-{name}")
         assert not opened.troubles, opened.troubles
-    _check(found, OPENED_MAX_MS)
+        _check(found, OPENED_MAX_MS, slowdown(page))
 
 
 def test_each_interaction_takes_at_most_100_ms(fleet: LargeFleet, browser: Browser) -> None:
@@ -167,6 +162,7 @@ def test_each_interaction_takes_at_most_100_ms(fleet: LargeFleet, browser: Brows
             """The steps in turn, so that each time something changes."""
             found[name] = statistics.median(timed(page, *steps[i % len(steps)]) for i in range(SAMPLES))
 
+        before = slowdown(page)
         page.goto(fleet.console + "/map")
         page.wait_for_function(f"() => {READY['map']}")
         measure(
@@ -192,15 +188,15 @@ def test_each_interaction_takes_at_most_100_ms(fleet: LargeFleet, browser: Brows
             (BUTTON.format("All regions"), PRESSED.format("All regions")),
         )
         assert not opened.troubles, opened.troubles
-    _check(found, ANSWERED_MAX_MS)
+        _check(found, ANSWERED_MAX_MS, max(before, slowdown(page)))
 
 
-def _check(found: dict[str, float], most_ms: float) -> None:
-    busy = tasks_per_processor()
+def _check(found: dict[str, float], most_ms: float, busy: float) -> None:
+    """The bounds hold for a quiet machine, where `busy` is 1; a shared one is allowed what fixed work takes longer."""
     text = ", ".join(f"{name} {ms:.0f} ms" for name, ms in found.items())
-    print(f"{NODES:,} nodes, {REPLICAS:,} replicas: {text} ({busy:.1f} tasks per processor)")
+    print(f"{NODES:,} nodes, {REPLICAS:,} replicas: {text} (fixed work takes {busy:.1f} times as long)")
     slow = {name: round(ms) for name, ms in found.items() if ms > most_ms * busy}
-    assert not slow, f"over {most_ms:g} ms: {slow} ({busy:.1f} tasks per processor)"
+    assert not slow, f"over {most_ms:g} ms: {slow} (fixed work takes {busy:.1f} times as long)"
 
 
 # Memory --------------------------------------------------------------------------------------------------------------

@@ -488,3 +488,14 @@ def test_finished_batch_is_deleted_after_its_ttl() -> None:
     failed = batch(succeeded=0, conditions=(began, gave_up), ttl_after_finished_seconds=60.0)
     assert batch_ttl.decide(KEY, cache_of(failed), T0 + 3610).requeue_after_s == pytest.approx(50.0)
     assert batch_ttl.decide(KEY, cache_of(failed), T0 + 3661).writes
+
+
+def test_waves_name_every_region_in_the_order_in_which_it_changes() -> None:
+    world = RolloutHarness()
+    world.step()
+    assert rollout.rollout_waves(world.workload, REGIONS) == (REGIONS,), "the first revision has nothing to protect"
+    block = of_type(world.workload.status.rollout, RolloutBlock)
+    running = msgspec.structs.replace(block, last_good_revision="before", regions=("us-east",))
+    status = msgspec.structs.replace(world.workload.status, rollout=running)
+    changed = msgspec.structs.replace(world.workload, status=status)
+    assert rollout.rollout_waves(changed, REGIONS) == (("us-east",), ("ap-south",), ("eu-west",))

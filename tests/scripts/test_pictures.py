@@ -67,5 +67,11 @@ def test_every_page_has_its_pictures_in_both_themes() -> None:
     assert not missing, f"next: make pictures ({', '.join(missing)})"
 
 
+def test_part_that_does_not_exist_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pictures.main("rooms") == 2
+    assert "expected one of pages, actions, sessions" in capsys.readouterr().err
+    assert all((pictures.ROOT / path).is_file() for path in pictures.TESTS.values())
+
+
 def test_pictures_that_no_test_took_are_named(tmp_path: Path) -> None:
     assert pictures.keep(tmp_path, tmp_path) == list(pictures.WANTED)

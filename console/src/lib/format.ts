@@ -12,6 +12,11 @@ export function duration(seconds: number): string {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+/** When something comes: now, in 12 s. */
+export function soon(seconds: number): string {
+  return seconds < 1 ? "now" : `in ${duration(seconds)}`;
+}
+
 /** How old something is: never finer than a tenth of a second. */
 export function age(seconds: number): string {
   return seconds < 10 ? `${Math.max(0, seconds).toFixed(1)} s` : duration(seconds);

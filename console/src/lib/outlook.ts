@@ -1,8 +1,7 @@
 // The blast radius of an action, from the answer to the what-if question.
 
 import type { Action } from "./actions";
-import { count } from "./format";
-import type { LossOutcome, Placing } from "./types";
+import type { LossEffect, LossOutcome, Placing } from "./types";
 
 type Radius = Action["radius"];
 /** Replicas named one by one. The rest is counted. */
@@ -24,12 +23,10 @@ export function drainRadius(placings: Placing[] | null): Radius {
   return found;
 }
 
+/** The glyph of what a loss does to a workload. */
+export const EFFECT_GLYPHS: Record<LossEffect["effect"], string> = { short: "Failed", recovers: "Starting", safe: "Serving", unprotected: "Queued" };
+
 export function lossRadius(out: LossOutcome | null): Radius {
   if (!out) return [{ glyph: "Unknown", text: "Asking what its loss would mean" }];
-  return [
-    ...out.short.map((p) => ({ glyph: "Failed", text: `${p.tenant}/${p.workload}: ${p.why ?? "no capacity"}`, note: "promise broken" })),
-    ...out.recovers.map((p) => ({ glyph: "Starting", text: `${p.tenant}/${p.workload}: ${count(p.replicas ?? 0, "replica")} ${p.replicas === 1 ? "starts" : "start"} in ${p.region}` })),
-    ...out.safe.map((p) => ({ glyph: "Serving", text: `${p.tenant}/${p.workload} still serves its minimum elsewhere` })),
-    ...out.unprotected.map((p) => ({ glyph: "Queued", text: `${p.tenant}/${p.workload}: ${count(p.replicas ?? 0, "replica")} ${p.replicas === 1 ? "waits" : "wait"} for the region` })),
-  ];
+  return out.effects.map((e) => ({ glyph: EFFECT_GLYPHS[e.effect], text: `${e.tenant}/${e.workload}: ${e.text}` }));
 }

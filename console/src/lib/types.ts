@@ -33,7 +33,7 @@ export interface EventRow {
 export interface Overview {
   objective: Objective; regions: RegionState[]; stages: StageCount[]; spans: StageSpan[]; replicas: number;
   wanted: number; waits: Wait[]; waiting: number; overrides: OverrideRow[]; alerts: Alert[]; changes: EventRow[];
-  openRecoveries: string[]; recoveryPhase: string; remaining: string[]; counts: Record<string, number>; servedLastHour: number;
+  changed: number; recoveries: RecoveryLine[]; budgets: BudgetLine[]; remaining: string[]; counts: Record<string, number>; servedLastHour: number;
   failedLastHour: number;
 }
 export interface WorkloadLine {
@@ -76,7 +76,7 @@ export interface WorkloadDetail {
   observedGeneration: number; revision: string; command: string[]; conditions: Condition[];
   assignments: AssignmentLine[]; replicas: ReplicaRow[]; totalReplicas: number; nextOffset: number; waits: Wait[];
   decisions: DecisionLine[]; events: EventRow[]; rollout: Rollout | null;
-  rolloutSpec: { maxSurge: number; maxUnavailable: number; progressDeadlineSeconds: number; paused?: boolean; autoRollback: boolean; waveRegions: number } | null;
+  rolloutSpec: { maxSurge: number; maxUnavailable: number; progressDeadlineSeconds: number; paused?: boolean; autoRollback: boolean; waveRegions: number } | null; waves: string[][];
   recovery: { minServing: number; deadlineSeconds: number } | null;
   backing: { backed: boolean; reason?: string; message?: string } | null;
   disruption: { maxUnavailable: number } | null; scale: { replicas: number; reason?: string } | null; usualReadyS: number;
@@ -126,10 +126,8 @@ export interface RecoveryLine {
   name: string; region: string; zone: string; cause: string; phase: string; startedAt: string; deadlineS: number;
   servedS: number; met: boolean | null; workloads: number; serving: number; closedAt: string;
 }
-export interface RecoveryPage {
-  rows: RecoveryLine[]; objective: Objective; proofs: Record<string, Proof | null>;
-  budgets: { name: string; region: string; wanted: number; admitted: number; consumed: number; tenants: string[]; startsPerSecond: number }[];
-}
+export interface BudgetLine { name: string; region: string; wanted: number; admitted: number; consumed: number; tenants: string[]; startsPerSecond: number }
+export interface RecoveryPage { rows: RecoveryLine[]; objective: Objective; proofs: Record<string, Proof | null>; budgets: BudgetLine[] }
 export interface RecoveryDetail {
   line: RecoveryLine; evidence: string[]; marks: { name: string; seconds: number }[]; elapsedS: number;
   workloads: { tenant: string; workload: string; target?: string; priority?: number; wanted: number; recoveryReplicas: number; assigned: number; bound: number; ready: number; serving: number; reason?: string; message?: string }[];
@@ -140,8 +138,11 @@ export interface Placing {
   region: string; replica: string; tenant: string; workload: string; node: string; victims: string[]; reason: string; message: string; toFit: string;
 }
 export interface Removal { region: string; replica: string; tenant: string; workload: string; node: string }
-export interface Place { tenant: string; workload: string; region?: string; replicas?: number; why?: string }
+export interface Place { tenant: string; workload: string; region?: string; replicas?: number; why?: string; reassignAfterSeconds?: number }
+/** What a loss does to one workload, in the words of `holdfast plan --lose-region`. */
+export interface LossEffect { tenant: string; workload: string; effect: "short" | "recovers" | "safe" | "unprotected"; text: string }
 export interface LossOutcome {
+  effects: LossEffect[];
   lost: { region: string; zone: string }; recovers: Place[]; safe: Place[]; short: Place[]; unprotected: Place[]; decided: boolean;
 }
 export interface WhatIfPage {

@@ -277,5 +277,7 @@ class RegionSystem(AnswerRow, frozen=True, kw_only=True):
     version: str = ""
     objects: dict[str, int] = {}
     revision: int = 0
+    behind: int = 0
+    """Revisions of the store that its watch has not delivered yet."""
     compacted: int = 0
     grants_expiring_s: float = 0.0

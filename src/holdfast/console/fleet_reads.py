@@ -31,21 +31,30 @@ from holdfast.console.global_reads import (
     part,
     parts,
 )
+from holdfast.console.recovery_reads import BudgetLine, RecoveryLine, budget_lines, line_of_recovery
 from holdfast.console.region_decisions import RegionDecision
+from holdfast.console.region_hub import KnownAnswer
 from holdfast.console.region_reads import HISTOGRAM_BOUNDS_S
 from holdfast.console.viewer import Viewer
 from holdfast.console.workload_reads import line_of, number
 from holdfast.gate.audit import read_records
+from holdfast.insight.shadow_comparison import ShadowResult
 from holdfast.model.core import Lease
 from holdfast.model.errors import NotFound
 from holdfast.model.kinds import ALL, kind_of
 from holdfast.model.quota import Grant, Quota
-from holdfast.model.recovery import Recovery, is_open
+from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
-from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
+from holdfast.model.scheduler_policy import PolicyRevision, PromotionStage, SchedulerPolicy
 from holdfast.model.workload import Workload, wanted_replicas
 
+# Changes listed on the overview.
+CHANGES_MAX = 20
+# Age up to which a change is listed on the overview.
+CHANGES_AGE_S = 3600.0
+# Open recoveries whose clocks the overview shows.
+RECOVERIES_MAX = 5
 # Waits on one page of the queues.
 QUEUE_PAGE_MAX = 200
 # Audit records on one page.
@@ -68,9 +77,12 @@ class Overview(AnswerRow, frozen=True, kw_only=True):
     overrides: tuple[OverrideRow, ...]
     alerts: tuple[Alert, ...]
     changes: tuple[EventRow, ...]
-    open_recoveries: tuple[str, ...]
-    recovery_phase: str
-    """Phase of the first open recovery; empty if there is none."""
+    """The newest of the last hour."""
+    changed: int
+    """How many there were in the last hour."""
+    recoveries: tuple[RecoveryLine, ...]
+    """Recoveries that are not closed, running ones first."""
+    budgets: tuple[BudgetLine, ...]
     remaining: tuple[str, ...]
     counts: dict[str, int]
     served_last_hour: int = 0
@@ -85,6 +97,8 @@ async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
     workloads = [w for w in reader.view.list(Workload) if viewer.sees(w.metadata.namespace)]
     overrides = reader.overrides(viewer, live_only=True)
     recoveries = [r for r in reader.view.list(Recovery) if is_open(r)]
+    recoveries.sort(key=lambda r: (r.status.phase is not RecoveryPhase.OPEN, r.spec.started_at))
+    changes = reader.changes(viewer, since_s=reader.now_s - CHANGES_AGE_S)
     return Overview(
         objective=reader.objective(),
         regions=tuple(regions),
@@ -96,9 +110,10 @@ async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
         waiting=sum(s.waiting for s in summaries),
         overrides=tuple(overrides[:10]),
         alerts=tuple(a for a in reader.alerts(regions) if viewer.tenants is None)[:10],
-        changes=tuple(reader.changes(viewer)),
-        open_recoveries=tuple(r.metadata.name for r in recoveries),
-        recovery_phase=recoveries[0].status.phase.value if recoveries else "",
+        changes=tuple(changes[:CHANGES_MAX]),
+        changed=len(changes),
+        recoveries=tuple(line_of_recovery(r) for r in recoveries[:RECOVERIES_MAX]),
+        budgets=tuple(budget_lines(reader)) if viewer.tenants is None else (),
         remaining=tuple(text for r in recoveries for text in r.status.remaining)[:10],
         counts=await navigation(reader, viewer, {}),
         served_last_hour=sum(s.served_last_hour for s in summaries),
@@ -292,9 +307,12 @@ class PolicyPage(AnswerRow, frozen=True, kw_only=True):
     in_use: dict[str, str]
     """Region → revision that it reports."""
     trials: dict[str, Any]
+    shadow: str = ""
+    """The revision of the policy that is in shadow; empty if none is."""
+    shadow_results: tuple[ShadowResult, ...] = ()
 
 
-def policy_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> PolicyPage:
+async def policy_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> PolicyPage:
     policies = [
         {
             "name": p.metadata.name,
@@ -320,11 +338,18 @@ def policy_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) ->
         for r in sorted(reader.view.list(PolicyRevision), key=lambda r: r.spec.sequence, reverse=True)[:20]
     ]
     regions = list(reader.view.list(Region))
+    shadowed = (p for p in reader.view.list(SchedulerPolicy) if p.spec.stage is PromotionStage.SHADOW)
+    shadow = next((p.status.revision for p in shadowed), "")
+    answers: dict[str, KnownAnswer] = {}
+    if shadow and viewer.tenants is None:
+        answers = await reader.hub.ask_all(reader.region_names(), "shadow", viewer, revision=shadow)
     return PolicyPage(
         policies=tuple(policies),
         revisions=tuple(revisions),
         in_use={r.metadata.name: r.status.report.policy for r in regions if r.status.report is not None},
         trials={r.metadata.name: r.status.report.policy_trial for r in regions if r.status.report is not None},
+        shadow=shadow,
+        shadow_results=tuple(r for known in answers.values() if (r := part(known, ShadowResult)) is not None),
     )
 
 
@@ -391,6 +416,8 @@ async def _newest_record(reader: GlobalReader) -> int:
 class SystemPage(AnswerRow, frozen=True, kw_only=True):
     version: str
     revision: int
+    behind: int
+    """Revisions of the store that its watch has not delivered yet."""
     compacted: int
     objects: dict[str, int]
     leaders: tuple[Any, ...]
@@ -415,6 +442,7 @@ async def system_page(reader: GlobalReader, viewer: Viewer, parameters: Paramete
     return SystemPage(
         version=__version__,
         revision=store.head,
+        behind=max(0, store.head - reader.revision()),
         compacted=store.compacted,
         objects={k.plural: len(reader.objects.list(k)[0]) for k in ALL if k.home.value != "region" and not k.internal},
         leaders=tuple(leaders),

@@ -29,8 +29,6 @@ from holdfast.store.objects import ObjectReads
 
 # Age up to which a forecast of losses is shared by all pages.
 FORECAST_FRESH_S = 5.0
-# Changes listed on the overview.
-CHANGES_MAX = 20
 
 T = TypeVar("T")
 
@@ -268,11 +266,10 @@ class GlobalReader:
             found.append(override_row(item))
         return sorted(found, key=lambda o: (o.phase not in (PENDING, ACTIVE), o.expires_at, o.name))
 
-    def changes(self, viewer: Viewer, tenant: str = "", limit: int = CHANGES_MAX) -> list[EventRow]:
-        """The newest Events of the global cell."""
-        found = [e for e in self.view.list(Event, tenant) if viewer.sees(e.metadata.namespace)]
-        found.sort(key=lambda e: e.last_timestamp or e.event_time or "", reverse=True)
-        return [event_row(e, "global") for e in found[:limit]]
+    def changes(self, viewer: Viewer, tenant: str = "", *, since_s: float = 0.0) -> list[EventRow]:
+        """Events of the global cell since then, the newest first. The cell keeps a bounded number of Events."""
+        rows = [event_row(e, "global") for e in self.view.list(Event, tenant) if viewer.sees(e.metadata.namespace)]
+        return sorted((r for r in rows if r.at and parse_time(r.at) >= since_s), key=lambda r: r.at, reverse=True)
 
 
 def _alert(severity: str, reason: str, subject: str, message: str, path: str) -> Alert:

@@ -40,10 +40,22 @@ class RecoveryLine(AnswerRow, frozen=True, kw_only=True):
     closed_at: str = ""
 
 
+class BudgetLine(AnswerRow, frozen=True, kw_only=True):
+    """Slots that a region holds for recovery: how many it should hold, holds, and has lent."""
+
+    name: str
+    region: str
+    wanted: int
+    admitted: int
+    consumed: int
+    tenants: tuple[str, ...]
+    starts_per_second: float
+
+
 class RecoveryPage(AnswerRow, frozen=True, kw_only=True):
     rows: tuple[RecoveryLine, ...]
     objective: ObjectiveState
-    budgets: tuple[Any, ...]
+    budgets: tuple[BudgetLine, ...]
     proofs: dict[str, Proof | None] = {}
 
 
@@ -74,21 +86,24 @@ class RecoveryDetail(AnswerRow, frozen=True, kw_only=True):
 
 def recovery_list(reader: GlobalReader, viewer: Viewer, parameters: dict[str, str]) -> RecoveryPage:
     recoveries = sorted(reader.view.list(Recovery), key=lambda r: r.spec.started_at, reverse=True)
-    budgets = [
-        {
-            "name": b.metadata.name,
-            "region": b.spec.region,
-            "wanted": sum(s.count for s in b.spec.slot_shapes),
-            "admitted": b.status.admitted,
-            "consumed": b.status.consumed,
-            "tenants": b.spec.tenants,
-            "startsPerSecond": b.spec.starts_per_second,
-        }
-        for b in reader.view.list(RecoveryBudget)
-    ]
     proofs = {r.metadata.name: last_proof(recoveries, r.metadata.name) for r in reader.view.list(Region)}
     lines = tuple(line_of_recovery(r) for r in recoveries[:100])
-    return RecoveryPage(rows=lines, objective=reader.objective(), budgets=tuple(budgets), proofs=proofs)
+    return RecoveryPage(rows=lines, objective=reader.objective(), budgets=tuple(budget_lines(reader)), proofs=proofs)
+
+
+def budget_lines(reader: GlobalReader) -> list[BudgetLine]:
+    return [
+        BudgetLine(
+            name=b.metadata.name,
+            region=b.spec.region,
+            wanted=sum(s.count for s in b.spec.slot_shapes),
+            admitted=b.status.admitted,
+            consumed=b.status.consumed,
+            tenants=b.spec.tenants,
+            starts_per_second=b.spec.starts_per_second,
+        )
+        for b in reader.view.list(RecoveryBudget)
+    ]
 
 
 def line_of_recovery(item: Recovery) -> RecoveryLine:

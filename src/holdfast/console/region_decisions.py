@@ -18,14 +18,17 @@ from holdfast.insight.replay import (
     required_history,
 )
 from holdfast.insight.why_not import SuggestedFix, WhyNotQuery, cluster_level_fix
+from holdfast.model import input_freshness
 from holdfast.model.decision import Decision, DecisionEntry
 from holdfast.model.errors import Expired, NotFound
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.kinds import BY_NAME
+from holdfast.model.kinds import BY_NAME, kind_of
+from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import Key, Object
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import RefusalCount, SchedulingRequest
 from holdfast.model.times import parse_time
+from holdfast.scheduling.last_contact import last_contact_s
 
 
 class EvidenceAge(AnswerRow, frozen=True, kw_only=True):
@@ -107,7 +110,7 @@ async def decision(reader: RegionReader, viewer: Viewer, tenant: str, name: str)
         replay=outcome,
         replay_message=message,
         differences=differences,
-        evidence=_evidence(reader, found),
+        evidence=await _evidence(reader, found),
         next_retry_at=status.next_retry_at if status is not None and current else "",
         retry_on=status.retry_on if status is not None and current else (),
         still_pending=status.pending if status is not None and current else 0,
@@ -164,17 +167,35 @@ async def _at(reader: RegionReader, kind: str, key: Key, revision: int) -> Objec
     return next((item for item in page.items if item.key == key), None)
 
 
-def _evidence(reader: RegionReader, decision: Decision) -> tuple[EvidenceAge, ...]:
-    """Ages of inputs at the time of the decision, as far as the present objects still tell."""
-    at_s = parse_time(decision.spec.decided_at)
+async def _evidence(reader: RegionReader, decision: Decision) -> tuple[EvidenceAge, ...]:
+    """Ages of the inputs when the decision was made, from the store's history; empty if it is compacted."""
+    spec, tenant = decision.spec, decision.metadata.namespace
+    at_s = parse_time(spec.decided_at)
+    try:
+        copies = cast("list[GrantCopy]", await _all_at(reader, GrantCopy, spec.snapshot_revision))
+        pages = cast("list[LeasePage]", await _all_at(reader, LeasePage, spec.snapshot_revision))
+    except Expired:
+        return ()
+    renewals = [lease.renewed_at_s for page in pages for lease in page.spec.leases.values()]
+    live = [at_s - s for s in renewals if at_s - s <= input_freshness.NODE_REPORT.seconds]
     found = []
-    for copy in cast("list[GrantCopy]", reader.all(GrantCopy, decision.metadata.namespace)):
-        if copy.spec.last_contact_at and copy.spec.lease_expires_at:
-            contact = parse_time(copy.spec.last_contact_at)
-            limit = parse_time(copy.spec.lease_expires_at) - contact
-            if contact <= at_s:
-                found.append(EvidenceAge(input=f"Grant, {copy.spec.grant_class}", age_s=at_s - contact, limit_s=limit))
+    if live:
+        oldest_s = max(0.0, *live)
+        found.append(EvidenceAge(input="Node reports", age_s=oldest_s, limit_s=input_freshness.NODE_REPORT.seconds))
+    for copy in (c for c in copies if c.metadata.namespace == tenant and c.spec.last_contact_at):
+        age_s = at_s - parse_time(copy.spec.last_contact_at)
+        limit_s = parse_time(copy.spec.lease_expires_at) - parse_time(copy.spec.last_contact_at)
+        found.append(EvidenceAge(input=f"Grant, {copy.spec.grant_class}", age_s=max(0.0, age_s), limit_s=limit_s))
+    contact_s = last_contact_s(copies)
+    if contact_s <= at_s:
+        for name, age in (("Policy", input_freshness.POLICY), ("Overrides", input_freshness.OVERRIDE)):
+            found.append(EvidenceAge(input=name, age_s=at_s - contact_s, limit_s=age.seconds))
     return tuple(found)
+
+
+async def _all_at(reader: RegionReader, kind: type[Object], revision: int) -> list[Object]:
+    page = await reader.objects.page(kind_of(kind), at=revision, after="", limit=0)
+    return list(page.items)
 
 
 def _remedies(decision: Decision, fix: SuggestedFix | None) -> tuple[str, ...]:

@@ -192,7 +192,8 @@ def system(reader: RegionReader) -> RegionSystem:
         leaders=leaders(reader),
         version=__version__,
         objects={k.plural: reader.count(k) for k in ALL if k.home.value != "global" and not k.internal},
-        revision=reader.revision(),
+        revision=store.head,
+        behind=max(0, store.head - reader.revision()),
         compacted=store.compacted,
         grants_expiring_s=min(left, default=0.0),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -15,6 +15,8 @@ from holdfast.console.past import CellHistory
 from holdfast.console.region_hub import AT
 from holdfast.console.region_reads import RegionReader
 from holdfast.console.viewer import Viewer, asserted_viewer, read_refusal
+from holdfast.insight.shadow_comparison import compare_shadow
+from holdfast.model.decision import Decision
 from holdfast.model.errors import BadRequest, Fault, Forbidden
 
 Parameters = dict[str, str]
@@ -71,6 +73,13 @@ async def _decisions(reader: RegionReader, viewer: Viewer, parameters: Parameter
     return found[: region_details.DECISIONS_MAX]
 
 
+async def _shadow(reader: RegionReader, viewer: Viewer, parameters: Parameters) -> Any:
+    if viewer.tenants is not None:
+        raise Forbidden("shadow results: they name replicas of all tenants")
+    decisions = cast("list[Decision]", reader.all(Decision))
+    return compare_shadow(reader.region, decisions, parameters.get("revision", ""))
+
+
 async def _search(reader: RegionReader, viewer: Viewer, parameters: Parameters) -> Any:
     return region_details.search(reader, viewer, parameters.get("text", "")[:SEARCH_CHARS_MAX])
 
@@ -103,6 +112,7 @@ QUERIES: dict[str, Handler] = {
     "workload": _workload,
     "decision": _decision,
     "decisions": _decisions,
+    "shadow": _shadow,
     "search": _search,
     "repairs": _repairs,
     "system": _system,

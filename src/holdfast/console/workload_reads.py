@@ -8,7 +8,8 @@ from holdfast.console.answers import AnswerRow, DecisionLine, EventRow, PendingW
 from holdfast.console.global_reads import GlobalReader, part
 from holdfast.console.region_details import REPLICAS_PAGE
 from holdfast.console.viewer import Viewer
-from holdfast.model.assignment import Assignment
+from holdfast.fleet.rollout import rollout_waves
+from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.errors import NotFound
 from holdfast.model.recovery import Recovery, is_open
 from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, is_indexed, wanted_replicas
@@ -98,6 +99,8 @@ class WorkloadDetail(AnswerRow, frozen=True, kw_only=True):
     events: tuple[EventRow, ...]
     rollout: Any = None
     rollout_spec: Any = None
+    waves: tuple[tuple[str, ...], ...] = ()
+    """Regions by the wave of the rollout in which they change."""
     recovery: Any = None
     backing: Any = None
     disruption: Any = None
@@ -202,7 +205,7 @@ async def workload_detail(reader: GlobalReader, viewer: Viewer, parameters: dict
     total = sum(p.total for p in found.values())
     waits = tuple(w for p in found.values() for w in p.waits)
     replicas = tuple(r for p in found.values() for r in p.replicas)
-    events = [*(e for p in found.values() for e in p.events), *reader.changes(viewer, tenant, 200)]
+    events = [*(e for p in found.values() for e in p.events), *reader.changes(viewer, tenant)]
     events = [e for e in events if _is_about(e, name)]
     events.sort(key=lambda e: e.at, reverse=True)
     lines = tuple(
@@ -228,6 +231,7 @@ async def workload_detail(reader: GlobalReader, viewer: Viewer, parameters: dict
         events=tuple(events[:40]),
         rollout=_rollout_without_history(workload),
         rollout_spec=workload.spec.rollout,
+        waves=rollout_waves(workload, [a.region for a in lines if a.purpose == Purpose.NORMAL.value]),
         recovery=workload.spec.recovery,
         backing=status.backing,
         disruption=workload.spec.disruption,

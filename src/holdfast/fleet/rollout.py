@@ -179,9 +179,7 @@ def _advanced(workload: Workload, block: RolloutBlock, assignments: Sequence[Ass
     if _is_complete(updated, block.revision):
         if not remaining and _is_proven(assignments, block.revision):
             return _finished(block, RolloutPhase.COMPLETE, f"revision {block.revision} serves in every region")
-        wave = remaining[: max(1, rules.wave_regions)]
-        if not block.last_good_revision:
-            wave = remaining  # there is no good revision to protect yet
+        wave = _next_wave(remaining, rules.wave_regions, protects=bool(block.last_good_revision))
         if wave:
             block = msgspec.structs.replace(block, regions=(*block.regions, *wave), progressed_at=micro_text(now))
     serving = sum(_serving_count(a, block.revision) for a in assignments)
@@ -191,6 +189,27 @@ def _advanced(workload: Workload, block: RolloutBlock, assignments: Sequence[Ass
     if now - parse_time(block.progressed_at) <= rules.progress_deadline_seconds or not _is_overdue(block, assignments):
         return block
     return _failed(workload, block)
+
+
+def _next_wave(remaining: tuple[str, ...], wave_regions: int, *, protects: bool) -> tuple[str, ...]:
+    """The regions that change next: all of them while there is no good revision to protect."""
+    return remaining[: max(1, wave_regions)] if protects else remaining
+
+
+def rollout_waves(workload: Workload, regions: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The regions of the workload in the waves in which they change: first those that changed, in their order."""
+    block = workload.status.rollout
+    if block is None:
+        return ()
+    earlier = [r for r in block.history if r.revision != block.revision and r.outcome == RolloutPhase.COMPLETE]
+    protects = bool(earlier) or block.last_good_revision not in ("", block.revision)
+    left = (*(r for r in block.regions if r in regions), *sorted(set(regions) - set(block.regions)))
+    found = []
+    while left:
+        wave = _next_wave(left, workload.spec.rollout.wave_regions, protects=protects)
+        found.append(wave)
+        left = left[len(wave) :]
+    return tuple(found)
 
 
 def _is_overdue(block: RolloutBlock, assignments: Sequence[Assignment]) -> bool:

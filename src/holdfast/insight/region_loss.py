@@ -5,7 +5,7 @@ Runs the recovery decisions of the fleet and the planner of each target region o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,12 @@ def region_loss(regions: RegionClients, region: str, zone: str = "") -> dict[str
 
 
 def loss_outcome(plan: TargetPlan, view: View) -> dict[str, Any]:
+    """The forecast by workload. `effects` says it in words, the most urgent first."""
+    found = _by_effect(plan, view)
+    return found | {"effects": loss_effects(found)}
+
+
+def _by_effect(plan: TargetPlan, view: View) -> dict[str, Any]:
     """Workloads that recover, need no recovery, miss their recovery objective (`short`) or have none. Recovery tries a
     `short` workload in its `region`, if one is eligible."""
     forecast = plan.forecast
@@ -73,6 +79,37 @@ def loss_outcome(plan: TargetPlan, view: View) -> dict[str, Any]:
             for owner in (known.get(Key(a.metadata.namespace, a.spec.workload)),)
         ],
     }
+
+
+def loss_effects(outcome: dict[str, Any]) -> list[dict[str, str]]:
+    """What the loss does to each workload, in the words of the CLI and of the console."""
+    texts: dict[str, Callable[[dict[str, Any]], str]] = {
+        "short": _shortage_text,
+        "recovers": lambda row: f"{_replicas(row['replicas'], 'starts', 'start')} in {row['region']}",
+        "safe": lambda row: "still serves minServing in another region",
+        "unprotected": _unprotected_text,
+    }
+    return [
+        {"tenant": row["tenant"], "workload": row["workload"], "effect": effect, "text": text(row)}
+        for effect, text in texts.items()
+        for row in outcome[effect]
+    ]
+
+
+def _shortage_text(row: dict[str, Any]) -> str:
+    tried = f"; recovery tries {row['region']}" if row["region"] else ""
+    return f"misses its recovery objective: {row['why']}{tried}"
+
+
+def _unprotected_text(row: dict[str, Any]) -> str:
+    after_s = row["reassignAfterSeconds"]
+    if not after_s:
+        return f"{_replicas(row['replicas'], 'waits', 'wait')} for the region (no recovery objective)"
+    return f"{_replicas(row['replicas'], 'starts', 'start')} elsewhere after {after_s:g} s (no recovery objective)"
+
+
+def _replicas(count: int, one: str, many: str) -> str:
+    return f"1 replica {one}" if count == 1 else f"{count} replicas {many}"
 
 
 def has_work(assignment: Assignment) -> bool:

@@ -30,33 +30,21 @@ def plan_loss(state: str, region: str, zone: str, output: str) -> int:
     return ExitCode.PLAN_NOT_PLACEABLE if result["short"] or result["waits"] else ExitCode.OK
 
 
-def _reassigned(row: dict[str, Any]) -> str:
-    after_s = row["reassignAfterSeconds"]
-    return f"after {after_s:g} s" if after_s else "never"
-
-
 def _as_text(result: dict[str, Any]) -> str:
     where = result["lost"]
     parts = [f"if {'zone ' + where['zone'] + ' of ' if where['zone'] else ''}region {where['region']} is lost:"]
-    if result["recovers"]:
-        rows = [(r["tenant"], r["workload"], r["region"], r["replicas"]) for r in result["recovers"]]
-        parts.append(table(("TENANT", "RECOVERS", "IN", "REPLICAS"), rows))
+    if result["effects"]:
+        rows = [(f"{e['tenant']}/{e['workload']}", e["text"]) for e in result["effects"]]
+        parts.append(table(("WORKLOAD", "WHAT HAPPENS"), rows))
+    if result["places"]:
         nodes = [(p["replica"], p["region"], p["node"]) for p in result["places"]]
         parts.append(table(("REPLICA", "REGION", "NODE"), nodes))
-    for row in result["safe"]:
-        parts.append(f"{row['tenant']}/{row['workload']}: still serves minServing in another region")
-    for row in result["short"]:
-        tried = f"; recovery tries {row['region']}" if row["region"] else ""
-        parts.append(f"OBJECTIVE MISSED: {row['tenant']}/{row['workload']}: {row['why']}{tried}")
     if result["evicts"]:
         leaving = [(e["region"], e["node"], e["tenant"], e["replica"], e["for"]) for e in result["evicts"]]
         parts.append(table(("REGION", "NODE", "TENANT", "PREEMPTED", "FOR"), leaving))
     for row in result["waits"]:
         cure = f" (to fit: {row['toFit']})" if row["toFit"] else ""
         parts.append(f"PENDING: {row['replica']} in {row['region']}: {row['reason']}: {row['message']}{cure}")
-    if result["unprotected"]:
-        waiting = [(u["tenant"], u["workload"], u["replicas"], _reassigned(u)) for u in result["unprotected"]]
-        parts.append(table(("TENANT", "NOT RECOVERED (NO OBJECTIVE)", "REPLICAS", "ASSIGNED ELSEWHERE"), waiting))
     if not result["decided"]:
         parts.append("the search reached its limit: a better plan may exist")
     return "\n\n".join(parts)

@@ -12,7 +12,6 @@ from holdfast.platform.output import print_json, table
 
 PATH = "/apis/holdfast.dev/v1/schedulerpolicies"
 MERGE_PATCH = "application/merge-patch+json"
-EXAMPLES_MAX = 10
 POLL_EVERY_S = 0.1
 SHADOW_POLLS_MAX = 30
 
@@ -96,27 +95,19 @@ class PolicyApi:
 
     def shadow_comparison(self, name: str) -> dict[str, Any]:
         """Comparison of the policy's shadow revision with the decisions that regions recorded."""
+        import msgspec
+
+        from holdfast.insight.shadow_comparison import EXAMPLES_MAX, compare_shadow
+        from holdfast.model.decision import Decision
+
         revision = next((r["metadata"]["name"] for r in self.revisions(name) if r["spec"]["stage"] == "Shadow"), "")
-        rows: list[dict[str, Any]] = []
-        examples: list[str] = []
-        for region in self._observer.regions:
-            row: dict[str, Any] = {
-                "region": region,
-                "decisions": 0,
-                "same": 0,
-                "different": 0,
-                "additional": 0,
-                "missing": 0,
-            }
-            for decision in self._observer.try_list("decisions", region) or []:
-                shadow = decision["spec"].get("shadow") or {}
-                if not revision or shadow.get("revision") != revision:
-                    continue
-                row["decisions"] += 1
-                for count in ("same", "different", "additional", "missing"):
-                    row[count] += shadow.get(count, 0)
-                examples += _difference_lines(region, decision)
-            rows.append(row)
+        decisions = {
+            region: [msgspec.convert(d, Decision) for d in self._observer.try_list("decisions", region) or []]
+            for region in self._observer.regions
+        }
+        found = [compare_shadow(region, recorded, revision) for region, recorded in decisions.items()]
+        examples = [line for row in found for line in row.examples]
+        rows = [{name: value for name, value in msgspec.structs.asdict(r).items() if name != "examples"} for r in found]
         return {"revision": revision, "regions": rows, "examples": examples[:EXAMPLES_MAX]}
 
     def wait_for_shadow_revision(self, name: str) -> None:
@@ -141,16 +132,6 @@ def replacing_patch(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str,
         for key, value in wanted.items()
     }
     return {**dict.fromkeys(before.keys() - wanted.keys()), **changed}
-
-
-def _difference_lines(region: str, decision: dict[str, Any]) -> list[str]:
-    """One line for each replica that the shadow would have placed differently."""
-    chosen = {entry["replica"]: entry.get("node") or "no node" for entry in decision["spec"]["entries"]}
-    return [
-        f"{region}: {decision['metadata']['namespace']}/{entry['replica']}: {chosen.get(entry['replica'], '?')}, "
-        f"shadow: {entry.get('node') or 'no node (' + entry.get('reason', '') + ')'}"
-        for entry in decision["spec"]["shadow"].get("entries", [])
-    ]
 
 
 def _print(output: str, stored: dict[str, Any], line: str) -> None:
