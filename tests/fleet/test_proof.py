@@ -24,6 +24,8 @@ from holdfast.model.writes import SetStatus
 
 def recovery(name: str, *, took_s: float, lost_at: float = NOW, serving: int = 4, recovered: bool = True) -> Recovery:
     row = WorkloadProgress("acme", "api", target="z", recovery_replicas=4, serving=serving)
+    if serving >= row.wanted:
+        row = msgspec.structs.replace(row, served_at=micro_text(lost_at + took_s))
     done = micro_text(lost_at + took_s) if recovered else ""
     phase = RecoveryPhase.RECOVERED if recovered else RecoveryPhase.OPEN
     spec = RecoverySpec(region="x", started_at=micro_text(lost_at))

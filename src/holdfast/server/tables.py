@@ -16,6 +16,8 @@ from holdfast.model.lifecycle import PLACED_STAGES, last_transition, stage
 from holdfast.model.meta import Object, find_condition
 from holdfast.model.node import ContactState, unschedulable_reason
 from holdfast.model.quantity import DISK, MEMORY
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import OBJECTIVE_MET, ObjectiveOutcome
 from holdfast.model.region import health_text
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
@@ -166,6 +168,20 @@ def _recovered_count(recovery: Any) -> str:
     return f"{done}/{len(recovery.status.workloads)}"
 
 
+_OBJECTIVES: dict[str, str] = {
+    Reason.RECOVERING: ObjectiveOutcome.PENDING,
+    Reason.RECOVERED: ObjectiveOutcome.MET,
+    Reason.OBJECTIVE_MISSED: ObjectiveOutcome.MISSED,
+    Reason.REGION_RETURNED: ObjectiveOutcome.REGION_RETURNED,
+}
+
+
+def _objective_outcome(recovery: Any) -> str:
+    """The outcome that the condition `ObjectiveMet` records."""
+    found = find_condition(recovery.status.conditions, OBJECTIVE_MET)
+    return _OBJECTIVES.get(found.reason, NONE) if found is not None else NONE
+
+
 # kind → columns between NAME and AGE.
 _BINDING_COLUMNS = (
     TableColumn("Role", lambda b: f"{b.role_ref.kind}/{b.role_ref.name}"),
@@ -302,6 +318,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Region", _field("spec.region")),
         TableColumn("Phase", _field("status.phase")),
         TableColumn("Recovered", _recovered_count, description="workloads that serve minServing/all"),
+        TableColumn("Objective", _objective_outcome, description="Met, Missed, RegionReturned, or Pending"),
         TableColumn("Cause", _field("spec.cause"), wide=True),
     ),
     "Node": (
