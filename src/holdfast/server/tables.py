@@ -159,8 +159,9 @@ def _claimed_resources(item: Any) -> str:
     return _format_amounts(item.spec.resources)
 
 
-def _refusals(item: Any) -> str:
-    return _join_list(f"{r.reason}({r.nodes})" if r.nodes else r.reason for r in item.status.reasons)
+def _refusals(found: Any) -> str:
+    """Reasons with the number of nodes, which a reason that no node causes does not have."""
+    return _join_list(f"{r.reason}({r.nodes})" if r.nodes else r.reason for r in found)
 
 
 def _recovered_count(recovery: Any) -> str:
@@ -357,7 +358,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Workload", _field("spec.workload")),
         TableColumn("Pending", _field("status.pending"), "integer"),
         TableColumn("Attempts", _field("status.attempts"), "integer"),
-        TableColumn("Reasons", _refusals),
+        TableColumn("Reasons", lambda r: _refusals(r.status.reasons)),
         TableColumn("Next-Retry", _field("status.next_retry_at"), wide=True),
         TableColumn("Retry-On", lambda r: _join_list(r.status.retry_on), wide=True),
     ),
@@ -382,7 +383,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Workload", _field("spec.workload")),
         TableColumn("Placed", lambda d: f"{sum(1 for e in d.spec.entries if e.node)}/{len(d.spec.entries)}"),
         TableColumn("Feasible", lambda d: f"{d.spec.feasible}/{d.spec.nodes}", description="nodes that fit/all"),
-        TableColumn("Refusals", lambda d: _join_list(f"{r.reason}({r.nodes})" for r in d.spec.refusals)),
+        TableColumn("Refusals", lambda d: _refusals(d.spec.refusals)),
         TableColumn("Policy", _field("spec.policy_revision"), wide=True),
         TableColumn("Snapshot", _field("spec.snapshot_revision"), "integer", wide=True),
     ),
