@@ -121,6 +121,7 @@ def test_workload_that_appears_after_the_recovery_is_not_proven_by_it() -> None:
     item = Recovery(meta("r1"), SPEC, status)
     assert proof_of_workload((item,), "acme", "early", None) is not None
     assert proof_of_workload((item,), "acme", "later", None) is None
+    assert "late" not in objective_condition(item, item.status, NOW + 5000).message
 
 
 def test_condition_names_a_bounded_number_of_workloads() -> None:

@@ -59,6 +59,8 @@ def _message(outcome: ObjectiveOutcome, spec: RecoverySpec, status: RecoveryStat
         return f"{objective}; late: {short}"
     took_s = parse_time(status.recovered_at) - started_s
     served = f"{len(status.workloads)} critical workload(s) served after {took_s:.1f} s; {objective}"
+    if outcome is ObjectiveOutcome.MET:
+        return served  # a workload that was added since may serve later
     late = _named([_late_text(row, started_s) for row in status.workloads if is_late(row, spec)])
     return f"{served}; late: {late}" if late else served
 
