@@ -46,6 +46,7 @@ def test_open_late_or_short_recovery_proves_nothing() -> None:
     still_open = recovery("open", took_s=10.0, recovered=False)
     assert proof_of_workload((late, short, still_open), "acme", "api", None) is None
     assert proof_of_workload((recovery("other", took_s=5.0),), "acme", "web", None) is None
+    assert proof_of_budget((late,), budget("z", 4).spec, 4, None) is None
     assert proof_of_budget((recovery("elsewhere", took_s=5.0),), budget("y", 4).spec, 4, None) is None
 
 
