@@ -23,7 +23,7 @@ import aiohttp
 
 from bench.__main__ import Unknown
 from holdfast.drills.outage import pause_processes, process_names, region_plan, resume_all
-from holdfast.drills.platform_observer import PlatformObserver
+from holdfast.drills.platform_observer import PlatformObserver, serving_by_region
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.platform.layout import Layout, Platform
 
@@ -174,7 +174,7 @@ class Losses:
         return {}
 
     def _regions_by_serving(self) -> list[str]:
-        serving = self._observer.serving_by_region(self._observer.get("workloads", WORKLOAD, TENANT))
+        serving = serving_by_region(self._observer.get("workloads", WORKLOAD, TENANT))
         return sorted(self._observer.regions, key=lambda region: (-serving.get(region, 0), region))
 
     def _stop(self, loss: Loss, ranked: list[str]) -> None:
@@ -187,7 +187,7 @@ class Losses:
             pause_processes(self._layout, agents, with_tasks=False)
 
     def _served_outside(self, affected: set[str]) -> bool:
-        serving = self._observer.serving_by_region(self._observer.get("workloads", WORKLOAD, TENANT))
+        serving = serving_by_region(self._observer.get("workloads", WORKLOAD, TENANT))
         return any(count >= MIN_SERVING for region, count in serving.items() if region not in affected)
 
     def _whole(self) -> bool:

@@ -16,7 +16,7 @@ from tests.e2e.drilled import holdfast
 from tests.platforms import running_platform, wait_until
 
 from holdfast.drills import outage
-from holdfast.drills.platform_observer import PlatformObserver, violations
+from holdfast.drills.platform_observer import PlatformObserver, serving_by_region, violations
 from holdfast.platform.layout import Layout
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -120,7 +120,7 @@ def test_reclaimable_workload_yields_when_a_region_is_lost(state: str) -> None:
     outage.hold_down(layout, names)
     outage.kill_processes(layout, names)
     wait_until(
-        lambda: observer.serving_by_region(observer.get("workloads", "risk", "pay")).get(other) == 4,
+        lambda: serving_by_region(observer.get("workloads", "risk", "pay")).get(other) == 4,
         "four replicas serve in the other region",
         90,
     )

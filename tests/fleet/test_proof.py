@@ -24,6 +24,8 @@ from holdfast.model.writes import SetStatus
 
 def recovery(name: str, *, took_s: float, lost_at: float = NOW, serving: int = 4, recovered: bool = True) -> Recovery:
     row = WorkloadProgress("acme", "api", target="z", recovery_replicas=4, serving=serving)
+    if serving >= row.wanted:
+        row = msgspec.structs.replace(row, served_at=micro_text(lost_at + took_s))
     done = micro_text(lost_at + took_s) if recovered else ""
     phase = RecoveryPhase.RECOVERED if recovered else RecoveryPhase.OPEN
     spec = RecoverySpec(region="x", started_at=micro_text(lost_at))
@@ -44,6 +46,7 @@ def test_open_late_or_short_recovery_proves_nothing() -> None:
     still_open = recovery("open", took_s=10.0, recovered=False)
     assert proof_of_workload((late, short, still_open), "acme", "api", None) is None
     assert proof_of_workload((recovery("other", took_s=5.0),), "acme", "web", None) is None
+    assert proof_of_budget((late,), budget("z", 4).spec, 4, None) is None
     assert proof_of_budget((recovery("elsewhere", took_s=5.0),), budget("y", 4).spec, 4, None) is None
 
 

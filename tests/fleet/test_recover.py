@@ -135,6 +135,7 @@ def test_lost_region_is_recovered_where_fewest_replicas_are_missing() -> None:
     f.step("a")
     row = f.recovery.status.workloads[0]
     assert (row.target, row.serving, row.wanted) == ("b", 4, 4)
+    assert (row.recovery_replicas, row.assigned) == (1, 4), "three ordinary replicas were there before"
     assert f.recovery.status.phase is RecoveryPhase.RECOVERED and f.recovery.status.clock.serving_at
 
 

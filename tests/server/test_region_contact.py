@@ -73,6 +73,7 @@ async def test_endpoints_of_lost_or_unreachable_region_are_omitted(world: World,
     healthy, lost = HealthState.HEALTHY, HealthState.LOST
     for name, state in (("near", healthy), ("far", healthy), ("lost", lost)):
         await region_with_address(world, name, now_s, state)
+    assert await regions_served(api) == ["far", "near"], "lost is silent for less than its TTL"
     for _ in range(8):
         clock.advance(8.0)
         await region_reports(world, "near", clock.now())

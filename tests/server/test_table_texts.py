@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from tests.factories import meta, region, with_new_revision
 
+from holdfast.model.decision import Decision, DecisionSpec
 from holdfast.model.region import HealthState, Region
 from holdfast.model.scheduling_request import (
     RefusalCount,
@@ -48,3 +49,6 @@ def test_reason_that_no_node_causes_is_shown_without_a_count() -> None:
     item = SchedulingRequest(metadata=meta("r", "acme"), spec=spec, status=SchedulingRequestStatus(reasons=reasons))
     text = " ".join(str(cell) for cell in tables.cells("SchedulingRequest", item, 0.0))
     assert "QuotaExceeded,InsufficientCpu(3)" in text.replace(", ", ",") and "(0)" not in text
+    decision = Decision(meta("d", "acme"), DecisionSpec(request="r", workload="api", refusals=reasons))
+    text = " ".join(str(cell) for cell in tables.cells("Decision", decision, 0.0))
+    assert "QuotaExceeded,InsufficientCpu(3)" in text and "(0)" not in text

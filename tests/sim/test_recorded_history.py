@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 from tests.authority.cell import Cell
 from tests.expected import of_type, present
-from tests.factories import assignment, meta, replica, serving_status
+from tests.factories import assignment, meta, replica, serving_status, workload
 
 from holdfast.gate.audit import AuditEntry, commit_record, decode_record
 from holdfast.model import codec
@@ -18,15 +19,28 @@ from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec, Score
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import API_VERSION, Object, OwnerReference
+from holdfast.model.node import Node
+from holdfast.model.override import (
+    Override,
+    OverrideKind,
+    OverrideScope,
+    OverrideSpec,
+    OverrideStatus,
+    PlannedMaintenance,
+)
 from holdfast.model.placement_api import PlacementOutcome, ReleaseAction
 from holdfast.model.principal import controller
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, ReleaseBlock
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PolicyRules
-from holdfast.model.times import micro_text
-from holdfast.model.workload import Disruption, Exclusivity
+from holdfast.model.times import micro_text, seconds_text
+from holdfast.model.volume import Volume, VolumeSpec
+from holdfast.model.workload import Disruption, Exclusivity, Rebalance
 from holdfast.sim import __main__ as sim_main
+from holdfast.sim import checkers
+from holdfast.sim.checkers.cron_runs import SCHEDULED_AT
 from holdfast.sim.checkers.decisions import BUILT_IN
+from holdfast.sim.history_verdict import CHECKED, CHECKED_AT_REST, NOT_CHECKED
 from holdfast.sim.recorded_history import RecordedHistory, check_histories, check_platform, read_sqlite
 from holdfast.store.contract import Change, Compare, Put, Remove, StoredEntry, Txn
 from holdfast.store.sqlite import SqliteStore
@@ -230,31 +244,33 @@ def test_check_of_an_unreadable_history_is_no_success(tmp_path: Path, capsys: py
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def history(name: str, *commits: tuple[float, Object | None, Object]) -> RecordedHistory:
+    """A history with audit records: (time, the removed object or None, the object)."""
+    changes, records = [], []
+    for number, (at_s, removed, item) in enumerate(commits, 1):
+        kind = kind_of(item)
+        key = kind.store_key(item.metadata.namespace, item.metadata.name)
+        entry = None if removed is not None else StoredEntry(key, codec.encode(item), number, number)
+        changes.append((Change(key, number, entry, None),))
+        writer = controller("assign" if name == "global" else "replicate", cell=name)
+        named = AuditEntry(
+            "delete" if removed is not None else "create",
+            kind.name,
+            item.metadata.name,
+            item.metadata.namespace,
+            item.metadata.uid,
+            before=number - 1 if removed is not None else 0,
+        )
+        records.append(decode_record(commit_record(writer, at_s, "write", (named,)).value))
+    return RecordedHistory(name, (), tuple(changes), tuple(records))
+
+
 async def test_removal_of_a_live_replica_needs_an_order_of_the_global_cell(tmp_path: Path) -> None:
     """The orders are in the global cell's history, the removal in the region's."""
     wanted = assignment(replicas=1, where="us-east")
     owner = OwnerReference(api_version=API_VERSION, kind="Assignment", name=wanted.metadata.name, uid=wanted.uid)
     live = replica(0, wanted, status=serving_status())
     live = msgspec.structs.replace(live, metadata=msgspec.structs.replace(live.metadata, owner_references=(owner,)))
-
-    def history(name: str, *commits: tuple[float, Object | None, Object]) -> RecordedHistory:
-        changes, records = [], []
-        for number, (at_s, removed, item) in enumerate(commits, 1):
-            kind = kind_of(item)
-            key = kind.store_key(item.metadata.namespace, item.metadata.name)
-            entry = None if removed is not None else StoredEntry(key, codec.encode(item), number, number)
-            changes.append((Change(key, number, entry, None),))
-            writer = controller("assign" if name == "global" else "replicate", cell=name)
-            named = AuditEntry(
-                "delete" if removed is not None else "create",
-                kind.name,
-                item.metadata.name,
-                item.metadata.namespace,
-                item.metadata.uid,
-                before=number - 1 if removed is not None else 0,
-            )
-            records.append(decode_record(commit_record(writer, at_s, "write", (named,)).value))
-        return RecordedHistory(name, (), tuple(changes), tuple(records))
 
     region = history("us-east", (110.0, None, live), (120.0, live, live))
 
@@ -280,3 +296,70 @@ async def test_last_state_at_rest_is_checked_for_leaks(cell: Cell, tmp_path: Pat
     at_rest = check_histories(history, at_rest_s=2e9)
     assert [v for v in at_rest.violations if v.invariant == "leak"]
     assert set(at_rest.checked) > set(check_histories(history).checked)
+
+
+async def test_volume_that_changes_its_node_is_found(cell: Cell, tmp_path: Path) -> None:
+    spec = VolumeSpec(claim="data", workload="web", replica="web-0", node="n1", size="1Gi")
+    volume = Volume(metadata=meta("data-web-0", "acme"), spec=spec)
+    await put(cell, volume)
+    await put(cell, msgspec.structs.replace(volume, spec=msgspec.structs.replace(spec, node="n2")))
+    assert "volumes" in violated_invariants(tmp_path)
+
+
+@pytest.mark.parametrize(("after_s", "found"), [(0.0, True), (20.0, False)])
+async def test_rebalancing_that_the_workload_forbids_is_found(
+    cell: Cell, tmp_path: Path, after_s: float, found: bool
+) -> None:
+    wanted = assignment(where="us-east", rebalance=Rebalance(after_seconds=after_s))
+    await put(cell, wanted)
+    item = replica(0, wanted, status=serving_status())
+    await put(cell, item)
+    block = ReleaseBlock(reason=Reason.REBALANCED, attempt=1)
+    await put(cell, msgspec.structs.replace(item, status=msgspec.structs.replace(item.status, release=block)))
+    assert ("rebalance" in violated_invariants(tmp_path)) is found
+
+
+@pytest.mark.parametrize(("nodes", "found"), [((), True), (("n9",), False)])
+async def test_binding_during_planned_maintenance_is_found(cell: Cell, nodes: tuple[str, ...], found: bool) -> None:
+    await cell.place(await cell.replica())
+    placed = present(cell.binding("web-0.1"))
+    made_at = msgspec.structs.replace(placed.metadata, creation_timestamp=seconds_text(160.0))
+    spec = OverrideSpec(
+        kind=OverrideKind.AVOID_REGION,
+        scope=OverrideScope(region="us-east"),
+        maintenance=PlannedMaintenance(window="patching", starts_at=micro_text(90.0), nodes=nodes),
+    )
+    status = OverrideStatus(phase="Active", expires_at=micro_text(3600.0))
+    commits: list[tuple[float, Object | None, Object]] = [(100.0, None, node) for node in cell.every(Node)]
+    commits.append((100.0, None, Override(metadata=meta("patching"), spec=spec, status=status)))
+    commits.append((160.0, None, msgspec.structs.replace(placed, metadata=made_at)))
+    verdict = check_histories([history("us-east", *commits)])
+    assert ("maintenance" in {v.invariant for v in verdict.violations}) is found
+
+
+async def test_second_success_of_an_array_index_is_found(cell: Cell, tmp_path: Path) -> None:
+    wanted = assignment(where="us-east")
+    for number in range(2):
+        made = replica(number, wanted, status=serving_status())
+        ended = msgspec.structs.replace(present(made.status.execution), phase=Phase.SUCCEEDED)
+        status = msgspec.structs.replace(made.status, execution=ended)
+        spec = msgspec.structs.replace(made.spec, index=7)
+        await put(cell, msgspec.structs.replace(made, spec=spec, status=status))
+        assert ("array" in violated_invariants(tmp_path)) is (number == 1)
+
+
+async def test_second_run_of_a_tick_is_found(cell: Cell, tmp_path: Path) -> None:
+    owner = OwnerReference(api_version=API_VERSION, kind="CronWorkload", name="nightly", uid="cron")
+    for number in range(2):
+        run = workload(f"nightly-{number}")
+        described = msgspec.structs.replace(
+            run.metadata, owner_references=(owner,), annotations={SCHEDULED_AT: "2026-01-01T03:00:00Z"}
+        )
+        await put(cell, msgspec.structs.replace(run, metadata=described))
+        assert ("ticks" in violated_invariants(tmp_path)) is (number == 1)
+
+
+def test_each_checker_is_applied_to_histories_or_listed_with_the_cause() -> None:
+    files = {path.stem for path in Path(checkers.__path__[0]).glob("*.py")}
+    named = {name for text in (*CHECKED, *CHECKED_AT_REST, *NOT_CHECKED) for name in re.findall(r"[a-z_]{4,}", text)}
+    assert files - named == {"__init__", "checker_set", "capacity_oracle"}, "these hold no rule of their own"

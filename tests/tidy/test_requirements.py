@@ -36,10 +36,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
-def functions_of(path: Path) -> set[str]:
-    """The test functions of a file."""
-    functions = (n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {function.name for function in functions if function.name.startswith("test_")}
+def functions_of(path: Path) -> dict[str, bool]:
+    """The test functions of a file, and whether each may pass: one that is always skipped or expected to fail shows
+    nothing."""
+    body = ast.parse(path.read_text()).body
+    marks = [
+        ast.unparse(n.value) for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "pytestmark"
+    ]
+    found = {}
+    for function in body:
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name.startswith("test_"):
+            said = " ".join((*marks, *map(ast.unparse, function.decorator_list)))
+            found[function.name] = not re.search(r"mark\.(skip|xfail)\b", said)
+    return found
 
 
 def problem(root: Path, reference: str) -> str:
@@ -56,8 +65,10 @@ def problem(root: Path, reference: str) -> str:
     if not (root / path).is_file():
         return "no such file"
     if path.startswith("tests/"):
-        is_collected = Path(path).name.startswith("test_") and part in functions_of(root / path)
-        return "" if is_collected else "no such test"
+        functions = functions_of(root / path) if Path(path).name.startswith("test_") else {}
+        if part not in functions:
+            return "no such test"
+        return "" if functions[part] else "the test is always skipped or expected to fail"
     if not path.startswith("docs/") or not path.endswith(".md"):
         return "neither a test, a drill, a scenario nor a page"
     return "" if not part or part in anchors(root / path) else "no such heading"
@@ -102,6 +113,23 @@ def test_every_reference_of_a_requirement_exists(generator: ModuleType, root: Pa
 )
 def test_reference_that_shows_nothing_is_found(root: Path, reference: str, expected: str) -> None:
     assert problem(root, reference) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "shows"),
+    [
+        ("def test_it(): ...", True),
+        ("@pytest.mark.skipif(no_tool, reason='')\ndef test_it(): ...", True),
+        ("@pytest.mark.skip\ndef test_it(): ...", False),
+        ("@pytest.mark.xfail(strict=True)\ndef test_it(): ...", False),
+        ("pytestmark = [pytest.mark.slow, pytest.mark.skip(reason='')]\ndef test_it(): ...", False),
+    ],
+)
+def test_test_that_never_runs_shows_nothing(tmp_path: Path, source: str, shows: bool) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_new.py").write_text(source)
+    assert (problem(tmp_path, "tests/test_new.py::test_it") == "") is shows
 
 
 @pytest.mark.slow

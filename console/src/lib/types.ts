@@ -7,7 +7,7 @@ export interface RegionState {
   lostAfterS: number; nodes: number; live: number; zones: string[]; resources: Resources; pending: number;
   policy: string; holding: string; unreachableFrom: string[]; asOf: number; problem: string;
 }
-export interface Proof { recovery: string; seconds: number; at: string; cause: string; met: boolean }
+export interface Proof { recovery: string; seconds: number; at: string; cause: string }
 export interface LossState {
   region: string; zone: string; backed: number; of: number; bottleneck: string; proof: Proof | null;
 }

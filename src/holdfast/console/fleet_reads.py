@@ -112,7 +112,7 @@ async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
         alerts=tuple(a for a in reader.alerts(regions) if viewer.tenants is None)[:10],
         changes=tuple(changes[:CHANGES_MAX]),
         changed=len(changes),
-        recoveries=tuple(line_of_recovery(r) for r in recoveries[:RECOVERIES_MAX]),
+        recoveries=tuple(line_of_recovery(r, reader.now_s) for r in recoveries[:RECOVERIES_MAX]),
         budgets=tuple(budget_lines(reader)) if viewer.tenants is None else (),
         remaining=tuple(text for r in recoveries for text in r.status.remaining)[:10],
         counts=await navigation(reader, viewer, {}),

@@ -19,7 +19,7 @@ from holdfast.model.kinds import kind_of
 from holdfast.model.override import ACTIVE, PENDING, Override
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Quota
-from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
+from holdfast.model.recovery import ObjectiveOutcome, Recovery, RecoveryPhase, is_open, objective_outcome
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import HealthState, Region
 from holdfast.model.scheduler_policy import SchedulerPolicy
@@ -62,7 +62,6 @@ class Proof(AnswerRow, frozen=True, kw_only=True):
     seconds: float
     at: str
     cause: str
-    met: bool
 
 
 class LossState(AnswerRow, frozen=True, kw_only=True):
@@ -298,19 +297,15 @@ def override_row(item: Override) -> OverrideRow:
 
 
 def last_proof(recoveries: Iterable[Recovery], region: str) -> Proof | None:
-    """The newest loss of this region that every critical workload survived."""
-    served = [r for r in recoveries if r.spec.region == region and not r.spec.zone and r.status.clock.serving_at]
-    newest = max(served, key=lambda r: r.status.clock.serving_at, default=None)
+    """The newest loss of this region that every critical workload survived in time."""
+    lost = [r for r in recoveries if r.spec.region == region and not r.spec.zone and r.status.recovered_at]
+    met = [r for r in lost if objective_outcome(r.spec, r.status, 0.0) is ObjectiveOutcome.MET]
+    newest = max(met, key=lambda r: r.status.recovered_at, default=None)
     if newest is None:
         return None
-    seconds = parse_time(newest.status.clock.serving_at) - parse_time(newest.spec.started_at)
-    return Proof(
-        recovery=newest.metadata.name,
-        seconds=seconds,
-        at=newest.status.clock.serving_at,
-        cause=newest.spec.cause,
-        met=seconds <= newest.spec.deadline_seconds,
-    )
+    at = newest.status.recovered_at
+    seconds = parse_time(at) - parse_time(newest.spec.started_at)
+    return Proof(recovery=newest.metadata.name, seconds=seconds, at=at, cause=newest.spec.cause)
 
 
 def part(known: KnownAnswer | None, kind: type[T]) -> T | None:

@@ -12,7 +12,7 @@ from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.core import Event
 from holdfast.model.errors import NotFound
 from holdfast.model.override import Override
-from holdfast.model.recovery import Recovery, RecoveryPhase
+from holdfast.model.recovery import ObjectiveOutcome, Recovery, RecoveryPhase, objective_outcome
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import PolicyRevision
@@ -87,7 +87,7 @@ class RecoveryDetail(AnswerRow, frozen=True, kw_only=True):
 def recovery_list(reader: GlobalReader, viewer: Viewer, parameters: dict[str, str]) -> RecoveryPage:
     recoveries = sorted(reader.view.list(Recovery), key=lambda r: r.spec.started_at, reverse=True)
     proofs = {r.metadata.name: last_proof(recoveries, r.metadata.name) for r in reader.view.list(Region)}
-    lines = tuple(line_of_recovery(r) for r in recoveries[:100])
+    lines = tuple(line_of_recovery(r, reader.now_s) for r in recoveries[:100])
     return RecoveryPage(rows=lines, objective=reader.objective(), budgets=tuple(budget_lines(reader)), proofs=proofs)
 
 
@@ -106,7 +106,10 @@ def budget_lines(reader: GlobalReader) -> list[BudgetLine]:
     ]
 
 
-def line_of_recovery(item: Recovery) -> RecoveryLine:
+_MET = {ObjectiveOutcome.MET: True, ObjectiveOutcome.MISSED: False}
+
+
+def line_of_recovery(item: Recovery, now_s: float) -> RecoveryLine:
     spec, status = item.spec, item.status
     served = (
         parse_time(status.clock.serving_at) - parse_time(spec.started_at)
@@ -122,7 +125,7 @@ def line_of_recovery(item: Recovery) -> RecoveryLine:
         started_at=spec.started_at,
         deadline_s=spec.deadline_seconds,
         served_s=served,
-        met=served <= spec.deadline_seconds if served >= 0 else None,
+        met=_MET.get(objective_outcome(spec, status, now_s)),
         workloads=len(status.workloads),
         serving=sum(w.serving >= w.wanted for w in status.workloads),
         closed_at=status.closed_at,
@@ -137,7 +140,7 @@ def recovery_detail(reader: GlobalReader, viewer: Viewer, parameters: dict[str, 
     started_s = parse_time(item.spec.started_at) if item.spec.started_at else reader.now_s
     ended = item.status.clock.serving_at or item.status.closed_at
     return RecoveryDetail(
-        line=line_of_recovery(item),
+        line=line_of_recovery(item, reader.now_s),
         evidence=item.spec.evidence,
         marks=_marks(item, started_s),
         elapsed_s=max(0.0, (parse_time(ended) if ended else reader.now_s) - started_s),
@@ -215,11 +218,12 @@ def _answers(reader: GlobalReader, item: Recovery, started_s: float) -> list[Inc
         f" of {w.wanted}"
         for w in status.workloads[:8]
     ]
-    line = line_of_recovery(item)
+    line = line_of_recovery(item, reader.now_s)
     held = [f"{line.serving} of {line.workloads} workloads serve their minimum in {', '.join(targets) or 'no region'}"]
     if line.met is not None:
         verb = "met" if line.met else "missed"
-        held.append(f"the objective of {line.deadline_s:.0f} s was {verb}: {line.served_s:.1f} s")
+        took = f"{line.served_s:.1f} s" if line.served_s >= 0 else "some workload did not serve elsewhere"
+        held.append(f"the objective of {line.deadline_s:.0f} s was {verb}: {took}")
     seen = [f"evidence of the loss: {text}" for text in item.spec.evidence[:6]]
     path = [_next(item), *(f"still to return: {text}" for text in status.remaining[:6])]
     none = ("nothing was recorded",)

@@ -20,6 +20,7 @@ from holdfast.drills.outage import region_plan
 from holdfast.drills.platform_observer import Item, PlatformObserver, UsedBefore, regional_violations, violations
 from holdfast.drills.recovery_path import recovery_path
 from holdfast.drills.report import DrillReport, HistoryJudgement, IncidentAnswers
+from holdfast.drills.shortfalls import service_shortfall, shortfalls
 from holdfast.drills.unreturned_resources import unreturned_resources
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model.times import micro_text, parse_time
@@ -88,17 +89,13 @@ class DrillRun:
 
     def require_healthy_platform(self) -> None:
         """Raises unless all services serve and all resources of earlier incidents are returned."""
-        for workload in self.observer.list("workloads"):
-            summary = workload.get("status", {}).get("summary", {})
-            service = workload["spec"].get("type", "Service") == "Service"
-            if service and summary.get("serving", 0) < workload["spec"]["replicas"]:
-                name = f"{workload['metadata']['namespace']}/{workload['metadata']['name']}"
-                raise CommandError(
-                    f"workload {name}: not fully serving; a drill needs a healthy platform (expected "
-                    f"{workload['spec']['replicas']} replicas, found {summary.get('serving', 0)})",
-                    next_step=f"holdfast explain {name}",
-                    code=ExitCode.CONFLICT,
-                )
+        short = self._workloads_not_serving()
+        if short:
+            raise CommandError(
+                f"workload {short[0]}; a drill needs a healthy platform",
+                next_step=f"holdfast explain {short[0].partition(':')[0]}",
+                code=ExitCode.CONFLICT,
+            )
         left = unreturned_resources(self.observer)
         if left:
             text = f"{left[0]}: not returned after an earlier incident"
@@ -143,11 +140,24 @@ class DrillRun:
                 if stop.code is not ExitCode.UNREACHABLE:
                     raise
             if time.monotonic() >= deadline:
-                self.failures.append(f"not reached within {within_s or self.timeout_s:.0f} s: {stage}")
+                late = f"not reached within {within_s or self.timeout_s:.0f} s: {stage}"
+                self.failures.append("; ".join((late, *self._shortfalls())))
                 return False
             if every_s == POLL_EVERY_S and time.monotonic() - self._checked_mono_s >= CHECK_EVERY_S:
                 self.check()
             time.sleep(every_s)
+
+    def _shortfalls(self) -> list[str]:
+        """The workloads that lack replicas now; none if the global cell does not answer."""
+        try:
+            healthy = self.observer.get("regions", self.region)["status"].get("health", {}).get("state") == "Healthy"
+            return shortfalls(
+                self.observer.list("workloads"),
+                self.observer.list("recoveries"),
+                lost_region="" if healthy else self.region,
+            )
+        except CommandError as stop:
+            return [f"workloads unknown: {stop.message}"]
 
     def check(self) -> None:
         """Checks invariants S1 to S3 on the stored objects of all reachable cells."""
@@ -232,13 +242,7 @@ class DrillRun:
         return left
 
     def _workloads_not_serving(self) -> list[str]:
-        short = []
-        for workload in self.observer.list("workloads"):
-            summary = workload.get("status", {}).get("summary", {})
-            service = workload["spec"].get("type", "Service") == "Service"
-            if service and summary.get("serving", 0) < workload["spec"]["replicas"]:
-                short.append(f"workload/{workload['metadata']['name']}: {summary.get('serving', 0)} serving")
-        return short
+        return [text for workload in self.observer.list("workloads") for text in service_shortfall(workload)]
 
     def report(self, name: str, left: list[str]) -> DrillReport:
         time.sleep(WATCH_DELAY_S)

@@ -12,10 +12,11 @@ from typing import Any
 from holdfast.client.sync_api import ApiRefusal
 from holdfast.drills.drill_run import DrillRun
 from holdfast.drills.platform_observer import Item, serves
+from holdfast.drills.shortfalls import DRILL_TENANT
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.model.kinds import BY_NAME
 
-TENANT = "drill"
+TENANT = DRILL_TENANT
 MANAGER = "holdfast-drill"
 MERGE_PATCH = "application/merge-patch+json"
 DELETION_TIMEOUT_S = 90.0

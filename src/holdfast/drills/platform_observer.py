@@ -78,13 +78,14 @@ class PlatformObserver:
         """Workloads with a recovery objective."""
         return [w for w in self.list("workloads") if w["spec"].get("recovery")]
 
-    def serving_by_region(self, workload: Item) -> dict[str, int]:
-        """Serving replicas by region, from the workload's summary."""
-        rows = workload.get("status", {}).get("summary", {}).get("regions", [])
-        found: dict[str, int] = {}
-        for row in rows:
-            found[row["region"]] = found.get(row["region"], 0) + row.get("serving", 0)
-        return found
+
+def serving_by_region(workload: Item) -> dict[str, int]:
+    """Serving replicas by region, from the workload's summary."""
+    rows = workload.get("status", {}).get("summary", {}).get("regions", [])
+    found: dict[str, int] = {}
+    for row in rows:
+        found[row["region"]] = found.get(row["region"], 0) + row.get("serving", 0)
+    return found
 
 
 def serves(replica: Item) -> bool:

@@ -11,7 +11,7 @@ import time
 from holdfast.drills.critical_workload import REPLICAS, DrillCriticalWorkload
 from holdfast.drills.drill_run import DrillRun
 from holdfast.drills.outage import pause_processes, process_names, resume_processes
-from holdfast.drills.region_loss import newest_recovery
+from holdfast.drills.region_loss import expect_objective_met, newest_recovery
 from holdfast.model import limits
 
 MARGIN_S = 15.0
@@ -55,6 +55,7 @@ def run(drill: DrillRun, *, seconds: float) -> None:
         lambda: newest_recovery(drill).get("status", {}).get("phase") == "Closed",
         within_s=drill.timeout_s,
     )
+    expect_objective_met(drill, newest_recovery(drill))
     drill.wait_until("all replicas serve at home", lambda: critical.serving_at_home() >= REPLICAS, within_s=120)
     opened = [
         r

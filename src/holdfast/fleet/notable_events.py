@@ -21,7 +21,7 @@ from holdfast.model.notification import (
     NotificationType,
 )
 from holdfast.model.override import Override, is_in_force, maintenance_of_region
-from holdfast.model.recovery import Recovery, RecoveryPhase
+from holdfast.model.recovery import ObjectiveOutcome, Recovery, is_late, objective_outcome
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import CellWarning, HealthState, Region
 from holdfast.model.times import parse_time, seconds_text
@@ -144,9 +144,8 @@ def _recovery_events(view: View, now: float) -> Iterator[NotableEvent]:
         text = f"recovery {name}: {lost} is lost, {workloads} are recovered elsewhere"
         yield _event(f"recovery-started/{recovery.uid}", NotificationType.RECOVERY_STARTED, text, subject, began_s)
         deadline_s = began_s + spec.deadline_seconds
-        late_s = parse_time(status.recovered_at) if status.recovered_at else now
-        if late_s > deadline_s and (status.recovered_at or status.phase is RecoveryPhase.OPEN):
-            waiting = [f"{w.tenant}/{w.workload}" for w in status.workloads if w.serving < w.wanted]
+        if objective_outcome(spec, status, now) is ObjectiveOutcome.MISSED:
+            waiting = [f"{w.tenant}/{w.workload}" for w in status.workloads if is_late(w, spec)]
             text = f"recovery {name} of {lost} is not complete after {spec.deadline_seconds:g} s: {_names(waiting)}"
             key = f"recovery-missed/{recovery.uid}"
             yield _event(key, NotificationType.RECOVERY_MISSED, text, subject, deadline_s)

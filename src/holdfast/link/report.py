@@ -26,7 +26,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.recovery_slot import RecoverySlot, is_admitted
 from holdfast.model.region import CellWarning, PeerProbeResult, RecoverySlotReport, Region, RegionReport, ZoneReport
 from holdfast.model.replica import Replica
-from holdfast.model.scheduler_policy import PolicyRevision
+from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
@@ -36,6 +36,7 @@ from holdfast.scheduling.assignment_status import assignment_status
 from holdfast.scheduling.disruption_budget import blocked_node_evictions
 from holdfast.scheduling.eviction import over_quota, preempted
 from holdfast.scheduling.eviction.pending_evictions import pending_evictions
+from holdfast.scheduling.policy_expressions import closes_to_all_requests
 
 _CLOSED_BY_OPERATORS = frozenset({Reason.NODE_TERMINATING, Reason.NODE_DRAINING, Reason.NODE_CORDONED})
 # Claims in one report whose data is deleted. The others follow when the global cell has removed these.
@@ -162,7 +163,8 @@ def region_report(
     slots = [h for h in here.list(RecoverySlot) if is_admitted(h)]
     for slot in slots:
         add(reserved, amounts(slot.spec.resources))
-    deciding = active_policy(here.list(PolicyRevision), here.list(Override), region, now).revision
+    policy = active_policy(here.list(PolicyRevision), here.list(Override), region, now)
+    deciding = policy.revision
     guard = active_guard(here.list(PolicyRevision), deciding)
     own = cell_identity(here)
     report = RegionReport(
@@ -182,7 +184,7 @@ def region_report(
         zones=tuple(zone for zone in zones if zone.nodes),
         free_shapes=node_shapes.free_shapes(here),
         node_shapes=node_shapes.node_shapes(here),
-        recovery_slots=_slot_reports(slots, here),
+        recovery_slots=_slot_reports(slots, here, policy.rules),
         restore_acknowledged=restore_handshake.acknowledged_incarnation(originals, here, region, fresh),
         unknown_grants=restore_handshake.unknown_grants(originals, here, region),
         policy_trial=count_outcomes(deciding, guard, decisions, here.list(SchedulingRequest), now)
@@ -249,12 +251,15 @@ def _zones(census: Mapping[Any, int]) -> list[ZoneReport]:
     ]
 
 
-def _slot_reports(slots: Sequence[RecoverySlot], here: View) -> tuple[RecoverySlotReport, ...]:
-    """Admitted slots on schedulable nodes, by budget, shape and zone."""
+def _slot_reports(slots: Sequence[RecoverySlot], here: View, rules: PolicyRules) -> tuple[RecoverySlotReport, ...]:
+    """Admitted slots on schedulable nodes, by budget, shape and zone. A free slot on a node that the policy closes to
+    every request holds no replica, so it is left out."""
     groups: dict[tuple[str, int, str], list[RecoverySlot]] = {}
     for slot in slots:
         node = here.get(Node, slot.spec.node)
-        if node is not None and not unschedulable_reason(node):
+        if node is None or unschedulable_reason(node):
+            continue
+        if slot.status.consumer is not None or not closes_to_all_requests(rules.filter_expressions, node):
             groups.setdefault((slot.spec.budget, slot.spec.shape_index, slot.spec.zone), []).append(slot)
     return tuple(
         RecoverySlotReport(

@@ -395,6 +395,10 @@ class Reason(enum.StrEnum):
         "The target region accepted the workload and made no progress within the allowed time.",
     )
     OBJECTIVE_MISSED = "ObjectiveMissed", "The recovery took longer than the workload's deadlineSeconds."
+    REGION_RETURNED = (
+        "RegionReturned",
+        "The lost region was healthy again before the deadline, and some workload did not serve elsewhere by then.",
+    )
     SLOT_ADMITTED = "SlotAdmitted", "The authority admitted the recovery slot on its node."
     SLOTS_ADMITTED = "SlotsAdmitted", "Every recovery slot of the budget is admitted."
     SLOTS_UNSCHEDULABLE = "SlotsUnschedulable", "Some recovery slots of the budget fit on no node at the moment."

@@ -8,7 +8,11 @@ import msgspec
 
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
+from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_dns_label
+
+OBJECTIVE_MET = "ObjectiveMet"
+"""Condition type: whether all workloads of the Recovery served `minServing` elsewhere within the deadline."""
 
 
 class RecoveryPhase(enum.StrEnum):
@@ -60,6 +64,7 @@ class WorkloadProgress(ApiStruct, frozen=True):
     best_progress: int = 0
     last_progress_at: str = ""
     abandoned_targets: tuple[AbandonedTarget, ...] = ()
+    served_at: str = ""
 
 
 class StageClock(ApiStruct, frozen=True):
@@ -92,6 +97,16 @@ class BorrowedShare(ApiStruct, frozen=True):
     returned_at: str = ""
 
 
+class ObjectiveOutcome(enum.StrEnum):
+    """What became of the recovery objectives of an incident. `RegionReturned`: the lost region was healthy again before
+    the deadline, and some workload did not serve elsewhere by then. This neither keeps nor breaks the objective."""
+
+    PENDING = "Pending"
+    MET = "Met"
+    MISSED = "Missed"
+    REGION_RETURNED = "RegionReturned"
+
+
 class RecoverySpec(ApiStruct, frozen=True):
     """`startedAt` is the last contact with the lost region. The deadline counts from then, so it includes detection."""
 
@@ -121,6 +136,26 @@ class RecoveryStatus(ApiStruct, frozen=True):
 class Recovery(Object, frozen=True):
     spec: RecoverySpec
     status: RecoveryStatus = msgspec.field(default_factory=RecoveryStatus)
+
+
+def objective_outcome(spec: RecoverySpec, status: RecoveryStatus, now: float) -> ObjectiveOutcome:
+    """The outcome by the deadline of the incident. A missed objective stays missed, whatever happens later."""
+    started_s = parse_time(spec.started_at) if spec.started_at else now
+    deadline_s = started_s + spec.deadline_seconds
+    if status.recovered_at:
+        return ObjectiveOutcome.MET if parse_time(status.recovered_at) <= deadline_s else ObjectiveOutcome.MISSED
+    returned = status.phase in (RecoveryPhase.FAILING_BACK, RecoveryPhase.CLOSED)
+    if returned and status.stable_since and parse_time(status.stable_since) <= deadline_s:
+        return ObjectiveOutcome.REGION_RETURNED
+    ended_s = parse_time(status.closed_at) if status.closed_at else now
+    return ObjectiveOutcome.MISSED if ended_s > deadline_s else ObjectiveOutcome.PENDING
+
+
+def is_late(row: WorkloadProgress, spec: RecoverySpec) -> bool:
+    """Whether the workload did not serve `minServing` elsewhere within the deadline of the incident."""
+    if not row.served_at or not spec.started_at:
+        return not row.served_at
+    return parse_time(row.served_at) - parse_time(spec.started_at) > spec.deadline_seconds
 
 
 def is_open(recovery: Recovery) -> bool:

@@ -427,6 +427,7 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "recoveryReplicas": "Size of the recovery Assignment.",
         "bestProgress": "Highest sum of bound, ready and serving so far.",
         "lastProgressAt": "When that was reached.",
+        "servedAt": "When the workload first served minServing in its target region.",
     },
     "StageClock": {
         "detectedAt": "When the loss was detected.",

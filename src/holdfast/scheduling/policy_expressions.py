@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from typing import Any
@@ -19,6 +19,7 @@ import msgspec
 from cel_expr_python import cel
 
 from holdfast.model.node import Node, node_capacity
+from holdfast.model.scheduler_policy import FilterExpression
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 
 # Loops (macros such as `all`) of one CEL expression. More are refused: the expression runs for every node.
@@ -134,6 +135,15 @@ def _evaluation_error(text: str, *, score: bool) -> ExpressionError | None:
     return None
 
 
+def closes_to_all_requests(expressions: Iterable[FilterExpression], node: Node) -> bool:
+    """Whether a filter that does not read the request refuses the node, so that nothing is placed there."""
+    own = [e.expression for e in expressions if not _REQUEST.search(_STRING.sub("''", e.expression))]
+    if not own:
+        return False
+    facts = {"node": node_facts(node), "request": SAMPLE_REQUEST}
+    return not all(passes_filter(text, facts) for text in own)
+
+
 def never_true_reason(text: str, zones: Sequence[str]) -> str:
     """Why the filter is false for every node, if that follows from the zones alone; else empty."""
     if _REQUEST.search(text):
@@ -157,6 +167,14 @@ def evaluate_filter(text: str, facts: Mapping[str, Any]) -> bool:
     if not isinstance(value, bool):
         raise EvaluationFailed(f"wrong result (expected true or false, found {value})")
     return value
+
+
+def passes_filter(text: str, facts: Mapping[str, Any]) -> bool:
+    """The value of the filter; false if it has none for these facts."""
+    try:
+        return evaluate_filter(text, facts)
+    except (EvaluationFailed, RuntimeError):
+        return False
 
 
 def evaluate_score(text: str, facts: Mapping[str, Any]) -> int:

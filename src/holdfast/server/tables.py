@@ -16,6 +16,8 @@ from holdfast.model.lifecycle import PLACED_STAGES, last_transition, stage
 from holdfast.model.meta import Object, find_condition
 from holdfast.model.node import ContactState, unschedulable_reason
 from holdfast.model.quantity import DISK, MEMORY
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import OBJECTIVE_MET, ObjectiveOutcome
 from holdfast.model.region import health_text
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
@@ -157,13 +159,28 @@ def _claimed_resources(item: Any) -> str:
     return _format_amounts(item.spec.resources)
 
 
-def _refusals(item: Any) -> str:
-    return _join_list(f"{r.reason}({r.nodes})" if r.nodes else r.reason for r in item.status.reasons)
+def _refusals(found: Any) -> str:
+    """Reasons with the number of nodes, which a reason that no node causes does not have."""
+    return _join_list(f"{r.reason}({r.nodes})" if r.nodes else r.reason for r in found)
 
 
 def _recovered_count(recovery: Any) -> str:
     done = sum(1 for w in recovery.status.workloads if w.serving >= w.wanted)
     return f"{done}/{len(recovery.status.workloads)}"
+
+
+_OBJECTIVES: dict[str, str] = {
+    Reason.RECOVERING: ObjectiveOutcome.PENDING,
+    Reason.RECOVERED: ObjectiveOutcome.MET,
+    Reason.OBJECTIVE_MISSED: ObjectiveOutcome.MISSED,
+    Reason.REGION_RETURNED: ObjectiveOutcome.REGION_RETURNED,
+}
+
+
+def _objective_outcome(recovery: Any) -> str:
+    """The outcome that the condition `ObjectiveMet` records."""
+    found = find_condition(recovery.status.conditions, OBJECTIVE_MET)
+    return _OBJECTIVES.get(found.reason, NONE) if found is not None else NONE
 
 
 # kind → columns between NAME and AGE.
@@ -302,6 +319,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Region", _field("spec.region")),
         TableColumn("Phase", _field("status.phase")),
         TableColumn("Recovered", _recovered_count, description="workloads that serve minServing/all"),
+        TableColumn("Objective", _objective_outcome, description="Met, Missed, RegionReturned, or Pending"),
         TableColumn("Cause", _field("spec.cause"), wide=True),
     ),
     "Node": (
@@ -340,7 +358,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Workload", _field("spec.workload")),
         TableColumn("Pending", _field("status.pending"), "integer"),
         TableColumn("Attempts", _field("status.attempts"), "integer"),
-        TableColumn("Reasons", _refusals),
+        TableColumn("Reasons", lambda r: _refusals(r.status.reasons)),
         TableColumn("Next-Retry", _field("status.next_retry_at"), wide=True),
         TableColumn("Retry-On", lambda r: _join_list(r.status.retry_on), wide=True),
     ),
@@ -365,7 +383,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Workload", _field("spec.workload")),
         TableColumn("Placed", lambda d: f"{sum(1 for e in d.spec.entries if e.node)}/{len(d.spec.entries)}"),
         TableColumn("Feasible", lambda d: f"{d.spec.feasible}/{d.spec.nodes}", description="nodes that fit/all"),
-        TableColumn("Refusals", lambda d: _join_list(f"{r.reason}({r.nodes})" for r in d.spec.refusals)),
+        TableColumn("Refusals", lambda d: _refusals(d.spec.refusals)),
         TableColumn("Policy", _field("spec.policy_revision"), wide=True),
         TableColumn("Snapshot", _field("spec.snapshot_revision"), "integer", wide=True),
     ),

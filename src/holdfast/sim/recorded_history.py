@@ -28,6 +28,7 @@ from holdfast.model.ownership import UNOWNED
 from holdfast.model.quota import grant_name
 from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit, Violation
+from holdfast.sim.checkers.array_indexes import ArrayIndexesChecker
 from holdfast.sim.checkers.churn import ChurnChecker
 from holdfast.sim.checkers.decisions import DecisionsChecker
 from holdfast.sim.checkers.exclusive_succession import ExclusiveSuccessionChecker
@@ -43,6 +44,7 @@ from holdfast.sim.checkers.removals import RemovalChecker
 from holdfast.sim.history_verdict import HistoryVerdict
 from holdfast.sim.recorded_disruption import BUDGET_KINDS, CLOCK_SKEW_MAX_S, RecordedDisruption
 from holdfast.sim.recorded_grants import RecordedGrants
+from holdfast.sim.recorded_rules import RecordedRules, rules_at_rest
 from holdfast.store import schema
 from holdfast.store.backup import BACKUP_PAGE_RECORDS, RESTORE_MARKER
 from holdfast.store.contract import Change, Committed, Compare, LogRecord, Put, Remove, Store, StoredEntry, Txn
@@ -157,9 +159,10 @@ def check_histories(
     ordered = sorted(histories, key=lambda history: history.cell != GLOBAL)
     grants = RecordedGrants()
     removals = RemovalChecker(CLOCK_SKEW_MAX_S)
+    arrays = ArrayIndexesChecker()
     checked = []
     for history in ordered:
-        replayed = _HistoryChecker(history, grants, removals, global_known=ordered[0].cell == GLOBAL)
+        replayed = _HistoryChecker(history, grants, removals, arrays, global_known=ordered[0].cell == GLOBAL)
         replayed.run()
         checked.append(replayed)
     together = RecordedDisruption(commit for replayed in checked for commit in replayed.disrupting).violations()
@@ -183,7 +186,8 @@ def _violations_at_rest(states: dict[str, dict[str, Any]], wall_s: float) -> Ite
     """Leaked objects and unexplained waits in the last states of all cells. Copies of global objects in regions may be
     older than the global cell's, so an owner is looked for in all cells."""
     findings = [*leaked_objects(states, wall_s)]
-    findings += [(cell, found) for cell, state in states.items() for found in unexplained_waits(cell, state, wall_s)]
+    for cell, state in states.items():
+        findings += [(cell, found) for found in (*unexplained_waits(cell, state, wall_s), *rules_at_rest(state))]
     for cell, (invariant, what, objects) in findings:
         yield Violation(invariant, 0.0, cell, what, objects, wall_s=wall_s)
 
@@ -192,7 +196,13 @@ class _HistoryChecker:
     """Checks one cell. `grants` collects the Grants of the global cell, for the regions."""
 
     def __init__(
-        self, history: RecordedHistory, grants: RecordedGrants, removals: RemovalChecker, *, global_known: bool
+        self,
+        history: RecordedHistory,
+        grants: RecordedGrants,
+        removals: RemovalChecker,
+        arrays: ArrayIndexesChecker,
+        *,
+        global_known: bool,
     ) -> None:
         self._history = history
         self._grants = grants
@@ -210,6 +220,7 @@ class _HistoryChecker:
         self._protection = ProtectionChecker()
         self._expiry = ExpiryChecker(history.cell, {}, set())
         self._unrest = ChurnChecker()
+        self._rules = RecordedRules(history.cell, arrays)
         self._keys: set[str] = set()
         self._attributed = False
         self._wall_s = 0.0
@@ -276,6 +287,7 @@ class _HistoryChecker:
             pass
         for _ in (*self._replacing.check(commit), *self._unrest.check(commit), *self._expiry.check(commit)):
             pass
+        self._rules.observe(commit)
         self._removals.store_replaced(commit)
         self._remember(commit)
         if self.cell == GLOBAL:
@@ -308,6 +320,7 @@ class _HistoryChecker:
         self._violate(self._protection.check(commit))
         self._violate(self._expiry.check(commit))
         self._violate(self._unrest.check(commit))
+        self._violate(self._rules.check(commit, global_was_restored=self._global_was_restored()))
         self._remember(commit)
         self._violate(self._quota.check(self._at_named_epochs(commit)))
         self._check_removals(commit, found)

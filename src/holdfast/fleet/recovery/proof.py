@@ -1,7 +1,7 @@
 """When a promise was last proven: the newest Recovery that kept it. Pure.
 
-A Recovery proves the objective of a workload if the workload served `minServing` in its target region when the
-Recovery became Recovered in time. It proves a RecoveryBudget if, while it holds its recovery replicas, slots of this
+A Recovery that met its objective proves it for each workload that served `minServing` in its target region within the
+deadline. It proves a RecoveryBudget if, while it holds its recovery replicas, slots of this
 budget are in use, by a tenant that the budget admits. A proof is kept after its Recovery is deleted, and only replaced
 by a newer one.
 """
@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from holdfast.model.recovery import Recovery, RecoveryProof, WorkloadProgress, is_open
+from holdfast.model.recovery import (
+    ObjectiveOutcome,
+    Recovery,
+    RecoveryProof,
+    RecoverySpec,
+    WorkloadProgress,
+    is_late,
+    is_open,
+    objective_outcome,
+)
 from holdfast.model.recovery_budget import RecoveryBudgetSpec
 from holdfast.model.times import parse_time
 
@@ -19,9 +28,11 @@ def proof_of_workload(
     recoveries: Iterable[Recovery], tenant: str, workload: str, known: RecoveryProof | None
 ) -> RecoveryProof | None:
     """The newest proof of the workload's objective."""
-    return _newest(
-        recoveries, lambda row: (row.tenant, row.workload) == (tenant, workload) and row.serving >= row.wanted, known
-    )
+
+    def proves(row: WorkloadProgress, spec: RecoverySpec) -> bool:
+        return (row.tenant, row.workload) == (tenant, workload) and not is_late(row, spec)
+
+    return _newest(recoveries, proves, known)
 
 
 def proof_of_budget(
@@ -32,7 +43,7 @@ def proof_of_budget(
     if not used_slots:
         return known
 
-    def proves(row: WorkloadProgress) -> bool:
+    def proves(row: WorkloadProgress, spec: RecoverySpec) -> bool:
         admitted = not budget.tenants or row.tenant in budget.tenants
         return row.target == budget.region and row.recovery_replicas > 0 and admitted
 
@@ -40,14 +51,17 @@ def proof_of_budget(
 
 
 def _newest(
-    recoveries: Iterable[Recovery], proves: Callable[[WorkloadProgress], bool], known: RecoveryProof | None
+    recoveries: Iterable[Recovery],
+    proves: Callable[[WorkloadProgress, RecoverySpec], bool],
+    known: RecoveryProof | None,
 ) -> RecoveryProof | None:
     newest = known
     for recovery in recoveries:
         at = recovery.status.recovered_at
         if not at or (newest is not None and newest.at >= at):
             continue
-        took_s = parse_time(at) - parse_time(recovery.spec.started_at)
-        if took_s <= recovery.spec.deadline_seconds and any(proves(row) for row in recovery.status.workloads):
+        met = objective_outcome(recovery.spec, recovery.status, parse_time(at)) is ObjectiveOutcome.MET
+        if met and any(proves(row, recovery.spec) for row in recovery.status.workloads):
+            took_s = parse_time(at) - parse_time(recovery.spec.started_at)
             newest = RecoveryProof(at, recovery.metadata.name, recovery.spec.region, round(took_s, 1))
     return newest

@@ -234,7 +234,10 @@ class _RecoveryPass:
         )
         if aim.stalled_reason and not aim.changed:
             row = msgspec.structs.replace(row, reason=Reason.TARGET_STALLED.value, message=aim.stalled_reason)
-        row = msgspec.structs.replace(row, abandoned_targets=aim.abandoned_targets)
+        served_at = known.served_at if known is not None else ""
+        if not served_at and row.target and row.serving >= row.wanted:
+            served_at = micro_text(self._now)
+        row = msgspec.structs.replace(row, abandoned_targets=aim.abandoned_targets, served_at=served_at)
         row = targets.with_progress_clock(row, known, critical, self._now, waits=waiting, asked=started)
         self.rows.append(row)
 

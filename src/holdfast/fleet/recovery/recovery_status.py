@@ -8,14 +8,23 @@ import msgspec
 
 from holdfast.fleet.disruption_shares import with_share_peak
 from holdfast.fleet.recovery.need import CriticalWorkload
+from holdfast.fleet.recovery.objective import objective_condition
 from holdfast.fleet.recovery.proof import proof_of_budget
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Condition
 from holdfast.model.reasons import Reason
-from holdfast.model.recovery import Recovery, RecoveryPhase, RecoveryStatus, StageClock, WorkloadProgress
+from holdfast.model.recovery import (
+    ObjectiveOutcome,
+    Recovery,
+    RecoveryPhase,
+    RecoveryStatus,
+    StageClock,
+    WorkloadProgress,
+    objective_outcome,
+)
 from holdfast.model.recovery_budget import RecoveryBudget, SlotShape
 from holdfast.model.region import RecoverySlotReport, Region
-from holdfast.model.times import micro_text, parse_time
+from holdfast.model.times import micro_text
 from holdfast.model.view import View
 from holdfast.model.writes import SetStatus, Update, Write
 
@@ -81,15 +90,15 @@ def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> C
     message = f"{len(status.workloads) - len(short)} of {len(status.workloads)} critical workload(s) serve elsewhere"
     reason = _PHASE_REASONS[status.phase]
     if status.phase is RecoveryPhase.OPEN:
-        started_s = parse_time(recovery.spec.started_at) if recovery.spec.started_at else now
-        if now - started_s > recovery.spec.deadline_seconds:
+        if objective_outcome(recovery.spec, status, now) is ObjectiveOutcome.MISSED:
             reason = Reason.OBJECTIVE_MISSED
         first = next((row for row in short if row.reason), None)
         if first is not None:
             message += f"; {first.tenant}/{first.workload}: {first.reason}"
+    recovered = status.phase is not RecoveryPhase.OPEN and bool(status.recovered_at)
     return Condition(
         type="Recovered",
-        status="False" if status.phase is RecoveryPhase.OPEN else "True",
+        status="True" if recovered else "False",
         reason=reason,
         message=message,
         observed_generation=recovery.metadata.generation,
@@ -98,13 +107,9 @@ def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> C
 
 def status_write(recovery: Recovery, status: RecoveryStatus, now: float) -> SetStatus | None:
     """The write of a changed status, or None if it is unchanged."""
-    condition = phase_condition(recovery, status, now)
-    known = next((c for c in recovery.status.conditions if c.type == condition.type), None)
-    same = known is not None and (known.status, known.reason, known.message) == (
-        condition.status,
-        condition.reason,
-        condition.message,
-    )
+    conditions = (phase_condition(recovery, status, now), objective_condition(recovery, status, now))
+    stored = {(c.type, c.status, c.reason, c.message) for c in recovery.status.conditions}
+    same = stored >= {(c.type, c.status, c.reason, c.message) for c in conditions}
     if status == recovery.status and same:
         return None
     blocks = {
@@ -118,7 +123,7 @@ def status_write(recovery: Recovery, status: RecoveryStatus, now: float) -> SetS
         recovery.key,
         recovery.uid,
         blocks=blocks,
-        conditions=(condition,),
+        conditions=conditions,
         observed_generation=recovery.metadata.generation,
     )
 

@@ -32,12 +32,5 @@ def refuse(scratch: Scratch, requirements: ReplicaRequirements, rules: PolicyRul
         if node is None:
             continue
         facts = {"node": policy_expressions.node_facts(node), "request": request}
-        refused[slot] = not all(_passes(e.expression, facts) for e in rules.filter_expressions)
+        refused[slot] = not all(policy_expressions.passes_filter(e.expression, facts) for e in rules.filter_expressions)
     return [(Reason.EXPRESSION_REFUSED, refused)]
-
-
-def _passes(text: str, facts: dict[str, Any]) -> bool:
-    try:
-        return policy_expressions.evaluate_filter(text, facts)
-    except (policy_expressions.EvaluationFailed, RuntimeError):
-        return False

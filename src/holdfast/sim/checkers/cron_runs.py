@@ -27,6 +27,12 @@ class CronRunsChecker:
         self._runs: dict[tuple[str, str], str] = {}
         """Run of each tick: (uid of the CronWorkload, time) → name. Deleted runs stay."""
 
+    def check_runs(self, commit: ObservedCommit) -> Iterator[Finding]:
+        """Only that a tick has at most one run, whatever its schedule."""
+        for change in commit.changes:
+            if isinstance(change.new, Workload) and change.old is None:
+                yield from self._observe_run(change, {})
+
     def check(self, commit: ObservedCommit) -> Iterator[Finding]:
         created: dict[str, int] = {}
         for change in commit.changes:

@@ -46,7 +46,8 @@ class _ObservedMove(msgspec.Struct, frozen=True):
 class RebalancingChecker:
     """Checker of one region."""
 
-    def __init__(self) -> None:
+    def __init__(self, recovery_grace_s: float = RECOVERY_GRACE_S) -> None:
+        self._grace_s = recovery_grace_s
         self._moves: dict[str, _ObservedMove] = {}
         """Moves that have not ended, by replica key."""
         self._last_s: dict[str, float] = {}
@@ -93,7 +94,7 @@ class RebalancingChecker:
         if others:
             yield "rebalance", f"{key} is moved while {', '.join(others)} still moves", (key, *others)
         since_s = self._recovering_since_s
-        if since_s is not None and commit.at_s - since_s > RECOVERY_GRACE_S + commit.latency_s:
+        if since_s is not None and commit.at_s - since_s > self._grace_s + commit.latency_s:
             yield "rebalance", f"{key} is moved although a recovery uses the region since {since_s:.1f} s", (key,)
         after_s = _after_s(commit, replica)
         if not after_s:

@@ -1,0 +1,131 @@
+"""A Recovery keeps the outcome of its objective after it is closed, and names the late workloads."""
+
+from __future__ import annotations
+
+import pytest
+from tests.expected import present
+from tests.factories import meta
+from tests.fleet.test_recover import NOW, Fleet, fleet
+
+from holdfast.fleet.recovery.objective import WORKLOADS_NAMED_MAX, objective_condition
+from holdfast.fleet.recovery.proof import proof_of_workload
+from holdfast.fleet.recovery.recover import RECOVERY_STABLE_S
+from holdfast.model.meta import Condition, find_condition
+from holdfast.model.recovery import (
+    OBJECTIVE_MET,
+    ObjectiveOutcome,
+    Recovery,
+    RecoveryPhase,
+    RecoverySpec,
+    RecoveryStatus,
+    WorkloadProgress,
+    objective_outcome,
+)
+from holdfast.model.region import HealthState
+from holdfast.model.times import micro_text
+from holdfast.server.tables import COLUMNS
+
+SPEC = RecoverySpec(region="a", started_at=micro_text(NOW), deadline_seconds=300)
+
+
+def objective(f: Fleet) -> Condition:
+    return present(find_condition(f.recovery.status.conditions, OBJECTIVE_MET))
+
+
+def close(f: Fleet) -> None:
+    f.health("a", HealthState.HEALTHY)
+    for _ in range(int(RECOVERY_STABLE_S / 0.5) + 10):
+        f.all_serve()
+        f.step("a")
+    assert f.phase() is RecoveryPhase.CLOSED
+
+
+def lost(f: Fleet) -> None:
+    f.health("a", HealthState.LOST)
+    for _ in range(3):
+        f.step("a")
+
+
+def shown(f: Fleet) -> str:
+    column = next(c for c in COLUMNS["Recovery"] if c.name == "Objective")
+    return str(column.cell(f.recovery))
+
+
+def test_recovery_in_time_is_met_after_it_is_closed() -> None:
+    f = fleet()
+    lost(f)
+    assert (objective(f).status, objective(f).reason) == ("Unknown", "Recovering")
+    assert shown(f) == "Pending"
+    f.all_serve()
+    f.step("a")
+    close(f)
+    assert (objective(f).status, objective(f).reason, shown(f)) == ("True", "Recovered", "Met")
+    assert present(proof_of_workload((f.recovery,), "acme", "api0", None)).recovery == f.recovery.metadata.name
+
+
+def test_late_recovery_is_missed_after_it_is_closed_and_proves_nothing() -> None:
+    f = fleet(2)
+    lost(f)
+    f.now += 300
+    f.step("a")
+    assert (objective(f).status, objective(f).reason) == ("False", "ObjectiveMissed")
+    assert "late: acme/api0: 0 of 4 serve in c (Recovering)" in objective(f).message, "the target b has stalled"
+    f.all_serve()
+    f.step("a")
+    assert f.phase() is RecoveryPhase.RECOVERED
+    close(f)
+    assert (objective(f).status, objective(f).reason, shown(f)) == ("False", "ObjectiveMissed", "Missed")
+    assert "late: acme/api0 (served after 314.0 s); acme/api1 (served after 314.0 s)" in objective(f).message
+    assert proof_of_workload((f.recovery,), "acme", "api0", None) is None
+
+
+def test_region_that_returns_in_time_neither_meets_nor_misses() -> None:
+    f = fleet()
+    lost(f)
+    f.health("a", HealthState.HEALTHY)
+    for _ in range(int(RECOVERY_STABLE_S / 0.5) + 2):
+        f.step("a")
+    assert f.phase() is not RecoveryPhase.OPEN
+    assert (objective(f).status, objective(f).reason, shown(f)) == ("Unknown", "RegionReturned", "RegionReturned")
+    assert "acme/api0: 3 of 4 serve in b" in objective(f).message
+    recovered = present(find_condition(f.recovery.status.conditions, "Recovered"))
+    assert recovered.status == "False", "nothing served elsewhere"
+    assert proof_of_workload((f.recovery,), "acme", "api0", None) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "at_s", "outcome"),
+    [
+        (RecoveryStatus(), 300, ObjectiveOutcome.PENDING),
+        (RecoveryStatus(), 301, ObjectiveOutcome.MISSED),
+        (RecoveryStatus(recovered_at=micro_text(NOW + 300)), 900, ObjectiveOutcome.MET),
+        (RecoveryStatus(recovered_at=micro_text(NOW + 301)), 900, ObjectiveOutcome.MISSED),
+        (
+            RecoveryStatus(phase=RecoveryPhase.FAILING_BACK, stable_since=micro_text(NOW + 200)),
+            900,
+            ObjectiveOutcome.REGION_RETURNED,
+        ),
+        (RecoveryStatus(phase=RecoveryPhase.CLOSED, stable_since=micro_text(NOW + 301)), 900, ObjectiveOutcome.MISSED),
+        # Lost again: the return before does not count.
+        (RecoveryStatus(phase=RecoveryPhase.OPEN, stable_since=micro_text(NOW + 200)), 301, ObjectiveOutcome.MISSED),
+    ],
+)
+def test_outcome_is_judged_by_the_deadline(status: RecoveryStatus, at_s: float, outcome: ObjectiveOutcome) -> None:
+    assert objective_outcome(SPEC, status, NOW + at_s) is outcome
+
+
+def test_workload_that_appears_after_the_recovery_is_not_proven_by_it() -> None:
+    early = WorkloadProgress("acme", "early", serving=4, served_at=micro_text(NOW + 20))
+    later = WorkloadProgress("acme", "later", serving=4, served_at=micro_text(NOW + 4000))
+    status = RecoveryStatus(phase=RecoveryPhase.RECOVERED, workloads=(early, later), recovered_at=micro_text(NOW + 20))
+    item = Recovery(meta("r1"), SPEC, status)
+    assert proof_of_workload((item,), "acme", "early", None) is not None
+    assert proof_of_workload((item,), "acme", "later", None) is None
+    assert "late" not in objective_condition(item, item.status, NOW + 5000).message
+
+
+def test_condition_names_a_bounded_number_of_workloads() -> None:
+    rows = tuple(WorkloadProgress("acme", f"w{n}", target="b", reason="NoTarget") for n in range(20))
+    item = Recovery(meta("r1"), SPEC, RecoveryStatus(workloads=rows))
+    said = objective_condition(item, item.status, NOW + 301).message
+    assert said.count("acme/") == WORKLOADS_NAMED_MAX and said.endswith(f"{20 - WORKLOADS_NAMED_MAX} more")
