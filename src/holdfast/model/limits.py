@@ -22,8 +22,6 @@ LIST_PAGE_OBJECTS = 500
 # Distinct templates, labels, field sets of managedFields and the like, each held once for all objects that share them.
 # At the bound, those that were not used since the last time are dropped.
 SHARED_PARTS_CACHED = 4096
-# Bytes of JSON of such parts, per type of part. At the bound likewise: many large templates cost no more.
-SHARED_PARTS_BYTES = 2 * 1024 * 1024
 
 # Placement
 

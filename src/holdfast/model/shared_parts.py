@@ -19,6 +19,7 @@ from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.quantity import Amount
 from holdfast.model.template import Template
+from holdfast.model.validation import SHARED_PARTS_BYTES
 from holdfast.model.workload import Rollout, RolloutBlock
 
 _SHARED_TYPES: tuple[Any, ...] = (Template, PlacementRules, Rollout, dict[str, str], dict[str, Amount])
@@ -38,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 class SharedParts:
     """The parts in use, by their JSON. At a bound, the parts that were not used since the last time are dropped."""
 
-    def __init__(self, limit: int, bytes_limit: int = limits.SHARED_PARTS_BYTES) -> None:
+    def __init__(self, limit: int, bytes_limit: int = SHARED_PARTS_BYTES) -> None:
         self._limit = limit
         self._bytes_limit = bytes_limit
         self._recent_bytes = 0

@@ -164,6 +164,11 @@ def check_unique(field: str, values: Iterable[str]) -> Causes:
         seen.add(value)
 
 
+# Bytes of JSON of the parts that are remembered, per type of part. At the bound, those that were not used since the last
+# time are dropped, so many large templates cost no more.
+SHARED_PARTS_BYTES = 2 * 1024 * 1024
+
+
 class ValidParts:
     """The JSON of parts of objects that were validated without a finding: one that many objects have is validated
     once."""
@@ -179,7 +184,7 @@ class ValidParts:
             return ()
         found = tuple(validate(part))
         if not found:
-            if len(self._valid) >= limits.SHARED_PARTS_CACHED or self._bytes >= limits.SHARED_PARTS_BYTES:
+            if len(self._valid) >= limits.SHARED_PARTS_CACHED or self._bytes >= SHARED_PARTS_BYTES:
                 self._valid.clear()
                 self._bytes = 0
             self._valid.add(value)
