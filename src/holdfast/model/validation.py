@@ -164,8 +164,8 @@ def check_unique(field: str, values: Iterable[str]) -> Causes:
         seen.add(value)
 
 
-# Bytes of JSON of the parts that are remembered, per type of part. At the bound, those that were not used since the last
-# time are dropped, so many large templates cost no more.
+# Bytes of JSON of the parts that are remembered, per type of part. At the bound, those that were not used since the
+# last time are dropped, so many large templates cost no more.
 SHARED_PARTS_BYTES = 2 * 1024 * 1024
 
 
