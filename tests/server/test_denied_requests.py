@@ -152,9 +152,7 @@ async def test_unanswered_append_is_read_back_and_counted_once(faulty: FaultyWor
     assert len(await faulty.disk.read_log(AUDIT_LOG)) == 1
 
 
-async def test_denial_that_no_handler_records_is_recorded(
-    faulty: FaultyWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_denial_that_no_handler_records_is_recorded(faulty: FaultyWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(app: Application, request: Request) -> None:
         raise Forbidden("refused by a handler that knows nothing of audit")
 

@@ -113,7 +113,7 @@ REFUSED, ALLOWED = "Refused", "Allowed"
 
 
 class AuditLog:
-    """Appends refusals and uses, and bounds the length of the log. One per process and cell; starts its tasks on demand.
+    """Appends refusals and uses, and bounds the length of the log. One per process and cell.
 
     Rows of requests that wait for them are in the prompt batch: concurrent refusals share each append, and a caller
     without allowance only has summed rows. All other rows are summed for AUDIT_FLUSH_EVERY_S.
@@ -135,7 +135,7 @@ class AuditLog:
     def record_refusal(
         self, who: Principal | str, verb: str, resource: str, reason: str, *, message: str = "", request: str = ""
     ) -> None:
-        """Counts a refusal. It is durable before the request is answered; outside of requests, within a second or two."""
+        """Counts a refusal. It is durable before its request is answered; outside of requests, a second or two later."""
         name = who if isinstance(who, str) else who.name
         credential = "" if isinstance(who, str) else who.credential
         is_prompt = False
