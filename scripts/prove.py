@@ -44,7 +44,7 @@ NAMED = {
     "stores": ("tests/store/conformance",),
     "chaos": ("tests/etcd",),
     "runbooks": ("tests/e2e/test_runbooks.py",),
-    "alerts": ("tests/e2e/test_every_alert.py",),
+    "alerts": ("tests/e2e/test_every_alert.py", "tests/e2e/test_notification_types.py"),
     "upgrade": ("tests/e2e/test_rolling_upgrade.py",),
     "requests": ("tests/api/test_bad_input.py", "tests/server/test_fuzz.py"),
     "install": ("tests/e2e/test_install.py", "tests/e2e/test_install_fleet.py", "tests/e2e/test_install_servers.py"),
