@@ -135,7 +135,7 @@ class AuditLog:
     def record_refusal(
         self, who: Principal | str, verb: str, resource: str, reason: str, *, message: str = "", request: str = ""
     ) -> None:
-        """Counts a refusal. It is durable before its request is answered. Outside of requests, that takes a second or two."""
+        """Counts a refusal. It is durable before its request is answered; outside of requests, soon afterwards."""
         name = who if isinstance(who, str) else who.name
         credential = "" if isinstance(who, str) else who.credential
         is_prompt = False
