@@ -147,7 +147,7 @@ def refusals_of(platform: RunningPlatform, name: str) -> int:
 
 
 def test_each_answered_denial_is_recorded_exactly_once_through_kills(platform: RunningPlatform) -> None:
-    token = holdfast("token", "create", "denied-reader", "--viewer", "--state", str(platform.state)).stdout.strip()
+    token = holdfast("token", "create", "denied-caller", "--viewer", "--state", str(platform.state)).stdout.strip()
     ending = threading.Event()
     readers = [Denied(platform.state, token, 403, ending) for _ in range(2)]
     strangers = [Denied(platform.state, "nobody-knows-this-token", 401, ending) for _ in range(2)]
@@ -165,7 +165,7 @@ def test_each_answered_denial_is_recorded_exactly_once_through_kills(platform: R
         assert not thread.is_alive()
 
     for threads, found in (
-        (readers, refusals_of(platform, "denied-reader")),
+        (readers, refusals_of(platform, "denied-caller")),
         (strangers, refusals_of(platform, "system:anonymous") - before),
     ):
         answered = sum(thread.answered for thread in threads)
