@@ -106,10 +106,10 @@ def test_unbacked_promise_and_missed_recovery_are_sent(platform: RunningPlatform
             platform,
             "critical",
             "shop",
-            command=["sh", "-c", "sleep 12; touch ready; sleep 3600"],
+            command=["sh", "-c", "sleep 40; touch ready; sleep 3600"],
             probes={"readiness": {"exec": {"command": ["test", "-e", "ready"]}, "periodSeconds": 1}},
             placement={"spreadRegions": 1, "regions": regions},
-            recovery={"minServing": 1, "deadlineSeconds": 5},
+            recovery={"minServing": 1, "deadlineSeconds": 30},
         )
 
     critical([EAST])
@@ -128,7 +128,7 @@ def test_unbacked_promise_and_missed_recovery_are_sent(platform: RunningPlatform
     outage.hold_down(layout, names)
     outage.kill_processes(layout, names)
     try:
-        wait_for(receiver, "RecoveryMissed", "Occurred", within_s=180)  # the replica needs 12 s, the promise is 5 s
+        wait_for(receiver, "RecoveryMissed", "Occurred", within_s=180)  # the replica needs 40 s, the promise is 30 s
         wait_for(receiver, "Recovered", "Occurred")
     finally:
         outage.allow_restart(layout, names)
