@@ -141,9 +141,10 @@ def stages(workers: int) -> tuple[Stage, ...]:
         Stage("runbooks", "every runbook, on a platform of its own", (tests("e2e", *NAMED["runbooks"]),), 6),
         Stage(
             "alerts",
-            "every alert fires by its cause and clears, under a real Prometheus, with a table of the times",
+            "every alert fires by its cause and clears, under a real Prometheus, with a table of the times; "
+            "every type of notification is sent by its cause",
             (tests("e2e", *NAMED["alerts"]),),
-            20,
+            25,
         ),
         Stage(
             "install",
