@@ -44,7 +44,7 @@ NAMED = {
     "stores": ("tests/store/conformance",),
     "chaos": ("tests/etcd",),
     "runbooks": ("tests/e2e/test_runbooks.py",),
-    "alerts": ("tests/e2e/test_every_alert.py",),
+    "alerts": ("tests/e2e/test_every_alert.py", "tests/e2e/test_notification_types.py"),
     "upgrade": ("tests/e2e/test_rolling_upgrade.py",),
     "requests": ("tests/api/test_bad_input.py", "tests/server/test_fuzz.py"),
     "install": ("tests/e2e/test_install.py", "tests/e2e/test_install_fleet.py", "tests/e2e/test_install_servers.py"),
@@ -141,9 +141,10 @@ def stages(workers: int) -> tuple[Stage, ...]:
         Stage("runbooks", "every runbook, on a platform of its own", (tests("e2e", *NAMED["runbooks"]),), 6),
         Stage(
             "alerts",
-            "every alert fires by its cause and clears, under a real Prometheus, with a table of the times",
+            "every alert fires by its cause and clears, under a real Prometheus, with a table of the times; "
+            "every type of notification is sent by its cause",
             (tests("e2e", *NAMED["alerts"]),),
-            20,
+            25,
         ),
         Stage(
             "install",

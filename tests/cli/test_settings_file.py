@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.commands.agent import agent
+from holdfast.cli.commands.proxy import proxy
 from holdfast.cli.commands.serve import serve
 from holdfast.foundation.exit_codes import CommandError
 
@@ -74,3 +75,30 @@ def test_agent_file_with_unknown_key_is_refused_with_a_suggestion(tmp_path: Path
     done = CliRunner().invoke(agent, ["--config", str(path), "--check-config"], **HELP)
     assert isinstance(done.exception, CommandError)
     assert "unknown key regio; did you mean region?" in done.exception.message
+
+
+def test_agent_file_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text(
+        f'name = "n1"\nregion = "us-east"\nzone = "us-east-a"\nurl = "https://h:7401"\nstate_dir = "{tmp_path}"\n'
+    )
+    done = CliRunner().invoke(agent, ["--config", str(path), "--check-config"], **HELP)
+    assert done.exception is None, done.exception
+    assert "node n1: the settings are valid" in done.output
+
+
+@pytest.mark.parametrize(
+    ("listener", "expected"),
+    [
+        ('[[http]]\nport = 8080\ntenants = ["*"]\n', "proxy of us-east: the settings are valid"),
+        ("", "no listener"),
+        ("[[http]]\nprot = 1\n", "prot"),
+    ],
+)
+def test_proxy_file_is_checked(tmp_path: Path, listener: str, expected: str) -> None:
+    path = tmp_path / "proxy.toml"
+    path.write_text(f'region = "us-east"\n{listener}')
+    words = ["--config", str(path), "--check-config", "--haproxy", "sh"]
+    done = CliRunner().invoke(proxy, words, **HELP)
+    said = "\n".join(done.exception.lines()) if isinstance(done.exception, CommandError) else done.output
+    assert expected in said

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.e2e.failed_requests import Steps, explanation
 from tests.e2e.installed import (
     CONTROL,
     NODE,
@@ -92,17 +92,6 @@ def round_trip_ms(fleet: Fleet) -> float:
     return float(fleet.machines["control"].run(f'python3 -c "{script}"'))
 
 
-class Steps:
-    """Says when each step ended, so that whoever waits sees how far the test is."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-
-    def ended(self, name: str) -> None:
-        sys.stdout.write(f"{time.monotonic() - self._start:6.0f} s  {name}\n")
-        sys.stdout.flush()
-
-
 def test_fleet_serves_through_rotation_restore_loss_of_a_region_and_upgrade(tmp_path: Path) -> None:
     page = page_scripts()
     source = previous_release(tmp_path / "previous")
@@ -164,6 +153,6 @@ def test_fleet_serves_through_rotation_restore_loss_of_a_region_and_upgrade(tmp_
 
         counted = client.stop()
         assert len(serving(fleet)) >= 6
-        steps.ended(f"requests: {json.dumps(counted)}")
+        steps.ended(f"requests: {counted['sent']} sent, {counted['retried']} retried, {counted['failed']} failed")
         assert counted["sent"] > 500, counted
-        assert counted["failed"] == 0, counted
+        assert counted["failed"] == 0, explanation(counted, steps, fleet)

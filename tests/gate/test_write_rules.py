@@ -561,7 +561,7 @@ async def test_refusals_are_counted_per_principal_and_bounded(world: World, monk
         world.gate.audit.record_refusal("mallory", "list", "workloads", "Unauthorized")
     record = (await world.audit())[-1]
     assert (record.principal, record.count, record.result) == ("mallory", 50, "Refused")
-    monkeypatch.setattr("holdfast.gate.audit.AUDIT_REFUSALS_MAX", 3)
+    monkeypatch.setattr("holdfast.gate.audit_rows.AUDIT_REFUSALS_MAX", 3)
     for number in range(10):
         world.gate.audit.record_refusal(f"m{number}", "list", "workloads", "Unauthorized")
     tail = (await world.audit())[-4:]

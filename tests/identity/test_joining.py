@@ -261,8 +261,9 @@ async def test_revoked_node_is_refused_and_can_join_again_with_new_token(region:
             await client.get(Node, "n1")
         with pytest.raises(Unauthorized):
             await client.renew_certificate(RenewalRequest(csr=make_csr(new_key(), "n1")))
-        (record,) = await region.audited("CertificateRevoked")
-        assert record["principal"] == "holdfast:node:west:n1" and record["count"] == 2
+        records = await region.audited("CertificateRevoked")
+        assert {record["principal"] for record in records} == {"holdfast:node:west:n1"}
+        assert sum(record["count"] for record in records) == 2
         keeping = asyncio.create_task(identity.keep_valid(client))
         (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
         await _until(lambda: not region.identity("n1").revoked)

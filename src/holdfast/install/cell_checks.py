@@ -17,7 +17,7 @@ from holdfast.foundation.exit_codes import CommandError
 from holdfast.identity.cell_certificates import certificate_facts
 from holdfast.install.findings import DoctorFinding
 from holdfast.install.join_string import fetch_verified_ca
-from holdfast.install.places import Places, Role
+from holdfast.install.places import InstallRecord, Places, Role
 from holdfast.model.join import TrustBundle
 from holdfast.model.times import parse_time, seconds_text
 
@@ -54,6 +54,28 @@ def certificate_check(path: Path, now_s: float) -> DoctorFinding:
     if left_s < (held.end_s - held.start_s) * RENEWAL_OVERDUE_FRACTION:
         return DoctorFinding(name, "warn", f"{text}; its renewal is overdue", "check the connection to the other cell")
     return DoctorFinding(name, "ok", text)
+
+
+def joined_servers(places: Places, role: Role, held: InstallRecord) -> int | None:
+    """Servers that this machine's own cell names; None if the cell does not answer."""
+    api = CellApi(held.advertise, name=held.name, ca=places.pki(role) / "ca.crt", timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        return max(1, len(msgspec.convert(api.get("/join/v1/ca"), TrustBundle).servers))
+    except (CommandError, msgspec.ValidationError):
+        return None
+    finally:
+        api.close()
+
+
+def server_count_finding(cell: str, joined: int | None, wanted: int) -> DoctorFinding:
+    if joined is None:
+        text = f"unknown, because this server does not answer (expected {wanted})"
+        return DoctorFinding("servers", "warn", text, "read the log of its service")
+    text = f"{joined} of {wanted} servers have joined cell {cell}"
+    if joined >= wanted:
+        return DoctorFinding("servers", "ok", text)
+    step = f"holdfast server token {cell} --replicas {wanted}, then holdfast init … --join on each new machine"
+    return DoctorFinding("servers", "warn", text, step)
 
 
 def remote_checks(urls: str, places: Places, role: Role, *, fingerprint: str = "") -> Iterator[DoctorFinding]:

@@ -57,6 +57,8 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
     start: bool = True
     start_etcd: bool = False
     """Store in an etcd whose members Holdfast starts, one beside each server of the cell."""
+    replicas: int = 0
+    """Servers that the cell is meant to have; 0 if nobody has said. `holdfast doctor` compares."""
 
     @property
     def listen_host(self) -> str:
@@ -73,7 +75,7 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def init_global(places: Places, plan: CellPlan, say: Say) -> None:
     role: Role = "global"
-    held = places.begin(role, InstallRecord(role=role, name=role, advertise=plan.url))
+    held = places.begin(role, InstallRecord(role=role, name=role, advertise=plan.url, replicas=plan.replicas))
     pki = places.pki(role)
     make_ca(pki, now_s=time.time())
     authority = CellCertificateAuthority(pki / "ca.crt", pki / "ca.key")
@@ -129,7 +131,8 @@ def server_urls(api: CellApi) -> tuple[str, ...]:
 
 def join_region(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> None:
     role: Role = "region"
-    held = places.begin(role, InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca))
+    wanted = InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca, replicas=plan.replicas)
+    held = places.begin(role, wanted)
     pki = places.pki(role)
     if not (pki / "link.pem").exists():
         obtain_certificates(pki, plan, joining)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from holdfast.foundation.exit_codes import CommandError
-from holdfast.install.cell_checks import certificate_checks, remote_checks
+from holdfast.install.cell_checks import certificate_checks, joined_servers, remote_checks, server_count_finding
 from holdfast.install.findings import DoctorFinding
 from holdfast.install.machine_checks import (
     agent_checks,
@@ -40,6 +40,8 @@ def _findings(places: Places, role: Role, port: int, other: str) -> Iterator[Doc
         yield from agent_checks()
     if held is not None:
         yield from certificate_checks(places, role)
+    if held is not None and held.replicas and held.complete:
+        yield server_count_finding(held.name, joined_servers(places, role, held), held.replicas)
     if other:
         yield from remote_checks(other, places, role)
 

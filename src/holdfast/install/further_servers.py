@@ -43,7 +43,8 @@ from holdfast.model.join import MaterialRequest, SealedMaterial
 def join_cell(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> None:
     """Installs this machine as a further server of the cell that the token names."""
     role: Role = "global" if plan.name == "global" else "region"
-    held = places.begin(role, InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca))
+    wanted = InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca, replicas=joining.replicas)
+    held = places.begin(role, wanted)
     pki = places.pki(role)
     others = _obtain(pki, plan, joining)
     say(f"certificates: received from the global cell; their keys were made here ({_name(pki)})")

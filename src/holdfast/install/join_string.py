@@ -41,6 +41,8 @@ class JoinString(msgspec.Struct, frozen=True, omit_defaults=True):
     ca: str
     token: str
     zones: tuple[str, ...] = ()
+    replicas: int = 0
+    """Servers that the cell is meant to have, for a token of a server; 0 if nobody has said."""
 
     def encode(self) -> str:
         return PREFIX + base64.urlsafe_b64encode(msgspec.json.encode(self)).decode().rstrip("=")

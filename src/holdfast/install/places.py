@@ -34,6 +34,8 @@ class InstallRecord(msgspec.Struct, frozen=True, rename="camel"):
     ca: str = ""
     """SHA-256 of the CA certificate of the platform that it joined."""
     complete: bool = False
+    replicas: int = 0
+    """Servers that the cell is meant to have; 0 if nobody has said."""
 
 
 class Places:
@@ -111,6 +113,9 @@ class Places:
                     next_step=f"holdfast leave {role} removes it, or choose another --state",
                     code=ExitCode.CONFLICT,
                 )
+        if record.replicas and record.replicas != held.replicas:
+            held = msgspec.structs.replace(held, replicas=record.replicas)
+            self.save(role, held)
         return held
 
 

@@ -59,7 +59,16 @@ def region_join_string(api: CellApi, name: str, *, ttl_s: float, hosts: tuple[st
     return _cell_join_string(api, "region", name, ttl_s, {"hosts": list(hosts)} if hosts else {})
 
 
-def server_join_string(api: CellApi, cell: str, *, ttl_s: float, hosts: tuple[str, ...] = ()) -> str:
+def missing_server_join_strings(
+    api: CellApi, cell: str, replicas: int, *, ttl_s: float, hosts: tuple[str, ...] = ()
+) -> list[str]:
+    """A join string for each server that the cell lacks to have `replicas`. Each carries the wanted number."""
+    joined = sum(item["spec"]["cell"] == cell and not item["spec"].get("revoked") for item in api.list("servers"))
+    missing = range(max(0, replicas - max(1, joined)))
+    return [server_join_string(api, cell, ttl_s=ttl_s, hosts=hosts, replicas=replicas) for _ in missing]
+
+
+def server_join_string(api: CellApi, cell: str, *, ttl_s: float, hosts: tuple[str, ...] = (), replicas: int = 0) -> str:
     """A join string for a further server of the global cell or of a region that has joined."""
     if cell != GLOBAL and not region_url(find_region(api, cell)["spec"]):
         raise CommandError(
@@ -67,17 +76,21 @@ def server_join_string(api: CellApi, cell: str, *, ttl_s: float, hosts: tuple[st
             next_step=f"holdfast region token {cell}, then holdfast init region --join on its machine",
             code=ExitCode.CONFLICT,
         )
-    return _cell_join_string(api, "server", cell, ttl_s, {"server": True, **({"hosts": list(hosts)} if hosts else {})})
+    more = {"server": True, **({"hosts": list(hosts)} if hosts else {})}
+    return _cell_join_string(api, "server", cell, ttl_s, more, replicas=replicas)
 
 
-def _cell_join_string(api: CellApi, joins: str, cell: str, ttl_s: float, more: dict[str, Any]) -> str:
+def _cell_join_string(
+    api: CellApi, joins: str, cell: str, ttl_s: float, more: dict[str, Any], *, replicas: int = 0
+) -> str:
     trusted = _trust(api)
     text = token_text(GLOBAL, secrets.token_urlsafe(32))
     digest = hashlib.sha256(text.encode()).hexdigest()
     spec: dict[str, Any] = {"sha256": digest, "ttlSeconds": ttl_s, "region": cell, **more}
     body = {"apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": _token_name(cell)}, "spec": spec}
     api.request("POST", JOIN_TOKENS_PATH, body)
-    return JoinString(joins=joins, name=cell, url=_servers(api, trusted), ca=_signer(trusted), token=text).encode()
+    url, ca = _servers(api, trusted), _signer(trusted)
+    return JoinString(joins=joins, name=cell, url=url, ca=ca, token=text, replicas=replicas).encode()
 
 
 def revoke(api: CellApi, plural: str, name: str, *, confirm: bool, reason: str) -> dict[str, Any]:

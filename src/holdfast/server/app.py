@@ -18,6 +18,7 @@ from holdfast.foundation.ports import Ports
 from holdfast.foundation.region_contact import RegionContact
 from holdfast.foundation.tracing import CURRENT_REQUEST, RequestFacts
 from holdfast.gate.audit_chain import AuditCheckpoint
+from holdfast.gate.audit_rows import RequestRecords
 from holdfast.gate.authorize import access_refusal, path_refusal
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
@@ -118,23 +119,9 @@ class Application:
         if scope["type"] != "http":
             return
         began = self.ports.clock.monotonic()
-        request: Request | None = None
-        try:
-            request = Request(scope, receive, request_id=self.ports.ids.uid())
-            if self.traces_requests:
-                caller = parse_traceparent(request.headers.get("traceparent", ""))
-                CURRENT_REQUEST.set(RequestFacts(request.id, self.ports.clock.now(), caller))
-            response = await self._handle(request)
-        except ClientDisconnected:
+        request, response = await self._respond(scope, receive)
+        if response is None:
             return
-        except Fault as fault:
-            response = _refusal(request, fault)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            metrics.SERVER_FAILURES.inc()
-            await _log.aexception("request_failed", path=scope["path"][:200], method=scope["method"])
-            response = _refusal(request, Fault("internal server error; next: see request_failed in the server's log"))
         code = response.code if isinstance(response, Response) else 200
         try:
             if isinstance(response, UpgradeResponse):
@@ -149,6 +136,43 @@ class Application:
         finally:
             if request is not None:
                 self._record(request, code, self.ports.clock.monotonic() - began)
+
+    async def _respond(self, scope: Scope, receive: Receive) -> tuple[Request | None, AnyResponse | None]:
+        """The response, after the audit records of the request are durable. None if the client has left."""
+        with RequestRecords() as records:
+            request, response = await self._compute_response(scope, receive)
+            if request is None or response is None:
+                return request, response
+            if isinstance(response, Response) and response.code in (401, 403) and not records.has_any:
+                self._audit_denied(request, response.code)
+            if records.has_any:
+                request.discard_body()
+                try:
+                    await records.durable()
+                except Fault as fault:
+                    return request, _refusal(request, fault)
+            return request, response
+
+    async def _compute_response(self, scope: Scope, receive: Receive) -> tuple[Request | None, AnyResponse | None]:
+        request: Request | None = None
+        try:
+            request = Request(scope, receive, request_id=self.ports.ids.uid())
+            if self.traces_requests:
+                caller = parse_traceparent(request.headers.get("traceparent", ""))
+                CURRENT_REQUEST.set(RequestFacts(request.id, self.ports.clock.now(), caller))
+            return request, await self._handle(request)
+        except ClientDisconnected:
+            return request, None
+        except Fault as fault:
+            return request, _refusal(request, fault)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            metrics.SERVER_FAILURES.inc()
+            await _log.aexception("request_failed", path=scope["path"][:200], method=scope["method"])
+            return request, _refusal(
+                request, Fault("internal server error; next: see request_failed in the server's log")
+            )
 
     async def drain(self) -> None:
         """Ends all watches cleanly. Clients resume them at another server."""
@@ -252,6 +276,16 @@ class Application:
         who = f"system:anonymous at {request.address or 'an unknown address'}"
         what = f"{request.id} {request.method} {request.path[:200]}"
         self.gate.audit.record_refusal(who, "authenticate", "credentials", why, request=what)
+
+    def _audit_denied(self, request: Request, code: int) -> None:
+        """A denied request that the code which denied it did not record."""
+        what = request.target.resource.kind.plural if request.target.resource else request.path[:100]
+        verb = request.target.verb or request.method.lower()
+        if request.principal.groups:
+            reason = "Forbidden" if code == 403 else "Unauthorized"
+            self.gate.audit.record_refusal(request.principal, verb, what, reason, request=request.id)
+        else:
+            self._audit_unauthenticated(request, "Unauthorized" if code == 401 else "Forbidden")
 
     def audit_rejected_certificate(self, refusal: Unauthorized, request: Request) -> None:
         """A certificate that TLS accepted and the cell rejects: revoked, expired, or outside its authority."""

@@ -204,6 +204,11 @@ class Request:
                 raise status.request_timeout(message) from slow
         return self._body
 
+    def discard_body(self) -> None:
+        """Releases a body that was read. For a request that is decided and waits to be answered."""
+        if self._body is not None:
+            self._body = b""
+
     async def _read(self, limit: int) -> bytes:
         parts: list[bytes] = []
         size = 0

@@ -36,8 +36,8 @@ class _AuditGroup(click.Group):
 def audit() -> None:
     """Show who changed what, and what was refused. Verify that the record is complete.
 
-    Every committed write is in the audit log of its cell, in the same transaction. Refusals are counted per second.
-    Each record names the hash of the record before it, and the cell signs a checkpoint every few seconds.
+    Every committed write is in the audit log of its cell, in the same transaction. A refusal is recorded before it is
+    answered. Each record names the hash of the record before it, and the cell signs a checkpoint every few seconds.
 
     \b
     Examples:

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from holdfast.cli.commands.server import print_server_tokens
+from holdfast.cli.commands.tokens import parse_duration_s
 from holdfast.cli.options import output_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note
 
 if TYPE_CHECKING:
     from holdfast.install.cells import CellPlan
+    from holdfast.install.places import Places
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Lifetime of the tokens that `holdfast init global --replicas` prints.
+SERVER_TOKENS_EXPIRE = "1h"
 
 
 @click.group()
@@ -63,6 +68,13 @@ def _cell_options(command: F) -> F:
         click.option(
             "--start-etcd", is_flag=True, help="Start an etcd with TLS here and store in it, so that servers can join."
         ),
+        click.option(
+            "--replicas",
+            type=click.IntRange(1, 7),
+            default=1,
+            show_default=True,
+            help="Servers that the cell shall have. More than one implies --start-etcd, unless --etcd is given.",
+        ),
         click.option("--host", "hosts", multiple=True, help="Further name of the server certificate; may be repeated."),
         click.option("--listen", default="", help="Listen address. Default: all, or loopback for a loopback address."),
         click.option(
@@ -78,12 +90,16 @@ def _plan(name: str, default_port: int, options: dict[str, Any]) -> CellPlan:
     from holdfast.install.places import parse_advertise
 
     host, port, url = parse_advertise(options["advertise"], default_port)
-    if options["start_etcd"] and (options["etcd"] or options["no_start"]):
-        raise CommandError(
-            "--start-etcd: not together with --etcd or --no-start",
-            next_step="leave out one of them",
-            code=ExitCode.USAGE,
+    replicas: int = options["replicas"]
+    start_etcd = options["start_etcd"] or (replicas > 1 and not options["etcd"])
+    if (start_etcd and (options["etcd"] or options["no_start"])) or (replicas > 1 and options["no_start"]):
+        flag = "--start-etcd" if options["start_etcd"] else "--replicas"
+        wrong = (
+            f"{flag}: not together with --etcd or --no-start" if flag == "--start-etcd" else f"{flag}: needs a start"
         )
+        raise CommandError(wrong, next_step="leave out one of them", code=ExitCode.USAGE)
+    if replicas % 2 == 0:
+        print_note(f"warning: {replicas} servers survive the loss of no more servers than {replicas - 1} do")
     keys = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file")
     files = [(key, str(Path(options[key]).absolute()) if options[key] else "") for key in keys]
     store = etcd_settings(options["etcd"], [*files, ("etcd_user", options["etcd_user"])])
@@ -96,7 +112,8 @@ def _plan(name: str, default_port: int, options: dict[str, Any]) -> CellPlan:
         hosts=options["hosts"],
         store=store,
         start=not options["no_start"],
-        start_etcd=options["start_etcd"],
+        start_etcd=start_etcd,
+        replicas=replicas if replicas > 1 else 0,
     )
 
 
@@ -118,13 +135,14 @@ def global_(*, token: str, **options: Any) -> None:
     """Install and start the global cell of a new platform, or a further server of it.
 
     Makes the platform's CA, the cell's certificate, operator credentials, the configuration and a service, starts it,
-    and creates default priority classes, a policy, a tenant and a quota. With --join, this machine becomes a further
-    server of a global cell on etcd, and gets the keys that its servers share.
+    and creates default priority classes, a policy, a tenant and a quota. With --replicas, it prints a token for each
+    further server. With --join, this machine becomes a further server of a global cell on etcd, and gets the keys that
+    its servers share.
 
     \b
     Examples:
       holdfast init global --advertise 10.0.0.1
-      holdfast init global --advertise 10.0.0.1 --start-etcd
+      holdfast init global --advertise 10.0.0.1 --replicas 3 > global.servers
       holdfast init global --advertise 10.0.0.2 --join hf1.…
       holdfast init global --advertise control.example.com:7400 --etcd https://e1:2379,https://e2:2379 --etcd-ca ca.crt
     """
@@ -139,6 +157,7 @@ def global_(*, token: str, **options: Any) -> None:
     joining = parse_join_string(read_token(token), "server") if token else None
     if joining is not None:
         _check_cell(joining.name, "global")
+        _check_joins_without_replicas(plan)
     if not options["skip_checks"]:
         preflight(places, "global", port=plan.port, other=joining.url if joining is not None else "")
     if joining is not None:
@@ -148,13 +167,28 @@ def global_(*, token: str, **options: Any) -> None:
     copy = options["kubeconfig"]
     if copy:
         write_atomically(Path(copy), places.kubeconfig.read_bytes())
+    tokens = further_server_tokens(places, plan) if joining is None else []
     export = f"export HOLDFAST_STATE={copy or places.kubeconfig}"
     if options["output"] == "json":
-        print_json({"cell": "global", "url": plan.url, "kubeconfig": str(places.kubeconfig), "started": plan.start})
+        made = {"cell": "global", "url": plan.url, "kubeconfig": str(places.kubeconfig), "started": plan.start}
+        print_json({**made, **({"serverTokens": tokens} if plan.replicas else {})})
         return
     print_note(f"\nThe global cell {'serves' if plan.start else 'is installed'} at {plan.url}.")
+    if plan.replicas:
+        print_server_tokens("global", tokens, SERVER_TOKENS_EXPIRE)
+        return
     more = "holdfast server token global, for each further server" if plan.start_etcd else "holdfast region add us-east"
     print_note(f"next: {export}; {'holdfast server list' if joining is not None else more}")
+
+
+def further_server_tokens(places: Places, plan: CellPlan) -> list[str]:
+    """Tokens for the servers that the global cell lacks, made with this machine's operator credentials."""
+    from holdfast.install.regions import global_api, missing_server_join_strings
+
+    if not plan.replicas:
+        return []
+    ttl_s = parse_duration_s(SERVER_TOKENS_EXPIRE)
+    return missing_server_join_strings(global_api(str(places.kubeconfig)), "global", plan.replicas, ttl_s=ttl_s)
 
 
 @init.command("region")
@@ -188,6 +222,8 @@ def region(*, token: str, **options: Any) -> None:
     if joining.joins == "server" and joining.name == "global":
         _check_cell(joining.name, "region")
     plan = _plan(joining.name, REGION_PORT, options)
+    if joining.joins == "server":
+        _check_joins_without_replicas(plan)
     if not options["skip_checks"]:
         preflight(places, "region", port=plan.port, other=joining.url)
     (join_cell if joining.joins == "server" else join_region)(places, plan, joining, print_note)
@@ -195,7 +231,19 @@ def region(*, token: str, **options: Any) -> None:
         print_json({"cell": plan.name, "url": plan.url, "global": joining.url, "started": plan.start})
         return
     print_note(f"\nRegion {plan.name} {'serves' if plan.start else 'is installed'} at {plan.url}.")
-    print_note(f"next: on a machine with operator credentials: holdfast node token --region {plan.name}")
+    print_note("next: on a machine with operator credentials:")
+    if plan.replicas:
+        print_note(f"  holdfast server token {plan.name} --replicas {plan.replicas}")
+    print_note(f"  holdfast node token --region {plan.name}")
+
+
+def _check_joins_without_replicas(plan: CellPlan) -> None:
+    if plan.replicas:
+        raise CommandError(
+            "--replicas: the first server of a cell says how many there shall be; this token is for a further one",
+            next_step="leave out --replicas",
+            code=ExitCode.USAGE,
+        )
 
 
 def _check_cell(found: str, role: str) -> None:

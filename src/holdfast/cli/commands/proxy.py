@@ -63,7 +63,7 @@ def proxy(*, config: Path, check_config: bool, directory: Path | None, haproxy: 
             next_step="install HAProxy 2.4 or later, or name it with --haproxy",
         )
     if check_config:
-        click.echo(f"{config}: ok")
+        click.echo(f"proxy of {settings.region}: the settings are valid", err=True)
         return
     try:
         client = connect_async(state)

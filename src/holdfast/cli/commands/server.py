@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -31,27 +32,50 @@ def server() -> None:
 @click.argument("cell")
 @click.option("--host", "hosts", multiple=True, help="Allow only these names in the server's certificate.")
 @click.option("--expires", default="1h", show_default=True, metavar="DURATION", help="Lifetime of the token.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 7),
+    help="Print a token for each server that the cell lacks to have this many. Default: one token.",
+)
 @state_option
 @output_option
-def token(cell: str, *, hosts: tuple[str, ...], expires: str, state: str, output: str) -> None:
+def token(cell: str, *, hosts: tuple[str, ...], expires: str, replicas: int | None, state: str, output: str) -> None:
     """Print a token with which one further machine becomes a server of a cell: `global`, or a region.
 
     The cell's store must be etcd. The token works once. The machine gets the keys that the cell's servers share: for
     the global cell, the key of the CA.
 
     \b
-    Example:
+    Examples:
       holdfast server token us-east > us-east.server
+      holdfast server token us-east --replicas 3 > us-east.servers
     """
-    from holdfast.install.regions import global_api, server_join_string
+    from holdfast.install.regions import global_api, missing_server_join_strings, server_join_string
 
-    text = server_join_string(global_api(state), cell, ttl_s=parse_duration_s(expires), hosts=hosts)
+    api, ttl_s = global_api(state), parse_duration_s(expires)
+    if replicas is None:
+        texts = [server_join_string(api, cell, ttl_s=ttl_s, hosts=hosts)]
+    else:
+        texts = missing_server_join_strings(api, cell, replicas, ttl_s=ttl_s, hosts=hosts)
     if output == "json":
-        print_json({"cell": cell, "token": text, "expires": expires})
+        one = {"token": texts[0]} if replicas is None else {"tokens": texts, "replicas": replicas}
+        print_json({"cell": cell, **one, "expires": expires})
         return
-    click.echo(text)
+    print_server_tokens(cell, texts, expires)
+
+
+def print_server_tokens(cell: str, texts: Sequence[str], expires: str) -> None:
+    """The tokens on standard output, one per line, and the command of the other machines as a note."""
+    for text in texts:
+        click.echo(text)
     role = "global" if cell == "global" else "region"
-    print_note(f"next: on the new machine: holdfast init {role} --join TOKEN --advertise HOST (within {expires})")
+    command = f"holdfast init {role} --join TOKEN --advertise HOST (within {expires})"
+    if len(texts) == 1:
+        print_note(f"next: on the new machine: {command}")
+    elif texts:
+        print_note(f"next: on each of the {len(texts)} new machines, one after the other: {command}")
+    else:
+        print_note(f"cell {cell}: no server is missing")
 
 
 @server.command("list")
