@@ -128,14 +128,17 @@ class Situation(msgspec.Struct, frozen=True):
 # Inside the region
 
 
+def headroom(asked: Situation) -> dict[str, int] | None:
+    if asked.grants is None:
+        return None
+    emergency = has_emergency_quota(asked.overrides, region=REGION, tenant=TENANT, now=NOW)
+    return headroom_of(asked.grants, {}, NOW, emergency=emergency)
+
+
 def planner(asked: Situation) -> bool:
     snapshot = build_snapshot(REGION, [asked.node, asked.region, *asked.overrides])
-    headroom = None
-    if asked.grants is not None:
-        emergency = has_emergency_quota(asked.overrides, region=REGION, tenant=TENANT, now=NOW)
-        headroom = headroom_of(asked.grants, {}, NOW, emergency=emergency)
     return bool(
-        plan(snapshot, [requirements_of(asked.request, quota_headroom=headroom)], PolicyRules(), NOW, 1)
+        plan(snapshot, [requirements_of(asked.request, quota_headroom=headroom(asked))], PolicyRules(), NOW, 1)
         .request_plans[0]
         .proposals
     )
@@ -147,7 +150,8 @@ def why_not(asked: Situation) -> bool:
 
 def obstacles(asked: Situation) -> tuple[Blocker, ...]:
     snapshot = build_snapshot(REGION, [asked.node, asked.region, *asked.overrides])
-    verdict = WhyNotQuery(snapshot, requirements_of(asked.request), PolicyRules(), NOW).explain_node("n1")
+    wanted = requirements_of(asked.request, quota_headroom=headroom(asked))
+    verdict = WhyNotQuery(snapshot, wanted, PolicyRules(), NOW).explain_node("n1")
     assert verdict is not None
     return verdict.blockers
 
@@ -257,7 +261,9 @@ def what_if(asked: Situation) -> bool:
 
 def outlook(asked: Situation, *more: Object) -> WhatIfResult:
     """What `holdfast plan` foresees. `more` are further objects of the global cell."""
-    above: Any = StoredCell(asked.tenant, factories.priority(), asked.region, *asked.overrides, *more)
+    ample = Quota(factories.meta("quota", TENANT), QuotaSpec({"cpu": "1000", "memory": "1Ti", "gpu": "8"}))
+    quota = () if any(isinstance(item, Quota) for item in more) else (ample,)
+    above: Any = StoredCell(asked.tenant, factories.priority(), asked.region, *asked.overrides, *quota, *more)
     inside: Any = StoredCell(asked.node, asked.region, *asked.overrides)
     cells = RegionClients(above, [RegionClient(inside, REGION)])
     return what_if_applied(cells, [ManifestWorkload(asked.workload(replicas=1), {})])

@@ -31,6 +31,7 @@ from tests.rules.consumers import (
     recovery_backing,
     recovery_slots,
     what_if,
+    why_not,
 )
 
 from holdfast.fleet import autoscale, grants
@@ -302,7 +303,7 @@ QUOTA_HEADROOM = {
 }
 
 
-@table(QUOTA_HEADROOM, (planner, authority))
+@table(QUOTA_HEADROOM, (planner, why_not, authority))
 def test_quota_headroom_is_enforced_by_every_consumer(consumer: Consumer, asked: Situation, allowed: bool) -> None:
     assert consumer(asked) is allowed
 

@@ -13,7 +13,8 @@ from tests import factories
 
 import holdfast
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
-from holdfast.insight.why_not import SuggestedFix, WhyNotQuery, cluster_level_fix
+from holdfast.insight.changes import cluster_level_fix
+from holdfast.insight.why_not import SuggestedFix, WhyNotQuery
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.meta import Condition, Object
 from holdfast.model.node import ContactState, Device, FenceBlock, Node, Quarantine
@@ -122,7 +123,7 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
     Reason.INSUFFICIENT_CPU: lambda: (
         [NODE, placed("a", resources={"cpu": "7500m"})],
         request(),
-        "free 500m cpu on node n1, or ask for 500m",
+        "ask for at most 500m cpu instead of 1; or: free 500m cpu on node n1",
     ),
     Reason.INSUFFICIENT_MEMORY: lambda: (
         [NODE],
@@ -135,7 +136,7 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
         request({**CPU, "gpu": "1"}, {"gpu_models": ("B",)}),
         "free 1 gpu of model B on node n1",
     ),
-    Reason.INSUFFICIENT_STORAGE: lambda: ([NODE], request(template=CLAIM), "ask for at most 0 storage"),
+    Reason.INSUFFICIENT_STORAGE: lambda: ([NODE], request(template=CLAIM), "add a node with"),
     Reason.VOLUME_ON_OTHER_NODE: lambda: (
         [factories.node(), factories.node("n2", capacity={"cpu": "1m", "memory": "1Gi"}), volume("n2")],
         request(template=CLAIM),
@@ -213,7 +214,7 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
     Reason.VICTIMS_WITHIN_BUDGET: lambda: (
         [NODE, *(placed(f"a{n}", workload="a", resources={"cpu": "4"}, max_unavailable=1) for n in range(2))],
         request({"cpu": "7", "memory": "1Gi"}, priority=5, may_preempt=True),
-        "raise their maxUnavailable",
+        "raise maxUnavailable",
     ),
     Reason.TOO_MANY_VICTIMS: lambda: (
         [NODE, *(placed(f"a{n}", resources={"cpu": "400m"}) for n in range(20))],
@@ -336,9 +337,9 @@ NOT_WAITED_WITH = {
 
 
 def test_every_suggested_fix_has_an_explained_reason() -> None:
-    from holdfast.insight import why_not
+    from holdfast.insight import changes
 
-    assert set(why_not._FIXES) | set(why_not._CLUSTER_FIXES) <= EXPLAINED
+    assert set(changes.ON_NODE) | set(changes.BEYOND_NODES) <= EXPLAINED
 
 
 def test_every_refusal_reason_in_source_is_explained_or_exempt() -> None:

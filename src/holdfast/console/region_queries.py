@@ -101,7 +101,11 @@ async def _what_if_drain(reader: RegionReader, viewer: Viewer, parameters: Param
 
 async def _what_if_apply(reader: RegionReader, viewer: Viewer, parameters: Parameters) -> Any:
     return await region_what_if.applied(
-        reader, viewer, parameters.get("assignments", "[]"), parameters.get("ended", "[]")
+        reader,
+        viewer,
+        parameters.get("assignments", "[]"),
+        parameters.get("ended", "[]"),
+        parameters.get("grants", "[]"),
     )
 
 

@@ -21,12 +21,14 @@ from holdfast.model.errors import BadRequest, Forbidden, NotFound
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key
 from holdfast.model.node import Node
+from holdfast.model.quota import Grant
 
 KINDS = tuple(dict.fromkeys((*SNAPSHOT_KINDS, "Replica", "SchedulingRequest", "PolicyRevision", "Override", "Binding")))
 
 T = TypeVar("T")
 
 _decoder = msgspec.json.Decoder(tuple[Assignment, ...])
+_grants_decoder = msgspec.json.Decoder(tuple[Grant, ...])
 _ended_decoder = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 
@@ -38,16 +40,19 @@ async def drained(reader: RegionReader, viewer: Viewer, node: str) -> list[Plann
     return await _plan(reader, lambda region: what_if_drained(region, node))
 
 
-async def applied(reader: RegionReader, viewer: Viewer, assignments: str, ended: str) -> RegionOutcome:
-    """What this region would do with these Assignments; `ended` are the tenants and names of deleted ones."""
+async def applied(reader: RegionReader, viewer: Viewer, assignments: str, ended: str, grants: str) -> RegionOutcome:
+    """What this region would do with these Assignments and Grants; `ended` are the tenants and names of deleted
+    Assignments."""
     _check_reads_all(viewer)
     try:
         wanted = _decoder.decode(assignments)
         gone = [Key(*pair) for pair in _ended_decoder.decode(ended)]
+        limits = _grants_decoder.decode(grants)
     except msgspec.MsgspecError as wrong:
         raise BadRequest(f"what if: cannot decode the assignments ({wrong})") from wrong
     now_s = reader.ports.clock.now()
-    return await _plan(reader, lambda region: planned_in_region(region, _of(wanted, reader.region), gone, now_s))
+    mine = _of(wanted, reader.region)
+    return await _plan(reader, lambda region: planned_in_region(region, mine, gone, now_s, grants=limits))
 
 
 def _of(assignments: Sequence[Assignment], region: str) -> list[Assignment]:

@@ -31,6 +31,8 @@ from holdfast.insight.what_if import (
 from holdfast.model.assignment import Assignment
 from holdfast.model.errors import BadRequest, NotFound, Unavailable
 from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import Key
+from holdfast.model.quota import Grant
 from holdfast.model.region import Region
 
 # Workloads of one question. More are refused: a person reads the answer.
@@ -119,6 +121,7 @@ async def what_if_applied(
     placings: list[PlannedPlacement] = []
     assignments: list[Assignment] = []
     ended: list[Assignment] = []
+    grants: dict[Key, Grant] = {}
     for manifest in manifests:
         why = await admission(manifest.document)
         if why:
@@ -128,11 +131,12 @@ async def what_if_applied(
         changes.append(applied.change)
         assignments += applied.assignments
         ended += applied.ended
+        grants |= {grant.key: grant for grant in applied.grants}
         if applied.refused is not None:
             placings.append(applied.refused)
     removals: list[PlannedRemoval] = []
     for region in dict.fromkeys(a.spec.region for a in (*assignments, *ended)):
-        outcome = await _in_region(reader, viewer, region, assignments, ended)
+        outcome = await _in_region(reader, viewer, region, assignments, ended, tuple(grants.values()))
         placings += outcome.placings
         removals += outcome.removals
     return ApplyOutcome(
@@ -150,7 +154,12 @@ async def what_if_applied(
 
 
 async def _in_region(
-    reader: GlobalReader, viewer: Viewer, region: str, assignments: Sequence[Assignment], ended: Sequence[Assignment]
+    reader: GlobalReader,
+    viewer: Viewer,
+    region: str,
+    assignments: Sequence[Assignment],
+    ended: Sequence[Assignment],
+    grants: Sequence[Grant],
 ) -> RegionOutcome:
     wanted = [a for a in assignments if a.spec.region == region]
     body = _encoder.encode(wanted).decode()
@@ -159,7 +168,8 @@ async def _in_region(
             f"what if: too large for one question (limit {ASSIGNMENTS_BYTES_MAX}, found {len(body)} bytes)"
         )
     gone = _encoder.encode([(a.key.namespace, a.key.name) for a in ended if a.spec.region == region]).decode()
-    answer = await reader.hub.ask(region, "what-if-apply", viewer, assignments=body, ended=gone)
+    limits = _encoder.encode([grant for grant in grants if grant.spec.region == region]).decode()
+    answer = await reader.hub.ask(region, "what-if-apply", viewer, assignments=body, ended=gone, grants=limits)
     outcome = part(answer, RegionOutcome)
     if outcome is None or answer.problem:
         return RegionOutcome(placings=tuple(unreachable_placement(a) for a in wanted))

@@ -65,7 +65,7 @@ def replica_timeline_of(region: RegionClient, replica: Replica) -> Timeline:
         if placed.reservation
         else None,
         binding=region.get_object("Binding", Key(namespace, placed.binding)) if placed.binding else None,
-        suggested_fix=region.why_not_query(region.requirements_of(request, member), now_s()).suggested_fix()
+        suggested_fix=region.why_not_query(region.requirements_of(request, member, now_s()), now_s()).suggested_fix()
         if waits and request
         else None,
         position=next((i for i, r in enumerate(queue, 1) if request is not None and r.uid == request.uid), 0),
@@ -204,7 +204,7 @@ def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:
         known = Evidence(request, region.get_object("Decision", Key(key.namespace, decision)) if decision else None)
         if whole:
             cure = region.why_not_query(
-                region.requirements_of(request, region.unplaced_members(request)[:1]), now_s()
+                region.requirements_of(request, region.unplaced_members(request)[:1], now_s()), now_s()
             ).suggested_fix()
             known = msgspec.structs.replace(known, suggested_fix=cure, position=position, queue_length=len(queue))
         timeline = request_timeline(request, known)

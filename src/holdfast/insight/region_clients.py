@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.client.sync_api import PAGES_MAX, ApiRefusal, CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.insight.planned_quota import planned_copies
 from holdfast.insight.replay import SNAPSHOT_KINDS, NotReplayable, ReplayResult, ReplayState, replay, required_history
 from holdfast.insight.why_not import WhyNotQuery
 from holdfast.model.active_policy import ActivePolicy, active_policy
@@ -22,12 +23,15 @@ from holdfast.model.decision import Decision
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.limits import LIST_PAGE_OBJECTS
 from holdfast.model.meta import Key, Object
-from holdfast.model.override import Override
+from holdfast.model.override import Override, has_emergency_quota
+from holdfast.model.quantity import Amounts
+from holdfast.model.quota import Grant
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
 from holdfast.model.template import template_hash
 from holdfast.scheduling.queue_order import dominant_shares, order_requests, raised_priorities
+from holdfast.scheduling.quota_headroom import headroom_of
 from holdfast.scheduling.replica_requirements import ReplicaRequirements, requirements_of
 from holdfast.scheduling.snapshot import Snapshot, SnapshotBuilder
 
@@ -128,11 +132,28 @@ class RegionClient:
     def why_not_query(self, ask: ReplicaRequirements, now: float, rules: PolicyRules | None = None) -> WhyNotQuery:
         return WhyNotQuery(self.snapshot(), ask, rules or self.policy(now).rules, now)
 
-    def requirements_of(self, request: SchedulingRequest, members: tuple[RequestMember, ...]) -> ReplicaRequirements:
+    def quota_headroom(self, tenant: str, now: float) -> Amounts | None:
+        """The tenant's remaining quota in the region, as the scheduler estimates it."""
+        builder = self.builder()
+        copies = [c for c in self.list_objects("GrantCopy") if c.metadata.namespace == tenant]
+        emergency = has_emergency_quota(builder.overrides(), region=self.name, tenant=tenant, now=now)
+        return headroom_of(copies, builder.ordinary_use(tenant), now, emergency=emergency)
+
+    def assume_grants(self, planned: Sequence[Grant]) -> None:
+        """Lets the region enforce these Grants from now on."""
+        copies = planned_copies(planned, self.name, self.list_objects("GrantCopy"))
+        for copy in copies:
+            self.builder().upsert(copy)
+        self._known["GrantCopy", 0] = copies
+
+    def requirements_of(
+        self, request: SchedulingRequest, members: tuple[RequestMember, ...], now: float
+    ) -> ReplicaRequirements:
         bound = self.builder().retained_claims(
             request.metadata.namespace, request.spec.workload, template_hash(request.spec.template)
         )
-        return requirements_of(request, members, bound_members=bound, evictions_left=1_000_000)
+        headroom = self.quota_headroom(request.metadata.namespace, now)
+        return requirements_of(request, members, bound_members=bound, evictions_left=1_000_000, quota_headroom=headroom)
 
     # Past state
 

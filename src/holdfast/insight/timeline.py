@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.insight.changes import cluster_level_fix
 from holdfast.insight.failed_starts import failed_start_fix, termination_lines
-from holdfast.insight.why_not import SuggestedFix, cluster_level_fix
+from holdfast.insight.why_not import SuggestedFix, suggestion
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.decision import Decision, DecisionEntry
 from holdfast.model.lifecycle import Stage, current_execution, is_out_of_contact, stage
@@ -154,7 +155,7 @@ def _pending_timeline(
     subject: str, request: SchedulingRequest, evidence: Evidence, events: Sequence[TimelineEvent]
 ) -> Timeline:
     status = request.status
-    fix = _suggested_fix(request, evidence.suggested_fix)
+    fix = suggestion(evidence.suggested_fix, (r.reason for r in status.reasons), request.metadata.namespace)
     late = [c for c in status.conditions if is_condition_true((c,), c.type) and c.type.startswith("Deadline")]
     reasons = tuple(refusal_text(r) for r in status.reasons) + tuple(f"{c.reason}: {c.message}" for c in late)
     return Timeline(
@@ -170,16 +171,6 @@ def _pending_timeline(
         queue_length=evidence.queue_length,
         suggested_fix=fix,
     )
-
-
-def _suggested_fix(request: SchedulingRequest, nearest: SuggestedFix | None) -> str:
-    """A fix outside the nodes, if the reasons have one; else the smallest change on the nearest node; or both."""
-    tenant = request.metadata.namespace
-    beyond = [text for r in request.status.reasons if (text := cluster_level_fix(r.reason, tenant))]
-    from_nodes = nearest.text if nearest is not None else ""
-    if beyond and (not from_nodes or from_nodes.startswith("nothing")):
-        return beyond[0]
-    return "; or: ".join(dict.fromkeys([from_nodes, *beyond])) if from_nodes else ""
 
 
 def _reason_sentence(reason: str) -> str:

@@ -11,15 +11,17 @@ import msgspec
 from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign
+from holdfast.insight.planned_quota import PLANNED_REVISION, planned_grants, put_planned
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.spec_diff import WorkloadChange, workload_change
-from holdfast.insight.why_not import WhyNotQuery, WhyNotResult
+from holdfast.insight.why_not import WhyNotQuery, WhyNotResult, suggestion
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import API_VERSION, Key, Object
 from holdfast.model.node import Node
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
+from holdfast.model.quota import Grant
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -29,9 +31,22 @@ from holdfast.model.writes import Create, Delete, Outcome, Update
 from holdfast.scheduling import replicate
 from holdfast.scheduling.eviction import rebalance
 from holdfast.scheduling.plan import RequestPlan, plan
-from holdfast.scheduling.replica_requirements import request_for, requirements_of
+from holdfast.scheduling.replica_requirements import request_for
 
-GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery", "Override")
+GLOBAL_KINDS = (
+    "Region",
+    "PriorityClass",
+    "Tenant",
+    "Quota",
+    "Assignment",
+    "Workload",
+    "Grant",
+    "Recovery",
+    "Override",
+    "PolicyRevision",
+    "VolumeClaim",
+)
+"""Kinds that `assign` and `grant` read."""
 SEED = 1
 
 
@@ -77,11 +92,12 @@ class WhatIfResult(msgspec.Struct, frozen=True):
 
 class AppliedWorkload(msgspec.Struct, frozen=True):
     """What the global cell would do with one workload: its changed fields, the Assignments it would write, those it
-    would delete, and why no region takes it, if none does."""
+    would delete, the tenant's Grants for them, and why no region takes it, if none does."""
 
     change: WorkloadChange
     assignments: tuple[Assignment, ...] = ()
     ended: tuple[Assignment, ...] = ()
+    grants: tuple[Grant, ...] = ()
     refused: PlannedPlacement | None = None
 
 
@@ -149,7 +165,7 @@ def what_if_applied(
             ended = [a.key for a in applied.ended if a.spec.region == name]
             region = next((r for r in regions.reachable if r.name == name), None)
             if region is not None:
-                outcome = planned_in_region(region, wanted, ended, now, rules=rules)
+                outcome = planned_in_region(region, wanted, ended, now, rules=rules, grants=applied.grants)
                 found += outcome.placings
                 removals += outcome.removals
             else:
@@ -158,7 +174,8 @@ def what_if_applied(
 
 
 def apply_to_view(view: Cache, submitted: Workload, now: float) -> AppliedWorkload:
-    """The global cell's decision on a submitted workload. Puts the workload into the view, for those that follow."""
+    """The global cell's decision on a submitted workload. Puts the workload, its Assignments and the tenant's Grants
+    into the view, for those that follow."""
     defaulted = default_workload(submitted)
     stored = view.get(Workload, submitted.metadata.name, submitted.metadata.namespace)
     workload = _as_stored(defaulted, stored)
@@ -170,10 +187,15 @@ def apply_to_view(view: Cache, submitted: Workload, now: float) -> AppliedWorklo
     deleted = {w.key for w in outcome.writes if isinstance(w, Delete) and w.kind == "Assignment"}
     held = _assigned(view, workload.key)
     nowhere = wanted_replicas(workload) and not assignments and not held
+    for assignment in assignments:
+        put_planned(view, assignment)
+    for key in deleted:
+        view.remove(Assignment, key, PLANNED_REVISION * 2)
     return AppliedWorkload(
         change=workload_change(defaulted, stored),
         assignments=assignments,
         ended=tuple(a for a in held if a.key in deleted),
+        grants=planned_grants(view, workload.metadata.namespace, now),
         refused=_no_region(workload, view.list(BY_NAME["Region"].type)) if nowhere else None,
     )
 
@@ -185,8 +207,11 @@ def planned_in_region(
     now: float,
     *,
     rules: PolicyRules | None = None,
+    grants: Sequence[Grant] = (),
 ) -> RegionOutcome:
-    """Placements and removals of these Assignments in a region, in order; `ended` are deleted ones."""
+    """Placements and removals of these Assignments in a region, in order; `ended` are deleted ones. The region enforces
+    `grants` from the start; tenants without one there keep what they have."""
+    region.assume_grants(grants)
     placings = [p for a in assignments for p in _in_region(region, a, rules, now)]
     removals = [r for a in assignments for r in _removed(region, a.key, a, now)]
     removals += [r for key in ended for r in _removed(region, key, None, now)]
@@ -378,7 +403,7 @@ def _planned(
 
     used = rules or region.policy(now).rules
     members = tuple(m for m in request.spec.members if not region.builder().has_claim(m.uid))
-    requirements = region.requirements_of(request, members)
+    requirements = region.requirements_of(request, members, now)
     snapshot = region.snapshot()
     request_plan: RequestPlan = plan(snapshot, [requirements], used, now, SEED).request_plans[0]
     tenant, workload = request.metadata.namespace, request.spec.workload
@@ -391,9 +416,8 @@ def _planned(
         region.builder().assume(key, requirements.claim(p.node, p.member, p.devices, p.victims))
     if request_plan.unplaced:
         main = request_plan.refusals[0] if request_plan.refusals else None
-        fix = WhyNotQuery(
-            region.snapshot(), requirements_of(request, request_plan.unplaced[:1]), used, now
-        ).suggested_fix()
+        next_member = region.requirements_of(request, request_plan.unplaced[:1], now)
+        fix = WhyNotQuery(region.snapshot(), next_member, used, now).suggested_fix()
         found += [
             PlannedPlacement(
                 region.name,
@@ -402,7 +426,7 @@ def _planned(
                 workload=workload,
                 reason=main.reason if main else "",
                 message=main.message if main else "",
-                to_fit=fix.text,
+                to_fit=suggestion(fix, (r.reason for r in request_plan.refusals), tenant),
             )
             for m in request_plan.unplaced
         ]
@@ -418,5 +442,5 @@ def explain_node(region: RegionClient, replica: Replica, node: str) -> WhyNotRes
             claim = region.get_object(kind, Key(replica.metadata.namespace, name))
             if claim is not None:
                 region.builder().delete(claim)
-    request = request_for(replica, attempt=placement.attempt)
-    return region.why_not_query(requirements_of(request), now_s()).explain_node(node)
+    request, now = request_for(replica, attempt=placement.attempt), now_s()
+    return region.why_not_query(region.requirements_of(request, request.spec.members, now), now).explain_node(node)

@@ -6,11 +6,13 @@ the node with the fewest blockers is the nearest miss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from holdfast.insight.changes import BEYOND_NODES, ON_NODE, Change, Effort, as_choice, cluster_level_changes, in_order
 from holdfast.model.decision import ScoreComponent
 from holdfast.model.quantity import GPU, amount_text
 from holdfast.model.reasons import Reason
@@ -19,11 +21,17 @@ from holdfast.model.template import template_claims
 from holdfast.scheduling import filters
 from holdfast.scheduling.filters import resources
 from holdfast.scheduling.filters.refusal import Refusal
+from holdfast.scheduling.quota_headroom import affordable_members, headroom_refusal
 from holdfast.scheduling.refusal_summary import refusal_message
 from holdfast.scheduling.replica_requirements import ReplicaRequirements, for_member
 from holdfast.scheduling.scores import NodeScorer
 from holdfast.scheduling.scratch import Scratch
 from holdfast.scheduling.snapshot import Snapshot
+
+# Suggested changes of different effort. The reader chooses among them.
+CHOICES_MAX = 3
+# Fraction of its request that a workload is likely to do without. A larger cut is suggested behind changes of nodes.
+LIKELY_CUT = 0.5
 
 
 class Blocker(msgspec.Struct, frozen=True):
@@ -48,15 +56,26 @@ class WhyNotResult(msgspec.Struct, frozen=True):
 
 
 class SuggestedFix(msgspec.Struct, frozen=True):
-    """The smallest change that lets one replica fit: all blockers on the nearest node."""
+    """The smallest changes that let one replica fit, each sufficient alone: by effort, then by size. `node` and
+    `reasons` belong to the first one. Without choices, `text` says why nothing has to change."""
 
     text: str
     node: str = ""
     reasons: tuple[str, ...] = ()
+    choices: tuple[Change, ...] = ()
+
+
+class _NodeChange(NamedTuple):
+    """The changes that let the replica fit on one node. `rank`: blockers, size, gap and name."""
+
+    rank: tuple[int, float, float, str]
+    slot: int
+    changes: list[Change]
 
 
 class WhyNotQuery:
-    """One replica's requirements against one snapshot. Runs every filter once."""
+    """One replica's requirements against one snapshot. Runs every filter once. The tenant's quota counts if the
+    requirements know its headroom; it refuses every node alike."""
 
     def __init__(self, snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float) -> None:
         if template_claims(requirements.template) and requirements.members:
@@ -69,6 +88,9 @@ class WhyNotQuery:
         self._refusals: list[Refusal] = self._without_duplicate_gpus(
             filters.all_refusals(self._scratch, requirements, rules, self._skew)
         )
+        if not affordable_members(requirements):
+            refusal = Reason(headroom_refusal(requirements).reason)  # type: ignore[call-arg]
+            self._refusals.insert(0, (refusal, snapshot.static.has_node.copy()))
 
     def _without_duplicate_gpus(self, found: list[Refusal]) -> list[Refusal]:
         """Drops the resource refusal of missing GPUs where a device refusal explains it better."""
@@ -95,25 +117,32 @@ class WhyNotQuery:
         return self._scored(node, slot)
 
     def suggested_fix(self) -> SuggestedFix:
-        """The change on the node with the fewest blockers, then the least effort, the smallest gap, and by name."""
+        """For each effort the change on the nearest node: fewest blockers, then smallest change, smallest gap, name."""
         snapshot, live = self._scratch.snapshot, self._scratch.snapshot.static.has_node
         if not snapshot.node_count:
-            return SuggestedFix("add a node: the region has none", reasons=(Reason.NO_NODES.value,))
-        effort: dict[int, int] = {}
-        count = np.zeros(len(live), dtype=np.int64)
-        for reason, refused in self._refusals:
-            count += refused & live
-            for slot in np.flatnonzero(refused & live).tolist():
-                effort[slot] = effort.get(slot, 0) + _EFFORT.get(reason, 5)
-        slots = np.flatnonzero(live).tolist()
-        nearest = min(slots, key=lambda s: (int(count[s]), effort.get(s, 0), self._gap(s), snapshot.name(s)))
-        if not count[nearest]:
-            return SuggestedFix("nothing: it fits now and is placed at the next attempt", snapshot.name(nearest))
-        found = [(reason, refused) for reason, refused in self._refusals if refused[nearest]]
-        fixes = [self._blocker(reason, nearest).fix for reason, _ in found]
-        return SuggestedFix(
-            " and ".join(dict.fromkeys(fixes)), snapshot.name(nearest), tuple(dict.fromkeys(r.value for r, _ in found))
+            (add,) = BEYOND_NODES[Reason.NO_NODES]
+            return SuggestedFix(add.text, reasons=(Reason.NO_NODES.value,), choices=(add,))
+        nearest: dict[Effort, _NodeChange] = {}
+        for slot in np.flatnonzero(live).tolist():
+            blockers = [self._changes(reason, slot) for reason, refused in self._refusals if refused[slot]]
+            if not blockers:
+                return SuggestedFix("nothing: it fits now and is placed at the next attempt", snapshot.name(slot))
+            for effort in Effort:
+                chosen = _changes_within(blockers, effort)
+                if chosen:
+                    rank = (len(blockers), sum(c.size for c in chosen), self._gap(slot), snapshot.name(slot))
+                    if effort not in nearest or rank < nearest[effort].rank:
+                        nearest[effort] = _NodeChange(rank, slot, chosen)
+        if Effort.WORKLOAD in nearest:
+            nearest.pop(Effort.SHRINK, None)
+        found = [nearest[effort] for effort in sorted(nearest)][:CHOICES_MAX]
+        choices = tuple(
+            Change(max(c.effort for c in n.changes), " and ".join(dict.fromkeys(c.text for c in n.changes)), n.rank[1])
+            for n in found
         )
+        first = found[0].slot
+        reasons = dict.fromkeys(reason.value for reason, refused in self._refusals if refused[first])
+        return SuggestedFix(as_choice(choices), snapshot.name(first), tuple(reasons), choices)
 
     # Inside
 
@@ -151,133 +180,114 @@ class WhyNotQuery:
         return gap
 
     def _blocker(self, reason: Reason, slot: int) -> Blocker:
-        message = refusal_message(self._scratch, self._requirements, reason, [slot])
-        return Blocker(reason.value, message, self._fix_for(reason, slot))
+        quota = reason in (Reason.QUOTA_EXCEEDED, Reason.NO_GRANT)
+        message = (
+            headroom_refusal(self._requirements).message
+            if quota
+            else refusal_message(self._scratch, self._requirements, reason, [slot])
+        )
+        return Blocker(reason.value, message, as_choice(self._changes(reason, slot)))
 
-    def _fix_for(self, reason: Reason, slot: int) -> str:
+    def _changes(self, reason: Reason, slot: int) -> list[Change]:
+        """The changes that remove this refusal of the node; one of them is sufficient."""
+        if reason in resources.REASONS:
+            return self._amount_changes(reason, slot)
+        if reason is Reason.QUOTA_EXCEEDED:
+            return self._quota_changes()
+        known = (*ON_NODE.get(reason, ()), *BEYOND_NODES.get(reason, ()))
+        facts = self._facts(reason, slot)
+        return [msgspec.structs.replace(change, text=change.text.format_map(facts)) for change in known] or [
+            Change(Effort.OPERATOR, reason.sentence, 1.0)
+        ]
+
+    def _facts(self, reason: Reason, slot: int) -> dict[str, str]:
         snapshot, requirements = self._scratch.snapshot, self._requirements
-        name = snapshot.name(slot)
+        facts = {"node": snapshot.name(slot), "region": snapshot.region, "tenant": requirements.namespace}
         match reason:
-            case (
-                Reason.INSUFFICIENT_CPU
-                | Reason.INSUFFICIENT_MEMORY
-                | Reason.INSUFFICIENT_STORAGE
-                | Reason.INSUFFICIENT_RESOURCE
-            ):
-                return " and ".join(self._missing(reason, slot))
             case Reason.INSUFFICIENT_DEVICES:
-                required_gpus = f"{amount_text(GPU, requirements.gpu_milli)} gpu"
-                models = (
-                    f" of model {' or '.join(requirements.template.gpu_models)}"
-                    if requirements.template.gpu_models
-                    else ""
-                )
-                return f"free {required_gpus}{models} on node {name}, or ask for fewer"
+                models = " or ".join(requirements.template.gpu_models)
+                gpus = f"{amount_text(GPU, requirements.gpu_milli)} gpu{' of model ' + models if models else ''}"
+                return {**facts, "gpus": gpus}
             case Reason.ZONE_NOT_ALLOWED:
-                return f"add zone {snapshot.zone(slot)} to spec.placement.zones"
+                return {**facts, "zone": snapshot.zone(slot)}
             case Reason.POOL_NOT_ALLOWED:
-                return f"add pool {snapshot.static.pool.at(slot)} to spec.placement.pools"
-            case Reason.RESIDENCY_VIOLATED:
-                return f"let spec.placement allow region {snapshot.region}, or place the workload in another region"
+                return {**facts, "pool": snapshot.static.pool.at(slot)}
             case Reason.TENANCY_VIOLATED:
-                owner = snapshot.static.tenant.at(slot) or "everyone"
-                return f"add nodes for tenant {requirements.namespace}: node {name} belongs to {owner}"
+                return {**facts, "owner": snapshot.static.tenant.at(slot) or "everyone"}
             case Reason.NODE_EXCLUDED_BY_OVERRIDE:
-                override = self._scratch.avoidance_of(requirements, snapshot.zone(slot), name)
-                name = override.metadata.name if override is not None else ""
-                return f"end override {name}, or wait until it expires"
-            case _:
-                return _FIXES.get(reason, reason.sentence).format(node=name)
+                override = self._scratch.avoidance_of(requirements, snapshot.zone(slot), snapshot.name(slot))
+                return {**facts, "override": override.metadata.name if override is not None else ""}
+        return facts
 
-    def _missing(self, reason: Reason, slot: int) -> Iterator[str]:
+    def _amount_changes(self, reason: Reason, slot: int) -> list[Change]:
+        """Asks for less, frees the missing amounts, or adds a node; all resources of the reason together."""
         snapshot, requirements = self._scratch.snapshot, self._requirements
+        node = snapshot.name(slot)
+        less, freed, larger, cut, freed_part = [], [], [], 0.0, 0.0
         for resource, amount in requirements.amounts.items():
-            if resources.reason_for(resource) is not reason:
-                continue
             free = int(resources.free_of(self._scratch, requirements, resource)[slot])
-            if free >= amount:
+            if resources.reason_for(resource) is not reason or free >= amount:
                 continue
             row = snapshot.resources.get(resource)
             capacity = int(snapshot.capacity[row, slot]) if row is not None else 0
-            if capacity < amount:
-                yield (
-                    f"ask for at most {amount_text(resource, capacity)} {resource} instead of "
-                    f"{amount_text(resource, amount)}, or add a larger node (node {snapshot.name(slot)} is the nearest)"
-                )
-            else:
-                yield (
-                    f"free {amount_text(resource, amount - max(0, free))} {resource} on node {snapshot.name(slot)}, "
-                    f"or ask for {amount_text(resource, max(0, free))}"
-                )
+            usable = min(capacity, max(0, free)) if capacity >= amount else capacity
+            larger += [f"{amount_text(resource, amount)} {resource}"] if capacity < amount else []
+            cut = max(cut, (amount - usable) / amount)
+            less.append(f"{amount_text(resource, usable)} {resource} instead of {amount_text(resource, amount)}")
+            freed.append(f"{amount_text(resource, amount - max(0, free))} {resource}")
+            freed_part = max(freed_part, (amount - max(0, free)) / max(1, capacity))
+        found = [asking_for_less(less, cut)] if cut < 1 else []
+        if larger:
+            text = f"add a node with {' and '.join(larger)} (node {node} is the nearest)"
+            return [*found, Change(Effort.CAPACITY, text, 1.0)]
+        return [*found, Change(Effort.CAPACITY, f"free {' and '.join(freed)} on node {node}", min(0.99, freed_part))]
+
+    def _quota_changes(self) -> list[Change]:
+        """Asks for what the tenant's grant still covers, or raises the Quota by what is missing."""
+        requirements, available = self._requirements, self._requirements.quota_headroom or {}
+        missing = {n: a - available.get(n, 0) for n, a in requirements.amounts.items() if a > available.get(n, 0)}
+        stop, quota = cluster_level_changes(Reason.QUOTA_EXCEEDED, requirements.namespace)
+        by = " and ".join(f"{amount_text(name, amount)} {name}" for name, amount in missing.items())
+        found = [stop, msgspec.structs.replace(quota, text=f"{quota.text} by {by}")]
+        cut = max((short / requirements.amounts[name] for name, short in missing.items()), default=1.0)
+        if cut < 1:
+            less = [
+                f"{amount_text(n, available.get(n, 0))} {n} instead of {amount_text(n, requirements.amounts[n])}"
+                for n in missing
+            ]
+            found.append(asking_for_less(less, cut))
+        return found
 
 
-_EFFORT: dict[Reason, int] = {
-    Reason.NODE_RECONCILING: 0,
-    Reason.SPREAD_VIOLATED: 2,
-    Reason.INSUFFICIENT_CPU: 2,
-    Reason.INSUFFICIENT_MEMORY: 2,
-    Reason.INSUFFICIENT_RESOURCE: 2,
-    Reason.INSUFFICIENT_STORAGE: 2,
-    Reason.INSUFFICIENT_DEVICES: 3,
-    Reason.NODE_CORDONED: 1,
-    Reason.RESIDENCY_VIOLATED: 9,
-    Reason.TENANCY_VIOLATED: 9,
-}
-"""Estimated effort for an operator to remove a refusal; 5 if not listed. Among nodes with equally many refusals, the
-node with the least total effort is suggested."""
-
-_FIXES: dict[Reason, str] = {
-    Reason.NODE_UNREACHABLE: "restart the agent of node {node}",
-    Reason.NODE_CORDONED: "uncordon node {node}",
-    Reason.NODE_DRAINING: "end the drain of node {node}",
-    Reason.NODE_TERMINATING: "register node {node} again, or add another one",
-    Reason.NODE_FENCED: "wait until the agent of node {node} registers again",
-    Reason.NODE_RECONCILING: "wait until the agent of node {node} has reconciled its tasks",
-    Reason.NODE_QUARANTINED: "repair node {node}: task starts fail on it",
-    Reason.DRIVER_MISSING: "add a node with the driver, or use one that node {node} has",
-    Reason.HOST_PATH_NOT_ALLOWED: "add the path to `volume_paths` of the agent of node {node}, or set readOnly",
-    Reason.VOLUME_ON_OTHER_NODE: "use the node that holds the volume; to start empty elsewhere, delete the Volume",
-    Reason.VOLUME_NODE_LOST: "bring the node that holds the volume back; to start empty elsewhere, delete the Volume",
-    Reason.VOLUME_TERMINATING: "wait until the Volume is deleted",
-    Reason.PORT_IN_USE: "let the node choose the port (port 0), or free it on node {node}",
-    Reason.PORTS_EXHAUSTED: "widen the port range of node {node}",
-    Reason.LABELS_DO_NOT_MATCH: "label node {node} to match the selector, or relax the selector",
-    Reason.TAINT_NOT_TOLERATED: "tolerate the taint of node {node} in spec.placement.tolerations, or remove it",
-    Reason.SPREAD_VIOLATED: "raise maxSkew, or free resources in the emptier zones or nodes",
-    Reason.AFFINITY_NOT_MET: "place the workload of the affinity rule first, or make the rule preferred",
-    Reason.ANTI_AFFINITY_VIOLATED: "make the anti-affinity rule preferred, or add nodes without the other workload",
-    Reason.EXPRESSION_REFUSED: "change the policy's filter expression, or the attributes of node {node} that it reads",
-}
-
-_CLUSTER_FIXES: dict[str, str] = {
-    Reason.NO_NODES: "add a node: the region has none",
-    Reason.NO_GRANT: "create a Quota for tenant {tenant}; the region then receives a grant",
-    Reason.QUOTA_EXCEEDED: "raise the Quota of tenant {tenant}, or stop other workloads of the tenant",
-    Reason.GRANT_EXPIRED: "restore the link between the region and the global cell: the grant cannot be renewed",
-    Reason.NOT_ALLOWED_WHILE_PARTITIONED: (
-        "restore the link between the region and the global cell: until then only provisional work is placed"
-    ),
-    Reason.GANG_INCOMPLETE: "free resources for the missing members, or lower spec.gang.minAvailable",
-    Reason.NO_VICTIMS: "free resources, or raise the priority: preemption would not free enough on any node",
-    Reason.VICTIMS_WITHIN_BUDGET: (
-        "free resources, wait until more replicas of the named workloads serve, or raise their maxUnavailable"
-    ),
-    Reason.TOO_MANY_VICTIMS: "free resources, or ask for less: too many small replicas would have to leave one node",
-    Reason.PREEMPTION_BUDGET_SPENT: "wait a minute, or raise preemption.perTenantPerMinute in the policy",
-    Reason.WAITING_FOR_VICTIMS: "nothing: the node is reserved and the victims are stopping",
-    Reason.WAITING_FOR_GANG: "nothing: the node is reserved until the other gang members have one",
-    Reason.WAITING: "nothing: it is retried",
-    Reason.VICTIM_NOT_ALLOWED: "nothing: it is planned again with other victims",
-    Reason.DEVICE_IN_USE: "nothing: another claim took the device first; it is planned again",
-    Reason.NODE_NOT_FOUND: "nothing: the node was removed; it is planned again on other nodes",
-    Reason.VOLUME_IN_USE: "nothing: the former attempt still holds the volume; it is planned again",
-    Reason.VOLUME_NOT_BOUND: "nothing: it is planned again without victims",
-    Reason.ALREADY_CLAIMED: "nothing: a replica of the same name is still being released",
-    Reason.DEADLINE_AT_RISK: "raise the priority, or free resources soon",
-    Reason.DEADLINE_MISSED: "start the batch again with a later deadline",
-}
+def asking_for_less(amounts: Sequence[str], cut: float) -> Change:
+    """A request lowered by this fraction."""
+    return Change(
+        Effort.WORKLOAD if cut <= LIKELY_CUT else Effort.SHRINK, f"ask for at most {' and '.join(amounts)}", cut
+    )
 
 
-def cluster_level_fix(reason: str, tenant: str) -> str:
-    """The fix for a reason that no single node causes; empty for other reasons."""
-    return _CLUSTER_FIXES.get(reason, "").format(tenant=tenant)
+def _changes_within(blockers: Sequence[Sequence[Change]], effort: Effort) -> list[Change]:
+    """One change for each blocker, of this effort where there is one, else of less; none if a blocker needs more or no
+    change has this effort."""
+    found = []
+    for changes in blockers:
+        possible = [c for c in changes if c.effort <= effort]
+        if not possible:
+            return []
+        found.append(max(possible, key=lambda c: (c.effort, -c.size)))
+    return found if any(c.effort is effort for c in found) else []
+
+
+def suggested_changes(fix: SuggestedFix | None, reasons: Iterable[str], tenant: str) -> list[Change]:
+    """The changes on nodes and those for reasons that no node causes, in one order. A reason that ends by itself is
+    named only if there is nothing to change."""
+    on_nodes, told = (fix.choices, fix.reasons) if fix is not None else ((), ())
+    beyond = [change for r in reasons if r not in told for change in cluster_level_changes(r, tenant)]
+    if on_nodes:
+        beyond = [change for change in beyond if not change.text.startswith("nothing")]
+    return in_order([*on_nodes, *beyond])
+
+
+def suggestion(fix: SuggestedFix | None, reasons: Iterable[str], tenant: str) -> str:
+    """The suggested changes as one sentence."""
+    return as_choice(suggested_changes(fix, reasons, tenant)) or (fix.text if fix is not None else "")

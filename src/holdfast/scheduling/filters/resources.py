@@ -13,6 +13,9 @@ from holdfast.scheduling.snapshot import Counts
 
 _REASONS = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, STORAGE: Reason.INSUFFICIENT_STORAGE}
 
+REASONS = frozenset({*_REASONS.values(), Reason.INSUFFICIENT_RESOURCE})
+"""Refusals of this filter."""
+
 
 def refuse(scratch: Scratch, requirements: ReplicaRequirements) -> list[Refusal]:
     refusals: list[Refusal] = []

@@ -1,0 +1,130 @@
+"""`holdfast plan` and `holdfast why-not` count the tenant's quota with the predicates of the platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests import factories
+from tests.rules.consumers import NOW, OTHER, REGION, TENANT, WORKLOAD, Situation, StoredCell
+
+from holdfast.insight import what_if
+from holdfast.insight.region_clients import RegionClient, RegionClients
+from holdfast.insight.what_if import ManifestWorkload, PlannedPlacement, explain_node, what_if_applied, what_if_drained
+from holdfast.model.assignment import AssignmentStatus
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.meta import Object
+from holdfast.model.quantity import Amount
+from holdfast.model.quota import Grant, GrantSpec, GrantStatus, Quota, QuotaSpec, grant_name
+from holdfast.model.replica import Replica
+
+
+def quota(cpu: str, **spec: Any) -> Quota:
+    return Quota(factories.meta("quota", TENANT), QuotaSpec({"cpu": cpu, "memory": "64Gi"}, **spec))
+
+
+def copy(cpu: str) -> GrantCopy:
+    return GrantCopy(factories.meta("normal", TENANT), GrantCopySpec(limit={"cpu": cpu, "memory": "64Gi"}))
+
+
+def grant(region: str, cpu: str, used: str = "0") -> Grant:
+    """A Grant that its region enforces."""
+    limit: dict[str, Amount] = {"cpu": cpu, "memory": "8Gi"}
+    status = GrantStatus(acknowledged_epoch=1, limit=limit, used={"cpu": used})
+    return Grant(factories.meta(grant_name(region), TENANT), GrantSpec(region, limit=limit), status)
+
+
+def planned(
+    *above: Object, inside: tuple[Object, ...] = (), replicas: int = 1, names: tuple[str, ...] = (WORKLOAD,)
+) -> tuple[PlannedPlacement, ...]:
+    """The placements of workloads of 1 cpu per replica in the region, which has a node of 8 cpu."""
+    asked = Situation()
+    over: Any = StoredCell(asked.tenant, factories.priority(), asked.region, *above)
+    cell: Any = StoredCell(asked.node, asked.region, *inside)
+    wanted = asked.workload(replicas=replicas)
+    manifests = [
+        ManifestWorkload(
+            msgspec.structs.replace(wanted, metadata=msgspec.structs.replace(wanted.metadata, name=name)), {}
+        )
+        for name in names
+    ]
+    return what_if_applied(RegionClients(over, [RegionClient(cell, REGION)]), manifests).placings
+
+
+def bound_replica() -> Replica:
+    held = factories.assignment(WORKLOAD, REGION, namespace=TENANT, template=Situation().template)
+    return factories.replica(of=held, status=factories.bound_status("n1"))
+
+
+@pytest.fixture(autouse=True)
+def fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(what_if, "now_s", lambda: NOW)
+
+
+def test_plan_of_a_workload_beyond_its_quota_waits_for_quota_with_the_numbers() -> None:
+    first, second, third = planned(quota("2500m"), replicas=3)
+    assert first.node and second.node
+    assert (third.node, third.reason) == ("", "QuotaExceeded")
+    assert "cpu: available 500m, requested 1" in third.message
+    assert third.to_fit == f"ask for at most 500m cpu instead of 1; or: raise the Quota of tenant {TENANT} by 500m cpu"
+
+
+def test_plan_without_a_quota_waits_for_a_grant() -> None:
+    (placing,) = planned()
+    assert (placing.node, placing.reason) == ("", "NoGrant")
+    assert placing.to_fit.startswith(f"create a Quota for tenant {TENANT}")
+
+
+def test_plan_places_what_a_grant_that_follows_the_demand_will_cover() -> None:
+    """The region's present limit is too low; the global cell would raise it."""
+    (placing,) = planned(quota("4"), grant(REGION, "500m"), inside=(copy("500m"),))
+    assert placing.node
+
+
+def test_plan_uses_quota_that_another_region_gives_back() -> None:
+    unused, used = grant(OTHER, "4"), grant(OTHER, "4", used="4")
+    (placing,) = planned(quota("4"), factories.region(OTHER), unused)
+    assert placing.node
+    held = factories.assignment(
+        "other",
+        OTHER,
+        namespace=TENANT,
+        replicas=4,
+        template=Situation().template,
+        status=AssignmentStatus(observed_epoch=1, replicas=4, bound=4),
+    )
+    (placing,) = planned(quota("4"), factories.region(OTHER), used, held)
+    assert (placing.node, placing.reason) == ("", "QuotaExceeded")
+
+
+def test_plan_of_a_second_workload_counts_the_first() -> None:
+    placings = planned(quota("1"), names=("first", "second"))
+    assert [(p.workload, bool(p.node), p.reason) for p in placings] == [
+        ("first", True, ""),
+        ("second", False, "QuotaExceeded"),
+    ]
+
+
+def test_plan_respects_the_cap_of_a_region() -> None:
+    caps: dict[str, dict[str, Amount]] = {REGION: {"cpu": "1"}}
+    assert [p.reason for p in planned(quota("8", region_caps=caps), replicas=2)] == ["", "QuotaExceeded"]
+
+
+def test_drain_counts_the_quota_that_the_drained_replica_returns() -> None:
+    replica = bound_replica()
+    binding = factories.binding(replica, resources={"cpu": "1"})
+    other = factories.node("n2")
+    for limit, node in (("1", "n2"), ("500m", "")):
+        cell: Any = StoredCell(Situation().node, other, replica, binding, copy(limit))
+        (placing,) = what_if_drained(RegionClient(cell, REGION), "n1")
+        assert placing.node == node
+
+
+def test_why_not_names_the_quota_and_not_a_rank() -> None:
+    replica = bound_replica()
+    cell: Any = StoredCell(Situation().node, Situation().region, replica, copy("500m"))
+    found = explain_node(RegionClient(cell, REGION), replica, "n1")
+    assert found is not None and not found.feasible
+    (blocker,) = found.blockers
+    assert blocker.reason == "QuotaExceeded" and "available 500m, requested 1" in blocker.message
